@@ -1,0 +1,157 @@
+"""Upper bounds kappa on the measure of each parameter matrix (the paper's section 4.3).
+
+A bound is a frozen description. What it must remember between steps it keeps in ``memory``, a dict of
+tensors that CPR stores and saves for it; what it decides goes into ``kappa``, +inf until it is set.
+Everything is computed for all J matrices at once, on their device and without reading from it.
+
+To add a bound: write a subclass of :class:`Bound` and list it in :data:`BOUNDS`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How the bounds kappa are found."""
+
+    def memory(self, like: Tensor) -> dict[str, Tensor]:
+        """What the bound has to remember at the start, as tensors shaped like ``like`` (``[J]``)."""
+        return {}
+
+    def update_(
+        self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]
+    ) -> None:
+        """Set ``kappa`` (``[J]``, in place) where this step decides it.
+
+        Args:
+            kappa: the bounds, +inf where not set yet.
+            step: number of optimizer steps taken before this one, an int64 scalar tensor.
+            measure: R(theta_step), float32 ``[J]``.
+            memory: what :meth:`memory` gave, updated in place.
+        """
+        raise NotImplementedError
+
+
+def _set_(kappa: Tensor, where: Tensor, value: Tensor) -> None:
+    """Set the bounds that are not set yet, where the condition holds and the value is finite."""
+    kappa.copy_(torch.where(where & kappa.isinf() & value.isfinite(), value, kappa))
+
+
+@dataclass(frozen=True)
+class KappaK(Bound):
+    """Kappa-K: the same bound ``value`` for every matrix, on the measure per element."""
+
+    value: float
+    keyword: ClassVar[str] = "k"
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "value", self.value)
+
+    def update_(
+        self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]
+    ) -> None:
+        _set_(kappa, step >= 0, torch.full_like(kappa, self.value))
+
+
+@dataclass(frozen=True)
+class KappaKI0(Bound):
+    """Kappa-kI0: ``factor`` times the measure of the initial parameters."""
+
+    factor: float
+    keyword: ClassVar[str] = "ki0x"
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "factor", self.factor)
+
+    def update_(
+        self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]
+    ) -> None:
+        _set_(kappa, step >= 0, self.factor * measure)
+
+
+@dataclass(frozen=True)
+class KappaWS(Bound):
+    """Kappa-WS: the measure after exactly ``steps`` optimizer steps, the warm start.
+
+    A matrix whose measure is not finite just then takes the next one that is.
+    """
+
+    steps: int
+    keyword: ClassVar[str] = "ws"
+
+    def __post_init__(self) -> None:
+        _require_count(self, "steps", self.steps)
+
+    def update_(
+        self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]
+    ) -> None:
+        _set_(kappa, step >= self.steps, measure)
+
+
+@dataclass(frozen=True)
+class KappaIP(Bound):
+    """Kappa-IP: the measure at the first inflection point of its growth, for each matrix by itself.
+
+    The measure is sampled at steps 0, ``interval``, 2 ``interval``, ...; the bound is set at the first
+    sample at which the second difference of the last three samples is negative.
+
+    Args:
+        interval: optimizer steps between samples; the paper takes a tenth of the learning-rate
+            warm-up.
+        ema: weight of the past in an exponential moving average over the samples, in [0, 1). The
+            paper has none (0). The bound is the measure itself, smoothed or not.
+    """
+
+    interval: int
+    ema: float = 0.0
+    keyword: ClassVar[str] = "ip"
+
+    def __post_init__(self) -> None:
+        _require_count(self, "interval", self.interval)
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"KappaIP: ema must be in [0, 1), got {self.ema!r}")
+
+    def memory(self, like: Tensor) -> dict[str, Tensor]:
+        return {
+            "last_sample": torch.full_like(like, math.nan),
+            "last_difference": torch.full_like(like, math.nan),
+        }
+
+    def update_(
+        self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]
+    ) -> None:
+        last, last_difference = memory["last_sample"], memory["last_difference"]
+        sampled = (step % self.interval == 0) & measure.isfinite()
+        smoothed = torch.where(last.isnan(), measure, self.ema * last + (1 - self.ema) * measure)
+        difference = smoothed - last
+        # Until there are three samples one of the two differences is NaN, and this is False.
+        _set_(kappa, sampled & (difference - last_difference < 0), measure)
+        last.copy_(torch.where(sampled, smoothed, last))
+        last_difference.copy_(torch.where(sampled, difference, last_difference))
+
+
+BOUNDS: dict[str, type[Bound]] = {b.keyword: b for b in (KappaK, KappaKI0, KappaWS, KappaIP)}
+"""The bounds by the short word that names them in nnU-Net trainer names."""
+
+
+def _require_positive(bound: Bound, what: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{type(bound).__name__}: {what} must be a number, got {value!r}")
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(
+            f"{type(bound).__name__}: {what} must be positive and finite, got {value!r}"
+        )
+
+
+def _require_count(bound: Bound, what: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise ValueError(
+            f"{type(bound).__name__}: {what} must be a whole number above 0, got {value!r}"
+        )

@@ -1,0 +1,382 @@
+"""Constrained Parameter Regularization, attached to any torch optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from nnunet_cpr.bounds import Bound, KappaWS
+from nnunet_cpr.regularizers import get_regularizer
+from nnunet_cpr.selection import Params, regularized
+
+STATE_KEY = "cpr"
+"""Where an optimizer's ``state_dict()`` keeps the state of the CPR attached to it."""
+
+_STATE_VERSION = 1
+
+
+class CPR:
+    r"""Keeps a measure of every parameter matrix under an upper bound (the paper's Algorithm 1).
+
+    Before each optimizer step t, for each of the J regularized matrices:
+
+    .. math::
+        r^j &= R(\theta_t^j) \\
+        \lambda^j &\leftarrow \max(0,\ \lambda^j + \mu\,(r^j - \kappa^j)) \\
+        \theta^j &\leftarrow \theta^j - \lambda^j\, g(\theta_t^j)
+
+    and then the optimizer, whose own weight decay is 0, moves on. While a bound is not set it is
+    +inf, and nothing happens to its matrix.
+
+    A matrix whose parameter has no gradient in a step is left alone in that step, its multiplier too.
+    So is one whose measure is not finite; that is counted in :meth:`metrics`. Gradients are not
+    read: one that is not finite shows in the measure of the step after it. For ``l2`` the factor
+    1 - 2 lambda stops at 0, which is counted as well. A step that ``GradScaler`` skips is no step.
+
+    Args:
+        params: a module, named parameters, parameters or parameter groups; see
+            :mod:`nnunet_cpr.selection` for which of them are regularized.
+        kappa: how the bounds are found, see :mod:`nnunet_cpr.bounds`.
+        regularizer: the measure R by its name: ``l2``, ``l1``, ``std`` or ``huber``, see
+            :mod:`nnunet_cpr.regularizers`.
+        mu: update rate of the multipliers.
+        adaptive: AdaCPR (the paper's appendix on adaptive bounds): a bound is set to the present
+            measure once its multiplier has fallen back to 0.
+
+    Raises:
+        TypeError: ``params`` or ``kappa`` is of the wrong kind.
+        ValueError: no such measure, ``mu`` not positive and finite, nothing to regularize.
+
+    Example:
+        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
+        >>> optimizer = CPR(model, kappa=KappaWS(1000)).attach(optimizer)
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        kappa: Bound = KappaWS(1000),
+        regularizer: str = "l2",
+        mu: float = 1.0,
+        adaptive: bool = False,
+    ) -> None:
+        if not isinstance(kappa, Bound):
+            raise TypeError(f"kappa must be a bound such as KappaWS(1000), got {kappa!r}")
+        if isinstance(mu, bool) or not isinstance(mu, (int, float)) or not math.isfinite(mu):
+            raise ValueError(f"mu must be a finite number, got {mu!r}")
+        if mu <= 0:
+            raise ValueError(f"mu must be positive, got {mu!r}")
+        self.bound = kappa
+        self.regularizer = get_regularizer(regularizer)
+        self.mu = float(mu)
+        self.adaptive = bool(adaptive)
+
+        chosen = regularized(params)
+        self.names = list(chosen)
+        self._params = list(chosen.values())
+        self._optimizer: Optimizer | None = None
+        self._hooks: list[Any] = []
+        self._pending_state: dict[str, Tensor] | None = None
+        self._grad_mask: tuple[tuple[bool, ...], Tensor] | None = None
+
+        device = self._params[0].device
+        vector = torch.zeros(len(self._params), dtype=torch.float32, device=device)
+        count = torch.zeros((), dtype=torch.int64, device=device)
+        self._state: dict[str, Tensor] = {
+            "step": count.clone(),
+            "skipped_updates": count.clone(),
+            "limited_corrections": count.clone(),
+            "kappa": torch.full_like(vector, math.inf),
+            "lagrange_multiplier": vector,
+        }
+        if adaptive:
+            self._state["was_positive"] = torch.zeros_like(vector, dtype=torch.bool)
+        for key, value in kappa.memory(vector).items():
+            self._state[f"bound.{key}"] = value
+        wide = torch.float32 if device.type == "mps" else torch.float64
+        self._numel = torch.tensor([p.numel() for p in self._params], dtype=wide, device=device)
+
+    # What can be read
+
+    @property
+    def kappa(self) -> Tensor:
+        """The bounds, float32 ``[J]`` in the order of ``names``; +inf where not set yet."""
+        return self._state["kappa"].clone()
+
+    @property
+    def lagrange_multiplier(self) -> Tensor:
+        """The multipliers lambda, float32 ``[J]`` in the order of ``names``."""
+        return self._state["lagrange_multiplier"].clone()
+
+    @property
+    @torch.no_grad()
+    def measure(self) -> Tensor:
+        """R of the parameters as they are now, float32 ``[J]`` in the order of ``names``."""
+        return self._measure()[1]
+
+    @property
+    def step_count(self) -> int:
+        """Number of updates so far: t of the paper's algorithm."""
+        return int(self._state["step"])
+
+    def metrics(self) -> dict[str, float]:
+        """What to log.
+
+        ``measure_to_kappa``: mean of R / kappa over the matrices whose bound is set (NaN if none is);
+        ``lagrange_multiplier_mean`` and ``_max``; ``bounded`` and ``active``: the fractions of
+        matrices with a bound and with a positive multiplier; ``skipped_updates``: matrix updates left
+        out because a number was not finite; ``limited_corrections``: corrections that stopped at the
+        measure's largest multiplier, both counted from the start. Waits for a GPU.
+        """
+        kappa, multiplier = self._state["kappa"], self._state["lagrange_multiplier"]
+        bounded = kappa.isfinite()
+        return {
+            "measure_to_kappa": float((self.measure / kappa)[bounded].mean()),
+            "lagrange_multiplier_mean": float(multiplier.mean()),
+            "lagrange_multiplier_max": float(multiplier.max()),
+            "bounded": float(bounded.float().mean()),
+            "active": float((multiplier > 0).float().mean()),
+            "skipped_updates": float(self._state["skipped_updates"]),
+            "limited_corrections": float(self._state["limited_corrections"]),
+        }
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{key}={value}" for key, value in self._config().items())
+        return f"CPR({len(self.names)} matrices, {settings})"
+
+    # The update
+
+    def step(self) -> None:
+        """One update by hand, for loops without an attached optimizer: call it just before its step."""
+        self._update(found_inf=None)
+
+    def _measure(self) -> tuple[Tensor, Tensor]:
+        self._follow_device()
+        sums = self.regularizer.sums(self._params)
+        return sums, self.regularizer.measure(sums, self._numel)
+
+    @torch.no_grad()
+    def _update(self, found_inf: Tensor | None) -> None:
+        """Algorithm 1 for all matrices at once, without the host waiting for a GPU.
+
+        A step that is skipped because of ``found_inf`` is one in which no measure can be used.
+        """
+        sums, measure = self._measure()
+        state = self._state
+        kappa, multiplier = state["kappa"], state["lagrange_multiplier"]
+        has_grad = self._has_grad()
+        taken = None if found_inf is None else found_inf.to(measure.device).reshape(()) == 0
+        if taken is not None:
+            measure = torch.where(taken, measure, math.nan)
+            has_grad = has_grad & taken
+
+        prefix = "bound."
+        memory = {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
+        self.bound.update_(kappa, state["step"], measure, memory)
+
+        proposed = (multiplier + self.mu * (measure - kappa)).clamp(min=0)
+        updated = has_grad & proposed.isfinite()
+        applied = torch.where(updated, proposed, 0.0)
+        limit = self.regularizer.largest_multiplier
+        self.regularizer.correct_(self._params, applied.clamp(max=limit), sums, self._numel)
+
+        if self.adaptive:
+            was_positive = state["was_positive"]
+            fell_back = updated & (multiplier == 0) & was_positive
+            kappa.copy_(torch.where(fell_back, measure, kappa))
+            was_positive.copy_(torch.where(updated, multiplier > 0, was_positive))
+        multiplier.copy_(torch.where(updated, proposed, multiplier))
+        state["skipped_updates"] += (has_grad & ~updated).sum()
+        state["limited_corrections"] += (applied > limit).sum()
+        state["step"] += 1 if taken is None else taken
+
+    def _has_grad(self) -> Tensor:
+        """Which parameters have a gradient, bool ``[J]``; made anew only when that changes."""
+        pattern = tuple(p.grad is not None for p in self._params)
+        device = self._state["kappa"].device
+        if self._grad_mask is None or self._grad_mask[0] != pattern:
+            self._grad_mask = pattern, torch.tensor(pattern, device=device)
+        return self._grad_mask[1]
+
+    def _follow_device(self) -> None:
+        """Keep the state beside the parameters when the model has been moved."""
+        device = self._params[0].device
+        if self._numel.device != device:
+            wide = torch.float32 if device.type == "mps" else torch.float64
+            self._numel = self._numel.to(device, wide)
+            self._state = {key: value.to(device) for key, value in self._state.items()}
+            self._grad_mask = None
+
+    # With an optimizer
+
+    def attach(self, optimizer: Optimizer) -> Optimizer:
+        """Run before every step of ``optimizer``, and save and load with its state dict.
+
+        Returns:
+            The optimizer.
+
+        Raises:
+            RuntimeError: this CPR is attached already, or another one is to this optimizer.
+            ValueError: the optimizer does not hold a regularized parameter, or decays one itself.
+        """
+        if self._optimizer is not None:
+            raise RuntimeError("this CPR is attached already; detach() it first")
+        hooks = getattr(optimizer, "_optimizer_step_pre_hooks", {}).values()
+        if any(isinstance(getattr(hook, "__self__", None), CPR) for hook in hooks):
+            raise RuntimeError("another CPR is attached to this optimizer; detach() that one first")
+        self._check_optimizer(optimizer)
+        self._optimizer = optimizer
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_state_dict_post_hook(self._add_to_state_dict),
+            optimizer.register_load_state_dict_pre_hook(self._check_loaded_state_dict),
+            optimizer.register_load_state_dict_post_hook(self._take_loaded_state),
+        ]
+        return optimizer
+
+    def detach(self) -> None:
+        """Leave the optimizer alone again; bounds and multipliers are kept."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._optimizer = None
+
+    def _check_optimizer(self, optimizer: Optimizer) -> None:
+        decay = {
+            id(p): group.get("weight_decay", 0)
+            for group in optimizer.param_groups
+            for p in group["params"]
+        }
+        missing = [n for n, p in zip(self.names, self._params) if id(p) not in decay]
+        if missing:
+            raise ValueError(
+                f"the optimizer does not hold {_some(missing)}, which CPR is to regularize; give "
+                "both the same parameters"
+            )
+        decayed = [n for n, p in zip(self.names, self._params) if decay[id(p)] != 0]
+        if decayed:
+            raise ValueError(
+                f"the optimizer applies its own weight decay to {_some(decayed)}; CPR takes its "
+                "place, so build the optimizer with weight_decay=0"
+            )
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        found_inf = getattr(optimizer, "found_inf", None)  # set by GradScaler for fused optimizers
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._update(found_inf)
+            return None
+
+        # The closure computes the gradient at theta_t, so the correction must come after it; some
+        # optimizers call it again, at other points.
+        done = False
+
+        def closure_then_update() -> Any:
+            nonlocal done
+            loss = closure()
+            if not done:
+                done = True
+                self._update(found_inf)
+            return loss
+
+        if len(args) > 1:
+            return (args[0], closure_then_update, *args[2:]), kwargs
+        return args, {**kwargs, "closure": closure_then_update}
+
+    # State
+
+    def _config(self) -> dict[str, Any]:
+        return {
+            "kappa": repr(self.bound),
+            "regularizer": self.regularizer.name,
+            "mu": self.mu,
+            "adaptive": self.adaptive,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Bounds, multipliers and counters, with the names, shapes and configuration they belong to.
+
+        Holds tensors and plain values only, so ``torch.load(..., weights_only=True)`` reads it.
+        """
+        return {
+            "version": _STATE_VERSION,
+            "config": self._config(),
+            "shapes": {n: list(p.shape) for n, p in zip(self.names, self._params)},
+            "state": {key: value.clone() for key, value in self._state.items()},
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave. Parameters may come in another order.
+
+        Raises:
+            ValueError: names, shapes or configuration differ; nothing is changed then.
+        """
+        self._state = self._checked(state_dict)
+
+    def _checked(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The saved state in the order of this CPR's names, or ValueError."""
+        if not isinstance(saved, Mapping) or saved.get("version") != _STATE_VERSION:
+            version = saved.get("version") if isinstance(saved, Mapping) else None
+            raise ValueError(
+                f"cannot load the CPR state: it has version {version!r}, this is {_STATE_VERSION}"
+            )
+        mine = self._config()
+        different = [
+            f"{key} was {saved['config'].get(key)!r} and is {value!r} now"
+            for key, value in mine.items()
+            if saved["config"].get(key) != value
+        ]
+        if different:
+            raise ValueError(f"cannot load the CPR state: {'; '.join(different)}")
+        shapes = {n: list(p.shape) for n, p in zip(self.names, self._params)}
+        missing = [n for n in shapes if n not in saved["shapes"]]
+        unknown = [n for n in saved["shapes"] if n not in shapes]
+        if missing or unknown:
+            parts = [f"it lacks {_some(missing)}"] if missing else []
+            parts += [f"it has {_some(unknown)}, which is not regularized here"] if unknown else []
+            raise ValueError(f"cannot load the CPR state: {' and '.join(parts)}")
+        for name, shape in shapes.items():
+            if list(saved["shapes"][name]) != shape:
+                raise ValueError(
+                    f"cannot load the CPR state: {name!r} had shape {saved['shapes'][name]} and has "
+                    f"{shape} now"
+                )
+        place = {name: i for i, name in enumerate(saved["shapes"])}
+        order = torch.tensor([place[name] for name in self.names])
+        loaded = {}
+        for key, own in self._state.items():
+            value = saved["state"].get(key)
+            if not isinstance(value, Tensor) or value.shape != own.shape:
+                raise ValueError(f"cannot load the CPR state: its {key!r} is missing or damaged")
+            value = value.to(own.device, own.dtype)
+            loaded[key] = value[order.to(own.device)] if value.ndim else value.clone()
+        return loaded
+
+    def _add_to_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        state_dict[STATE_KEY] = self.state_dict()
+
+    def _check_loaded_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        if STATE_KEY not in state_dict:
+            raise ValueError(
+                "the optimizer state was saved without CPR, so it holds no bounds and multipliers; "
+                "to start CPR anew from it, load it before attaching CPR"
+            )
+        self._pending_state = self._checked(state_dict[STATE_KEY])
+
+    def _take_loaded_state(self, optimizer: Optimizer) -> None:
+        # Only now has the optimizer's own state been accepted.
+        if self._pending_state is not None:
+            self._state, self._pending_state = self._pending_state, None
+
+
+def _some(names: list[str]) -> str:
+    """The first few names, quoted."""
+    shown = ", ".join(repr(n) for n in names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+

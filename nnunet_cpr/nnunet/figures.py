@@ -1,0 +1,119 @@
+"""Pictures of what CPR did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import Normalize, TwoSlopeNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+if TYPE_CHECKING:
+    from nnunet_cpr.nnunet.history import History
+
+_NO_BOUND = "0.88"  # grey
+_LABELLED_ROWS = 60  # more names than that cannot be read
+
+
+def draw_progress(history: History, path: Path) -> None:
+    """Two heat maps, matrices by epochs: measure / kappa and the multiplier; and their means.
+
+    Args:
+        history: the record of the training so far, one epoch at least.
+        path: where to write; its suffix gives the format.
+    """
+    # nnU-Net sets global styles for its own progress.png; draw with matplotlib's.
+    with matplotlib.rc_context(matplotlib.rcParamsDefault):
+        kappa = np.stack(history.kappa, axis=1)  # [J, epochs]
+        bounded = np.isfinite(kappa)
+        ratio = np.where(bounded, np.stack(history.measure, axis=1), np.nan) / np.where(
+            bounded, kappa, 1
+        )
+        multiplier = np.where(bounded, np.stack(history.multiplier, axis=1), np.nan)
+
+        rows = len(history.names)
+        height = min(max(2.0, 0.16 * rows), 14.0)
+        figure = Figure(figsize=(12, 2 * height + 4.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        top, middle, bottom = figure.subplots(3, 1, height_ratios=[height, height, 2.6])
+        figure.suptitle("What CPR did: bounds and multipliers of every regularized matrix")
+        _heat_map(
+            top,
+            ratio,
+            history,
+            "measure / bound kappa (red: above its bound; grey: no bound yet)",
+            "RdBu_r",
+            _around_one(ratio),
+        )
+        _heat_map(
+            middle,
+            multiplier,
+            history,
+            "Lagrange multiplier lambda",
+            "viridis",
+            Normalize(0, _largest(multiplier) or 1e-12),
+        )
+        _means(bottom, ratio, multiplier, history)
+        figure.savefig(path, dpi=110)
+
+
+def _heat_map(
+    ax: Axes,
+    values: np.ndarray,
+    history: History,
+    title: str,
+    colours: str,
+    norm: Normalize,
+) -> None:
+    first, last = history.epochs[0], history.epochs[-1]
+    cmap = matplotlib.colormaps[colours].with_extremes(bad=_NO_BOUND)
+    image = ax.imshow(
+        np.ma.masked_invalid(values),
+        aspect="auto",
+        interpolation="nearest",
+        cmap=cmap,
+        norm=norm,
+        extent=(first - 0.5, last + 0.5, len(history.names) - 0.5, -0.5),
+    )
+    ax.figure.colorbar(image, ax=ax, pad=0.01)
+    ax.set_title(title, fontsize=10)
+    ax.set_xlabel("epoch")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    every = -(-len(history.names) // _LABELLED_ROWS)
+    ticks = range(0, len(history.names), every)
+    ax.set_yticks(ticks, [history.names[i].removesuffix(".weight") for i in ticks], fontsize=7)
+
+
+def _means(ax: Axes, ratio: np.ndarray, multiplier: np.ndarray, history: History) -> None:
+    ax.set_title("mean over the matrices that have a bound", fontsize=10)
+    ax.set_xlabel("epoch")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if len(history.epochs) > 1:
+        ax.set_xlim(history.epochs[0], history.epochs[-1])
+    for axis, values, label, colour, style in (
+        (ax, ratio, "measure / kappa", "tab:red", "-"),
+        (ax.twinx(), multiplier, "multiplier", "tab:blue", "--"),
+    ):
+        counts = np.isfinite(values).sum(axis=0)
+        means = np.nansum(values, axis=0) / np.where(counts, counts, np.nan)
+        axis.plot(history.epochs, means, color=colour, linestyle=style, marker=".", markersize=4)
+        axis.set_ylabel(label, color=colour)
+        axis.tick_params(axis="y", labelcolor=colour)
+
+
+def _largest(values: np.ndarray) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite.max()) if finite.size else 0.0
+
+
+def _around_one(ratio: np.ndarray) -> Normalize:
+    """Colours centred on the bound; a single far outlier does not wash out the rest."""
+    finite = ratio[np.isfinite(ratio)]
+    reach = float(np.quantile(np.abs(finite - 1), 0.99)) if finite.size else 0.0
+    reach = max(reach, 1e-3)
+    return TwoSlopeNorm(1.0, vmin=1 - reach, vmax=1 + reach)
