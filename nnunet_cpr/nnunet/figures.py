@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import Normalize, TwoSlopeNorm
+from matplotlib.colors import LogNorm, Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -54,9 +54,9 @@ def draw_progress(history: History, path: Path) -> None:
             middle,
             multiplier,
             history,
-            "Lagrange multiplier lambda",
+            "Lagrange multiplier lambda (logarithmic; darkest: 0 or less than 1/1000 of the largest)",
             "viridis",
-            Normalize(0, _largest(multiplier) or 1e-12),
+            _three_decades(multiplier),
         )
         _means(bottom, ratio, multiplier, history)
         figure.savefig(path, dpi=110)
@@ -93,8 +93,7 @@ def _means(ax: Axes, ratio: np.ndarray, multiplier: np.ndarray, history: History
     ax.set_title("mean over the matrices that have a bound", fontsize=10)
     ax.set_xlabel("epoch")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if len(history.epochs) > 1:
-        ax.set_xlim(history.epochs[0], history.epochs[-1])
+    ax.set_xlim(history.epochs[0] - 0.5, history.epochs[-1] + 0.5)
     for axis, values, label, colour, style in (
         (ax, ratio, "measure / kappa", "tab:red", "-"),
         (ax.twinx(), multiplier, "multiplier", "tab:blue", "--"),
@@ -106,9 +105,9 @@ def _means(ax: Axes, ratio: np.ndarray, multiplier: np.ndarray, history: History
         axis.tick_params(axis="y", labelcolor=colour)
 
 
-def _largest(values: np.ndarray) -> float:
-    finite = values[np.isfinite(values)]
-    return float(finite.max()) if finite.size else 0.0
+def _three_decades(multiplier: np.ndarray) -> Normalize:
+    largest = float(np.nanmax(multiplier, initial=0.0))
+    return LogNorm(largest / 1e3, largest, clip=True) if largest > 0 else Normalize(0, 1e-3)
 
 
 def _around_one(ratio: np.ndarray) -> Normalize:

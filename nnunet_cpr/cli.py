@@ -1,0 +1,87 @@
+"""The ``nnunet-cpr`` command. Whatever takes time to import is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Constrained Parameter Regularization for nnU-Net. Train with nnU-Net's own command: "
+    "nnUNetv2_train DATASET CONFIGURATION FOLD -tr nnUNetTrainerCPR",
+)
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        from nnunet_cpr import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    folder: Annotated[
+        Optional[Path],
+        typer.Option(help="Keep everything in this folder, new or empty. Without it the pictures only."),
+    ] = None,
+) -> None:
+    """Train, validate and predict with and without CPR on synthetic data: a few minutes on a CPU."""
+    from rich.console import Console
+
+    from nnunet_cpr.nnunet.commands import CommandFailed
+    from nnunet_cpr.nnunet.demo import keep_only, pictures, print_results, run_demo
+
+    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        _stop(f"{folder} is not an empty folder; name another one with --folder")
+    try:
+        where = folder or Path(tempfile.mkdtemp(prefix="nnunet-cpr-demo-"))
+        where.mkdir(parents=True, exist_ok=True)
+        console = Console()
+        results = run_demo(where.resolve(), console)
+    except (CommandFailed, OSError) as error:
+        _stop(str(error))
+    files = pictures(results)
+    if folder is None:
+        files = keep_only(files, where.resolve())
+    print_results(results, files, console)
+
+
+@app.command()
+def doctor() -> None:
+    """Say whether everything fits together; exit status 1 when something is wrong."""
+    from rich.console import Console
+
+    from nnunet_cpr.nnunet.doctor import examine
+
+    console = Console(highlight=False)
+    wrong = 0
+    for finding in examine():
+        mark = "[red]wrong[/red]" if finding.remedy else "[green]ok[/green]   "
+        console.print(f"{mark} [bold]{finding.subject}[/bold]", end=": ")
+        console.print(finding.what, markup=False, soft_wrap=True)
+        if finding.remedy:
+            wrong += 1
+            console.print(f"      run: {finding.remedy}", markup=False, soft_wrap=True)
+    if wrong:
+        _stop(f"{wrong} thing{'s are' if wrong > 1 else ' is'} wrong, see above")
+
+
+def _stop(message: str) -> None:
+    print(f"nnunet-cpr: {message}", file=sys.stderr)
+    raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point of the ``nnunet-cpr`` command."""
+    app()

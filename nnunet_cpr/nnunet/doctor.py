@@ -1,0 +1,129 @@
+"""``nnunet-cpr doctor``: whether everything fits, and the one command that mends what does not."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import io
+import json
+import os
+import platform
+import shutil
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nnunet_cpr import __version__
+from nnunet_cpr.nnunet.names import FAMILIES
+
+OLDEST_NNUNET = (2, 8, 0)
+NNUNET_FOLDERS = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the diagnosis. Something is wrong where there is a ``remedy``, a command to run."""
+
+    subject: str
+    what: str
+    remedy: str | None = None
+
+
+def examine() -> Iterator[Finding]:
+    """Look at everything, in the order in which things depend on each other."""
+    yield Finding("python", platform.python_version())
+    yield Finding("nnunet-cpr", f"{__version__}, {_installed_how('nnunet-cpr')}")
+    yield _torch()
+    yield _accelerator()
+    nnunet = _nnunet()
+    yield nnunet
+    if nnunet.remedy is None:
+        yield from (_trainer(name) for name in FAMILIES)
+        yield _trainer("nnUNetTrainerCPR_ws200_40epochs_50iters")
+    yield from (_folder(name) for name in NNUNET_FOLDERS)
+
+
+def _torch() -> Finding:
+    try:
+        import torch
+    except ImportError as error:
+        return Finding("torch", f"cannot be imported: {error}", "pip install torch")
+    return Finding("torch", torch.__version__)
+
+
+def _accelerator() -> Finding:
+    try:
+        import torch
+    except ImportError:
+        return Finding("GPU", "not looked for, torch is missing")
+    triton = "with" if importlib.util.find_spec("triton") else "without"
+    if torch.cuda.is_available():
+        return Finding("GPU", f"{torch.cuda.get_device_name()}, {triton} Triton")
+    if shutil.which("nvidia-smi"):
+        return Finding(
+            "GPU",
+            f"there is an NVIDIA driver, but torch {torch.__version__} cannot use it",
+            "pip install --upgrade --force-reinstall torch",
+        )
+    return Finding("GPU", f"none that torch can use ({triton} Triton): train with -device cpu")
+
+
+def _nnunet() -> Finding:
+    install = 'pip install --upgrade "nnunetv2>=' + ".".join(map(str, OLDEST_NNUNET)) + '"'
+    spec = importlib.util.find_spec("nnunetv2")
+    if spec is None:
+        return Finding("nnU-Net", "not installed", install)
+    if spec.origin is None:
+        leftover = next(iter(spec.submodule_search_locations or ["nnunetv2"]))
+        return Finding(
+            "nnU-Net",
+            f"hidden by a leftover folder {leftover} without an __init__.py",
+            f"rm -r {leftover}",
+        )
+    try:
+        version = importlib.metadata.version("nnunetv2")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("nnU-Net", f"{spec.origin} belongs to no installed package", install)
+    what = f"{version}, {_installed_how('nnunetv2')}, {Path(spec.origin).parent}"
+    if tuple(int(part) for part in version.split(".")[:3] if part.isdigit()) < OLDEST_NNUNET:
+        return Finding("nnU-Net", f"{what}: too old to find trainers in other folders", install)
+    return Finding("nnU-Net", what)
+
+
+def _trainer(name: str) -> Finding:
+    """Found the way nnU-Net finds it."""
+    try:
+        # nnU-Net tells on stdout where it searches.
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
+
+            found = recursive_find_trainer_class_by_name(name)
+    except Exception as error:  # whatever keeps nnU-Net from it is the finding
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        return Finding(
+            name,
+            f"not found by nnU-Net: {first[:200]}",
+            "pip install --force-reinstall --no-deps nnunet-cpr",
+        )
+    return Finding(name, f"found by nnU-Net, {found.__mro__[1].__module__}")
+
+
+def _folder(name: str) -> Finding:
+    value = os.environ.get(name)
+    if value is None:
+        return Finding(name, f"not set; before preparing data: export {name}=/path/to/{name}")
+    if not Path(value).is_dir():
+        return Finding(name, f"{value} is not a folder", f"mkdir -p {value}")
+    return Finding(name, value)
+
+
+def _installed_how(distribution: str) -> str:
+    try:
+        origin = importlib.metadata.distribution(distribution).read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed as a package"
+    editable = json.loads(origin).get("dir_info", {}).get("editable") if origin else False
+    return "editable install" if editable else "regular install"

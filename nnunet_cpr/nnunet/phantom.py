@@ -1,0 +1,100 @@
+"""A synthetic 3-D data set in nnU-Net's raw format.
+
+Each case is a crop around two touching structures of random smooth shape, the labels 1 and 2, inside
+tissue of another intensity and beside a third, unlabelled structure that looks like the first. The
+picture is made on a grid twice as fine and averaged down, which gives partial volume at every border,
+then shaded by a bias field and covered with noise.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import SimpleITK as sitk
+from scipy.ndimage import gaussian_filter
+
+SHAPE = (40, 48, 40)
+SPACING = (1.0, 1.0, 1.2)  # mm, in SimpleITK's order x, y, z
+LABELS = {"background": 0, "body": 1, "head": 2}
+_INTENSITY = {"outside": 0.1, "tissue": 0.45, "body": 0.75, "head": 0.95, "neighbour": 0.72}
+
+
+def make_case(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Image (float32) and labels (uint8) of one case, both of :data:`SHAPE`."""
+    rng = np.random.default_rng(seed)
+    fine = tuple(2 * n for n in SHAPE)
+    axes = np.meshgrid(*[np.linspace(-1, 1, n) for n in fine], indexing="ij")
+
+    def blob(centre: np.ndarray, radii: np.ndarray, roughness: float = 0.25) -> np.ndarray:
+        distance = np.sqrt(sum(((x - c) / r) ** 2 for x, c, r in zip(axes, centre, radii)))
+        return distance - 1 + roughness * _smooth_noise(rng, fine, 9)
+
+    middle = rng.uniform(-0.12, 0.12, 3)
+    body = blob(middle, rng.uniform(0.36, 0.48, 3))
+    head = blob(middle + [0, rng.uniform(0.4, 0.5), 0], rng.uniform(0.28, 0.38, 3))
+    neighbour = blob(middle + [rng.uniform(0.5, 0.6), -0.1, 0], rng.uniform(0.2, 0.32, 3))
+    tissue = blob(np.zeros(3), np.array([0.95, 0.95, 0.95]), roughness=0.1)
+
+    picture = np.where(tissue < 0, _INTENSITY["tissue"], _INTENSITY["outside"])
+    picture[neighbour < 0] = _INTENSITY["neighbour"]
+    picture[body < 0] = _INTENSITY["body"]
+    is_head = (head < 0) & (head < body)  # they touch where both reach
+    picture[is_head] = _INTENSITY["head"]
+    picture += 0.05 * _smooth_noise(rng, fine, 2)  # texture
+
+    fractions = [_half(((body < 0) & ~is_head).astype(float)), _half(is_head.astype(float))]
+    background = 1 - sum(fractions)
+    labels = np.argmax([background, *fractions], axis=0).astype(np.uint8)
+    bias = 1 + 0.15 * _smooth_noise(rng, SHAPE, 14)
+    image = _half(picture) * bias
+    image = np.hypot(image + rng.normal(0, 0.07, SHAPE), rng.normal(0, 0.07, SHAPE))  # Rician
+    return (1000 * image).astype(np.float32), labels
+
+
+def write_dataset(folder: Path, training_cases: int = 10, unseen_cases: int = 1) -> None:
+    """Write ``imagesTr``, ``labelsTr``, ``imagesTs``, ``labelsTs`` and ``dataset.json``.
+
+    Args:
+        folder: the data set's folder, ``DatasetXXX_Name`` below ``nnUNet_raw``; made here.
+        training_cases, unseen_cases: how many; the unseen ones have labels too, to compare with.
+    """
+    from nnunetv2.dataset_conversion.generate_dataset_json import generate_dataset_json
+
+    for part, seeds in (
+        ("Tr", range(training_cases)),
+        ("Ts", range(training_cases, training_cases + unseen_cases)),
+    ):
+        images, labels = folder / f"images{part}", folder / f"labels{part}"
+        images.mkdir(parents=True)
+        labels.mkdir()
+        for seed in seeds:
+            image, label = make_case(seed)
+            _write(image, images / f"phantom_{seed:03d}_0000.nii.gz")
+            _write(label, labels / f"phantom_{seed:03d}.nii.gz")
+    generate_dataset_json(
+        str(folder),
+        channel_names={0: "MRI"},
+        labels=LABELS,
+        num_training_cases=training_cases,
+        file_ending=".nii.gz",
+        description="Synthetic phantoms",
+    )
+
+
+def _write(array: np.ndarray, path: Path) -> None:
+    image = sitk.GetImageFromArray(array.transpose(2, 1, 0))
+    image.SetSpacing(SPACING)
+    sitk.WriteImage(image, str(path), useCompression=True)
+
+
+def _smooth_noise(rng: np.random.Generator, shape: tuple[int, ...], sigma: float) -> np.ndarray:
+    """Gaussian noise, smoothed over ``sigma`` voxels, of mean 0 and standard deviation 1."""
+    noise = gaussian_filter(rng.normal(size=shape), sigma, mode="wrap")
+    return (noise - noise.mean()) / noise.std()
+
+
+def _half(array: np.ndarray) -> np.ndarray:
+    """Average over blocks of 2 x 2 x 2."""
+    a, b, c = (n // 2 for n in array.shape)
+    return array.reshape(a, 2, b, 2, c, 2).mean(axis=(1, 3, 5))
