@@ -101,6 +101,7 @@ def _means(ax: Axes, ratio: np.ndarray, multiplier: np.ndarray, history: History
         counts = np.isfinite(values).sum(axis=0)
         means = np.nansum(values, axis=0) / np.where(counts, counts, np.nan)
         axis.plot(history.epochs, means, color=colour, linestyle=style, marker=".", markersize=4)
+        axis.ticklabel_format(axis="y", useOffset=False)
         axis.set_ylabel(label, color=colour)
         axis.tick_params(axis="y", labelcolor=colour)
 

@@ -1,0 +1,188 @@
+"""nnU-Net's own commands with our trainers, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import PLANS, Workspace
+from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
+
+from nnunet_cpr.nnunet.schedule import warmup_poly
+from nnunet_cpr.nnunet.trainer import LOGGED, trainer_class
+
+CPR = "nnUNetTrainerCPR_ws6_4epochs_4iters_seed1"
+
+
+@pytest.fixture(scope="module")
+def trained(workspace: Workspace) -> Workspace:
+    workspace.train(CPR)
+    return workspace
+
+
+def build(workspace: Workspace, name: str, monkeypatch: pytest.MonkeyPatch) -> nnUNetTrainer:
+    """A trainer as nnU-Net makes it, in this process, up to ``initialize``."""
+    for key in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
+        monkeypatch.setenv(key, workspace.environment[key])
+    preprocessed = workspace.folder / "nnUNet_preprocessed" / workspace.dataset
+    plans = json.loads((preprocessed / f"{PLANS}.json").read_text())
+    dataset_json = json.loads((preprocessed / "dataset.json").read_text())
+    cls = recursive_find_trainer_class_by_name(name)
+    trainer = cls(
+        plans={**plans, "continue_training": False},
+        configuration="3d_fullres",
+        fold=0,
+        dataset_json=dataset_json,
+        device=torch.device("cpu"),
+    )
+    trainer.initialize()
+    return trainer
+
+
+def test_training_leaves_what_nnunet_leaves_and_the_record_of_cpr(trained: Workspace) -> None:
+    fold = trained.fold(CPR)
+    names = {f.name for f in fold.iterdir()}
+    assert names >= {"checkpoint_final.pth", "progress.png", "cpr_progress.png", "cpr_history.csv"}
+    summary = json.loads((fold / "validation" / "summary.json").read_text())
+    assert 0 <= summary["foreground_mean"]["Dice"] <= 1
+
+    history = trained.history(CPR)
+    assert history["epoch"].unique().tolist() == [0, 1, 2, 3]
+    assert history["step"].unique().tolist() == [4, 8, 12, 16]
+    last = history[history["epoch"] == 3]
+    assert np.isfinite(last["kappa"]).all() and (last["multiplier"] > 0).any()
+    assert np.isinf(history[history["epoch"] == 0]["kappa"]).all()
+    assert all(name.endswith(".weight") for name in last["parameter"])
+
+    log = trained.logs(CPR)[-1].read_text()
+    assert "Regularizing with CPR(" in log and "CPR: step 16, measure/bound" in log
+
+
+def test_the_checkpoint_holds_bounds_and_multipliers(trained: Workspace) -> None:
+    checkpoint = trained.checkpoint(CPR)
+    assert checkpoint["trainer_name"] == CPR
+    cpr = checkpoint["optimizer_state"]["cpr"]
+    assert cpr["config"] == {
+        "kappa": "KappaWS(steps=6)",
+        "regularizer": "l2",
+        "mu": 1.0,
+        "adaptive": False,
+    }
+    assert int(cpr["state"]["step"]) == 16
+    last = trained.history(CPR).query("epoch == 3")
+    assert list(cpr["shapes"]) == last["parameter"].tolist()
+    np.testing.assert_array_equal(cpr["state"]["kappa"], last["kappa"].astype(np.float32))
+    for key in LOGGED:
+        assert len(checkpoint["logging"][f"cpr_{key}"]) == 4
+
+
+def test_killed_and_continued_it_ends_as_if_it_had_not_been(
+    trained: Workspace, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    results = tmp_path_factory.mktemp("killed")
+    other = Workspace(results, trained.dataset, {**trained.environment})
+    other.environment["nnUNet_results"] = str(results / "nnUNet_results")
+    other.train_and_kill(CPR, "Epoch 2")
+    assert not (other.fold(CPR) / "checkpoint_final.pth").exists()
+    before = other.history(CPR)
+    assert before["epoch"].max() in (1, 2)
+    other.train(CPR, "--c")
+
+    ours, theirs = other.checkpoint(CPR), trained.checkpoint(CPR)
+    a, b = ours["optimizer_state"]["cpr"], theirs["optimizer_state"]["cpr"]
+    assert list(a["shapes"]) == list(b["shapes"]) and a["config"] == b["config"]
+    for key, value in a["state"].items():
+        assert torch.equal(value, b["state"][key]), key
+    for key, value in ours["network_weights"].items():
+        assert torch.equal(value, theirs["network_weights"][key]), key
+    assert other.history(CPR).equals(trained.history(CPR))
+    assert len(ours["logging"]["cpr_active"]) == 4
+
+
+def test_validation_alone_keeps_the_record(trained: Workspace) -> None:
+    before = (trained.fold(CPR) / "cpr_history.csv").read_bytes()
+    trained.train(CPR, "--val", "--val_best")
+    assert (trained.fold(CPR) / "cpr_history.csv").read_bytes() == before
+
+
+def test_prediction_finds_the_trainer_by_its_name(trained: Workspace) -> None:
+    output = trained.folder / "predictions"
+    model = ["-d", "901", "-c", "3d_fullres", "-f", "0", "-tr", CPR, "-p", PLANS]
+    images = trained.folder / "nnUNet_raw" / trained.dataset / "imagesTs"
+    trained.run(
+        "nnUNetv2_predict", "-i", str(images), "-o", str(output), *model, "-device", "cpu",
+        "-npp", "1", "-nps", "1",
+    )  # fmt: skip
+    assert [f.name for f in output.glob("*.nii.gz")] == ["phantom_005.nii.gz"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nnUNetTrainerAdamCPR_warmup3_ip2_std_ada_mu0p01_2epochs_3iters", "nnUNetTrainerAdamW_wd1en2_warmup3_2epochs_3iters"],
+)
+def test_the_adam_trainers_train(workspace: Workspace, name: str) -> None:
+    workspace.train(name, "--disable_checkpointing")
+    lrs = [line for line in workspace.logs(name)[0].read_text().splitlines() if "learning rate" in line]
+    assert [float(line.split()[-1]) for line in lrs] == [
+        pytest.approx(warmup_poly(i, 0.01, 3, 6), abs=1e-5) for i in (0, 3)
+    ]
+    assert (workspace.fold(name) / "cpr_history.csv").exists() == ("CPR" in name)
+
+
+def test_a_warm_start_longer_than_the_training_is_said(workspace: Workspace) -> None:
+    name = "nnUNetTrainerCPR_1epochs_2iters"
+    workspace.train(name, "--disable_checkpointing")
+    text = workspace.logs(name)[0].read_text()
+    assert "WARNING! The bounds are set after 1000 steps and this training has 2" in text
+
+
+def test_a_misspelt_name_is_one_line_and_writes_nothing(workspace: Workspace) -> None:
+    done = workspace.train("nnUNetTrainerCPR_ws2k", check=False)
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if line.startswith("nnunet-cpr:")]
+    assert said == [
+        "nnunet-cpr: unknown suffix _ws2k in 'nnUNetTrainerCPR_ws2k'; did you mean nnUNetTrainerCPR_ws2000?"
+    ]
+    assert not workspace.model("nnUNetTrainerCPR_ws2k").exists()
+
+
+def test_sgd_is_nnunets_own(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = build(workspace, "nnUNetTrainer", monkeypatch)
+    ours = build(workspace, "nnUNetTrainerSGD", monkeypatch)
+    assert type(ours.optimizer) is type(stock.optimizer) is torch.optim.SGD
+    assert ours.optimizer.defaults == stock.optimizer.defaults
+    assert type(ours.lr_scheduler) is type(stock.lr_scheduler) is PolyLRScheduler
+    assert vars(ours.lr_scheduler).keys() == vars(stock.lr_scheduler).keys()
+    for attribute in ("num_epochs", "num_iterations_per_epoch", "initial_lr", "weight_decay"):
+        assert getattr(ours, attribute) == getattr(stock, attribute)
+
+
+def test_cpr_differs_from_nnunet_in_the_regularizer_alone(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = build(workspace, "nnUNetTrainerCPR", monkeypatch)
+    group = ours.optimizer.param_groups[0]
+    assert (group["lr"], group["momentum"], group["nesterov"], group["weight_decay"]) == (0.01, 0.99, True, 0)
+    assert type(ours.lr_scheduler) is PolyLRScheduler and ours.num_epochs == 1000
+    held = {id(p) for g in ours.optimizer.param_groups for p in g["params"]}
+    assert held == {id(p) for p in ours.network.parameters()}
+    kernels = {n for n, p in ours.network.named_parameters() if p.ndim == 5}
+    assert set(ours.cpr.names) == kernels
+
+
+def test_suffixes_reach_the_trainer(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "nnUNetTrainerAdamCPR_k0p1_huber_mu0p5_ada_lr1en3_warmup10_7epochs_9iters"
+    ours = build(workspace, name, monkeypatch)
+    assert (ours.num_epochs, ours.num_iterations_per_epoch, ours.initial_lr) == (7, 9, 1e-3)
+    assert ours.optimizer.param_groups[0]["betas"] == (0.9, 0.99)
+    assert "kappa=KappaK(value=0.1), regularizer=huber, mu=0.5, adaptive=True" in repr(ours.cpr)
+    assert (ours.lr_scheduler.warmup, ours.lr_scheduler.total) == (10, 63)
+
+
+def test_the_same_name_is_the_same_class() -> None:
+    assert trainer_class(CPR) is trainer_class(CPR)
+    assert trainer_class(CPR).__name__ == CPR

@@ -1,0 +1,118 @@
+"""The paper's algorithms in NumPy and float64, written from the paper and independent of the package.
+
+Per-element measures and gradients, as docs/mathematics.md explains.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+Array = np.ndarray
+
+
+def measure(name: str, x: Array) -> float:
+    if name == "l2":
+        return float(np.mean(x**2))
+    if name == "l1":
+        return float(np.mean(np.abs(x)))
+    if name == "std":
+        return float(np.std(x, ddof=1))
+    if name == "huber":
+        a = np.abs(x)
+        return float(np.mean(np.where(a < 1, a**2 / 2, a - 0.5)))
+    raise AssertionError(name)
+
+
+def direction(name: str, x: Array) -> Array:
+    if name == "l2":
+        return 2 * x
+    if name == "l1":
+        return np.sign(x)
+    if name == "std":
+        return (x - x.mean()) / ((x.size - 1) * np.std(x, ddof=1))
+    if name == "huber":
+        return np.where(np.abs(x) < 1, x, np.sign(x))
+    raise AssertionError(name)
+
+
+@dataclass
+class OracleCPR:
+    """Algorithm 1, one matrix after the other in plain loops."""
+
+    bound: tuple  # ("k", value) | ("ki0", factor) | ("ws", steps) | ("ip", interval, ema)
+    regularizer: str
+    mu: float
+    adaptive: bool
+    t: int = 0
+    kappa: dict = field(default_factory=dict)
+    lam: dict = field(default_factory=dict)
+    began_before: dict = field(default_factory=dict)  # the multiplier the step before began with
+    samples: dict = field(default_factory=dict)
+
+    def correction(self, params: dict[str, Array], has_grad: dict[str, bool]) -> dict[str, Array]:
+        """What to subtract from each parameter in this step, on top of the optimizer's own move."""
+        out = {}
+        for name, x in params.items():
+            r = measure(self.regularizer, x)
+            self._find_bound(name, r)
+            began = self.lam.setdefault(name, 0.0)
+            if not has_grad[name]:
+                continue
+            self.lam[name] = max(0.0, began + self.mu * (r - self.kappa.get(name, math.inf)))
+            used = min(self.lam[name], 0.5) if self.regularizer == "l2" else self.lam[name]
+            out[name] = used * direction(self.regularizer, x)
+            if self.adaptive:
+                if began == 0 and self.began_before.get(name, 0.0) > 0:
+                    self.kappa[name] = r
+                self.began_before[name] = began
+        self.t += 1
+        return out
+
+    def _find_bound(self, name: str, r: float) -> None:
+        kind, value = self.bound[0], self.bound[1]
+        if name in self.kappa and kind != "ip":
+            return
+        if kind == "k":
+            self.kappa[name] = value
+        elif kind == "ki0":
+            self.kappa[name] = value * r
+        elif kind == "ws" and self.t == value:
+            self.kappa[name] = r
+        elif kind == "ip" and self.t % value == 0:
+            seen = self.samples.setdefault(name, [])
+            ema = self.bound[2]
+            seen.append(ema * seen[-1] + (1 - ema) * r if seen else r)
+            if len(seen) >= 3 and name not in self.kappa:
+                if seen[-1] - 2 * seen[-2] + seen[-3] < 0:
+                    self.kappa[name] = r
+
+
+@dataclass
+class OracleSGD:
+    lr: float
+    momentum: float
+    buffer: dict = field(default_factory=dict)
+
+    def move(self, name: str, g: Array) -> Array:
+        b = self.buffer.get(name)
+        b = g if b is None else self.momentum * b + g
+        self.buffer[name] = b
+        return -self.lr * (g + self.momentum * b)  # Nesterov
+
+
+@dataclass
+class OracleAdam:
+    lr: float
+    betas: tuple[float, float]
+    eps: float = 1e-8
+    state: dict = field(default_factory=dict)
+
+    def move(self, name: str, g: Array) -> Array:
+        m, v, k = self.state.get(name, (0.0, 0.0, 0))
+        b1, b2 = self.betas
+        m, v, k = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2, k + 1
+        self.state[name] = (m, v, k)
+        return -self.lr * (m / (1 - b1**k)) / (np.sqrt(v / (1 - b2**k)) + self.eps)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from nnunet_cpr import KappaIP, KappaK, KappaKI0, KappaWS
+from nnunet_cpr.bounds import BOUNDS, Bound
+
+
+def run(bound: Bound, *measures: list[float]) -> list[list[float]]:
+    """The bounds after each step, for the measures of each matrix over the steps."""
+    table = torch.tensor(measures).T
+    kappa = torch.full((len(measures),), math.inf)
+    memory = bound.memory(kappa)
+    out = []
+    for t, r in enumerate(table):
+        bound.update_(kappa, torch.tensor(t), r, memory)
+        out.append(kappa.tolist())
+    return out
+
+
+def test_kappa_k_is_set_at_once() -> None:
+    assert run(KappaK(0.25), [1.0, 2.0]) == [[0.25], [0.25]]
+
+
+def test_kappa_ki0_scales_the_initial_measure() -> None:
+    assert run(KappaKI0(0.5), [1.0, 2.0], [4.0, 2.0]) == [[0.5, 2.0], [0.5, 2.0]]
+
+
+def test_kappa_ws_is_the_measure_after_exactly_that_many_steps() -> None:
+    assert run(KappaWS(2), [1.0, 2.0, 3.0, 4.0]) == [[math.inf], [math.inf], [3.0], [3.0]]
+
+
+def test_kappa_ip_is_the_sample_at_the_first_negative_second_difference() -> None:
+    convex_then_concave = [0.0, 1.0, 3.0, 6.0, 8.0, 9.0]
+    always_convex = [0.0, 1.0, 4.0, 9.0, 16.0, 25.0]
+    after = run(KappaIP(1), convex_then_concave, always_convex)
+    assert [k[0] for k in after] == [math.inf] * 4 + [8.0, 8.0]
+    assert all(k[1] == math.inf for k in after)
+
+
+def test_kappa_ip_samples_at_multiples_of_its_interval() -> None:
+    # The odd steps would show an inflection point; the even ones first do at the last.
+    measures = [0.0, 9.0, 1.0, 9.0, 4.0, 9.0, 6.0]
+    after = run(KappaIP(2), measures)
+    assert [k[0] for k in after] == [math.inf] * 6 + [6.0]
+
+
+def test_kappa_ip_smooths_what_it_looks_at_and_not_what_it_sets() -> None:
+    # Unsmoothed: second difference -1 at t = 2. With ema 0.5 the samples are 0, 1, 2: none.
+    assert run(KappaIP(1), [0.0, 2.0, 3.0])[2] == [3.0]
+    assert run(KappaIP(1, ema=0.5), [0.0, 2.0, 3.0])[2] == [math.inf]
+    assert run(KappaIP(1, ema=0.5), [0.0, 2.0, 2.5])[2] == [2.5]
+
+
+def test_kappa_ip_passes_over_a_sample_that_is_not_finite() -> None:
+    after = run(KappaIP(1), [0.0, 1.0, math.nan, 3.0, 4.0])
+    assert [k[0] for k in after][-2:] == [math.inf, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: KappaWS(0), "KappaWS: steps must be a whole number above 0, got 0"),
+        (lambda: KappaWS(-5), "above 0"),
+        (lambda: KappaWS(1.5), "whole number"),
+        (lambda: KappaWS(True), "whole number"),
+        (lambda: KappaK(0.0), "KappaK: value must be positive and finite"),
+        (lambda: KappaK(math.nan), "positive and finite"),
+        (lambda: KappaK(math.inf), "positive and finite"),
+        (lambda: KappaK("1"), "must be a number"),
+        (lambda: KappaKI0(-1.0), "KappaKI0: factor must be positive"),
+        (lambda: KappaIP(0), "KappaIP: interval must be a whole number above 0"),
+        (lambda: KappaIP(10, ema=1.0), r"ema must be in \[0, 1\)"),
+        (lambda: KappaIP(10, ema=math.nan), r"ema must be in \[0, 1\)"),
+    ],
+)
+def test_wrong_values_are_refused(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_every_bound_has_its_word() -> None:
+    assert set(BOUNDS) == {"k", "ki0x", "ws", "ip"}

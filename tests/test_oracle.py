@@ -1,0 +1,127 @@
+"""SGDCPR and AdamCPR against the float64 oracle, for hundreds of steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from oracle import OracleAdam, OracleCPR, OracleSGD
+
+from nnunet_cpr import CPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS, SGDCPR
+
+SHAPES = {"a": (6, 5), "b": (3, 4, 2, 2), "c": (1, 7), "bias": (6,)}
+STEPS = 300
+BOUNDS = {
+    "k": (KappaK(0.02), ("k", 0.02)),
+    "ki0": (KappaKI0(0.9), ("ki0", 0.9)),
+    "ws": (KappaWS(40), ("ws", 40)),
+    "ip": (KappaIP(10), ("ip", 10, 0.0)),
+    "ip-ema": (KappaIP(10, ema=0.5), ("ip", 10, 0.5)),
+}
+# Their corrections do not shrink with the parameters, so they need a slower multiplier.
+MU = {"l2": 1.0, "l1": 1e-3, "std": 0.5, "huber": 0.1}
+
+
+class Problem:
+    """A noisy quadratic whose minimum lies outside of the bounds; parameters grow towards it."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.start = {n: rng.normal(0, 0.1, s) for n, s in SHAPES.items()}
+        self.target = {n: rng.normal(0.05, 0.4, s) for n, s in SHAPES.items()}
+        self.noise = {n: rng.normal(0, 0.05, (STEPS, *s)) for n, s in SHAPES.items()}
+        self.absent = {n: rng.random(STEPS) < (0.1 if n == "b" else 0.0) for n in SHAPES}
+
+    def gradient(self, name: str, x, t: int):
+        return 0.05 * (x - self.target[name]) + 0.2 * self.noise[name][t]
+
+
+def run_oracle(problem: Problem, cpr: OracleCPR, optimizer) -> dict[str, np.ndarray]:
+    params = {n: x.copy() for n, x in problem.start.items()}
+    for t in range(STEPS):
+        has_grad = {n: not problem.absent[n][t] for n in params}
+        correction = cpr.correction({n: params[n] for n in params if n != "bias"}, has_grad)
+        for n, x in params.items():
+            if has_grad[n]:
+                move = optimizer.move(n, problem.gradient(n, x, t))
+                params[n] = x + move - correction.get(n, 0.0)
+    return params
+
+
+def run_ours(problem: Problem, params: dict[str, torch.Tensor], optimizer) -> None:
+    for t in range(STEPS):
+        for n, p in params.items():
+            g = torch.from_numpy(problem.gradient(n, p.detach().numpy(), t))
+            p.grad = None if problem.absent[n][t] else g
+        optimizer.step()
+
+
+@pytest.mark.parametrize("adaptive", [False, True], ids=["", "ada"])
+@pytest.mark.parametrize("regularizer", MU)
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_agrees_with_the_oracle(kind: str, bound: str, regularizer: str, adaptive: bool) -> None:
+    problem = Problem(seed=3)
+    ours, theirs = BOUNDS[bound]
+    if bound == "k" and regularizer != "l2":
+        ours, theirs = KappaK(0.15), ("k", 0.15)
+    mu = MU[regularizer]
+    params = {
+        n: torch.nn.Parameter(torch.from_numpy(x.copy())) for n, x in problem.start.items()
+    }
+    oracle = OracleCPR(theirs, regularizer, mu, adaptive)
+    settings = {"kappa": ours, "regularizer": regularizer, "mu": mu, "adaptive": adaptive}
+    # Two parameter groups; the second asks by its weight decay to be left alone.
+    groups = [
+        {"params": [(n, p) for n, p in params.items() if n != "bias"], "weight_decay": 0.1},
+        {"params": [("bias", params["bias"])], "weight_decay": 0.0},
+    ]
+    if kind == "sgd":
+        optimizer = SGDCPR(groups, lr=0.02, momentum=0.9, **settings)
+        expected = run_oracle(problem, oracle, OracleSGD(0.02, 0.9))
+    else:
+        optimizer = AdamCPR(groups, lr=0.005, betas=(0.9, 0.99), **settings)
+        expected = run_oracle(problem, oracle, OracleAdam(0.005, (0.9, 0.99)))
+    run_ours(problem, params, optimizer)
+
+    cpr = optimizer.cpr
+    assert cpr.names == ["a", "b", "c"]
+    assert cpr.step_count == STEPS
+    assert all(np.isfinite(x).all() and np.abs(x).max() < 10 for x in expected.values())
+    for n, p in params.items():
+        np.testing.assert_allclose(p.detach().numpy(), expected[n], rtol=1e-4, atol=1e-6)
+    kappa = [oracle.kappa.get(n, np.inf) for n in cpr.names]
+    np.testing.assert_allclose(cpr.kappa.numpy(), kappa, rtol=1e-5)
+    lam = [oracle.lam[n] for n in cpr.names]
+    np.testing.assert_allclose(cpr.lagrange_multiplier.numpy(), lam, rtol=1e-3, atol=1e-5)
+
+
+def test_the_problem_makes_multipliers_work() -> None:
+    """The comparison above would be empty if bounds were never reached."""
+    problem = Problem(seed=3)
+    for kind, regularizer in ((k, r) for k in ("ki0", "ws", "ip") for r in MU):
+        oracle = OracleCPR(BOUNDS[kind][1], regularizer, MU[regularizer], adaptive=False)
+        run_oracle(problem, oracle, OracleSGD(0.02, 0.9))
+        assert len(oracle.kappa) == 3 and max(oracle.lam.values()) > 1e-4, (kind, regularizer)
+
+
+def test_tied_weights_count_once() -> None:
+    tied = torch.nn.Parameter(torch.full((3, 3), 0.5, dtype=torch.float64))
+    module = torch.nn.ModuleDict({"one": torch.nn.Linear(3, 3), "two": torch.nn.Linear(3, 3)})
+    module["one"].weight = module["two"].weight = tied
+    cpr = CPR(module, kappa=KappaK(0.2))
+    assert cpr.names == ["one.weight"]
+    tied.grad = torch.zeros_like(tied)
+    cpr.step()
+    lam = 0.25 - 0.2
+    np.testing.assert_allclose(tied.detach().numpy(), 0.5 * (1 - 2 * lam), rtol=1e-6)
+
+
+@pytest.mark.parametrize("regularizer", MU)
+def test_large_matrices_are_measured_exactly(regularizer: str) -> None:
+    """A float32 matrix as large as nnU-Net's largest, its mean far from 0."""
+    from oracle import measure
+
+    x = torch.randn(320, 640, 3, 3, 3, generator=torch.Generator().manual_seed(0)) * 0.02 + 0.05
+    ours = CPR([torch.nn.Parameter(x)], regularizer=regularizer).measure.item()
+    assert ours == pytest.approx(measure(regularizer, x.double().numpy()), rel=5e-5)
