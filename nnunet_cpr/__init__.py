@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nnunet_cpr.bounds import KappaIP, KappaK, KappaKI0, KappaWS
     from nnunet_cpr.cpr import CPR
-    from nnunet_cpr.optim import AdamCPR, SGDCPR
+    from nnunet_cpr.optim import SGDCPR, AdamCPR
 
 __version__ = "0.1.0"
 
-__all__ = ["CPR", "AdamCPR", "KappaIP", "KappaK", "KappaKI0", "KappaWS", "SGDCPR"]
+__all__ = ["CPR", "SGDCPR", "AdamCPR", "KappaIP", "KappaK", "KappaKI0", "KappaWS"]
 
 _MODULES = {
     "CPR": "cpr",

@@ -19,15 +19,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Bound:
-    """How the bounds kappa are found."""
+    """How the bounds kappa are found.
+
+    In a trainer's name a bound is its ``keyword`` and the value of its first field.
+    """
+
+    keyword: ClassVar[str]
 
     def memory(self, like: Tensor) -> dict[str, Tensor]:
         """What the bound has to remember at the start, as tensors shaped like ``like`` (``[J]``)."""
         return {}
 
-    def update_(
-        self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]
-    ) -> None:
+    def update_(self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]) -> None:
         """Set ``kappa`` (``[J]``, in place) where this step decides it.
 
         Args:
@@ -54,9 +57,7 @@ class KappaK(Bound):
     def __post_init__(self) -> None:
         _require_positive(self, "value", self.value)
 
-    def update_(
-        self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]
-    ) -> None:
+    def update_(self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]) -> None:
         _set_(kappa, step >= 0, torch.full_like(kappa, self.value))
 
 
@@ -70,9 +71,7 @@ class KappaKI0(Bound):
     def __post_init__(self) -> None:
         _require_positive(self, "factor", self.factor)
 
-    def update_(
-        self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]
-    ) -> None:
+    def update_(self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]) -> None:
         _set_(kappa, step >= 0, self.factor * measure)
 
 
@@ -89,9 +88,7 @@ class KappaWS(Bound):
     def __post_init__(self) -> None:
         _require_count(self, "steps", self.steps)
 
-    def update_(
-        self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]
-    ) -> None:
+    def update_(self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]) -> None:
         _set_(kappa, step >= self.steps, measure)
 
 
@@ -124,9 +121,7 @@ class KappaIP(Bound):
             "last_difference": torch.full_like(like, math.nan),
         }
 
-    def update_(
-        self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]
-    ) -> None:
+    def update_(self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]) -> None:
         last, last_difference = memory["last_sample"], memory["last_difference"]
         sampled = (step % self.interval == 0) & measure.isfinite()
         smoothed = torch.where(last.isnan(), measure, self.ema * last + (1 - self.ema) * measure)
@@ -145,13 +140,9 @@ def _require_positive(bound: Bound, what: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{type(bound).__name__}: {what} must be a number, got {value!r}")
     if not (math.isfinite(value) and value > 0):
-        raise ValueError(
-            f"{type(bound).__name__}: {what} must be positive and finite, got {value!r}"
-        )
+        raise ValueError(f"{type(bound).__name__}: {what} must be positive and finite, got {value!r}")
 
 
 def _require_count(bound: Bound, what: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ValueError(
-            f"{type(bound).__name__}: {what} must be a whole number above 0, got {value!r}"
-        )
+        raise ValueError(f"{type(bound).__name__}: {what} must be a whole number above 0, got {value!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -32,7 +32,7 @@ def _top(
 @app.command()
 def demo(
     folder: Annotated[
-        Optional[Path],
+        Path | None,
         typer.Option(help="Keep everything in this folder, new or empty. Without it the pictures only."),
     ] = None,
 ) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nnunet_cpr.bounds import Bound, KappaWS
-from nnunet_cpr.regularizers import get_regularizer
+from nnunet_cpr.regularizers import accumulator, get_regularizer
 from nnunet_cpr.selection import Params, regularized
 
 STATE_KEY = "cpr"
@@ -98,8 +98,7 @@ class CPR:
             self._state["was_positive"] = torch.zeros_like(vector, dtype=torch.bool)
         for key, value in kappa.memory(vector).items():
             self._state[f"bound.{key}"] = value
-        wide = torch.float32 if device.type == "mps" else torch.float64
-        self._numel = torch.tensor([p.numel() for p in self._params], dtype=wide, device=device)
+        self._numel = self._numel_on(device)
 
     # What can be read
 
@@ -203,12 +202,15 @@ class CPR:
             self._grad_mask = pattern, torch.tensor(pattern, device=device)
         return self._grad_mask[1]
 
+    def _numel_on(self, device: torch.device) -> Tensor:
+        sizes = [p.numel() for p in self._params]
+        return torch.tensor(sizes, dtype=accumulator(self._params[0]), device=device)
+
     def _follow_device(self) -> None:
         """Keep the state beside the parameters when the model has been moved."""
         device = self._params[0].device
         if self._numel.device != device:
-            wide = torch.float32 if device.type == "mps" else torch.float64
-            self._numel = self._numel.to(device, wide)
+            self._numel = self._numel_on(device)
             self._state = {key: value.to(device) for key, value in self._state.items()}
             self._grad_mask = None
 
@@ -325,6 +327,9 @@ class CPR:
             raise ValueError(
                 f"cannot load the CPR state: it has version {version!r}, this is {_STATE_VERSION}"
             )
+        for key in ("config", "shapes", "state"):
+            if not isinstance(saved.get(key), Mapping):
+                raise ValueError(f"cannot load the CPR state: its {key!r} is missing or damaged")
         mine = self._config()
         different = [
             f"{key} was {saved['config'].get(key)!r} and is {value!r} now"
@@ -378,5 +383,3 @@ def _some(names: list[str]) -> str:
     """The first few names, quoted."""
     shown = ", ".join(repr(n) for n in names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
-
-

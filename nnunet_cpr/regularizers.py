@@ -40,7 +40,7 @@ class Regularizer:
     def correct_(
         self, params: Sequence[Tensor], multiplier: Tensor, sums: Tensor, numel: Tensor
     ) -> None:
-        """theta <- theta - multiplier * g(theta), in place; ``multiplier`` is ``[J]``."""
+        """Theta <- theta - multiplier * g(theta), in place; ``multiplier`` is ``[J]``."""
         raise NotImplementedError
 
 
@@ -68,7 +68,7 @@ class L1(Regularizer):
     name = "l1"
 
     def sums(self, params: Sequence[Tensor]) -> Tensor:
-        return _stack([p.abs().sum(dtype=_accumulator(p)) for p in params])[None]
+        return _stack([p.abs().sum(dtype=accumulator(p)) for p in params])[None]
 
     def measure(self, sums: Tensor, numel: Tensor) -> Tensor:
         return (sums[0] / numel).float()
@@ -88,10 +88,8 @@ class Std(Regularizer):
     name = "std"
 
     def sums(self, params: Sequence[Tensor]) -> Tensor:
-        total = _stack([p.sum(dtype=_accumulator(p)) for p in params])
-        squares = _stack(
-            [torch.linalg.vector_norm(p, dtype=_accumulator(p)).square() for p in params]
-        )
+        total = _stack([p.sum(dtype=accumulator(p)) for p in params])
+        squares = _stack([torch.linalg.vector_norm(p, dtype=accumulator(p)).square() for p in params])
         return torch.stack([total, squares])
 
     def _deviation(self, sums: Tensor, numel: Tensor) -> Tensor:
@@ -119,10 +117,7 @@ class Huber(Regularizer):
     def sums(self, params: Sequence[Tensor]) -> Tensor:
         sizes = (p.abs() for p in params)
         return _stack(
-            [
-                torch.where(a < 1, a.square() / 2, a - 0.5).sum(dtype=_accumulator(a))
-                for a in sizes
-            ]
+            [torch.where(a < 1, a.square() / 2, a - 0.5).sum(dtype=accumulator(a)) for a in sizes]
         )[None]
 
     def measure(self, sums: Tensor, numel: Tensor) -> Tensor:
@@ -150,8 +145,8 @@ def get_regularizer(name: str) -> Regularizer:
         raise ValueError(f"no measure is named {name!r}; the measures are {known}") from None
 
 
-def _accumulator(p: Tensor) -> torch.dtype:
-    """Long sums are taken in float64, where the device has it."""
+def accumulator(p: Tensor) -> torch.dtype:
+    """The dtype of long sums and of element counts: float64, where the device has it."""
     return torch.float32 if p.device.type == "mps" else torch.float64
 
 
@@ -165,10 +160,10 @@ def _sum_of_squares(p: Tensor) -> Tensor:
 
 def _stack(values: Sequence[Tensor]) -> Tensor:
     first = values[0]
-    return torch.stack([v.to(first.device, _accumulator(first)) for v in values])
+    return torch.stack([v.to(first.device, accumulator(first)) for v in values])
 
 
-def _readable(values: Tensor) -> Sequence[float] | tuple[Tensor, ...]:
+def _readable(values: Tensor) -> Sequence[float | Tensor]:
     """One number for each matrix: read on the CPU, left on the device elsewhere.
 
     Reading from a GPU would make the host wait for it, which no training step should.
@@ -180,7 +175,9 @@ def _subtract_(
     params: Iterable[Tensor], coefficient: Tensor, direction: Callable[[Tensor, int], Tensor]
 ) -> None:
     """theta_j <- theta_j - coefficient_j * direction(theta_j, j), one matrix after the other."""
-    for j, (p, c) in enumerate(zip(params, _readable(coefficient))):
+    coefficients = _readable(coefficient)
+    for j, p in enumerate(params):
+        c = coefficients[j]
         if isinstance(c, Tensor):
             p.addcmul_(direction(p, j), c.to(p), value=-1)
         elif c != 0.0:

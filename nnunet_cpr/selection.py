@@ -10,14 +10,12 @@ whose weight decay is positive.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Union
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-Params = Union[
-    nn.Module, Iterable[Tensor], Iterable[tuple[str, Tensor]], Iterable[Mapping[str, Any]]
-]
+Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
 """A module, parameters, named parameters, or parameter groups."""
 
 _NEVER_REGULARIZED = (
@@ -113,7 +111,7 @@ def _module_groups(module: nn.Module) -> list[dict[str, Any]]:
     module = _unwrap(module)
     left_out = _left_out(module)
     named = [(name.replace("_orig_mod.", ""), p) for name, p in module.named_parameters()]
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [(name, p) for name, p in named if id(p) not in left_out]},
         {"params": [(name, p) for name, p in named if id(p) in left_out], "regularize": False},
     ]
@@ -122,7 +120,7 @@ def _module_groups(module: nn.Module) -> list[dict[str, Any]]:
 
 def _left_out(root: nn.Module) -> set[int]:
     """The parameters, by ``id``, that the kind of their layer or the model itself leaves out."""
-    ids = set()
+    ids: set[int] = set()
     for module in root.modules():
         if isinstance(module, _NEVER_REGULARIZED):
             ids.update(id(p) for p in module.parameters(recurse=False))

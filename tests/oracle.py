@@ -85,9 +85,8 @@ class OracleCPR:
             seen = self.samples.setdefault(name, [])
             ema = self.bound[2]
             seen.append(ema * seen[-1] + (1 - ema) * r if seen else r)
-            if len(seen) >= 3 and name not in self.kappa:
-                if seen[-1] - 2 * seen[-2] + seen[-3] < 0:
-                    self.kappa[name] = r
+            if name not in self.kappa and len(seen) >= 3 and seen[-1] - 2 * seen[-2] + seen[-3] < 0:
+                self.kappa[name] = r
 
 
 @dataclass

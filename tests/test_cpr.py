@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnunet_cpr import CPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS, SGDCPR
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS
 from nnunet_cpr.bounds import Bound
 
 
@@ -221,8 +221,9 @@ def test_l2_never_flips_a_sign_and_says_so() -> None:
     assert optimizer.cpr.metrics()["limited_corrections"] == 1
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_a_step_that_the_gradient_scaler_skips_is_no_step(fused: bool) -> None:
+@pytest.mark.parametrize("unscale_first", [False, True], ids=["", "unscale"])  # nnU-Net does
+@pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
+def test_a_step_that_the_gradient_scaler_skips_is_no_step(fused: bool, unscale_first: bool) -> None:
     p = matrix(2.0)
     optimizer = SGDCPR([p], lr=0.1, kappa=KappaIP(1), fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -230,6 +231,8 @@ def test_a_step_that_the_gradient_scaler_skips_is_no_step(fused: bool) -> None:
     def step(gradient: float) -> None:
         optimizer.zero_grad()
         scaler.scale((p * gradient).sum()).backward()
+        if unscale_first:
+            scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
 
@@ -368,6 +371,7 @@ def test_a_compiled_models_names_are_the_plain_ones(model: torch.nn.Module) -> N
         (lambda s: s["shapes"].update(more=[2, 2]), "it has 'more', which is not regularized here"),
         (lambda s: s["shapes"].update({"0.weight": [1, 2]}), r"'0\.weight' had shape \[1, 2\]"),
         (lambda s: s["state"].pop("kappa"), "its 'kappa' is missing or damaged"),
+        (lambda s: s.update(shapes=None), "its 'shapes' is missing or damaged"),
         (lambda s: s.update(version=0), "it has version 0"),
     ],
 )

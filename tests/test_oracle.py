@@ -7,7 +7,7 @@ import pytest
 import torch
 from oracle import OracleAdam, OracleCPR, OracleSGD
 
-from nnunet_cpr import CPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS, SGDCPR
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS
 
 SHAPES = {"a": (6, 5), "b": (3, 4, 2, 2), "c": (1, 7), "bias": (6,)}
 STEPS = 300
@@ -66,9 +66,7 @@ def test_agrees_with_the_oracle(kind: str, bound: str, regularizer: str, adaptiv
     if bound == "k" and regularizer != "l2":
         ours, theirs = KappaK(0.15), ("k", 0.15)
     mu = MU[regularizer]
-    params = {
-        n: torch.nn.Parameter(torch.from_numpy(x.copy())) for n, x in problem.start.items()
-    }
+    params = {n: torch.nn.Parameter(torch.from_numpy(x.copy())) for n, x in problem.start.items()}
     oracle = OracleCPR(theirs, regularizer, mu, adaptive)
     settings = {"kappa": ours, "regularizer": regularizer, "mu": mu, "adaptive": adaptive}
     # Two parameter groups; the second asks by its weight decay to be left alone.

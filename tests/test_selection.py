@@ -15,7 +15,12 @@ class Everything(nn.Module):
         self.linear = nn.Linear(3, 4)
         self.embedding = nn.Embedding(5, 6)
         self.norms = nn.ModuleList(
-            [nn.BatchNorm1d(4), nn.LayerNorm((2, 3)), nn.GroupNorm(1, 4), nn.InstanceNorm2d(4, affine=True)]
+            [
+                nn.BatchNorm1d(4),
+                nn.LayerNorm((2, 3)),
+                nn.GroupNorm(1, 4),
+                nn.InstanceNorm2d(4, affine=True),
+            ]
         )
         self.position = nn.Parameter(torch.zeros(2, 3))
         self.table = nn.Module()
@@ -32,7 +37,10 @@ def test_matrices_and_kernels_of_a_module() -> None:
 
 
 def test_no_weight_decay_of_a_part() -> None:
-    assert list(regularized(nn.ModuleDict({"a": Everything()}))) == ["a.conv.weight", "a.linear.weight"]
+    assert list(regularized(nn.ModuleDict({"a": Everything()}))) == [
+        "a.conv.weight",
+        "a.linear.weight",
+    ]
 
 
 def test_named_parameters_parameters_and_groups() -> None:
@@ -49,7 +57,9 @@ def test_groups_that_ask_to_be_left_alone() -> None:
     decay = [{"params": [a], "weight_decay": 0.0}, {"params": [b], "weight_decay": 0.1}]
     assert list(regularized(decay)) == ["1.0"]
     # Where no group decays, a 0 says nothing.
-    assert len(regularized([{"params": [a], "weight_decay": 0}, {"params": [b], "weight_decay": 0}])) == 2
+    assert (
+        len(regularized([{"params": [a], "weight_decay": 0}, {"params": [b], "weight_decay": 0}])) == 2
+    )
     # And CPR takes the place of the positive one.
     assert {g["weight_decay"] for g in SGDCPR(decay, lr=0.1).param_groups} == {0}
 

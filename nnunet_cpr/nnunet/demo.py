@@ -143,9 +143,7 @@ def print_results(results: list[Result], files: list[Path], console: Console) ->
             f"{r.seconds:.0f}",
         )
     console.print(table)
-    console.print(
-        "Two short runs on easy data show that everything works, not which trainer is better."
-    )
+    console.print("Two short runs on easy data show that everything works, not which trainer is better.")
     for file in files:
         console.print(f"to look at: {file}", soft_wrap=True)
 

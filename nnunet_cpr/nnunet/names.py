@@ -13,7 +13,7 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -50,7 +50,10 @@ FAMILIES = {
 
 
 class TrainerNameError(ValueError):
-    """A name that is almost one of ours; the message says what is wrong and what is nearest."""
+    """A name that is almost one of ours; its message, one line, says what is wrong and what is meant."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.splitlines()))
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,10 @@ class TrainerName:
         given = [f.name for f in dataclasses.fields(self)[1:] if getattr(self, f.name)]
         of_cpr = [name for name in ("kappa", "regularizer", "mu", "adaptive") if name in given]
         if of_cpr and not self.defaults.cpr:
-            twin = {"nnUNetTrainerSGD": "nnUNetTrainerCPR", "nnUNetTrainerAdamW": "nnUNetTrainerAdamCPR"}
+            twin = {
+                "nnUNetTrainerSGD": "nnUNetTrainerCPR",
+                "nnUNetTrainerAdamW": "nnUNetTrainerAdamCPR",
+            }
             raise TrainerNameError(
                 f"{self.family} has no CPR, so {_words(self, of_cpr)} has no meaning; "
                 f"the trainer with CPR is {twin[self.family]}"
@@ -234,19 +240,19 @@ def _number(field: str, before: str, read: Callable[[str], float] = _positive) -
 
 
 def _bound(bound: type[Bound]) -> _Suffix:
-    setting = dataclasses.fields(bound)[0]
-    counted = setting.type == "int"
+    setting = dataclasses.fields(bound)[0].name
+    counted = dataclasses.fields(bound)[0].type == "int"
 
     def write(value: Bound) -> str | None:
         if type(value) is not bound:
             return None
-        if value != bound(getattr(value, setting.name)):
+        if value != bound(**{setting: getattr(value, setting)}):
             raise TrainerNameError(f"no trainer name can say {value!r}")
-        number = getattr(value, setting.name)
+        number = getattr(value, setting)
         return str(number) if counted else _print_number(number)
 
     def read(text: str) -> Bound:
-        return bound(int(text) if counted else _parse_number(text))
+        return bound(**{setting: int(text) if counted else _parse_number(text)})
 
     pattern, placeholder = (_COUNT, "<N>") if counted else (_NUMBER, "<V>")
     return _Suffix("kappa", bound.keyword, pattern, read, write, placeholder=placeholder)
@@ -282,7 +288,7 @@ def _tokens(name: TrainerName) -> list[tuple[str, str]]:
     return tokens
 
 
-def _words(name: TrainerName, fields: list[str]) -> str:
+def _words(name: TrainerName, fields: Sequence[str]) -> str:
     return " ".join(f"_{token}" for field, token in _tokens(name) if field in fields)
 
 

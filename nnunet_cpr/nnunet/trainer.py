@@ -20,7 +20,7 @@ from nnunet_cpr.cpr import CPR
 from nnunet_cpr.nnunet.history import FIGURE_NAME, History
 from nnunet_cpr.nnunet.names import TrainerName, parse
 from nnunet_cpr.nnunet.schedule import WarmupPolyLRScheduler
-from nnunet_cpr.optim import AdamCPR, SGDCPR
+from nnunet_cpr.optim import SGDCPR, AdamCPR
 
 
 class NamedTrainer(nnUNetTrainer):

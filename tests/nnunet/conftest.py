@@ -31,7 +31,9 @@ class Workspace:
     environment: dict[str, str]
 
     def command(self, name: str, *arguments: str) -> list[str]:
-        program = shutil.which(name, path=sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"])
+        program = shutil.which(
+            name, path=sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"]
+        )
         assert program is not None, f"{name} is not installed"
         return [program, *arguments]
 
@@ -92,6 +94,7 @@ class Workspace:
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     folder = tmp_path_factory.mktemp("nnunet")
     space = Workspace(folder, demo.DATASET, nnunet_environment(folder, processes=1))
+    del space.environment["nnUNet_extTrainer"]  # every process finds the trainers by itself
     space.environment |= {"nnUNet_compile": "f", "OMP_WAIT_POLICY": "PASSIVE"}
     phantom.write_dataset(folder / "nnUNet_raw" / space.dataset, training_cases=5)
     space.run("nnUNetv2_plan_and_preprocess", "-d", "901", "-c", "3d_fullres", "-np", "1")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from nnunet_cpr import KappaWS, SGDCPR
+from nnunet_cpr import SGDCPR, KappaWS
 from nnunet_cpr.nnunet.history import COLUMNS, History
 
 

@@ -122,7 +122,10 @@ def test_prediction_finds_the_trainer_by_its_name(trained: Workspace) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["nnUNetTrainerAdamCPR_warmup3_ip2_std_ada_mu0p01_2epochs_3iters", "nnUNetTrainerAdamW_wd1en2_warmup3_2epochs_3iters"],
+    [
+        "nnUNetTrainerAdamCPR_warmup3_ip2_std_ada_mu0p01_2epochs_3iters",
+        "nnUNetTrainerAdamW_wd1en2_warmup3_2epochs_3iters",
+    ],
 )
 def test_the_adam_trainers_train(workspace: Workspace, name: str) -> None:
     workspace.train(name, "--disable_checkpointing")
@@ -145,7 +148,8 @@ def test_a_misspelt_name_is_one_line_and_writes_nothing(workspace: Workspace) ->
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if line.startswith("nnunet-cpr:")]
     assert said == [
-        "nnunet-cpr: unknown suffix _ws2k in 'nnUNetTrainerCPR_ws2k'; did you mean nnUNetTrainerCPR_ws2000?"
+        "nnunet-cpr: unknown suffix _ws2k in 'nnUNetTrainerCPR_ws2k'; "
+        "did you mean nnUNetTrainerCPR_ws2000?"
     ]
     assert not workspace.model("nnUNetTrainerCPR_ws2k").exists()
 
@@ -166,12 +170,55 @@ def test_cpr_differs_from_nnunet_in_the_regularizer_alone(
 ) -> None:
     ours = build(workspace, "nnUNetTrainerCPR", monkeypatch)
     group = ours.optimizer.param_groups[0]
-    assert (group["lr"], group["momentum"], group["nesterov"], group["weight_decay"]) == (0.01, 0.99, True, 0)
+    assert (group["lr"], group["momentum"], group["nesterov"], group["weight_decay"]) == (
+        0.01,
+        0.99,
+        True,
+        0,
+    )
     assert type(ours.lr_scheduler) is PolyLRScheduler and ours.num_epochs == 1000
     held = {id(p) for g in ours.optimizer.param_groups for p in g["params"]}
     assert held == {id(p) for p in ours.network.parameters()}
     kernels = {n for n, p in ours.network.named_parameters() if p.ndim == 5}
     assert set(ours.cpr.names) == kernels
+
+
+def test_epoch_means_reach_nnunets_loggers(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those behind the local one are W&B's."""
+    logged = {}
+
+    class Recorder:
+        def log(self, key: str, value: float, step: int) -> None:
+            logged[key] = (value, step)
+
+        def update_config(self, config: dict) -> None: ...
+
+    trainer = build(workspace, "nnUNetTrainerCPR_ws1", monkeypatch)
+    trainer.logger.loggers.append(Recorder())
+    trainer.on_train_start()
+    trainer.on_train_epoch_end([{"loss": np.float32(1)}])
+    assert {key for key in logged if key.startswith("cpr_")} == {f"cpr_{key}" for key in LOGGED}
+    assert logged["cpr_active"] == (0.0, 0)
+
+
+def test_a_picture_that_cannot_be_drawn_does_not_stop_the_training(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = build(workspace, "nnUNetTrainerCPR_ws1_seed9", monkeypatch)
+
+    def full_disk() -> None:
+        raise OSError(28, "No space left on device")
+
+    class FullDisk:
+        draw = staticmethod(full_disk)
+
+    trainer.history = FullDisk()
+    monkeypatch.setattr(nnUNetTrainer, "on_epoch_end", lambda self: None)
+    trainer.on_epoch_end()
+    log = workspace.logs("nnUNetTrainerCPR_ws1_seed9")[-1].read_text()
+    assert "Could not write cpr_progress.png: [Errno 28] No space left" in log
 
 
 def test_suffixes_reach_the_trainer(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

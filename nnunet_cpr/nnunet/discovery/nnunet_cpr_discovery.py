@@ -9,7 +9,7 @@ import os
 TRAINERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nnunet_cpr_trainers")
 
 
-def register():
+def register() -> None:
     folders = [f for f in os.environ.get("nnUNet_extTrainer", "").split(os.pathsep) if f]
     if TRAINERS not in folders and os.path.isdir(TRAINERS):
         os.environ["nnUNet_extTrainer"] = os.pathsep.join([*folders, TRAINERS])

@@ -1,0 +1,260 @@
+"""nnU-Net finds the trainers in every combination of regular and editable installs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import itertools
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from conftest import Workspace
+
+from nnunet_cpr.nnunet.doctor import OLDEST_NNUNET
+
+ROOT = Path(__file__).parents[2]
+DISCOVERY = ROOT / "nnunet_cpr" / "nnunet" / "discovery" / "nnunet_cpr_discovery.py"
+TRAINER = "nnUNetTrainerCPR_ws20_3epochs"
+
+
+# The module that runs when an interpreter starts
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> tuple[Path, str]:
+    """The discovery module beside a folder of trainers, as in site-packages."""
+    module = tmp_path / "nnunet_cpr_discovery.py"
+    shutil.copy(DISCOVERY, module)
+    trainers = tmp_path / "nnunet_cpr_trainers"
+    trainers.mkdir()
+    return module, str(trainers)
+
+
+@pytest.mark.parametrize("before", [None, "", "/mine", f"/mine{os.pathsep}/yours"])
+def test_our_folder_comes_after_the_users_and_once(installed, monkeypatch, before: str | None) -> None:
+    module, trainers = installed
+    monkeypatch.delenv("nnUNet_extTrainer", raising=False)
+    if before is not None:
+        monkeypatch.setenv("nnUNet_extTrainer", before)
+    expected = os.pathsep.join([*([before] if before else []), trainers])
+    for _ in range(2):  # a child process inherits what its parent has set
+        runpy.run_path(str(module))
+        assert os.environ["nnUNet_extTrainer"] == expected
+
+
+def test_nothing_is_set_where_the_folder_is_gone(installed, monkeypatch) -> None:
+    module, trainers = installed
+    monkeypatch.delenv("nnUNet_extTrainer", raising=False)
+    os.rmdir(trainers)
+    runpy.run_path(str(module))
+    assert "nnUNet_extTrainer" not in os.environ
+
+
+def test_it_imports_the_standard_library_alone_and_at_once() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import runpy; "
+        f"runpy.run_path({str(DISCOVERY)!r}); print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert all(name.split(".")[0] in sys.stdlib_module_names for name in done.stdout.split())
+
+
+def test_the_trainers_module_imports_nothing_before_it_is_asked(monkeypatch) -> None:
+    path = ROOT / "trainers" / "nnunet_cpr_trainers.py"
+    code = (
+        f"import sys, runpy; m = runpy.run_path({str(path)!r}); "
+        "assert 'torch' not in sys.modules and 'nnunet_cpr' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# Fresh environments
+
+
+@pytest.fixture(scope="module")
+def dependencies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of links to every installed package but nnU-Net and this one.
+
+    Environments of a few megabytes see torch and the rest through it.
+    """
+    folder = tmp_path_factory.mktemp("dependencies")
+    ours = ("nnunet", "_editable", "__editable", "__pycache__", "pip", "distutils-precedence")
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.lower().startswith(ours):
+            (folder / entry.name).symlink_to(entry)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, and the wheel that is built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)],
+        check=True,
+        capture_output=True,
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def nnunet_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The installed nnU-Net as a source tree that pip can install, editable or not."""
+    spec = importlib.util.find_spec("nnunetv2")
+    assert spec is not None and spec.origin is not None
+    folder = tmp_path_factory.mktemp("nnunet-source")
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(spec.origin).parent, folder / "nnunetv2", ignore=ignore)
+    scripts = "\n".join(
+        f'{e.name} = "{e.value}"'
+        for e in importlib.metadata.entry_points(group="console_scripts")
+        if e.value.startswith("nnunetv2.")
+    )
+    (folder / "pyproject.toml").write_text(
+        f"""
+[build-system]
+requires = ["setuptools>=67.8.0"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "nnunetv2"
+version = "{importlib.metadata.version("nnunetv2")}"
+[project.scripts]
+{scripts}
+[tool.setuptools.packages.find]
+include = ["nnunetv2*"]
+"""
+    )
+    return folder
+
+
+class Environment:
+    """A virtual environment that sees this one's dependencies."""
+
+    def __init__(self, folder: Path, dependencies: Path) -> None:
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        self.bin = folder / ("Scripts" if os.name == "nt" else "bin")
+        self.site = next(folder.glob("lib/python*/site-packages"))
+        (self.site / "dependencies.pth").write_text(f"{dependencies}\n")
+
+    def run(
+        self, *command: str, check: bool = True, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("nnUNet_", "PYTHON"))}
+        environment |= variables
+        done = subprocess.run(
+            [str(self.bin / command[0]), *command[1:]],
+            env=environment,
+            capture_output=True,
+            text=True,
+            cwd=self.site.parent,
+        )
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def install(self, *what: str) -> None:
+        self.run("python", "-m", "pip", "install", "--no-deps", *what)
+
+    def files(self) -> set[str]:
+        found = self.site.rglob("*")
+        return {
+            str(f.relative_to(self.site))
+            for f in found
+            if "pip" not in f.parts and "__pycache__" not in f.parts
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ours", "nnunet"), list(itertools.product(["regular", "editable"], repeat=2)))
+def test_every_combination_of_installs(
+    ours: str,
+    nnunet: str,
+    tmp_path: Path,
+    dependencies: Path,
+    distributions: Path,
+    nnunet_source: Path,
+) -> None:
+    env = Environment(tmp_path / "venv", dependencies)
+    env.install(*(["-e"] if nnunet == "editable" else []), str(nnunet_source))
+    before = env.files()
+    if ours == "editable":
+        env.install("-e", str(ROOT))
+    else:
+        env.install(*(str(wheel) for wheel in distributions.glob("*.whl")))
+    new = env.files() - before
+    assert not [f for f in new if f.startswith("nnunetv2")]
+
+    doctor = env.run("nnunet-cpr", "doctor")
+    assert f"nnU-Net: {importlib.metadata.version('nnunetv2')}, {nnunet} install" in doctor.stdout
+    assert f"nnunet-cpr: 0.1.0, {ours} install" in doctor.stdout
+
+    # nnU-Net's command gets past the search for its trainer, to the missing data set.
+    folders = {f"nnUNet_{n}": str(tmp_path) for n in ("raw", "preprocessed", "results")}
+    train = ("nnUNetv2_train", "999", "3d_fullres", "0", "-device", "cpu", "-tr")
+    done = env.run(*train, TRAINER, check=False, **folders)
+    assert f"Using trainer '{TRAINER}'" in done.stdout and "999" in done.stderr
+
+    # With a folder of the user's own, both are found.
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "my_trainer.py").write_text(
+        "from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer\n"
+        "class nnUNetTrainerCPRMine(nnUNetTrainer): pass\n"
+    )
+    for name in ("nnUNetTrainerCPRMine", TRAINER):
+        done = env.run(*train, name, check=False, nnUNet_extTrainer=str(mine), **folders)
+        assert f"Using trainer '{name}'" in done.stdout, done.stdout + done.stderr
+
+    # So they are in a worker process that is started anew.
+    script = tmp_path / "workers.py"
+    script.write_text(
+        "import multiprocessing\n"
+        "from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name as find\n"
+        "def name(n): return find(n).__name__\n"
+        "if __name__ == '__main__':\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        f"        assert pool.map(name, ['{TRAINER}']) == ['{TRAINER}']\n"
+    )
+    env.run("python", str(script))
+
+    env.run("python", "-m", "pip", "uninstall", "-y", "nnunet-cpr")
+    assert env.files() == before
+    assert not (env.site / "nnunet_cpr_trainers").exists()
+    env.run(
+        "python",
+        "-c",
+        "import nnunetv2, os; assert nnunetv2.__file__; assert 'nnUNet_extTrainer' not in os.environ",
+    )
+
+
+@pytest.mark.slow
+def test_the_oldest_nnunet_trains_and_predicts(
+    tmp_path: Path, dependencies: Path, distributions: Path, workspace: Workspace
+) -> None:
+    env = Environment(tmp_path / "venv", dependencies)
+    env.install("nnunetv2==" + ".".join(map(str, OLDEST_NNUNET)))
+    env.install(*(str(wheel) for wheel in distributions.glob("*.whl")))
+    trainer = "nnUNetTrainerCPR_ws2_2epochs_3iters"
+    folders = {k: v for k, v in workspace.environment.items() if k.startswith("nnUNet_")}
+    env.run("nnUNetv2_train", *workspace.train_arguments(trainer), **folders)
+    assert workspace.history(trainer)["step"].max() == 6
+    images = workspace.folder / "nnUNet_raw" / workspace.dataset / "imagesTs"
+    command = ["nnUNetv2_predict_from_modelfolder", "-i", str(images), "-o", str(tmp_path / "out")]
+    command += ["-m", str(workspace.model(trainer)), "-f", "0", "-device", "cpu"]
+    env.run(*command, "-npp", "1", "-nps", "1", **folders)
+    assert list((tmp_path / "out").glob("*.nii.gz"))
+
+
+@pytest.mark.slow
+def test_the_sdist_installs_and_fits(
+    tmp_path: Path, dependencies: Path, distributions: Path, nnunet_source: Path
+) -> None:
+    env = Environment(tmp_path / "venv", dependencies)
+    env.install(str(nnunet_source))
+    env.install(*(str(sdist) for sdist in distributions.glob("*.tar.gz")))
+    env.run("nnunet-cpr", "doctor")

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nnunet_cpr.cli import app
+from nnunet_cpr.nnunet import doctor
+from nnunet_cpr.nnunet.commands import CommandFailed, run
+
+runner = CliRunner()
+
+
+def test_version() -> None:
+    assert runner.invoke(app, ["--version"]).stdout.strip() == "0.1.0"
+
+
+# doctor
+
+
+def test_doctor_is_content_here() -> None:
+    result = runner.invoke(app, ["doctor"])
+    assert result.exit_code == 0, result.output
+    for subject in (
+        "nnunet-cpr: 0.1.0",
+        "torch:",
+        "nnU-Net:",
+        "nnUNetTrainerAdamCPR: found by nnU-Net",
+    ):
+        assert subject in result.output
+
+
+def test_doctor_names_the_remedy_for_trainers_that_are_not_found(monkeypatch) -> None:
+    monkeypatch.delenv("nnUNet_extTrainer")
+    result = runner.invoke(app, ["doctor"])
+    assert result.exit_code == 1
+    assert "run: pip install --force-reinstall --no-deps nnunet-cpr" in result.output
+    assert "5 things are wrong" in result.output
+
+
+def test_doctor_names_the_remedy_for_a_missing_folder(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("nnUNet_raw", str(tmp_path / "gone"))
+    result = runner.invoke(app, ["doctor"])
+    assert result.exit_code == 1 and f"run: mkdir -p {tmp_path / 'gone'}" in result.output
+
+
+def test_doctor_names_the_remedy_for_nnunet(monkeypatch, tmp_path: Path) -> None:
+    upgrade = 'pip install --upgrade "nnunetv2>=2.8.0"'
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.7.0")
+    finding = doctor._nnunet()
+    assert "too old" in finding.what and finding.remedy == upgrade
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert doctor._nnunet().remedy == upgrade
+
+
+def test_doctor_sees_what_is_left_of_a_broken_nnunet(tmp_path: Path) -> None:
+    """A folder without __init__.py hides the real package: nnunetv2.__file__ is None then."""
+    (tmp_path / "nnunetv2" / "training").mkdir(parents=True)
+    code = (
+        "import sys, types\n"
+        f"sys.path[:0] = [{str(tmp_path)!r}, {str(Path(doctor.__file__).parents[2])!r}]\n"
+        "sys.modules['nnunet_cpr.nnunet.names'] = types.SimpleNamespace(FAMILIES={})\n"
+        "from nnunet_cpr.nnunet import doctor; print(doctor._nnunet())"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert "hidden by a leftover folder" in done.stdout and "rm -r" in done.stdout
+
+
+# demo and the commands it runs
+
+
+def test_demo_does_not_touch_a_folder_with_something_in_it(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    result = runner.invoke(app, ["demo", "--folder", str(tmp_path)])
+    assert result.exit_code == 1 and "is not an empty folder" in result.output
+    assert [f.name for f in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_failing_command_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    command = [
+        Path(sys.executable).name,
+        "-c",
+        "print('one'); print('two'); raise SystemExit('bad')",
+    ]
+    with pytest.raises(CommandFailed, match=r"failed, see .*a\.log: .*two"):
+        run(command, tmp_path / "logs" / "a.log", {"PATH": str(Path(sys.executable).parent)})
+
+
+def test_a_missing_command_is_said(tmp_path: Path) -> None:
+    with pytest.raises(CommandFailed, match="nnUNetv2_dance is not installed"):
+        run(["nnUNetv2_dance"], tmp_path / "log", {"PATH": "/nowhere"})
+
+
+def test_an_interrupt_ends_the_command(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    marker = tmp_path / "marker"
+    code = f"import time, pathlib; time.sleep(3); pathlib.Path({str(marker)!r}).touch()"
+    with pytest.raises(KeyboardInterrupt):
+        run([Path(sys.executable).name, "-c", code], tmp_path / "log", {}, on_wait=interrupt)
+    assert not marker.exists()
+
+
+@pytest.mark.slow
+def test_demo_ends_with_its_table_and_pictures(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "nnunet-cpr"), "demo", "--folder", str(folder)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split("│") for line in done.stdout.splitlines() if "SGD +" in line and "│" in line]
+    table = {row[1].strip(): [float(cell) for cell in row[2:6]] for row in rows}
+    assert set(table) == {"SGD + CPR", "SGD + weight decay"}
+    for validation, unseen, steps, _seconds in table.values():
+        assert validation > 0.7 and unseen > 0.6 and steps == 480
+    assert len(list(folder.rglob("cpr_progress.png"))) == 1
+    assert [f.name for f in tmp_path.iterdir()] == ["demo"]
