@@ -1,7 +1,7 @@
 """Upper bounds kappa on the measure of each parameter matrix (the paper's section 4.3).
 
-A bound is a frozen description. What it must remember between steps it keeps in ``memory``, a dict of
-tensors that CPR stores and saves for it; what it decides goes into ``kappa``, +inf until it is set.
+A bound is a frozen description. What it must remember between steps it keeps in ``memory``, tensors
+that CPR stores and saves for it; what it decides goes into ``kappa``, +inf until it is set.
 Everything is computed for all J matrices at once, on their device and without reading from it.
 
 To add a bound: write a subclass of :class:`Bound` and list it in :data:`BOUNDS`.
@@ -37,7 +37,7 @@ class Bound:
             kappa: the bounds, +inf where not set yet.
             step: number of optimizer steps taken before this one, an int64 scalar tensor.
             measure: R(theta_step), float32 ``[J]``.
-            memory: what :meth:`memory` gave, updated in place.
+            memory: holds, among others, what :meth:`memory` gave; updated in place.
         """
         raise NotImplementedError
 

@@ -96,8 +96,7 @@ class CPR:
         }
         if adaptive:
             self._state["was_positive"] = torch.zeros_like(vector, dtype=torch.bool)
-        for key, value in kappa.memory(vector).items():
-            self._state[f"bound.{key}"] = value
+        self._state |= kappa.memory(vector)
         self._numel = self._numel_on(device)
 
     # What can be read
@@ -174,9 +173,7 @@ class CPR:
             measure = torch.where(taken, measure, math.nan)
             has_grad = has_grad & taken
 
-        prefix = "bound."
-        memory = {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
-        self.bound.update_(kappa, state["step"], measure, memory)
+        self.bound.update_(kappa, state["step"], measure, state)
 
         proposed = (multiplier + self.mu * (measure - kappa)).clamp(min=0)
         updated = has_grad & proposed.isfinite()

@@ -59,9 +59,10 @@ def test_doctor_names_the_remedy_for_nnunet(monkeypatch, tmp_path: Path) -> None
 def test_doctor_sees_what_is_left_of_a_broken_nnunet(tmp_path: Path) -> None:
     """A folder without __init__.py hides the real package: nnunetv2.__file__ is None then."""
     (tmp_path / "nnunetv2" / "training").mkdir(parents=True)
+    (tmp_path / "nnunet_cpr").symlink_to(Path(doctor.__file__).parents[1])
     code = (
         "import sys, types\n"
-        f"sys.path[:0] = [{str(tmp_path)!r}, {str(Path(doctor.__file__).parents[2])!r}]\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
         "sys.modules['nnunet_cpr.nnunet.names'] = types.SimpleNamespace(FAMILIES={})\n"
         "from nnunet_cpr.nnunet import doctor; print(doctor._nnunet())"
     )
