@@ -10,6 +10,7 @@ To add a bound: write a subclass of :class:`Bound` and list it in :data:`BOUNDS`
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,6 +26,11 @@ class Bound:
     """
 
     keyword: ClassVar[str]
+
+    @property
+    def earliest(self) -> int:
+        """The first step at which the bound can be set."""
+        return 0
 
     def memory(self, like: Tensor) -> dict[str, Tensor]:
         """What the bound has to remember at the start, as tensors shaped like ``like`` (``[J]``)."""
@@ -55,7 +61,7 @@ class KappaK(Bound):
     keyword: ClassVar[str] = "k"
 
     def __post_init__(self) -> None:
-        _require_positive(self, "value", self.value)
+        object.__setattr__(self, "value", _positive(self, "value", self.value))
 
     def update_(self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]) -> None:
         _set_(kappa, step >= 0, torch.full_like(kappa, self.value))
@@ -69,7 +75,7 @@ class KappaKI0(Bound):
     keyword: ClassVar[str] = "ki0x"
 
     def __post_init__(self) -> None:
-        _require_positive(self, "factor", self.factor)
+        object.__setattr__(self, "factor", _positive(self, "factor", self.factor))
 
     def update_(self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]) -> None:
         _set_(kappa, step >= 0, self.factor * measure)
@@ -86,7 +92,11 @@ class KappaWS(Bound):
     keyword: ClassVar[str] = "ws"
 
     def __post_init__(self) -> None:
-        _require_count(self, "steps", self.steps)
+        object.__setattr__(self, "steps", _count(self, "steps", self.steps))
+
+    @property
+    def earliest(self) -> int:
+        return self.steps
 
     def update_(self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]) -> None:
         _set_(kappa, step >= self.steps, measure)
@@ -111,9 +121,14 @@ class KappaIP(Bound):
     keyword: ClassVar[str] = "ip"
 
     def __post_init__(self) -> None:
-        _require_count(self, "interval", self.interval)
+        object.__setattr__(self, "interval", _count(self, "interval", self.interval))
         if not 0 <= self.ema < 1:
             raise ValueError(f"KappaIP: ema must be in [0, 1), got {self.ema!r}")
+        object.__setattr__(self, "ema", float(self.ema))
+
+    @property
+    def earliest(self) -> int:
+        return 2 * self.interval
 
     def memory(self, like: Tensor) -> dict[str, Tensor]:
         return {
@@ -136,13 +151,17 @@ BOUNDS: dict[str, type[Bound]] = {b.keyword: b for b in (KappaK, KappaKI0, Kappa
 """The bounds by the short word that names them in nnU-Net trainer names."""
 
 
-def _require_positive(bound: Bound, what: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"{type(bound).__name__}: {what} must be a number, got {value!r}")
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{type(bound).__name__}: {what} must be positive and finite, got {value!r}")
+def _positive(bound: Bound, what: str, value: float) -> float:
+    name = type(bound).__name__
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ValueError(f"{name}: {what} must be a number, got {value!r}")
+    # Bounds are float32: 1e-50 would be no bound but 0.
+    if not 0 < float(torch.tensor(float(value), dtype=torch.float32)) < math.inf:
+        raise ValueError(f"{name}: {what} must be positive and finite in float32, got {value!r}")
+    return float(value)
 
 
-def _require_count(bound: Bound, what: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+def _count(bound: Bound, what: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value <= 0:
         raise ValueError(f"{type(bound).__name__}: {what} must be a whole number above 0, got {value!r}")
+    return int(value)

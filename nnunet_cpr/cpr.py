@@ -96,7 +96,9 @@ class CPR:
         }
         if adaptive:
             self._state["was_positive"] = torch.zeros_like(vector, dtype=torch.bool)
-        self._state |= kappa.memory(vector)
+        memory = kappa.memory(vector)
+        assert self._state.keys().isdisjoint(memory), "a bound's memory needs names of its own"
+        self._state |= memory
         self._numel = self._numel_on(device)
 
     # What can be read
@@ -131,10 +133,10 @@ class CPR:
         out because a number was not finite; ``limited_corrections``: corrections that stopped at the
         measure's largest multiplier, both counted from the start. Waits for a GPU.
         """
-        kappa, multiplier = self._state["kappa"], self._state["lagrange_multiplier"]
+        measure, kappa, multiplier = self.measure, self.kappa, self.lagrange_multiplier
         bounded = kappa.isfinite()
         return {
-            "measure_to_kappa": float((self.measure / kappa)[bounded].mean()),
+            "measure_to_kappa": float((measure / kappa)[bounded & (kappa > 0)].mean()),
             "lagrange_multiplier_mean": float(multiplier.mean()),
             "lagrange_multiplier_max": float(multiplier.max()),
             "bounded": float(bounded.float().mean()),
@@ -221,13 +223,22 @@ class CPR:
 
         Raises:
             RuntimeError: this CPR is attached already, or another one is to this optimizer.
-            ValueError: the optimizer does not hold a regularized parameter, or decays one itself.
+            TypeError: it is no torch optimizer, or a wrapper around one.
+            ValueError: the optimizer does not hold a regularized parameter, or decays one itself; the
+                latter is looked at before every step as well.
         """
         if self._optimizer is not None:
             raise RuntimeError("this CPR is attached already; detach() it first")
         hooks = getattr(optimizer, "_optimizer_step_pre_hooks", {}).values()
         if any(isinstance(getattr(hook, "__self__", None), CPR) for hook in hooks):
             raise RuntimeError("another CPR is attached to this optimizer; detach() that one first")
+        if not isinstance(optimizer, Optimizer) or not hasattr(
+            optimizer, "_optimizer_state_dict_post_hooks"
+        ):
+            raise TypeError(
+                f"cannot attach to a {type(optimizer).__name__}, which does not run torch's optimizer "
+                "hooks; if it wraps an optimizer, attach to that one"
+            )
         self._check_optimizer(optimizer)
         self._optimizer = optimizer
         self._hooks = [
@@ -246,25 +257,32 @@ class CPR:
         self._optimizer = None
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
-        decay = {
-            id(p): group.get("weight_decay", 0)
-            for group in optimizer.param_groups
-            for p in group["params"]
-        }
-        missing = [n for n, p in zip(self.names, self._params) if id(p) not in decay]
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        missing = [n for n, p in zip(self.names, self._params) if id(p) not in held]
         if missing:
             raise ValueError(
                 f"the optimizer does not hold {_some(missing)}, which CPR is to regularize; give "
                 "both the same parameters"
             )
-        decayed = [n for n, p in zip(self.names, self._params) if decay[id(p)] != 0]
+        self._check_decay(optimizer)
+
+    def _check_decay(self, optimizer: Optimizer) -> None:
+        decayed = {
+            id(p)
+            for group in optimizer.param_groups
+            if not isinstance(group.get("weight_decay", 0), Tensor) and group.get("weight_decay", 0)
+            for p in group["params"]
+        }
         if decayed:
-            raise ValueError(
-                f"the optimizer applies its own weight decay to {_some(decayed)}; CPR takes its "
-                "place, so build the optimizer with weight_decay=0"
-            )
+            names = [n for n, p in zip(self.names, self._params) if id(p) in decayed]
+            if names:
+                raise ValueError(
+                    f"the optimizer applies its own weight decay to {_some(names)}; CPR takes its "
+                    "place, so build the optimizer with weight_decay=0"
+                )
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        self._check_decay(optimizer)  # a scheduler or a loaded state may have changed it
         found_inf = getattr(optimizer, "found_inf", None)  # set by GradScaler for fused optimizers
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
@@ -305,7 +323,8 @@ class CPR:
         return {
             "version": _STATE_VERSION,
             "config": self._config(),
-            "shapes": {n: list(p.shape) for n, p in zip(self.names, self._params)},
+            "names": list(self.names),
+            "shapes": [list(p.shape) for p in self._params],
             "state": {key: value.clone() for key, value in self._state.items()},
         }
 
@@ -324,40 +343,41 @@ class CPR:
             raise ValueError(
                 f"cannot load the CPR state: it has version {version!r}, this is {_STATE_VERSION}"
             )
-        for key in ("config", "shapes", "state"):
-            if not isinstance(saved.get(key), Mapping):
-                raise ValueError(f"cannot load the CPR state: its {key!r} is missing or damaged")
-        mine = self._config()
+        kinds = {"config": Mapping, "names": list, "shapes": list, "state": Mapping}
+        damaged = [key for key, kind in kinds.items() if not isinstance(saved.get(key), kind)]
+        if damaged or len(saved["names"]) != len(saved["shapes"]):
+            raise ValueError(f"cannot load the CPR state: {_some(damaged or ['shapes'])} is damaged")
         different = [
             f"{key} was {saved['config'].get(key)!r} and is {value!r} now"
-            for key, value in mine.items()
+            for key, value in self._config().items()
             if saved["config"].get(key) != value
         ]
         if different:
             raise ValueError(f"cannot load the CPR state: {'; '.join(different)}")
-        shapes = {n: list(p.shape) for n, p in zip(self.names, self._params)}
-        missing = [n for n in shapes if n not in saved["shapes"]]
-        unknown = [n for n in saved["shapes"] if n not in shapes]
+        missing = [name for name in self.names if name not in saved["names"]]
+        unknown = [name for name in saved["names"] if name not in self.names]
         if missing or unknown:
             parts = [f"it lacks {_some(missing)}"] if missing else []
             parts += [f"it has {_some(unknown)}, which is not regularized here"] if unknown else []
             raise ValueError(f"cannot load the CPR state: {' and '.join(parts)}")
-        for name, shape in shapes.items():
-            if list(saved["shapes"][name]) != shape:
+        order = [saved["names"].index(name) for name in self.names]
+        for name, place, p in zip(self.names, order, self._params):
+            shape = saved["shapes"][place]
+            if shape != list(p.shape):
                 raise ValueError(
-                    f"cannot load the CPR state: {name!r} had shape {saved['shapes'][name]} and has "
-                    f"{shape} now"
+                    f"cannot load the CPR state: {name!r} had shape {shape} and has {list(p.shape)} now"
                 )
-        place = {name: i for i, name in enumerate(saved["shapes"])}
-        order = torch.tensor([place[name] for name in self.names])
-        loaded = {}
-        for key, own in self._state.items():
-            value = saved["state"].get(key)
-            if not isinstance(value, Tensor) or value.shape != own.shape:
-                raise ValueError(f"cannot load the CPR state: its {key!r} is missing or damaged")
-            value = value.to(own.device, own.dtype)
-            loaded[key] = value[order.to(own.device)] if value.ndim else value.clone()
-        return loaded
+        return {key: self._checked_tensor(key, saved["state"].get(key), order) for key in self._state}
+
+    def _checked_tensor(self, key: str, value: Any, order: list[int]) -> Tensor:
+        own = self._state[key]
+        is_good = isinstance(value, Tensor) and value.shape == own.shape
+        if is_good and key in ("kappa", "lagrange_multiplier"):
+            is_good = bool((value >= 0).all())  # NaN is not
+        if not is_good:
+            raise ValueError(f"cannot load the CPR state: {key!r} is damaged")
+        value = value.to(own.device, own.dtype)
+        return value[torch.tensor(order, device=own.device)] if value.ndim else value.clone()
 
     def _add_to_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         state_dict[STATE_KEY] = self.state_dict()

@@ -17,6 +17,19 @@ class _WithCPR(torch.optim.Optimizer):
 
     cpr: CPR
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch does while the optimizer is built; later it is refused.
+
+        Raises:
+            RuntimeError: CPR has been set up for the parameters there were.
+        """
+        if hasattr(self, "cpr"):
+            raise RuntimeError(
+                f"{type(self).__name__} takes no parameters later, since its bounds and multipliers "
+                "belong to those it was built with; build it with all parameters"
+            )
+        super().add_param_group(param_group)
+
     def __getstate__(self) -> NoReturn:
         # torch's own __getstate__ drops hooks: a copy would go on silently without CPR.
         raise TypeError(
@@ -25,28 +38,39 @@ class _WithCPR(torch.optim.Optimizer):
         )
 
 
-def _plain(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Groups as every version of torch takes them, with the weight decay that CPR replaces at 0."""
+def _torch_groups(params: Params, named: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Groups for torch, with the weight decay that CPR replaces at 0.
+
+    A module makes one group in its own order, as ``torch.optim.SGD(module.parameters())`` does, so
+    that either loads the other's state.
+    """
+    if isinstance(params, torch.nn.Module):
+        return [{"params": list(params.parameters()), "weight_decay": 0}]
     return [
         {
             **{key: value for key, value in group.items() if key != "regularize"},
-            "params": [p for _, p in group["params"] if p.requires_grad],
+            "params": [p for _, p in group["params"]],
             "weight_decay": 0,
         }
-        for group in groups
+        for group in named
     ]
 
 
-def _fused_is_possible(groups: list[dict[str, Any]]) -> bool:
-    params = [p for group in groups for p in group["params"]]
-    return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in params)
+def _fused_is_possible(params: Params, groups: list[dict[str, Any]]) -> bool:
+    if isinstance(params, torch.nn.Module) and any(
+        getattr(module, "sparse", False) for module in params.modules()
+    ):
+        return False  # sparse gradients of embeddings
+    tensors = [p for group in groups for p in group["params"]]
+    return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in tensors)
 
 
 class SGDCPR(_WithCPR, torch.optim.SGD):
     """``torch.optim.SGD`` with :class:`~nnunet_cpr.cpr.CPR` in place of weight decay.
 
     Args:
-        params: a module, named parameters, parameters or parameter groups. A group's
+        params: a module, named parameters, parameters or parameter groups. CPR takes those that are
+            trainable now. A group's
             ``weight_decay`` serves only to select: 0 beside groups with a positive one leaves the
             group out of CPR. So does ``regularize=False``.
         lr, momentum, nesterov, maximize: as in ``torch.optim.SGD``; the defaults are nnU-Net's.
@@ -74,16 +98,16 @@ class SGDCPR(_WithCPR, torch.optim.SGD):
         maximize: bool = False,
         fused: bool | None = None,
     ) -> None:
-        groups = param_groups(params)
-        cpr = CPR(groups, kappa=kappa, regularizer=regularizer, mu=mu, adaptive=adaptive)
-        groups = _plain(groups)
+        named = param_groups(params)
+        cpr = CPR(named, kappa=kappa, regularizer=regularizer, mu=mu, adaptive=adaptive)
+        groups = _torch_groups(params, named)
         super().__init__(
             groups,
             lr=lr,
             momentum=momentum,
             nesterov=nesterov,
             maximize=maximize,
-            fused=_fused_is_possible(groups) if fused is None else fused,
+            fused=_fused_is_possible(params, groups) if fused is None else fused,
         )
         self.cpr = cpr
         cpr.attach(self)
@@ -121,9 +145,9 @@ class AdamCPR(_WithCPR, torch.optim.Adam):
         capturable: bool = False,
         fused: bool | None = None,
     ) -> None:
-        groups = param_groups(params)
-        cpr = CPR(groups, kappa=kappa, regularizer=regularizer, mu=mu, adaptive=adaptive)
-        groups = _plain(groups)
+        named = param_groups(params)
+        cpr = CPR(named, kappa=kappa, regularizer=regularizer, mu=mu, adaptive=adaptive)
+        groups = _torch_groups(params, named)
         super().__init__(
             groups,
             lr=lr,
@@ -132,7 +156,7 @@ class AdamCPR(_WithCPR, torch.optim.Adam):
             amsgrad=amsgrad,
             maximize=maximize,
             capturable=capturable,
-            fused=_fused_is_possible(groups) if fused is None else fused,
+            fused=_fused_is_possible(params, groups) if fused is None else fused,
         )
         self.cpr = cpr
         cpr.attach(self)

@@ -110,7 +110,7 @@ def _module_groups(module: nn.Module) -> list[dict[str, Any]]:
     """
     module = _unwrap(module)
     left_out = _left_out(module)
-    named = [(name.replace("_orig_mod.", ""), p) for name, p in module.named_parameters()]
+    named = list(_name(module.named_parameters()))
     groups: list[dict[str, Any]] = [
         {"params": [(name, p) for name, p in named if id(p) not in left_out]},
         {"params": [(name, p) for name, p in named if id(p) in left_out], "regularize": False},
@@ -139,6 +139,8 @@ def _name(items: Iterable[Any], prefix: str = "") -> Iterator[tuple[str, Tensor]
                 "params must be a module, parameters, (name, parameter) pairs or parameter "
                 f"groups; found a {type(p).__name__}"
             )
+        if hasattr(p, "full_tensor"):
+            raise TypeError(f"parameter {name!r} is sharded (a DTensor), which CPR does not support")
         if torch.is_complex(p):
             raise TypeError(f"parameter {name!r} is complex, which CPR does not support")
-        yield name, p
+        yield name.replace("_orig_mod.", ""), p  # torch.compile puts it in

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -71,6 +72,8 @@ def test_kappa_ip_passes_over_a_sample_that_is_not_finite() -> None:
         (lambda: KappaK(math.nan), "positive and finite"),
         (lambda: KappaK(math.inf), "positive and finite"),
         (lambda: KappaK("1"), "must be a number"),
+        (lambda: KappaK(1e-50), "positive and finite in float32"),
+        (lambda: KappaK(1e60), "positive and finite in float32"),
         (lambda: KappaKI0(-1.0), "KappaKI0: factor must be positive"),
         (lambda: KappaIP(0), "KappaIP: interval must be a whole number above 0"),
         (lambda: KappaIP(10, ema=1.0), r"ema must be in \[0, 1\)"),
@@ -80,6 +83,15 @@ def test_kappa_ip_passes_over_a_sample_that_is_not_finite() -> None:
 def test_wrong_values_are_refused(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_equal_bounds_have_one_description() -> None:
+    assert repr(KappaK(1)) == repr(KappaK(np.float64(1.0))) == "KappaK(value=1.0)"
+    assert repr(KappaWS(np.int64(5))) == "KappaWS(steps=5)"
+
+
+def test_the_earliest_step_a_bound_can_be_set_at() -> None:
+    assert [b.earliest for b in (KappaK(1), KappaKI0(1), KappaWS(7), KappaIP(3))] == [0, 0, 7, 6]
 
 
 def test_every_bound_has_its_word() -> None:

@@ -25,6 +25,8 @@ def nnunet_environment(folder: Path, processes: int) -> dict[str, str]:
         "nnUNet_def_n_proc": str(processes),
         "nnUNet_n_proc_DA": str(processes),
         "nnUNet_wandb_enabled": "0",
+        # Threads that wait by spinning make two busy processes on few cores many times slower.
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
     }
 
 

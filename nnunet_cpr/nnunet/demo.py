@@ -24,8 +24,8 @@ DATASET = "Dataset901_Phantoms"
 CONFIGURATION = "3d_fullres"
 PLANS = "nnUNetPlansDemo"
 TRAINERS = {
-    "nnUNetTrainerCPR_ws100_8epochs_60iters_seed0": "SGD + CPR",
-    "nnUNetTrainerSGD_8epochs_60iters_seed0": "SGD + weight decay",
+    "nnUNetTrainerCPR_ws100_6epochs_60iters_seed0": "SGD + CPR",
+    "nnUNetTrainerSGD_6epochs_60iters_seed0": "SGD + weight decay",
 }
 
 
@@ -168,7 +168,7 @@ def keep_only(files: list[Path], folder: Path) -> list[Path]:
 
 
 def shrink_plans(folder: Path, source: str, target: str) -> None:
-    """A copy of a data set's plans with a network and batch that suit a CPU.
+    """A copy of a data set's plans with a network, patches and batches that suit a CPU.
 
     Args:
         folder: the preprocessed data set's folder.
@@ -178,6 +178,7 @@ def shrink_plans(folder: Path, source: str, target: str) -> None:
     plans["plans_name"] = target
     configuration = plans["configurations"][CONFIGURATION]
     configuration["batch_size"] = 2
+    configuration["patch_size"] = [min(n, 32) for n in configuration["patch_size"]]
     network = configuration["architecture"]["arch_kwargs"]
     network["features_per_stage"] = [8 * 2**i for i in range(network["n_stages"])]
     (folder / f"{target}.json").write_text(json.dumps(plans, indent=2))

@@ -9,16 +9,18 @@ import io
 import json
 import os
 import platform
+import shlex
 import shutil
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nnunet_cpr import __version__
-from nnunet_cpr.nnunet.names import FAMILIES
+from packaging.version import Version
 
-OLDEST_NNUNET = (2, 8, 0)
+from nnunet_cpr import __version__
+
+OLDEST_NNUNET = Version("2.8.0")
 NNUNET_FOLDERS = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
 
 
@@ -35,13 +37,17 @@ def examine() -> Iterator[Finding]:
     """Look at everything, in the order in which things depend on each other."""
     yield Finding("python", platform.python_version())
     yield Finding("nnunet-cpr", f"{__version__}, {_installed_how('nnunet-cpr')}")
-    yield _torch()
-    yield _accelerator()
-    nnunet = _nnunet()
-    yield nnunet
-    if nnunet.remedy is None:
-        yield from (_trainer(name) for name in FAMILIES)
-        yield _trainer("nnUNetTrainerCPR_ws200_40epochs_50iters")
+    torch = _torch()
+    yield torch
+    if torch.remedy is None:
+        yield _accelerator()
+        nnunet = _nnunet()
+        yield nnunet
+        if nnunet.remedy is None:
+            from nnunet_cpr.nnunet.names import FAMILIES
+
+            yield from (_trainer(name) for name in FAMILIES)
+            yield _trainer("nnUNetTrainerCPR_ws200_40epochs_50iters")
     yield from (_folder(name) for name in NNUNET_FOLDERS)
 
 
@@ -54,14 +60,12 @@ def _torch() -> Finding:
 
 
 def _accelerator() -> Finding:
-    try:
-        import torch
-    except ImportError:
-        return Finding("GPU", "not looked for, torch is missing")
+    import torch
+
     triton = "with" if importlib.util.find_spec("triton") else "without"
     if torch.cuda.is_available():
         return Finding("GPU", f"{torch.cuda.get_device_name()}, {triton} Triton")
-    if shutil.which("nvidia-smi"):
+    if shutil.which("nvidia-smi") and "CUDA_VISIBLE_DEVICES" not in os.environ:
         return Finding(
             "GPU",
             f"there is an NVIDIA driver, but torch {torch.__version__} cannot use it",
@@ -71,7 +75,7 @@ def _accelerator() -> Finding:
 
 
 def _nnunet() -> Finding:
-    install = 'pip install --upgrade "nnunetv2>=' + ".".join(map(str, OLDEST_NNUNET)) + '"'
+    install = f'pip install --upgrade "nnunetv2>={OLDEST_NNUNET}"'
     spec = importlib.util.find_spec("nnunetv2")
     if spec is None:
         return Finding("nnU-Net", "not installed", install)
@@ -80,35 +84,50 @@ def _nnunet() -> Finding:
         return Finding(
             "nnU-Net",
             f"hidden by a leftover folder {leftover} without an __init__.py",
-            f"rm -r {leftover}",
+            f"rm -r {shlex.quote(leftover)}",
         )
     try:
         version = importlib.metadata.version("nnunetv2")
     except importlib.metadata.PackageNotFoundError:
         return Finding("nnU-Net", f"{spec.origin} belongs to no installed package", install)
     what = f"{version}, {_installed_how('nnunetv2')}, {Path(spec.origin).parent}"
-    if tuple(int(part) for part in version.split(".")[:3] if part.isdigit()) < OLDEST_NNUNET:
+    if Version(version) < OLDEST_NNUNET:
         return Finding("nnU-Net", f"{what}: too old to find trainers in other folders", install)
+    try:
+        _find_trainer("nnUNetTrainer")
+    except Exception as error:  # whatever keeps nnU-Net from it is the finding
+        return Finding(
+            "nnU-Net",
+            f"{what}: does not find its own trainer: {_first_line(error)}",
+            "pip install --upgrade --force-reinstall nnunetv2",
+        )
     return Finding("nnU-Net", what)
 
 
 def _trainer(name: str) -> Finding:
     """Found the way nnU-Net finds it."""
     try:
-        # nnU-Net tells on stdout where it searches.
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
-
-            found = recursive_find_trainer_class_by_name(name)
+        found = _find_trainer(name)
     except Exception as error:  # whatever keeps nnU-Net from it is the finding
-        first = next(iter(str(error).splitlines()), type(error).__name__)
         return Finding(
             name,
-            f"not found by nnU-Net: {first[:200]}",
-            "pip install --force-reinstall --no-deps nnunet-cpr",
+            f"not found by nnU-Net: {_first_line(error)}",
+            f"pip install --force-reinstall --no-deps {_origin('nnunet-cpr')}",
         )
     return Finding(name, f"found by nnU-Net, {found.__mro__[1].__module__}")
+
+
+def _find_trainer(name: str) -> type:
+    # nnU-Net tells on stdout where it searches.
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
+
+        return recursive_find_trainer_class_by_name(name)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
 
 
 def _folder(name: str) -> Finding:
@@ -116,14 +135,28 @@ def _folder(name: str) -> Finding:
     if value is None:
         return Finding(name, f"not set; before preparing data: export {name}=/path/to/{name}")
     if not Path(value).is_dir():
-        return Finding(name, f"{value} is not a folder", f"mkdir -p {value}")
+        return Finding(name, f"{value} is not a folder", f"mkdir -p {shlex.quote(value)}")
     return Finding(name, value)
 
 
-def _installed_how(distribution: str) -> str:
+def _direct_url(distribution: str) -> dict:
+    """Where pip installed a distribution from, {} where that was a package index."""
     try:
-        origin = importlib.metadata.distribution(distribution).read_text("direct_url.json")
+        text = importlib.metadata.distribution(distribution).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
-        return "not installed as a package"
-    editable = json.loads(origin).get("dir_info", {}).get("editable") if origin else False
+        text = None
+    return json.loads(text) if text else {}
+
+
+def _installed_how(distribution: str) -> str:
+    editable = _direct_url(distribution).get("dir_info", {}).get("editable")
     return "editable install" if editable else "regular install"
+
+
+def _origin(distribution: str) -> str:
+    """What to give to ``pip install`` to install it again."""
+    origin = _direct_url(distribution)
+    if not origin:
+        return distribution
+    editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
+    return editable + shlex.quote(origin["url"].removeprefix("file://"))

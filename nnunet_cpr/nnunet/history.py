@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from nnunet_cpr.cpr import CPR
 from nnunet_cpr.nnunet.figures import draw_progress
@@ -22,25 +22,28 @@ COLUMNS = ["epoch", "step", "parameter", "measure", "kappa", "multiplier"]
 class History:
     """A row for every epoch and matrix, kept in a CSV file and in memory.
 
-    ``measure``, ``kappa`` and ``multiplier`` hold an array of length J for each of ``epochs``.
+    ``measure``, ``kappa`` and ``multiplier`` hold an array of length J, in the order of ``names``, for
+    each of ``epochs``.
     """
 
     folder: Path
-    names: list[str] = field(default_factory=list)
+    names: list[str]
     epochs: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     measure: list[np.ndarray] = field(default_factory=list)
     kappa: list[np.ndarray] = field(default_factory=list)
     multiplier: list[np.ndarray] = field(default_factory=list)
+    set_aside: Path | None = None
+    """Where a file went that could not be read at all."""
 
     @classmethod
-    def resume(cls, folder: str | os.PathLike[str], epoch: int) -> History:
+    def resume(cls, folder: str | os.PathLike[str], epoch: int, names: list[str]) -> History:
         """Continue the history in ``folder`` for a training that is about to start ``epoch``.
 
         Rows of that epoch and later ones are dropped: they belong to work that is done again, or to
-        an earlier training.
+        an earlier training. So are epochs that are not whole.
         """
-        history = cls(Path(folder))
+        history = cls(Path(folder), list(names))
         path = history.folder / CSV_NAME
         if epoch > 0 and path.exists():
             history._read(path, epoch)
@@ -52,13 +55,12 @@ class History:
         self._add(
             epoch,
             cpr.step_count,
-            cpr.names,
             cpr.measure.cpu().numpy(),
             cpr.kappa.cpu().numpy(),
             cpr.lagrange_multiplier.cpu().numpy(),
         )
         with open(self.folder / CSV_NAME, "a", newline="") as file:
-            file.write(self._rows(len(self.epochs) - 1))
+            csv.writer(file).writerows(self._rows(len(self.epochs) - 1))
 
     def draw(self) -> None:
         """Write ``cpr_progress.png``.
@@ -73,12 +75,10 @@ class History:
         self,
         epoch: int,
         step: int,
-        names: list[str],
         measure: np.ndarray,
         kappa: np.ndarray,
         multiplier: np.ndarray,
     ) -> None:
-        self.names = names
         self.epochs.append(epoch)
         self.steps.append(step)
         self.measure.append(measure)
@@ -86,28 +86,39 @@ class History:
         self.multiplier.append(multiplier)
 
     def _read(self, path: Path, before: int) -> None:
-        table = pd.read_csv(path, usecols=COLUMNS, on_bad_lines="skip")
-        # A kill in the middle of a write leaves a torn last row; its epoch is done again.
-        table["epoch"] = pd.to_numeric(table["epoch"], errors="coerce")
-        table = table[table["epoch"] < before].dropna()
-        for epoch, rows in table.groupby("epoch", sort=True):
-            self._add(
-                int(epoch),
-                int(rows["step"].iloc[0]),
-                rows["parameter"].tolist(),
-                *(rows[c].to_numpy(np.float32) for c in ("measure", "kappa", "multiplier")),
-            )
+        """Take over the epochs that are whole; a kill or a full disk may have torn the others."""
+        text = path.read_text(encoding="utf-8", errors="replace").replace("\0", "")
+        lines = text.splitlines()
+        if not lines or lines[0] != ",".join(COLUMNS):
+            self.set_aside = path.with_name("cpr_history.unreadable.csv")
+            os.replace(path, self.set_aside)
+            return
+        parameters: dict[int, list[str]] = {}
+        values: dict[int, list[list[float]]] = {}
+        for row in csv.reader(lines[1:]):
+            try:
+                epoch, name = int(row[0]), row[2]
+                numbers = [float(row[column]) for column in (1, 3, 4, 5)]
+            except (ValueError, IndexError):
+                continue
+            parameters.setdefault(epoch, []).append(name)
+            values.setdefault(epoch, []).append(numbers)
+        for epoch in sorted(e for e in values if e < before and parameters[e] == self.names):
+            step, *columns = np.array(values[epoch]).T
+            # A measure may be NaN, as may the weights of a training that went wrong.
+            self._add(epoch, int(step[0]), *(column.astype(np.float32) for column in columns))
 
     def _rewrite(self) -> None:
         with replacing(self.folder / CSV_NAME) as path, open(path, "w", newline="") as file:
-            file.write(",".join(COLUMNS) + "\n")
+            writer = csv.writer(file)
+            writer.writerow(COLUMNS)
             for i in range(len(self.epochs)):
-                file.write(self._rows(i))
+                writer.writerows(self._rows(i))
 
-    def _rows(self, i: int) -> str:
+    def _rows(self, i: int) -> list[tuple[int, int, str, str, str, str]]:
         """The rows of one epoch; nine digits give a float32 back exactly."""
         values = zip(self.names, self.measure[i], self.kappa[i], self.multiplier[i])
-        return "".join(
-            f"{self.epochs[i]},{self.steps[i]},{name},{r:.9g},{kappa:.9g},{multiplier:.9g}\n"
+        return [
+            (self.epochs[i], self.steps[i], name, f"{r:.9g}", f"{kappa:.9g}", f"{multiplier:.9g}")
             for name, r, kappa, multiplier in values
-        )
+        ]

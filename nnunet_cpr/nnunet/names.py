@@ -19,7 +19,7 @@ from decimal import Decimal
 from typing import Any
 
 from nnunet_cpr.bounds import BOUNDS, Bound, KappaWS
-from nnunet_cpr.regularizers import REGULARIZERS
+from nnunet_cpr.regularizers import REGULARIZERS, get_regularizer
 
 COMMON_PREFIX = "nnUNetTrainer"
 DEFAULT_EPOCHS = 1000
@@ -81,6 +81,7 @@ class TrainerName:
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise TrainerNameError(f"no trainer family is named {self.family!r}")
+        self._check_values()
         given = [f.name for f in dataclasses.fields(self)[1:] if getattr(self, f.name)]
         of_cpr = [name for name in ("kappa", "regularizer", "mu", "adaptive") if name in given]
         if of_cpr and not self.defaults.cpr:
@@ -102,6 +103,20 @@ class TrainerName:
                 f"the learning-rate warm-up of {self.warmup_steps} steps is not shorter than the "
                 f"training of {self.total_steps} steps; choose a shorter one with _warmup<N>"
             )
+
+    def _check_values(self) -> None:
+        """What the grammar cannot spell must not be printed as something else."""
+        if self.regularizer is not None:
+            get_regularizer(self.regularizer)
+        for name in ("mu", "lr", "weight_decay"):
+            value = getattr(self, name)
+            is_fine = value is None or 0 < value < math.inf or (name == "weight_decay" and value == 0)
+            if not is_fine:
+                raise TrainerNameError(f"{name} must be positive and finite, got {value!r}")
+        for name, smallest in (("warmup", 0), ("epochs", 1), ("iterations", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if value is not None and not smallest <= value < 10**9:
+                raise TrainerNameError(f"{name} must be at least {smallest}, got {value!r}")
 
     def __str__(self) -> str:
         return "_".join([self.family, *(token for _, token in _tokens(self))])
@@ -138,7 +153,8 @@ def parse(name: str) -> TrainerName | None:
         if nearest is None:
             return None
         raise TrainerNameError(
-            f"no trainer is named {base!r}; did you mean {'_'.join([nearest, *tokens])}?"
+            f"no trainer is named {base!r}; did you mean {'_'.join([nearest, *tokens])}? "
+            "Every suffix begins with an underscore"
         )
     values: dict[str, Any] = {}
     words: dict[str, str] = {}
@@ -169,7 +185,7 @@ def _parse_number(text: str) -> float:
 def _print_number(value: float) -> str:
     """The shortest decimal that reads back as the same float, in nnU-Net's spelling."""
     _, digits, exponent = Decimal(repr(float(value))).normalize().as_tuple()
-    assert isinstance(exponent, int)  # the constructors let only finite numbers in
+    assert isinstance(exponent, int)  # the constructors take only finite numbers
     if value == 0 or 1e-2 <= value < 1e6:
         text = format(Decimal(repr(float(value))), "f").removesuffix(".0")
     else:
@@ -311,7 +327,10 @@ def _nearest_family(base: str) -> str | None:
     if not base.lower().startswith(COMMON_PREFIX.lower()):
         return None
     rests = {family[len(COMMON_PREFIX) :].lower(): family for family in FAMILIES}
-    close = difflib.get_close_matches(base[len(COMMON_PREFIX) :].lower(), rests, n=1, cutoff=0.6)
+    rest = base[len(COMMON_PREFIX) :].lower()
+    if "cpr" in rest:
+        return rests["adamcpr" if "adam" in rest else "cpr"]
+    close = difflib.get_close_matches(rest, rests, n=1, cutoff=0.6)
     return rests[close[0]] if close else None
 
 
@@ -333,7 +352,7 @@ _SPELLING = "where <N> is a whole number such as 200 and <V> a number such as 0p
 
 def _split(token: str) -> tuple[str, str]:
     """The letters of a suffix and the number in it, the number's spelling corrected."""
-    text = token.lower().replace(".", "p").replace("e-", "en")
+    text = re.sub(r"(?<![0-9])\.", "0.", token.lower()).replace(".", "p").replace("e-", "en")
     text = re.sub(r"([0-9]+)k(?=$|[a-z])", r"\g<1>000", text)
     numbers = re.findall(r"[0-9]+(?:p[0-9]+)?(?:en?[0-9]+)?(?=$|[a-z])", text)
     return (text.replace(numbers[-1], "", 1), numbers[-1]) if numbers else (text, "")

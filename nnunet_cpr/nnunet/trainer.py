@@ -17,7 +17,7 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from torch.optim import Optimizer
 
 from nnunet_cpr.cpr import CPR
-from nnunet_cpr.nnunet.history import FIGURE_NAME, History
+from nnunet_cpr.nnunet.history import CSV_NAME, FIGURE_NAME, History
 from nnunet_cpr.nnunet.names import TrainerName, parse
 from nnunet_cpr.nnunet.schedule import WarmupPolyLRScheduler
 from nnunet_cpr.optim import SGDCPR, AdamCPR
@@ -117,15 +117,19 @@ class _CPRTrainer(NamedTrainer):
         super().on_train_start()
         _prepare_logger(self.logger, self.current_epoch)
         if self.local_rank == 0:
-            self.history = History.resume(self.output_folder, self.current_epoch)
+            self.history = History.resume(self.output_folder, self.current_epoch, self.cpr.names)
+            if self.history.set_aside is not None:
+                self.print_to_log_file(
+                    f"{CSV_NAME} could not be read; it is {self.history.set_aside.name} now"
+                )
         self.print_to_log_file(f"Regularizing with {self.cpr!r}")
         self.print_to_log_file("Regularized:", ", ".join(self.cpr.names))
         steps = self.num_epochs * self.num_iterations_per_epoch
-        first = getattr(self.cpr.bound, "steps", 0)
-        if first >= steps:
+        if self.cpr.bound.earliest >= steps:
             self.print_to_log_file(
-                f"WARNING! The bounds are set after {first} steps and this training has {steps}: "
-                "nothing will be regularized. Give the trainer's name a smaller _ws<N>."
+                f"WARNING! No bound is set before step {self.cpr.bound.earliest} and this training has "
+                f"{steps} steps: nothing will be regularized. Name a trainer with a smaller "
+                f"_{self.cpr.bound.keyword}<N>."
             )
 
     def on_train_epoch_end(self, train_outputs: list[dict]) -> None:

@@ -95,7 +95,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     folder = tmp_path_factory.mktemp("nnunet")
     space = Workspace(folder, demo.DATASET, nnunet_environment(folder, processes=1))
     del space.environment["nnUNet_extTrainer"]  # every process finds the trainers by itself
-    space.environment |= {"nnUNet_compile": "f", "OMP_WAIT_POLICY": "PASSIVE"}
+    space.environment["nnUNet_compile"] = "f"
     phantom.write_dataset(folder / "nnUNet_raw" / space.dataset, training_cases=5)
     space.run("nnUNetv2_plan_and_preprocess", "-d", "901", "-c", "3d_fullres", "-np", "1")
     preprocessed = folder / "nnUNet_preprocessed" / space.dataset

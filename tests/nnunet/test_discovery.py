@@ -237,7 +237,7 @@ def test_the_oldest_nnunet_trains_and_predicts(
     tmp_path: Path, dependencies: Path, distributions: Path, workspace: Workspace
 ) -> None:
     env = Environment(tmp_path / "venv", dependencies)
-    env.install("nnunetv2==" + ".".join(map(str, OLDEST_NNUNET)))
+    env.install("nnunetv2==" + str(OLDEST_NNUNET))
     env.install(*(str(wheel) for wheel in distributions.glob("*.whl")))
     trainer = "nnUNetTrainerCPR_ws2_2epochs_3iters"
     folders = {k: v for k, v in workspace.environment.items() if k.startswith("nnUNet_")}

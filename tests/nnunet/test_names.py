@@ -8,6 +8,7 @@ from nnunet_cpr import KappaIP, KappaK, KappaKI0, KappaWS
 from nnunet_cpr.nnunet.names import FAMILIES, SUFFIXES, TrainerName, TrainerNameError, parse
 
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+FLOAT32 = st.floats(1e-30, 1e30)
 COUNT = st.integers(1, 10**9 - 1)
 
 
@@ -15,8 +16,8 @@ COUNT = st.integers(1, 10**9 - 1)
 def trainer_names(draw: st.DrawFn) -> TrainerName:
     family = draw(st.sampled_from(sorted(FAMILIES)))
     bounds = st.one_of(
-        st.builds(KappaK, POSITIVE),
-        st.builds(KappaKI0, POSITIVE),
+        st.builds(KappaK, FLOAT32),
+        st.builds(KappaKI0, FLOAT32),
         st.builds(KappaWS, COUNT),
         st.builds(KappaIP, COUNT),
     )
@@ -118,6 +119,14 @@ def test_other_peoples_names_are_not_ours(text: str) -> None:
         ("nnunettrainercpr", "did you mean nnUNetTrainerCPR?"),
         ("nnUNetTrainerCPR_lr1e-3", "did you mean nnUNetTrainerCPR_lr1en3?"),
         ("nnUNetTrainerCPR_lr0.1", "did you mean nnUNetTrainerCPR_lr0p1?"),
+        ("nnUNetTrainerCPR_lr.001", "did you mean nnUNetTrainerCPR_lr0p001?"),
+        ("nnUNetTrainerSGDCPR", "did you mean nnUNetTrainerCPR?"),
+        (
+            "nnUNetTrainerCPRws200",
+            "did you mean nnUNetTrainerCPR? Every suffix begins with an underscore",
+        ),
+        ("nnUNetTrainerCPRAdam_ws9", "did you mean nnUNetTrainerAdamCPR_ws9?"),
+        ("nnUNetTrainerCPR_k1en60", "positive and finite in float32"),
         ("nnUNetTrainerCPR_100epoch_ws5", "did you mean nnUNetTrainerCPR_100epochs_ws5?"),
         ("nnUNetTrainerCPR_hubber", "did you mean nnUNetTrainerCPR_huber?"),
         ("nnUNetTrainerCPR_ws1p5", "it is spelt _ws<N>, where <N> is a whole number"),
@@ -145,6 +154,22 @@ def test_other_peoples_names_are_not_ours(text: str) -> None:
 def test_a_name_that_is_almost_right_says_what_is_nearest(text: str, message: str) -> None:
     with pytest.raises(TrainerNameError, match=message.replace("?", r"\?").replace("(", r"\(")):
         parse(text)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lr": -1.0},
+        {"lr": float("nan")},
+        {"mu": 0.0},
+        {"regularizer": "l3"},
+        {"epochs": 0},
+        {"seed": -1},
+    ],
+)
+def test_settings_that_no_name_can_say_are_refused(settings: dict) -> None:
+    with pytest.raises(ValueError, match=r"must be|no measure"):
+        TrainerName("nnUNetTrainerCPR", **settings)
 
 
 def test_a_bound_that_a_name_cannot_say_is_not_printed_wrongly() -> None:

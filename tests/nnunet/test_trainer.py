@@ -74,7 +74,7 @@ def test_the_checkpoint_holds_bounds_and_multipliers(trained: Workspace) -> None
     }
     assert int(cpr["state"]["step"]) == 16
     last = trained.history(CPR).query("epoch == 3")
-    assert list(cpr["shapes"]) == last["parameter"].tolist()
+    assert cpr["names"] == last["parameter"].tolist()
     np.testing.assert_array_equal(cpr["state"]["kappa"], last["kappa"].astype(np.float32))
     for key in LOGGED:
         assert len(checkpoint["logging"][f"cpr_{key}"]) == 4
@@ -94,7 +94,7 @@ def test_killed_and_continued_it_ends_as_if_it_had_not_been(
 
     ours, theirs = other.checkpoint(CPR), trained.checkpoint(CPR)
     a, b = ours["optimizer_state"]["cpr"], theirs["optimizer_state"]["cpr"]
-    assert list(a["shapes"]) == list(b["shapes"]) and a["config"] == b["config"]
+    assert a["names"] == b["names"] and a["config"] == b["config"]
     for key, value in a["state"].items():
         assert torch.equal(value, b["state"][key]), key
     for key, value in ours["network_weights"].items():
@@ -140,7 +140,7 @@ def test_a_warm_start_longer_than_the_training_is_said(workspace: Workspace) -> 
     name = "nnUNetTrainerCPR_1epochs_2iters"
     workspace.train(name, "--disable_checkpointing")
     text = workspace.logs(name)[0].read_text()
-    assert "WARNING! The bounds are set after 1000 steps and this training has 2" in text
+    assert "WARNING! No bound is set before step 1000 and this training has 2 steps" in text
 
 
 def test_a_misspelt_name_is_one_line_and_writes_nothing(workspace: Workspace) -> None:
