@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from nnunet_cpr import saved_state
 from nnunet_cpr.bounds import Bound, KappaWS
+from nnunet_cpr.kernels import OnePass
 from nnunet_cpr.regularizers import accumulator, get_regularizer
+from nnunet_cpr.saved_state import some
 from nnunet_cpr.selection import Params, regularized
 
 STATE_KEY = "cpr"
 """Where an optimizer's ``state_dict()`` keeps the state of the CPR attached to it."""
-
-_STATE_VERSION = 1
 
 
 class CPR:
@@ -78,14 +79,15 @@ class CPR:
 
         chosen = regularized(params)
         self.names = list(chosen)
-        self._params = list(chosen.values())
+        self.parameters: list[Tensor] = list(chosen.values())
+        self.one_pass: OnePass | None = None  # an optimizer of ours sets it
         self._optimizer: Optimizer | None = None
         self._hooks: list[Any] = []
         self._pending_state: dict[str, Tensor] | None = None
         self._grad_mask: tuple[tuple[bool, ...], Tensor] | None = None
 
-        device = self._params[0].device
-        vector = torch.zeros(len(self._params), dtype=torch.float32, device=device)
+        device = self.parameters[0].device
+        vector = torch.zeros(len(self.parameters), dtype=torch.float32, device=device)
         count = torch.zeros((), dtype=torch.int64, device=device)
         self._state: dict[str, Tensor] = {
             "step": count.clone(),
@@ -117,7 +119,8 @@ class CPR:
     @torch.no_grad()
     def measure(self) -> Tensor:
         """R of the parameters as they are now, float32 ``[J]`` in the order of ``names``."""
-        return self._measure()[1]
+        self._follow_device()
+        return self.regularizer.measure(self.regularizer.sums(self.parameters), self._numel)
 
     @property
     def step_count(self) -> int:
@@ -151,22 +154,35 @@ class CPR:
 
     # The update
 
+    @torch.no_grad()
     def step(self) -> None:
         """One update by hand, for loops without an attached optimizer: call it just before its step."""
-        self._update(found_inf=None)
-
-    def _measure(self) -> tuple[Tensor, Tensor]:
-        self._follow_device()
-        sums = self.regularizer.sums(self._params)
-        return sums, self.regularizer.measure(sums, self._numel)
+        self._update_and_correct(found_inf=None)
 
     @torch.no_grad()
-    def _update(self, found_inf: Tensor | None) -> None:
+    def _before_optimizer(self, found_inf: Tensor | None) -> None:
+        """The update; the correction is left to the optimizer's step where that takes both in one."""
+        if self.one_pass is None or not self.one_pass.covers_this_step():
+            self._update_and_correct(found_inf)
+        else:
+            self._follow_device()
+            self.one_pass.correct_in_step(self._update(self.one_pass.sums(), found_inf))
+
+    def _update_and_correct(self, found_inf: Tensor | None) -> None:
+        self._follow_device()
+        sums = self.regularizer.sums(self.parameters)
+        multiplier = self._update(sums, found_inf)
+        self.regularizer.correct_(self.parameters, multiplier, sums, self._numel)
+
+    def _update(self, sums: Tensor, found_inf: Tensor | None) -> Tensor:
         """Algorithm 1 for all matrices at once, without the host waiting for a GPU.
 
         A step that is skipped because of ``found_inf`` is one in which no measure can be used.
+
+        Returns:
+            The multipliers to correct with, float32 ``[J]``; 0 where nothing is to be corrected.
         """
-        sums, measure = self._measure()
+        measure = self.regularizer.measure(sums, self._numel)
         state = self._state
         kappa, multiplier = state["kappa"], state["lagrange_multiplier"]
         has_grad = self._has_grad()
@@ -181,7 +197,6 @@ class CPR:
         updated = has_grad & proposed.isfinite()
         applied = torch.where(updated, proposed, 0.0)
         limit = self.regularizer.largest_multiplier
-        self.regularizer.correct_(self._params, applied.clamp(max=limit), sums, self._numel)
 
         if self.adaptive:
             was_positive = state["was_positive"]
@@ -192,22 +207,23 @@ class CPR:
         state["skipped_updates"] += (has_grad & ~updated).sum()
         state["limited_corrections"] += (applied > limit).sum()
         state["step"] += 1 if taken is None else taken
+        return applied.clamp(max=limit)
 
     def _has_grad(self) -> Tensor:
         """Which parameters have a gradient, bool ``[J]``; made anew only when that changes."""
-        pattern = tuple(p.grad is not None for p in self._params)
+        pattern = tuple(p.grad is not None for p in self.parameters)
         device = self._state["kappa"].device
         if self._grad_mask is None or self._grad_mask[0] != pattern:
             self._grad_mask = pattern, torch.tensor(pattern, device=device)
         return self._grad_mask[1]
 
     def _numel_on(self, device: torch.device) -> Tensor:
-        sizes = [p.numel() for p in self._params]
-        return torch.tensor(sizes, dtype=accumulator(self._params[0]), device=device)
+        sizes = [p.numel() for p in self.parameters]
+        return torch.tensor(sizes, dtype=accumulator(self.parameters[0]), device=device)
 
     def _follow_device(self) -> None:
         """Keep the state beside the parameters when the model has been moved."""
-        device = self._params[0].device
+        device = self.parameters[0].device
         if self._numel.device != device:
             self._numel = self._numel_on(device)
             self._state = {key: value.to(device) for key, value in self._state.items()}
@@ -258,10 +274,10 @@ class CPR:
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        missing = [n for n, p in zip(self.names, self._params) if id(p) not in held]
+        missing = [n for n, p in zip(self.names, self.parameters) if id(p) not in held]
         if missing:
             raise ValueError(
-                f"the optimizer does not hold {_some(missing)}, which CPR is to regularize; give "
+                f"the optimizer does not hold {some(missing)}, which CPR is to regularize; give "
                 "both the same parameters"
             )
         self._check_decay(optimizer)
@@ -274,10 +290,10 @@ class CPR:
             for p in group["params"]
         }
         if decayed:
-            names = [n for n, p in zip(self.names, self._params) if id(p) in decayed]
+            names = [n for n, p in zip(self.names, self.parameters) if id(p) in decayed]
             if names:
                 raise ValueError(
-                    f"the optimizer applies its own weight decay to {_some(names)}; CPR takes its "
+                    f"the optimizer applies its own weight decay to {some(names)}; CPR takes its "
                     "place, so build the optimizer with weight_decay=0"
                 )
 
@@ -286,7 +302,7 @@ class CPR:
         found_inf = getattr(optimizer, "found_inf", None)  # set by GradScaler for fused optimizers
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            self._update(found_inf)
+            self._before_optimizer(found_inf)
             return None
 
         # The closure computes the gradient at theta_t, so the correction must come after it; some
@@ -298,7 +314,7 @@ class CPR:
             loss = closure()
             if not done:
                 done = True
-                self._update(found_inf)
+                self._before_optimizer(found_inf)
             return loss
 
         if len(args) > 1:
@@ -321,10 +337,10 @@ class CPR:
         Holds tensors and plain values only, so ``torch.load(..., weights_only=True)`` reads it.
         """
         return {
-            "version": _STATE_VERSION,
+            "version": saved_state.VERSION,
             "config": self._config(),
             "names": list(self.names),
-            "shapes": [list(p.shape) for p in self._params],
+            "shapes": [list(p.shape) for p in self.parameters],
             "state": {key: value.clone() for key, value in self._state.items()},
         }
 
@@ -336,48 +352,8 @@ class CPR:
         """
         self._state = self._checked(state_dict)
 
-    def _checked(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The saved state in the order of this CPR's names, or ValueError."""
-        if not isinstance(saved, Mapping) or saved.get("version") != _STATE_VERSION:
-            version = saved.get("version") if isinstance(saved, Mapping) else None
-            raise ValueError(
-                f"cannot load the CPR state: it has version {version!r}, this is {_STATE_VERSION}"
-            )
-        kinds = {"config": Mapping, "names": list, "shapes": list, "state": Mapping}
-        damaged = [key for key, kind in kinds.items() if not isinstance(saved.get(key), kind)]
-        if damaged or len(saved["names"]) != len(saved["shapes"]):
-            raise ValueError(f"cannot load the CPR state: {_some(damaged or ['shapes'])} is damaged")
-        different = [
-            f"{key} was {saved['config'].get(key)!r} and is {value!r} now"
-            for key, value in self._config().items()
-            if saved["config"].get(key) != value
-        ]
-        if different:
-            raise ValueError(f"cannot load the CPR state: {'; '.join(different)}")
-        missing = [name for name in self.names if name not in saved["names"]]
-        unknown = [name for name in saved["names"] if name not in self.names]
-        if missing or unknown:
-            parts = [f"it lacks {_some(missing)}"] if missing else []
-            parts += [f"it has {_some(unknown)}, which is not regularized here"] if unknown else []
-            raise ValueError(f"cannot load the CPR state: {' and '.join(parts)}")
-        order = [saved["names"].index(name) for name in self.names]
-        for name, place, p in zip(self.names, order, self._params):
-            shape = saved["shapes"][place]
-            if shape != list(p.shape):
-                raise ValueError(
-                    f"cannot load the CPR state: {name!r} had shape {shape} and has {list(p.shape)} now"
-                )
-        return {key: self._checked_tensor(key, saved["state"].get(key), order) for key in self._state}
-
-    def _checked_tensor(self, key: str, value: Any, order: list[int]) -> Tensor:
-        own = self._state[key]
-        is_good = isinstance(value, Tensor) and value.shape == own.shape
-        if is_good and key in ("kappa", "lagrange_multiplier"):
-            is_good = bool((value >= 0).all())  # NaN is not
-        if not is_good:
-            raise ValueError(f"cannot load the CPR state: {key!r} is damaged")
-        value = value.to(own.device, own.dtype)
-        return value[torch.tensor(order, device=own.device)] if value.ndim else value.clone()
+    def _checked(self, saved: Any) -> dict[str, Tensor]:
+        return saved_state.checked(saved, self.state_dict())
 
     def _add_to_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         state_dict[STATE_KEY] = self.state_dict()
@@ -394,9 +370,3 @@ class CPR:
         # Only now has the optimizer's own state been accepted.
         if self._pending_state is not None:
             self._state, self._pending_state = self._pending_state, None
-
-
-def _some(names: list[str]) -> str:
-    """The first few names, quoted."""
-    shown = ", ".join(repr(n) for n in names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -9,13 +10,69 @@ from torch import Tensor
 
 from nnunet_cpr.bounds import Bound, KappaWS
 from nnunet_cpr.cpr import CPR
+from nnunet_cpr.kernels import one_pass_for
+from nnunet_cpr.kernels.one_pass import StepTensors, laid_out_like
+from nnunet_cpr.row_norms import is_dense
 from nnunet_cpr.selection import Params, param_groups
 
 
-class _WithCPR(torch.optim.Optimizer):
-    """What the two optimizers share: they build their CPR from their own parameters."""
+class CPROptimizer(torch.optim.Optimizer):
+    """What the two optimizers share: they build their CPR from their own parameters.
+
+    A step goes one of two ways. The plain one is a hook that corrects and then torch's own step. The
+    other takes both in one pass (:mod:`nnunet_cpr.kernels`); for that a subclass says what its step
+    reads and writes, and how torch fuses it.
+    """
 
     cpr: CPR
+    _torch_class: type[torch.optim.Optimizer]
+
+    def _attach(self, cpr: CPR) -> None:
+        self.cpr = cpr
+        cpr.attach(self)
+        cpr.one_pass = one_pass_for(self)
+        self.register_load_state_dict_post_hook(_lay_out_state)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step; CPR's update comes before it, and after the closure.
+
+        Returns:
+            What the closure returned.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        _lay_out_gradients(self)
+        one_pass = self.cpr.one_pass
+        if one_pass is not None and one_pass.is_due:
+            one_pass.step()
+        else:
+            _without_hooks(self._torch_class.step)(self)
+        return loss
+
+    def is_plain(self, group: dict[str, Any]) -> bool:
+        """Whether the group's settings are such as :meth:`fused_step` takes."""
+        raise NotImplementedError
+
+    def step_tensors(self, group: dict[str, Any]) -> StepTensors:
+        """The group's tensors for a step that is about to be taken; missing ones are made."""
+        raise NotImplementedError
+
+    def fused_step(self, group: dict[str, Any], tensors: StepTensors, decay: float = 0.0) -> None:
+        """Torch's fused step on tensors, or parts of tensors, of one dtype.
+
+        ``decay``, only where :meth:`can_decay`: each parameter is first multiplied by 1 - decay.
+        """
+        raise NotImplementedError
+
+    def can_decay(self, group: dict[str, Any]) -> bool:
+        """Whether :meth:`fused_step` takes a decay."""
+        return False
+
+    def after_step(self, tensors: StepTensors) -> None:
+        """What is left to do when all tensors of a group were stepped."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch does while the optimizer is built; later it is refused.
@@ -36,6 +93,28 @@ class _WithCPR(torch.optim.Optimizer):
             f"{type(self).__name__} cannot be copied or pickled; build a new one and load this "
             "one's state_dict() into it"
         )
+
+
+def _without_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A torch optimizer's step; torch wraps it so that it runs the hooks, and ours has run them."""
+    return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
+
+
+def _lay_out_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Fused steps go through memory; on the CPU torch does not look whether the strides agree."""
+    for group in optimizer.param_groups:
+        if group["fused"]:
+            for p in group["params"]:
+                if p.grad is not None and p.grad.stride() != p.stride():
+                    p.grad = laid_out_like(p, p.grad)
+
+
+def _lay_out_state(optimizer: torch.optim.Optimizer) -> None:
+    """The same for a state that was saved from parameters with other strides."""
+    for p, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                state[key] = laid_out_like(p, value)
 
 
 def _torch_groups(params: Params, named: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -62,10 +141,12 @@ def _fused_is_possible(params: Params, groups: list[dict[str, Any]]) -> bool:
     ):
         return False  # sparse gradients of embeddings
     tensors = [p for group in groups for p in group["params"]]
-    return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in tensors)
+    return all(
+        p.device.type in ("cpu", "cuda") and p.is_floating_point() and is_dense(p) for p in tensors
+    )
 
 
-class SGDCPR(_WithCPR, torch.optim.SGD):
+class SGDCPR(CPROptimizer, torch.optim.SGD):
     """``torch.optim.SGD`` with :class:`~nnunet_cpr.cpr.CPR` in place of weight decay.
 
     Args:
@@ -83,6 +164,8 @@ class SGDCPR(_WithCPR, torch.optim.SGD):
     Raises:
         TypeError, ValueError: as :class:`~nnunet_cpr.cpr.CPR` and ``torch.optim.SGD`` do.
     """
+
+    _torch_class = torch.optim.SGD
 
     def __init__(
         self,
@@ -109,11 +192,40 @@ class SGDCPR(_WithCPR, torch.optim.SGD):
             maximize=maximize,
             fused=_fused_is_possible(params, groups) if fused is None else fused,
         )
-        self.cpr = cpr
-        cpr.attach(self)
+        self._attach(cpr)
+
+    def is_plain(self, group: dict[str, Any]) -> bool:
+        return group["dampening"] == 0 and not group["differentiable"]
+
+    def step_tensors(self, group: dict[str, Any]) -> StepTensors:
+        tensors = StepTensors([], [], [], [])
+        buffers: list[Any] = []
+        self._init_group(group, tensors.params, tensors.grads, buffers)
+        if group["momentum"] != 0:
+            for i, p in enumerate(tensors.params):
+                if buffers[i] is None:  # from 0 the first step makes it the gradient, as torch does
+                    buffers[i] = self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            tensors.moments = [buffers]
+        return tensors
+
+    def fused_step(self, group: dict[str, Any], tensors: StepTensors, decay: float = 0.0) -> None:
+        torch._fused_sgd_(
+            tensors.params,
+            tensors.grads,
+            tensors.moments[0] if tensors.moments else [],
+            weight_decay=0.0,
+            momentum=group["momentum"],
+            lr=group["lr"],
+            dampening=0.0,
+            nesterov=group["nesterov"],
+            maximize=group["maximize"],
+            is_first_step=False,
+            grad_scale=getattr(self, "grad_scale", None),
+            found_inf=getattr(self, "found_inf", None),
+        )
 
 
-class AdamCPR(_WithCPR, torch.optim.Adam):
+class AdamCPR(CPROptimizer, torch.optim.Adam):
     """``torch.optim.Adam`` with :class:`~nnunet_cpr.cpr.CPR` in place of weight decay.
 
     Args:
@@ -128,6 +240,8 @@ class AdamCPR(_WithCPR, torch.optim.Adam):
     Raises:
         TypeError, ValueError: as :class:`~nnunet_cpr.cpr.CPR` and ``torch.optim.Adam`` do.
     """
+
+    _torch_class = torch.optim.Adam
 
     def __init__(
         self,
@@ -158,5 +272,45 @@ class AdamCPR(_WithCPR, torch.optim.Adam):
             capturable=capturable,
             fused=_fused_is_possible(params, groups) if fused is None else fused,
         )
-        self.cpr = cpr
-        cpr.attach(self)
+        self._attach(cpr)
+
+    def is_plain(self, group: dict[str, Any]) -> bool:
+        return not group["differentiable"] and not any(isinstance(b, Tensor) for b in group["betas"])
+
+    def step_tensors(self, group: dict[str, Any]) -> StepTensors:
+        tensors = StepTensors([], [], [], [])
+        first: list[Tensor] = []
+        second: list[Tensor] = []
+        largest: list[Tensor] = []
+        self._init_group(group, tensors.params, tensors.grads, first, second, largest, tensors.steps)
+        tensors.moments = [first, second, largest] if group["amsgrad"] else [first, second]
+        if tensors.steps:
+            torch._foreach_add_(tensors.steps, 1)
+        return tensors
+
+    def fused_step(self, group: dict[str, Any], tensors: StepTensors, decay: float = 0.0) -> None:
+        torch._fused_adamw_(
+            tensors.params,
+            tensors.grads,
+            tensors.moments[0],
+            tensors.moments[1],
+            tensors.moments[2] if group["amsgrad"] else [],
+            tensors.steps,
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=decay / float(group["lr"]) if decay else 0.0,
+            eps=group["eps"],
+            amsgrad=group["amsgrad"],
+            maximize=group["maximize"],
+            grad_scale=getattr(self, "grad_scale", None),
+            found_inf=getattr(self, "found_inf", None),
+        )
+
+    def can_decay(self, group: dict[str, Any]) -> bool:
+        return float(group["lr"]) > 0
+
+    def after_step(self, tensors: StepTensors) -> None:
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None and tensors.steps:
+            torch._foreach_sub_(tensors.steps, [found_inf] * len(tensors.steps))

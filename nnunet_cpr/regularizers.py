@@ -17,6 +17,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from nnunet_cpr.row_norms import sums_of_squares
+
 
 class Regularizer:
     """A measure R(theta) and its gradient direction g(theta), so that theta <- theta - lambda * g.
@@ -50,7 +52,10 @@ class L2(Regularizer):
     largest_multiplier = 0.5  # beyond it 1 - 2 lambda would flip the sign of theta
 
     def sums(self, params: Sequence[Tensor]) -> Tensor:
-        return _stack([_sum_of_squares(p) for p in params])[None]
+        if all(p.device.type == "cpu" for p in params):
+            return sums_of_squares(params)[None]
+        norms = torch._foreach_norm(list(params), dtype=accumulator(params[0]))
+        return _stack(norms).square()[None]
 
     def measure(self, sums: Tensor, numel: Tensor) -> Tensor:
         return (sums[0] / numel).float()
@@ -148,29 +153,6 @@ def get_regularizer(name: str) -> Regularizer:
 def accumulator(p: Tensor) -> torch.dtype:
     """The dtype of long sums and of element counts: float64, where the device has it."""
     return torch.float32 if p.device.type == "mps" else torch.float64
-
-
-_ROW = 4096
-
-
-def _sum_of_squares(p: Tensor) -> Tensor:
-    """Norms of short rows, then their sum in float64.
-
-    One float32 norm over millions of elements can be off by 1e-4; tests/test_oracle.py holds this to
-    1e-6.
-    """
-    wide = p.dtype if p.dtype == torch.float64 else torch.float32
-    flat = _in_memory_order(p)
-    whole = flat.numel() // _ROW * _ROW
-    rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=wide)
-    rest = torch.linalg.vector_norm(flat[whole:], dtype=wide)
-    return rows.to(accumulator(p)).square().sum() + rest.to(accumulator(p)).square()
-
-
-def _in_memory_order(p: Tensor) -> Tensor:
-    """All elements as one dimension: a view if they lie densely, channels-last too, else a copy."""
-    order = sorted(range(p.ndim), key=lambda d: -p.stride()[d])
-    return p.permute(order).reshape(-1)
 
 
 def _stack(values: Sequence[Tensor]) -> Tensor:

@@ -141,7 +141,7 @@ def test_the_way_of_a_gpu_gives_the_same(regularizer: str, monkeypatch: pytest.M
             for p in params:
                 p.grad = -0.1 * p.detach().nan_to_num(posinf=2.0)  # growing
             if t == 10:
-                params[2].data[0, 0] = math.inf
+                params[2].detach()[0, 0] = math.inf
             optimizer.step()
         return params, optimizer.cpr.lagrange_multiplier
 
@@ -266,11 +266,11 @@ def test_a_parameter_that_is_not_finite_does_not_poison_its_multiplier(
     bad: float, regularizer: str
 ) -> None:
     p, q = matrix(2.0), matrix(2.0)
-    p.data[0, 0] = q.data[0, 0] = 2.5
+    p.detach()[0, 0] = q.detach()[0, 0] = 2.5
     optimizer = SGDCPR([p, q], lr=0.0, kappa=KappaK(0.1), regularizer=regularizer, mu=0.01)
     optimizer.step()
     lam = optimizer.cpr.lagrange_multiplier
-    p.data[0, 0] = bad
+    p.detach()[0, 0] = bad
     optimizer.step()
     after = optimizer.cpr.lagrange_multiplier
     assert after[0] == lam[0] and after[1] > lam[1]
@@ -294,10 +294,10 @@ def test_a_warm_start_that_meets_a_number_that_is_not_finite_waits_for_the_next(
     p = matrix(2.0)
     optimizer = SGDCPR([p], lr=0.0, kappa=KappaWS(1))
     optimizer.step()
-    p.data[0, 0] = math.nan
+    p.detach()[0, 0] = math.nan
     optimizer.step()
     assert optimizer.cpr.kappa.isinf().all()
-    p.data[0, 0] = 2.0
+    p.detach()[0, 0] = 2.0
     optimizer.step()
     assert optimizer.cpr.kappa.item() == pytest.approx(4.0)
 

@@ -1,0 +1,36 @@
+"""CPR's correction and the optimizer's step in one pass over the memory.
+
+:class:`~nnunet_cpr.kernels.one_pass.OnePass` says what a backend does; :func:`one_pass_for` is the one
+place that chooses. What no backend covers goes the plain way: the regularizer corrects, then torch
+steps. The plain way is also what the backends are tested against.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nnunet_cpr.kernels.one_pass import OnePass
+
+if TYPE_CHECKING:
+    from nnunet_cpr.optim import CPROptimizer
+
+__all__ = ["OnePass", "one_pass_for"]
+
+
+def one_pass_for(optimizer: CPROptimizer) -> OnePass | None:
+    """The backend for this optimizer's parameters, None where there is none."""
+    if optimizer.cpr.regularizer.name != "l2":
+        return None
+    devices = {p.device for group in optimizer.param_groups for p in group["params"]}
+    if len(devices) != 1:
+        return None
+    device = devices.pop()
+    if device.type == "cpu":
+        from nnunet_cpr.kernels.cpu import CPUPass
+
+        return CPUPass(optimizer)
+    if device.type == "cuda":
+        from nnunet_cpr.kernels.triton import TritonPass, is_available
+
+        return TritonPass(optimizer) if is_available() else None
+    return None
