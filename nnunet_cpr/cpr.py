@@ -16,6 +16,7 @@ from nnunet_cpr.kernels import OnePass
 from nnunet_cpr.regularizers import accumulator, get_regularizer
 from nnunet_cpr.saved_state import some
 from nnunet_cpr.selection import Params, regularized
+from nnunet_cpr.transfer import to_device
 
 STATE_KEY = "cpr"
 """Where an optimizer's ``state_dict()`` keeps the state of the CPR attached to it."""
@@ -214,12 +215,12 @@ class CPR:
         pattern = tuple(p.grad is not None for p in self.parameters)
         device = self._state["kappa"].device
         if self._grad_mask is None or self._grad_mask[0] != pattern:
-            self._grad_mask = pattern, torch.tensor(pattern, device=device)
+            self._grad_mask = pattern, to_device(pattern, torch.bool, device)
         return self._grad_mask[1]
 
     def _numel_on(self, device: torch.device) -> Tensor:
         sizes = [p.numel() for p in self.parameters]
-        return torch.tensor(sizes, dtype=accumulator(self.parameters[0]), device=device)
+        return to_device(sizes, accumulator(self.parameters[0]), device)
 
     def _follow_device(self) -> None:
         """Keep the state beside the parameters when the model has been moved."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from nnunet_cpr.bounds import Bound, KappaWS
 from nnunet_cpr.cpr import CPR
 from nnunet_cpr.kernels import one_pass_for
-from nnunet_cpr.kernels.one_pass import StepTensors, laid_out_like
+from nnunet_cpr.kernels.one_pass import Rule, StepTensors, laid_out_like
 from nnunet_cpr.row_norms import is_dense
 from nnunet_cpr.selection import Params, param_groups
 
@@ -65,6 +65,10 @@ class CPROptimizer(torch.optim.Optimizer):
 
         ``decay``, only where :meth:`can_decay`: each parameter is first multiplied by 1 - decay.
         """
+        raise NotImplementedError
+
+    def rule(self, group: dict[str, Any]) -> Rule:
+        """The settings of the step, for kernels of our own."""
         raise NotImplementedError
 
     def can_decay(self, group: dict[str, Any]) -> bool:
@@ -224,6 +228,9 @@ class SGDCPR(CPROptimizer, torch.optim.SGD):
             found_inf=getattr(self, "found_inf", None),
         )
 
+    def rule(self, group: dict[str, Any]) -> Rule:
+        return Rule(adam=False, beta1=group["momentum"], nesterov=group["nesterov"])
+
 
 class AdamCPR(CPROptimizer, torch.optim.Adam):
     """``torch.optim.Adam`` with :class:`~nnunet_cpr.cpr.CPR` in place of weight decay.
@@ -306,6 +313,10 @@ class AdamCPR(CPROptimizer, torch.optim.Adam):
             grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
         )
+
+    def rule(self, group: dict[str, Any]) -> Rule:
+        beta1, beta2 = group["betas"]
+        return Rule(adam=True, beta1=beta1, beta2=beta2, eps=group["eps"])
 
     def can_decay(self, group: dict[str, Any]) -> bool:
         return float(group["lr"]) > 0

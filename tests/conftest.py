@@ -8,6 +8,8 @@ import torch
 
 # Two processes of several threads each on few cores wait for each other; let them sleep meanwhile.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 
 
 @pytest.fixture

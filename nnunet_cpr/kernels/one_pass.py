@@ -26,6 +26,18 @@ class StepTensors:
     """Adam's count of steps; empty for SGD."""
 
 
+@dataclass(frozen=True)
+class Rule:
+    """The settings of an optimizer step beside the learning rate."""
+
+    adam: bool
+    beta1: float
+    """Adam's, or SGD's momentum."""
+    beta2: float = 0.0
+    eps: float = 0.0
+    nesterov: bool = False
+
+
 class OnePass:
     """Takes the optimizer's step and CPR's correction for ``l2`` in one pass over the memory.
 
@@ -66,7 +78,7 @@ class OnePass:
 
     def sums(self) -> Tensor:
         """The sums of squares of the parameters as they are now, ``[1, J]``."""
-        if self._known_for is not None and self._known_for == self._now():
+        if self._is_known():
             self.reused_measures += 1
         else:
             self._measure()
@@ -75,6 +87,9 @@ class OnePass:
     def correct_in_step(self, multiplier: Tensor) -> None:
         """Leave the correction by these multipliers, ``[J]``, to the step that follows."""
         self._correction = multiplier
+
+    def _is_known(self) -> bool:
+        return self._known_for is not None and self._known_for == self._now()
 
     def _now(self) -> list[tuple[int, int]]:
         return [(p._version, p.data_ptr()) for p in self.matrices]

@@ -1,0 +1,215 @@
+"""One pass on a GPU: one Triton kernel over all tensors of a parameter group.
+
+A program of the grid takes one chunk of one tensor, which it finds through a table of addresses. It
+reads each element of the parameter, its gradient and its moments once, corrects and steps it in float32,
+writes it, and adds up the squares of what it wrote. The sums of the chunks are added up in a fixed order
+in float64, without atomics: the same run gives the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from nnunet_cpr.kernels.one_pass import OnePass
+from nnunet_cpr.kernels.triton_kernels import measure_kernel, step_kernel, sum_kernel
+from nnunet_cpr.transfer import to_device
+
+if TYPE_CHECKING:
+    from nnunet_cpr.optim import CPROptimizer
+
+CHUNK = 16384
+"""Elements of one tensor that one program takes."""
+BLOCK = 1024
+"""Elements that it takes at once."""
+_ALIGNMENT = 16  # bytes that one load can read
+
+_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+@lru_cache
+def is_available() -> bool:
+    """Whether Triton can build and run a kernel here; if not, a warning says why."""
+    try:
+        device = torch.device("cuda", torch.cuda.current_device())
+        sums = torch.zeros(1, dtype=torch.float64, device=device)
+        ends = torch.tensor([0, 1], dtype=torch.int32, device=device)
+        sum_kernel[(1,)](torch.ones(1, device=device), ends, sums, BLOCK=BLOCK)
+        return sums.item() == 1.0
+    except Exception as error:  # Triton has no common class for what can go wrong in a compiler
+        warnings.warn(
+            "CPR's one-pass GPU step is off, since Triton cannot build a kernel here "
+            f"({type(error).__name__}: {error}); the step takes the slower way through torch",
+            stacklevel=2,
+        )
+        return False
+
+
+class _Launch:
+    """The tables of one launch, on the device: which tensors it covers, and where they are."""
+
+    def __init__(self, params: Sequence[Tensor], matrices: Sequence[int], device: torch.device) -> None:
+        self.covers = [(id(p), p.numel()) for p in params]
+        chunks = [_chunks(p.numel()) for p in params]
+        owners = [i for i, n in enumerate(chunks) for _ in range(n)]
+        self.device = device
+        self.chunks = len(owners)
+        self.numels = to_device([p.numel() for p in params], torch.int64, device)
+        self.matrices = to_device(matrices, torch.int32, device)
+        self.first_chunks = to_device([0, *accumulate(chunks)][:-1], torch.int32, device)
+        self.chunk_tensors = to_device(owners, torch.int32, device)
+        self.rows: list[int] = []
+        self.addresses: Tensor | None = None
+        self.aligned = False
+
+    def locate(self, columns: Sequence[Sequence[Tensor]]) -> None:
+        """Take over the addresses of these tensors, as many in each column as there are parameters."""
+        n = len(self.covers)
+        pointers = [[t.data_ptr() for t in column] or [0] * n for column in columns]
+        rows = [address for row in zip(*pointers) for address in row]
+        if rows == self.rows:
+            return
+        for t in (t for column in columns for t in column):
+            if t.device != self.device:
+                raise RuntimeError(
+                    f"the optimizer's state is on {t.device} and its parameters are on "
+                    f"{self.device}; load its state_dict() again after moving the model"
+                )
+        self.rows = rows
+        self.addresses = to_device(rows, torch.int64, self.device)
+        self.aligned = all(address % _ALIGNMENT == 0 for address in rows)
+
+
+class TritonPass(OnePass):
+    """See the module."""
+
+    device_type = "cuda"
+
+    def __init__(self, optimizer: CPROptimizer) -> None:
+        super().__init__(optimizer)
+        self.device = self.matrices[0].device
+        first_partials = [0, *accumulate(_chunks(p.numel()) for p in self.matrices)]
+        self._partials = torch.zeros(first_partials[-1], device=self.device)
+        self._first_partials = to_device(first_partials, torch.int32, self.device)
+        self._launches: dict[Any, _Launch] = {}
+        self._kept_for_graphs: list[Any] = []
+
+    def _covers(self, p: Tensor) -> bool:
+        return super()._covers(p) and p.device == self.device and p.dtype in _DTYPES
+
+    # The measure
+
+    def _is_known(self) -> bool:
+        # A graph that is replayed cannot look whether the parameters are as it left them.
+        return not _is_captured(self.device) and super()._is_known()
+
+    def _measure(self) -> None:
+        for dtype in dict.fromkeys(p.dtype for p in self.matrices):
+            params = [p for p in self.matrices if p.dtype == dtype]
+            launch = self._launch(("measure", dtype), params, [params, [], [], [], [], []])
+            with _current(self.device):
+                measure_kernel[(launch.chunks,)](
+                    launch.addresses, launch.numels, launch.matrices, launch.first_chunks,
+                    launch.chunk_tensors, self._first_partials, self._partials,
+                    PARAM=_DTYPES[dtype], ALIGNED=launch.aligned, CHUNK=CHUNK, BLOCK=BLOCK,
+                )  # fmt: skip
+
+    def _sums(self) -> Tensor:
+        sums = torch.empty(len(self.matrices), dtype=torch.float64, device=self.device)
+        with _current(self.device):
+            sum_kernel[(len(self.matrices),)](self._partials, self._first_partials, sums, BLOCK=BLOCK)
+        return sums
+
+    # The step
+
+    def _step(self, multiplier: Tensor) -> None:
+        coefficients = 2 * multiplier
+        for place, group in enumerate(self.optimizer.param_groups):
+            tensors = self.optimizer.step_tensors(group)
+            columns = [tensors.params, tensors.grads, *tensors.moments]
+            columns += [[]] * (5 - len(columns)) + [tensors.steps]
+            kinds = [tuple(c[i].dtype for c in columns if c) for i in range(len(tensors.params))]
+            for kind in dict.fromkeys(kinds):
+                these = [i for i, k in enumerate(kinds) if k == kind]
+                self._step_kind(
+                    (place, kind),
+                    group,
+                    [[c[i] for i in these] if c else [] for c in columns],
+                    coefficients,
+                )
+            self.optimizer.after_step(tensors)
+
+    def _step_kind(
+        self, key: Any, group: dict, columns: list[list[Tensor]], coefficients: Tensor
+    ) -> None:
+        """One launch for the tensors of a group that have the same dtypes."""
+        params, _, first, _, largest, _ = columns
+        launch = self._launch(key, params, columns)
+        rule = self.optimizer.rule(group)
+        lr = self._here(group["lr"])
+        grad_scale = self._here(getattr(self.optimizer, "grad_scale", None))  # GradScaler's
+        found_inf = self._here(getattr(self.optimizer, "found_inf", None))
+        if _is_captured(self.device):
+            self._kept_for_graphs += [lr, grad_scale, found_inf, coefficients]
+        with _current(self.device):
+            step_kernel[(launch.chunks,)](
+                launch.addresses, launch.numels, launch.matrices, launch.first_chunks,
+                launch.chunk_tensors, coefficients, self._first_partials, self._partials,
+                lr if isinstance(lr, Tensor) else float(lr), grad_scale, found_inf,
+                float(rule.beta1), 1.0 - rule.beta1, _log(rule.beta1),
+                float(rule.beta2), 1.0 - rule.beta2, _log(rule.beta2), float(rule.eps),
+                PARAM=_DTYPES[params[0].dtype],
+                MOMENT=_DTYPES[first[0].dtype] if first else tl.float32,
+                ALIGNED=launch.aligned,
+                LR_IS_TENSOR=isinstance(lr, Tensor),
+                ADAM=rule.adam,
+                MOMENTUM=bool(first),
+                NESTEROV=rule.nesterov,
+                MAXIMIZE=group["maximize"],
+                AMSGRAD=bool(largest),
+                SCALED=grad_scale is not None,
+                MAY_SKIP=found_inf is not None,
+                CHUNK=CHUNK,
+                BLOCK=BLOCK,
+            )  # fmt: skip
+        for p in params:  # torch does not see what a kernel writes
+            torch.autograd.graph.increment_version(p)
+
+    def _here(self, value: Any) -> Any:
+        return value.to(self.device, non_blocking=True) if isinstance(value, Tensor) else value
+
+    def _launch(self, key: Any, params: list[Tensor], columns: Sequence[Sequence[Tensor]]) -> _Launch:
+        launch = self._launches.get(key)
+        if launch is None or launch.covers != [(id(p), p.numel()) for p in params]:
+            matrices = [self.matrix_of.get(id(p), -1) for p in params]
+            launch = self._launches[key] = _Launch(params, matrices, self.device)
+        launch.locate(columns)
+        if _is_captured(self.device):  # its memory is in the graph, so it must not be given back
+            self._kept_for_graphs.append((launch, launch.addresses))
+        return launch
+
+
+def _chunks(numel: int) -> int:
+    return -(-numel // CHUNK)
+
+
+def _log(beta: float) -> float:
+    return math.log(beta) if beta > 0 else -math.inf
+
+
+def _is_captured(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Triton launches on the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
