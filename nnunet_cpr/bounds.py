@@ -50,7 +50,7 @@ class Bound:
 
 def _set_(kappa: Tensor, where: Tensor, value: Tensor) -> None:
     """Set the bounds that are not set yet, where the condition holds and the value is finite."""
-    kappa.copy_(torch.where(where & kappa.isinf() & value.isfinite(), value, kappa))
+    torch.where(where & kappa.isinf() & value.isfinite(), value, kappa, out=kappa)
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,7 @@ class CPR:
         self._hooks: list[Any] = []
         self._pending_state: dict[str, Tensor] | None = None
         self._grad_mask: tuple[tuple[bool, ...], Tensor] | None = None
+        self._numel_there: Tensor | None = None
 
         device = self.parameters[0].device
         vector = torch.zeros(len(self.parameters), dtype=torch.float32, device=device)
@@ -102,7 +103,6 @@ class CPR:
         memory = kappa.memory(vector)
         assert self._state.keys().isdisjoint(memory), "a bound's memory needs names of its own"
         self._state |= memory
-        self._numel = self._numel_on(device)
 
     # What can be read
 
@@ -121,7 +121,7 @@ class CPR:
     def measure(self) -> Tensor:
         """R of the parameters as they are now, float32 ``[J]`` in the order of ``names``."""
         self._follow_device()
-        return self.regularizer.measure(self.regularizer.sums(self.parameters), self._numel)
+        return self.regularizer.measure(self.regularizer.sums(self.parameters), self._numel())
 
     @property
     def step_count(self) -> int:
@@ -167,68 +167,85 @@ class CPR:
             self._update_and_correct(found_inf)
         else:
             self._follow_device()
-            self.one_pass.correct_in_step(self._update(self.one_pass.sums(), found_inf))
+            self.one_pass.correct_in_step(self._update(self.one_pass.measure(), found_inf))
 
     def _update_and_correct(self, found_inf: Tensor | None) -> None:
         self._follow_device()
         sums = self.regularizer.sums(self.parameters)
-        multiplier = self._update(sums, found_inf)
-        self.regularizer.correct_(self.parameters, multiplier, sums, self._numel)
+        multiplier = self._update(self.regularizer.measure(sums, self._numel()), found_inf)
+        self.regularizer.correct_(self.parameters, multiplier, sums, self._numel())
 
-    def _update(self, sums: Tensor, found_inf: Tensor | None) -> Tensor:
+    def _update(self, measure: Tensor, found_inf: Tensor | None) -> Tensor:
         """Algorithm 1 for all matrices at once, without the host waiting for a GPU.
 
-        A step that is skipped because of ``found_inf`` is one in which no measure can be used.
+        Args:
+            measure: R(theta_t), float32 ``[J]``.
+            found_inf: whether the step is skipped, a number on the device, or None; a step that is
+                skipped is one in which no measure can be used.
 
         Returns:
             The multipliers to correct with, float32 ``[J]``; 0 where nothing is to be corrected.
         """
-        measure = self.regularizer.measure(sums, self._numel)
         state = self._state
         kappa, multiplier = state["kappa"], state["lagrange_multiplier"]
         has_grad = self._has_grad()
         taken = None if found_inf is None else found_inf.to(measure.device).reshape(()) == 0
         if taken is not None:
             measure = torch.where(taken, measure, math.nan)
-            has_grad = has_grad & taken
+            has_grad = taken if has_grad is None else has_grad & taken
 
         self.bound.update_(kappa, state["step"], measure, state)
 
-        proposed = (multiplier + self.mu * (measure - kappa)).clamp(min=0)
-        updated = has_grad & proposed.isfinite()
+        proposed = torch.add(multiplier, measure - kappa, alpha=self.mu).clamp_(min=0)
+        finite = proposed.isfinite()
+        updated = finite if has_grad is None else has_grad & finite
         applied = torch.where(updated, proposed, 0.0)
-        limit = self.regularizer.largest_multiplier
 
         if self.adaptive:
             was_positive = state["was_positive"]
             fell_back = updated & (multiplier == 0) & was_positive
-            kappa.copy_(torch.where(fell_back, measure, kappa))
-            was_positive.copy_(torch.where(updated, multiplier > 0, was_positive))
-        multiplier.copy_(torch.where(updated, proposed, multiplier))
-        state["skipped_updates"] += (has_grad & ~updated).sum()
-        state["limited_corrections"] += (applied > limit).sum()
+            torch.where(fell_back, measure, kappa, out=kappa)
+            torch.where(updated, multiplier > 0, was_positive, out=was_positive)
+        torch.where(updated, proposed, multiplier, out=multiplier)
+        skipped = ~finite if has_grad is None else has_grad & ~finite
+        state["skipped_updates"] += skipped.sum()
         state["step"] += 1 if taken is None else taken
-        return applied.clamp(max=limit)
+        limit = self.regularizer.largest_multiplier
+        if limit < math.inf:
+            state["limited_corrections"] += (applied > limit).sum()
+            applied.clamp_(max=limit)
+        return applied
 
-    def _has_grad(self) -> Tensor:
-        """Which parameters have a gradient, bool ``[J]``; made anew only when that changes."""
+    def _has_grad(self) -> Tensor | None:
+        """Which parameters have a gradient, bool ``[J]``; None where all have."""
         pattern = tuple(p.grad is not None for p in self.parameters)
         device = self._state["kappa"].device
+        if all(pattern):
+            return None
         if self._grad_mask is None or self._grad_mask[0] != pattern:
             self._grad_mask = pattern, to_device(pattern, torch.bool, device)
         return self._grad_mask[1]
 
-    def _numel_on(self, device: torch.device) -> Tensor:
-        sizes = [p.numel() for p in self.parameters]
-        return to_device(sizes, accumulator(self.parameters[0]), device)
+    def _numel(self) -> Tensor:
+        """The numbers of elements, ``[J]``; on a GPU they stay there."""
+        if self._numel_there is not None:
+            return self._numel_there
+        first = self.parameters[0]
+        numel = to_device([p.numel() for p in self.parameters], accumulator(first), first.device)
+        if first.device.type != "cpu":
+            self._numel_there = numel
+        return numel
 
     def _follow_device(self) -> None:
         """Keep the state beside the parameters when the model has been moved."""
         device = self.parameters[0].device
-        if self._numel.device != device:
-            self._numel = self._numel_on(device)
+        if self._state["kappa"].device != device:
             self._state = {key: value.to(device) for key, value in self._state.items()}
-            self._grad_mask = None
+            self._grad_mask = self._numel_there = None
+
+    def measure_of(self, sums_of_squares: Tensor) -> Tensor:
+        """``l2`` of the matrices from the sums of their squares, ``[J]``."""
+        return self.regularizer.measure(sums_of_squares[None], self._numel())
 
     # With an optimizer
 

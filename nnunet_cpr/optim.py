@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -53,27 +54,25 @@ class CPROptimizer(torch.optim.Optimizer):
         return loss
 
     def is_plain(self, group: dict[str, Any]) -> bool:
-        """Whether the group's settings are such as :meth:`fused_step` takes."""
+        """Whether the group's settings are such as a step in one pass takes."""
         raise NotImplementedError
 
     def step_tensors(self, group: dict[str, Any]) -> StepTensors:
         """The group's tensors for a step that is about to be taken; missing ones are made."""
         raise NotImplementedError
 
-    def fused_step(self, group: dict[str, Any], tensors: StepTensors, decay: float = 0.0) -> None:
-        """Torch's fused step on tensors, or parts of tensors, of one dtype.
+    def fused_step(self, group: dict[str, Any]) -> tuple[Callable[..., Any], float]:
+        """Torch's fused step with the group's settings, and the unit of its weight decay.
 
-        ``decay``, only where :meth:`can_decay`: each parameter is first multiplied by 1 - decay.
+        The step is called with lists of parameters, gradients and each kind of state, all of one
+        dtype, and with ``weight_decay``: w times the unit is what it takes off each parameter first. A
+        unit of 0: it takes none.
         """
         raise NotImplementedError
 
     def rule(self, group: dict[str, Any]) -> Rule:
         """The settings of the step, for kernels of our own."""
         raise NotImplementedError
-
-    def can_decay(self, group: dict[str, Any]) -> bool:
-        """Whether :meth:`fused_step` takes a decay."""
-        return False
 
     def after_step(self, tensors: StepTensors) -> None:
         """What is left to do when all tensors of a group were stepped."""
@@ -109,8 +108,10 @@ def _lay_out_gradients(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         if group["fused"]:
             for p in group["params"]:
-                if p.grad is not None and p.grad.stride() != p.stride():
-                    p.grad = laid_out_like(p, p.grad)
+                grad = p.grad
+                if grad is None or (grad.is_contiguous() and p.is_contiguous()):
+                    continue
+                p.grad = laid_out_like(p, grad)
 
 
 def _lay_out_state(optimizer: torch.optim.Optimizer) -> None:
@@ -202,22 +203,18 @@ class SGDCPR(CPROptimizer, torch.optim.SGD):
         return group["dampening"] == 0 and not group["differentiable"]
 
     def step_tensors(self, group: dict[str, Any]) -> StepTensors:
-        tensors = StepTensors([], [], [], [])
-        buffers: list[Any] = []
-        self._init_group(group, tensors.params, tensors.grads, buffers)
-        if group["momentum"] != 0:
-            for i, p in enumerate(tensors.params):
-                if buffers[i] is None:  # from 0 the first step makes it the gradient, as torch does
-                    buffers[i] = self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-            tensors.moments = [buffers]
-        return tensors
+        params: list[Tensor] = []
+        grads: list[Tensor] = []
+        momentum: list[Any] = []
+        self._init_group(group, params, grads, momentum)
+        for i, buffer in enumerate(momentum):
+            if buffer is None:  # from 0 the first step makes it the gradient, as torch does
+                momentum[i] = self.state[params[i]]["momentum_buffer"] = torch.zeros_like(params[i])
+        return StepTensors(params, grads, [momentum])
 
-    def fused_step(self, group: dict[str, Any], tensors: StepTensors, decay: float = 0.0) -> None:
-        torch._fused_sgd_(
-            tensors.params,
-            tensors.grads,
-            tensors.moments[0] if tensors.moments else [],
-            weight_decay=0.0,
+    def fused_step(self, group: dict[str, Any]) -> tuple[Callable[..., Any], float]:
+        step = partial(
+            torch._fused_sgd_,
             momentum=group["momentum"],
             lr=group["lr"],
             dampening=0.0,
@@ -227,6 +224,7 @@ class SGDCPR(CPROptimizer, torch.optim.SGD):
             grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
         )
+        return step, 0.0  # its weight decay goes into the momentum
 
     def rule(self, group: dict[str, Any]) -> Rule:
         return Rule(adam=False, beta1=group["momentum"], nesterov=group["nesterov"])
@@ -285,43 +283,37 @@ class AdamCPR(CPROptimizer, torch.optim.Adam):
         return not group["differentiable"] and not any(isinstance(b, Tensor) for b in group["betas"])
 
     def step_tensors(self, group: dict[str, Any]) -> StepTensors:
-        tensors = StepTensors([], [], [], [])
+        params: list[Tensor] = []
+        grads: list[Tensor] = []
         first: list[Tensor] = []
         second: list[Tensor] = []
         largest: list[Tensor] = []
-        self._init_group(group, tensors.params, tensors.grads, first, second, largest, tensors.steps)
-        tensors.moments = [first, second, largest] if group["amsgrad"] else [first, second]
-        if tensors.steps:
-            torch._foreach_add_(tensors.steps, 1)
-        return tensors
+        steps: list[Tensor] = []
+        self._init_group(group, params, grads, first, second, largest, steps)
+        if steps:
+            torch._foreach_add_(steps, 1)
+        return StepTensors(params, grads, [first, second, largest, steps])
 
-    def fused_step(self, group: dict[str, Any], tensors: StepTensors, decay: float = 0.0) -> None:
-        torch._fused_adamw_(
-            tensors.params,
-            tensors.grads,
-            tensors.moments[0],
-            tensors.moments[1],
-            tensors.moments[2] if group["amsgrad"] else [],
-            tensors.steps,
+    def fused_step(self, group: dict[str, Any]) -> tuple[Callable[..., Any], float]:
+        step = partial(
+            torch._fused_adamw_,
             lr=group["lr"],
             beta1=group["betas"][0],
             beta2=group["betas"][1],
-            weight_decay=decay / float(group["lr"]) if decay else 0.0,
             eps=group["eps"],
             amsgrad=group["amsgrad"],
             maximize=group["maximize"],
             grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
         )
+        return step, float(group["lr"])
 
     def rule(self, group: dict[str, Any]) -> Rule:
         beta1, beta2 = group["betas"]
         return Rule(adam=True, beta1=beta1, beta2=beta2, eps=group["eps"])
 
-    def can_decay(self, group: dict[str, Any]) -> bool:
-        return float(group["lr"]) > 0
-
     def after_step(self, tensors: StepTensors) -> None:
         found_inf = getattr(self, "found_inf", None)
-        if found_inf is not None and tensors.steps:
-            torch._foreach_sub_(tensors.steps, [found_inf] * len(tensors.steps))
+        steps = tensors.state[-1]
+        if found_inf is not None and steps:
+            torch._foreach_sub_(steps, [found_inf] * len(steps))

@@ -6,9 +6,8 @@ squares, one for a few thousand elements, are cheap to add up in float64.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -16,9 +15,6 @@ from torch import Tensor
 _LONGEST_ROW = 8192
 _SHORTEST_ROW = 512
 _ROW = 4096  # where no length between the two divides the number of elements
-
-Part = tuple[Tensor, Tensor]
-"""Rows, ``[rows, length]``, or one row, ``[length]``; and where their norms go, ``[rows]``."""
 
 
 @lru_cache(maxsize=4096)
@@ -30,70 +26,90 @@ def row_length(numel: int) -> int:
     return next(divisors, _ROW)
 
 
-class RowNorms:
-    """The norms of the rows of J tensors on the CPU; a tensor's rows may be taken part by part."""
+def rows(flat: Tensor, length: int) -> Iterator[Tensor]:
+    """``flat`` as rows, ``[n, length]``, and what is left over or stands alone, ``[length or less]``."""
+    whole = flat.numel() // length
+    if whole == 1:
+        yield flat[:length]
+    elif whole:
+        yield flat[: whole * length].view(whole, length)
+    if flat.numel() > whole * length:
+        yield flat[whole * length :]
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._lengths = [row_length(t.numel()) for t in tensors]
-        rows = [-(-t.numel() // length) for t, length in zip(tensors, self._lengths)]
-        self._first = [0, *accumulate(rows)]
-        wide = any(t.dtype == torch.float64 for t in tensors)
-        self._dtype = torch.float64 if wide else torch.float32
-        self._norms = torch.zeros(self._first[-1], dtype=self._dtype)
-        self._rows = torch.tensor(rows)
 
-    def parts(self, j: int, flat: Tensor, start: int = 0) -> list[Part]:
-        """What to :meth:`take` for the elements of tensor j from ``start`` on, the first of a row."""
-        length = self._lengths[j]
-        first = self._first[j] + start // length
-        whole = flat.numel() // length
-        end = first + whole
-        parts = []
-        if whole == 1:
-            parts = [(flat[:length], self._norms[first:end])]
-        elif whole:
-            parts = [(flat[: whole * length].view(whole, length), self._norms[first:end])]
-        if flat.numel() > whole * length:
-            parts.append((flat[whole * length :], self._norms[end : end + 1]))
-        return parts
+class SumsOfSquares:
+    """Of J tensors on the CPU, from their rows; the rows of one tensor must come in their order."""
 
-    def take(self, parts: Iterable[Part]) -> None:
-        """Measure those rows as they are now."""
-        single: list[Part] = []
-        for x, out in parts:
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._norms: list[Tensor] = []
+        self._owners: list[int] = []
+        self._rows: list[int] = []  # for each owner, how many norms in a row are its
+
+    def add(self, parts: Iterable[tuple[int, Tensor]]) -> None:
+        """Measure parts of tensors: the tensor's number and what :func:`rows` gave."""
+        single: list[Tensor] = []
+        owners: list[int] = []
+        for j, x in parts:
             if x.ndim == 1:
-                single.append((x, out))
+                single.append(x)
+                owners.append(j)
             else:
-                torch.linalg.vector_norm(x, dim=1, dtype=self._dtype, out=out)
+                self._norms.append(torch.linalg.vector_norm(x, dim=1, dtype=_wide(x)))
+                self._owners.append(j)
+                self._rows.append(x.shape[0])
         if single:
-            norms = torch._foreach_norm([x for x, _ in single], dtype=self._dtype)
-            torch._foreach_copy_([out[0] for _, out in single], norms)
+            self._norms.append(torch.stack(torch._foreach_norm(single, dtype=_widest(single))))
+            self._owners += owners
+            self._rows += [1] * len(single)
 
-    def sums_of_squares(self) -> Tensor:
-        """Of each tensor, from the norms taken last, float64 ``[J]``."""
-        owner = torch.repeat_interleave(self._rows)
-        sums = torch.zeros(len(self._lengths), dtype=torch.float64)
-        return sums.index_add_(0, owner, self._norms.double().square())
+    def total(self) -> Tensor:
+        """The sums, float64 ``[J]``; 0 where nothing was added."""
+        sums = torch.zeros(self._count, dtype=torch.float64)
+        if not self._norms:
+            return sums
+        owners = torch.repeat_interleave(torch.tensor(self._owners), torch.tensor(self._rows))
+        return sums.index_add_(0, owners, torch.cat(self._norms).double().square_())
+
+    @property
+    def added(self) -> Tensor | None:
+        """Of which tensors something was added, bool ``[J]``; None where it is all of them."""
+        owners = set(self._owners)
+        if len(owners) == self._count:
+            return None
+        return torch.tensor([j in owners for j in range(self._count)])
+
+
+def sums_of_squares(tensors: Sequence[Tensor]) -> Tensor:
+    """Of each of J tensors on the CPU, float64 ``[J]``."""
+    sums = SumsOfSquares(len(tensors))
+    sums.add(
+        (j, part)
+        for j, t in enumerate(tensors)
+        for part in rows(flat_in_memory(t), row_length(t.numel()))
+    )
+    return sums.total()
 
 
 def flat_in_memory(t: Tensor) -> Tensor:
     """All elements as one dimension: a view if they lie densely, channels-last too, else a copy."""
     if t.is_contiguous():
         return t.view(-1)
-    order = sorted(range(t.ndim), key=t.stride().__getitem__, reverse=True)
-    return t.permute(order).reshape(-1)
+    return _in_memory_order(t).reshape(-1)
 
 
 def is_dense(t: Tensor) -> bool:
     """Whether the elements lie side by side in memory, in whatever order of the dimensions."""
-    if t.is_contiguous():
-        return True
-    order = sorted(range(t.ndim), key=t.stride().__getitem__, reverse=True)
-    return t.permute(order).is_contiguous()
+    return t.is_contiguous() or _in_memory_order(t).is_contiguous()
 
 
-def sums_of_squares(tensors: Sequence[Tensor]) -> Tensor:
-    """Of each of J tensors on the CPU, float64 ``[J]``."""
-    rows = RowNorms(tensors)
-    rows.take(part for j, t in enumerate(tensors) for part in rows.parts(j, flat_in_memory(t)))
-    return rows.sums_of_squares()
+def _in_memory_order(t: Tensor) -> Tensor:
+    return t.permute(sorted(range(t.ndim), key=t.stride().__getitem__, reverse=True))
+
+
+def _wide(t: Tensor) -> torch.dtype:
+    return torch.float64 if t.dtype == torch.float64 else torch.float32
+
+
+def _widest(tensors: Sequence[Tensor]) -> torch.dtype:
+    return max((_wide(t) for t in tensors), key=lambda dtype: dtype.itemsize)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import is_
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from nnunet_cpr.kernels.one_pass import OnePass, StepTensors
-from nnunet_cpr.row_norms import Part, RowNorms, flat_in_memory, row_length
+from nnunet_cpr.row_norms import SumsOfSquares, flat_in_memory, row_length, rows, sums_of_squares
 
 if TYPE_CHECKING:
     from nnunet_cpr.optim import CPROptimizer
@@ -27,14 +29,18 @@ _SMALLEST_DECAY = 3e-6
 
 @dataclass
 class _Piece:
-    """Part of one matrix, or several whole ones, that are stepped together."""
+    """Part of one matrix, or several whole tensors, stepped together."""
 
-    params: list[Tensor] = field(default_factory=list)
-    moments: list[list[Tensor]] = field(default_factory=list)
-    matrices: list[int] = field(default_factory=list)  # j of each; empty for what is not regularized
-    sources: list[int] = field(default_factory=list)  # place of each in the group
-    extent: tuple[int, int] | None = None  # of a part, in elements
-    parts: list[Part] = field(default_factory=list)  # rows to measure
+    params: list[Tensor]
+    state: list[list[Tensor]]
+    sources: list[int]
+    """The places of the tensors in the group."""
+    matrices: list[int] = field(default_factory=list)
+    """Their numbers j; empty for what is not regularized."""
+    number: int | None = None
+    """Which part of its matrix it is; None for whole tensors."""
+    rows: list[tuple[int, Tensor]] = field(default_factory=list)
+    """What to measure, with its j."""
 
 
 class CPUPass(OnePass):
@@ -44,50 +50,56 @@ class CPUPass(OnePass):
 
     def __init__(self, optimizer: CPROptimizer) -> None:
         super().__init__(optimizer)
-        self._norms = RowNorms(self.matrices)
-        self._plans: list[tuple[list[int], list[_Piece]]] = [([], []) for _ in optimizer.param_groups]
+        self._plans: dict[int, tuple[list[Tensor], list[_Piece]]] = {}
+        self._known = torch.zeros(len(self.matrices))
 
-    def _measure(self) -> None:
-        self._norms.take(
-            part
-            for j, p in enumerate(self.matrices)
-            for part in self._norms.parts(j, flat_in_memory(p.detach()))
-        )
+    def _measure(self) -> Tensor:
+        self._known = self.optimizer.cpr.measure_of(sums_of_squares(self.matrices))
+        return self._known
 
-    def _sums(self) -> Tensor:
-        return self._norms.sums_of_squares()
+    def _known_measure(self) -> Tensor:
+        return self._known
+
+    def _forget_places(self) -> None:
+        self._plans.clear()
 
     def _step(self, multiplier: Tensor) -> None:
         coefficients = (2 * multiplier).tolist()
+        squares = SumsOfSquares(len(self.matrices))
         for place, group in enumerate(self.optimizer.param_groups):
             tensors = self.optimizer.step_tensors(group)
+            step, decay_unit = self.optimizer.fused_step(group)
+            cut_gradient: tuple[Tensor, ...] = ()
             for piece in self._plan(place, tensors):
-                self._take(piece, tensors, group, coefficients)
+                if piece.number is None:
+                    grads = [tensors.grads[i] for i in piece.sources]
+                else:
+                    if piece.number == 0:
+                        whole = tensors.grads[piece.sources[0]]
+                        cut_gradient = flat_in_memory(whole).split(_part(whole.numel()))
+                    grads = [cut_gradient[piece.number]]
+                decay = 0.0
+                for p, j in zip(piece.params, piece.matrices):
+                    c = coefficients[j]
+                    if c >= _SMALLEST_DECAY and decay_unit and piece.number is not None:
+                        decay = c / decay_unit
+                    elif c:
+                        p.add_(p, alpha=-c)
+                step(piece.params, grads, *piece.state, weight_decay=decay)
+                squares.add(piece.rows)
             self.optimizer.after_step(tensors)
-
-    def _take(self, piece: _Piece, tensors: StepTensors, group: dict, coefficients: list[float]) -> None:
-        grads = [tensors.grads[i] for i in piece.sources]
-        if piece.extent is not None:
-            grads = [flat_in_memory(g)[slice(*piece.extent)] for g in grads]
-        decay = 0.0
-        for p, j in zip(piece.params, piece.matrices):
-            c = coefficients[j]
-            if c and piece.extent and self.optimizer.can_decay(group) and c >= _SMALLEST_DECAY:
-                decay = c
-            elif c:
-                p.add_(p, alpha=-c)
-        steps = [tensors.steps[i] for i in piece.sources] if tensors.steps else []
-        self.optimizer.fused_step(group, StepTensors(piece.params, grads, piece.moments, steps), decay)
-        self._norms.take(piece.parts)
+        measure = self.optimizer.cpr.measure_of(squares.total())
+        stepped = squares.added
+        self._known = measure if stepped is None else torch.where(stepped, measure, self._known)
 
     def _plan(self, place: int, tensors: StepTensors) -> list[_Piece]:
-        """The pieces of a group, made anew when a tensor has moved or other ones have gradients."""
-        everything = [tensors.params, *tensors.moments]
-        key = [t.data_ptr() for some in everything for t in some]
-        key += [id(p) for p in tensors.params]
-        if self._plans[place][0] != key:
-            self._plans[place] = key, list(self._pieces(tensors))
-        return self._plans[place][1]
+        """The pieces of a group, made anew when it has other tensors."""
+        everything = [t for some in (tensors.params, *tensors.state) for t in some]
+        known, pieces = self._plans.get(place, ([], []))
+        if len(known) != len(everything) or not all(map(is_, known, everything)):
+            pieces = list(self._pieces(tensors))
+            self._plans[place] = everything, pieces
+        return pieces
 
     def _pieces(self, tensors: StepTensors) -> Iterator[_Piece]:
         """Torch's fused steps take tensors of one dtype at a time."""
@@ -117,30 +129,42 @@ class CPUPass(OnePass):
         matrices = [self.matrix_of[id(p)] for p in params if id(p) in self.matrix_of]
         return _Piece(
             params=params,
-            moments=[[some[i] for i in sources] for some in tensors.moments],
-            matrices=matrices,
+            state=[[some[i] for i in sources] if some else [] for some in tensors.state],
             sources=sources,
-            parts=[
-                part
+            matrices=matrices,
+            rows=[
+                (j, row)
                 for p, j in zip(params, matrices)
-                for part in self._norms.parts(j, flat_in_memory(p.detach()))
+                for row in rows(flat_in_memory(p.detach()), row_length(p.numel()))
             ],
         )
 
     def _cut(self, tensors: StepTensors, i: int) -> Iterator[_Piece]:
         p = tensors.params[i]
         j = self.matrix_of[id(p)]
+        size = _part(p.numel())
         flat = flat_in_memory(p.detach())
-        moments = [flat_in_memory(some[i]) for some in tensors.moments]
-        row = row_length(p.numel())
-        size = _PIECE // row * row
-        for start in range(0, p.numel(), size):
-            end = min(start + size, p.numel())
+        for number, part in enumerate(flat.split(size)):
+            start = number * size
             yield _Piece(
-                params=[flat[start:end]],
-                moments=[[m[start:end]] for m in moments],
-                matrices=[j],
+                params=[part],
+                state=[
+                    [_same_part(some[i], p, slice(start, start + size))] if some else []
+                    for some in tensors.state
+                ],
                 sources=[i],
-                extent=(start, end),
-                parts=self._norms.parts(j, flat[start:end], start),
+                matrices=[j],
+                number=number,
+                rows=[(j, row) for row in rows(part, row_length(p.numel()))],
             )
+
+
+def _part(numel: int) -> int:
+    """Elements in a part of a large matrix: whole rows."""
+    row = row_length(numel)
+    return _PIECE // row * row
+
+
+def _same_part(state: Tensor, p: Tensor, part: slice) -> Tensor:
+    """Of an optimizer's state: elements like the parameter's, or a count of steps."""
+    return flat_in_memory(state)[part] if state.shape == p.shape else state

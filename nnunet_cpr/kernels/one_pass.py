@@ -20,10 +20,11 @@ class StepTensors:
 
     params: list[Tensor]
     grads: list[Tensor]
-    moments: list[list[Tensor]]
-    """Lists of what the optimizer keeps: momentum, or first, second and largest second moments."""
-    steps: list[Tensor]
-    """Adam's count of steps; empty for SGD."""
+    state: list[list[Tensor]]
+    """The optimizer's state in the order in which torch's fused step takes it; a list may be empty.
+
+    SGD: momentum. Adam: first, second and largest second moments, counts of steps.
+    """
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ class Rule:
 class OnePass:
     """Takes the optimizer's step and CPR's correction for ``l2`` in one pass over the memory.
 
-    While a parameter is at hand its new sum of squares is taken, which the next step's measure needs.
-    It is forgotten when the parameter was changed in between, as far as torch's version counter and the
-    address of its memory tell.
+    While a parameter is at hand its new measure is taken, which the next step needs. It is forgotten
+    when the parameter was changed in between, as far as torch's version counter and the address of its
+    memory tell.
     """
 
     device_type: str
@@ -53,36 +54,40 @@ class OnePass:
         self.matrices: list[Tensor] = optimizer.cpr.parameters
         self.matrix_of = {id(p): j for j, p in enumerate(self.matrices)}
         self._correction: Tensor | None = None
-        self._known_for: list[tuple[int, int]] | None = None
+        self._where: list[int] = []  # the addresses of the parameters
+        self._known_for: list[int] | None = None  # their versions
         self.reused_measures = 0
         """Steps whose measure was known from the step before."""
 
     def covers_this_step(self) -> bool:
         """Whether the parameters, their gradients and the settings are such as this pass can take."""
-        return all(
-            self._covers_settings(group) and all(self._covers(p) for p in group["params"])
-            for group in self.optimizer.param_groups
-        )
-
-    def _covers_settings(self, group: dict) -> bool:
+        groups = self.optimizer.param_groups
         # Weight decay can only be on parameters that CPR leaves alone.
-        return bool(group["fused"]) and group["weight_decay"] == 0 and self.optimizer.is_plain(group)
+        if not all(g["fused"] and g["weight_decay"] == 0 and self.optimizer.is_plain(g) for g in groups):
+            return False
+        params = [p for group in groups for p in group["params"]]
+        where = [p.data_ptr() for p in params]
+        if where != self._where:
+            self._where = []
+            if not all(self._covers(p) for p in params):
+                return False
+            self._where = where
+            self._known_for = None
+            self._forget_places()
+        grads = [(p.grad, p.dtype) for p in params]
+        return all(g is None or (g.dtype is dtype and g.layout is torch.strided) for g, dtype in grads)
 
     def _covers(self, p: Tensor) -> bool:
-        grad = p.grad
-        if p.device.type != self.device_type:
-            return False
-        return grad is None or (grad.layout == torch.strided and grad.dtype == p.dtype)
+        return p.device.type == self.device_type
 
     # What CPR asks before the step
 
-    def sums(self) -> Tensor:
-        """The sums of squares of the parameters as they are now, ``[1, J]``."""
-        if self._is_known():
-            self.reused_measures += 1
-        else:
-            self._measure()
-        return self._sums()[None]
+    def measure(self) -> Tensor:
+        """The measure of the parameters as they are now, float32 ``[J]``."""
+        if not self._is_known():
+            return self._measure()
+        self.reused_measures += 1
+        return self._known_measure()
 
     def correct_in_step(self, multiplier: Tensor) -> None:
         """Leave the correction by these multipliers, ``[J]``, to the step that follows."""
@@ -91,8 +96,8 @@ class OnePass:
     def _is_known(self) -> bool:
         return self._known_for is not None and self._known_for == self._now()
 
-    def _now(self) -> list[tuple[int, int]]:
-        return [(p._version, p.data_ptr()) for p in self.matrices]
+    def _now(self) -> list[int]:
+        return [p._version for p in self.matrices]
 
     # The step
 
@@ -111,13 +116,16 @@ class OnePass:
 
     # What a backend is made of
 
-    def _measure(self) -> None:
-        """Take the sums of squares of all matrices anew."""
+    def _measure(self) -> Tensor:
+        """Take the measure of all matrices anew."""
         raise NotImplementedError
 
-    def _sums(self) -> Tensor:
-        """The sums of squares taken last, float64 ``[J]``."""
+    def _known_measure(self) -> Tensor:
+        """The measure after the step before."""
         raise NotImplementedError
+
+    def _forget_places(self) -> None:
+        """The parameters have moved in memory."""
 
     def _step(self, multiplier: Tensor) -> None:
         raise NotImplementedError

@@ -31,6 +31,7 @@ CHUNK = 16384
 """Elements of one tensor that one program takes."""
 BLOCK = 1024
 """Elements that it takes at once."""
+_COLUMNS = 6  # of a table of addresses, see triton_kernels
 _ALIGNMENT = 16  # bytes that one load can read
 
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -104,7 +105,7 @@ class TritonPass(OnePass):
         self._kept_for_graphs: list[Any] = []
 
     def _covers(self, p: Tensor) -> bool:
-        return super()._covers(p) and p.device == self.device and p.dtype in _DTYPES
+        return p.device == self.device and p.dtype in _DTYPES
 
     # The measure
 
@@ -112,22 +113,23 @@ class TritonPass(OnePass):
         # A graph that is replayed cannot look whether the parameters are as it left them.
         return not _is_captured(self.device) and super()._is_known()
 
-    def _measure(self) -> None:
+    def _measure(self) -> Tensor:
         for dtype in dict.fromkeys(p.dtype for p in self.matrices):
             params = [p for p in self.matrices if p.dtype == dtype]
-            launch = self._launch(("measure", dtype), params, [params, [], [], [], [], []])
+            launch = self._launch(("measure", dtype), params, [params] + [[]] * (_COLUMNS - 1))
             with _current(self.device):
                 measure_kernel[(launch.chunks,)](
                     launch.addresses, launch.numels, launch.matrices, launch.first_chunks,
                     launch.chunk_tensors, self._first_partials, self._partials,
                     PARAM=_DTYPES[dtype], ALIGNED=launch.aligned, CHUNK=CHUNK, BLOCK=BLOCK,
                 )  # fmt: skip
+        return self._known_measure()
 
-    def _sums(self) -> Tensor:
+    def _known_measure(self) -> Tensor:
         sums = torch.empty(len(self.matrices), dtype=torch.float64, device=self.device)
         with _current(self.device):
             sum_kernel[(len(self.matrices),)](self._partials, self._first_partials, sums, BLOCK=BLOCK)
-        return sums
+        return self.optimizer.cpr.measure_of(sums)
 
     # The step
 
@@ -135,8 +137,8 @@ class TritonPass(OnePass):
         coefficients = 2 * multiplier
         for place, group in enumerate(self.optimizer.param_groups):
             tensors = self.optimizer.step_tensors(group)
-            columns = [tensors.params, tensors.grads, *tensors.moments]
-            columns += [[]] * (5 - len(columns)) + [tensors.steps]
+            columns = [tensors.params, tensors.grads, *tensors.state]
+            columns += [[]] * (_COLUMNS - len(columns))
             kinds = [tuple(c[i].dtype for c in columns if c) for i in range(len(tensors.params))]
             for kind in dict.fromkeys(kinds):
                 these = [i for i, k in enumerate(kinds) if k == kind]
