@@ -14,7 +14,7 @@ from torch import Tensor
 
 _LONGEST_ROW = 8192
 _SHORTEST_ROW = 512
-_ROW = 4096  # where no length between the two divides the number of elements
+_ROW = 8192  # where no length between the two divides the number of elements
 
 
 @lru_cache(maxsize=4096)

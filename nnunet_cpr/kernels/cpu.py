@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 _PIECE = 1 << 20
 """Elements in a piece: few enough for the cache, enough to make up for the calls."""
 
-_SMALLEST_DECAY = 3e-6
-"""The least 2 lambda that a fused step takes: as a factor, 1 - 2 lambda, it would be off by over 1 %."""
+_SMALLEST_FACTOR = 3e-6
+"""The least 2 lambda that is applied as the factor 1 - 2 lambda: float32 rounds it by up to 3e-8, then
+1 %. Below it, and always for SGD, which gains nothing by a factor, it is subtracted instead."""
 
 
 @dataclass
@@ -78,14 +79,8 @@ class CPUPass(OnePass):
                         whole = tensors.grads[piece.sources[0]]
                         cut_gradient = flat_in_memory(whole).split(_part(whole.numel()))
                     grads = [cut_gradient[piece.number]]
-                decay = 0.0
-                for p, j in zip(piece.params, piece.matrices):
-                    c = coefficients[j]
-                    if c >= _SMALLEST_DECAY and decay_unit and piece.number is not None:
-                        decay = c / decay_unit
-                    elif c:
-                        p.add_(p, alpha=-c)
-                step(piece.params, grads, *piece.state, weight_decay=decay)
+                decay = _correct(piece, coefficients, allow_factor=decay_unit > 0)
+                step(piece.params, grads, *piece.state, weight_decay=decay and decay / decay_unit)
                 squares.add(piece.rows)
             self.optimizer.after_step(tensors)
         measure = self.optimizer.cpr.measure_of(squares.total())
@@ -113,14 +108,16 @@ class CPUPass(OnePass):
             filled = 0
             for i in matrices:
                 numel = tensors.params[i].numel()
-                if numel > _PIECE // 2:
+                if _part(numel) < numel:
                     yield from self._cut(tensors, i)
-                    continue
-                if filled + numel > _PIECE:
-                    yield self._several(tensors, together)
-                    together, filled = [], 0
-                together.append(i)
-                filled += numel
+                elif numel > _PIECE // 2:
+                    yield self._several(tensors, [i])
+                else:
+                    if filled + numel > _PIECE:
+                        yield self._several(tensors, together)
+                        together, filled = [], 0
+                    together.append(i)
+                    filled += numel
             if together:
                 yield self._several(tensors, together)
 
@@ -159,10 +156,26 @@ class CPUPass(OnePass):
             )
 
 
+def _correct(piece: _Piece, coefficients: list[float], allow_factor: bool) -> float:
+    """Theta <- theta - 2 lambda theta, or what is left of it for the step to take off."""
+    chosen = [coefficients[j] for j in piece.matrices]
+    if allow_factor and all(c >= _SMALLEST_FACTOR or c == 0 for c in chosen):
+        if len(chosen) == 1:
+            return chosen[0]
+        if any(chosen):
+            torch._foreach_mul_(piece.params, [1 - c for c in chosen])
+        return 0.0
+    for p, c in zip(piece.params, chosen):
+        if c:
+            p.add_(p, alpha=-c)
+    return 0.0
+
+
 def _part(numel: int) -> int:
-    """Elements in a part of a large matrix: whole rows."""
+    """Elements in a part of a large matrix: whole rows, as many in each part as can be."""
     row = row_length(numel)
-    return _PIECE // row * row
+    parts = max(1, round(numel / _PIECE))
+    return -(-numel // (parts * row)) * row
 
 
 def _same_part(state: Tensor, p: Tensor, part: slice) -> Tensor:

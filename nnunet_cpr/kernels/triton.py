@@ -71,6 +71,8 @@ class _Launch:
         self.rows: list[int] = []
         self.addresses: Tensor | None = None
         self.aligned = False
+        self._spare: Tensor | None = None  # pinned memory, which cannot be taken while a graph is made
+        self._in_graphs: list[Any] = []
 
     def locate(self, columns: Sequence[Sequence[Tensor]]) -> None:
         """Take over the addresses of these tensors, as many in each column as there are parameters."""
@@ -86,8 +88,23 @@ class _Launch:
                     f"{self.device}; load its state_dict() again after moving the model"
                 )
         self.rows = rows
-        self.addresses = to_device(rows, torch.int64, self.device)
+        self.addresses = self._upload(rows)
         self.aligned = all(address % _ALIGNMENT == 0 for address in rows)
+
+    def _upload(self, rows: list[int]) -> Tensor:
+        if not _is_captured(self.device):
+            if self._spare is None and self.device.type == "cuda":
+                self._spare = torch.empty(len(rows), dtype=torch.int64).pin_memory()
+            return to_device(rows, torch.int64, self.device)
+        if self._spare is None:
+            raise RuntimeError(
+                "a CUDA graph is being captured and CPR's optimizer has not stepped before; take a few "
+                "steps first, as torch's documentation advises"
+            )
+        # The graph copies from this memory at every replay.
+        host, self._spare = self._spare.copy_(torch.tensor(rows)), None
+        self._in_graphs.append(host)
+        return host.to(self.device, non_blocking=True)
 
 
 class TritonPass(OnePass):

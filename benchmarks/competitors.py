@@ -1,0 +1,119 @@
+"""Whose steps are compared. To add one, list it in :data:`COMPETITORS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaKI0
+
+Named = list[tuple[str, nn.Parameter]]
+
+_LR = 1e-6
+_SGD: dict[str, Any] = {"lr": _LR, "momentum": 0.99, "nesterov": True}
+_LAMBDA = 1e-5
+
+
+@dataclass(frozen=True)
+class Competitor:
+    """An optimizer to time, beside others of its family."""
+
+    name: str
+    family: str
+    build: Callable[[Named], Optimizer]
+    devices: tuple[str, ...] = ("cpu", "cuda")
+
+
+def _tensors(named: Named) -> list[nn.Parameter]:
+    return [p for _, p in named]
+
+
+def _adamw(**options: Any) -> Callable[[Named], Optimizer]:
+    return lambda named: torch.optim.AdamW(_tensors(named), lr=_LR, weight_decay=1e-2, **options)
+
+
+def _adam(**options: Any) -> Callable[[Named], Optimizer]:
+    return lambda named: torch.optim.Adam(_tensors(named), lr=_LR, **options)
+
+
+def _sgd(**options: Any) -> Callable[[Named], Optimizer]:
+    return lambda named: torch.optim.SGD(_tensors(named), **_SGD, weight_decay=3e-5, **options)
+
+
+def _active(cpr: CPR) -> None:
+    """Every matrix above its bound, with a multiplier that stays where it is (mu is tiny)."""
+    state = cpr.state_dict()
+    state["state"]["lagrange_multiplier"].fill_(_LAMBDA)
+    cpr.load_state_dict(state)
+
+
+def _cpr(optimizer: type[SGDCPR] | type[AdamCPR], **options: Any) -> Callable[[Named], Optimizer]:
+    def build(named: Named) -> Optimizer:
+        built = optimizer(named, kappa=KappaKI0(0.5), mu=1e-12, **options)
+        _active(built.cpr)
+        return built
+
+    return build
+
+
+def _hooked(optimizer: Callable[..., Optimizer], **options: Any) -> Callable[[Named], Optimizer]:
+    def build(named: Named) -> Optimizer:
+        cpr = CPR(named, kappa=KappaKI0(0.5), mu=1e-12)
+        _active(cpr)
+        return cpr.attach(optimizer(_tensors(named), weight_decay=0.0, **options))
+
+    return build
+
+
+def _authors(foreach: bool) -> Callable[[Named], Optimizer]:
+    def build(named: Named) -> Optimizer:
+        import pytorch_cpr
+
+        matrices = [p for _, p in named if p.ndim >= 2]
+        others = [p for _, p in named if p.ndim < 2]
+        groups = [{"params": matrices, "regularize": True}]
+        groups += [{"params": others, "regularize": False}] if others else []
+        return pytorch_cpr.AdamCPR(
+            groups, lr=_LR, kappa_init_method="dependent", kappa_init_param=0.5, foreach=foreach
+        )
+
+    return build
+
+
+def _amos(named: Named) -> Optimizer:
+    import pytorch_optimizer
+
+    return pytorch_optimizer.Amos(_tensors(named), lr=_LR)
+
+
+ADAM, SGD = "Adam", "SGD"
+BASE = {ADAM: "AdamW fused", SGD: "SGD fused"}
+"""What a family's ratios refer to: torch's fused step, with weight decay and without CPR."""
+
+COMPETITORS = [
+    Competitor("AdamW fused", ADAM, _adamw(fused=True)),
+    Competitor("AdamCPR", ADAM, _cpr(AdamCPR, lr=_LR)),
+    Competitor("AdamW fused + CPR hook", ADAM, _hooked(torch.optim.AdamW, lr=_LR, fused=True)),
+    Competitor("AdamW foreach + CPR hook", ADAM, _hooked(torch.optim.AdamW, lr=_LR, foreach=True)),
+    Competitor("AdamW + CPR hook", ADAM, _hooked(torch.optim.AdamW, lr=_LR, foreach=False)),
+    Competitor("Adam fused", ADAM, _adam(fused=True)),
+    Competitor("AdamW foreach", ADAM, _adamw(foreach=True)),
+    Competitor("AdamW default", ADAM, _adamw()),
+    Competitor("pytorch-cpr AdamCPR, foreach", ADAM, _authors(foreach=True)),
+    Competitor("pytorch-cpr AdamCPR, loop", ADAM, _authors(foreach=False)),
+    Competitor("AMOS", ADAM, _amos),
+    Competitor("SGD fused", SGD, _sgd(fused=True)),
+    Competitor("SGDCPR", SGD, _cpr(SGDCPR, **_SGD)),
+    Competitor("SGD fused + CPR hook", SGD, _hooked(torch.optim.SGD, **_SGD, fused=True)),
+    Competitor("SGD foreach + CPR hook", SGD, _hooked(torch.optim.SGD, **_SGD, foreach=True)),
+    Competitor("SGD + CPR hook", SGD, _hooked(torch.optim.SGD, **_SGD, foreach=False)),
+    Competitor("SGD foreach", SGD, _sgd(foreach=True)),
+    Competitor("SGD as nnU-Net builds it", SGD, _sgd()),
+]
+IN_SWEEPS = ["AdamW fused", "AdamCPR", "AdamW fused + CPR hook", "pytorch-cpr AdamCPR, foreach"]
+IN_SWEEPS += ["SGD fused", "SGDCPR", "SGD fused + CPR hook"]

@@ -1,0 +1,185 @@
+"""Times and memory of several things measured in turn, so that a drifting machine favours none."""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from benchmarks.competitors import Competitor, Named
+from benchmarks.shapes import Shapes
+
+
+@dataclass
+class Timing:
+    """Of one competitor: medians over the rounds; ratios are of the same round's times."""
+
+    milliseconds: float
+    ratio: float
+    ratio_low: float
+    """First quartile of the ratio."""
+    ratio_high: float
+    """Third quartile."""
+    rounds: int
+    kept_bytes: int | None = None
+    """Memory kept between steps beyond that of the base."""
+    temporary_bytes: int | None = None
+    """Peak of what a step takes and gives back."""
+
+
+def in_turn(
+    actions: Mapping[str, Callable[[], Any]],
+    base: str,
+    device: str,
+    seconds: float,
+    least: int = 7,
+    most: int = 200,
+) -> dict[str, Timing]:
+    """Time each action once a round, in an order drawn anew, until the seconds are over."""
+    for action in actions.values():
+        for _ in range(3):
+            action()
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    order = list(actions)
+    shuffle = random.Random(0).shuffle
+    end = time.monotonic() + seconds
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        while len(times[base]) < least or (time.monotonic() < end and len(times[base]) < most):
+            shuffle(order)
+            for name in order:
+                times[name].append(_time(actions[name], device))
+    finally:
+        if enabled:
+            gc.enable()
+    return {name: _timing(times[name], times[base]) for name in actions}
+
+
+def _time(action: Callable[[], Any], device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    action()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def _timing(times: list[float], base: list[float]) -> Timing:
+    ratios = [t / b for t, b in zip(times, base)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return Timing(1e3 * statistics.median(times), middle, low, high, len(times))
+
+
+def parameters(shapes: Shapes, device: str) -> Named:
+    """Small random weights, each with a gradient."""
+    generator = torch.Generator(device).manual_seed(0)
+    named = []
+    for name, shape in shapes:
+        p = torch.nn.Parameter(0.02 * torch.randn(shape, generator=generator, device=device))
+        named.append((name, p))
+    return named
+
+
+def gradients(shapes: Shapes, device: str) -> list[torch.Tensor]:
+    """One set for all competitors: their steps only read them."""
+    generator = torch.Generator(device).manual_seed(1)
+    return [1e-3 * torch.randn(shape, generator=generator, device=device) for _, shape in shapes]
+
+
+def step_times(
+    competitors: list[Competitor], base: str, shapes: Shapes, device: str, seconds: float, least: int
+) -> dict[str, Timing]:
+    """The optimizer steps of competitors, each with parameters of its own."""
+    grads = gradients(shapes, device)
+    steps: dict[str, Callable[[], Any]] = {}
+    for competitor in competitors:
+        named = parameters(shapes, device)
+        for (_, p), grad in zip(named, grads):
+            p.grad = grad
+        steps[competitor.name] = competitor.build(named).step
+    return in_turn(steps, base, device, seconds, least)
+
+
+def memory(competitor: Competitor, shapes: Shapes, device: str) -> tuple[int, int]:
+    """Bytes that an optimizer keeps, and the peak of what one step takes on top."""
+    grads = gradients(shapes, device)
+    named = parameters(shapes, device)
+    for (_, p), grad in zip(named, grads):
+        p.grad = grad
+    built: list[Optimizer] = []
+
+    def begin() -> None:
+        built.append(competitor.build(named))
+        for _ in range(3):
+            built[0].step()
+
+    kept = _allocated(begin, device)[0]
+    return kept, _allocated(built[0].step, device)[1]
+
+
+def _allocated(action: Callable[[], Any], device: str) -> tuple[int, int]:
+    """Bytes left over after an action, and the most at any time, by torch's profiler."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    gc.collect()
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        action()
+        gc.collect()
+    events = profile.profiler.kineto_results.events()
+    wanted = torch.device(device).type.upper()
+    changes = [
+        (event.start_ns(), event.nbytes())
+        for event in events
+        if event.name() == "[memory]" and wanted in str(event.device_type())
+    ]
+    total = peak = 0
+    for _, change in sorted(changes, key=lambda pair: pair[0]):
+        total += change
+        peak = max(peak, total)
+    return total, peak
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the numbers were measured on."""
+    processor = platform.processor() or platform.machine()
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo") as lines:
+            processor = next((x.split(":")[1].strip() for x in lines if "model name" in x), processor)
+    found: dict[str, Any] = {
+        "processor": processor,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        found |= {"gpu": properties.name, "gpu_memory_gib": round(properties.total_memory / 2**30)}
+    return found
+
+
+def free_bytes(device: str) -> int:
+    """Memory that is free now."""
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    if os.path.exists("/proc/meminfo"):
+        with open("/proc/meminfo") as lines:
+            return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable"))
+    return 8 * 2**30
+
+
+def as_json(timings: Mapping[str, Timing]) -> dict[str, Any]:
+    """For :func:`json.dumps`."""
+    return {name: asdict(timing) for name, timing in timings.items()}

@@ -1,0 +1,211 @@
+"""Whole nnU-Net training iterations with and without CPR: ``python -m benchmarks.train_step --help``."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.bars import Bar, check
+from benchmarks.measure import Timing, as_json, in_turn, machine
+
+_DATASET, _CONFIGURATION = "Dataset902_Benchmark", "3d_fullres"
+PAIRS = {
+    "nnUNetTrainer": "nnUNetTrainerCPR_ki0x0p5_mu1en3",
+    "nnUNetTrainerAdamW": "nnUNetTrainerAdamCPR_ki0x0p5_mu1en3",
+}
+"""Trainers with weight decay, and the same with CPR, every matrix above its bound from the start."""
+BARS = {"nnUNetTrainer": 1.005}
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    seconds: Annotated[float, typer.Option(help="For each pair of trainers.")] = 120.0,
+    patch: Annotated[int, typer.Option(help="Edge of the cubic patch; 0: 64 on a CPU, 128 else.")] = 0,
+    compiled: Annotated[bool, typer.Option(help="torch.compile the network, as nnU-Net does.")] = True,
+    checks: Annotated[bool, typer.Option("--check", help="Exit with 1 if a bar is missed.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Folder for train_step_<device>.json.")] = None,
+) -> None:
+    """Time forward, backward, clipping and step, as nnU-Net's trainers do them, in turn."""
+    console = Console(width=110)
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise typer.BadParameter(f"there is no device {device!r} here; use cpu or cuda")
+    edge = patch or (64 if device == "cpu" else 128)
+    if edge % 32 or edge < 64:
+        raise typer.BadParameter("the patch's edge must be a multiple of 32 from 64 on")
+    found = machine(device)
+    console.print(", ".join(f"{key} {value}" for key, value in found.items()))
+    results: dict[str, dict[str, Timing]] = {}
+    shared: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        _use(Path(folder), compiled)
+        for base, ours in PAIRS.items():
+            iterations = {name: Iteration(name, device, edge) for name in (base, ours)}
+            timings = in_turn({n: i.run for n, i in iterations.items()}, base, device, seconds)
+            results[base] = timings
+            shared[base] = _with_the_rest_shared(iterations, timings, base, ours)
+            console.print(_table(f"2 patches of {edge}^3, {device}", base, timings, iterations))
+            console.print(
+                f"The two differ in the optimizer's step alone. With the median of all iterations' "
+                f"other part for both: {shared[base]:.4f}\n"
+            )
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+        pairs = {base: as_json(timings) for base, timings in results.items()}
+        document = {"machine": found, "device": device, "patch": edge, "pairs": pairs}
+        document["ratio_with_the_rest_shared"] = shared
+        file = output / f"train_step_{device}.json"
+        file.write_text(json.dumps(document, indent=1) + "\n")
+        console.print(f"to look at: {file}", soft_wrap=True)
+    if checks:
+        measured = [
+            (Bar(f"{PAIRS[base]} / {base}, one iteration", limit), shared[base])
+            for base, limit in BARS.items()
+        ]
+        if not check(measured, console):
+            raise typer.Exit(1)
+
+
+def _use(folder: Path, compiled: bool) -> None:
+    """Folders for nnU-Net, which reads its environment once, when it is imported."""
+    for name in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
+        os.environ[name] = str(folder / name)
+    os.environ["nnUNet_compile"] = "t" if compiled else "f"
+    # It looks only at the endings of the preprocessed files, to know how they would be read.
+    preprocessed = folder / "nnUNet_preprocessed" / _DATASET / f"nnUNetPlans_{_CONFIGURATION}"
+    preprocessed.mkdir(parents=True)
+    (preprocessed / "case.b2nd").touch()
+
+
+class Iteration:
+    """The trainer's own training iteration on one batch of noise, and how long its steps take."""
+
+    def __init__(self, name: str, device: str, edge: int) -> None:
+        from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+        from nnunet_cpr.nnunet.trainer import trainer_class
+
+        trainer_type = trainer_class(name) or nnUNetTrainer
+        labels = {"background": 0, "one": 1, "two": 2}
+        dataset = {"channel_names": {"0": "MRI"}, "labels": labels, "file_ending": ".nii.gz"}
+        torch.manual_seed(0)
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.trainer = trainer_type(_plans(edge), _CONFIGURATION, 0, dataset, torch.device(device))
+            self.trainer.initialize()
+        self.trainer.network.train()
+
+        generator = torch.Generator().manual_seed(0)
+        sizes = [3 * (edge // 2**i,) for i in range(5)]  # deep supervision
+        targets = [torch.randint(0, 3, (2, 1, *s), generator=generator).float() for s in sizes]
+        data = torch.randn((2, 1, edge, edge, edge), generator=generator)
+        self.batch = {"data": data, "target": targets}
+        self.step_seconds: list[float] = []
+        if device == "cpu":  # on a GPU, waiting for the step would change what is measured
+            self._step = self.trainer.optimizer.step
+            self.trainer.optimizer.step = self._timed_step
+
+    def run(self) -> None:
+        """One iteration."""
+        self.trainer.train_step(self.batch)
+
+    def _timed_step(self, *args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        result = self._step(*args, **kwargs)
+        self.step_seconds.append(time.perf_counter() - start)
+        return result
+
+
+def _with_the_rest_shared(
+    iterations: dict[str, Iteration], timings: dict[str, Timing], base: str, ours: str
+) -> float:
+    """The ratio of both iterations if all but their steps took the same time, which is the same code.
+
+    Half a percent of an iteration is far less than iterations vary on a CPU. On a GPU steps are not
+    timed by themselves, and the ratio is that of the iterations.
+    """
+    if not iterations[base].step_seconds:
+        return timings[ours].ratio
+    steps = {n: statistics.median(i.step_seconds) for n, i in iterations.items()}
+    rest = statistics.median(t.milliseconds / 1e3 - steps[n] for n, t in timings.items())
+    return (rest + steps[ours]) / (rest + steps[base])
+
+
+def _plans(edge: int) -> dict[str, Any]:
+    """What nnU-Net plans for one MRI channel, with its largest 3-D U-Net, 31 M parameters."""
+    stages = 6
+    network = {
+        "n_stages": stages,
+        "features_per_stage": [32, 64, 128, 256, 320, 320],
+        "conv_op": "torch.nn.modules.conv.Conv3d",
+        "kernel_sizes": [[3, 3, 3]] * stages,
+        "strides": [[1, 1, 1]] + [[2, 2, 2]] * (stages - 1),
+        "n_conv_per_stage": [2] * stages,
+        "n_conv_per_stage_decoder": [2] * (stages - 1),
+        "conv_bias": True,
+        "norm_op": "torch.nn.modules.instancenorm.InstanceNorm3d",
+        "norm_op_kwargs": {"eps": 1e-05, "affine": True},
+        "dropout_op": None,
+        "dropout_op_kwargs": None,
+        "nonlin": "torch.nn.LeakyReLU",
+        "nonlin_kwargs": {"inplace": True},
+    }
+    resampling = "resample_data_or_seg_to_shape"
+    configuration = {
+        "data_identifier": f"nnUNetPlans_{_CONFIGURATION}",
+        "preprocessor_name": "DefaultPreprocessor",
+        "batch_size": 2,
+        "patch_size": [edge] * 3,
+        "median_image_size_in_voxels": [edge] * 3,
+        "spacing": [1.0, 1.0, 1.0],
+        "normalization_schemes": ["ZScoreNormalization"],
+        "use_mask_for_norm": [False],
+        **{f"resampling_fn_{kind}": resampling for kind in ("data", "seg", "probabilities")},
+        **{f"resampling_fn_{kind}_kwargs": {} for kind in ("data", "seg", "probabilities")},
+        "architecture": {
+            "network_class_name": "dynamic_network_architectures.architectures.unet.PlainConvUNet",
+            "arch_kwargs": network,
+            "_kw_requires_import": ["conv_op", "norm_op", "dropout_op", "nonlin"],
+        },
+        "batch_dice": False,
+    }
+    return {
+        "dataset_name": _DATASET,
+        "plans_name": "nnUNetPlans",
+        "image_reader_writer": "SimpleITKIO",
+        "transpose_forward": [0, 1, 2],
+        "transpose_backward": [0, 1, 2],
+        "configurations": {_CONFIGURATION: configuration},
+        "label_manager": "LabelManager",
+        "continue_training": False,
+    }
+
+
+def _table(title: str, base: str, timings: dict[str, Timing], iterations: dict[str, Iteration]) -> Table:
+    table = Table(title=f"One training iteration, {title}")
+    table.add_column("trainer")
+    for heading in ("ms", "step, ms", f"/ {base}", "quartiles", "rounds"):
+        table.add_column(heading, justify="right")
+    for name, t in timings.items():
+        steps = iterations[name].step_seconds
+        step = f"{1e3 * statistics.median(steps):.3g}" if steps else ""
+        quartiles = f"{t.ratio_low:.3f} to {t.ratio_high:.3f}"
+        table.add_row(name, f"{t.milliseconds:.4g}", step, f"{t.ratio:.3f}", quartiles, str(t.rounds))
+    return table
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,116 @@
+"""The benchmarks run, and their checks can fail."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import measure, shapes  # noqa: E402
+from benchmarks.bars import Bar, check  # noqa: E402
+from benchmarks.competitors import BASE, COMPETITORS  # noqa: E402
+
+
+def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", f"benchmarks.{module}", *arguments],
+        cwd=ROOT,
+        env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+def test_the_shapes_are_those_of_the_networks() -> None:
+    unet = shapes.build("nnU-Net")
+    assert round(shapes.elements(unet) / 1e6, 1) == 31.2 and len(unet) == 108
+    assert round(shapes.elements(shapes.gpt2()) / 1e6) == 124
+    assert round(shapes.elements(shapes.build("nnU-Net ResEnc-L")) / 1e6) == 102
+
+
+def test_times_are_taken_in_turn_and_ratios_within_a_round() -> None:
+    calls: list[str] = []
+    actions = {name: lambda name=name: calls.append(name) for name in ("a", "b", "c")}
+    timings = measure.in_turn(actions, base="a", device="cpu", seconds=0, least=9)
+    assert timings["a"].ratio == 1 and {t.rounds for t in timings.values()} == {9}
+    rounds = [calls[i : i + 3] for i in range(9, len(calls), 3)]  # after three calls each to warm up
+    assert all(sorted(r) == ["a", "b", "c"] for r in rounds)
+    assert len({tuple(r) for r in rounds}) > 1, "always the same order"
+
+
+def test_memory_is_what_torch_allocates() -> None:
+    """Adam keeps two moments and counts, SGD one; steps in one pass take next to nothing."""
+    square = [("weight", (1000, 1000)), ("bias", (1000,))]
+    of = {c.name: c for c in COMPETITORS}
+    kept, _ = measure.memory(of["AdamW fused"], square, "cpu")
+    assert kept == 2 * 4 * 1_001_000 + 2 * 4
+    ours, ours_temporary = measure.memory(of["AdamCPR"], square, "cpu")
+    assert ours - kept == 12 + 24  # three floats for the one matrix, three counts
+    assert ours_temporary < 100_000
+    assert measure.memory(of["SGD as nnU-Net builds it"], square, "cpu")[1] >= 4_000_000
+
+
+def test_every_competitor_of_the_project_steps() -> None:
+    pytest.importorskip("pytorch_cpr")
+    for competitor in COMPETITORS:
+        if competitor.name == "AMOS" and importlib.util.find_spec("pytorch_optimizer") is None:
+            continue
+        named = measure.parameters([("weight", (30, 20)), ("bias", (20,))], "cpu")
+        for _, p in named:
+            p.grad = torch.full_like(p, 1e-3)
+        before = named[0][1].detach().clone()
+        optimizer = competitor.build(named)
+        for _ in range(3):
+            optimizer.step()
+        assert not torch.equal(named[0][1], before), competitor.name
+    assert set(BASE.values()) <= {c.name for c in COMPETITORS}
+
+
+def test_a_missed_bar_is_told() -> None:
+    console = Console(record=True, width=100)
+    bar = Bar("ours / theirs", limit=1.05)
+    assert check([(bar, 1.05)], console) and not check([(bar, 1.06), (bar, 1.0)], console)
+    assert "missed" in console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--network", "U"], "no network is named 'U'"), (["--device", "tpu"], "no device 'tpu'")],
+)
+def test_wrong_arguments_are_told_in_words(arguments: list[str], message: str) -> None:
+    result = run("step_time", *arguments)
+    assert result.returncode == 2 and message in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+def test_step_time_writes_its_table_and_figure(tmp_path: Path) -> None:
+    for package in ("torchvision", "pytorch_cpr", "pytorch_optimizer"):
+        pytest.importorskip(package)
+    result = run("step_time", "--network", "ResNet-18", "--seconds", "1", "--output", str(tmp_path))
+    assert result.returncode == 0, result.stdout + result.stderr
+    document = json.loads((tmp_path / "step_time_cpu.json").read_text())
+    adam = document["networks"]["ResNet-18"]["Adam"]
+    assert set(adam) == {c.name for c in COMPETITORS if c.family == "Adam"}
+    # Far from the bars, which want a quiet machine: CPR in one pass beats the authors' by much.
+    assert adam["AdamCPR"]["ratio"] < 0.8 * adam["pytorch-cpr AdamCPR, foreach"]["ratio"]
+    assert (tmp_path / "step_time_cpu.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_train_step_times_nnunets_own_iterations(tmp_path: Path) -> None:
+    result = run("train_step", "--seconds", "1", "--output", str(tmp_path))
+    assert result.returncode == 0, result.stdout + result.stderr
+    document = json.loads((tmp_path / "train_step_cpu.json").read_text())
+    assert len(document["pairs"]) == 2
+    assert all(0.9 < ratio < 1.1 for ratio in document["ratio_with_the_rest_shared"].values())
