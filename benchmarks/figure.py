@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from benchmarks.competitors import ADAM, BASE, SGD
 
@@ -23,7 +24,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
     """
     results, sweeps = document["networks"], document["sweeps"]
     bars = max(sum(len(r[f]) for r in results.values()) for f in (ADAM, SGD))
-    height = max(3.0, 0.17 * bars + 0.5 * len(results))
+    height = max(3.0, 0.17 * bars + 0.4 * len(results))
     lines = any(sweeps.values())
     figure = Figure(figsize=(13, height + (4.2 if lines else 0)), layout="constrained")
     FigureCanvasAgg(figure)
@@ -47,7 +48,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
 def _bars(axes: Axes, results: dict[str, Any], family: str) -> None:
     place, ticks, labels = 0.0, [], []
     for network, families in results.items():
-        axes.text(0.98, place - 0.75, network, fontsize=9, fontweight="bold", va="bottom")
+        axes.text(0.52, place - 0.6, network, fontsize=9, fontweight="bold", va="bottom")
         for name, timing in families[family].items():
             colour = "C1" if name in _OURS else "0.35" if name == BASE[family] else "0.7"
             axes.barh(place, timing["ratio"], color=colour, height=0.8)
@@ -55,12 +56,15 @@ def _bars(axes: Axes, results: dict[str, Any], family: str) -> None:
             ticks.append(place)
             labels.append(name)
             place += 1
-        place += 1.2
+        place += 1.4
     axes.set_yticks(ticks, labels, fontsize=7)
-    axes.invert_yaxis()
     axes.set_xscale("log")
     left, right = axes.get_xlim()
     axes.set_xlim(min(0.5, left), right * 1.3)
+    axes.xaxis.set_major_locator(FixedLocator([0.5, 1, 2, 5, 10, 20, 50]))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_ylim(place - 0.8, -1.8)
     axes.axvline(1, color="0.35", linewidth=0.8)
     axes.set_xlabel(f"times {BASE[family]} (median of the rounds' ratios)")
     axes.set_title(family)

@@ -288,7 +288,7 @@ class CPR:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self._optimizer = None
+        self._optimizer = self.one_pass = None
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}

@@ -109,7 +109,9 @@ def _lay_out_gradients(optimizer: torch.optim.Optimizer) -> None:
         if group["fused"]:
             for p in group["params"]:
                 grad = p.grad
-                if grad is None or (grad.is_contiguous() and p.is_contiguous()):
+                if grad is None or grad.layout is not torch.strided:
+                    continue
+                if grad.is_contiguous() and p.is_contiguous():
                     continue
                 p.grad = laid_out_like(p, grad)
 

@@ -377,6 +377,16 @@ def test_the_gradient_scalers_wishes(build: type, scale: float, backend: str) ->
         torch.testing.assert_close(g, h)
 
 
+def test_empty_tensors_are_no_trouble(backend: str) -> None:
+    for build in (SGDCPR, AdamCPR):
+        matrix, empty = parameters(device=DEVICE[backend], shapes=[(5, 4), (0, 3)])
+        optimizer = build([{"params": [matrix]}, {"params": [empty]}], lr=0.1)
+        use(optimizer, backend)
+        set_gradients([matrix, empty], 10)
+        optimizer.step()
+        assert optimizer.cpr.names == ["0.0"]
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_broken_matrix_does_not_break_the_others(bad: float, backend: str) -> None:
     p, q = parameters(device=DEVICE[backend], shapes=[(60, 50), (60, 50)])
@@ -458,6 +468,21 @@ def test_a_step_of_cpr_by_hand_corrects_at_once() -> None:
     p.grad = torch.zeros_like(p)
     optimizer.cpr.step()
     assert p.norm() < before.norm()
+
+
+def test_a_detached_cpr_works_on_another_optimizer() -> None:
+    p = parameters(shapes=[(5, 4)])[0]
+    first = SGDCPR([p], lr=0.0, kappa=KappaKI0(0.5))
+    cpr = first.cpr
+    cpr.detach()
+    second = torch.optim.SGD([p], lr=0.0)
+    cpr.attach(second)
+    before = p.detach().clone()
+    p.grad = torch.zeros_like(p)
+    second.step()
+    assert p.norm() < before.norm()
+    first.step()
+    assert cpr.step_count == 1
 
 
 def test_nothing_is_read_from_the_device() -> None:

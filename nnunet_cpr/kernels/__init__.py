@@ -7,6 +7,7 @@ steps. The plain way is also what the backends are tested against.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from nnunet_cpr.kernels.one_pass import OnePass
@@ -29,7 +30,7 @@ def one_pass_for(optimizer: CPROptimizer) -> OnePass | None:
         from nnunet_cpr.kernels.cpu import CPUPass
 
         return CPUPass(optimizer)
-    if device.type == "cuda":
+    if device.type == "cuda" and find_spec("triton") is not None:
         from nnunet_cpr.kernels.triton import TritonPass, is_available
 
         return TritonPass(optimizer) if is_available() else None

@@ -173,6 +173,8 @@ class TritonPass(OnePass):
         """One launch for the tensors of a group that have the same dtypes."""
         params, _, first, _, largest, _ = columns
         launch = self._launch(key, params, columns)
+        if launch.chunks == 0:  # all of them empty
+            return
         rule = self.optimizer.rule(group)
         lr = self._here(group["lr"])
         grad_scale = self._here(getattr(self.optimizer, "grad_scale", None))  # GradScaler's
