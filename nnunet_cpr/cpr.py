@@ -86,7 +86,7 @@ class CPR:
         self._hooks: list[Any] = []
         self._pending_state: dict[str, Tensor] | None = None
         self._grad_mask: tuple[tuple[bool, ...], Tensor] | None = None
-        self._numel_there: Tensor | None = None
+        self._numel_there: tuple[list[int], Tensor] | None = None
 
         device = self.parameters[0].device
         vector = torch.zeros(len(self.parameters), dtype=torch.float32, device=device)
@@ -160,15 +160,26 @@ class CPR:
         """One update by hand, for loops without an attached optimizer: call it just before its step."""
         self._update_and_correct(found_inf=None)
 
-    @torch.no_grad()
-    def _before_optimizer(self, found_inf: Tensor | None) -> None:
-        """The update; the correction is left to the optimizer's step where that takes both in one."""
-        if self.one_pass is None or not self.one_pass.covers_this_step():
-            self._update_and_correct(found_inf)
-        else:
-            self._follow_device()
-            self.one_pass.correct_in_step(self._update(self.one_pass.measure(), found_inf))
+    def before_step(self, optimizer: Optimizer) -> Tensor | None:
+        """The update, in the step of an optimizer that runs its own CPR.
 
+        Returns:
+            The multipliers to correct with, float32 ``[J]``, if this step can be taken in one pass and
+            so has to make the correction itself; None if it has been made, or there is none to make.
+        """
+        if self._optimizer is not optimizer:
+            return None  # detached
+        self._check_decay(optimizer)
+        found_inf = getattr(optimizer, "found_inf", None)
+        if self.one_pass is None or not self.one_pass.covers_this_step():
+            if self.one_pass is not None:
+                self.one_pass.forget_measure()
+            self._update_and_correct(found_inf)
+            return None
+        self._follow_device()
+        return self._update(self.one_pass.measure(), found_inf)
+
+    @torch.no_grad()
     def _update_and_correct(self, found_inf: Tensor | None) -> None:
         self._follow_device()
         sums = self.regularizer.sums(self.parameters)
@@ -228,12 +239,13 @@ class CPR:
 
     def _numel(self) -> Tensor:
         """The numbers of elements, ``[J]``; on a GPU they stay there."""
-        if self._numel_there is not None:
-            return self._numel_there
+        sizes = [p.numel() for p in self.parameters]
+        if self._numel_there is not None and self._numel_there[0] == sizes:
+            return self._numel_there[1]
         first = self.parameters[0]
-        numel = to_device([p.numel() for p in self.parameters], accumulator(first), first.device)
+        numel = to_device(sizes, accumulator(first), first.device)
         if first.device.type != "cpu":
-            self._numel_there = numel
+            self._numel_there = sizes, numel
         return numel
 
     def _follow_device(self) -> None:
@@ -241,7 +253,8 @@ class CPR:
         device = self.parameters[0].device
         if self._state["kappa"].device != device:
             self._state = {key: value.to(device) for key, value in self._state.items()}
-            self._grad_mask = self._numel_there = None
+            self._grad_mask = None
+            self._numel_there = None
 
     def measure_of(self, sums_of_squares: Tensor) -> Tensor:
         """``l2`` of the matrices from the sums of their squares, ``[J]``."""
@@ -263,7 +276,7 @@ class CPR:
         """
         if self._optimizer is not None:
             raise RuntimeError("this CPR is attached already; detach() it first")
-        hooks = getattr(optimizer, "_optimizer_step_pre_hooks", {}).values()
+        hooks = getattr(optimizer, "_optimizer_state_dict_post_hooks", {}).values()
         if any(isinstance(getattr(hook, "__self__", None), CPR) for hook in hooks):
             raise RuntimeError("another CPR is attached to this optimizer; detach() that one first")
         if not isinstance(optimizer, Optimizer) or not hasattr(
@@ -276,11 +289,12 @@ class CPR:
         self._check_optimizer(optimizer)
         self._optimizer = optimizer
         self._hooks = [
-            optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_state_dict_post_hook(self._add_to_state_dict),
             optimizer.register_load_state_dict_pre_hook(self._check_loaded_state_dict),
             optimizer.register_load_state_dict_post_hook(self._take_loaded_state),
         ]
+        if getattr(optimizer, "cpr", None) is not self:  # SGDCPR and AdamCPR run theirs themselves
+            self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
         return optimizer
 
     def detach(self) -> None:
@@ -288,7 +302,7 @@ class CPR:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self._optimizer = self.one_pass = None
+        self._optimizer = None
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -320,7 +334,7 @@ class CPR:
         found_inf = getattr(optimizer, "found_inf", None)  # set by GradScaler for fused optimizers
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            self._before_optimizer(found_inf)
+            self._update_and_correct(found_inf)
             return None
 
         # The closure computes the gradient at theta_t, so the correction must come after it; some
@@ -332,7 +346,7 @@ class CPR:
             loss = closure()
             if not done:
                 done = True
-                self._before_optimizer(found_inf)
+                self._update_and_correct(found_inf)
             return loss
 
         if len(args) > 1:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nnunet_cpr.bounds import Bound, KappaWS
 from nnunet_cpr.cpr import CPR
-from nnunet_cpr.kernels import one_pass_for
+from nnunet_cpr.kernels import OnePass, one_pass_for
 from nnunet_cpr.kernels.one_pass import Rule, StepTensors, laid_out_like
 from nnunet_cpr.row_norms import is_dense
 from nnunet_cpr.selection import Params, param_groups
@@ -20,19 +20,20 @@ from nnunet_cpr.selection import Params, param_groups
 class CPROptimizer(torch.optim.Optimizer):
     """What the two optimizers share: they build their CPR from their own parameters.
 
-    A step goes one of two ways. The plain one is a hook that corrects and then torch's own step. The
-    other takes both in one pass (:mod:`nnunet_cpr.kernels`); for that a subclass says what its step
-    reads and writes, and how torch fuses it.
+    A step goes one of two ways. The plain one is CPR's correction and then torch's own step. The other
+    takes both in one pass (:mod:`nnunet_cpr.kernels`); for that a subclass says what its step reads and
+    writes, and how torch fuses it.
     """
 
     cpr: CPR
     _torch_class: type[torch.optim.Optimizer]
+    _choose_one_pass = staticmethod(one_pass_for)
 
     def _attach(self, cpr: CPR) -> None:
         self.cpr = cpr
         cpr.attach(self)
-        cpr.one_pass = one_pass_for(self)
         self.register_load_state_dict_post_hook(_lay_out_state)
+        self._look_where_parameters_are()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -45,13 +46,34 @@ class CPROptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._places != self._places_now():
+            self._look_where_parameters_are()
         _lay_out_gradients(self)
-        one_pass = self.cpr.one_pass
-        if one_pass is not None and one_pass.is_due:
-            one_pass.step()
+        # Here and not in a hook: what hooks do to gradients and parameters comes before.
+        correction = self.cpr.before_step(self)
+        if correction is not None:
+            assert self._one_pass is not None
+            self._one_pass.step(correction)
         else:
+            self.prepare_torch_step()
             _without_hooks(self._torch_class.step)(self)
         return loss
+
+    def _places_now(self) -> list[tuple[int, int]]:
+        return [(p.data_ptr(), p.numel()) for group in self.param_groups for p in group["params"]]
+
+    def _look_where_parameters_are(self) -> None:
+        """When they are elsewhere, on another device maybe, or of another size."""
+        self._places = self._places_now()
+        _lay_out_state(self)
+        self.cpr.one_pass = self._choose_one_pass(self)
+
+    @property
+    def _one_pass(self) -> OnePass | None:
+        return self.cpr.one_pass
+
+    def prepare_torch_step(self) -> None:
+        """What torch's own step needs beforehand."""
 
     def is_plain(self, group: dict[str, Any]) -> bool:
         """Whether the group's settings are such as a step in one pass takes."""
@@ -99,7 +121,7 @@ class CPROptimizer(torch.optim.Optimizer):
 
 
 def _without_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A torch optimizer's step; torch wraps it so that it runs the hooks, and ours has run them."""
+    """A torch optimizer's step. torch wraps it so that it runs the hooks; for our step they have run."""
     return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
 
 
@@ -153,6 +175,13 @@ def _fused_is_possible(params: Params, groups: list[dict[str, Any]]) -> bool:
     )
 
 
+def _fused_sgd_is_possible(params: Params, groups: list[dict[str, Any]]) -> bool:
+    tensors = [p for group in groups for p in group["params"]]
+    # On the CPU torch 2.6's is wrong for half precision.
+    half_on_cpu = any(p.device.type == "cpu" and p.dtype.itemsize < 4 for p in tensors)
+    return _fused_is_possible(params, groups) and not half_on_cpu
+
+
 class SGDCPR(CPROptimizer, torch.optim.SGD):
     """``torch.optim.SGD`` with :class:`~nnunet_cpr.cpr.CPR` in place of weight decay.
 
@@ -197,7 +226,7 @@ class SGDCPR(CPROptimizer, torch.optim.SGD):
             momentum=momentum,
             nesterov=nesterov,
             maximize=maximize,
-            fused=_fused_is_possible(params, groups) if fused is None else fused,
+            fused=_fused_sgd_is_possible(params, groups) if fused is None else fused,
         )
         self._attach(cpr)
 
@@ -227,6 +256,13 @@ class SGDCPR(CPROptimizer, torch.optim.SGD):
             found_inf=getattr(self, "found_inf", None),
         )
         return step, 0.0  # its weight decay goes into the momentum
+
+    def prepare_torch_step(self) -> None:
+        # torch's fused step makes missing momentum for all parameters or for none, so that one whose
+        # first gradient comes later breaks it, and leaves it unset when GradScaler skips the first step.
+        for group in self.param_groups:
+            if group["fused"] and self.is_plain(group):
+                self.step_tensors(group)
 
     def rule(self, group: dict[str, Any]) -> Rule:
         return Rule(adam=False, beta1=group["momentum"], nesterov=group["nesterov"])

@@ -26,12 +26,16 @@ def row_length(numel: int) -> int:
     return next(divisors, _ROW)
 
 
-def rows(flat: Tensor, length: int) -> Iterator[Tensor]:
-    """``flat`` as rows, ``[n, length]``, and what is left over or stands alone, ``[length or less]``."""
-    whole = flat.numel() // length
-    if whole == 1:
-        yield flat[:length]
-    elif whole:
+def rows(flat: Tensor, numel: int) -> Iterator[Tensor]:
+    """Rows, ``[n, length]``, and what is left over, ``[less]``; one row alone is ``[numel]``.
+
+    Args:
+        flat: a tensor's elements, or a part of them that begins with a row.
+        numel: how many the whole tensor has.
+    """
+    length = row_length(numel)
+    whole = flat.numel() // length if numel > length else 0
+    if whole:
         yield flat[: whole * length].view(whole, length)
     if flat.numel() > whole * length:
         yield flat[whole * length :]
@@ -48,20 +52,19 @@ class SumsOfSquares:
 
     def add(self, parts: Iterable[tuple[int, Tensor]]) -> None:
         """Measure parts of tensors: the tensor's number and what :func:`rows` gave."""
-        single: list[Tensor] = []
-        owners: list[int] = []
+        single: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
         for j, x in parts:
+            dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
             if x.ndim == 1:
-                single.append(x)
-                owners.append(j)
+                single.setdefault(dtype, []).append((j, x))
             else:
-                self._norms.append(torch.linalg.vector_norm(x, dim=1, dtype=_wide(x)))
+                self._norms.append(torch.linalg.vector_norm(x, dim=1, dtype=dtype))
                 self._owners.append(j)
                 self._rows.append(x.shape[0])
-        if single:
-            self._norms.append(torch.stack(torch._foreach_norm(single, dtype=_widest(single))))
-            self._owners += owners
-            self._rows += [1] * len(single)
+        for dtype, some in single.items():
+            self._norms.append(torch.stack(torch._foreach_norm([x for _, x in some], dtype=dtype)))
+            self._owners += [j for j, _ in some]
+            self._rows += [1] * len(some)
 
     def total(self) -> Tensor:
         """The sums, float64 ``[J]``; 0 where nothing was added."""
@@ -83,11 +86,7 @@ class SumsOfSquares:
 def sums_of_squares(tensors: Sequence[Tensor]) -> Tensor:
     """Of each of J tensors on the CPU, float64 ``[J]``."""
     sums = SumsOfSquares(len(tensors))
-    sums.add(
-        (j, part)
-        for j, t in enumerate(tensors)
-        for part in rows(flat_in_memory(t), row_length(t.numel()))
-    )
+    sums.add((j, part) for j, t in enumerate(tensors) for part in rows(flat_in_memory(t), t.numel()))
     return sums.total()
 
 
@@ -105,11 +104,3 @@ def is_dense(t: Tensor) -> bool:
 
 def _in_memory_order(t: Tensor) -> Tensor:
     return t.permute(sorted(range(t.ndim), key=t.stride().__getitem__, reverse=True))
-
-
-def _wide(t: Tensor) -> torch.dtype:
-    return torch.float64 if t.dtype == torch.float64 else torch.float32
-
-
-def _widest(tensors: Sequence[Tensor]) -> torch.dtype:
-    return max((_wide(t) for t in tensors), key=lambda dtype: dtype.itemsize)

@@ -20,10 +20,10 @@ __all__ = ["OnePass", "one_pass_for"]
 
 def one_pass_for(optimizer: CPROptimizer) -> OnePass | None:
     """The backend for this optimizer's parameters, None where there is none."""
-    if optimizer.cpr.regularizer.name != "l2":
-        return None
-    devices = {p.device for group in optimizer.param_groups for p in group["params"]}
-    if len(devices) != 1:
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    devices = {p.device for p in params}
+    given_twice = len({id(p) for p in params}) < len(params)  # torch steps such a one twice
+    if optimizer.cpr.regularizer.name != "l2" or len(devices) != 1 or given_twice:
         return None
     device = devices.pop()
     if device.type == "cpu":
@@ -31,7 +31,8 @@ def one_pass_for(optimizer: CPROptimizer) -> OnePass | None:
 
         return CPUPass(optimizer)
     if device.type == "cuda" and find_spec("triton") is not None:
-        from nnunet_cpr.kernels.triton import TritonPass, is_available
+        from nnunet_cpr.kernels.triton import DTYPES, TritonPass, is_available
 
-        return TritonPass(optimizer) if is_available() else None
+        if all(p.dtype in DTYPES for p in params) and is_available():
+            return TritonPass(optimizer)
     return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from operator import is_
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,11 +46,9 @@ class _Piece:
 class CPUPass(OnePass):
     """See the module."""
 
-    device_type = "cpu"
-
     def __init__(self, optimizer: CPROptimizer) -> None:
         super().__init__(optimizer)
-        self._plans: dict[int, tuple[list[Tensor], list[_Piece]]] = {}
+        self._plans: dict[int, tuple[list[int], list[_Piece]]] = {}
         self._known = torch.zeros(len(self.matrices))
 
     def _measure(self) -> Tensor:
@@ -60,9 +57,6 @@ class CPUPass(OnePass):
 
     def _known_measure(self) -> Tensor:
         return self._known
-
-    def _forget_places(self) -> None:
-        self._plans.clear()
 
     def _step(self, multiplier: Tensor) -> None:
         coefficients = (2 * multiplier).tolist()
@@ -79,7 +73,7 @@ class CPUPass(OnePass):
                         whole = tensors.grads[piece.sources[0]]
                         cut_gradient = flat_in_memory(whole).split(_part(whole.numel()))
                     grads = [cut_gradient[piece.number]]
-                decay = _correct(piece, coefficients, allow_factor=decay_unit > 0)
+                decay = _correct(piece, coefficients, allow_factor=decay_unit > 1e-30)
                 step(piece.params, grads, *piece.state, weight_decay=decay and decay / decay_unit)
                 squares.add(piece.rows)
             self.optimizer.after_step(tensors)
@@ -89,11 +83,11 @@ class CPUPass(OnePass):
 
     def _plan(self, place: int, tensors: StepTensors) -> list[_Piece]:
         """The pieces of a group, made anew when it has other tensors."""
-        everything = [t for some in (tensors.params, *tensors.state) for t in some]
+        addresses = [t.data_ptr() for some in (tensors.params, *tensors.state) for t in some]
         known, pieces = self._plans.get(place, ([], []))
-        if len(known) != len(everything) or not all(map(is_, known, everything)):
+        if known != addresses:
             pieces = list(self._pieces(tensors))
-            self._plans[place] = everything, pieces
+            self._plans[place] = addresses, pieces
         return pieces
 
     def _pieces(self, tensors: StepTensors) -> Iterator[_Piece]:
@@ -132,7 +126,7 @@ class CPUPass(OnePass):
             rows=[
                 (j, row)
                 for p, j in zip(params, matrices)
-                for row in rows(flat_in_memory(p.detach()), row_length(p.numel()))
+                for row in rows(flat_in_memory(p.detach()), p.numel())
             ],
         )
 
@@ -152,7 +146,7 @@ class CPUPass(OnePass):
                 sources=[i],
                 matrices=[j],
                 number=number,
-                rows=[(j, row) for row in rows(part, row_length(p.numel()))],
+                rows=[(j, row) for row in rows(part, p.numel())],
             )
 
 

@@ -43,19 +43,15 @@ class OnePass:
     """Takes the optimizer's step and CPR's correction for ``l2`` in one pass over the memory.
 
     While a parameter is at hand its new measure is taken, which the next step needs. It is forgotten
-    when the parameter was changed in between, as far as torch's version counter and the address of its
-    memory tell.
+    when the parameter was changed in between, as far as torch's version counter tells. A pass serves
+    as long as the parameters stay where they are; the optimizer makes another when they have moved.
     """
-
-    device_type: str
 
     def __init__(self, optimizer: CPROptimizer) -> None:
         self.optimizer = optimizer
         self.matrices: list[Tensor] = optimizer.cpr.parameters
         self.matrix_of = {id(p): j for j, p in enumerate(self.matrices)}
-        self._correction: Tensor | None = None
-        self._where: list[int] = []  # the addresses of the parameters
-        self._known_for: list[int] | None = None  # their versions
+        self._known_for: list[int] | None = None  # versions of the parameters
         self.reused_measures = 0
         """Steps whose measure was known from the step before."""
 
@@ -66,19 +62,8 @@ class OnePass:
         if not all(g["fused"] and g["weight_decay"] == 0 and self.optimizer.is_plain(g) for g in groups):
             return False
         params = [p for group in groups for p in group["params"]]
-        where = [p.data_ptr() for p in params]
-        if where != self._where:
-            self._where = []
-            if not all(self._covers(p) for p in params):
-                return False
-            self._where = where
-            self._known_for = None
-            self._forget_places()
         grads = [(p.grad, p.dtype) for p in params]
         return all(g is None or (g.dtype is dtype and g.layout is torch.strided) for g, dtype in grads)
-
-    def _covers(self, p: Tensor) -> bool:
-        return p.device.type == self.device_type
 
     # What CPR asks before the step
 
@@ -89,9 +74,9 @@ class OnePass:
         self.reused_measures += 1
         return self._known_measure()
 
-    def correct_in_step(self, multiplier: Tensor) -> None:
-        """Leave the correction by these multipliers, ``[J]``, to the step that follows."""
-        self._correction = multiplier
+    def forget_measure(self) -> None:
+        """A step is taken that this pass does not see."""
+        self._known_for = None
 
     def _is_known(self) -> bool:
         return self._known_for is not None and self._known_for == self._now()
@@ -101,17 +86,13 @@ class OnePass:
 
     # The step
 
-    @property
-    def is_due(self) -> bool:
-        """Whether a correction waits for its step."""
-        return self._correction is not None
-
-    def step(self) -> None:
-        """The step, with the correction that was left to it."""
-        assert self._correction is not None
-        correction, self._correction = self._correction, None
+    def step(self, multiplier: Tensor) -> None:
+        """The optimizer's step, with a correction by these multipliers, ``[J]``."""
         self._known_for = None  # unless all goes well
-        self._step(correction)
+        self._step(multiplier)
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:  # neither our kernels nor torch's fused steps on the CPU do it
+                torch.autograd.graph.increment_version(p)
         self._known_for = self._now()
 
     # What a backend is made of
@@ -123,9 +104,6 @@ class OnePass:
     def _known_measure(self) -> Tensor:
         """The measure after the step before."""
         raise NotImplementedError
-
-    def _forget_places(self) -> None:
-        """The parameters have moved in memory."""
 
     def _step(self, multiplier: Tensor) -> None:
         raise NotImplementedError

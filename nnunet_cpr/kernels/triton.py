@@ -17,7 +17,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
+import triton
 import triton.language as tl
+from packaging.version import Version
 from torch import Tensor
 
 from nnunet_cpr.kernels.one_pass import OnePass
@@ -34,12 +36,17 @@ BLOCK = 1024
 _COLUMNS = 6  # of a table of addresses, see triton_kernels
 _ALIGNMENT = 16  # bytes that one load can read
 
-_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 @lru_cache
 def is_available() -> bool:
-    """Whether Triton can build and run a kernel here; if not, a warning says why."""
+    """Whether Triton can build and run a kernel here; if not, a warning says why.
+
+    Triton 3.2, torch 2.6's, is left out: its interpreter gives other numbers than later ones.
+    """
+    if Version(triton.__version__) < Version("3.3"):
+        return False
     try:
         device = torch.device("cuda", torch.cuda.current_device())
         sums = torch.zeros(1, dtype=torch.float64, device=device)
@@ -110,8 +117,6 @@ class _Launch:
 class TritonPass(OnePass):
     """See the module."""
 
-    device_type = "cuda"
-
     def __init__(self, optimizer: CPROptimizer) -> None:
         super().__init__(optimizer)
         self.device = self.matrices[0].device
@@ -120,9 +125,6 @@ class TritonPass(OnePass):
         self._first_partials = to_device(first_partials, torch.int32, self.device)
         self._launches: dict[Any, _Launch] = {}
         self._kept_for_graphs: list[Any] = []
-
-    def _covers(self, p: Tensor) -> bool:
-        return p.device == self.device and p.dtype in _DTYPES
 
     # The measure
 
@@ -138,7 +140,7 @@ class TritonPass(OnePass):
                 measure_kernel[(launch.chunks,)](
                     launch.addresses, launch.numels, launch.matrices, launch.first_chunks,
                     launch.chunk_tensors, self._first_partials, self._partials,
-                    PARAM=_DTYPES[dtype], ALIGNED=launch.aligned, CHUNK=CHUNK, BLOCK=BLOCK,
+                    PARAM=DTYPES[dtype], ALIGNED=launch.aligned, CHUNK=CHUNK, BLOCK=BLOCK,
                 )  # fmt: skip
         return self._known_measure()
 
@@ -188,8 +190,8 @@ class TritonPass(OnePass):
                 lr if isinstance(lr, Tensor) else float(lr), grad_scale, found_inf,
                 float(rule.beta1), 1.0 - rule.beta1, _log(rule.beta1),
                 float(rule.beta2), 1.0 - rule.beta2, _log(rule.beta2), float(rule.eps),
-                PARAM=_DTYPES[params[0].dtype],
-                MOMENT=_DTYPES[first[0].dtype] if first else tl.float32,
+                PARAM=DTYPES[params[0].dtype],
+                MOMENT=DTYPES[first[0].dtype] if first else tl.float32,
                 ALIGNED=launch.aligned,
                 LR_IS_TENSOR=isinstance(lr, Tensor),
                 ADAM=rule.adam,
@@ -202,8 +204,6 @@ class TritonPass(OnePass):
                 CHUNK=CHUNK,
                 BLOCK=BLOCK,
             )  # fmt: skip
-        for p in params:  # torch does not see what a kernel writes
-            torch.autograd.graph.increment_version(p)
 
     def _here(self, value: Any) -> Any:
         return value.to(self.device, non_blocking=True) if isinstance(value, Tensor) else value
