@@ -59,8 +59,9 @@ class CPROptimizer(torch.optim.Optimizer):
             _without_hooks(self._torch_class.step)(self)
         return loss
 
-    def _places_now(self) -> list[tuple[int, int]]:
-        return [(p.data_ptr(), p.numel()) for group in self.param_groups for p in group["params"]]
+    def _places_now(self) -> list[int]:
+        params = [p for group in self.param_groups for p in group["params"]]
+        return [p.data_ptr() for p in params] + [p.numel() for p in params]
 
     def _look_where_parameters_are(self) -> None:
         """When they are elsewhere, on another device maybe, or of another size."""

@@ -90,9 +90,8 @@ class OnePass:
         """The optimizer's step, with a correction by these multipliers, ``[J]``."""
         self._known_for = None  # unless all goes well
         self._step(multiplier)
-        for group in self.optimizer.param_groups:
-            for p in group["params"]:  # neither our kernels nor torch's fused steps on the CPU do it
-                torch.autograd.graph.increment_version(p)
+        params = [p for group in self.optimizer.param_groups for p in group["params"]]
+        torch.autograd.graph.increment_version(params)  # no kernel does it, nor torch's fused CPU steps
         self._known_for = self._now()
 
     # What a backend is made of
