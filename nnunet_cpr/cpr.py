@@ -172,8 +172,6 @@ class CPR:
         self._check_decay(optimizer)
         found_inf = getattr(optimizer, "found_inf", None)
         if self.one_pass is None or not self.one_pass.covers_this_step():
-            if self.one_pass is not None:
-                self.one_pass.forget_measure()
             self._update_and_correct(found_inf)
             return None
         self._follow_device()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nnunet_cpr.bounds import Bound, KappaWS
 from nnunet_cpr.cpr import CPR
-from nnunet_cpr.kernels import OnePass, one_pass_for
+from nnunet_cpr.kernels import one_pass_for
 from nnunet_cpr.kernels.one_pass import Rule, StepTensors, laid_out_like
 from nnunet_cpr.row_norms import is_dense
 from nnunet_cpr.selection import Params, param_groups
@@ -51,12 +51,14 @@ class CPROptimizer(torch.optim.Optimizer):
         _lay_out_gradients(self)
         # Here and not in a hook: what hooks do to gradients and parameters comes before.
         correction = self.cpr.before_step(self)
-        if correction is not None:
-            assert self._one_pass is not None
-            self._one_pass.step(correction)
-        else:
-            self.prepare_torch_step()
-            _without_hooks(self._torch_class.step)(self)
+        one_pass = self.cpr.one_pass
+        if one_pass is not None and correction is not None:
+            one_pass.step(correction)
+            return loss
+        if one_pass is not None:
+            one_pass.forget_measure()
+        self.prepare_torch_step()
+        _without_hooks(self._torch_class.step)(self)
         return loss
 
     def _places_now(self) -> list[int]:
@@ -68,10 +70,6 @@ class CPROptimizer(torch.optim.Optimizer):
         self._places = self._places_now()
         _lay_out_state(self)
         self.cpr.one_pass = self._choose_one_pass(self)
-
-    @property
-    def _one_pass(self) -> OnePass | None:
-        return self.cpr.one_pass
 
     def prepare_torch_step(self) -> None:
         """What torch's own step needs beforehand."""

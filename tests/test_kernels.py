@@ -603,6 +603,22 @@ def test_a_detached_cpr_works_on_another_optimizer() -> None:
     assert cpr.step_count == 1
 
 
+def test_steps_while_cpr_was_detached_are_seen() -> None:
+    p = parameters(shapes=[(60, 50)])[0]
+    optimizer = SGDCPR([p], lr=1.0, kappa=KappaKI0(1.0))
+    for t in range(4):
+        p.grad = -p.detach()  # doubles it and more
+        if t == 2:
+            optimizer.cpr.detach()
+        if t == 3:
+            optimizer.cpr.attach(optimizer)
+            before, bound = optimizer.cpr.lagrange_multiplier, optimizer.cpr.kappa
+            measure = optimizer.cpr.measure
+        optimizer.step()
+    assert optimizer.cpr.step_count == 3
+    torch.testing.assert_close(optimizer.cpr.lagrange_multiplier, before + measure - bound)
+
+
 def test_nothing_is_read_from_the_device() -> None:
     """On the meta device a read raises. What a GPU would run here is torch's operations only."""
     for build in (SGDCPR, AdamCPR):
