@@ -6,6 +6,7 @@ pass, to an oracle that knows neither. Without a GPU the Triton kernels run in T
 
 from __future__ import annotations
 
+import importlib
 import io
 import math
 import os
@@ -38,7 +39,8 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("nnunet_cpr.row_norms._LONGEST_ROW", 1024)
     monkeypatch.setattr("nnunet_cpr.row_norms._ROW", 1024)
     if request.param == "triton":
-        triton = pytest.importorskip("nnunet_cpr.kernels.triton")
+        pytest.importorskip("triton", minversion="3.3")
+        triton = importlib.import_module("nnunet_cpr.kernels.triton")
         monkeypatch.setattr(triton, "CHUNK", 2048)
     return request.param
 
@@ -678,7 +680,7 @@ print("compiled")
 
 
 def test_the_kernels_compile_for_a_gpu_with_wide_loads_and_no_atomics() -> None:
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", minversion="3.3")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     result = subprocess.run(
         [sys.executable, "-c", _COMPILE], env=environment, capture_output=True, text=True, timeout=300
