@@ -26,7 +26,6 @@ class Competitor:
     name: str
     family: str
     build: Callable[[Named], Optimizer]
-    devices: tuple[str, ...] = ("cpu", "cuda")
 
 
 def _tensors(named: Named) -> list[nn.Parameter]:

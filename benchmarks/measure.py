@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+import typer
 from torch.optim import Optimizer
 
 from benchmarks.competitors import Competitor, Named
@@ -149,6 +150,16 @@ def _allocated(action: Callable[[], Any], device: str) -> tuple[int, int]:
         total += change
         peak = max(peak, total)
     return total, peak
+
+
+def require_device(device: str) -> None:
+    """Refuse a device that is not here.
+
+    Raises:
+        typer.BadParameter: it is neither ``cpu`` nor a ``cuda`` that can be used.
+    """
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise typer.BadParameter(f"there is no device {device!r} here; use cpu or cuda")
 
 
 def machine(device: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from benchmarks import shapes as networks
 from benchmarks.bars import Bar, check
 from benchmarks.competitors import ADAM, BASE, COMPETITORS, IN_SWEEPS, SGD
 from benchmarks.figure import draw
-from benchmarks.measure import Timing, as_json, free_bytes, machine, memory, step_times
+from benchmarks.measure import Timing, as_json, free_bytes, machine, memory, require_device, step_times
 
 CHECKED = "nnU-Net"  # the network whose ratios have bars
 _STOCK = "SGD as nnU-Net builds it"
@@ -50,8 +50,7 @@ def main(
     if unknown:
         known = ", ".join(networks.NETWORKS)
         raise typer.BadParameter(f"no network is named {unknown.pop()!r}; there are {known}")
-    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise typer.BadParameter(f"there is no device {device!r} here; use cpu or cuda")
+    require_device(device)
 
     found = machine(device)
     console.print(", ".join(f"{key} {value}" for key, value in found.items()))
@@ -164,12 +163,12 @@ def _bars(results: Results, device: str) -> list[tuple[Bar, float]]:
             (Bar(f"SGDCPR / {_STOCK}", 0.60), sgd["SGDCPR"].ratio / sgd[_STOCK].ratio),
             (Bar("AdamCPR / the authors' AdamCPR", 0.40), adam["AdamCPR"].ratio / fastest),
         ]
-        for name, timing in (("AdamCPR", adam["AdamCPR"]), ("SGDCPR", sgd["SGDCPR"])):
-            # Three floats a matrix, and three counts for all of them.
-            bars += [
-                (Bar(f"{name}: kept", 12 * matrices + 24, number=_bytes), timing.kept_bytes or 0),
-                (Bar(f"{name}: temporary", largest, number=_bytes), timing.temporary_bytes or 0),
-            ]
+    for name, timing in (("AdamCPR", adam["AdamCPR"]), ("SGDCPR", sgd["SGDCPR"])):
+        temporary = timing.temporary_bytes or 0
+        bars.append((Bar(f"{name}: temporary", largest, number=_bytes), temporary))
+        if device == "cpu":  # three floats a matrix, three counts for all; a GPU has tables beside them
+            kept = timing.kept_bytes or 0
+            bars.append((Bar(f"{name}: kept", 12 * matrices + 24, number=_bytes), kept))
     return bars
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bars import Bar, check
-from benchmarks.measure import Timing, as_json, in_turn, machine
+from benchmarks.measure import Timing, as_json, in_turn, machine, require_device
 
 _DATASET, _CONFIGURATION = "Dataset902_Benchmark", "3d_fullres"
 PAIRS = {
@@ -42,8 +42,7 @@ def main(
 ) -> None:
     """Time forward, backward, clipping and step, as nnU-Net's trainers do them, in turn."""
     console = Console(width=110)
-    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise typer.BadParameter(f"there is no device {device!r} here; use cpu or cuda")
+    require_device(device)
     edge = patch or (64 if device == "cpu" else 128)
     if edge % 32 or edge < 64:
         raise typer.BadParameter("the patch's edge must be a multiple of 32 from 64 on")

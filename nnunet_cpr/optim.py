@@ -74,7 +74,7 @@ class CPROptimizer(torch.optim.Optimizer):
     def prepare_torch_step(self) -> None:
         """What torch's own step needs beforehand."""
 
-    def is_plain(self, group: dict[str, Any]) -> bool:
+    def allows_one_pass(self, group: dict[str, Any]) -> bool:
         """Whether the group's settings are such as a step in one pass takes."""
         raise NotImplementedError
 
@@ -229,7 +229,7 @@ class SGDCPR(CPROptimizer, torch.optim.SGD):
         )
         self._attach(cpr)
 
-    def is_plain(self, group: dict[str, Any]) -> bool:
+    def allows_one_pass(self, group: dict[str, Any]) -> bool:
         return group["dampening"] == 0 and not group["differentiable"]
 
     def step_tensors(self, group: dict[str, Any]) -> StepTensors:
@@ -260,7 +260,7 @@ class SGDCPR(CPROptimizer, torch.optim.SGD):
         # torch's fused step makes missing momentum for all parameters or for none, so that one whose
         # first gradient comes later breaks it, and leaves it unset when GradScaler skips the first step.
         for group in self.param_groups:
-            if group["fused"] and self.is_plain(group):
+            if group["fused"] and self.allows_one_pass(group):
                 self.step_tensors(group)
 
     def rule(self, group: dict[str, Any]) -> Rule:
@@ -316,7 +316,7 @@ class AdamCPR(CPROptimizer, torch.optim.Adam):
         )
         self._attach(cpr)
 
-    def is_plain(self, group: dict[str, Any]) -> bool:
+    def allows_one_pass(self, group: dict[str, Any]) -> bool:
         return not group["differentiable"] and not any(isinstance(b, Tensor) for b in group["betas"])
 
     def step_tensors(self, group: dict[str, Any]) -> StepTensors:

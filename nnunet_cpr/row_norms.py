@@ -14,7 +14,6 @@ from torch import Tensor
 
 _LONGEST_ROW = 8192
 _SHORTEST_ROW = 512
-_ROW = 8192  # where no length between the two divides the number of elements
 
 
 @lru_cache(maxsize=4096)
@@ -23,7 +22,7 @@ def row_length(numel: int) -> int:
     if numel <= _LONGEST_ROW:
         return max(numel, 1)
     divisors = (n for n in range(_LONGEST_ROW, _SHORTEST_ROW - 1, -1) if numel % n == 0)
-    return next(divisors, _ROW)
+    return next(divisors, _LONGEST_ROW)
 
 
 def rows(flat: Tensor, numel: int) -> Iterator[Tensor]:

@@ -59,7 +59,9 @@ class OnePass:
         """Whether the parameters, their gradients and the settings are such as this pass can take."""
         groups = self.optimizer.param_groups
         # Weight decay can only be on parameters that CPR leaves alone.
-        if not all(g["fused"] and g["weight_decay"] == 0 and self.optimizer.is_plain(g) for g in groups):
+        if not all(
+            g["fused"] and g["weight_decay"] == 0 and self.optimizer.allows_one_pass(g) for g in groups
+        ):
             return False
         params = [p for group in groups for p in group["params"]]
         grads = [(p.grad, p.dtype) for p in params]

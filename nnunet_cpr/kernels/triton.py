@@ -23,7 +23,7 @@ from packaging.version import Version
 from torch import Tensor
 
 from nnunet_cpr.kernels.one_pass import OnePass
-from nnunet_cpr.kernels.triton_kernels import measure_kernel, step_kernel, sum_kernel
+from nnunet_cpr.kernels.triton_kernels import COLUMNS, measure_kernel, step_kernel, sum_kernel
 from nnunet_cpr.transfer import to_device
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ CHUNK = 16384
 """Elements of one tensor that one program takes."""
 BLOCK = 1024
 """Elements that it takes at once."""
-_COLUMNS = 6  # of a table of addresses, see triton_kernels
 _ALIGNMENT = 16  # bytes that one load can read
 
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -135,7 +134,7 @@ class TritonPass(OnePass):
     def _measure(self) -> Tensor:
         for dtype in dict.fromkeys(p.dtype for p in self.matrices):
             params = [p for p in self.matrices if p.dtype == dtype]
-            launch = self._launch(("measure", dtype), params, [params] + [[]] * (_COLUMNS - 1))
+            launch = self._launch(("measure", dtype), params, [params] + [[]] * (COLUMNS.value - 1))
             with _current(self.device):
                 measure_kernel[(launch.chunks,)](
                     launch.addresses, launch.numels, launch.matrices, launch.first_chunks,
@@ -157,7 +156,7 @@ class TritonPass(OnePass):
         for place, group in enumerate(self.optimizer.param_groups):
             tensors = self.optimizer.step_tensors(group)
             columns = [tensors.params, tensors.grads, *tensors.state]
-            columns += [[]] * (_COLUMNS - len(columns))
+            columns += [[]] * (COLUMNS.value - len(columns))
             kinds = [tuple(c[i].dtype for c in columns if c) for i in range(len(tensors.params))]
             for kind in dict.fromkeys(kinds):
                 these = [i for i, k in enumerate(kinds) if k == kind]

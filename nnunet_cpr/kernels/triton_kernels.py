@@ -13,12 +13,12 @@ _FIRST: tl.constexpr = tl.constexpr(2)  # SGD's momentum, Adam's first moment
 _SECOND: tl.constexpr = tl.constexpr(3)
 _LARGEST: tl.constexpr = tl.constexpr(4)
 _STEP: tl.constexpr = tl.constexpr(5)
-_COLUMNS: tl.constexpr = tl.constexpr(6)
+COLUMNS: tl.constexpr = tl.constexpr(6)
 
 
 @triton.jit
 def _pointer(addresses, tensor, column, dtype: tl.constexpr, aligned: tl.constexpr):
-    address = tl.load(addresses + tensor * _COLUMNS + column)
+    address = tl.load(addresses + tensor * COLUMNS + column)
     pointer = address.to(tl.pointer_type(dtype))
     return tl.multiple_of(pointer, 16) if aligned else pointer
 
