@@ -19,6 +19,7 @@ from rich.table import Table
 
 from benchmarks.bars import Bar, check
 from benchmarks.measure import Timing, as_json, in_turn, machine, require_device
+from nnunet_cpr.nnunet.files import replacing
 
 _DATASET, _CONFIGURATION = "Dataset902_Benchmark", "3d_fullres"
 PAIRS = {
@@ -68,7 +69,8 @@ def main(
         document = {"machine": found, "device": device, "patch": edge, "pairs": pairs}
         document["ratio_with_the_rest_shared"] = shared
         file = output / f"train_step_{device}.json"
-        file.write_text(json.dumps(document, indent=1) + "\n")
+        with replacing(file) as temporary:
+            temporary.write_text(json.dumps(document, indent=1) + "\n")
         console.print(f"to look at: {file}", soft_wrap=True)
     if checks:
         measured = [
