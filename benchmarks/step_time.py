@@ -169,9 +169,10 @@ def _bars(results: Results, device: str) -> list[tuple[Bar, float]]:
     for name, timing in (("AdamCPR", adam["AdamCPR"]), ("SGDCPR", sgd["SGDCPR"])):
         temporary = timing.temporary_bytes or 0
         bars.append((Bar(f"{name}: temporary", largest, number=_bytes), temporary))
-        if device == "cpu":  # three floats a matrix, three counts for all; a GPU has tables beside them
-            kept = timing.kept_bytes or 0
-            bars.append((Bar(f"{name}: kept", 12 * matrices + 24, number=_bytes), kept))
+        if device == "cpu":  # a GPU has larger tables
+            # Three floats a matrix, three counts for all, and where each tensor is.
+            limit = 12 * matrices + 24 + 64 * len(shapes) + 4
+            bars.append((Bar(f"{name}: kept", limit, number=_bytes), timing.kept_bytes or 0))
     return bars
 
 

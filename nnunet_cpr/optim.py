@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -22,7 +21,7 @@ class CPROptimizer(torch.optim.Optimizer):
 
     A step goes one of two ways. The plain one is CPR's correction and then torch's own step. The other
     takes both in one pass (:mod:`nnunet_cpr.kernels`); for that a subclass says what its step reads and
-    writes, and how torch fuses it.
+    writes, and by which rule.
     """
 
     cpr: CPR
@@ -82,17 +81,8 @@ class CPROptimizer(torch.optim.Optimizer):
         """The group's tensors for a step that is about to be taken; missing ones are made."""
         raise NotImplementedError
 
-    def fused_step(self, group: dict[str, Any]) -> tuple[Callable[..., Any], float]:
-        """Torch's fused step with the group's settings, and the unit of its weight decay.
-
-        The step is called with lists of parameters, gradients and each kind of state, all of one
-        dtype, and with ``weight_decay``: w times the unit is what it takes off each parameter first. A
-        unit of 0: it takes none.
-        """
-        raise NotImplementedError
-
     def rule(self, group: dict[str, Any]) -> Rule:
-        """The settings of the step, for kernels of our own."""
+        """The settings of the step."""
         raise NotImplementedError
 
     def after_step(self, tensors: StepTensors) -> None:
@@ -242,20 +232,6 @@ class SGDCPR(CPROptimizer, torch.optim.SGD):
                 momentum[i] = self.state[params[i]]["momentum_buffer"] = torch.zeros_like(params[i])
         return StepTensors(params, grads, [momentum])
 
-    def fused_step(self, group: dict[str, Any]) -> tuple[Callable[..., Any], float]:
-        step = partial(
-            torch._fused_sgd_,
-            momentum=group["momentum"],
-            lr=group["lr"],
-            dampening=0.0,
-            nesterov=group["nesterov"],
-            maximize=group["maximize"],
-            is_first_step=False,
-            grad_scale=getattr(self, "grad_scale", None),
-            found_inf=getattr(self, "found_inf", None),
-        )
-        return step, 0.0  # its weight decay goes into the momentum
-
     def prepare_torch_step(self) -> None:
         # torch's fused step makes missing momentum for all parameters or for none, so that one whose
         # first gradient comes later breaks it, and leaves it unset when GradScaler skips the first step.
@@ -330,20 +306,6 @@ class AdamCPR(CPROptimizer, torch.optim.Adam):
         if steps:
             torch._foreach_add_(steps, 1)
         return StepTensors(params, grads, [first, second, largest, steps])
-
-    def fused_step(self, group: dict[str, Any]) -> tuple[Callable[..., Any], float]:
-        step = partial(
-            torch._fused_adamw_,
-            lr=group["lr"],
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            eps=group["eps"],
-            amsgrad=group["amsgrad"],
-            maximize=group["maximize"],
-            grad_scale=getattr(self, "grad_scale", None),
-            found_inf=getattr(self, "found_inf", None),
-        )
-        return step, float(group["lr"])
 
     def rule(self, group: dict[str, Any]) -> Rule:
         beta1, beta2 = group["betas"]

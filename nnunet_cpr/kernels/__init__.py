@@ -7,8 +7,12 @@ steps. The plain way is also what the backends are tested against.
 
 from __future__ import annotations
 
+import warnings
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from nnunet_cpr.kernels.one_pass import OnePass
 
@@ -27,12 +31,32 @@ def one_pass_for(optimizer: CPROptimizer) -> OnePass | None:
         return None
     device = devices.pop()
     if device.type == "cpu":
-        from nnunet_cpr.kernels.cpu import CPUPass
+        if _numba_compiles():
+            from nnunet_cpr.kernels import cpu
 
-        return CPUPass(optimizer)
+            if all(p.dtype in cpu.DTYPES for p in params):
+                return cpu.CPUPass(optimizer)
+        return None
     if device.type == "cuda" and find_spec("triton") is not None:
-        from nnunet_cpr.kernels.triton import DTYPES, TritonPass, is_available
+        from nnunet_cpr.kernels import triton
 
-        if all(p.dtype in DTYPES for p in params) and is_available():
-            return TritonPass(optimizer)
+        if all(p.dtype in triton.DTYPES for p in params) and triton.is_available():
+            return triton.TritonPass(optimizer)
     return None
+
+
+@lru_cache
+def _numba_compiles() -> bool:
+    """Whether the CPU's kernels can be had; if not, a warning says why."""
+    try:
+        from nnunet_cpr.kernels import cpu_kernels
+
+        cpu_kernels.sum_partials(np.zeros(1, np.int32), np.zeros(0))
+        return True
+    except Exception as error:  # Numba has no common class for what can go wrong in a compiler
+        warnings.warn(
+            "CPR's one-pass CPU step is off, since Numba cannot compile a kernel here "
+            f"({type(error).__name__}: {error}); the step takes the slower way through torch",
+            stacklevel=2,
+        )
+        return False

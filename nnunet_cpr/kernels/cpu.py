@@ -1,46 +1,39 @@
-"""One pass on the CPU: torch's fused step on pieces that stay in the processor's cache.
+"""One pass on the CPU: compiled loops over chunks that stay in the processor's cache.
 
 A step moves tens of bytes a parameter and computes little, so what counts is how often the memory is
-read. Each piece is corrected, stepped and measured before the next is touched.
+read. Each chunk is corrected, stepped and measured before the next is touched.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
+import numba.core.config
+import numpy as np
 import torch
 from torch import Tensor
 
-from nnunet_cpr.kernels.one_pass import OnePass, StepTensors
-from nnunet_cpr.row_norms import SumsOfSquares, flat_in_memory, row_length, rows, sums_of_squares
+from nnunet_cpr.kernels import cpu_kernels
+from nnunet_cpr.kernels.one_pass import OnePass
+from nnunet_cpr.kernels.tables import PARAM, Tables, chunk_count
 
 if TYPE_CHECKING:
     from nnunet_cpr.optim import CPROptimizer
 
-_PIECE = 1 << 20
-"""Elements in a piece: few enough for the cache, enough to make up for the calls."""
+CHUNK = 16384
+"""Elements that are stepped before they are measured."""
+_SHARE = 16
+"""Chunks that a thread takes at once."""
 
-_SMALLEST_FACTOR = 3e-6
-"""The least 2 lambda that is applied as the factor 1 - 2 lambda: float32 rounds it by up to 3e-8, then
-1 %. Below it, and always for SGD, which gains nothing by a factor, it is subtracted instead."""
+DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
 
-
-@dataclass
-class _Piece:
-    """Part of one matrix, or several whole tensors, stepped together."""
-
-    params: list[Tensor]
-    state: list[list[Tensor]]
-    sources: list[int]
-    """The places of the tensors in the group."""
-    matrices: list[int] = field(default_factory=list)
-    """Their numbers j; empty for what is not regularized."""
-    number: int | None = None
-    """Which part of its matrix it is; None for whole tensors."""
-    rows: list[tuple[int, Tensor]] = field(default_factory=list)
-    """What to measure, with its j."""
+_PROCESS = os.getpid()
+_one_launch_at_a_time = threading.Lock()
 
 
 class CPUPass(OnePass):
@@ -48,130 +41,114 @@ class CPUPass(OnePass):
 
     def __init__(self, optimizer: CPROptimizer) -> None:
         super().__init__(optimizer)
-        self._plans: dict[int, tuple[list[int], list[_Piece]]] = {}
+        counts = [chunk_count(p.numel(), CHUNK) for p in self.matrices]
+        self._first_partials = np.array([0, *accumulate(counts)], np.int32)
+        self._tables: dict[Any, Tables] = {}
         self._known = torch.zeros(len(self.matrices))
-
-    def _measure(self) -> Tensor:
-        self._known = self.optimizer.cpr.measure_of(sums_of_squares(self.matrices))
-        return self._known
 
     def _known_measure(self) -> Tensor:
         return self._known
 
+    def _measure(self) -> Tensor:
+        partials = self._new_partials()
+        for dtype in dict.fromkeys(p.dtype for p in self.matrices):
+            params = [p for p in self.matrices if p.dtype == dtype]
+            tables = self._new_tables(params)  # seldom needed, so not kept
+            tables.locate([params])
+            self._launch("measure", tables, dtype, partials)
+        self._known = self._measure_from(partials)
+        return self._known
+
     def _step(self, multiplier: Tensor) -> None:
-        coefficients = (2 * multiplier).tolist()
-        squares = SumsOfSquares(len(self.matrices))
+        coefficients = (2 * multiplier).numpy()
+        found_inf = getattr(self.optimizer, "found_inf", None)  # GradScaler's
+        skipped = found_inf is not None and bool(found_inf)
+        partials = self._new_partials()
+        stepped = np.zeros(len(self.matrices), bool)
         for place, group in enumerate(self.optimizer.param_groups):
             tensors = self.optimizer.step_tensors(group)
-            step, decay_unit = self.optimizer.fused_step(group)
-            cut_gradient: tuple[Tensor, ...] = ()
-            for piece in self._plan(place, tensors):
-                if piece.number is None:
-                    grads = [tensors.grads[i] for i in piece.sources]
-                else:
-                    if piece.number == 0:
-                        whole = tensors.grads[piece.sources[0]]
-                        cut_gradient = flat_in_memory(whole).split(_part(whole.numel()))
-                    grads = [cut_gradient[piece.number]]
-                decay = _correct(piece, coefficients, allow_factor=decay_unit > 1e-30)
-                step(piece.params, grads, *piece.state, weight_decay=decay and decay / decay_unit)
-                squares.add(piece.rows)
+            columns = [tensors.params, tensors.grads, *tensors.state]
+            settings = self._settings(group)
+            for dtype in () if skipped else dict.fromkeys(p.dtype for p in tensors.params):
+                these = [i for i, p in enumerate(tensors.params) if p.dtype == dtype]
+                tables = self._tables_for(
+                    (place, dtype), [[c[i] for i in these] if c else [] for c in columns]
+                )
+                self._launch("step", tables, dtype, partials, settings, coefficients, stepped)
             self.optimizer.after_step(tensors)
-        measure = self.optimizer.cpr.measure_of(squares.total())
-        stepped = squares.added
-        self._known = measure if stepped is None else torch.where(stepped, measure, self._known)
+        if stepped.all():
+            self._known = self._measure_from(partials)
+        elif stepped.any():
+            measure = self._measure_from(partials)
+            self._known = torch.where(torch.from_numpy(stepped), measure, self._known)
 
-    def _plan(self, place: int, tensors: StepTensors) -> list[_Piece]:
-        """The pieces of a group, made anew when it has other tensors."""
-        addresses = [t.data_ptr() for some in (tensors.params, *tensors.state) for t in some]
-        known, pieces = self._plans.get(place, ([], []))
-        if known != addresses:
-            pieces = list(self._pieces(tensors))
-            self._plans[place] = addresses, pieces
-        return pieces
-
-    def _pieces(self, tensors: StepTensors) -> Iterator[_Piece]:
-        """Torch's fused steps take tensors of one dtype at a time."""
-        for dtype in dict.fromkeys(p.dtype for p in tensors.params):
-            these = [i for i, p in enumerate(tensors.params) if p.dtype == dtype]
-            matrices = [i for i in these if id(tensors.params[i]) in self.matrix_of]
-            others = [i for i in these if id(tensors.params[i]) not in self.matrix_of]
-            if others:
-                yield self._several(tensors, others)
-            together: list[int] = []
-            filled = 0
-            for i in matrices:
-                numel = tensors.params[i].numel()
-                if _part(numel) < numel:
-                    yield from self._cut(tensors, i)
-                elif numel > _PIECE // 2:
-                    yield self._several(tensors, [i])
-                else:
-                    if filled + numel > _PIECE:
-                        yield self._several(tensors, together)
-                        together, filled = [], 0
-                    together.append(i)
-                    filled += numel
-            if together:
-                yield self._several(tensors, together)
-
-    def _several(self, tensors: StepTensors, sources: list[int]) -> _Piece:
-        params = [tensors.params[i] for i in sources]
-        matrices = [self.matrix_of[id(p)] for p in params if id(p) in self.matrix_of]
-        return _Piece(
-            params=params,
-            state=[[some[i] for i in sources] if some else [] for some in tensors.state],
-            sources=sources,
-            matrices=matrices,
-            rows=[
-                (j, row)
-                for p, j in zip(params, matrices)
-                for row in rows(flat_in_memory(p.detach()), p.numel())
-            ],
+    def _settings(self, group: dict[str, Any]) -> cpu_kernels.Settings:
+        rule = self.optimizer.rule(group)
+        grad_scale = getattr(self.optimizer, "grad_scale", None)  # GradScaler's
+        return cpu_kernels.Settings(
+            adam=rule.adam,
+            nesterov=rule.nesterov,
+            sign=-1.0 if group["maximize"] else 1.0,
+            unscale=1.0 if grad_scale is None else 1.0 / float(grad_scale),
+            lr=float(group["lr"]),
+            beta1=float(rule.beta1),
+            beta2=float(rule.beta2),
+            eps=float(rule.eps),
         )
 
-    def _cut(self, tensors: StepTensors, i: int) -> Iterator[_Piece]:
-        p = tensors.params[i]
-        j = self.matrix_of[id(p)]
-        size = _part(p.numel())
-        flat = flat_in_memory(p.detach())
-        for number, part in enumerate(flat.split(size)):
-            start = number * size
-            yield _Piece(
-                params=[part],
-                state=[
-                    [_same_part(some[i], p, slice(start, start + size))] if some else []
-                    for some in tensors.state
-                ],
-                sources=[i],
-                matrices=[j],
-                number=number,
-                rows=[(j, row) for row in rows(part, p.numel())],
-            )
+    def _new_partials(self) -> np.ndarray:
+        """For the sums of squares of all matrices' chunks."""
+        return np.zeros(self._first_partials[-1])
+
+    def _measure_from(self, partials: np.ndarray) -> Tensor:
+        sums = cpu_kernels.sum_partials(self._first_partials, partials)
+        return self.optimizer.cpr.measure_of(torch.from_numpy(sums))
+
+    def _tables_for(self, key: Any, columns: list[list[Tensor]]) -> Tables:
+        params = columns[PARAM]
+        tables = self._tables.get(key)
+        if tables is None or not tables.fits(params):
+            tables = self._tables[key] = self._new_tables(params)
+        tables.locate(columns)
+        return tables
+
+    def _new_tables(self, params: list[Tensor]) -> Tables:
+        matrices = [self.matrix_of.get(id(p), -1) for p in params]
+        return Tables(params, matrices, torch.device("cpu"), CHUNK)
+
+    def _launch(
+        self, kernel: str, tables: Tables, dtype: torch.dtype, partials: np.ndarray, *rest: Any
+    ) -> None:
+        """Run a kernel over all chunks."""
+        where = cpu_kernels.Where(
+            addresses=tables.addresses.numpy(),
+            numels=tables.numels.numpy(),
+            matrices=tables.matrices.numpy(),
+            first_chunks=tables.first_chunks.numpy(),
+            first_partials=self._first_partials,
+            partials=partials,
+        )
+        what = (CHUNK, DTYPES[dtype](0), where, *rest)
+        with _threads(tables.chunks) as in_threads:
+            if in_threads:
+                getattr(cpu_kernels, f"{kernel}_in_threads")(_SHARE, tables.chunks, *what)
+            else:
+                getattr(cpu_kernels, f"{kernel}_chunks")(0, tables.chunks, *what)
 
 
-def _correct(piece: _Piece, coefficients: list[float], allow_factor: bool) -> float:
-    """Theta <- theta - 2 lambda theta, or what is left of it for the step to take off."""
-    chosen = [coefficients[j] for j in piece.matrices]
-    if allow_factor and all(c >= _SMALLEST_FACTOR or c == 0 for c in chosen):
-        if len(chosen) == 1:
-            return chosen[0]
-        if any(chosen):
-            torch._foreach_mul_(piece.params, [1 - c for c in chosen])
-        return 0.0
-    for p, c in zip(piece.params, chosen):
-        if c:
-            p.add_(p, alpha=-c)
-    return 0.0
-
-
-def _part(numel: int) -> int:
-    """Elements in a part of a large matrix: whole rows, as many in each part as can be."""
-    row = row_length(numel)
-    parts = max(1, round(numel / _PIECE))
-    return -(-numel // (parts * row)) * row
-
-
-def _same_part(state: Tensor, p: Tensor, part: slice) -> Tensor:
-    """Of an optimizer's state: elements like the parameter's, or a count of steps."""
-    return flat_in_memory(state)[part] if state.shape == p.shape else state
+@contextmanager
+def _threads(chunks: int) -> Iterator[bool]:
+    """As many of Numba's threads as torch takes; False where there are none, or nothing to share."""
+    most = numba.core.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    count = min(torch.get_num_threads(), most)
+    forked = os.getpid() != _PROCESS  # Numba aborts a forked process that comes with threads
+    if count == 1 or chunks <= _SHARE or forked:
+        yield False
+        return
+    with _one_launch_at_a_time:  # and, where it has no OpenMP, one in which two of them meet
+        before = numba.get_num_threads()
+        numba.set_num_threads(count)
+        try:
+            yield True
+        finally:
+            numba.set_num_threads(before)

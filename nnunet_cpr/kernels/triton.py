@@ -23,7 +23,8 @@ from packaging.version import Version
 from torch import Tensor
 
 from nnunet_cpr.kernels.one_pass import OnePass
-from nnunet_cpr.kernels.triton_kernels import COLUMNS, measure_kernel, step_kernel, sum_kernel
+from nnunet_cpr.kernels.tables import COLUMNS, Tables, chunk_count
+from nnunet_cpr.kernels.triton_kernels import measure_kernel, step_kernel, sum_kernel
 from nnunet_cpr.transfer import to_device
 
 if TYPE_CHECKING:
@@ -61,47 +62,25 @@ def is_available() -> bool:
         return False
 
 
-class _Launch:
-    """The tables of one launch, on the device: which tensors it covers, and where they are."""
+class _Launch(Tables):
+    """The tables of one launch, with memory to upload them from while a CUDA graph is captured."""
 
     def __init__(self, params: Sequence[Tensor], matrices: Sequence[int], device: torch.device) -> None:
-        self.covers = [(id(p), p.numel()) for p in params]
-        chunks = [_chunks(p.numel()) for p in params]
-        owners = [i for i, n in enumerate(chunks) for _ in range(n)]
-        self.device = device
-        self.chunks = len(owners)
-        self.numels = to_device([p.numel() for p in params], torch.int64, device)
-        self.matrices = to_device(matrices, torch.int32, device)
-        self.first_chunks = to_device([0, *accumulate(chunks)][:-1], torch.int32, device)
+        super().__init__(params, matrices, device, CHUNK)
+        owners = [i for i, p in enumerate(params) for _ in range(chunk_count(p.numel(), CHUNK))]
         self.chunk_tensors = to_device(owners, torch.int32, device)
-        self.rows: list[int] = []
-        self.addresses: Tensor | None = None
-        self.aligned = False
         self._spare: Tensor | None = None  # pinned memory, which cannot be taken while a graph is made
         self._in_graphs: list[Any] = []
 
-    def locate(self, columns: Sequence[Sequence[Tensor]]) -> None:
-        """Take over the addresses of these tensors, as many in each column as there are parameters."""
-        n = len(self.covers)
-        pointers = [[t.data_ptr() for t in column] or [0] * n for column in columns]
-        rows = [address for row in zip(*pointers) for address in row]
-        if rows == self.rows:
-            return
-        for t in (t for column in columns for t in column):
-            if t.device != self.device:
-                raise RuntimeError(
-                    f"the optimizer's state is on {t.device} and its parameters are on "
-                    f"{self.device}; load its state_dict() again after moving the model"
-                )
-        self.rows = rows
-        self.addresses = self._upload(rows)
-        self.aligned = all(address % _ALIGNMENT == 0 for address in rows)
+    @property
+    def aligned(self) -> bool:
+        return all(address % _ALIGNMENT == 0 for address in self.rows)
 
     def _upload(self, rows: list[int]) -> Tensor:
         if not _is_captured(self.device):
             if self._spare is None and self.device.type == "cuda":
                 self._spare = torch.empty(len(rows), dtype=torch.int64).pin_memory()
-            return to_device(rows, torch.int64, self.device)
+            return super()._upload(rows)
         if self._spare is None:
             raise RuntimeError(
                 "a CUDA graph is being captured and CPR's optimizer has not stepped before; take a few "
@@ -119,7 +98,7 @@ class TritonPass(OnePass):
     def __init__(self, optimizer: CPROptimizer) -> None:
         super().__init__(optimizer)
         self.device = self.matrices[0].device
-        first_partials = [0, *accumulate(_chunks(p.numel()) for p in self.matrices)]
+        first_partials = [0, *accumulate(chunk_count(p.numel(), CHUNK) for p in self.matrices)]
         self._partials = torch.zeros(first_partials[-1], device=self.device)
         self._first_partials = to_device(first_partials, torch.int32, self.device)
         self._launches: dict[Any, _Launch] = {}
@@ -134,7 +113,7 @@ class TritonPass(OnePass):
     def _measure(self) -> Tensor:
         for dtype in dict.fromkeys(p.dtype for p in self.matrices):
             params = [p for p in self.matrices if p.dtype == dtype]
-            launch = self._launch(("measure", dtype), params, [params] + [[]] * (COLUMNS.value - 1))
+            launch = self._launch(("measure", dtype), params, [params])
             with _current(self.device):
                 measure_kernel[(launch.chunks,)](
                     launch.addresses, launch.numels, launch.matrices, launch.first_chunks,
@@ -156,7 +135,7 @@ class TritonPass(OnePass):
         for place, group in enumerate(self.optimizer.param_groups):
             tensors = self.optimizer.step_tensors(group)
             columns = [tensors.params, tensors.grads, *tensors.state]
-            columns += [[]] * (COLUMNS.value - len(columns))
+            columns += [[]] * (COLUMNS - len(columns))
             kinds = [tuple(c[i].dtype for c in columns if c) for i in range(len(tensors.params))]
             for kind in dict.fromkeys(kinds):
                 these = [i for i, k in enumerate(kinds) if k == kind]
@@ -209,17 +188,13 @@ class TritonPass(OnePass):
 
     def _launch(self, key: Any, params: list[Tensor], columns: Sequence[Sequence[Tensor]]) -> _Launch:
         launch = self._launches.get(key)
-        if launch is None or launch.covers != [(id(p), p.numel()) for p in params]:
+        if launch is None or not launch.fits(params):
             matrices = [self.matrix_of.get(id(p), -1) for p in params]
             launch = self._launches[key] = _Launch(params, matrices, self.device)
         launch.locate(columns)
         if _is_captured(self.device):  # its memory is in the graph, so it must not be given back
             self._kept_for_graphs.append((launch, launch.addresses))
         return launch
-
-
-def _chunks(numel: int) -> int:
-    return -(-numel // CHUNK)
 
 
 def _log(beta: float) -> float:

@@ -6,19 +6,20 @@ Written in Triton's subset of Python, where a name in capitals is known when a k
 import triton
 import triton.language as tl
 
-# The columns of the table of addresses.
-_P: tl.constexpr = tl.constexpr(0)
-_GRAD: tl.constexpr = tl.constexpr(1)
-_FIRST: tl.constexpr = tl.constexpr(2)  # SGD's momentum, Adam's first moment
-_SECOND: tl.constexpr = tl.constexpr(3)
-_LARGEST: tl.constexpr = tl.constexpr(4)
-_STEP: tl.constexpr = tl.constexpr(5)
-COLUMNS: tl.constexpr = tl.constexpr(6)
+from nnunet_cpr.kernels import tables
+
+_P: tl.constexpr = tl.constexpr(tables.PARAM)
+_GRAD: tl.constexpr = tl.constexpr(tables.GRAD)
+_FIRST: tl.constexpr = tl.constexpr(tables.FIRST)
+_SECOND: tl.constexpr = tl.constexpr(tables.SECOND)
+_LARGEST: tl.constexpr = tl.constexpr(tables.LARGEST)
+_STEP: tl.constexpr = tl.constexpr(tables.STEP)
+_COLUMNS: tl.constexpr = tl.constexpr(tables.COLUMNS)
 
 
 @triton.jit
 def _pointer(addresses, tensor, column, dtype: tl.constexpr, aligned: tl.constexpr):
-    address = tl.load(addresses + tensor * COLUMNS + column)
+    address = tl.load(addresses + tensor * _COLUMNS + column)
     pointer = address.to(tl.pointer_type(dtype))
     return tl.multiple_of(pointer, 16) if aligned else pointer
 
