@@ -84,5 +84,5 @@ def _lines(axes: Axes, swept: dict[Any, Any], label: str) -> None:
     axes.set_xscale("log")
     axes.set_xlabel(label)
     axes.set_ylabel("times torch's fused step")
-    axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8)
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.4)  # room for the legend
+    axes.legend(fontsize=8, loc="upper left")
