@@ -9,6 +9,9 @@ from typing import Annotated
 
 import typer
 
+from nnunet_cpr import cli_study
+from nnunet_cpr.cli_prepare import prepare
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -16,6 +19,8 @@ app = typer.Typer(
     help="Constrained Parameter Regularization for nnU-Net. Train with nnU-Net's own command: "
     "nnUNetv2_train DATASET CONFIGURATION FOLD -tr nnUNetTrainerCPR",
 )
+app.command()(prepare)
+app.add_typer(cli_study.app, name="study")
 
 
 @app.callback(invoke_without_command=True)

@@ -35,14 +35,16 @@ def run(
     log: Path,
     environment: Mapping[str, str],
     on_wait: Callable[[], None] = lambda: None,
+    on_start: Callable[[int], None] = lambda process: None,
 ) -> None:
-    """Run a command to its end.
+    """Run a command to its end; an exception ends it and whatever it has started.
 
     Args:
         command: its name, found beside this Python first, and its arguments.
         log: file for everything it prints.
         environment: all of its environment variables.
         on_wait: called a few times a second while it runs.
+        on_start: called once with its process number, which is that of its group, too.
 
     Raises:
         CommandFailed: it is not installed, or it failed.
@@ -63,6 +65,7 @@ def run(
             start_new_session=True,  # its worker processes end with it
         )
         try:
+            on_start(process.pid)
             while process.poll() is None:
                 on_wait()
                 time.sleep(0.2)
@@ -70,8 +73,22 @@ def run(
             _end_group(process)
             raise
     if process.returncode != 0:
-        tail = " | ".join(log.read_text(errors="replace").strip().splitlines()[-3:])
-        raise CommandFailed(f"{command[0]} failed, see {log}: {tail}")
+        tail = " | ".join(last_lines(log, 3))
+        raise CommandFailed(f"{command[0]} {_ending(process.returncode)}, see {log}: {tail}")
+
+
+def last_lines(log: Path, count: int) -> list[str]:
+    """The last lines of a log that say something."""
+    lines = log.read_text(errors="replace").splitlines()
+    return [line for line in lines if line.strip()][-count:]
+
+
+def _ending(status: int) -> str:
+    if status >= 0:
+        return "failed"
+    import signal
+
+    return f"was ended by {signal.Signals(-status).name}"
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

@@ -14,7 +14,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from conftest import Workspace
+from workspace import Workspace
 
 from nnunet_cpr.nnunet.doctor import OLDEST_NNUNET
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import PLANS, Workspace
+from workspace import PLANS, Workspace
 
 from nnunet_cpr.nnunet import demo
 from nnunet_cpr.nnunet.commands import nnunet_environment

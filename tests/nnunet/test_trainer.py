@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import PLANS, Workspace
 from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
+from workspace import PLANS, Workspace
 
 from nnunet_cpr.nnunet.schedule import warmup_poly
 from nnunet_cpr.nnunet.trainer import LOGGED, trainer_class

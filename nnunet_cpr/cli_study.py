@@ -1,0 +1,336 @@
+"""``nnunet-cpr study``: cross-validation studies."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from nnunet_cpr.nnunet.study.definition import Study
+    from nnunet_cpr.nnunet.study.state import Places
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Compare trainers by cross-validation: run the trainings, watch them, report on them.",
+)
+
+
+class _Executor(str, Enum):
+    local = "local"
+    slurm = "slurm"
+
+
+_Name = Annotated[str, typer.Argument(metavar="STUDY", help="A YAML file, or a preset's name.")]
+_Dataset = Annotated[
+    list[str] | None,
+    typer.Option("--dataset", "-d", help="Data set instead of the study's; may be given again."),
+]
+_Folds = Annotated[str | None, typer.Option(help="Folds instead of the study's, such as 0,1,2.")]
+_Configuration = Annotated[
+    list[str] | None, typer.Option("--configuration", "-c", help="Configuration instead of the study's.")
+]
+_Plans = Annotated[list[str] | None, typer.Option("--plans", "-p", help="Plans instead of the study's.")]
+_Rename = Annotated[str | None, typer.Option("--name", help="A name of its own, and so a folder.")]
+
+
+@app.command()
+def presets() -> None:
+    """List the studies that come with the package."""
+    from nnunet_cpr.nnunet.study.definition import PRESETS
+    from nnunet_cpr.nnunet.study.definition import presets as names
+
+    for name in names():
+        comment = (PRESETS / f"{name}.yaml").read_text().splitlines()
+        about = " ".join(line[1:].strip() for line in comment if line.startswith("#"))
+        print(f"{name:<13}{about}")
+
+
+@app.command()
+def new(
+    preset: Annotated[str, typer.Argument(help="The preset to start from.")],
+    file: Annotated[Path, typer.Argument(help="The new study.")],
+) -> None:
+    """Copy a preset into a file to edit."""
+    from nnunet_cpr.nnunet.study.definition import PRESETS
+    from nnunet_cpr.nnunet.study.definition import presets as names
+
+    if preset not in names():
+        _stop(f"there is no preset {preset!r}; there are {', '.join(names())}")
+    if file.exists():
+        _stop(f"{file} is there already")
+    try:
+        shutil.copyfile(PRESETS / f"{preset}.yaml", file)
+    except OSError as error:
+        _stop(str(error))
+    print(f"edit {file}, then: nnunet-cpr study run {file}")
+
+
+@app.command()
+def run(
+    study: _Name,
+    dataset: _Dataset = None,
+    folds: _Folds = None,
+    configuration: _Configuration = None,
+    plans: _Plans = None,
+    name: _Rename = None,
+    executor: Annotated[_Executor, typer.Option(help="Where the trainings run.")] = _Executor.local,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", min=1, help="Trainings at once: 1 here, 16 on Slurm by default."),
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Here: GPUs to share out, all by default. On Slurm: GPUs of each job, 1 by default.",
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="nnU-Net's -device: cuda, cpu or mps; by default a GPU where there is one."),
+    ] = None,
+    processes: Annotated[
+        int, typer.Option("--processes", "-np", min=1, help="Processes that preprocess.")
+    ] = max(1, min(8, (os.cpu_count() or 1) // 2)),
+    partition: Annotated[str | None, typer.Option(help="Slurm's partition.")] = None,
+    time_limit: Annotated[
+        str, typer.Option("--time", help="Slurm's time limit of a job, [D-]H:M:S or minutes.")
+    ] = "48:00:00",
+    cpus: Annotated[int, typer.Option(min=1, help="CPU cores of each job on Slurm.")] = 12,
+    memory: Annotated[str | None, typer.Option(help="Memory of each job on Slurm, such as 64G.")] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Any other setting of sbatch, such as --sbatch account=me; may be given again."
+        ),
+    ] = None,
+    wait: Annotated[bool, typer.Option(help="On Slurm: stay until all jobs have ended.")] = False,
+) -> None:
+    """Train and validate what is not done yet. Stopped and run again, it goes on."""
+    from rich.console import Console
+
+    from nnunet_cpr.nnunet.study.definition import save
+    from nnunet_cpr.nnunet.study.preparation import prepare
+    from nnunet_cpr.nnunet.study.running import Local, Slurm
+
+    with _told():
+        what, places, folders = _study(study, dataset, folds, configuration, plans, name)
+        console = Console()
+        minutes = _minutes(time_limit)
+        settings = dict(_setting(text) for text in sbatch or [])
+        (places.study / "logs").mkdir(parents=True, exist_ok=True)
+        with console.status("planning and preprocessing what is not yet"):
+            prepare(what, folders, places.study / "logs", processes)
+        save(what, places.study / "study.yaml")
+        cells = list(what.cells())
+        if executor is _Executor.slurm:
+            cluster = Slurm(
+                partition=partition, minutes=minutes, gpus=1 if gpus is None else gpus, cpus=cpus,
+                memory=memory, at_once=jobs or 16, settings=settings, device=device,
+            )  # fmt: skip
+            numbers = cluster.submit(cells, places, folders)
+            console.print(
+                f"submitted {len(numbers)} jobs: {', '.join(numbers.values())}"
+                if numbers
+                else "nothing to submit: every training is done, running or queued"
+            )
+            if not wait:
+                console.print(f"watch them: nnunet-cpr study status {study}", soft_wrap=True)
+                return
+            _watch(what, places, console, until_idle=True)
+        else:
+            with _live(what, places, console) as show:
+                Local(jobs or 1, _gpus(gpus, device), device).run(cells, places, folders, show)
+        _finish(what, places, study)
+
+
+@app.command()
+def status(
+    study: _Name,
+    dataset: _Dataset = None,
+    folds: _Folds = None,
+    configuration: _Configuration = None,
+    plans: _Plans = None,
+    name: _Rename = None,
+    once: Annotated[bool, typer.Option("--once", help="Print the table and end.")] = False,
+) -> None:
+    """Show how far a study is, live until all of it has ended or Ctrl-C."""
+    from rich.console import Console
+
+    from nnunet_cpr.nnunet.study.status import states, table
+
+    with _told():
+        what, places, _ = _study(study, dataset, folds, configuration, plans, name)
+        console = Console()
+        if once or not console.is_terminal:
+            console.print(table(what, states(what, places)))
+        else:
+            _watch(what, places, console, until_idle=False)
+
+
+@app.command()
+def cancel(study: _Name, name: _Rename = None) -> None:
+    """Take a study's jobs out of Slurm's queue; what they have trained stays."""
+    from nnunet_cpr.nnunet.study.running import cancel_slurm_jobs
+
+    with _told():
+        _, places, _ = _study(study, None, None, None, None, name)
+        print(f"{cancel_slurm_jobs(places)} jobs cancelled")
+
+
+# What the commands share
+
+
+def _study(
+    given: str,
+    datasets: list[str] | None,
+    folds: str | None,
+    configurations: list[str] | None,
+    plans: list[str] | None,
+    name: str | None,
+) -> tuple[Study, Places, dict[str, str]]:
+    """The study with the options applied, its places, and nnU-Net's folders.
+
+    A study without a data set of its own, such as ``quick``, keeps the one that it was run with.
+    """
+    from nnunet_cpr.nnunet.study.definition import StudyError, load
+    from nnunet_cpr.nnunet.study.preparation import dataset_name, nnunet_folders
+    from nnunet_cpr.nnunet.study.state import Places
+
+    folders = nnunet_folders(os.environ)
+    home = Path(folders["nnUNet_results"]) / "studies"
+    study = load(given)
+    kept = home / (name or study.name) / "study.yaml"
+    if not study.datasets and not datasets and kept.exists():
+        study = load(str(kept))
+    try:
+        numbers = [int(number) for number in folds.split(",")] if folds else []
+    except ValueError:
+        raise StudyError(f"--folds must be numbers such as 0,1,2, not {folds!r}") from None
+    study = study.changed(
+        name or "",
+        [dataset_name(str(each), folders) for each in datasets or study.datasets],
+        numbers,
+        configurations or (),
+        plans or (),
+    )
+    return study, Places(Path(folders["nnUNet_results"]), home / study.name), folders
+
+
+@contextmanager
+def _live(study: Study, places: Places, console: Any) -> Iterator[Callable[[], None]]:
+    """A live table where there is a terminal, else a line whenever something has changed."""
+    from rich.live import Live
+
+    from nnunet_cpr.nnunet.study.status import states, summary, table
+
+    if console.is_terminal:
+        with Live(table(study, states(study, places)), console=console, auto_refresh=False) as live:
+            yield lambda: live.update(table(study, states(study, places)), refresh=True)
+        return
+    said = ""
+
+    def say() -> None:
+        nonlocal said
+        now = summary(states(study, places).values())
+        if now != said:
+            said = now
+            console.print(now)
+
+    yield say
+
+
+def _watch(study: Study, places: Places, console: Any, until_idle: bool) -> None:
+    """Show the study until nothing of it waits, or, without that, until all is done or failed."""
+    from nnunet_cpr.nnunet.study.state import Stage
+    from nnunet_cpr.nnunet.study.status import states
+
+    busy = {Stage.RUNNING, Stage.QUEUED}
+    if not until_idle:
+        busy |= {Stage.WAITING, Stage.STOPPED}
+    with _live(study, places, console) as show:
+        while any(state.stage in busy for state in states(study, places).values()):
+            show()
+            time.sleep(2)
+        show()
+
+
+def _finish(study: Study, places: Places, given: str) -> None:
+    """Say what to do next; exit status 1 when a cell has failed."""
+    from nnunet_cpr.nnunet.study.state import Stage
+    from nnunet_cpr.nnunet.study.status import states, summary
+
+    found = states(study, places)
+    for cell, state in found.items():
+        if state.stage is Stage.FAILED:
+            print(f"failed: {cell.key}, see {places.log(cell)}", *state.why, sep="\n  ", file=sys.stderr)
+    if any(state.stage is not Stage.DONE for state in found.values()):
+        _stop(f"{summary(found.values())}; run the same command again to go on")
+    print(f"all done; the results: nnunet-cpr study report {given}")
+
+
+def _gpus(count: int | None, device: str | None) -> list[str]:
+    """The names of this machine's GPUs, as many as are wanted, as CUDA_VISIBLE_DEVICES takes them."""
+    if device not in (None, "cuda"):
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",") if name.strip()]
+    else:
+        import torch
+
+        names = [str(i) for i in range(torch.cuda.device_count())]
+    if count is not None and count > len(names):
+        _stop(f"--gpus {count}: this machine has {len(names)}")
+    return names[:count]
+
+
+def _minutes(text: str) -> int:
+    """Slurm's times: minutes, or [D-]H:M:S."""
+    from nnunet_cpr.nnunet.study.definition import StudyError
+
+    if text.isdigit():
+        return int(text)
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+)(?::(\d+))?", text)
+    if match is None:
+        raise StudyError(f"--time must be minutes or [D-]H:M:S, not {text!r}")
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return max(1, (days * 24 + hours) * 60 + minutes + (1 if seconds else 0))
+
+
+def _setting(text: str) -> tuple[str, str]:
+    from nnunet_cpr.nnunet.study.definition import StudyError
+
+    key, equals, value = text.lstrip("-").partition("=")
+    if not key or not equals:
+        raise StudyError(f"--sbatch must be KEY=VALUE, not {text!r}")
+    return key, value
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Errors as one line; Ctrl-C ends with the shell's usual status."""
+    from nnunet_cpr.nnunet.commands import CommandFailed
+    from nnunet_cpr.nnunet.study.definition import StudyError
+
+    try:
+        yield
+    except (StudyError, CommandFailed, OSError) as error:
+        _stop(str(error))
+    except KeyboardInterrupt:
+        _stop("stopped; the same command again goes on from the last checkpoints", status=130)
+
+
+def _stop(message: str, status: int = 1) -> NoReturn:
+    print(f"nnunet-cpr: {message}", file=sys.stderr)
+    raise typer.Exit(status)

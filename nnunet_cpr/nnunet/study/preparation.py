@@ -1,0 +1,169 @@
+"""What nnU-Net needs before several trainings of a data set may start side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from nnunet_cpr.nnunet.commands import run
+from nnunet_cpr.nnunet.study.definition import Study, StudyError
+from nnunet_cpr.nnunet.study.state import write_json
+
+FOLDERS = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
+
+_PLANNERS = {
+    "nnUNetPlans": "ExperimentPlanner",
+    **{f"nnUNetResEncUNet{size}Plans": f"nnUNetPlannerResEnc{size}" for size in ("M", "L", "XL")},
+}
+
+
+def nnunet_folders(environment: Mapping[str, str]) -> dict[str, str]:
+    """nnU-Net's three folders, by their variables.
+
+    Raises:
+        StudyError: one is not set.
+    """
+    missing = [name for name in FOLDERS if not environment.get(name)]
+    if missing:
+        raise StudyError(f"{', '.join(missing)} not set; nnU-Net wants its folders in these variables")
+    return {name: str(Path(environment[name]).absolute()) for name in FOLDERS}
+
+
+def dataset_name(given: str, folders: Mapping[str, str]) -> str:
+    """nnU-Net's full name for a number or a name.
+
+    Raises:
+        StudyError: no data set, or several, have this number.
+    """
+    if not given.isdigit():
+        return given
+    found = sorted(
+        {
+            path.name
+            for folder in ("nnUNet_raw", "nnUNet_preprocessed")
+            for path in Path(folders[folder]).glob(f"Dataset{int(given):03d}_*")
+        }
+    )
+    if len(found) != 1:
+        what = (
+            f"is one of {', '.join(found)}"
+            if found
+            else "is in neither nnUNet_raw nor nnUNet_preprocessed"
+        )
+        raise StudyError(f"data set {given} {what}; give its full name")
+    return found[0]
+
+
+def prepare(study: Study, folders: Mapping[str, str], logs: Path, processes: int) -> None:
+    """Plan, preprocess and split what is not yet, all of it with nnU-Net.
+
+    Raises:
+        StudyError: a data set, its plans, or a fold is not there.
+        CommandFailed: nnU-Net's planning or preprocessing failed.
+    """
+    if not study.datasets:
+        raise StudyError(f"the study {study.name} has no data set; name one with --dataset")
+    _find_trainers(study)
+    for dataset in study.datasets:
+        home = Path(folders["nnUNet_preprocessed"]) / dataset
+        for plans in study.plans:
+            _plan_and_preprocess(dataset, plans, study.configurations, folders, logs, processes)
+        _split(home)
+        count = len(json.loads((home / "splits_final.json").read_text()))
+        for fold in study.folds:
+            if fold >= count:
+                raise StudyError(f"{dataset} is split into {count} folds, so there is no fold {fold}")
+
+
+def _find_trainers(study: Study) -> None:
+    """As nnU-Net's own command would, but for all of them before the first is trained."""
+    from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
+
+    from nnunet_cpr.nnunet.names import TrainerNameError, parse
+
+    for row in study.rows:
+        try:
+            recursive_find_trainer_class_by_name(row.trainer)
+        except RuntimeError as error:
+            try:
+                parse(row.trainer)
+                advice = "a trainer of your own must be in a folder that nnUNet_extTrainer names"
+            except TrainerNameError as almost:
+                advice = str(almost)
+            raise StudyError(f"nnU-Net finds no trainer {row.trainer}: {advice}") from error
+
+
+def _plan_and_preprocess(
+    dataset: str,
+    plans: str,
+    configurations: Sequence[str],
+    folders: Mapping[str, str],
+    logs: Path,
+    processes: int,
+) -> None:
+    home = Path(folders["nnUNet_preprocessed"]) / dataset
+    file = home / f"{plans}.json"
+    raw = Path(folders["nnUNet_raw"]) / dataset
+    environment = {k: v for k, v in os.environ.items() if k != "nnUNet_n_proc_DA"} | dict(folders)
+    number = dataset[len("Dataset") :].split("_")[0]
+    if not file.exists():
+        if not (raw / "dataset.json").exists():
+            raise StudyError(
+                f"{dataset} is not in nnUNet_raw; for the challenges' data sets run nnunet-cpr prepare"
+            )
+        if plans not in _PLANNERS:
+            raise StudyError(f"{dataset} has no plans {plans}: {file} is missing")
+        run(
+            ["nnUNetv2_extract_fingerprint", "-d", number, "--verify_dataset_integrity"]
+            + ["-np", str(processes)],
+            logs / f"{dataset}__fingerprint.log",
+            environment,
+        )
+        run(
+            ["nnUNetv2_plan_experiment", "-d", number, "-pl", _PLANNERS[plans]],
+            logs / f"{dataset}__{plans}__plan.log",
+            environment,
+        )
+    for configuration in configurations:
+        known = json.loads(file.read_text())["configurations"]
+        if configuration not in known:
+            raise StudyError(
+                f"the plans {plans} of {dataset} have no configuration {configuration}, only "
+                f"{', '.join(known)}"
+            )
+        if not _is_preprocessed(home, known, configuration):
+            run(
+                ["nnUNetv2_preprocess", "-d", number, "-plans_name", plans, "-c", configuration]
+                + ["-np", str(processes)],
+                logs / f"{dataset}__{plans}__{configuration}__preprocess.log",
+                environment,
+            )
+
+
+def _is_preprocessed(home: Path, known: dict[str, dict], configuration: str) -> bool:
+    """Whether as many cases are there as nnU-Net has put labels aside for."""
+    identifier = None
+    name: str | None = configuration
+    while identifier is None and name is not None:  # a configuration may build on another
+        identifier, name = known[name].get("data_identifier"), known[name].get("inherits_from")
+    cases = {path.stem for path in (home / str(identifier)).glob("*.pkl")}
+    return bool(cases) and cases == set(_cases(home))
+
+
+def _cases(home: Path) -> list[str]:
+    ending = json.loads((home / "dataset.json").read_text())["file_ending"]
+    files = sorted((home / "gt_segmentations").glob(f"*{ending}"))
+    return sorted(path.name.removesuffix(ending) for path in files)
+
+
+def _split(home: Path) -> None:
+    """As nnU-Net would, but before its trainings could write the file over one another."""
+    file = home / "splits_final.json"
+    if file.exists():
+        return
+    from nnunetv2.utilities.crossval_split import generate_crossval_split
+
+    splits = generate_crossval_split(_cases(home), seed=12345, n_splits=5)
+    write_json(file, [{k: list(map(str, v)) for k, v in split.items()} for split in splits])

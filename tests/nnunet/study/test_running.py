@@ -1,0 +1,103 @@
+"""Studies through the command, stopped in every way there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+CPR = "nnUNetTrainerCPR_ws4_4epochs_4iters_seed0"
+STOCK = "nnUNetTrainer_1epoch"
+BROKEN = "TheirBrokenTrainer"
+THEIRS = f"""
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+class {BROKEN}(nnUNetTrainer):
+    def initialize(self):
+        raise ValueError("broken on purpose")
+"""
+
+
+@pytest.mark.slow
+def test_stopped_and_run_again_it_ends_with_all_results(
+    study: Callable, waiting: Callable, tmp_path: Path
+) -> None:
+    """With a trainer of nnU-Net's own, and somebody else's that does not work."""
+    mine = study("stopped", [CPR, BROKEN, STOCK], [0])
+    (tmp_path / "theirs.py").write_text(THEIRS)
+    mine.environment["nnUNet_extTrainer"] = str(tmp_path)
+    fold = mine.space.fold(CPR)
+
+    def has_reached(epoch: int) -> bool:
+        logs = sorted(fold.glob("training_log_*.txt"))
+        return any(f"Epoch {epoch}" in log.read_text() for log in logs)
+
+    process = mine.start()
+    waiting(lambda: has_reached(1), process)
+    process.send_signal(signal.SIGINT)  # Ctrl-C
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "goes on from the last checkpoints" in err
+    assert mine.trainings() == []
+    assert "stopped" in mine.command("status", "--once")
+
+    process = mine.start()
+    waiting(lambda: has_reached(2), process)
+    assert "running" in mine.command("status", "--once")
+    mine.kill_everything(process)
+    assert "stopped" in mine.command("status", "--once")
+
+    process = mine.start()
+    waiting(lambda: has_reached(3), process)
+    os.kill(process.pid, signal.SIGKILL)  # the command alone: what it has started goes on
+    process.wait()
+    assert mine.trainings() != []
+
+    said = mine.run(status=1)
+    assert "2 of 3 done, 1 failed" in said
+    assert BROKEN in said and "ValueError: broken on purpose" in said
+    logs = list(fold.glob("training_log_*.txt"))
+    assert len(logs) == 3, "the training that went on was started again"
+    lines = (fold / "cpr_history.csv").read_text().splitlines()
+    assert {line.split(",")[0] for line in lines[1:]} == {"0", "1", "2", "3"}
+    for trainer in (CPR, STOCK):
+        summary = json.loads((mine.space.fold(trainer) / "validation" / "summary.json").read_text())
+        assert len(summary["metric_per_case"]) == 1
+        assert json.loads((mine.space.fold(trainer) / "resources.json").read_text())["seconds"] > 1
+
+    before = {path: path.stat().st_mtime_ns for path in mine.space.folder.rglob("checkpoint_final.pth")}
+    mine.run(status=1)
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    status = mine.command("status", "--once")
+    assert "2 of 3 done, 1 failed" in status and "broken on purpose" in status
+
+
+@pytest.mark.slow
+def test_several_at_once_through_a_study_that_needs_planning(study: Callable, waiting: Callable) -> None:
+    """The folds of one trainer side by side; nnU-Net's split is made before they start."""
+    mine = study("several", ["nnUNetTrainerSGD_1epochs_2iters"], [0, 1])
+    split = mine.space.folder / "nnUNet_preprocessed" / mine.space.dataset / "splits_final.json"
+    kept = split.read_bytes() if split.exists() else None
+    split.unlink(missing_ok=True)
+    assert "all done" in mine.run("--jobs", "2", "--device", "cpu")
+    assert len(json.loads(split.read_text())) == 5
+    assert kept is None or split.read_bytes() == kept
+    assert "2 of 2 done" in mine.command("status")
+
+
+def test_what_cannot_be_run_is_said_at_once(study: Callable) -> None:
+    mine = study("wrong", [CPR], [9])
+    assert "is split into 5 folds, so there is no fold 9" in mine.run(status=1)
+    assert "has no plans nnUNetPlansX" in mine.run("--plans", "nnUNetPlansX", status=1)
+    assert "no configuration 2d_x" in mine.run("--configuration", "2d_x", status=1)
+    assert "data set 77 is in neither" in mine.run("--dataset", "77", status=1)
+    assert "--folds must be numbers" in mine.run("--folds", "a", status=1)
+    assert "--time must be" in mine.run("--executor", "slurm", "--time", "soon", status=1)
+    misspelt = study("misspelt", [CPR, CPR.replace("epochs", "epochz")], [0])
+    assert f"did you mean {CPR}?" in misspelt.run(status=1)
+    assert "a trainer of your own must be" in study("no", ["NoTrainer"], [0]).run(status=1)
+    mine.environment = {k: v for k, v in mine.environment.items() if k != "nnUNet_raw"}
+    assert "nnUNet_raw not set" in mine.run(status=1)

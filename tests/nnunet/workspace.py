@@ -1,0 +1,85 @@
+"""nnU-Net's folders and commands, for tests that run them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sysconfig
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+PLANS = "nnUNetPlansTiny"
+
+
+@dataclass
+class Workspace:
+    """nnU-Net's three folders and its commands."""
+
+    folder: Path
+    dataset: str
+    environment: dict[str, str]
+
+    def command(self, name: str, *arguments: str) -> list[str]:
+        program = shutil.which(
+            name, path=sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"]
+        )
+        assert program is not None, f"{name} is not installed"
+        return [program, *arguments]
+
+    def run(self, name: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.command(name, *arguments),
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+        assert not check or done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done
+
+    def train_arguments(self, trainer: str, *options: str) -> tuple[str, ...]:
+        number = self.dataset[len("Dataset") :][:3]
+        return (number, "3d_fullres", "0", "-tr", trainer, "-p", PLANS, "-device", "cpu", *options)
+
+    def train(self, trainer: str, *options: str, check: bool = True):
+        return self.run("nnUNetv2_train", *self.train_arguments(trainer, *options), check=check)
+
+    def train_and_kill(self, trainer: str, when: str, *options: str) -> None:
+        """Start a training and send SIGKILL to all of its processes once ``when`` is in its log."""
+        process = subprocess.Popen(
+            self.command("nnUNetv2_train", *self.train_arguments(trainer, *options)),
+            env=self.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            deadline = time.monotonic() + 300
+            while when not in "".join(f.read_text() for f in self.logs(trainer)):
+                assert process.poll() is None, "the training ended before it could be killed"
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def model(self, trainer: str) -> Path:
+        return self.folder / "nnUNet_results" / self.dataset / f"{trainer}__{PLANS}__3d_fullres"
+
+    def fold(self, trainer: str) -> Path:
+        return self.model(trainer) / "fold_0"
+
+    def logs(self, trainer: str) -> list[Path]:
+        return sorted(self.fold(trainer).glob("training_log_*.txt"))
+
+    def history(self, trainer: str) -> pd.DataFrame:
+        return pd.read_csv(self.fold(trainer) / "cpr_history.csv")
+
+    def checkpoint(self, trainer: str, name: str = "checkpoint_final.pth") -> dict:
+        return torch.load(self.fold(trainer) / name, weights_only=False, map_location="cpu")
