@@ -179,6 +179,36 @@ def status(
 
 
 @app.command()
+def report(
+    study: _Name,
+    dataset: _Dataset = None,
+    folds: _Folds = None,
+    configuration: _Configuration = None,
+    plans: _Plans = None,
+    name: _Rename = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for the files, not the study's own.")
+    ] = None,
+) -> None:
+    """Compare what has been trained: tables, statistics, and a page to look at."""
+    from rich.console import Console
+
+    from nnunet_cpr.nnunet.report import ReportError, write_report
+
+    with _told():
+        what, places, folders = _study(study, dataset, folds, configuration, plans, name)
+        target = output or places.study / "report"
+        raw, preprocessed = Path(folders["nnUNet_raw"]), Path(folders["nnUNet_preprocessed"])
+        console = Console()
+        try:
+            files = write_report(what, places.results, raw, preprocessed, target, console)
+        except ReportError as error:
+            _stop(str(error))
+        for file in files:
+            console.print(f"to look at: {file}", soft_wrap=True)
+
+
+@app.command()
 def cancel(study: _Name, name: _Rename = None) -> None:
     """Take a study's jobs out of Slurm's queue; what they have trained stays."""
     from nnunet_cpr.nnunet.study.running import cancel_slurm_jobs
@@ -204,6 +234,9 @@ def _study(
     A study without a data set of its own, such as ``quick``, keeps the one that it was run with.
     """
     from nnunet_cpr.nnunet.study.definition import StudyError, load
+
+    if sys.platform == "win32":
+        raise StudyError("studies run on Linux and macOS; on Windows use WSL, as submitit needs it")
     from nnunet_cpr.nnunet.study.preparation import dataset_name, nnunet_folders
     from nnunet_cpr.nnunet.study.state import Places
 

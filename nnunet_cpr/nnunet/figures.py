@@ -48,7 +48,7 @@ def draw_progress(history: History, path: Path) -> None:
             history,
             "measure / bound kappa (red: above its bound; grey: no bound yet)",
             "RdBu_r",
-            _around_one(ratio),
+            around_one(ratio),
         )
         _heat_map(
             middle,
@@ -56,7 +56,7 @@ def draw_progress(history: History, path: Path) -> None:
             history,
             "Lagrange multiplier lambda (logarithmic; darkest: 0 or less than 1/1000 of the largest)",
             "viridis",
-            _three_decades(multiplier),
+            three_decades(multiplier),
         )
         _means(bottom, ratio, multiplier, history)
         figure.savefig(path, dpi=110)
@@ -106,12 +106,13 @@ def _means(ax: Axes, ratio: np.ndarray, multiplier: np.ndarray, history: History
         axis.tick_params(axis="y", labelcolor=colour)
 
 
-def _three_decades(multiplier: np.ndarray) -> Normalize:
+def three_decades(multiplier: np.ndarray) -> Normalize:
+    """Colours by the logarithm, from a thousandth of the largest multiplier."""
     largest = float(np.nanmax(multiplier, initial=0.0))
     return LogNorm(largest / 1e3, largest, clip=True) if largest > 0 else Normalize(0, 1e-3)
 
 
-def _around_one(ratio: np.ndarray) -> Normalize:
+def around_one(ratio: np.ndarray) -> Normalize:
     """Colours centred on the bound; a single far outlier does not wash out the rest."""
     finite = ratio[np.isfinite(ratio)]
     reach = float(np.quantile(np.abs(finite - 1), 0.99)) if finite.size else 0.0

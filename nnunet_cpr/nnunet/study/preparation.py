@@ -13,6 +13,8 @@ from nnunet_cpr.nnunet.study.state import write_json
 
 FOLDERS = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
 
+_FOLDS = 5
+"""nnU-Net's own."""
 _PLANNERS = {
     "nnUNetPlans": "ExperimentPlanner",
     **{f"nnUNetResEncUNet{size}Plans": f"nnUNetPlannerResEnc{size}" for size in ("M", "L", "XL")},
@@ -165,5 +167,11 @@ def _split(home: Path) -> None:
         return
     from nnunetv2.utilities.crossval_split import generate_crossval_split
 
-    splits = generate_crossval_split(_cases(home), seed=12345, n_splits=5)
+    cases = _cases(home)
+    if len(cases) < _FOLDS:
+        raise StudyError(
+            f"{home.name} has {len(cases)} training cases, too few for nnU-Net's {_FOLDS} folds; write "
+            f"{file} with a split of your own"
+        )
+    splits = generate_crossval_split(cases, seed=12345, n_splits=_FOLDS)
     write_json(file, [{k: list(map(str, v)) for k, v in split.items()} for split in splits])

@@ -101,11 +101,11 @@ def make_decathlon(folder: Path, task: str = "Task02_Heart", cases: int = 3, cha
     return root
 
 
-def make_amos(folder: Path) -> Path:
-    """Two training cases, one of validation and one of test in CT; one of training in MRI."""
+def make_amos(folder: Path, training: tuple[int, ...] = (1, 4, 507)) -> Path:
+    """Training cases, one of validation and one of test in CT; numbers above 410 are MRI."""
     root = folder / "amos22"
     organs = [f"organ {n}" for n in range(1, 16)]
-    parts = {"training": ("Tr", (1, 4, 507)), "validation": ("Va", (8,)), "test": ("Ts", (2,))}
+    parts = {"training": ("Tr", training), "validation": ("Va", (8,)), "test": ("Ts", (2,))}
     lists: dict[str, list[dict[str, str]]] = {}
     for part, (ending, numbers) in parts.items():
         lists[part] = []

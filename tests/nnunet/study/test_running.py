@@ -5,20 +5,29 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from study_run import COMMAND
+
+from nnunet_cpr.nnunet.commands import nnunet_environment
 
 CPR = "nnUNetTrainerCPR_ws4_4epochs_4iters_seed0"
-STOCK = "nnUNetTrainer_1epoch"
+THEIRS = "TheirTrainer"
 BROKEN = "TheirBrokenTrainer"
-THEIRS = f"""
+FILE = f"""
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 class {BROKEN}(nnUNetTrainer):
     def initialize(self):
         raise ValueError("broken on purpose")
+
+class {THEIRS}(nnUNetTrainer):
+    def __init__(self, plans, configuration, fold, dataset_json, device):
+        super().__init__(plans, configuration, fold, dataset_json, device)
+        self.num_epochs, self.num_iterations_per_epoch, self.num_val_iterations_per_epoch = 1, 2, 2
 """
 
 
@@ -26,9 +35,9 @@ class {BROKEN}(nnUNetTrainer):
 def test_stopped_and_run_again_it_ends_with_all_results(
     study: Callable, waiting: Callable, tmp_path: Path
 ) -> None:
-    """With a trainer of nnU-Net's own, and somebody else's that does not work."""
-    mine = study("stopped", [CPR, BROKEN, STOCK], [0])
-    (tmp_path / "theirs.py").write_text(THEIRS)
+    """With two trainers of somebody else's, one of which does not work."""
+    mine = study("stopped", [CPR, BROKEN, THEIRS], [0])
+    (tmp_path / "theirs.py").write_text(FILE)
     mine.environment["nnUNet_extTrainer"] = str(tmp_path)
     fold = mine.space.fold(CPR)
 
@@ -63,7 +72,7 @@ def test_stopped_and_run_again_it_ends_with_all_results(
     assert len(logs) == 3, "the training that went on was started again"
     lines = (fold / "cpr_history.csv").read_text().splitlines()
     assert {line.split(",")[0] for line in lines[1:]} == {"0", "1", "2", "3"}
-    for trainer in (CPR, STOCK):
+    for trainer in (CPR, THEIRS):
         summary = json.loads((mine.space.fold(trainer) / "validation" / "summary.json").read_text())
         assert len(summary["metric_per_case"]) == 1
         assert json.loads((mine.space.fold(trainer) / "resources.json").read_text())["seconds"] > 1
@@ -101,3 +110,28 @@ def test_what_cannot_be_run_is_said_at_once(study: Callable) -> None:
     assert "a trainer of your own must be" in study("no", ["NoTrainer"], [0]).run(status=1)
     mine.environment = {k: v for k, v in mine.environment.items() if k != "nnUNet_raw"}
     assert "nnUNet_raw not set" in mine.run(status=1)
+
+
+def test_a_preset_as_a_new_user_meets_it(tmp_path: Path) -> None:
+    environment = nnunet_environment(tmp_path, processes=1)
+
+    def command(*arguments: str, status: int = 0) -> str:
+        done = subprocess.run(
+            [*COMMAND, "study", *arguments],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    assert "The row of Heart" in command("presets")
+    command("new", "quick", "mine.yaml")
+    assert "is there already" in command("new", "quick", "mine.yaml", status=1)
+    assert "no preset 'quik'" in command("new", "quik", "other.yaml", status=1)
+    options = ("mine.yaml", "--dataset", "Dataset004_Hippocampus", "--folds", "0,1")
+    assert "0 of 4 done" in command("status", *options, "--once")
+    assert len(command("report", *options, status=1).strip().splitlines()) == 1
+    assert "Dataset004_Hippocampus is not in nnUNet_raw" in command("run", *options, status=1)
+    assert command("cancel", "mine.yaml").strip() == "0 jobs cancelled"
