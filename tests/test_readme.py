@@ -24,5 +24,5 @@ def test_the_library_example_trains_a_torchvision_model() -> None:
 def test_links_lead_somewhere() -> None:
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            if not target.startswith("https://"):
+            if not target.startswith(("https://", "http://")):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
