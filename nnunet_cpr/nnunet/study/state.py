@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -167,7 +168,12 @@ def at_work(cell: Cell, places: Places) -> Iterator[bool]:
     folder = cell.folder(places.results)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / _LOCK, "a") as lock:
-        if not _locked(lock) or _training_process(folder) is not None:
+        free = _locked(lock)
+        for _ in range(5):
+            if not free:  # perhaps for a moment only: is_running tries the lock too
+                time.sleep(0.05)
+                free = _locked(lock)
+        if not free or _training_process(folder) is not None:
             yield False
             return
         try:

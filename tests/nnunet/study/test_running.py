@@ -14,7 +14,7 @@ from study_run import COMMAND
 
 from nnunet_cpr.nnunet.commands import nnunet_environment
 
-CPR = "nnUNetTrainerCPR_ws4_4epochs_4iters_seed0"
+CPR = "nnUNetTrainerCPR_ws4_8epochs_4iters_seed0"
 THEIRS = "TheirTrainer"
 BROKEN = "TheirBrokenTrainer"
 FILE = f"""
@@ -41,12 +41,13 @@ def test_stopped_and_run_again_it_ends_with_all_results(
     mine.environment["nnUNet_extTrainer"] = str(tmp_path)
     fold = mine.space.fold(CPR)
 
-    def has_reached(epoch: int) -> bool:
+    def is_training(attempt: int, epochs: int) -> bool:
+        """Whether an attempt, each of which has a log, has begun so many epochs."""
         logs = sorted(fold.glob("training_log_*.txt"))
-        return any(f"Epoch {epoch}" in log.read_text() for log in logs)
+        return len(logs) == attempt and logs[-1].read_text().count(": Epoch ") > epochs
 
     process = mine.start()
-    waiting(lambda: has_reached(1), process)
+    waiting(lambda: is_training(attempt=1, epochs=1), process)
     process.send_signal(signal.SIGINT)  # Ctrl-C
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "goes on from the last checkpoints" in err
@@ -54,13 +55,13 @@ def test_stopped_and_run_again_it_ends_with_all_results(
     assert "stopped" in mine.command("status", "--once")
 
     process = mine.start()
-    waiting(lambda: has_reached(2), process)
+    waiting(lambda: is_training(attempt=2, epochs=1), process)
     assert "running" in mine.command("status", "--once")
     mine.kill_everything(process)
     assert "stopped" in mine.command("status", "--once")
 
     process = mine.start()
-    waiting(lambda: has_reached(3), process)
+    waiting(lambda: is_training(attempt=3, epochs=0), process)
     os.kill(process.pid, signal.SIGKILL)  # the command alone: what it has started goes on
     process.wait()
     assert mine.trainings() != []
@@ -71,7 +72,7 @@ def test_stopped_and_run_again_it_ends_with_all_results(
     logs = list(fold.glob("training_log_*.txt"))
     assert len(logs) == 3, "the training that went on was started again"
     lines = (fold / "cpr_history.csv").read_text().splitlines()
-    assert {line.split(",")[0] for line in lines[1:]} == {"0", "1", "2", "3"}
+    assert {line.split(",")[0] for line in lines[1:]} == set(map(str, range(8)))
     for trainer in (CPR, THEIRS):
         summary = json.loads((mine.space.fold(trainer) / "validation" / "summary.json").read_text())
         assert len(summary["metric_per_case"]) == 1

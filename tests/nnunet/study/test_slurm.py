@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import slurm_cluster
 
-TRAINERS = ["nnUNetTrainerCPR_ws4_6epochs_4iters_seed0", "nnUNetTrainerSGD_6epochs_4iters_seed0"]
+TRAINERS = ["nnUNetTrainerCPR_ws4_10epochs_4iters_seed0", "nnUNetTrainerSGD_10epochs_4iters_seed0"]
 
 
 @pytest.mark.slow
