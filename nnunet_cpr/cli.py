@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 
 from nnunet_cpr import cli_study
+from nnunet_cpr.cli_errors import stop
 from nnunet_cpr.cli_prepare import prepare
 
 app = typer.Typer(
@@ -48,14 +48,14 @@ def demo(
     from nnunet_cpr.nnunet.demo import keep_only, pictures, print_results, run_demo
 
     if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        _stop(f"{folder} is not an empty folder; name another one with --folder")
+        stop(f"{folder} is not an empty folder; name another one with --folder")
     try:
         where = folder or Path(tempfile.mkdtemp(prefix="nnunet-cpr-demo-"))
         where.mkdir(parents=True, exist_ok=True)
         console = Console()
         results = run_demo(where.resolve(), console)
     except (CommandFailed, OSError) as error:
-        _stop(str(error))
+        stop(str(error))
     files = pictures(results)
     if folder is None:
         files = keep_only(files, where.resolve())
@@ -79,12 +79,7 @@ def doctor() -> None:
             wrong += 1
             console.print(f"      run: {finding.remedy}", markup=False, soft_wrap=True)
     if wrong:
-        _stop(f"{wrong} thing{'s are' if wrong > 1 else ' is'} wrong, see above")
-
-
-def _stop(message: str) -> None:
-    print(f"nnunet-cpr: {message}", file=sys.stderr)
-    raise typer.Exit(1)
+        stop(f"{wrong} thing{'s are' if wrong > 1 else ' is'} wrong, see above")
 
 
 def main() -> None:

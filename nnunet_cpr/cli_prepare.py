@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
+
+from nnunet_cpr.cli_errors import stop
 
 
 def prepare(
@@ -36,16 +38,14 @@ def prepare(
     from nnunet_cpr.nnunet.prepare.registry import prepare as prepare_data_set
 
     if dataset not in DATA_SETS:
-        _stop(f"there is no data set {dataset!r}; choose one of {', '.join(DATA_SETS)}")
+        stop(f"there is no data set {dataset!r}; choose one of {', '.join(DATA_SETS)}")
     raw = os.environ.get("nnUNet_raw")
     if not raw:
-        _stop(
-            "nnUNet_raw is not set; run: export nnUNet_raw=FOLDER, where nnU-Net's data sets are to be"
-        )
+        stop("nnUNet_raw is not set; run: export nnUNet_raw=FOLDER, where nnU-Net's data sets are to be")
     if not os.path.isdir(raw):
-        _stop(f"nnUNet_raw is {raw}, which is not there; run: mkdir -p {shlex.quote(raw)}")
+        stop(f"nnUNet_raw is {raw}, which is not there; run: mkdir -p {shlex.quote(raw)}")
     if name is not None and not re.fullmatch(r"\w[\w-]*", name):
-        _stop(f"--name must be letters, digits, '_' and '-', not {name!r}")
+        stop(f"--name must be letters, digits, '_' and '-', not {name!r}")
     data_set = DATA_SETS[dataset]
     number = data_set.number if dataset_id is None else dataset_id
     target = Path(raw).absolute() / f"Dataset{number:03d}_{name or data_set.name}"
@@ -55,18 +55,13 @@ def prepare(
     except BadCases as error:
         for line in error.lines:
             print(line, file=sys.stderr)
-        _stop(str(error))
+        stop(str(error))
     except (PrepareError, CommandFailed, OSError) as error:
-        _stop(str(error))
+        stop(str(error))
     except KeyboardInterrupt:
-        _stop("interrupted; nothing was written", status=130)
+        stop("interrupted; nothing was written", status=130)
     console.print(f"{target} is ready. Next:", markup=False, soft_wrap=True)
     console.print(f"  nnUNetv2_plan_and_preprocess -d {number} --verify_dataset_integrity")
     preset = f"Dataset{data_set.number:03d}_{data_set.name}"
     other = "" if target.name == preset else f" --dataset {target.name}"
     console.print(f"  nnunet-cpr study run {dataset}{other}", soft_wrap=True)
-
-
-def _stop(message: str, status: int = 1) -> NoReturn:
-    print(f"nnunet-cpr: {message}", file=sys.stderr)
-    raise typer.Exit(status)

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from nnunet_cpr.cli_errors import stop
 
 if TYPE_CHECKING:
     from nnunet_cpr.nnunet.study.definition import Study
@@ -65,13 +67,13 @@ def new(
     from nnunet_cpr.nnunet.study.definition import presets as names
 
     if preset not in names():
-        _stop(f"there is no preset {preset!r}; there are {', '.join(names())}")
+        stop(f"there is no preset {preset!r}; there are {', '.join(names())}")
     if file.exists():
-        _stop(f"{file} is there already")
+        stop(f"{file} is there already")
     try:
         shutil.copyfile(PRESETS / f"{preset}.yaml", file)
     except OSError as error:
-        _stop(str(error))
+        stop(str(error))
     print(f"edit {file}, then: nnunet-cpr study run {file}")
 
 
@@ -203,7 +205,7 @@ def report(
         try:
             files = write_report(what, places.results, raw, preprocessed, target, console)
         except ReportError as error:
-            _stop(str(error))
+            stop(str(error))
         for file in files:
             console.print(f"to look at: {file}", soft_wrap=True)
 
@@ -308,7 +310,7 @@ def _finish(study: Study, places: Places, given: str) -> None:
         if state.stage is Stage.FAILED:
             print(f"failed: {cell.key}, see {places.log(cell)}", *state.why, sep="\n  ", file=sys.stderr)
     if any(state.stage is not Stage.DONE for state in found.values()):
-        _stop(f"{summary(found.values())}; run the same command again to go on")
+        stop(f"{summary(found.values())}; run the same command again to go on")
     print(f"all done; the results: nnunet-cpr study report {given}")
 
 
@@ -324,7 +326,7 @@ def _gpus(count: int | None, device: str | None) -> list[str]:
 
         names = [str(i) for i in range(torch.cuda.device_count())]
     if count is not None and count > len(names):
-        _stop(f"--gpus {count}: this machine has {len(names)}")
+        stop(f"--gpus {count}: this machine has {len(names)}")
     return names[:count]
 
 
@@ -359,11 +361,6 @@ def _told() -> Iterator[None]:
     try:
         yield
     except (StudyError, CommandFailed, OSError) as error:
-        _stop(str(error))
+        stop(str(error))
     except KeyboardInterrupt:
-        _stop("stopped; the same command again goes on from the last checkpoints", status=130)
-
-
-def _stop(message: str, status: int = 1) -> NoReturn:
-    print(f"nnunet-cpr: {message}", file=sys.stderr)
-    raise typer.Exit(status)
+        stop("stopped; the same command again goes on from the last checkpoints", status=130)

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from nnunet_cpr.nnunet.fold_files import LOG_COLUMNS, RESOURCES, read_logs
 from nnunet_cpr.nnunet.history import COLUMNS, CSV_NAME
 from nnunet_cpr.nnunet.study.definition import Cell, Row, Study
-
-RESOURCES = "resources.json"
 
 
 class ReportError(Exception):
@@ -33,7 +32,7 @@ class Setting(NamedTuple):
 
 SETTING = list(Setting._fields)
 CASES = [*SETTING, "fold", "case", "class", "trainer", "dice"]
-EPOCHS = [*SETTING, "fold", "trainer", "epoch", "train_loss", "val_loss", "pseudo_dice", "seconds"]
+EPOCHS = [*SETTING, "fold", "trainer", *LOG_COLUMNS]
 MEASURED = [*SETTING, "fold", "trainer", "seconds", "peak_memory_bytes", "peak_gpu_memory_bytes"]
 
 
@@ -237,39 +236,6 @@ def _read_cases(fold: Path, labels: dict[str, Any]) -> list[dict[str, Any]]:
     if not rows:
         raise ValueError("a summary without cases")
     return sorted(rows, key=lambda row: str(row["case"]))
-
-
-_NUMBER = r"(?<![\w.])(?:-?\d+(?:\.\d*)?(?:e[-+]?\d+)?|nan)(?![\w.])"
-
-
-def read_logs(fold: Path) -> pd.DataFrame:
-    """The epochs in nnU-Net's training logs; after a continued training the later values stand.
-
-    Returns:
-        Columns epoch, train_loss, val_loss, pseudo_dice (mean over the classes), seconds, with NaN
-        for what an epoch cut short did not come to write.
-    """
-    # The parts of the time in a log's name need not have the same width.
-    logs = sorted(fold.glob("training_log_*.txt"), key=lambda path: class_key(path.stem))
-    epochs: dict[int, dict[str, float]] = {}
-    for log in logs:
-        current: dict[str, float] = {}
-        for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
-            # "2026-01-31 12:00:00.123456: train_loss -0.5 "
-            _, _, text = line.partition(": ")
-            if match := re.fullmatch(r"Epoch (\d+)\s*", text):
-                current = epochs[int(match[1])] = {}
-            elif match := re.match(rf"(train_loss|val_loss)\s+({_NUMBER})", text):
-                current[match[1]] = float(match[2])
-            elif text.startswith("Pseudo dice"):
-                values = [float(number) for number in re.findall(_NUMBER, text)]
-                defined = [value for value in values if not np.isnan(value)]
-                current["pseudo_dice"] = float(np.mean(defined)) if defined else np.nan
-            elif match := re.match(rf"Epoch time: ({_NUMBER}) s", text):
-                current["seconds"] = float(match[1])
-    columns = EPOCHS[-4:]
-    rows = [{"epoch": epoch, **values} for epoch, values in sorted(epochs.items()) if values]
-    return pd.DataFrame(rows, columns=["epoch", *columns]).astype(dict.fromkeys(columns, float))
 
 
 def _read_history(path: Path) -> pd.DataFrame | None:

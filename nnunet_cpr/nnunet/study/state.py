@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 import socket
@@ -14,15 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from statistics import median
 from typing import IO, Any
 
 from nnunet_cpr.nnunet.commands import last_lines
 from nnunet_cpr.nnunet.files import replacing
+from nnunet_cpr.nnunet.fold_files import read_logs
 from nnunet_cpr.nnunet.study.definition import Cell
-
-RESOURCES = "resources.json"
-"""In a fold's folder: seconds and peak memory, bytes, of its training and validation."""
 
 _RUNNING = ".study_running.json"
 _LOCK = ".study.lock"
@@ -140,23 +138,12 @@ def _planned_epochs(trainer: str) -> int | None:
 
 def _progress(fold: Path) -> tuple[int, float | None, float | None]:
     """Epochs that are over, the last one's pseudo Dice, the median epoch's seconds."""
-    epoch, dice = 0, None
-    seconds: list[float] = []
-    current = 0
-    for log in sorted(fold.glob("training_log_*.txt")):
-        for line in log.read_text(errors="replace").splitlines():
-            text = line.split(": ", 1)[-1].strip()
-            if match := re.fullmatch(r"Epoch (\d+)", text):
-                current = int(match[1])
-            elif text.startswith("Pseudo dice"):
-                # numpy prints its scalars as np.float32(0.5) or as 0.5
-                numbers = [float(n) for n in re.findall(r"(?<![\w.])\d*\.\d+(?:e-?\d+)?|nan", text)]
-                valid = [n for n in numbers if n == n]
-                dice = sum(valid) / len(valid) if valid else None
-            elif match := re.fullmatch(r"Epoch time: ([\d.]+) s", text):
-                epoch = current + 1
-                seconds.append(float(match[1]))
-    return epoch, dice, median(seconds) if seconds else None
+    over = read_logs(fold).dropna(subset=["seconds"])
+    if over.empty:
+        return 0, None, None
+    dice = float(over["pseudo_dice"].iloc[-1])
+    epochs = int(over["epoch"].iloc[-1]) + 1
+    return epochs, None if math.isnan(dice) else dice, float(over["seconds"].median())
 
 
 # Whether somebody is at work

@@ -16,9 +16,9 @@ from pathlib import Path
 import submitit
 
 from nnunet_cpr.nnunet.commands import CommandFailed, last_lines, run
+from nnunet_cpr.nnunet.fold_files import RESOURCES
 from nnunet_cpr.nnunet.study.definition import Cell
 from nnunet_cpr.nnunet.study.state import (
-    RESOURCES,
     Places,
     at_work,
     is_whole,

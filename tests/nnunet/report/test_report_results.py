@@ -15,6 +15,7 @@ from report_folds import (
     write_log,
 )
 
+from nnunet_cpr.nnunet.fold_files import read_logs
 from nnunet_cpr.nnunet.report.comparisons import compare_all
 from nnunet_cpr.nnunet.report.results import (
     ReportError,
@@ -22,7 +23,6 @@ from nnunet_cpr.nnunet.report.results import (
     case_means,
     class_key,
     fold_means,
-    read_logs,
     read_results,
     strip_ending,
 )

@@ -15,8 +15,9 @@ import torch
 from rich.console import Console
 
 from nnunet_cpr.nnunet.commands import CommandFailed
+from nnunet_cpr.nnunet.fold_files import RESOURCES
 from nnunet_cpr.nnunet.study.definition import Cell, Row, Study
-from nnunet_cpr.nnunet.study.state import RESOURCES, Places, Stage, at_work, note_process, state_of
+from nnunet_cpr.nnunet.study.state import Places, Stage, at_work, note_process, state_of
 from nnunet_cpr.nnunet.study.status import states, summary, table
 from nnunet_cpr.nnunet.study.training import Training, drop_broken_checkpoints
 
@@ -70,7 +71,7 @@ def test_progress_is_read_from_all_logs(cell: Cell, places: Places, fold: Path) 
         assert ours
         state = state_of(cell, places)
     assert (state.stage, state.epoch, state.epochs) == (Stage.RUNNING, 2, 10)
-    assert state.pseudo_dice == pytest.approx(0.55) and state.seconds_left == 8 * 20
+    assert state.pseudo_dice == pytest.approx(0.55) and state.seconds_left == 8 * 15
     assert state_of(cell, places).stage is Stage.STOPPED
 
 
