@@ -7,7 +7,6 @@ steps. The plain way is also what the backends are tested against.
 
 from __future__ import annotations
 
-import warnings
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nnunet_cpr.kernels.one_pass import OnePass
+from nnunet_cpr.kernels.trial import works
 
 if TYPE_CHECKING:
     from nnunet_cpr.optim import CPROptimizer
@@ -48,15 +48,10 @@ def one_pass_for(optimizer: CPROptimizer) -> OnePass | None:
 @lru_cache
 def _numba_compiles() -> bool:
     """Whether the CPU's kernels can be had; if not, a warning says why."""
-    try:
+
+    def trial() -> bool:
         from nnunet_cpr.kernels import cpu_kernels
 
-        cpu_kernels.sum_partials(np.zeros(1, np.int32), np.zeros(0))
-        return True
-    except Exception as error:  # Numba has no common class for what can go wrong in a compiler
-        warnings.warn(
-            "CPR's one-pass CPU step is off, since Numba cannot compile a kernel here "
-            f"({type(error).__name__}: {error}); the step takes the slower way through torch",
-            stacklevel=2,
-        )
-        return False
+        return len(cpu_kernels.sum_partials(np.zeros(1, np.int32), np.zeros(0))) == 0
+
+    return works("Numba", "CPU", trial)

@@ -9,7 +9,6 @@ in float64, without atomics: the same run gives the same bits.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from nnunet_cpr.kernels.one_pass import OnePass
 from nnunet_cpr.kernels.tables import COLUMNS, Tables, chunk_count
+from nnunet_cpr.kernels.trial import works
 from nnunet_cpr.kernels.triton_kernels import measure_kernel, step_kernel, sum_kernel
 from nnunet_cpr.transfer import to_device
 
@@ -47,19 +47,15 @@ def is_available() -> bool:
     """
     if Version(triton.__version__) < Version("3.3"):
         return False
-    try:
+
+    def trial() -> bool:
         device = torch.device("cuda", torch.cuda.current_device())
         sums = torch.zeros(1, dtype=torch.float64, device=device)
         ends = torch.tensor([0, 1], dtype=torch.int32, device=device)
         sum_kernel[(1,)](torch.ones(1, device=device), ends, sums, BLOCK=BLOCK)
         return sums.item() == 1.0
-    except Exception as error:  # Triton has no common class for what can go wrong in a compiler
-        warnings.warn(
-            "CPR's one-pass GPU step is off, since Triton cannot build a kernel here "
-            f"({type(error).__name__}: {error}); the step takes the slower way through torch",
-            stacklevel=2,
-        )
-        return False
+
+    return works("Triton", "GPU", trial)
 
 
 class _Launch(Tables):

@@ -17,6 +17,7 @@ from rich.console import Console
 from nnunet_cpr.nnunet.commands import CommandFailed
 from nnunet_cpr.nnunet.fold_files import RESOURCES
 from nnunet_cpr.nnunet.study.definition import Cell, Row, Study
+from nnunet_cpr.nnunet.study.running import Local
 from nnunet_cpr.nnunet.study.state import Places, Stage, at_work, note_process, state_of
 from nnunet_cpr.nnunet.study.status import states, summary, table
 from nnunet_cpr.nnunet.study.training import Training, drop_broken_checkpoints
@@ -180,3 +181,11 @@ cp -r {tmp_path}/done/* {fold}"""
     (fold / "validation" / "summary.json").unlink()
     assert Training(cell, places, "cuda", environment)() == "done"
     assert "--val" in places.log(cell).read_text() and "--c " not in places.log(cell).read_text()
+
+
+def test_gpus_are_shared_out(cell: Cell, places: Places) -> None:
+    two = Local(at_once=4, gpus=["2", "5"])
+    given = [two._training(cell, slot, places, {"nnUNet_raw": "r"}) for slot in range(4)]
+    assert [t.environment["CUDA_VISIBLE_DEVICES"] for t in given] == ["2", "5", "2", "5"]
+    assert {t.device for t in given} == {"cuda"} and given[0].environment["nnUNet_raw"] == "r"
+    assert "CUDA_VISIBLE_DEVICES" not in Local()._training(cell, 0, places, {}).environment
