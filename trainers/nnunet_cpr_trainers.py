@@ -10,12 +10,12 @@ import sys
 def __getattr__(name):
     if not name.lower().startswith("nnunettrainer"):
         raise AttributeError(name)
-    from nnunet_cpr.nnunet.names import TrainerNameError
+    from nnunet_cpr.naming import WrongName
     from nnunet_cpr.nnunet.trainer import trainer_class
 
     try:
         found = trainer_class(name)
-    except TrainerNameError as error:
+    except WrongName as error:
         print(f"nnunet-cpr: {error}", file=sys.stderr)
         found = None
     if found is None:

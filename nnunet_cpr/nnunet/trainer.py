@@ -16,6 +16,7 @@ from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from torch.optim import Optimizer
 
+from nnunet_cpr.baselines import amos
 from nnunet_cpr.cpr import CPR
 from nnunet_cpr.nnunet.history import CSV_NAME, FIGURE_NAME, History
 from nnunet_cpr.nnunet.names import TrainerName, parse
@@ -43,10 +44,10 @@ class NamedTrainer(nnUNetTrainer):
         super().__init__(plans, configuration, fold, dataset_json, device)
         settings = self.settings
         self.initial_lr = settings.lr or settings.defaults.lr
-        if settings.defaults.cpr:
-            self.weight_decay = 0.0
-        elif settings.weight_decay is not None:
-            self.weight_decay = settings.weight_decay
+        nnunets: float = self.weight_decay
+        self.decay = nnunets if settings.weight_decay is None else settings.weight_decay
+        has_its_own = settings.defaults.cpr or settings.baseline is not None
+        self.weight_decay = 0.0 if has_its_own else self.decay  # what nnU-Net gives its optimizer
         if settings.epochs is not None:
             self.num_epochs = settings.epochs
         if settings.iterations is not None:
@@ -58,7 +59,7 @@ class NamedTrainer(nnUNetTrainer):
         raise NotImplementedError
 
     def configure_optimizers(self) -> tuple[Optimizer, Any]:
-        optimizer = self.build_optimizer()
+        optimizer = self.settings.attach_baseline(self.build_optimizer(), self.network, self.decay)
         if self.warmup_steps == 0:
             return optimizer, PolyLRScheduler(optimizer, self.initial_lr, self.num_epochs)
         return optimizer, WarmupPolyLRScheduler(
@@ -98,16 +99,6 @@ class _CPRTrainer(NamedTrainer):
 
     optimizer: SGDCPR | AdamCPR
     history: History | None = None  # on the first rank, from on_train_start on
-
-    @property
-    def cpr_settings(self) -> dict[str, Any]:
-        """The keyword arguments for :class:`SGDCPR` and :class:`AdamCPR` that the name says."""
-        return {
-            "kappa": self.settings.bound,
-            "regularizer": self.settings.regularizer or "l2",
-            "mu": self.settings.mu or 1.0,
-            "adaptive": self.settings.adaptive,
-        }
 
     @property
     def cpr(self) -> CPR:
@@ -175,7 +166,12 @@ class nnUNetTrainerCPR(_CPRTrainer):
     settings = TrainerName("nnUNetTrainerCPR")
 
     def build_optimizer(self) -> Optimizer:
-        return SGDCPR(self.network, self.initial_lr, momentum=0.99, **self.cpr_settings)
+        return SGDCPR(
+            self.network,
+            self.initial_lr,
+            momentum=0.99,
+            **self.settings.cpr_settings,
+        )
 
 
 class nnUNetTrainerAdamCPR(_CPRTrainer):
@@ -184,7 +180,12 @@ class nnUNetTrainerAdamCPR(_CPRTrainer):
     settings = TrainerName("nnUNetTrainerAdamCPR")
 
     def build_optimizer(self) -> Optimizer:
-        return AdamCPR(self.network, self.initial_lr, betas=ADAM_BETAS, **self.cpr_settings)
+        return AdamCPR(
+            self.network,
+            self.initial_lr,
+            betas=ADAM_BETAS,
+            **self.settings.cpr_settings,
+        )
 
 
 class nnUNetTrainerSGD(NamedTrainer):
@@ -211,9 +212,24 @@ class nnUNetTrainerAdamW(NamedTrainer):
         )
 
 
+class nnUNetTrainerAMOS(NamedTrainer):
+    """AMOS, whose decay adapts to the model; a weight decay in the name comes on top."""
+
+    settings = TrainerName("nnUNetTrainerAMOS")
+
+    def build_optimizer(self) -> Optimizer:
+        return amos(self.network, self.initial_lr, self.settings.weight_decay or 0.0)
+
+
 ADAM_BETAS = (0.9, 0.99)
 
-_FAMILIES = (nnUNetTrainerCPR, nnUNetTrainerAdamCPR, nnUNetTrainerSGD, nnUNetTrainerAdamW)
+_FAMILIES = (
+    nnUNetTrainerCPR,
+    nnUNetTrainerAdamCPR,
+    nnUNetTrainerSGD,
+    nnUNetTrainerAdamW,
+    nnUNetTrainerAMOS,
+)
 
 
 @functools.cache
@@ -221,7 +237,7 @@ def trainer_class(name: str) -> type[NamedTrainer] | None:
     """The trainer of that name, or None where the name is not one of ours, nor meant to be.
 
     Raises:
-        TrainerNameError: the name is almost one of ours.
+        WrongName: the name is almost one of ours.
     """
     settings = parse(name)
     if settings is None:

@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnunet_cpr import KappaIP, KappaK, KappaKI0, KappaWS
-from nnunet_cpr.nnunet.names import FAMILIES, SUFFIXES, TrainerName, TrainerNameError, parse
+from nnunet_cpr.baselines import BASELINES
+from nnunet_cpr.naming import BaselineChoice, WrongName
+from nnunet_cpr.nnunet.names import FAMILIES, SUFFIXES, TrainerName, parse
 
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 FLOAT32 = st.floats(1e-30, 1e30)
@@ -24,6 +26,10 @@ def trainer_names(draw: st.DrawFn) -> TrainerName:
     epochs, iterations = draw(st.none() | COUNT), draw(st.none() | COUNT)
     total = (epochs or 1000) * (iterations or 250)
     with_cpr = FAMILIES[family].cpr
+    has_baseline = not with_cpr and family != "nnUNetTrainerAMOS" and draw(st.booleans())
+    entry = draw(st.sampled_from(list(BASELINES.values()))) if has_baseline else None
+    value = draw(POSITIVE) if entry is not None and entry.setting is not None else None
+    decays = not with_cpr and (entry is None or entry.decays)
     # A family's own warm-up may be too long for a short training; then the name must give one.
     needs_warmup = total <= FAMILIES[family].warmup
     warmup = st.integers(0, min(total, 10**9) - 1)
@@ -34,7 +40,8 @@ def trainer_names(draw: st.DrawFn) -> TrainerName:
         mu=draw(st.none() | POSITIVE) if with_cpr else None,
         adaptive=draw(st.booleans()) if with_cpr else False,
         lr=draw(st.none() | POSITIVE),
-        weight_decay=None if with_cpr else draw(st.none() | st.just(0.0) | POSITIVE),
+        baseline=None if entry is None else BaselineChoice(entry.keyword, value),
+        weight_decay=draw(st.none() | st.just(0.0) | POSITIVE) if decays else None,
         warmup=draw(warmup if needs_warmup else st.none() | warmup),
         epochs=epochs,
         iterations=iterations,
@@ -59,7 +66,7 @@ def test_any_text_is_a_name_not_ours_or_one_line(tail: str) -> None:
     for text in (tail, "nnUNetTrainerCPR_" + tail, "nnUNetTrainer" + tail):
         try:
             name, message = parse(text), ""
-        except TrainerNameError as error:
+        except WrongName as error:
             name, message = None, str(error)
         assert len(message.splitlines()) <= 1
         assert name is None or parse(str(name)) == name
@@ -84,6 +91,12 @@ def test_any_text_is_a_name_not_ours_or_one_line(tail: str) -> None:
             {"weight_decay": 3e-5, "iterations": 50, "seed": 7},
         ),
         ("nnUNetTrainerAdamW_wd0", {"weight_decay": 0.0}),
+        (
+            "nnUNetTrainerSGD_adadecay4_wd1en3",
+            {"baseline": BaselineChoice("adadecay", 4.0), "weight_decay": 1e-3},
+        ),
+        ("nnUNetTrainerAdamW_awd", {"baseline": BaselineChoice("awd")}),
+        ("nnUNetTrainerAMOS_wd0p1", {"weight_decay": 0.1}),
     ],
 )
 def test_examples(text: str, settings: dict) -> None:
@@ -142,9 +155,16 @@ def test_other_peoples_names_are_not_ours(text: str) -> None:
         ("nnUNetTrainerCPR_wd1en5", "takes no _wd1en5; leave it out"),
         (
             "nnUNetTrainerSGD_ws100",
-            "_ws100 has no meaning; the trainer with CPR is nnUNetTrainerCPR",
+            "_ws100 has no meaning; the one with CPR is nnUNetTrainerCPR",
         ),
-        ("nnUNetTrainerAdamW_ada", "the trainer with CPR is nnUNetTrainerAdamCPR"),
+        ("nnUNetTrainerAdamW_ada", "the one with CPR is nnUNetTrainerAdamCPR"),
+        ("nnUNetTrainerCPR_awd", "CPR takes the place of weight decay, .* takes no _awd; leave it out"),
+        ("nnUNetTrainerSGD_awd_rescale2", "_awd and _rescale2 in .* contradict each other"),
+        ("nnUNetTrainerSGD_rescale2_wd0p1", "_rescale2 takes the place of weight decay"),
+        ("nnUNetTrainerSGD_adadecay", "it is spelt _adadecay<V>"),
+        ("nnUNetTrainerSGD_adadecy4", "did you mean nnUNetTrainerSGD_adadecay4?"),
+        ("nnUNetTrainerAMOS_awd", "has a decay of its own, so it takes no _awd"),
+        ("nnUNetTrainerAMOS_ws100", "has no CPR, so _ws100 has no meaning"),
         (
             "nnUNetTrainerAdamCPR_5epochs",
             "warm-up of 2000 steps is not shorter than the training of 1250",
@@ -152,7 +172,7 @@ def test_other_peoples_names_are_not_ours(text: str) -> None:
     ],
 )
 def test_a_name_that_is_almost_right_says_what_is_nearest(text: str, message: str) -> None:
-    with pytest.raises(TrainerNameError, match=message.replace("?", r"\?").replace("(", r"\(")):
+    with pytest.raises(WrongName, match=message.replace("?", r"\?").replace("(", r"\(")):
         parse(text)
 
 
@@ -173,7 +193,7 @@ def test_settings_that_no_name_can_say_are_refused(settings: dict) -> None:
 
 
 def test_a_bound_that_a_name_cannot_say_is_not_printed_wrongly() -> None:
-    with pytest.raises(TrainerNameError, match="no trainer name can say"):
+    with pytest.raises(WrongName, match="no name can say"):
         str(TrainerName("nnUNetTrainerCPR", kappa=KappaIP(10, ema=0.5)))
 
 

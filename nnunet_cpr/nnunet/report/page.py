@@ -8,7 +8,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from nnunet_cpr.nnunet.names import TrainerNameError, parse
+from nnunet_cpr.naming import WrongName
+from nnunet_cpr.nnunet.names import parse
 from nnunet_cpr.nnunet.report import plots
 from nnunet_cpr.nnunet.report.comparisons import CAVEAT, Comparison
 from nnunet_cpr.nnunet.report.overlays import OTHER, REFERENCE, TRUTH, Overlay, overlays
@@ -177,6 +178,6 @@ def _has_cpr(trainer: str) -> bool:
     """Whether a trainer of this package should have left a history."""
     try:
         name = parse(trainer)
-    except TrainerNameError:
+    except WrongName:
         return False
     return name is not None and name.defaults.cpr

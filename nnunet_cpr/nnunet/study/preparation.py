@@ -83,7 +83,8 @@ def _find_trainers(study: Study) -> None:
     """As nnU-Net's own command would, but for all of them before the first is trained."""
     from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
-    from nnunet_cpr.nnunet.names import TrainerNameError, parse
+    from nnunet_cpr.naming import WrongName
+    from nnunet_cpr.nnunet.names import parse
 
     for row in study.rows:
         try:
@@ -92,7 +93,7 @@ def _find_trainers(study: Study) -> None:
             try:
                 parse(row.trainer)
                 advice = "a trainer of your own must be in a folder that nnUNet_extTrainer names"
-            except TrainerNameError as almost:
+            except WrongName as almost:
                 advice = str(almost)
             raise StudyError(f"nnU-Net finds no trainer {row.trainer}: {advice}") from error
 

@@ -122,11 +122,12 @@ def is_whole(checkpoint: Path) -> bool:
 
 
 def _planned_epochs(trainer: str) -> int | None:
-    from nnunet_cpr.nnunet.names import TrainerNameError, parse
+    from nnunet_cpr.naming import WrongName
+    from nnunet_cpr.nnunet.names import parse
 
     try:
         ours = parse(trainer)
-    except TrainerNameError:
+    except WrongName:
         ours = None  # somebody else's, with a name almost like ours
     if ours is not None:
         return ours.epochs or 1000

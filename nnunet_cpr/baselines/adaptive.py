@@ -1,0 +1,69 @@
+"""Adaptive weight decay, AWD (Ghiasi, Shafahi and Ardekani, arXiv 2210.00094)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nnunet_cpr.baselines.baseline import Baseline, checked_number, shrink_, total_norm
+from nnunet_cpr.selection import Params
+
+_KEPT = 0.1
+"""Weight of the past in the average over steps (the paper's Algorithm 1)."""
+
+
+class AdaptiveWeightDecay(Baseline):
+    r"""Keeps the pull of the decay in proportion to that of the loss.
+
+    The coefficient follows the ratio of two norms over all regularized matrices together:
+
+    .. math::
+        \bar\lambda &\leftarrow 0.1\, \bar\lambda + 0.9\, \mathrm{wd}\, \|g\|\, /\, \|\theta\| \\
+        \theta &\leftarrow (1 - \mathrm{lr}\, \bar\lambda)\, \theta
+
+    A step whose gradients are not all finite neither changes the coefficient nor decays anything.
+
+    Args:
+        params: as in :class:`~nnunet_cpr.cpr.CPR`.
+        weight_decay: the ratio between the decay's and the loss's pull, the paper's lambda_awd.
+
+    Raises:
+        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.cpr.CPR`, or ``weight_decay`` is
+            negative or not finite.
+    """
+
+    def __init__(self, params: Params, weight_decay: float = 1e-2) -> None:
+        super().__init__(params)
+        self.weight_decay = checked_number("weight_decay", weight_decay, zero=True)
+        self._state["coefficient"] = torch.zeros(
+            (), dtype=torch.float32, device=self._state["step"].device
+        )
+
+    @property
+    def coefficient(self) -> Tensor:
+        """The present coefficient, a float32 scalar."""
+        return self._state["coefficient"].clone()
+
+    def _config(self) -> dict[str, Any]:
+        return {"weight_decay": self.weight_decay}
+
+    @torch.no_grad()
+    def _update_and_correct(self, found_inf: Tensor | None) -> None:
+        taken = self._taken(found_inf)
+        moving = self._with_gradient()
+        if moving:
+            gradient = total_norm([p.grad for p, _ in moving if p.grad is not None])
+            scale = self._gradient_scale()
+            if scale is not None:
+                gradient = gradient / scale.to(gradient)
+            ratio = gradient / total_norm([p for p, _ in moving])
+            present = self._state["coefficient"]
+            proposed = _KEPT * present + (1 - _KEPT) * self.weight_decay * ratio
+            is_used = proposed.isfinite() & (taken == 1)
+            torch.where(is_used, proposed, present, out=present)
+            decay = torch.where(is_used, proposed, 0)
+            for p, lr in moving:
+                shrink_(p, lr * decay)
+        self._state["step"] += taken

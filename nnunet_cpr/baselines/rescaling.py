@@ -1,0 +1,58 @@
+"""Rescaling to a fixed total norm (Liu, Michaud and Tegmark, Omnigrok, ICLR 2023)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from nnunet_cpr.baselines.baseline import Baseline, checked_number, shrink_, total_norm
+from nnunet_cpr.selection import Params
+
+
+class NormRescaling(Baseline):
+    """Holds the norm of all regularized matrices together at a factor of its initial value.
+
+    The initial value is the norm before the first step. After every step all matrices are multiplied
+    by one number, so that the next gradients are those of a point with the wanted norm.
+
+    Args:
+        params: as in :class:`~nnunet_cpr.cpr.CPR`.
+        factor: the norm to hold, as a multiple of the initial one. CPR's authors compare 0.8 to 16.
+
+    Raises:
+        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.cpr.CPR`, or ``factor`` is not
+            positive and finite.
+    """
+
+    def __init__(self, params: Params, factor: float = 1.0) -> None:
+        super().__init__(params)
+        self.factor = checked_number("factor", factor)
+        self._state["initial_norm"] = torch.zeros(
+            (), dtype=torch.float32, device=self._state["step"].device
+        )
+
+    def _config(self) -> dict[str, Any]:
+        return {"factor": self.factor}
+
+    def _step_hooks(self, optimizer: Optimizer) -> list[Any]:
+        return [*super()._step_hooks(optimizer), optimizer.register_step_post_hook(self._after_step)]
+
+    @torch.no_grad()
+    def _update_and_correct(self, found_inf: Tensor | None) -> None:
+        state = self._state
+        norm = total_norm(self.parameters)
+        torch.where(state["step"] == 0, norm, state["initial_norm"], out=state["initial_norm"])
+        state["step"] += self._taken(found_inf)
+
+    @torch.no_grad()
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # Of a step that GradScaler skips the norm is the wanted one already, or there was none yet.
+        norm = total_norm(self.parameters)
+        wanted = self.factor * self._state["initial_norm"]
+        is_used = (self._state["step"] > 0) & norm.isfinite() & (norm > 0)
+        excess = torch.where(is_used, 1 - wanted / norm, 0)
+        for p in self.parameters:
+            shrink_(p, excess)
