@@ -44,10 +44,11 @@ class NamedTrainer(nnUNetTrainer):
         super().__init__(plans, configuration, fold, dataset_json, device)
         settings = self.settings
         self.initial_lr = settings.lr or settings.defaults.lr
-        nnunets: float = self.weight_decay
-        self.decay = nnunets if settings.weight_decay is None else settings.weight_decay
-        has_its_own = settings.defaults.cpr or settings.baseline is not None
-        self.weight_decay = 0.0 if has_its_own else self.decay  # what nnU-Net gives its optimizer
+        if settings.weight_decay is not None:
+            self.weight_decay = settings.weight_decay
+        self.baseline_decay = self.weight_decay
+        if settings.defaults.cpr or settings.baseline is not None:
+            self.weight_decay = 0.0  # what nnU-Net gives its optimizer
         if settings.epochs is not None:
             self.num_epochs = settings.epochs
         if settings.iterations is not None:
@@ -59,7 +60,9 @@ class NamedTrainer(nnUNetTrainer):
         raise NotImplementedError
 
     def configure_optimizers(self) -> tuple[Optimizer, Any]:
-        optimizer = self.settings.attach_baseline(self.build_optimizer(), self.network, self.decay)
+        optimizer = self.settings.attach_baseline(
+            self.build_optimizer(), self.network, self.baseline_decay
+        )
         if self.warmup_steps == 0:
             return optimizer, PolyLRScheduler(optimizer, self.initial_lr, self.num_epochs)
         return optimizer, WarmupPolyLRScheduler(
