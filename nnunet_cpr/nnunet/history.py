@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from nnunet_cpr.cpr import CPR
+from nnunet_cpr.files import replacing
 from nnunet_cpr.nnunet.figures import draw_progress
-from nnunet_cpr.nnunet.files import replacing
 
 CSV_NAME = "cpr_history.csv"
 FIGURE_NAME = "cpr_progress.png"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
-from nnunet_cpr.nnunet.files import replacing
+from nnunet_cpr.files import replacing
 from nnunet_cpr.nnunet.report import page
 from nnunet_cpr.nnunet.report.comparisons import CAVEAT, Comparison, compare_all, comparison_table
 from nnunet_cpr.nnunet.report.results import ReportError, Results, full_title, read_results

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from nnunet_cpr.nnunet.files import replacing
+from nnunet_cpr.files import replacing
 
 PRESETS = Path(__file__).parent / "presets"
 

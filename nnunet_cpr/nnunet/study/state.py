@@ -17,8 +17,8 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
+from nnunet_cpr.files import replacing
 from nnunet_cpr.nnunet.commands import last_lines
-from nnunet_cpr.nnunet.files import replacing
 from nnunet_cpr.nnunet.fold_files import read_logs
 from nnunet_cpr.nnunet.study.definition import Cell
 

@@ -1,0 +1,265 @@
+"""The training of a run, from its first step or from where it was stopped.
+
+A run's folder holds
+
+- ``history.csv``: step, learning rate, training loss and what the task evaluates, at every evaluation;
+- ``dynamics.csv``: measure, kappa and lambda of every matrix, at the same steps;
+- ``dynamics.png``: both as a figure;
+- ``checkpoint.pt``: all that it takes to go on, until the run is done;
+- ``result.json``: the last evaluation; a run that has it is done.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nnunet_cpr.files import replacing
+from nnunet_cpr.vision import dynamics
+from nnunet_cpr.vision.names import RunName
+from nnunet_cpr.vision.optimizers import build_optimizer
+from nnunet_cpr.vision.schedule import learning_rate
+from nnunet_cpr.vision.task import Batch, Options, Prepared, Task
+
+CHECKPOINT, RESULT = "checkpoint.pt", "result.json"
+HISTORY, DYNAMICS, FIGURE = "history.csv", "dynamics.csv", "dynamics.png"
+
+Progress = Callable[[int, int, dict[str, float]], None]
+"""Called with the steps done, the steps in all, and the last evaluation."""
+
+
+class CannotTrain(RuntimeError):
+    """A run that cannot begin or go on; its message, one line, says why."""
+
+
+@dataclass
+class _Record:
+    """What a run has to show so far; it goes into the checkpoint, so that both always agree."""
+
+    history: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    dynamics: list[tuple[Any, ...]] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
+
+    def write(self, folder: Path) -> None:
+        tables = {
+            HISTORY: pd.DataFrame(self.history),
+            DYNAMICS: pd.DataFrame(self.dynamics, columns=dynamics.COLUMNS),
+        }
+        for name, table in tables.items():
+            with replacing(folder / name) as path:
+                table.to_csv(path, index=False, float_format="%.9g")
+
+
+def folder_of(results: Path, task: Task, name: RunName) -> Path:
+    """Where a run's files are: ``results/TASK/NAME``, the seed always said."""
+    seed = task.seeds[0] if name.seed is None else name.seed
+    return results / task.name / str(dataclasses.replace(name, seed=seed))
+
+
+def result_of(folder: Path) -> dict[str, Any] | None:
+    """What a run ended with, or None where it is not done."""
+    path = folder / RESULT
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def train(
+    task: Task,
+    name: RunName,
+    results: Path,
+    options: Options,
+    progress: Progress = lambda done, steps, numbers: None,
+) -> dict[str, Any]:
+    """Train a run to its end and return its result; one that is done is not trained again.
+
+    Raises:
+        CannotTrain: the folder holds a run with other settings, or the loss is not finite.
+        OSError: the data cannot be read, or the folder not be written.
+    """
+    folder = folder_of(results, task, name)
+    run = task.complete(name)
+    done = result_of(folder)
+    if done is not None:
+        if done["run"] != str(run):
+            raise CannotTrain(f"{folder} holds {done['run']}, not {run}; use another folder")
+        return done
+    folder.mkdir(parents=True, exist_ok=True)
+    assert run.seed is not None
+    _seed(run.seed, 0)
+    prepared = task.prepare(options)
+    model = prepared.model.to(options.device)
+    optimizer = build_optimizer(model, run, task)
+    training = _Training(task, run, folder, options, prepared, model, optimizer, progress)
+    training.resume()
+    return training.to_the_end()
+
+
+@dataclass
+class _Training:
+    task: Task
+    run: RunName
+    folder: Path
+    options: Options
+    prepared: Prepared
+    model: nn.Module
+    optimizer: Optimizer
+    progress: Progress
+    record: _Record = dataclasses.field(default_factory=_Record)
+    epoch: int = 0
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        measure = self.run.regularizer or "l2"
+        self.dynamics = dynamics.Dynamics(self.model, self.optimizer, measure)
+
+    def resume(self) -> None:
+        """Go on from the folder's checkpoint, if there is one."""
+        path = self.folder / CHECKPOINT
+        if not path.exists():
+            self.record.dynamics += self.dynamics.rows(0)
+            return
+        saved = torch.load(path, map_location=self.options.device, weights_only=True)
+        if saved["run"] != str(self.run):
+            raise CannotTrain(f"{path} is of {saved['run']}, not of {self.run}; use another folder")
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.epoch, self.step = saved["epoch"], saved["step"]
+        self.record = _Record(saved["history"], saved["dynamics"], saved["seconds"])
+
+    def to_the_end(self) -> dict[str, Any]:
+        """Train what is left, and leave the result."""
+        started = time.perf_counter() - self.record.seconds
+        total = self.run.total_steps
+        self.progress(self.step, total, self.record.history[-1] if self.record.history else {})
+        while self.step < total:
+            loss = self._train_epoch()
+            self.epoch += 1
+            if self.epoch % self.task.epochs_between and self.step < total:
+                continue
+            numbers = self._evaluate()
+            self.record.history.append(
+                {"step": self.step, "lr": self._lr(), "train_loss": loss} | numbers
+            )
+            self.record.dynamics += self.dynamics.rows(self.step)
+            self.record.seconds = time.perf_counter() - started
+            self._save()
+            self.progress(self.step, total, self.record.history[-1])
+        result = {
+            "run": str(self.run),
+            "task": self.task.name,
+            "metric": self.task.metric,
+            **self.record.history[-1],
+            "seconds": round(self.record.seconds, 1),
+        }
+        with replacing(self.folder / RESULT) as path:
+            path.write_text(json.dumps(result, indent=2) + "\n")
+        (self.folder / CHECKPOINT).unlink(missing_ok=True)
+        return result
+
+    def _lr(self) -> float:
+        assert self.run.lr is not None
+        return learning_rate(
+            self.task, self.run.lr, self.step, self.run.warmup_steps, self.run.total_steps
+        )
+
+    def _train_epoch(self) -> float:
+        """Until the epoch or the training ends; the mean loss."""
+        assert self.run.seed is not None
+        _seed(self.run.seed, 1 + self.epoch)
+        self.model.train()
+        losses = []
+        for batch in self.prepared.epoch(self.epoch):
+            for group in self.optimizer.param_groups:
+                group["lr"] = self._lr()
+            losses.append(self._train_step(batch))
+            self.step += 1
+            self.progress(self.step, self.run.total_steps, {})
+            if self.step == self.run.total_steps:
+                break
+        mean = torch.stack(losses).mean().item()
+        if not np.isfinite(mean):
+            raise CannotTrain(
+                f"the loss of {self.run} was not finite before step {self.step}; try a smaller _lr<V>"
+            )
+        return mean
+
+    def _train_step(self, batch: Batch) -> Tensor:
+        self.optimizer.zero_grad()
+        total = torch.zeros((), device=self.options.device)
+        parts = list(_split(batch, self.options.microbatches))
+        for part in parts:
+            with self._autocast():
+                loss = self.prepared.loss(self.model, _to(part, self.options.device)) / len(parts)
+            loss.backward()
+            total += loss.detach()
+        if self.task.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip)
+        self.optimizer.step()
+        return total
+
+    @torch.no_grad()
+    def _evaluate(self) -> dict[str, float]:
+        self.model.eval()
+        with self._autocast():
+            return self.prepared.evaluate(self.model)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.options.device.type, torch.bfloat16, enabled=self.options.bf16)
+
+    def _save(self) -> None:
+        state = {
+            "run": str(self.run),
+            "epoch": self.epoch,
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "history": self.record.history,
+            "dynamics": self.record.dynamics,
+            "seconds": self.record.seconds,
+        }
+        with replacing(self.folder / CHECKPOINT) as path:
+            torch.save(state, path)
+        self.record.write(self.folder)
+
+
+def _seed(seed: int, stream: int) -> None:
+    """Seed all global generators; stream 0 is the initial weights, 1 + e is epoch e."""
+    words = np.random.SeedSequence([seed, stream])
+    number = int(words.generate_state(1)[0])
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
+
+
+def _to(batch: Batch, device: torch.device) -> Batch:
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: _to(value, device) for key, value in batch.items()}
+    return type(batch)(_to(value, device) for value in batch)
+
+
+def _split(batch: Batch, parts: int) -> Iterator[Batch]:
+    """A batch in parts of equal size, for gradients that are added up."""
+    if parts == 1:
+        yield batch
+        return
+    if isinstance(batch, Tensor):
+        yield from batch.chunk(parts)
+    elif isinstance(batch, dict):
+        columns = [list(_split(value, parts)) for value in batch.values()]
+        yield from (dict(zip(batch, row)) for row in zip(*columns))
+    else:
+        columns = [list(_split(value, parts)) for value in batch]
+        yield from (type(batch)(row) for row in zip(*columns))

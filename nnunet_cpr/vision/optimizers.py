@@ -1,0 +1,49 @@
+"""The optimizer that a run's name says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from nnunet_cpr.baselines import amos
+from nnunet_cpr.optim import SGDCPR, AdamCPR
+from nnunet_cpr.selection import regularized
+from nnunet_cpr.vision.names import RunName
+from nnunet_cpr.vision.task import Task
+
+
+def build_optimizer(model: nn.Module, name: RunName, task: Task) -> Optimizer:
+    """The optimizer of a completed name over all parameters of a model.
+
+    Weight decay of every kind goes to the matrices that CPR would regularize, and to nothing else.
+    """
+    assert name.lr is not None  # the task has completed the name
+    adam: dict[str, Any] = {"betas": task.betas, "eps": task.eps}
+    sgd: dict[str, Any] = {"momentum": task.momentum, "nesterov": task.momentum > 0}
+    decay = task.weight_decay if name.weight_decay is None else name.weight_decay
+    match name.family:
+        case "AdamCPR":
+            return AdamCPR(model, name.lr, **adam, **name.cpr_settings)
+        case "SGDCPR":
+            return SGDCPR(model, name.lr, **sgd, **name.cpr_settings)
+        case "AMOS":
+            return amos(model, name.lr, decay)
+    groups = _groups(model, 0.0 if name.baseline is not None else decay)
+    fused = all(p.device.type in ("cpu", "cuda") for p in model.parameters())
+    if name.defaults.optimizer == "adam":
+        optimizer: Optimizer = torch.optim.AdamW(groups, name.lr, **adam, fused=fused)
+    else:
+        optimizer = torch.optim.SGD(groups, name.lr, **sgd, fused=fused)
+    return name.attach_baseline(optimizer, model, decay)
+
+
+def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    matrices = {id(p) for p in regularized(model).values()}
+    groups = [
+        {"params": [p for p in model.parameters() if id(p) in matrices], "weight_decay": weight_decay},
+        {"params": [p for p in model.parameters() if id(p) not in matrices], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]

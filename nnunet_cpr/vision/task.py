@@ -1,0 +1,117 @@
+"""What a run trains: a model on data, with the settings that its name does not say.
+
+To add a task: write a module in :mod:`nnunet_cpr.vision.tasks` that makes a :class:`Task`, and list it
+in :data:`nnunet_cpr.vision.tasks.TASKS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nnunet_cpr.vision.names import RunName
+
+Batch = Any
+"""What a task's data gives and its loss takes; tensors in lists, tuples and dicts."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user says beside the name of the task and of the run.
+
+    Attributes:
+        data: the folder of the data set; None for tasks whose data needs no folder.
+        device: where to train.
+        workers: processes that load data.
+        bf16: train in bfloat16 where autocast allows; off is float32.
+        microbatches: parts that a batch is split into, one after the other, so that it fits.
+        settings: further settings that a task knows, such as ``model``.
+    """
+
+    data: Path | None = None
+    device: torch.device = torch.device("cpu")
+    workers: int = 0
+    bf16: bool = False
+    microbatches: int = 1
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A task ready to be trained.
+
+    Attributes:
+        model: initialised from torch's generator, on the CPU.
+        epoch: the batches of an epoch by its number, on the CPU. Whatever is drawn at random comes from
+            torch's, NumPy's and Python's global generators, which are seeded for each epoch, so that a
+            run that was stopped goes on as if it had not been.
+        loss: of a batch, a scalar.
+        evaluate: the numbers to report, by name; ``loss`` and the task's metric among them. The model is
+            in evaluation mode then.
+        steps_per_epoch: batches in ``epoch``.
+    """
+
+    model: nn.Module
+    epoch: Callable[[int], Iterator[Batch]]
+    loss: Callable[[nn.Module, Batch], Tensor]
+    evaluate: Callable[[nn.Module], dict[str, float]]
+    steps_per_epoch: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, its data, and the paper's settings for them.
+
+    Attributes:
+        name: in commands and folders.
+        about: one line for the user.
+        prepare: loads the data and makes the model.
+        steps: optimizer steps.
+        warmup: steps of the learning rate's linear warm-up, from 0 or ``first_lr``.
+        lr: highest learning rate by the family's optimizer (``adam``, ``sgd``, ``amos``).
+        final_lr: the last learning rate of the cosine that follows, as a multiple of the highest.
+        first_lr: where the warm-up begins, as a multiple of the highest.
+        betas, eps: of Adam. momentum: of SGD, which is Nesterov's.
+        weight_decay: where neither the name nor a bound says it.
+        clip: largest norm of the gradients, or None.
+        metric: what :attr:`Prepared.evaluate` gives that the runs are compared by.
+        epochs_between: evaluations and checkpoints, in epochs.
+        seeds: of the paper's repetitions.
+    """
+
+    name: str
+    about: str
+    prepare: Callable[[Options], Prepared]
+    steps: int
+    warmup: int
+    lr: Mapping[str, float]
+    final_lr: float = 0.1
+    first_lr: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    clip: float | None = None
+    metric: str = "accuracy"
+    epochs_between: int = 1
+    seeds: tuple[int, ...] = (1, 2, 3)
+
+    def complete(self, name: RunName) -> RunName:
+        """The run with everything said: what its name leaves out is the task's.
+
+        Raises:
+            WrongName: the warm-up is not shorter than the training.
+        """
+        return dataclasses.replace(
+            name,
+            lr=self.lr[name.defaults.optimizer] if name.lr is None else name.lr,
+            warmup=self.warmup if name.warmup is None else name.warmup,
+            steps=name.steps or self.steps,
+            seed=self.seeds[0] if name.seed is None else name.seed,
+        )
