@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 import time
@@ -106,7 +105,7 @@ def run(
     ] = max(1, min(8, (os.cpu_count() or 1) // 2)),
     partition: Annotated[str | None, typer.Option(help="Slurm's partition.")] = None,
     time_limit: Annotated[
-        str, typer.Option("--time", help="Slurm's time limit of a job, [D-]H:M:S or minutes.")
+        str, typer.Option("--time", help="Slurm's time limit of a job: minutes, hours:minutes:seconds or days-hours:minutes.")
     ] = "48:00:00",
     cpus: Annotated[int, typer.Option(min=1, help="CPU cores of each job on Slurm.")] = 12,
     memory: Annotated[str | None, typer.Option(help="Memory of each job on Slurm, such as 64G.")] = None,
@@ -331,16 +330,23 @@ def _gpus(count: int | None, device: str | None) -> list[str]:
 
 
 def _minutes(text: str) -> int:
-    """Slurm's times: minutes, or [D-]H:M:S."""
+    """Slurm's times: minutes[:seconds], hours:minutes:seconds or days-hours[:minutes[:seconds]]."""
     from nnunet_cpr.nnunet.study.definition import StudyError
 
-    if text.isdigit():
-        return int(text)
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+)(?::(\d+))?", text)
-    if match is None:
-        raise StudyError(f"--time must be minutes or [D-]H:M:S, not {text!r}")
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return max(1, (days * 24 + hours) * 60 + minutes + (1 if seconds else 0))
+    days, dash, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdecimal() for part in [*parts, days if dash else "0"]) or len(parts) > 3:
+        raise StudyError(
+            f"--time must be minutes, hours:minutes:seconds or days-hours:minutes, not {text!r}"
+        )
+    numbers = [int(part) for part in parts]
+    if dash:
+        hours, minutes, seconds = [*numbers, 0, 0][:3]
+    elif len(numbers) == 3:
+        hours, minutes, seconds = numbers
+    else:
+        hours, (minutes, seconds) = 0, [*numbers, 0][:2]
+    return max(1, (int(days or 0) * 24 + hours) * 60 + minutes + (1 if seconds else 0))
 
 
 def _setting(text: str) -> tuple[str, str]:

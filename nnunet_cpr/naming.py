@@ -384,6 +384,28 @@ def _read(kind: type[MethodName], token: str, name: str) -> tuple[Suffix, Any]:
     raise WrongName(f"unknown suffix _{token} in {name!r}; {_advice(kind, token, name)}")
 
 
+def read_bound(text: str) -> Bound:
+    """The bound that a word such as ``ws1000``, ``ip50``, ``k0p005`` or ``ki0x2`` says.
+
+    Raises:
+        WrongName: it says none.
+    """
+    bounds = [suffix for suffix in METHOD_SUFFIXES if suffix.field == "kappa"]
+    for suffix in bounds:
+        value = suffix.match(text)
+        if value is None:
+            continue
+        try:
+            return suffix.read(value)
+        except ValueError as error:
+            raise WrongName(f"the bound {text!r}: {error}") from None
+    letters, number = _split(text)
+    guesses = [s.before + number for s in bounds if s.before == letters and _is_valid(s, letters + number)]
+    shapes = " ".join(suffix.before + suffix.placeholder for suffix in bounds)
+    advice = f"did you mean {guesses[0]}?" if guesses else f"the bounds are {shapes}, {_SPELLING}"
+    raise WrongName(f"no bound is written {text!r}; {advice}")
+
+
 # What a wrong name was meant to be
 
 

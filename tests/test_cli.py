@@ -9,9 +9,11 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from nnunet_cpr import cli_study
 from nnunet_cpr.cli import app
 from nnunet_cpr.nnunet import doctor
 from nnunet_cpr.nnunet.commands import CommandFailed, run
+from nnunet_cpr.nnunet.study.definition import StudyError
 
 runner = CliRunner()
 
@@ -143,3 +145,17 @@ def test_demo_ends_with_its_table_and_pictures(tmp_path: Path) -> None:
         assert validation > 0.6 and unseen > 0.5 and steps == 210
     assert len(list(folder.rglob("cpr_progress.png"))) == 1
     assert [f.name for f in tmp_path.iterdir()] == ["demo"]
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("90", 90), ("90:30", 91), ("24:00:00", 1440), ("2-0", 2880), ("1-12:30", 2190), ("0:00:01", 1)],
+)
+def test_times_are_spelt_as_slurm_spells_them(text: str, minutes: int) -> None:
+    assert cli_study._minutes(text) == minutes
+
+
+@pytest.mark.parametrize("text", ["", "-5", "x", "1-", "1:2:3:4", "1:", "1.5"])
+def test_other_times_are_refused(text: str) -> None:
+    with pytest.raises(StudyError, match="--time must be minutes"):
+        cli_study._minutes(text)

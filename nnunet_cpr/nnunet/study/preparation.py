@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -88,7 +90,8 @@ def _find_trainers(study: Study) -> None:
 
     for row in study.rows:
         try:
-            recursive_find_trainer_class_by_name(row.trainer)
+            with contextlib.redirect_stdout(io.StringIO()):  # it tells of every folder it looks into
+                recursive_find_trainer_class_by_name(row.trainer)
         except RuntimeError as error:
             try:
                 parse(row.trainer)
