@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nnunet_cpr import cli_study
+from nnunet_cpr import cli_study, cli_vision
 from nnunet_cpr.cli_errors import stop
 from nnunet_cpr.cli_prepare import prepare
 
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.command()(prepare)
 app.add_typer(cli_study.app, name="study")
+app.add_typer(cli_vision.app, name="vision")
 
 
 @app.callback(invoke_without_command=True)

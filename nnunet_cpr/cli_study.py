@@ -105,7 +105,10 @@ def run(
     ] = max(1, min(8, (os.cpu_count() or 1) // 2)),
     partition: Annotated[str | None, typer.Option(help="Slurm's partition.")] = None,
     time_limit: Annotated[
-        str, typer.Option("--time", help="Slurm's time limit of a job: minutes, hours:minutes:seconds or days-hours:minutes.")
+        str,
+        typer.Option(
+            "--time", help="Slurm's time limit of a job: minutes, hours:minutes:seconds or days-hours."
+        ),
     ] = "48:00:00",
     cpus: Annotated[int, typer.Option(min=1, help="CPU cores of each job on Slurm.")] = 12,
     memory: Annotated[str | None, typer.Option(help="Memory of each job on Slurm, such as 64G.")] = None,

@@ -19,9 +19,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, ClassVar, TypeVar
 
-from torch.optim import Optimizer
-
-from nnunet_cpr.baselines import BASELINES, Entry, Training
+from nnunet_cpr.baselines import BASELINES, Baseline, Entry, Training
 from nnunet_cpr.bounds import BOUNDS, Bound, KappaWS
 from nnunet_cpr.regularizers import REGULARIZERS, get_regularizer
 from nnunet_cpr.selection import Params
@@ -183,13 +181,12 @@ class MethodName:
             "adaptive": self.adaptive,
         }
 
-    def attach_baseline(self, optimizer: Optimizer, params: Params, weight_decay: float) -> Optimizer:
-        """Attach the baseline that the name says, if any, to an optimizer without weight decay."""
+    def build_baseline(self, params: Params, weight_decay: float) -> Baseline | None:
+        """The baseline that the name says, not attached yet; None if it says none."""
         if self.baseline is None:
-            return optimizer
+            return None
         training = Training(params, weight_decay, self.total_steps)
-        value = self.baseline.value or 0.0
-        return BASELINES[self.baseline.keyword].build(training, value).attach(optimizer)
+        return BASELINES[self.baseline.keyword].build(training, self.baseline.value or 0.0)
 
     def _tokens(self) -> list[tuple[str, str]]:
         """(field, suffix without its underscore) for each setting that is given."""
@@ -399,10 +396,10 @@ def read_bound(text: str) -> Bound:
             return suffix.read(value)
         except ValueError as error:
             raise WrongName(f"the bound {text!r}: {error}") from None
-    letters, number = _split(text)
-    guesses = [s.before + number for s in bounds if s.before == letters and _is_valid(s, letters + number)]
+    guess = "".join(_split(text))
     shapes = " ".join(suffix.before + suffix.placeholder for suffix in bounds)
-    advice = f"did you mean {guesses[0]}?" if guesses else f"the bounds are {shapes}, {_SPELLING}"
+    is_meant = any(_is_valid(suffix, guess) for suffix in bounds)
+    advice = f"did you mean {guess}?" if is_meant else f"the bounds are {shapes}, {_SPELLING}"
     raise WrongName(f"no bound is written {text!r}; {advice}")
 
 

@@ -60,9 +60,10 @@ class NamedTrainer(nnUNetTrainer):
         raise NotImplementedError
 
     def configure_optimizers(self) -> tuple[Optimizer, Any]:
-        optimizer = self.settings.attach_baseline(
-            self.build_optimizer(), self.network, self.baseline_decay
-        )
+        optimizer = self.build_optimizer()
+        self.baseline = self.settings.build_baseline(self.network, self.baseline_decay)
+        if self.baseline is not None:
+            self.baseline.attach(optimizer)
         if self.warmup_steps == 0:
             return optimizer, PolyLRScheduler(optimizer, self.initial_lr, self.num_epochs)
         return optimizer, WarmupPolyLRScheduler(
@@ -76,6 +77,11 @@ class NamedTrainer(nnUNetTrainer):
     def initialize(self) -> None:
         self._seed(0)  # the network's initial weights
         super().initialize()
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        if self.baseline is not None:
+            self.print_to_log_file(f"Regularizing with {self.baseline!r}")
 
     def on_train_epoch_start(self) -> None:
         # From the epoch's number, so that a resumed training draws what an uninterrupted one does.

@@ -1,13 +1,4 @@
-"""The training of a run, from its first step or from where it was stopped.
-
-A run's folder holds
-
-- ``history.csv``: step, learning rate, training loss and what the task evaluates, at every evaluation;
-- ``dynamics.csv``: measure, kappa and lambda of every matrix, at the same steps;
-- ``dynamics.png``: both as a figure;
-- ``checkpoint.pt``: all that it takes to go on, until the run is done;
-- ``result.json``: the last evaluation; a run that has it is done.
-"""
+"""The training of a run, from its first step or from where it was stopped."""
 
 from __future__ import annotations
 
@@ -28,13 +19,20 @@ from torch.optim import Optimizer
 
 from nnunet_cpr.files import replacing
 from nnunet_cpr.vision import dynamics
+from nnunet_cpr.vision.figures import draw_dynamics
+from nnunet_cpr.vision.folder import (
+    CHECKPOINT,
+    DYNAMICS,
+    FIGURE,
+    HISTORY,
+    RESULT,
+    folder_of,
+    result_of,
+)
 from nnunet_cpr.vision.names import RunName
 from nnunet_cpr.vision.optimizers import build_optimizer
 from nnunet_cpr.vision.schedule import learning_rate
 from nnunet_cpr.vision.task import Batch, Options, Prepared, Task
-
-CHECKPOINT, RESULT = "checkpoint.pt", "result.json"
-HISTORY, DYNAMICS, FIGURE = "history.csv", "dynamics.csv", "dynamics.png"
 
 Progress = Callable[[int, int, dict[str, float]], None]
 """Called with the steps done, the steps in all, and the last evaluation."""
@@ -60,18 +58,6 @@ class _Record:
         for name, table in tables.items():
             with replacing(folder / name) as path:
                 table.to_csv(path, index=False, float_format="%.9g")
-
-
-def folder_of(results: Path, task: Task, name: RunName) -> Path:
-    """Where a run's files are: ``results/TASK/NAME``, the seed always said."""
-    seed = task.seeds[0] if name.seed is None else name.seed
-    return results / task.name / str(dataclasses.replace(name, seed=seed))
-
-
-def result_of(folder: Path) -> dict[str, Any] | None:
-    """What a run ended with, or None where it is not done."""
-    path = folder / RESULT
-    return json.loads(path.read_text()) if path.exists() else None
 
 
 def train(
@@ -162,6 +148,7 @@ class _Training:
             **self.record.history[-1],
             "seconds": round(self.record.seconds, 1),
         }
+        draw_dynamics({str(self.run): self.folder}, self.folder / FIGURE)
         with replacing(self.folder / RESULT) as path:
             path.write_text(json.dumps(result, indent=2) + "\n")
         (self.folder / CHECKPOINT).unlink(missing_ok=True)

@@ -37,7 +37,8 @@ def build_optimizer(model: nn.Module, name: RunName, task: Task) -> Optimizer:
         optimizer: Optimizer = torch.optim.AdamW(groups, name.lr, **adam, fused=fused)
     else:
         optimizer = torch.optim.SGD(groups, name.lr, **sgd, fused=fused)
-    return name.attach_baseline(optimizer, model, decay)
+    baseline = name.build_baseline(model, decay)
+    return optimizer if baseline is None else baseline.attach(optimizer)
 
 
 def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

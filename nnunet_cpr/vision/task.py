@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nnunet_cpr.naming import WrongName
 from nnunet_cpr.vision.names import RunName
 
 Batch = Any
@@ -48,9 +49,9 @@ class Prepared:
 
     Attributes:
         model: initialised from torch's generator, on the CPU.
-        epoch: the batches of an epoch by its number, on the CPU. Whatever is drawn at random comes from
-            torch's, NumPy's and Python's global generators, which are seeded for each epoch, so that a
-            run that was stopped goes on as if it had not been.
+        epoch: the batches of an epoch by its number, on the CPU or where the options say to train.
+            Whatever is drawn at random comes from torch's, NumPy's and Python's global generators, which
+            are seeded for each epoch, so that a run that was stopped goes on as if it had not been.
         loss: of a batch, a scalar.
         evaluate: the numbers to report, by name; ``loss`` and the task's metric among them. The model is
             in evaluation mode then.
@@ -106,8 +107,11 @@ class Task:
         """The run with everything said: what its name leaves out is the task's.
 
         Raises:
-            WrongName: the warm-up is not shorter than the training.
+            WrongName: the warm-up is not shorter than the training, or there is no learning rate for
+                the family.
         """
+        if name.lr is None and name.defaults.optimizer not in self.lr:
+            raise WrongName(f"{self.name} has no learning rate for {name.family}; say it with _lr<V>")
         return dataclasses.replace(
             name,
             lr=self.lr[name.defaults.optimizer] if name.lr is None else name.lr,

@@ -136,6 +136,41 @@ def test_the_adam_trainers_train(workspace: Workspace, name: str) -> None:
     assert (workspace.fold(name) / "cpr_history.csv").exists() == ("CPR" in name)
 
 
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("nnUNetTrainerSGD_decoupled", {"weight_decay": 3e-5}),
+        ("nnUNetTrainerAdamW_awd_wd0p1", {"weight_decay": 0.1}),
+        (
+            "nnUNetTrainerSGD_cosine0p1_wd1en3_2epochs",
+            {"weight_decay": 1e-3, "final": 0.1, "steps": 500},
+        ),
+        ("nnUNetTrainerSGD_rescale0p8", {"factor": 0.8}),
+    ],
+)
+def test_a_baseline_takes_the_place_of_the_optimizers_decay(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, name: str, config: dict
+) -> None:
+    trainer = build(workspace, name, monkeypatch)
+    assert trainer.optimizer.state_dict()["baseline"]["config"] == config
+    assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0}
+
+
+def test_a_baseline_trains_and_is_saved(workspace: Workspace) -> None:
+    name = "nnUNetTrainerSGD_adadecay4_wd1en3_1epochs_3iters_seed1"
+    workspace.train(name)
+    assert "Regularizing with AdaDecay(" in workspace.logs(name)[0].read_text()
+    saved = workspace.checkpoint(name)["optimizer_state"]["baseline"]
+    assert saved["config"] == {"weight_decay": 1e-3, "alpha": 4.0} and int(saved["state"]["step"]) == 3
+
+
+def test_amos_trains(workspace: Workspace) -> None:
+    name = "nnUNetTrainerAMOS_wd1en3_warmup1_1epochs_3iters"
+    workspace.train(name, "--disable_checkpointing")
+    summary = json.loads((workspace.fold(name) / "validation" / "summary.json").read_text())
+    assert 0 <= summary["foreground_mean"]["Dice"] <= 1
+
+
 def test_a_warm_start_longer_than_the_training_is_said(workspace: Workspace) -> None:
     name = "nnUNetTrainerCPR_1epochs_2iters"
     workspace.train(name, "--disable_checkpointing")

@@ -1,0 +1,120 @@
+"""AdamCPR in a LightningModule: a small language model of bytes, trained on one text file.
+
+    python lightning_module.py --text ../../README.md --out runs/bytes
+
+It takes a minute on a CPU. The same command again continues from the last checkpoint, which is written
+after every epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from nnunet_cpr import AdamCPR, KappaWS
+
+
+class ByteModel(lightning.LightningModule):
+    """A causal transformer that predicts the next byte.
+
+    Without dropout: Lightning's checkpoints do not hold the state of the random numbers, so with it a
+    resumed run would differ from one in a single piece.
+
+    Args:
+        width: of the model; its heads have 32 dimensions each.
+        layers: number of transformer layers.
+        length: bytes in a sample.
+        lr: the highest learning rate.
+        warmup: steps of linear warm-up; CPR's bounds are taken after twice as many.
+    """
+
+    def __init__(self, width: int, layers: int, length: int, lr: float, warmup: int) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        layer = nn.TransformerEncoderLayer(
+            width, width // 32, 4 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.bytes = nn.Embedding(256, width)
+        self.places = nn.Embedding(length, width)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, 256)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits ``[batch, length, 256]`` of the next bytes, of ``tokens`` ``[batch, length]``."""
+        length = tokens.shape[1]
+        hidden = self.bytes(tokens) + self.places(torch.arange(length, device=tokens.device))
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
+        return self.head(self.encoder(hidden, mask=mask, is_causal=True))
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        (text,) = batch
+        logits = self(text[:, :-1])
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+        self.log("loss", loss, prog_bar=True)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        metrics = self.optimizers().cpr.metrics()
+        self.log_dict({f"cpr/{name}": value for name, value in metrics.items()})
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        lr, warmup = self.hparams["lr"], self.hparams["warmup"]
+        optimizer = AdamCPR(self, lr=lr, betas=(0.9, 0.99), kappa=KappaWS(2 * warmup))
+        steps = int(self.trainer.estimated_stepping_batches)
+        rise = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / warmup, total_iters=warmup)
+        fall = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, steps - warmup), 0.1 * lr)
+        schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [rise, fall], milestones=[warmup])
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def samples(text: Path, length: int) -> TensorDataset:
+    """Pieces of ``length`` + 1 bytes, shuffled once: a resumed run meets them in the same order."""
+    content = torch.frombuffer(bytearray(text.read_bytes()), dtype=torch.uint8).long()
+    pieces = content.unfold(0, length + 1, length)
+    order = torch.randperm(len(pieces), generator=torch.Generator().manual_seed(0))
+    return TensorDataset(pieces[order])
+
+
+def main(argv: list[str] | None = None) -> lightning.Trainer:
+    """Train, from the last checkpoint on if there is one.
+
+    Returns:
+        The trainer when it is done.
+    """
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--text", type=Path, required=True, help="text file to learn")
+    add("--out", type=Path, required=True, help="folder for checkpoints")
+    add("--epochs", type=int, default=20)
+    add("--width", type=int, default=128)
+    add("--layers", type=int, default=4)
+    add("--length", type=int, default=128, help="bytes in a sample")
+    add("--batch", type=int, default=8)
+    add("--lr", type=float, default=1e-3)
+    add("--warmup", type=int, default=10, help="steps of linear warm-up")
+    args = parser.parse_args(argv)
+
+    lightning.seed_everything(0)
+    model = ByteModel(args.width, args.layers, args.length, args.lr, args.warmup)
+    trainer = lightning.Trainer(
+        max_epochs=args.epochs,
+        gradient_clip_val=1.0,
+        default_root_dir=args.out,
+        callbacks=[ModelCheckpoint(args.out, save_last=True)],
+        log_every_n_steps=1,
+    )
+    last = args.out / "last.ckpt"
+    loader = DataLoader(samples(args.text, args.length), batch_size=args.batch)
+    trainer.fit(model, loader, ckpt_path=last if last.exists() else None, weights_only=True)
+    return trainer
+
+
+if __name__ == "__main__":
+    main()

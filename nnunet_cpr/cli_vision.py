@@ -1,0 +1,248 @@
+"""``nnunet-cpr vision``: runs and sweeps outside of nnU-Net."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nnunet_cpr.cli_errors import stop
+
+if TYPE_CHECKING:
+    from nnunet_cpr.vision.names import RunName
+    from nnunet_cpr.vision.sweeps import Sweep
+    from nnunet_cpr.vision.task import Options, Task
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="CPR and what it is compared with on vision tasks: single runs, and the paper's heat maps.",
+)
+
+_Results = Annotated[Path, typer.Option("--results", help="Where the runs' folders are.")]
+_Data = Annotated[Path | None, typer.Option(help="The folder of the data set, where it needs one.")]
+_Device = Annotated[str | None, typer.Option(help="cuda, cpu or mps; by default a GPU if there is one.")]
+_Workers = Annotated[int, typer.Option(min=0, help="Processes that load data.")]
+_BF16 = Annotated[bool, typer.Option("--bf16", help="Train in bfloat16 where autocast allows.")]
+_Parts = Annotated[int, typer.Option(min=1, help="Parts to split a batch into, so that it fits.")]
+_Set = Annotated[
+    list[str] | None, typer.Option("--set", help="A task's setting, KEY=VALUE; may be given again.")
+]
+_SweepName = Annotated[str, typer.Argument(metavar="SWEEP", help="One that presets lists.")]
+_RESULTS = Path("vision-results")
+
+
+@app.command()
+def presets() -> None:
+    """List the tasks and sweeps."""
+    from nnunet_cpr.vision.sweeps import SWEEPS
+    from nnunet_cpr.vision.tasks import TASKS
+
+    print("tasks, for: nnunet-cpr vision run TASK NAME")
+    for task in TASKS.values():
+        print(f"  {task.name:<22}{task.about}")
+    print("sweeps, for: nnunet-cpr vision sweep SWEEP")
+    for sweep in SWEEPS.values():
+        print(f"  {sweep.name:<22}{sweep.about} ({len(sweep.cells())} runs)")
+
+
+@app.command()
+def run(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="One that presets lists.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...", help="Optimizer and regularizer, such as AdamCPR_ws1000_seed1."
+        ),
+    ],
+    data: _Data = None,
+    results: _Results = _RESULTS,
+    device: _Device = None,
+    workers: _Workers = 0,
+    bf16: _BF16 = False,
+    microbatches: _Parts = 1,
+    settings: _Set = None,
+) -> None:
+    """Train one or more runs. Stopped and run again, it goes on; what is done is not repeated."""
+    from nnunet_cpr.vision.names import parse
+
+    with _told():
+        chosen = _task(task)
+        options = _options(data, device, workers, bf16, microbatches, settings)
+        _train(chosen, [parse(name) for name in names], results, options)
+
+
+@app.command()
+def sweep(
+    name: _SweepName,
+    data: _Data = None,
+    results: _Results = _RESULTS,
+    device: _Device = None,
+    workers: _Workers = 0,
+    bf16: _BF16 = False,
+    microbatches: _Parts = 1,
+    settings: _Set = None,
+) -> None:
+    """Train all cells of a sweep that are not done, and draw it."""
+    with _told():
+        chosen = _sweep(name)
+        options = _options(data, device, workers, bf16, microbatches, settings)
+        _train(_task(chosen.task), chosen.cells(), results, options)
+        _draw(chosen, results)
+
+
+@app.command()
+def cells(name: _SweepName) -> None:
+    """Print the runs of a sweep, a line each: for a job array or xargs, with vision run."""
+    with _told():
+        chosen = _sweep(name)
+        for cell in chosen.cells():
+            print(chosen.task, cell)
+
+
+@app.command()
+def draw(name: _SweepName, results: _Results = _RESULTS) -> None:
+    """Draw what is done of a sweep: a figure and a CSV file."""
+    with _told():
+        _draw(_sweep(name), results)
+
+
+@app.command()
+def dynamics(
+    task: Annotated[str, typer.Argument(metavar="TASK")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Runs to draw together.")],
+    parameter: Annotated[
+        list[str] | None, typer.Option(help="A matrix to show; may be given again.")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The figure.")] = Path("dynamics.png"),
+    results: _Results = _RESULTS,
+) -> None:
+    """Draw measure, bound, lambda and loss of runs over their steps."""
+    from nnunet_cpr.vision.figures import draw_dynamics
+    from nnunet_cpr.vision.folder import DYNAMICS, folder_of
+    from nnunet_cpr.vision.names import parse
+
+    with _told():
+        chosen = _task(task)
+        folders = {name: folder_of(results, chosen, parse(name)) for name in names}
+        missing = [name for name, folder in folders.items() if not (folder / DYNAMICS).exists()]
+        if missing:
+            stop(f"{missing[0]} has not been trained; run: nnunet-cpr vision run {task} {missing[0]}")
+        draw_dynamics(folders, output, parameter or ())
+        print(output)
+
+
+@app.command()
+def digits(results: _Results = _RESULTS) -> None:
+    """Train every bound, AdamW and the baselines on scikit-learn's digits, and draw the comparison."""
+    sweep("digits", results=results, device="cpu")
+
+
+@app.command()
+def grokking(results: _Results = _RESULTS) -> None:
+    """Modular addition: learned by heart, or understood? A few minutes on a CPU."""
+    sweep("grokking", results=results, device="cpu")
+
+
+def _task(name: str) -> Task:
+    from nnunet_cpr.vision.tasks import TASKS
+
+    if name not in TASKS:
+        stop(f"no task is named {name!r}; there are {', '.join(TASKS)}")
+    return TASKS[name]
+
+
+def _sweep(name: str) -> Sweep:
+    from nnunet_cpr.vision.sweeps import SWEEPS
+
+    if name not in SWEEPS:
+        stop(f"no sweep is named {name!r}; there are {', '.join(SWEEPS)}")
+    return SWEEPS[name]
+
+
+def _options(
+    data: Path | None,
+    device: str | None,
+    workers: int,
+    bf16: bool,
+    microbatches: int,
+    settings: list[str] | None,
+) -> Options:
+    import torch
+
+    from nnunet_cpr.vision.task import Options
+
+    pairs = [text.partition("=") for text in settings or ()]
+    wrong = [key for key, equals, value in pairs if not equals or not value]
+    if wrong:
+        stop(f"--set takes KEY=VALUE, not {wrong[0]!r}")
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return Options(
+        data=data,
+        device=torch.device(device),
+        workers=workers,
+        bf16=bf16,
+        microbatches=microbatches,
+        settings={key: value for key, _, value in pairs},
+    )
+
+
+def _train(task: Task, names: list[RunName], results: Path, options: Options) -> None:
+    """All of them, one after the other, with a line for each that is done."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    from nnunet_cpr.vision.engine import train
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(soft_wrap=True, highlight=False)
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bars:
+        all_runs = bars.add_task("runs", total=len(names), visible=len(names) > 1)
+        for name in names:
+            bar = bars.add_task(str(name))
+
+            def show(done: int, steps: int, numbers: dict[str, float], bar: Any = bar) -> None:
+                bars.update(bar, completed=done, total=steps)
+
+            result = train(task, name, results, options, show)
+            bars.remove_task(bar)
+            bars.advance(all_runs)
+            bars.console.print(
+                f"{name}: {task.metric} {result[task.metric]:.2f}, loss {result['loss']:.4f}, "
+                f"{result['step']:.0f} steps in {result['seconds']:.0f} s"
+            )
+
+
+def _draw(chosen: Sweep, results: Path) -> None:
+    from nnunet_cpr.vision.heatmaps import draw_sweep
+
+    figure = results / f"{chosen.name}.png"
+    results.mkdir(parents=True, exist_ok=True)
+    draw_sweep(chosen, results, figure)
+    print(figure)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Errors as one line; Ctrl-C ends with the shell's usual status."""
+    from nnunet_cpr.naming import WrongName
+    from nnunet_cpr.vision.engine import CannotTrain
+    from nnunet_cpr.vision.figures import CannotDraw
+
+    try:
+        yield
+    except (WrongName, CannotTrain, CannotDraw, OSError) as error:
+        stop(str(error))
+    except ModuleNotFoundError as error:
+        stop(f"{error}; run: pip install 'nnunet-cpr[vision]'")
+    except KeyboardInterrupt:
+        stop("stopped; the same command again goes on from the last checkpoint", status=130)

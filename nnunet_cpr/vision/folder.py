@@ -1,0 +1,33 @@
+"""The folder of a run.
+
+- ``history.csv``: step, learning rate, training loss and what the task evaluates, at every evaluation;
+- ``dynamics.csv``: measure, kappa and lambda of every matrix, at the same steps;
+- ``dynamics.png``: both as a figure, when the run is done;
+- ``checkpoint.pt``: all that it takes to go on, until the run is done;
+- ``result.json``: the last evaluation; a run that has it is done.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from nnunet_cpr.vision.names import RunName
+from nnunet_cpr.vision.task import Task
+
+CHECKPOINT, RESULT = "checkpoint.pt", "result.json"
+HISTORY, DYNAMICS, FIGURE = "history.csv", "dynamics.csv", "dynamics.png"
+
+
+def folder_of(results: Path, task: Task, name: RunName) -> Path:
+    """Where a run's files are: ``results/TASK/NAME``, the seed always said."""
+    seed = task.seeds[0] if name.seed is None else name.seed
+    return results / task.name / str(dataclasses.replace(name, seed=seed))
+
+
+def result_of(folder: Path) -> dict[str, Any] | None:
+    """What a run ended with, or None where it is not done."""
+    path = folder / RESULT
+    return json.loads(path.read_text()) if path.exists() else None

@@ -1,0 +1,114 @@
+"""GPT-2 with Hugging Face's Trainer, tiny: stopped and continued it ends where an unbroken run does."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import recipe_runs
+import torch
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+pytest.importorskip("datasets")
+
+from nnunet_cpr import AdamCPR  # noqa: E402
+
+STEPS, ACCUMULATE = 12, 2
+
+
+@pytest.fixture
+def options(text_folder: Path, tokenizer_folder: Path, dataset_cache: Path) -> list[str]:
+    model = "--layers 2 --heads 2 --width 16 --block 16"
+    run = f"--steps {STEPS} --batch 4 --accumulate {ACCUMULATE} --save-every 4 --no-bf16 --lr 1e-2"
+    data = ["--text", str(text_folder), "--tokenizer", str(tokenizer_folder)]
+    return [*model.split(), *run.split(), *data]
+
+
+@pytest.mark.parametrize(
+    "elsewhere", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["here", "another process"]
+)
+def test_continues_bit_for_bit(
+    options: list[str], elsewhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_runs.load("gpt2_openwebtext")
+    options = [*options, "--warmup", "10"]  # Kappa-IP, sampled every step
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    recipe.main([*options, "--out", str(unbroken)])
+
+    with monkeypatch.context() as patch:
+        recipe_runs.stop_in_call(patch, transformers.Trainer, "training_step", 6 * ACCUMULATE)
+        with pytest.raises(recipe_runs.Stopped):
+            recipe.main([*options, "--out", str(broken)])
+    assert [path.name for path in broken.glob("checkpoint-*")] == ["checkpoint-4"]
+    if elsewhere:
+        recipe_runs.in_a_process("gpt2_openwebtext", [*options, "--out", str(broken)])
+    else:
+        recipe.main([*options, "--out", str(broken)])
+
+    expected = recipe_runs.saved_by_trainer(unbroken, STEPS)
+    recipe_runs.assert_cpr_at_work(expected["optimizer"], STEPS)  # steps, not the passes they take
+    recipe_runs.assert_same(recipe_runs.saved_by_trainer(broken, STEPS), expected)
+
+
+def test_a_checkpoint_cut_short_is_passed_over(options: list[str], tmp_path: Path) -> None:
+    recipe = recipe_runs.load("gpt2_openwebtext")
+    assert recipe.last_checkpoint(tmp_path / "nowhere") is None
+    for step in (4, 12, 8):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        if step < 12:
+            (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
+    assert recipe.last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-8")
+
+
+def test_the_trainer_keeps_what_cpr_needs(options: list[str], tmp_path: Path) -> None:
+    recipe = recipe_runs.load("gpt2_openwebtext")
+    trainer = recipe.main(
+        [*options, "--out", str(tmp_path / "run"), "--warmup", "4", "--warm-start", "3"]
+    )
+    optimizer = trainer.optimizer.optimizer
+    assert isinstance(optimizer, AdamCPR)
+    assert optimizer.cpr.one_pass is not None  # accelerate's wrapper keeps the fast step
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+    assert rates[0] > rates[1] > rates[2]
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(
+        1e-3
+    )  # a tenth of what it was at its highest
+    # Two layers of attention and MLP, two matrices each; no embedding, nor the head tied to one.
+    assert len(optimizer.cpr.names) == 8
+    assert not any("wte" in name or "wpe" in name or "lm_head" in name for name in optimizer.cpr.names)
+
+    # Run once more, a finished training stays as it is.
+    before = recipe_runs.saved_by_trainer(tmp_path / "run", STEPS)
+    again = recipe.main([*options, "--out", str(tmp_path / "run"), "--warmup", "4", "--warm-start", "3"])
+    recipe_runs.assert_same(recipe_runs.saved_by_trainer(tmp_path / "run", STEPS), before)
+    assert torch.equal(again.optimizer.optimizer.cpr.kappa, optimizer.cpr.kappa)
+
+    # Other settings of CPR are refused, not taken over in silence.
+    with pytest.raises(ValueError, match="kappa"):
+        recipe.main([*options, "--out", str(tmp_path / "run"), "--warmup", "4", "--warm-start", "2"])
+
+
+def test_sizes_are_the_papers() -> None:
+    recipe = recipe_runs.load("gpt2_openwebtext")
+
+    class Tokenizer:
+        eos_token_id = 50256
+
+        def __len__(self) -> int:
+            return 50257
+
+    for size, batch, millions in (("small", 32, 124), ("medium", 24, 355)):
+        args = recipe.parse(["--out", "x", "--size", size])
+        assert (args.batch, args.accumulate, args.steps, args.warmup) == (batch, 8, 200_000, 5000)
+        with torch.device("meta"):
+            model = recipe.new_model(args, Tokenizer())
+        assert round(sum(p.numel() for p in model.parameters()) / 1e6) == millions
+
+
+@pytest.mark.parametrize("name", ["gpt2_openwebtext", "lora_finetuning"])
+def test_help_is_quick(name: str) -> None:
+    start = time.perf_counter()
+    recipe_runs.in_a_process(name, ["--help"])
+    assert time.perf_counter() - start < 3  # without torch and transformers

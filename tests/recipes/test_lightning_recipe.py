@@ -1,0 +1,61 @@
+"""AdamCPR under Lightning: stopped and continued it ends where an unbroken run does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import recipe_runs
+import torch
+
+lightning = pytest.importorskip("lightning")
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning:lightning", "ignore::UserWarning:lightning"
+)
+
+EPOCHS = 4
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> list[str]:
+    """Four epochs of five steps each."""
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 14)
+    model = "--width 32 --layers 1 --length 32 --batch 4 --warmup 3 --lr 1e-2"
+    return ["--text", str(text), "--epochs", str(EPOCHS), *model.split()]
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    last = torch.load(folder / "last.ckpt", weights_only=True)
+    return {key: last[key] for key in ("epoch", "state_dict", "optimizer_states", "lr_schedulers")}
+
+
+@pytest.mark.parametrize(
+    "elsewhere", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["here", "another process"]
+)
+def test_continues_bit_for_bit(
+    options: list[str], elsewhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_runs.load("lightning_module")
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    trainer = recipe.main([*options, "--out", str(unbroken)])
+    assert trainer.global_step == 5 * EPOCHS
+    # What CPR does is logged, and of the seven matrices it takes the five that are no embeddings.
+    assert trainer.callback_metrics["cpr/bounded"] == 1
+    assert len(trainer.optimizers[0].cpr.names) == 5
+
+    with monkeypatch.context() as patch:
+        recipe_runs.stop_in_call(patch, recipe.ByteModel, "training_step", 5 * 2 + 3)
+        with pytest.raises(recipe_runs.Stopped):
+            recipe.main([*options, "--out", str(broken)])
+    assert saved(broken)["epoch"] == 1
+    if elsewhere:
+        recipe_runs.in_a_process("lightning_module", [*options, "--out", str(broken)])
+    else:
+        recipe.main([*options, "--out", str(broken)])
+
+    expected = saved(unbroken)
+    recipe_runs.assert_cpr_at_work(expected["optimizer_states"][0], 5 * EPOCHS)
+    recipe_runs.assert_same(saved(broken), expected)

@@ -1,0 +1,96 @@
+"""LoRA fine-tuning of a tiny Mistral: what is regularized, and that a stopped run goes on as it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import recipe_runs
+import torch
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+pytest.importorskip("datasets")
+pytest.importorskip("peft")
+
+
+@pytest.fixture
+def options(tokenizer_folder: Path, dataset_cache: Path, tmp_path: Path) -> list[str]:
+    """A base model of random weights, 40 pairs and one too long: ten steps of four."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
+    torch.manual_seed(0)
+    config = transformers.MistralConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.eos_token_id,
+    )
+    base = transformers.MistralForCausalLM(config)
+    base.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    pairs = [{"prompt": "abc " * (i % 5 + 1), "answer": "yes" if i % 2 else "no"} for i in range(40)]
+    pairs.append({"prompt": "abcdefghij " * 100, "answer": "no"})
+    data = tmp_path / "pairs.jsonl"
+    data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    run = "--rank 4 --batch 4 --batch-per-device 2 --max-length 64 --save-every 4"
+    schedule = "--lr 1e-2 --warmup 2 --warm-start 4 --no-bf16"
+    return ["--data", str(data), "--model", str(tmp_path / "base"), *run.split(), *schedule.split()]
+
+
+def test_continues_bit_for_bit(
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe = recipe_runs.load("lora_finetuning")
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    trainer = recipe.main([*options, "--out", str(unbroken)])
+    assert "40 pairs, 1 left out" in capsys.readouterr().out
+
+    cpr = trainer.optimizer.optimizer.cpr
+    assert len(cpr.names) == 2 * 2 * len(recipe.PROJECTIONS)  # two layers, A and B of each
+    assert all(".lora_A." in name or ".lora_B." in name for name in cpr.names)
+    # B starts at 0 and has a bound all the same.
+    assert bool((cpr.kappa > 0).all() and cpr.kappa.isfinite().all())
+    assert cpr.one_pass is not None  # the frozen weights do not stand in its way
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base").state_dict()
+    now = trainer.model.get_base_model().state_dict()
+    for name, weight in base.items():
+        there = name if name in now else name.replace(".weight", ".base_layer.weight")
+        assert torch.equal(now[there], weight), name
+
+    with monkeypatch.context() as patch:
+        recipe_runs.stop_in_call(patch, transformers.Trainer, "training_step", 2 * 6)
+        with pytest.raises(recipe_runs.Stopped):
+            recipe.main([*options, "--out", str(broken)])
+    recipe.main([*options, "--out", str(broken)])
+
+    expected = recipe_runs.saved_by_trainer(unbroken, 10)
+    recipe_runs.assert_cpr_at_work(expected["optimizer"], 10)
+    recipe_runs.assert_same(recipe_runs.saved_by_trainer(broken, 10), expected)
+    assert (broken / "adapter_model.safetensors").exists()
+
+
+def test_only_the_answer_is_learned(options: list[str], tmp_path: Path, tokenizer_folder: Path) -> None:
+    recipe = recipe_runs.load("lora_finetuning")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
+    data = recipe.pairs(recipe.parse([*options, "--out", "x"]), tokenizer)
+    for pair, answer in zip(data, ["no", "yes"]):
+        learned = [token for token in pair["labels"] if token != -100]
+        assert tokenizer.decode(learned) == answer + tokenizer.eos_token
+        assert pair["input_ids"][-len(learned) :] == learned
+        assert pair["labels"][0] == -100
+
+
+def test_a_batch_that_cannot_be_made_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = recipe_runs.load("lora_finetuning")
+    with pytest.raises(SystemExit):
+        recipe.parse(["--data", "x", "--out", "x", "--batch", "6", "--batch-per-device", "4"])
+    assert "--batch 6" in capsys.readouterr().err
