@@ -6,7 +6,7 @@
 
 The same command again continues from the last complete checkpoint. The defaults are the paper's: 200,000
 steps, 5,000 of them warm-up, then a cosine down to a tenth of the learning rate, bfloat16, and Kappa-IP,
-which looks at the weights ten times in the warm-up; ``--warm-start N`` takes Kappa-WS instead.
+which samples every 500 steps, a tenth of the warm-up; ``--warm-start N`` takes Kappa-WS instead.
 
 No perplexity of the paper has been reproduced with this script. What differs from the paper:
 
@@ -89,8 +89,8 @@ def blocks_of_text(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase)
         documents = load_dataset(args.dataset, split="train")
 
     def cut(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        documents = tokenizer(batch["text"], return_attention_mask=False, verbose=False)["input_ids"]
-        tokens = list(chain.from_iterable([*document, tokenizer.eos_token_id] for document in documents))
+        texts = tokenizer(batch["text"], return_attention_mask=False, verbose=False)["input_ids"]
+        tokens = list(chain.from_iterable([*text, tokenizer.eos_token_id] for text in texts))
         whole = len(tokens) // args.block * args.block
         return {"input_ids": [tokens[i : i + args.block] for i in range(0, whole, args.block)]}
 
@@ -101,14 +101,14 @@ def blocks_of_text(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase)
         num_proc=args.processes,
         remove_columns=documents.column_names,
         features=Features({"input_ids": List(Value("int32"))}),  # half the disk that int64 takes
-    ).with_format("torch")
+    )
 
 
 def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
     """A batch whose labels are its tokens; the model shifts them."""
     import torch
 
-    tokens = torch.stack([sample["input_ids"] for sample in samples]).long()
+    tokens = torch.tensor([sample["input_ids"] for sample in samples])
     return {"input_ids": tokens, "labels": tokens}
 
 
@@ -183,7 +183,9 @@ def main(argv: list[str] | None = None) -> Trainer:
         optimizers=(optimizer, None),  # without a scheduler the Trainer makes the one of its settings
     )
     trainer.train(resume_from_checkpoint=last_checkpoint(args.out))
-    print(f"perplexity {math.exp(trainer.evaluate()['eval_loss']):.2f}", optimizer.cpr.metrics())
+    loss = trainer.evaluate()["eval_loss"]
+    if trainer.is_world_process_zero():
+        print(f"perplexity {math.exp(loss):.2f}", optimizer.cpr.metrics())
     return trainer
 
 

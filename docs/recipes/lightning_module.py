@@ -2,8 +2,8 @@
 
     python lightning_module.py --text ../../README.md --out runs/bytes
 
-It takes a minute on a CPU. The same command again continues from the last checkpoint, which is written
-after every epoch.
+It takes a minute at most on a CPU. The same command again continues from the last checkpoint, which is
+written after every epoch.
 """
 
 from __future__ import annotations

@@ -148,8 +148,9 @@ def main(argv: list[str] | None = None) -> Trainer:
         optimizers=(optimizer, None),  # without a scheduler the Trainer makes the one of its settings
     )
     trainer.train(resume_from_checkpoint=last_checkpoint(args.out))
-    model.save_pretrained(args.out)
-    print(optimizer.cpr.metrics())
+    trainer.save_model()  # the adapter, into the folder itself
+    if trainer.is_world_process_zero():
+        print(optimizer.cpr.metrics())
     return trainer
 
 

@@ -45,6 +45,7 @@ class AdaDecay(Baseline):
     @torch.no_grad()
     def _update_and_correct(self, found_inf: Tensor | None) -> None:
         taken = self._taken(found_inf)
+        decay = self.weight_decay * taken.float()
         for p, lr in self._with_gradient():
             assert p.grad is not None
             size = p.grad.abs().float() if p.grad.dtype.itemsize < 4 else p.grad.abs()
@@ -53,5 +54,5 @@ class AdaDecay(Baseline):
             standard = (size - mean) / torch.where(std > 0, std, 1)
             rate = 2 * torch.sigmoid(self.alpha * standard)
             rate = torch.where(std.isfinite(), rate, 0)
-            shrink_(p, lr * self.weight_decay * taken.to(p.device) * rate)
+            shrink_(p, lr * decay.to(p.device) * rate)
         self._state["step"] += taken

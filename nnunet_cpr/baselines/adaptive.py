@@ -23,7 +23,8 @@ class AdaptiveWeightDecay(Baseline):
         \bar\lambda &\leftarrow 0.1\, \bar\lambda + 0.9\, \mathrm{wd}\, \|g\|\, /\, \|\theta\| \\
         \theta &\leftarrow (1 - \mathrm{lr}\, \bar\lambda)\, \theta
 
-    A step whose gradients are not all finite neither changes the coefficient nor decays anything.
+    A step in which the ratio is not finite, for a gradient that is not or weights that are all 0,
+    neither changes the coefficient nor decays anything.
 
     Args:
         params: as in :class:`~nnunet_cpr.cpr.CPR`.

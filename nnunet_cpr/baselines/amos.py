@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nnunet_cpr.selection import Params, param_groups, regularized
+from nnunet_cpr.baselines.baseline import checked_number
+from nnunet_cpr.baselines.decoupled import DecoupledDecay
+from nnunet_cpr.selection import Params, param_groups
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
 def amos(params: Params, lr: float = 1e-3, weight_decay: float = 0.0) -> Optimizer:
-    """AMOS over ``params``, with an additional L2 decay on the matrices that CPR would regularize.
+    """AMOS over ``params``, with an additional decay on the matrices that CPR would regularize.
+
+    The additional decay is an attached :class:`DecoupledDecay`. AMOS's own ``extra_l2`` cannot serve:
+    in pytorch-optimizer (seen in 4.1.0) it has the wrong sign, so that weights grow by it.
 
     Args:
         params: as in :class:`~nnunet_cpr.cpr.CPR`; parameters that are not regularized are trained
             without the additional decay.
-        lr: the global learning rate.
-        weight_decay: AMOS's ``extra_l2``.
+        lr: the global learning rate, where a parameter group has none of its own.
+        weight_decay: of the additional decay, multiplied by the learning rate of each step.
 
     Raises:
         ImportError: ``pytorch-optimizer`` is not installed.
-        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.cpr.CPR`.
+        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.cpr.CPR`, or ``weight_decay`` is
+            negative or not finite.
     """
     try:
         from pytorch_optimizer import Amos
@@ -29,10 +35,17 @@ def amos(params: Params, lr: float = 1e-3, weight_decay: float = 0.0) -> Optimiz
         raise ImportError(
             "AMOS is in the package pytorch-optimizer; run: pip install 'nnunet-cpr[baselines]'"
         ) from error
-    matrices = {id(p) for p in regularized(params).values()}
-    everything = {id(p): p for group in param_groups(params) for _, p in group["params"]}
-    groups = [
-        {"params": [p for p in everything.values() if id(p) in matrices], "extra_l2": weight_decay},
-        {"params": [p for p in everything.values() if id(p) not in matrices], "extra_l2": 0.0},
-    ]
-    return Amos([group for group in groups if group["params"]], lr=lr)
+    decay = checked_number("weight_decay", weight_decay, zero=True)
+    groups = param_groups(params)
+    optimizer = Amos(
+        [
+            {**{k: v for k, v in group.items() if k not in _OURS}, "params": [p for _, p in group["params"]]}
+            for group in groups
+        ],
+        lr=lr,
+    )
+    return DecoupledDecay(groups, decay).attach(optimizer) if decay else optimizer
+
+
+_OURS = ("params", "regularize", "weight_decay")
+"""What a parameter group may say that is for us and not for AMOS."""

@@ -19,8 +19,9 @@ class Baseline(Attached):
     """A regularizer attached to any torch optimizer, on the same matrices and by the same rules as CPR.
 
     It runs before the optimizer moves, so what it computes is decoupled from momentum and from Adam's
-    moments, as AdamW's weight decay is. A matrix without a gradient in a step is left alone in it, and a
-    step that ``GradScaler`` skips is no step. The learning rate is the parameter group's at that step.
+    moments, as AdamW's weight decay is. A matrix without a gradient in a step is left alone in it (but
+    by :class:`NormRescaling`), and a step that ``GradScaler`` skips is no step. The learning rate is the
+    parameter group's at that step.
     """
 
     state_key = "baseline"
@@ -28,6 +29,11 @@ class Baseline(Attached):
     @property
     def title(self) -> str:  # type: ignore[override]
         return type(self).__name__
+
+    def state_dict(self) -> dict[str, Any]:
+        # All keep their state in one place; without its name one would take over another's.
+        state = super().state_dict()
+        return {**state, "config": {"method": self.title, **state["config"]}}
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self._follow_device()

@@ -38,7 +38,7 @@ class DecoupledDecay(Baseline):
     @torch.no_grad()
     def _update_and_correct(self, found_inf: Tensor | None) -> None:
         taken = self._taken(found_inf)
-        decay = self.weight_decay_at(self._state["step"]) * taken
+        decay = self.weight_decay_at(self._state["step"]) * taken.float()
         for p, lr in self._with_gradient():
             shrink_(p, lr * decay)
         self._state["step"] += taken
@@ -53,11 +53,12 @@ class CosineDecay(DecoupledDecay):
     Args:
         params: as in :class:`~nnunet_cpr.cpr.CPR`.
         weight_decay: the first step's coefficient.
-        final: the last step's, as a multiple of it.
-        steps: optimizer steps of the whole training; later ones keep the last value.
+        final: what the coefficient comes to at the end, as a multiple of it.
+        steps: optimizer steps of the whole training; later ones keep the final value.
 
     Raises:
-        TypeError, ValueError: as :class:`DecoupledDecay`, or ``final`` or ``steps`` is not positive.
+        TypeError, ValueError: as :class:`DecoupledDecay`, or ``final`` is not positive, or ``steps`` no
+            positive whole number.
     """
 
     def __init__(
@@ -65,12 +66,14 @@ class CosineDecay(DecoupledDecay):
     ) -> None:
         super().__init__(params, weight_decay)
         self.final = checked_number("final", final)
-        self.steps = int(checked_number("steps", steps))
+        if checked_number("steps", steps) % 1:
+            raise ValueError(f"steps must be a whole number, got {steps!r}")
+        self.steps = int(steps)
 
     def _config(self) -> dict[str, Any]:
         return {**super()._config(), "final": self.final, "steps": self.steps}
 
     def weight_decay_at(self, step: Tensor) -> Tensor:
-        done = (step / self.steps).clamp(max=1)
+        done = (step.float() / self.steps).clamp(max=1)
         factor = self.final + (1 - self.final) * (1 + torch.cos(math.pi * done)) / 2
         return self.weight_decay * factor

@@ -15,8 +15,9 @@ from nnunet_cpr.selection import Params
 class NormRescaling(Baseline):
     """Holds the norm of all regularized matrices together at a factor of its initial value.
 
-    The initial value is the norm before the first step. After every step all matrices are multiplied
-    by one number, so that the next gradients are those of a point with the wanted norm.
+    The initial value is the norm before the first step. After every step all matrices, those without a
+    gradient too, are multiplied by one number, so that the next gradients are those of a point with the
+    wanted norm. While a norm is not finite, or is 0, nothing is multiplied.
 
     Args:
         params: as in :class:`~nnunet_cpr.cpr.CPR`.
@@ -42,17 +43,18 @@ class NormRescaling(Baseline):
 
     @torch.no_grad()
     def _update_and_correct(self, found_inf: Tensor | None) -> None:
-        state = self._state
+        state, taken = self._state, self._taken(found_inf)
+        is_first = (state["step"] == 0) & (taken == 1)
         norm = total_norm(self.parameters)
-        torch.where(state["step"] == 0, norm, state["initial_norm"], out=state["initial_norm"])
-        state["step"] += self._taken(found_inf)
+        torch.where(is_first, norm, state["initial_norm"], out=state["initial_norm"])
+        state["step"] += taken
 
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        # Of a step that GradScaler skips the norm is the wanted one already, or there was none yet.
         norm = total_norm(self.parameters)
-        wanted = self.factor * self._state["initial_norm"]
-        is_used = (self._state["step"] > 0) & norm.isfinite() & (norm > 0)
-        excess = torch.where(is_used, 1 - wanted / norm, 0)
+        factor = self.factor * self._state["initial_norm"] / norm
+        is_used = norm.isfinite() & factor.isfinite()
+        is_used &= self._taken(getattr(optimizer, "found_inf", None)) == 1
+        excess = torch.where(is_used, 1 - factor, 0)
         for p in self.parameters:
             shrink_(p, excess)

@@ -199,7 +199,10 @@ class _Training:
     def _evaluate(self) -> dict[str, float]:
         self.model.eval()
         with self._autocast():
-            return self.prepared.evaluate(self.model)
+            numbers = self.prepared.evaluate(self.model)
+            if self.step == self.run.total_steps and self.prepared.evaluate_last is not None:
+                numbers |= self.prepared.evaluate_last(self.model)
+        return numbers
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.options.device.type, torch.bfloat16, enabled=self.options.bf16)

@@ -56,6 +56,7 @@ class Prepared:
         evaluate: the numbers to report, by name; ``loss`` and the task's metric among them. The model is
             in evaluation mode then.
         steps_per_epoch: batches in ``epoch``.
+        evaluate_last: further numbers, which take too long for more than once: at the end of training.
     """
 
     model: nn.Module
@@ -63,6 +64,7 @@ class Prepared:
     loss: Callable[[nn.Module, Batch], Tensor]
     evaluate: Callable[[nn.Module], dict[str, float]]
     steps_per_epoch: int
+    evaluate_last: Callable[[nn.Module], dict[str, float]] | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ class Task:
         betas, eps: of Adam. momentum: of SGD, which is Nesterov's.
         weight_decay: where neither the name nor a bound says it.
         clip: largest norm of the gradients, or None.
-        metric: what :attr:`Prepared.evaluate` gives that the runs are compared by.
+        metric: what :class:`Prepared` evaluates, in the end at least, that the runs are compared by; the
+            larger, the better.
         epochs_between: evaluations and checkpoints, in epochs.
         seeds: of the paper's repetitions.
     """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 # Before any of Hugging Face's libraries is imported: nothing here may look for a hub.
-os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture(scope="session")

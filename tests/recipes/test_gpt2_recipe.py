@@ -15,6 +15,8 @@ pytest.importorskip("datasets")
 
 from nnunet_cpr import AdamCPR  # noqa: E402
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
+
 STEPS, ACCUMULATE = 12, 2
 
 

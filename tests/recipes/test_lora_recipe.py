@@ -14,6 +14,8 @@ pytest.importorskip("accelerate")
 pytest.importorskip("datasets")
 pytest.importorskip("peft")
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
+
 
 @pytest.fixture
 def options(tokenizer_folder: Path, dataset_cache: Path, tmp_path: Path) -> list[str]:

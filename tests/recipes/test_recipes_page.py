@@ -12,6 +12,8 @@ import torch
 
 import nnunet_cpr
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
+
 PAGE = (recipe_runs.RECIPES.parent / "recipes.md").read_text()
 
 
@@ -30,18 +32,22 @@ def tiny_gpt2() -> Any:
 def test_hugging_face(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     tokens = torch.arange(8)
-    names = {"model": tiny_gpt2(), "data": [{"input_ids": tokens, "labels": tokens}] * 8}
+    names: dict[str, Any] = {"model": tiny_gpt2(), "data": [{"input_ids": tokens, "labels": tokens}] * 8}
     code = snippet("LoggingTrainer").replace("runs/out", str(tmp_path))
     code = code.replace("10_000", "3").replace("=500", "=1").replace("cosine", "linear")
     exec(code.replace("KappaWS(1000)", "KappaWS(1)"), names)
-    assert "measure_to_kappa" in names["trainer"].state.log_history[-1]  # type: ignore[attr-defined]
+    assert "measure_to_kappa" in names["trainer"].state.log_history[-1]
 
 
 def test_lora() -> None:
     pytest.importorskip("peft")
-    names = {"base": tiny_gpt2(), "AdamCPR": nnunet_cpr.AdamCPR, "KappaWS": nnunet_cpr.KappaWS}
+    names: dict[str, Any] = {
+        "base": tiny_gpt2(),
+        "AdamCPR": nnunet_cpr.AdamCPR,
+        "KappaWS": nnunet_cpr.KappaWS,
+    }
     exec(snippet("all-linear"), names)
-    chosen = names["optimizer"].cpr.names  # type: ignore[attr-defined]
+    chosen = names["optimizer"].cpr.names
     assert len(chosen) == 8
     trainable = re.search(r"`(\[\(name, p\) .*?\])`", PAGE)
     assert trainable is not None
@@ -50,7 +56,11 @@ def test_lora() -> None:
 
 def test_lightning() -> None:
     lightning = pytest.importorskip("lightning")
-    names = {"AdamCPR": nnunet_cpr.AdamCPR, "KappaWS": nnunet_cpr.KappaWS, "torch": torch}
+    names: dict[str, Any] = {
+        "AdamCPR": nnunet_cpr.AdamCPR,
+        "KappaWS": nnunet_cpr.KappaWS,
+        "torch": torch,
+    }
     exec(snippet("def configure_optimizers"), names)
 
     class Module(lightning.LightningModule):

@@ -18,12 +18,13 @@ pytest.importorskip("timm")
 from nnunet_cpr.naming import WrongName
 from nnunet_cpr.vision.engine import CannotTrain, train
 from nnunet_cpr.vision.names import parse
+from nnunet_cpr.vision.optimizers import build_optimizer
 from nnunet_cpr.vision.schedule import learning_rate
+from nnunet_cpr.vision.sweeps import SWEEPS
 from nnunet_cpr.vision.task import Options
-from nnunet_cpr.vision.tasks.imagenet import CLIP_VIT_B32, DEIT_BASE, DEIT_SMALL
+from nnunet_cpr.vision.tasks import TASKS
 
-TASKS = {task.name: task for task in (DEIT_SMALL, DEIT_BASE, CLIP_VIT_B32)}
-PRESETS = list(TASKS)
+PRESETS = ["deit-small", "deit-base", "clip-vit-b32"]
 SMALL = {"model": "test_vit", "image_size": "32", "batch": "2", "pretrained": "no"}
 CLASSES = ["n01440764", "n01443537"]
 TRAINING_IMAGES, ALL_TRAINING_IMAGES = 5, 1_281_167
@@ -31,7 +32,7 @@ TRAINING_IMAGES, ALL_TRAINING_IMAGES = 5, 1_281_167
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    """Two classes; five images to train on, of which whole batches of two leave one out, and six others."""
+    """Two classes; five images to train on, of which batches of two leave one out, and six others."""
     folder, generator = tmp_path_factory.mktemp("imagenet"), np.random.default_rng(0)
     for split, counts in {"train": (2, 3), "val": (4, 2)}.items():
         for name, count in zip(CLASSES, counts):
@@ -63,15 +64,35 @@ def contents(folder, task, name):
 # Runs
 
 
-@pytest.mark.parametrize("task", PRESETS)
-@pytest.mark.parametrize("name", ["AdamW_wd0p05", "AdamCPR_ws1", "AdamCPR_ip1"])
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ("deit-small", "AdamCPR_ws1_warmup1_3steps"),
+        ("deit-base", "AdamW_wd0p05_warmup1_3steps"),
+        ("clip-vit-b32", "AdamCPR_ip1_warmup1_3steps"),
+    ],
+)
 def test_preset_trains_on_a_tiny_imagenet(task, name, data, tmp_path):
-    result = train(TASKS[task], parse(f"{name}_warmup1_3steps"), tmp_path, options(data))
+    result = train(TASKS[task], parse(name), tmp_path, options(data))
     assert result["step"] == 3
     assert (
         0 <= result["accuracy"] <= result["top5"] == 100
     )  # of two classes, any is among the first five
     assert math.isfinite(result["loss"]) and math.isfinite(result["train_loss"])
+
+
+@pytest.mark.parametrize("task", PRESETS)
+def test_every_cell_of_the_tables_takes_a_step(task, data):
+    prepared = TASKS[task].prepare(options(data))
+    initial = {key: value.clone() for key, value in prepared.model.state_dict().items()}
+    batch = next(prepared.epoch(0))
+    for cell in SWEEPS[task].cells():
+        prepared.model.load_state_dict(initial)
+        optimizer = build_optimizer(prepared.model, TASKS[task].complete(cell), TASKS[task])
+        prepared.loss(prepared.model, batch).backward()
+        optimizer.step()
+        weight = prepared.model.state_dict()["patch_embed.proj.weight"]
+        assert not torch.equal(weight, initial["patch_embed.proj.weight"]) and weight.isfinite().all()
 
 
 @pytest.mark.slow
@@ -91,7 +112,7 @@ def test_stopped_run_goes_on_as_if_it_had_not_been(workers, data, tmp_path):
         if step == 3:
             raise Stopped
 
-    task, name = TASKS["deit-base"], "AdamCPR_ws1_warmup1_seed1_5steps"
+    task, name = TASKS["deit-base"], "AdamCPR_ws1_warmup1_seed1_4steps"
     given = options(data, workers)
     train(task, parse(name), tmp_path / "whole", given)
     with pytest.raises(Stopped):
@@ -187,6 +208,20 @@ def test_evaluation_sees_each_image_once_in_timms_crop(data):
 
 
 # Settings
+
+
+def test_sweeps_are_the_papers_tables():
+    deit = "AdamW_wd5en3 AdamW_wd0p05 AdamW_wd0p5 "
+    deit += "AdamCPR_ws6280 AdamCPR_ws12560 AdamCPR_ws25120 AdamCPR_ip628"
+    clip = "AdamW_wd1en4 AdamW_wd1en3 AdamW_wd0p01 AdamW_wd0p1 AdamW_wd1 "
+    clip += "AdamCPR_ws500 AdamCPR_ws1000 AdamCPR_ws2000 AdamCPR_ip50"
+    for name, cells in zip(PRESETS, (deit, deit, clip)):
+        sweep = SWEEPS[name]
+        assert [str(cell) for cell in sweep.cells()] == [f"{cell}_seed1" for cell in cells.split()]
+        unknown = {"AdamCPR_ws25120"} if name == "deit-base" else set()
+        assert set(sweep.published) == set(cells.split()) - unknown
+    best = {name: max(SWEEPS[name].published, key=SWEEPS[name].published.get) for name in PRESETS}
+    assert list(best.values()) == ["AdamCPR_ip628", "AdamCPR_ws6280", "AdamCPR_ws1000"]
 
 
 def test_steps_are_the_papers():

@@ -77,37 +77,39 @@ def _prepare_corrupted(options: Options) -> Prepared:
 
 
 def _dataset(options: Options, train: bool) -> Pairs:
-    """Images, uint8 ``[N, 32, 32, 3]``, and labels ``[N]``, by torchvision's class."""
+    """Images, uint8 ``[N, 32, 32, 3]``, and labels ``[N]``, on the device; by torchvision's class."""
     try:
-        from torchvision.datasets import CIFAR100 as Images
+        from torchvision import datasets
     except ImportError as error:
         raise ImportError(
             "CIFAR-100 is read by torchvision; run: pip install 'nnunet-cpr[vision]'"
         ) from error
+    kind = datasets.CIFAR100
     download = options.settings.get("download", "no")
     if download not in ("yes", "no"):
         raise _cannot(f"download={download} is neither yes nor no")
     folder = options.data
     if folder is None:
         raise _cannot("say where CIFAR-100 is, or is to be downloaded to: --data DIR")
-    get = f"get it with --set download=yes, or unpack {Images.url} in {folder}"
-    if download == "no" and not (folder / Images.base_folder).is_dir():
-        raise FileNotFoundError(f"there is no folder {folder / Images.base_folder}; {get}")
+    get = f"get it with --set download=yes, or unpack {kind.url} in {folder}"
+    if download == "no" and not (folder / kind.base_folder).is_dir():
+        raise FileNotFoundError(f"there is no folder {folder / kind.base_folder}; {get}")
     try:
-        images = Images(folder, train, download=download == "yes")
+        images = kind(folder, train, download=download == "yes")
     except RuntimeError as error:  # a checksum is wrong
-        message = f"{folder / Images.base_folder} is incomplete or damaged; delete it, and {get}"
+        message = f"{folder / kind.base_folder} is incomplete or damaged; delete it, and {get}"
         raise OSError(message) from error
     if len(images) < _BATCH and train:
         raise _cannot(f"{folder} has {len(images)} images to train on, fewer than a batch of {_BATCH}")
-    return torch.from_numpy(np.ascontiguousarray(images.data)), torch.tensor(images.targets)
+    pixels = torch.from_numpy(np.ascontiguousarray(images.data))
+    return pixels.to(options.device), torch.tensor(images.targets, device=options.device)
 
 
 def _augmented_batches(train: Pairs) -> Callable[[int], Iterator[Pairs]]:
     """Random windows of the padded images, half of them mirrored.
 
-    A whole batch at a time, which takes a tenth of a GPU's step, so that no other process is needed and
-    everything is drawn from this one's generator.
+    A whole batch at a time and on the device, where all images lie: no other process is needed, and what
+    is drawn is drawn by the CPU's generator, whatever the device.
     """
     images, labels = train
     padding = (0, 0, _PADDING, _PADDING, _PADDING, _PADDING)
@@ -129,12 +131,14 @@ def _windows(padded: Tensor) -> Tensor:
     rows = top + torch.arange(height - places + 1)  # [N, height of the window]
     columns = left + torch.arange(width - places + 1)
     columns = torch.where(mirrored, columns.flip(1), columns)
-    return padded[torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    indices = (torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :])
+    return padded[tuple(index.to(padded.device) for index in indices)]
 
 
 def _normalised(images: Tensor) -> Tensor:
     """From uint8 ``[N, H, W, 3]`` to float32 ``[N, 3, H, W]`` with about mean 0 and deviation 1."""
-    scaled = (images.float() / 255 - torch.tensor(_MEAN)) / torch.tensor(_STD)
+    mean, std = (torch.tensor(values, device=images.device) for values in (_MEAN, _STD))
+    scaled = (images.float() / 255 - mean) / std
     return scaled.permute(0, 3, 1, 2).contiguous()
 
 
@@ -156,15 +160,16 @@ def _corrupted_accuracy(folder: Path, test_images: int) -> Callable[[nn.Module],
         _opened(folder / f"{name}.npy", shape)
 
     def evaluate(model: nn.Module) -> dict[str, float]:
+        device = next(model.parameters()).device
         targets = torch.from_numpy(labels.astype(np.int64)).split(test_images)
         numbers = {}
         for name in names:
             images = _opened(folder / f"{name}.npy", shape)
             # A severity at a time; all five as float32 would be most of a gigabyte.
-            parts = [
-                (_normalised(torch.from_numpy(np.array(part))), target)
+            parts = (
+                (_normalised(torch.from_numpy(np.array(part)).to(device)), target)
                 for part, target in zip(np.split(images, _SEVERITIES), targets)
-            ]
+            )
             by_severity = [accuracy_of(part)(model)["accuracy"] for part in parts]
             numbers[f"accuracy_{name}"] = float(np.mean(by_severity))
         mean = float(np.mean([numbers[f"accuracy_{name}"] for name in CORRUPTIONS]))
@@ -195,7 +200,7 @@ def _opened(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _network() -> nn.Module:
-    """torchvision's ResNet-18 for small images: no stride and no pooling before its first block."""
+    """The ResNet-18 of torchvision for small images: no stride and no pooling before its first block."""
     from torchvision.models import resnet18
 
     model = resnet18(num_classes=_CLASSES)

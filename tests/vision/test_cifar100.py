@@ -1,0 +1,413 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torchvision
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from nnunet_cpr.vision import engine
+from nnunet_cpr.vision.engine import CannotTrain, train
+from nnunet_cpr.vision.folder import folder_of
+from nnunet_cpr.vision.heatmaps import draw_sweep
+from nnunet_cpr.vision.names import RunName, parse
+from nnunet_cpr.vision.sweeps import Sweep, grid
+from nnunet_cpr.vision.task import Options, Task
+from nnunet_cpr.vision.tasks import TASKS, cifar100
+from nnunet_cpr.vision.tasks.cifar100 import CIFAR100, CIFAR100_C, CORRUPTIONS
+
+TRAIN, TEST, BATCH = 26, 10, 8
+EXTRA = "speckle_noise"
+
+
+def images(count: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+
+
+def labels(count: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 100, count).tolist()
+
+
+def write_split(path: Path, count: int, seed: int) -> None:
+    """A file as in cifar-100-python: a row is an image, its three channels one after the other."""
+    rows = images(count, seed).transpose(0, 3, 1, 2).reshape(count, 3 * 32 * 32)
+    entry = {
+        "filenames": [f"image_{i}.png" for i in range(count)],
+        "batch_label": f"{path.name} batch 1 of 1",
+        "fine_labels": labels(count, seed),
+        "coarse_labels": [0] * count,
+        "data": rows,
+    }
+    path.write_bytes(pickle.dumps(entry, protocol=2))
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two handfuls of images in the published format, and torchvision told to take any checksum."""
+    folder = tmp_path / "data"
+    python = folder / "cifar-100-python"
+    python.mkdir(parents=True)
+    write_split(python / "train", TRAIN, seed=1)
+    write_split(python / "test", TEST, seed=2)
+    meta = {
+        "fine_label_names": [f"fine {i}" for i in range(100)],
+        "coarse_label_names": [f"coarse {i}" for i in range(20)],
+    }
+    (python / "meta").write_bytes(pickle.dumps(meta, protocol=2))
+    real = torchvision.datasets.CIFAR100
+    monkeypatch.setattr(real, "train_list", [["train", None]])
+    monkeypatch.setattr(real, "test_list", [["test", None]])
+    monkeypatch.setattr(real, "meta", {**real.meta, "md5": None})
+    monkeypatch.setattr(cifar100, "_BATCH", BATCH)
+    return folder
+
+
+def write_corrupted(folder: Path) -> None:
+    folder.mkdir()
+    for number, name in enumerate([*CORRUPTIONS, EXTRA]):
+        np.save(folder / f"{name}.npy", images(5 * TEST, 100 + number))
+    np.save(folder / "labels.npy", np.array(labels(TEST, 2) * 5))
+
+
+def narrow() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=4, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, 100),
+    )
+
+
+@pytest.fixture
+def is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar100, "_network", narrow)
+
+
+@pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the time of a short run."""
+    monkeypatch.setattr(engine, "draw_dynamics", lambda runs, path: None)
+
+
+# Data
+
+
+def test_the_images_are_those_of_the_files(data: Path) -> None:
+    found, found_labels = cifar100._dataset(Options(data=data), train=False)
+    assert found.dtype == torch.uint8
+    assert np.array_equal(found, images(TEST, 2))
+    assert found_labels.tolist() == labels(TEST, 2)
+
+
+def test_normalising_is_torchvisions(data: Path) -> None:
+    from torchvision.transforms import v2
+
+    reference = v2.Compose(
+        [
+            v2.ToImage(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(cifar100._MEAN, cifar100._STD),
+        ]
+    )
+    expected = torch.stack([reference(image) for image in images(3, 5)])
+    torch.testing.assert_close(cifar100._normalised(torch.from_numpy(images(3, 5))), expected)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_a_training_image_is_a_window_of_the_padded_one(seed: int) -> None:
+    torch.manual_seed(seed)
+    original = torch.from_numpy(images(4, 7))
+    padded = nn.functional.pad(original, (0, 0, 4, 4, 4, 4))
+    for image, window in zip(padded, cifar100._windows(padded)):
+        assert window.shape == (32, 32, 3)
+        assert any(
+            torch.equal(window, candidate)
+            for top in range(9)
+            for left in range(9)
+            for crop in [image[top : top + 32, left : left + 32]]
+            for candidate in (crop, crop.flip(1))
+        )
+
+
+def test_every_window_is_drawn_mirrored_or_not() -> None:
+    torch.manual_seed(0)
+    # A pixel's value is its place: the first pixels of a row tell the window.
+    places = torch.arange(40 * 40).reshape(1, 40, 40, 1).expand(4000, 40, 40, 3)
+    first = cifar100._windows(places)[:, 0, :2, 0]
+    top, left = first[:, 0] // 40, first.min(1).values % 40
+    mirrored = first[:, 1] < first[:, 0]
+    left = torch.where(mirrored, left - 30, left)
+    counts = torch.bincount(top * 9 + left, minlength=81)
+    assert len(counts) == 81
+    assert counts.min() > 20
+    assert 0.45 < mirrored.float().mean() < 0.55
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_is_drawn_from_torchs_generator(data: Path, is_narrow: None, workers: int) -> None:
+    prepared = CIFAR100.prepare(Options(data=data, workers=workers))
+
+    def epoch(seed: int) -> list[tuple[Tensor, Tensor]]:
+        torch.manual_seed(seed)
+        return list(prepared.epoch(0))
+
+    first, again, other = epoch(1), epoch(1), epoch(2)
+    assert len(first) == prepared.steps_per_epoch == TRAIN // BATCH
+    assert [tuple(x.shape) for x, _ in first] == [(BATCH, 3, 32, 32)] * 3
+    assert all(torch.equal(a, b) for x, y in zip(first, again) for a, b in zip(x, y))
+    assert not torch.equal(first[0][0], other[0][0])
+
+
+def test_every_image_comes_once_in_an_epoch_with_its_label(data: Path, is_narrow: None) -> None:
+    prepared = CIFAR100.prepare(Options(data=data))
+    seen = torch.cat([y for _, y in prepared.epoch(0)]).tolist()
+    left = labels(TRAIN, 1)
+    for label in seen:
+        left.remove(label)
+    assert len(left) == TRAIN % BATCH
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": None}, "--data DIR"),
+        ({"settings": {"downlaod": "yes"}}, "no setting 'downlaod'"),
+        ({"settings": {"download": "maybe"}}, "neither yes nor no"),
+    ],
+)
+def test_wrong_options_are_one_line(data: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(CannotTrain, match=message) as error:
+        CIFAR100.prepare(Options(**{"data": data, **options}))
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_data_set_is_one_line_that_says_how_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="--set download=yes, or unpack https://") as error:
+        CIFAR100.prepare(Options(data=tmp_path))
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_data_set_is_told(data: Path) -> None:
+    (data / "cifar-100-python" / "test").unlink()
+    with pytest.raises(OSError, match="incomplete or damaged"):
+        CIFAR100.prepare(Options(data=data))
+
+
+def test_fewer_images_than_a_batch(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar100, "_BATCH", TRAIN + 1)
+    with pytest.raises(CannotTrain, match="fewer than a batch"):
+        CIFAR100.prepare(Options(data=data))
+
+
+def test_a_download_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def download(self: Any) -> None:
+        asked.append(self.url)
+        raise RuntimeError("File not found or corrupted.")
+
+    monkeypatch.setattr(torchvision.datasets.CIFAR100, "download", download)
+    with pytest.raises(OSError, match="incomplete or damaged"):
+        CIFAR100.prepare(Options(data=tmp_path, settings={"download": "yes"}))
+    assert asked == ["https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"]
+
+
+# Model
+
+
+def test_the_network_is_resnet18_for_small_images() -> None:
+    network = cifar100._network()
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda module, inputs, output: shapes.update({name: tuple(output.shape)})
+
+    for name in ("conv1", "layer1", "layer4"):
+        getattr(network, name).register_forward_hook(note(name))
+    network.eval()
+    assert network(torch.zeros(1, 3, 32, 32)).shape == (1, 100)
+    assert shapes == {"conv1": (1, 64, 32, 32), "layer1": (1, 64, 32, 32), "layer4": (1, 512, 4, 4)}
+    assert sum(p.numel() for p in network.parameters()) == 11_220_132
+
+
+# CIFAR-100-C
+
+
+class Remembers(nn.Module):
+    """Right where the first pixel of an image is even."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nothing = nn.Parameter(torch.zeros(()))
+        self.answers: list[int] = []
+
+    def forward(self, batch: Tensor) -> Tensor:
+        value = batch[:, 0, 0, 0] * cifar100._STD[0] + cifar100._MEAN[0]
+        even = (value * 255).round().long() % 2 == 0
+        right = torch.tensor(labels(TEST, 2))
+        chosen = torch.where(even, right, (right + 1) % 100)
+        return nn.functional.one_hot(chosen, 100).float()
+
+
+def test_accuracy_on_corrupted_images(data: Path, is_narrow: None, tmp_path: Path) -> None:
+    write_corrupted(tmp_path / "noise")
+    options = Options(data=data, settings={"corrupted": str(tmp_path / "noise")})
+    evaluate = CIFAR100.prepare(options).evaluate_last
+    assert evaluate is not None
+    numbers = evaluate(Remembers())
+    expected = {
+        f"accuracy_{name}": 100 * float((images(5 * TEST, 100 + i)[:, 0, 0, 0] % 2 == 0).mean())
+        for i, name in enumerate([*CORRUPTIONS, EXTRA])
+    }
+    mean = np.mean([expected[f"accuracy_{name}"] for name in CORRUPTIONS])
+    assert numbers == pytest.approx({**expected, "corrupted_accuracy": mean})
+    assert CIFAR100.prepare(Options(data=data)).evaluate_last is None
+
+
+def spoil_missing(folder: Path) -> None:
+    (folder / "fog.npy").unlink()
+
+
+def spoil_shape(folder: Path) -> None:
+    np.save(folder / "fog.npy", images(TEST, 0))
+
+
+def spoil_file(folder: Path) -> None:
+    (folder / "fog.npy").write_bytes(b"no array")
+
+
+def spoil_labels(folder: Path) -> None:
+    (folder / "labels.npy").unlink()
+
+
+@pytest.mark.parametrize("spoil", [spoil_missing, spoil_shape, spoil_file, spoil_labels])
+def test_unusable_corrupted_images_are_told_before_the_training(
+    data: Path, is_narrow: None, spoil: Callable[[Path], None]
+) -> None:
+    write_corrupted(data / "CIFAR-100-C")
+    CIFAR100_C.prepare(Options(data=data))
+    spoil(data / "CIFAR-100-C")
+    with pytest.raises(OSError, match=r"(fog|labels)\.npy.*; CIFAR-100-C is at https://") as error:
+        CIFAR100_C.prepare(Options(data=data))
+    assert "\n" not in str(error.value)
+
+
+# Runs
+
+
+def short(task: Task, steps: int = 7) -> Task:
+    return dataclasses.replace(task, steps=steps, warmup=2)
+
+
+class Stop(KeyboardInterrupt):
+    pass
+
+
+def files(folder: Path) -> dict[str, Any]:
+    result = json.loads((folder / "result.json").read_text())
+    del result["seconds"]
+    tables = {name: (folder / name).read_text() for name in ("history.csv", "dynamics.csv")}
+    return {**tables, "result": result}
+
+
+def test_a_resnet_run_that_was_stopped_ends_as_if_it_had_not_been(data: Path, tmp_path: Path) -> None:
+    task, name, options = short(CIFAR100, steps=4), parse("AdamCPR_ws3_seed1"), Options(data=data)
+    whole = train(task, name, tmp_path / "whole", options)
+    assert whole["step"] == 4
+    assert 0 <= whole["accuracy"] <= 100
+
+    def stop(done: int, steps: int, numbers: dict[str, float]) -> None:
+        if done == 4:  # a step after the checkpoint that the first epoch, three steps, left
+            raise Stop
+
+    stopped = folder_of(tmp_path / "parts", task, name)
+    with pytest.raises(Stop):
+        train(task, name, tmp_path / "parts", options, stop)
+    assert (stopped / "checkpoint.pt").exists()
+    train(task, name, tmp_path / "parts", options)
+    assert files(stopped) == files(folder_of(tmp_path / "whole", task, name))
+    assert not (stopped / "checkpoint.pt").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "AdamCPR_k0p005",
+        "AdamCPR_ki0x4_ada_mu0p1",
+        "AdamCPR_ip1_std",
+        "SGDCPR_ws2_l1",
+        "AdamCPR_ws2_huber",
+        "AdamW_wd0p1",
+        "SGD_lr0p01_wd1en3",
+        "AdamW_adadecay4_wd0p1",
+        "AdamW_awd_wd0p01",
+        "AdamW_cosine0p1_wd0p1",
+        "AdamW_rescale2",
+        "AMOS_wd0p01",
+    ],
+)
+def test_every_method_trains_and_can_be_stopped(
+    data: Path, is_narrow: None, without_figures: None, tmp_path: Path, text: str
+) -> None:
+    if text.startswith("AMOS"):
+        pytest.importorskip("pytorch_optimizer")
+    task, name, options = short(CIFAR100), parse(text), Options(data=data)
+
+    def stop(done: int, steps: int, numbers: dict[str, float]) -> None:
+        if done == 5:
+            raise Stop
+
+    train(task, name, tmp_path / "whole", options)
+    with pytest.raises(Stop):
+        train(task, name, tmp_path / "parts", options, stop)
+    train(task, name, tmp_path / "parts", options)
+    whole, parts = (files(folder_of(tmp_path / at, task, name)) for at in ("whole", "parts"))
+    assert parts == whole
+
+
+def test_corrupted_images_are_evaluated_at_the_end_and_only_then(
+    data: Path, is_narrow: None, tmp_path: Path
+) -> None:
+    write_corrupted(data / "CIFAR-100-C")
+    result = train(short(CIFAR100_C), parse("AdamW"), tmp_path, Options(data=data))
+    assert result["metric"] == "corrupted_accuracy"
+    assert {f"accuracy_{name}" for name in CORRUPTIONS} < set(result)
+    history = pd.read_csv(tmp_path / "cifar100-c" / "AdamW_seed1" / "history.csv")
+    assert history["step"].tolist() == [3, 6, 7]
+    assert history["accuracy"].notna().all()
+    assert history["corrupted_accuracy"].notna().tolist() == [False, False, True]
+    assert history["corrupted_accuracy"].iloc[-1] == pytest.approx(result["corrupted_accuracy"])
+
+
+def test_a_sweep_from_images_to_figure(
+    data: Path,
+    is_narrow: None,
+    without_figures: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task = short(CIFAR100, steps=3)
+    monkeypatch.setitem(TASKS, "cifar100", task)
+    decays = ("weight decay", {"0": {"weight_decay": 0.0}, "0.1": {"weight_decay": 0.1}})
+    rates = ("learning rate", {"0.001": {"lr": 1e-3}, "0.01": {"lr": 1e-2}})
+    sweep = Sweep("tiny", "Tiny", "cifar100", (grid("AdamW", decays, rates, "AdamW"),), seeds=(1, 2))
+    for cell in sweep.cells():
+        train(task, cell, tmp_path, Options(data=data))
+    cells = draw_sweep(sweep, tmp_path, tmp_path / "tiny.png")
+    assert cells["n"].tolist() == [2] * 4
+    assert cells["run"].tolist()[1] == str(RunName("AdamW", lr=1e-2, weight_decay=0.0))
+    assert (tmp_path / "tiny.png").stat().st_size > 10_000
+    assert len(pd.read_csv(tmp_path / "tiny.csv")) == 4

@@ -1,0 +1,261 @@
+"""Runs are trained, stopped, continued and recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nnunet_cpr.naming import WrongName
+from nnunet_cpr.vision import engine
+from nnunet_cpr.vision.engine import CannotTrain, train
+from nnunet_cpr.vision.figures import CannotDraw, draw_dynamics
+from nnunet_cpr.vision.folder import CHECKPOINT, DYNAMICS, FIGURE, HISTORY, folder_of
+from nnunet_cpr.vision.names import FAMILIES, parse
+from nnunet_cpr.vision.schedule import warmup_cosine
+from nnunet_cpr.vision.task import Options, Prepared, Task
+
+CPU = Options()
+
+
+def prepare(options: Options) -> Prepared:
+    """A line through noise, with dropout, so that a training draws random numbers of its own."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(48, 6, generator=generator)
+    y = (x[:, :3].sum(1) > 0).long()
+
+    def epoch(number: int):
+        order = torch.randperm(len(x))
+        return ((x[i], y[i]) for i in order.split(12))
+
+    def loss(model, batch):
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    def evaluate(model):
+        assert not model.training
+        logits = model(x)
+        right = (logits.argmax(1) == y).float().mean().item()
+        return {"accuracy": 100 * right, "loss": loss(model, (x, y)).item()}
+
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(16, 2)
+    )
+    return Prepared(model, epoch, loss, evaluate, steps_per_epoch=4)
+
+
+TASK = Task(
+    name="line",
+    about="a test",
+    prepare=prepare,
+    steps=26,
+    warmup=4,
+    lr={"adam": 1e-2, "sgd": 0.1, "amos": 1e-2},
+)
+NAMES = [
+    "AdamCPR_ws9", "AdamCPR_ip2", "SGDCPR_ki0x1p1_ada_std", "AdamW_wd0p1", "SGD", "AMOS_wd0p1",
+    "AdamW_adadecay4_wd0p1", "SGD_awd_wd0p1", "AdamW_cosine0p1_wd0p1", "SGD_rescale2",
+]  # fmt: skip
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_at(step: int):
+    def progress(done: int, steps: int, numbers: dict) -> None:
+        if done == step:
+            raise Stopped
+
+    return progress
+
+
+def weights(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+    """Where the trained weights of later runs are put."""
+    kept: list[dict] = []
+    to_the_end = engine._Training.to_the_end
+
+    def keep(self):
+        result = to_the_end(self)
+        kept.append({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
+        return result
+
+    monkeypatch.setattr(engine._Training, "to_the_end", keep)
+    return kept
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stopped_anywhere_a_run_ends_as_if_it_had_not_been(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = weights(monkeypatch)
+    whole = train(TASK, parse(name), tmp_path / "whole", CPU)
+    for step in (3, 17):
+        with pytest.raises(Stopped):
+            train(TASK, parse(name), tmp_path / "parts", CPU, stop_at(step))
+    parts = train(TASK, parse(name), tmp_path / "parts", CPU)
+
+    def without_time(result: dict) -> dict:
+        return {key: value for key, value in result.items() if key != "seconds"}
+
+    assert without_time(parts) == without_time(whole)
+    assert str(kept[0]) == str(kept[1])
+    for key, value in kept[0]["model"].items():
+        assert torch.equal(value, kept[1]["model"][key])
+    for file in (HISTORY, DYNAMICS):
+        a, b = (folder_of(tmp_path / f, TASK, parse(name)) / file for f in ("whole", "parts"))
+        assert a.read_bytes() == b.read_bytes()
+
+
+def test_what_a_run_leaves(tmp_path: Path) -> None:
+    result = train(TASK, parse("AdamCPR_ws9_seed2"), tmp_path, CPU)
+    folder = tmp_path / "line" / "AdamCPR_ws9_seed2"
+    assert {f.name for f in folder.iterdir()} == {HISTORY, DYNAMICS, FIGURE, "result.json"}
+    assert json.loads((folder / "result.json").read_text()) == result
+    assert result["step"] == 26 and result["run"] == "AdamCPR_ws9_lr0p01_warmup4_seed2_26steps"
+    history = pd.read_csv(folder / HISTORY)
+    assert history["step"].tolist() == [4, 8, 12, 16, 20, 24, 26]
+    assert history["accuracy"].iloc[-1] == pytest.approx(result["accuracy"])
+    dynamics = pd.read_csv(folder / DYNAMICS)
+    assert dynamics["step"].unique().tolist() == [0, 4, 8, 12, 16, 20, 24, 26]
+    assert set(dynamics["parameter"]) == {"0.weight", "3.weight"}
+    assert np.isinf(dynamics.query("step <= 8")["kappa"]).all()
+    assert np.isfinite(dynamics.query("step > 9")["kappa"]).all()
+    assert (dynamics.query("step > 9")["multiplier"] > 0).any()
+
+
+def test_without_cpr_the_measure_is_recorded_all_the_same(tmp_path: Path) -> None:
+    train(TASK, parse("AdamW_wd0p1"), tmp_path, CPU)
+    dynamics = pd.read_csv(folder_of(tmp_path, TASK, parse("AdamW_wd0p1")) / DYNAMICS)
+    torch.manual_seed(0)
+    assert (dynamics["measure"] > 0).all() and dynamics[["kappa", "multiplier"]].isna().all().all()
+
+
+def test_what_is_done_is_not_trained_again(tmp_path: Path) -> None:
+    name = parse("SGD_4steps_warmup0")
+    first = train(TASK, name, tmp_path, CPU)
+    refuses = dataclasses.replace(TASK, prepare=lambda options: pytest.fail("trained again"))
+    assert train(refuses, name, tmp_path, CPU) == first
+
+
+def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
+    train(TASK, parse("SGD"), tmp_path, CPU)
+    longer = dataclasses.replace(TASK, steps=30)
+    with pytest.raises(CannotTrain, match=r"holds SGD_.*26steps, not SGD_.*30steps; use another folder"):
+        train(longer, parse("SGD"), tmp_path, CPU)
+    with pytest.raises(Stopped):
+        train(TASK, parse("SGD_seed2"), tmp_path, CPU, stop_at(6))
+    with pytest.raises(CannotTrain, match=f"{CHECKPOINT} is of SGD_"):
+        train(longer, parse("SGD_seed2"), tmp_path, CPU)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
+    with pytest.raises(CannotTrain, match=r"was not finite before step .*; try a smaller _lr<V>"):
+        train(TASK, parse("SGD_lr1e30"), tmp_path, CPU)
+    assert not (folder_of(tmp_path, TASK, parse("SGD_lr1e30")) / "result.json").exists()
+
+
+def test_a_warm_up_longer_than_the_training_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WrongName, match="warm-up of 4 steps is not shorter"):
+        train(TASK, parse("SGD_3steps"), tmp_path, CPU)
+    assert not tmp_path.joinpath("line").exists()
+
+
+def test_batches_in_parts_give_the_same_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_dropout(options: Options) -> Prepared:
+        prepared = prepare(options)
+        prepared.model[2].p = 0.0
+        return prepared
+
+    task = dataclasses.replace(TASK, prepare=without_dropout)
+    kept = weights(monkeypatch)
+    for parts in (1, 3):
+        options = dataclasses.replace(CPU, microbatches=parts)
+        train(task, parse("SGD"), tmp_path / str(parts), options)
+    for key, value in kept[0]["model"].items():
+        torch.testing.assert_close(value, kept[1]["model"][key], rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_are_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = weights(monkeypatch)
+    tiny = dataclasses.replace(TASK, clip=1e-9)
+    train(tiny, parse("SGD_lr0p1_4steps_warmup0_wd0"), tmp_path, CPU)
+    torch.manual_seed(0)
+    engine._seed(1, 0)
+    start = prepare(CPU).model.state_dict()
+    for key, value in kept[0]["model"].items():
+        torch.testing.assert_close(value, start[key], rtol=0, atol=1e-7)
+
+
+# The schedule
+
+
+@settings(max_examples=200)
+@given(st.integers(1, 500), st.integers(1, 5000), st.floats(0, 1), st.floats(0, 1))
+def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine(
+    warmup: int, rest: int, first: float, final: float
+) -> None:
+    total = warmup + rest
+    rates = [warmup_cosine(step, warmup, total, first, final) for step in range(total + 1)]
+    assert rates[warmup - 1] == pytest.approx(1) and rates[warmup] == pytest.approx(1)
+    assert rates[total] == pytest.approx(final, abs=1e-9)
+    assert all(a <= b + 1e-12 for a, b in itertools.pairwise(rates[:warmup]))
+    assert all(a >= b - 1e-12 for a, b in itertools.pairwise(rates[warmup:]))
+    middle = warmup + rest // 2
+    if rest % 2 == 0:
+        assert rates[middle] == pytest.approx((1 + final) / 2)
+    assert math.isclose(rates[0], first + (1 - first) / warmup)
+
+
+# Names
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_a_run(family: str) -> None:
+    run = TASK.complete(parse(family))
+    assert (run.total_steps, run.warmup_steps, run.seed) == (26, 4, 1)
+    assert run.lr == TASK.lr[FAMILIES[family].optimizer]
+    assert parse(str(run)) == run
+    assert run.default_warm_start == 8  # twice the warm-up
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Adamcpr_ws9", r"did you mean AdamCPR_ws9\?"),
+        ("nonsense", "its name begins with AdamCPR, SGDCPR"),
+        ("AdamCPR_100epochs", "unknown suffix _100epochs"),
+        ("AdamW_ws100", "the one with CPR is AdamCPR"),
+        ("SGDCPR_wd0p1", "takes no _wd0p1"),
+    ],
+)
+def test_wrong_names_are_one_line(text: str, message: str) -> None:
+    with pytest.raises(WrongName, match=message) as caught:
+        parse(text)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+# Figures
+
+
+def test_runs_are_drawn_together(tmp_path: Path) -> None:
+    folders = {}
+    for name in ("AdamCPR_ws9", "AdamW_wd0p1"):
+        train(TASK, parse(name), tmp_path, CPU)
+        folders[name] = folder_of(tmp_path, TASK, parse(name))
+    figure = tmp_path / "both.png"
+    draw_dynamics(folders, figure, ["3.weight"])
+    assert figure.stat().st_size > 10_000
+    with pytest.raises(CannotDraw, match=r"no matrix is named 'x'; there are 0\.weight, 3\.weight"):
+        draw_dynamics(folders, tmp_path / "none.png", ["x"])
+    assert not (tmp_path / "none.png").exists()
