@@ -1,10 +1,10 @@
 """Which parameters are regularized: matrices, convolution kernels and their like.
 
-Biases, normalization weights and embeddings are not (the rule of timm and of the paper): a parameter
-with fewer than two dimensions is out, and so are the weights of normalization layers and
-``nn.Embedding``, parameters named ``bias``, what the model lists in ``no_weight_decay()``, and the
-parameter groups that ask for it with ``regularize=False``, or with ``weight_decay=0`` beside groups
-whose weight decay is positive.
+Biases, normalization weights and embeddings are not (the rule of timm and of the authors' code; the
+paper's text names the first two): a parameter with fewer than two dimensions is out, and so are the
+weights of normalization layers and ``nn.Embedding``, parameters named ``bias``, what the model lists in
+``no_weight_decay()``, and the parameter groups that ask for it with ``regularize=False``, or with
+``weight_decay=0`` beside groups whose weight decay is positive.
 """
 
 from __future__ import annotations
