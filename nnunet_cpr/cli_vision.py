@@ -63,6 +63,9 @@ def run(
     workers: _Workers = 0,
     bf16: _BF16 = False,
     microbatches: _Parts = 1,
+    keep_model: Annotated[
+        bool, typer.Option("--keep-model/--drop-model", help="Leave the trained weights in model.pt.")
+    ] = True,
     settings: _Set = None,
 ) -> None:
     """Train one or more runs. Stopped and run again, it goes on; what is done is not repeated."""
@@ -70,7 +73,7 @@ def run(
 
     with _told():
         chosen = _task(task)
-        options = _options(data, device, workers, bf16, microbatches, settings)
+        options = _options(data, device, workers, bf16, microbatches, settings, keep_model)
         _train(chosen, [parse(name) for name in names], results, options)
 
 
@@ -169,6 +172,7 @@ def _options(
     bf16: bool,
     microbatches: int,
     settings: list[str] | None,
+    keep_model: bool = False,
 ) -> Options:
     import torch
 
@@ -186,6 +190,7 @@ def _options(
         workers=workers,
         bf16=bf16,
         microbatches=microbatches,
+        keep_model=keep_model,
         settings={key: value for key, _, value in pairs},
     )
 

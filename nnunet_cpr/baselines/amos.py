@@ -39,7 +39,10 @@ def amos(params: Params, lr: float = 1e-3, weight_decay: float = 0.0) -> Optimiz
     groups = param_groups(params)
     optimizer = Amos(
         [
-            {**{k: v for k, v in group.items() if k not in _OURS}, "params": [p for _, p in group["params"]]}
+            {
+                **{k: v for k, v in group.items() if k not in _OURS},
+                "params": [p for _, p in group["params"]],
+            }
             for group in groups
         ],
         lr=lr,

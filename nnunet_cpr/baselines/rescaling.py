@@ -51,10 +51,10 @@ class NormRescaling(Baseline):
 
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        norm = total_norm(self.parameters)
-        factor = self.factor * self._state["initial_norm"] / norm
-        is_used = norm.isfinite() & factor.isfinite()
-        is_used &= self._taken(getattr(optimizer, "found_inf", None)) == 1
-        excess = torch.where(is_used, 1 - factor, 0)
+        factor = self.factor * self._state["initial_norm"] / total_norm(self.parameters)
+        # An infinite norm gives 0, one that was 0 at first gives 0, one that is 0 now gives infinity.
+        is_used = (factor > 0) & factor.isfinite()
+        is_taken = self._taken(getattr(optimizer, "found_inf", None)) == 1
+        excess = torch.where(is_used & is_taken, 1 - factor, 0)
         for p in self.parameters:
             shrink_(p, excess)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from nnunet_cpr.vision.folder import (
     DYNAMICS,
     FIGURE,
     HISTORY,
+    MODEL,
     RESULT,
     folder_of,
     result_of,
@@ -70,15 +71,14 @@ def train(
     """Train a run to its end and return its result; one that is done is not trained again.
 
     Raises:
-        CannotTrain: the folder holds a run with other settings, or the loss is not finite.
+        CannotTrain: the folder holds the run with other settings, or the loss is not finite.
         OSError: the data cannot be read, or the folder not be written.
     """
     folder = folder_of(results, task, name)
     run = task.complete(name)
     done = result_of(folder)
     if done is not None:
-        if done["run"] != str(run):
-            raise CannotTrain(f"{folder} holds {done['run']}, not {run}; use another folder")
+        _check_same(folder / RESULT, done, run, options)
         return done
     folder.mkdir(parents=True, exist_ok=True)
     assert run.seed is not None
@@ -89,6 +89,15 @@ def train(
     training = _Training(task, run, folder, options, prepared, model, optimizer, progress)
     training.resume()
     return training.to_the_end()
+
+
+def _check_same(path: Path, saved: Mapping[str, Any], run: RunName, options: Options) -> None:
+    before = (saved["run"], *(f"{key}={value}" for key, value in sorted(saved["settings"].items())))
+    now = (str(run), *(f"{key}={value}" for key, value in sorted(options.settings.items())))
+    if before != now:
+        raise CannotTrain(
+            f"{path} is of {' '.join(before)}, not of {' '.join(now)}; use other --results"
+        )
 
 
 @dataclass
@@ -116,8 +125,7 @@ class _Training:
             self.record.dynamics += self.dynamics.rows(0)
             return
         saved = torch.load(path, map_location=self.options.device, weights_only=True)
-        if saved["run"] != str(self.run):
-            raise CannotTrain(f"{path} is of {saved['run']}, not of {self.run}; use another folder")
+        _check_same(path, saved, self.run, self.options)
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.epoch, self.step = saved["epoch"], saved["step"]
@@ -143,12 +151,16 @@ class _Training:
             self.progress(self.step, total, self.record.history[-1])
         result = {
             "run": str(self.run),
+            "settings": dict(self.options.settings),
             "task": self.task.name,
             "metric": self.task.metric,
             **self.record.history[-1],
             "seconds": round(self.record.seconds, 1),
         }
         draw_dynamics({str(self.run): self.folder}, self.folder / FIGURE)
+        if self.options.keep_model:
+            with replacing(self.folder / MODEL) as path:
+                torch.save(self.model.state_dict(), path)
         with replacing(self.folder / RESULT) as path:
             path.write_text(json.dumps(result, indent=2) + "\n")
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
@@ -184,10 +196,11 @@ class _Training:
     def _train_step(self, batch: Batch) -> Tensor:
         self.optimizer.zero_grad()
         total = torch.zeros((), device=self.options.device)
-        parts = list(_split(batch, self.options.microbatches))
-        for part in parts:
+        size = _size(batch)
+        for part in _split(batch, self.options.microbatches):
+            share = _size(part) / size
             with self._autocast():
-                loss = self.prepared.loss(self.model, _to(part, self.options.device)) / len(parts)
+                loss = self.prepared.loss(self.model, _to(part, self.options.device)) * share
             loss.backward()
             total += loss.detach()
         if self.task.clip is not None:
@@ -210,6 +223,7 @@ class _Training:
     def _save(self) -> None:
         state = {
             "run": str(self.run),
+            "settings": dict(self.options.settings),
             "epoch": self.epoch,
             "step": self.step,
             "model": self.model.state_dict(),
@@ -240,8 +254,15 @@ def _to(batch: Batch, device: torch.device) -> Batch:
     return type(batch)(_to(value, device) for value in batch)
 
 
+def _size(batch: Batch) -> int:
+    """How many samples it holds."""
+    while not isinstance(batch, Tensor):
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    return len(batch)
+
+
 def _split(batch: Batch, parts: int) -> Iterator[Batch]:
-    """A batch in parts of equal size, for gradients that are added up."""
+    """A batch in parts, for gradients that are added up."""
     if parts == 1:
         yield batch
         return

@@ -4,6 +4,7 @@
 - ``dynamics.csv``: measure, kappa and lambda of every matrix, at the same steps;
 - ``dynamics.png``: both as a figure, when the run is done;
 - ``checkpoint.pt``: all that it takes to go on, until the run is done;
+- ``model.pt``: the trained weights, a state dict, where they were asked for;
 - ``result.json``: the last evaluation; a run that has it is done.
 """
 
@@ -17,7 +18,7 @@ from typing import Any
 from nnunet_cpr.vision.names import RunName
 from nnunet_cpr.vision.task import Task
 
-CHECKPOINT, RESULT = "checkpoint.pt", "result.json"
+CHECKPOINT, MODEL, RESULT = "checkpoint.pt", "model.pt", "result.json"
 HISTORY, DYNAMICS, FIGURE = "history.csv", "dynamics.csv", "dynamics.png"
 
 

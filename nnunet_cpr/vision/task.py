@@ -32,6 +32,7 @@ class Options:
         workers: processes that load data.
         bf16: train in bfloat16 where autocast allows; off is float32.
         microbatches: parts that a batch is split into, one after the other, so that it fits.
+        keep_model: leave the trained weights in the run's folder.
         settings: further settings that a task knows, such as ``model``.
     """
 
@@ -40,6 +41,7 @@ class Options:
     workers: int = 0
     bf16: bool = False
     microbatches: int = 1
+    keep_model: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
