@@ -89,10 +89,16 @@ def sweep(
     settings: _Set = None,
 ) -> None:
     """Train all cells of a sweep that are not done, and draw it."""
+    from nnunet_cpr.vision.task import Diverged
+
     with _told():
         chosen = _sweep(name)
         options = _options(data, device, workers, bf16, microbatches, settings)
-        _train(_task(chosen.task), chosen.cells(), results, options)
+        try:
+            _train(_task(chosen.task), chosen.cells(), results, options)
+        except Diverged:
+            _draw(chosen, results)
+            raise
         _draw(chosen, results)
 
 
@@ -196,7 +202,7 @@ def _options(
 
 
 def _train(task: Task, names: list[RunName], results: Path, options: Options) -> None:
-    """All of them, one after the other, with a line for each that is done."""
+    """One after the other, with a line for each; one that diverges does not stop the others."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -207,9 +213,11 @@ def _train(task: Task, names: list[RunName], results: Path, options: Options) ->
     )
 
     from nnunet_cpr.vision.engine import train
+    from nnunet_cpr.vision.task import Diverged
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(soft_wrap=True, highlight=False)
+    failed = 0
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bars:
         all_runs = bars.add_task("runs", total=len(names), visible=len(names) > 1)
         for name in names:
@@ -218,30 +226,40 @@ def _train(task: Task, names: list[RunName], results: Path, options: Options) ->
             def show(done: int, steps: int, numbers: dict[str, float], bar: Any = bar) -> None:
                 bars.update(bar, completed=done, total=steps)
 
-            result = train(task, name, results, options, show)
+            try:
+                result = train(task, name, results, options, show)
+                said = f"{task.metric} {result[task.metric]:.2f}, loss {result['loss']:.4f}, "
+                said += f"{result['step']:.0f} steps in {result['seconds']:.0f} s"
+            except Diverged as error:
+                failed += 1
+                said = f"failed: {error}"
             bars.remove_task(bar)
             bars.advance(all_runs)
-            bars.console.print(
-                f"{name}: {task.metric} {result[task.metric]:.2f}, loss {result['loss']:.4f}, "
-                f"{result['step']:.0f} steps in {result['seconds']:.0f} s"
-            )
+            bars.console.print(f"{name}: {said}", markup=False)
+    if failed:
+        raise Diverged(f"{failed} of {len(names)} runs failed, see above")
 
 
 def _draw(chosen: Sweep, results: Path) -> None:
+    from nnunet_cpr.vision.curves import draw_curves
     from nnunet_cpr.vision.heatmaps import draw_sweep
 
-    figure = results / f"{chosen.name}.png"
     results.mkdir(parents=True, exist_ok=True)
+    figure = results / f"{chosen.name}.png"
     draw_sweep(chosen, results, figure)
     print(figure)
+    if chosen.curves:
+        figure = results / f"{chosen.name}-curves.png"
+        draw_curves(chosen, results, figure)
+        print(figure)
 
 
 @contextmanager
 def _told() -> Iterator[None]:
     """Errors as one line; Ctrl-C ends with the shell's usual status."""
     from nnunet_cpr.naming import WrongName
-    from nnunet_cpr.vision.engine import CannotTrain
     from nnunet_cpr.vision.figures import CannotDraw
+    from nnunet_cpr.vision.task import CannotTrain
 
     try:
         yield

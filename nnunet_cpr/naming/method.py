@@ -125,6 +125,13 @@ class MethodName:
         return self.families[self.family]
 
     @property
+    def decays(self) -> bool:
+        """Whether a weight decay has a meaning."""
+        return not self.defaults.cpr and (
+            self.baseline is None or BASELINES[self.baseline.keyword].decays
+        )
+
+    @property
     def total_steps(self) -> int:
         """Optimizer steps in the whole training."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Learning curves of a sweep's cells: the mean over seeds, and the range from the least to the largest."""
+"""Learning curves of a sweep's cells: the mean over seeds, and their range."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ def draw_curves(sweep: Sweep, results: Path, path: Path) -> None:
                 grid[-1][column].legend(fontsize=8, loc="best")
         for row, value in enumerate(sweep.curves):
             grid[row][0].set_ylabel(value.replace("_", " "))
-            if sweep.curves_from is not None:
-                grid[row][0].set_ylim(bottom=sweep.curves_from)
+            if value == "loss":
+                grid[row][0].set_yscale("log")
         figure.savefig(temporary, dpi=110)

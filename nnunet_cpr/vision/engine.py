@@ -33,14 +33,10 @@ from nnunet_cpr.vision.folder import (
 from nnunet_cpr.vision.names import RunName
 from nnunet_cpr.vision.optimizers import build_optimizer
 from nnunet_cpr.vision.schedule import learning_rate
-from nnunet_cpr.vision.task import Batch, Options, Prepared, Task
+from nnunet_cpr.vision.task import Batch, CannotTrain, Diverged, Options, Prepared, Task
 
 Progress = Callable[[int, int, dict[str, float]], None]
 """Called with the steps done, the steps in all, and the last evaluation."""
-
-
-class CannotTrain(RuntimeError):
-    """A run that cannot begin or go on; its message, one line, says why."""
 
 
 @dataclass
@@ -71,7 +67,8 @@ def train(
     """Train a run to its end and return its result; one that is done is not trained again.
 
     Raises:
-        CannotTrain: the folder holds the run with other settings, or the loss is not finite.
+        CannotTrain: the folder holds the run with other settings, or the task refuses the options.
+        Diverged: the loss is not finite.
         OSError: the data cannot be read, or the folder not be written.
     """
     folder = folder_of(results, task, name)
@@ -80,10 +77,10 @@ def train(
     if done is not None:
         _check_same(folder / RESULT, done, run, options)
         return done
-    folder.mkdir(parents=True, exist_ok=True)
     assert run.seed is not None
     _seed(run.seed, 0)
     prepared = task.prepare(options)
+    folder.mkdir(parents=True, exist_ok=True)
     model = prepared.model.to(options.device)
     optimizer = build_optimizer(model, run, task)
     training = _Training(task, run, folder, options, prepared, model, optimizer, progress)
@@ -188,7 +185,7 @@ class _Training:
                 break
         mean = torch.stack(losses).mean().item()
         if not np.isfinite(mean):
-            raise CannotTrain(
+            raise Diverged(
                 f"the loss of {self.run} was not finite before step {self.step}; try a smaller _lr<V>"
             )
         return mean

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,12 @@ HISTORY, DYNAMICS, FIGURE = "history.csv", "dynamics.csv", "dynamics.png"
 
 
 def folder_of(results: Path, task: Task, name: RunName) -> Path:
-    """Where a run's files are: ``results/TASK/NAME``, the seed always said."""
-    seed = task.seeds[0] if name.seed is None else name.seed
-    return results / task.name / str(dataclasses.replace(name, seed=seed))
+    """Where a run's files are: ``results/TASK/NAME``, however much of it the name says.
+
+    Raises:
+        WrongName: the name does not go with the task.
+    """
+    return results / task.name / str(task.shorten(name))
 
 
 def result_of(folder: Path) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ def build_optimizer(model: nn.Module, name: RunName, task: Task) -> Optimizer:
     assert name.lr is not None  # the task has completed the name
     adam: dict[str, Any] = {"betas": task.betas, "eps": task.eps}
     sgd: dict[str, Any] = {"momentum": task.momentum, "nesterov": task.momentum > 0}
-    decay = task.weight_decay if name.weight_decay is None else name.weight_decay
+    decay = name.weight_decay or 0.0
     match name.family:
         case "AdamCPR":
             return AdamCPR(model, name.lr, **adam, **name.cpr_settings)

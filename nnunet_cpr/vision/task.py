@@ -22,6 +22,14 @@ Batch = Any
 """What a task's data gives and its loss takes; tensors in lists, tuples and dicts."""
 
 
+class CannotTrain(RuntimeError):
+    """A run that cannot begin or go on; its message, one line, says why."""
+
+
+class Diverged(CannotTrain):
+    """A run whose loss is no number any more."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What the user says beside the name of the task and of the run.
@@ -83,7 +91,7 @@ class Task:
         final_lr: the last learning rate of the cosine that follows, as a multiple of the highest.
         first_lr: where the warm-up begins, as a multiple of the highest.
         betas, eps: of Adam. momentum: of SGD, which is Nesterov's.
-        weight_decay: where neither the name nor a bound says it.
+        weight_decay: by the family's optimizer, where the name does not say it; 0 where this neither.
         clip: largest norm of the gradients, or None.
         metric: what :class:`Prepared` evaluates, in the end at least, that the runs are compared by; the
             larger, the better.
@@ -102,7 +110,7 @@ class Task:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     momentum: float = 0.9
-    weight_decay: float = 0.0
+    weight_decay: Mapping[str, float] = field(default_factory=dict)
     clip: float | None = None
     metric: str = "accuracy"
     epochs_between: int = 1
@@ -115,12 +123,32 @@ class Task:
             WrongName: the warm-up is not shorter than the training, or there is no learning rate for
                 the family.
         """
-        if name.lr is None and name.defaults.optimizer not in self.lr:
+        own = self._settings(name)
+        said = {key: getattr(name, key) for key in own}
+        if name.lr is None and own["lr"] is None:
             raise WrongName(f"{self.name} has no learning rate for {name.family}; say it with _lr<V>")
         return dataclasses.replace(
-            name,
-            lr=self.lr[name.defaults.optimizer] if name.lr is None else name.lr,
-            warmup=self.warmup if name.warmup is None else name.warmup,
-            steps=name.steps or self.steps,
-            seed=self.seeds[0] if name.seed is None else name.seed,
+            name, **{key: own[key] if value is None else value for key, value in said.items()}
         )
+
+    def shorten(self, name: RunName) -> RunName:
+        """The same run without what is the task's own anyway; only the seed is always said.
+
+        Raises:
+            WrongName: as :meth:`complete`.
+        """
+        whole = self.complete(name)
+        own = self._settings(name)
+        needless: dict[str, Any] = {key: None for key in own if getattr(whole, key) == own[key]}
+        return dataclasses.replace(whole, **(needless | {"seed": whole.seed}))
+
+    def _settings(self, name: RunName) -> dict[str, Any]:
+        """What a name with this family and baseline may leave out."""
+        optimizer = name.defaults.optimizer
+        return {
+            "lr": self.lr.get(optimizer),
+            "weight_decay": self.weight_decay.get(optimizer, 0.0) if name.decays else None,
+            "warmup": self.warmup,
+            "steps": self.steps,
+            "seed": self.seeds[0],
+        }

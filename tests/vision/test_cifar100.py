@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from nnunet_cpr.vision import engine
-from nnunet_cpr.vision.engine import CannotTrain, train
+from nnunet_cpr.vision.engine import train
 from nnunet_cpr.vision.folder import folder_of
 from nnunet_cpr.vision.heatmaps import draw_sweep
 from nnunet_cpr.vision.names import RunName, parse
 from nnunet_cpr.vision.sweeps import Sweep, grid
-from nnunet_cpr.vision.task import Options, Task
+from nnunet_cpr.vision.task import CannotTrain, Options, Task
 from nnunet_cpr.vision.tasks import TASKS, cifar100
 from nnunet_cpr.vision.tasks.cifar100 import CIFAR100, CIFAR100_C, CORRUPTIONS
 

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from nnunet_cpr.naming import WrongName
 from nnunet_cpr.vision import engine
-from nnunet_cpr.vision.engine import CannotTrain, train
+from nnunet_cpr.vision.engine import train
 from nnunet_cpr.vision.figures import CannotDraw, draw_dynamics
 from nnunet_cpr.vision.folder import CHECKPOINT, DYNAMICS, FIGURE, HISTORY, folder_of
 from nnunet_cpr.vision.names import FAMILIES, parse
 from nnunet_cpr.vision.schedule import warmup_cosine
-from nnunet_cpr.vision.task import Options, Prepared, Task
+from nnunet_cpr.vision.task import CannotTrain, Options, Prepared, Task
 
 CPU = Options()
 

@@ -16,12 +16,12 @@ from torch import nn
 pytest.importorskip("timm")
 
 from nnunet_cpr.naming import WrongName
-from nnunet_cpr.vision.engine import CannotTrain, train
+from nnunet_cpr.vision.engine import train
 from nnunet_cpr.vision.names import parse
 from nnunet_cpr.vision.optimizers import build_optimizer
 from nnunet_cpr.vision.schedule import learning_rate
 from nnunet_cpr.vision.sweeps import SWEEPS
-from nnunet_cpr.vision.task import Options
+from nnunet_cpr.vision.task import CannotTrain, Options
 from nnunet_cpr.vision.tasks import TASKS
 
 PRESETS = ["deit-small", "deit-base", "clip-vit-b32"]
@@ -228,7 +228,7 @@ def test_steps_are_the_papers():
     for name in PRESETS[:2]:
         task = TASKS[name]
         assert task.warmup == 6280 and task.steps == 300 / 5 * 6280
-        assert str(task.complete(parse("AdamW"))) == "AdamW_lr1en3_warmup6280_seed1_376800steps"
+        assert str(task.complete(parse("AdamW"))) == "AdamW_lr1en3_wd0p05_warmup6280_seed1_376800steps"
     # Eight loading processes on each of four GPUs, each with whole batches of 256.
     assert 5 * 8 * math.ceil(math.ceil(ALL_TRAINING_IMAGES / 32) / 256) == 6280
     assert TASKS["clip-vit-b32"].steps == 10 * (ALL_TRAINING_IMAGES // 512)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nnunet_cpr.vision.task import Options, Prepared, Task
+from nnunet_cpr.vision.task import CannotTrain, Options, Prepared, Task
 from nnunet_cpr.vision.tasks.in_memory import Pairs, accuracy_of, cross_entropy, shuffled_batches
 
 CORRUPTIONS: tuple[str, ...] = (
@@ -52,7 +52,7 @@ _SETTINGS = ("download", "corrupted")
 def _prepare(options: Options) -> Prepared:
     unknown = [key for key in options.settings if key not in _SETTINGS]
     if unknown:
-        raise _cannot(f"CIFAR-100 has no setting {unknown[0]!r}; there are {', '.join(_SETTINGS)}")
+        raise CannotTrain(f"CIFAR-100 has no setting {unknown[0]!r}; there are {', '.join(_SETTINGS)}")
     train, test = _dataset(options, train=True), _dataset(options, train=False)
     corrupted = options.settings.get("corrupted")
     return Prepared(
@@ -87,10 +87,10 @@ def _dataset(options: Options, train: bool) -> Pairs:
     kind = datasets.CIFAR100
     download = options.settings.get("download", "no")
     if download not in ("yes", "no"):
-        raise _cannot(f"download={download} is neither yes nor no")
+        raise CannotTrain(f"download={download} is neither yes nor no")
     folder = options.data
     if folder is None:
-        raise _cannot("say where CIFAR-100 is, or is to be downloaded to: --data DIR")
+        raise CannotTrain("say where CIFAR-100 is, or is to be downloaded to: --data DIR")
     get = f"get it with --set download=yes, or unpack {kind.url} in {folder}"
     if download == "no" and not (folder / kind.base_folder).is_dir():
         raise FileNotFoundError(f"there is no folder {folder / kind.base_folder}; {get}")
@@ -100,7 +100,9 @@ def _dataset(options: Options, train: bool) -> Pairs:
         message = f"{folder / kind.base_folder} is incomplete or damaged; delete it, and {get}"
         raise OSError(message) from error
     if len(images) < _BATCH and train:
-        raise _cannot(f"{folder} has {len(images)} images to train on, fewer than a batch of {_BATCH}")
+        raise CannotTrain(
+            f"{folder} has {len(images)} images to train on, fewer than a batch of {_BATCH}"
+        )
     pixels = torch.from_numpy(np.ascontiguousarray(images.data))
     return pixels.to(options.device), torch.tensor(images.targets, device=options.device)
 
@@ -211,12 +213,6 @@ def _network() -> nn.Module:
     return model
 
 
-def _cannot(message: str) -> Exception:
-    from nnunet_cpr.vision.engine import CannotTrain
-
-    return CannotTrain(message)
-
-
 CIFAR100 = Task(
     name="cifar100",
     about="CIFAR-100, ResNet-18, 20,000 steps; a quarter of an hour on a GPU",
@@ -226,7 +222,7 @@ CIFAR100 = Task(
     lr={"adam": 1e-3, "sgd": 0.1, "amos": 1e-3},
     final_lr=0.1,
     betas=(0.9, 0.98),
-    weight_decay=0.1,
+    weight_decay={"adam": 0.1, "sgd": 5e-4},
 )
 
 _CORRUPTED_FIELDS: dict[str, Any] = {

@@ -58,6 +58,6 @@ DIGITS = Task(
     warmup=30,
     lr={"adam": 1e-2, "sgd": 0.1, "amos": 1e-2},
     betas=(0.9, 0.98),
-    weight_decay=1e-2,
+    weight_decay={"adam": 1e-2, "sgd": 1e-3},
     epochs_between=2,
 )

@@ -1,8 +1,8 @@
 """Modular addition, which networks learn by heart first and understand later (Power et al., 2022).
 
 The task of the CPR authors' grokking example and of Liu et al. (2023): a + b modulo a prime, for all
-pairs a <= b, of which a part is trained on. Without regularization the network knows the training pairs and
-fails on the others for very long.
+pairs a <= b, of which a part is trained on. Without regularization the network knows the training pairs
+and fails on the others for very long.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nnunet_cpr.vision.task import Options, Prepared, Task
+from nnunet_cpr.vision.task import CannotTrain, Options, Prepared, Task
 
 _Mix = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -62,7 +62,7 @@ class _Settings:
         known = ("model", "batch", "pretrained", "image_size")
         unknown = [key for key in given if key not in known]
         if unknown:
-            raise _cannot(f"there is no setting {unknown[0]!r}; there are {', '.join(known)}")
+            raise CannotTrain(f"there is no setting {unknown[0]!r}; there are {', '.join(known)}")
         settings = cls(
             model=given.get("model", recipe.model),
             batch=_whole_number("batch", given, recipe.batch),
@@ -70,9 +70,9 @@ class _Settings:
             image_size=_whole_number("image_size", given, 0) or None,
         )
         if recipe.mixup is not None and settings.batch % 2:
-            raise _cannot(f"batch={settings.batch} is odd, and images are mixed in pairs")
+            raise CannotTrain(f"batch={settings.batch} is odd, and images are mixed in pairs")
         if settings.pretrained not in ("no", "yes") and not Path(settings.pretrained).is_file():
-            raise _cannot(
+            raise CannotTrain(
                 f"pretrained={settings.pretrained} is neither yes, nor no, nor a file of weights"
             )
         return settings
@@ -85,7 +85,7 @@ def _prepare(recipe: _Recipe, options: Options) -> Prepared:
     settings = _Settings.read(recipe, options.settings)
     train, val, classes = _datasets(options.data)
     if len(train) < settings.batch:
-        raise _cannot(
+        raise CannotTrain(
             f"{options.data} has {len(train)} images to train on, fewer than a batch of "
             f"{settings.batch}; choose a smaller one with --set batch=N"
         )
@@ -133,7 +133,7 @@ def _datasets(data: Path | None) -> tuple[Any, Any, int]:
 
     layout = "DIR/train/CLASS/*.JPEG and DIR/val/CLASS/*.JPEG"
     if data is None:
-        raise _cannot(f"say where ImageNet is: --data DIR, with {layout}")
+        raise CannotTrain(f"say where ImageNet is: --data DIR, with {layout}")
     folders = [data / "train", data / "val"]
     for folder in folders:
         if not folder.is_dir():
@@ -145,7 +145,9 @@ def _datasets(data: Path | None) -> tuple[Any, Any, int]:
         # silence what has none.
         found = {path.name for path in folders[1].iterdir() if path.is_dir()}
         if found - set(classes):
-            raise _cannot(f"{folders[1]} has a class {min(found - set(classes))}; {folders[0]} has not")
+            raise CannotTrain(
+                f"{folders[1]} has a class {min(found - set(classes))}; {folders[0]} has not"
+            )
         val = create_dataset("", root=str(folders[1]), search_split=False, class_map=classes)
     except RuntimeError as error:
         if not str(error).startswith("Found 0 images"):
@@ -158,7 +160,7 @@ def _model(recipe: _Recipe, settings: _Settings, classes: int) -> nn.Module:
     import timm
 
     if not timm.is_model(settings.model):
-        raise _cannot(f"timm knows no model {settings.model!r}")
+        raise CannotTrain(f"timm knows no model {settings.model!r}")
     options: dict[str, Any] = {**recipe.architecture, "num_classes": classes}
     known = timm.get_pretrained_cfg(settings.model)
     if settings.image_size and known is not None and known.fixed_input_size:
@@ -171,7 +173,7 @@ def _model(recipe: _Recipe, settings: _Settings, classes: int) -> nn.Module:
         if settings.pretrained == "no":
             raise
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise _cannot(
+        raise CannotTrain(
             f"the weights of {settings.model} cannot be loaded ({reason}); --set pretrained=PATH takes "
             "them from a file, and pretrained=no does without"
         ) from error
@@ -217,14 +219,8 @@ def _whole_number(key: str, given: Mapping[str, str], default: int) -> int:
     if text is None:
         return default
     if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise _cannot(f"{key}={text} is no whole number above 0")
+        raise CannotTrain(f"{key}={text} is no whole number above 0")
     return int(text)
-
-
-def _cannot(reason: str) -> Exception:
-    from nnunet_cpr.vision.engine import CannotTrain  # which imports much that a list of tasks needs not
-
-    return CannotTrain(reason)
 
 
 _DEIT_AUGMENTATION = {"auto_augment": "rand-m9-mstd0.5", "re_prob": 0.25, "re_mode": "pixel"}
@@ -246,7 +242,7 @@ def _deit(name: str, about: str, recipe: _Recipe) -> Task:
         lr={"adam": 1e-3},
         first_lr=1e-6 / 1e-3,
         final_lr=1e-5 / 1e-3,
-        weight_decay=0.05,
+        weight_decay={"adam": 0.05},
         seeds=(1,),
     )
 
@@ -294,7 +290,7 @@ CLIP_VIT_B32 = Task(
     warmup=500,
     lr={"adam": 3e-5},
     final_lr=0.0,
-    weight_decay=0.1,
+    weight_decay={"adam": 0.1},
     clip=1.0,
     seeds=(1,),
 )

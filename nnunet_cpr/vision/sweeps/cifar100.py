@@ -1,127 +1,19 @@
-"""The paper's heat maps as lists of runs: which there are, and where each of them is in its figure.
+"""The paper's heat maps on CIFAR-100.
 
-The paper's text does not give the values along its axes. A range of which it says both ends is taken in
+The paper prints its figures without their numbers. A range of which it says both ends is taken in
 doublings; where it says nothing, the values are ours: all learning rates, all weight decays, the factor
 of Kappa-kI0 in the sweep over mu, and the AdaDecay that is compared with other work.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 from nnunet_cpr.bounds import KappaIP, KappaK, KappaKI0, KappaWS
 from nnunet_cpr.naming import BaselineChoice
-from nnunet_cpr.vision.names import RunName
-from nnunet_cpr.vision.task import Task
+from nnunet_cpr.vision.sweeps.sweep import Panel, Settings, Sweep, grid, settings
 from nnunet_cpr.vision.tasks.cifar100 import CIFAR100, CIFAR100_C
-from nnunet_cpr.vision.tasks.imagenet import CLIP_VIT_B32, DEIT_BASE, DEIT_SMALL
-
-
-@dataclass(frozen=True)
-class Axis:
-    """What the rows or the columns of a panel stand for.
-
-    Attributes:
-        title: the setting.
-        labels: its values, from top to bottom or from left to right.
-    """
-
-    title: str
-    labels: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One heat map.
-
-    Attributes:
-        title: above it.
-        rows, columns: its axes.
-        names: its cells, row by row; a cell stands for its runs with all seeds and names none.
-
-    Raises:
-        ValueError: the cells are not as many as the labels.
-    """
-
-    title: str
-    rows: Axis
-    columns: Axis
-    names: tuple[tuple[RunName, ...], ...]
-
-    def __post_init__(self) -> None:
-        shape = [len(self.columns.labels)] * len(self.rows.labels)
-        if [len(row) for row in self.names] != shape:
-            raise ValueError(f"the panel {self.title!r} has not one cell for each row and column")
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """A figure of heat maps with one scale of colours.
-
-    Attributes:
-        name: in commands and files.
-        about: one line for the user.
-        task: its name in :data:`nnunet_cpr.vision.tasks.TASKS`.
-        panels: from left to right, then from top to bottom.
-        seeds: of every cell.
-        across: panels beside each other.
-        published: what the paper reports, by the names of the runs without their seeds.
-    """
-
-    name: str
-    about: str
-    task: str
-    panels: tuple[Panel, ...]
-    seeds: tuple[int, ...] = (1, 2, 3)
-    across: int = 3
-    published: Mapping[str, float] = field(default_factory=dict)
-
-    def cells(self) -> list[RunName]:
-        """All runs, each once; those of the first seed first, so that the figure is soon complete."""
-        names = [name for panel in self.panels for row in panel.names for name in row]
-        runs = [dataclasses.replace(name, seed=seed) for seed in self.seeds for name in names]
-        return list(dict.fromkeys(runs))
-
-
-Settings = Mapping[str, Mapping[str, Any]]
-"""Labels of an axis, and the fields of :class:`~nnunet_cpr.vision.names.RunName` that each means."""
-
-
-def grid(
-    title: str,
-    rows: tuple[str, Settings],
-    columns: tuple[str, Settings],
-    family: str,
-    **fields: Any,
-) -> Panel:
-    """A panel of all combinations of rows and columns.
-
-    Args:
-        title: above the panel.
-        rows, columns: an axis' title and its settings.
-        family: of all runs.
-        fields: what all runs have in common besides.
-    """
-    return Panel(
-        title,
-        Axis(rows[0], tuple(rows[1])),
-        Axis(columns[0], tuple(columns[1])),
-        tuple(
-            tuple(RunName(family, **fields, **row, **column) for column in columns[1].values())
-            for row in rows[1].values()
-        ),
-    )
-
-
-def settings(field: str, values: Sequence[Any]) -> Settings:
-    """The settings of an axis along which one field takes some values."""
-    return {f"{value:g}": {field: value} for value in values}
-
-
-# CIFAR-100
 
 _LR = ("learning rate", settings("lr", (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)))
 _SGD_LR = ("learning rate", settings("lr", (3e-3, 1e-2, 3e-2, 1e-1, 3e-1)))
@@ -229,7 +121,7 @@ def _cifar100(name: str, about: str, panels: Sequence[Panel], across: int = 3) -
     return Sweep(f"cifar100-{name}", about, task.name, tuple(panels), task.seeds, across)
 
 
-_CIFAR100 = (
+CIFAR100_SWEEPS = (
     _cifar100(
         "main",
         "CIFAR-100: AdamW, and AdamCPR with Kappa-IP and Kappa-WS",
@@ -306,52 +198,3 @@ _CIFAR100 = (
         across=2,
     ),
 )
-
-
-# ImageNet
-
-
-def _imagenet(
-    task: Task,
-    about: str,
-    weight_decays: Sequence[float],
-    published: Sequence[float | None],  # in the order of the paper's table; None where it has no number
-) -> Sweep:
-    lr: tuple[str, Settings] = ("learning rate", {f"{task.lr['adam']:g}": {}})
-    warm_starts = {
-        f"{times * task.warmup}": {"kappa": KappaWS(times * task.warmup)} for times in (1, 2, 4)
-    }
-    panels = (
-        grid("AdamW", ("weight decay", settings("weight_decay", weight_decays)), lr, "AdamW"),
-        grid("AdamCPR, Kappa-WS", (_WS[0], warm_starts), lr, "AdamCPR"),
-        grid("AdamCPR, Kappa-IP", _ip(task.warmup), lr, "AdamCPR"),
-    )
-    names = [str(name) for panel in panels for row in panel.names for name in row]
-    known = {name: number for name, number in zip(names, published, strict=True) if number is not None}
-    return Sweep(task.name, about, task.name, panels, task.seeds, published=known)
-
-
-_IMAGENET = (
-    _imagenet(
-        DEIT_SMALL,
-        "ImageNet: DeiT-S with AdamW and AdamCPR",
-        (0.005, 0.05, 0.5),
-        (76.97, 79.03, 79.16, 79.81, 79.33, 78.04, 79.84),
-    ),
-    _imagenet(
-        DEIT_BASE,
-        "ImageNet: DeiT-B with AdamW and AdamCPR",
-        (0.005, 0.05, 0.5),
-        (76.19, 78.59, 80.56, 81.19, 79.61, None, 80.95),
-    ),
-    _imagenet(
-        CLIP_VIT_B32,
-        "ImageNet: CLIP ViT-B/32 fine-tuned with AdamW and AdamCPR",
-        (1e-4, 1e-3, 1e-2, 0.1, 1.0),
-        (75.24, 75.39, 75.32, 75.17, 74.4, 75.27, 75.52, 75.41, 75.40),
-    ),
-)
-
-
-SWEEPS: dict[str, Sweep] = {sweep.name: sweep for sweep in (*_CIFAR100, *_IMAGENET)}
-"""All sweeps by their names. To add one: make its panels with :func:`grid` and list it here."""

@@ -1,0 +1,12 @@
+"""Heat maps by their names. To add one: make its panels with :func:`grid` and list it here."""
+
+from nnunet_cpr.vision.sweeps.cifar100 import CIFAR100_SWEEPS
+from nnunet_cpr.vision.sweeps.imagenet import IMAGENET_SWEEPS
+from nnunet_cpr.vision.sweeps.small import DIGITS_SWEEP, GROKKING_SWEEP
+from nnunet_cpr.vision.sweeps.sweep import Axis, Panel, Sweep, grid
+
+__all__ = ["SWEEPS", "Axis", "Panel", "Sweep", "grid"]
+
+SWEEPS: dict[str, Sweep] = {
+    sweep.name: sweep for sweep in (DIGITS_SWEEP, GROKKING_SWEEP, *CIFAR100_SWEEPS, *IMAGENET_SWEEPS)
+}
