@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaKI0
+from nnunet_cpr.baselines import AdaDecay, AdaptiveWeightDecay, Baseline
 
 Named = list[tuple[str, nn.Parameter]]
 
@@ -69,6 +70,10 @@ def _hooked(optimizer: Callable[..., Optimizer], **options: Any) -> Callable[[Na
     return build
 
 
+def _baseline(baseline: Callable[[Named], Baseline]) -> Callable[[Named], Optimizer]:
+    return lambda named: baseline(named).attach(torch.optim.Adam(_tensors(named), lr=_LR, fused=True))
+
+
 def _authors(foreach: bool) -> Callable[[Named], Optimizer]:
     def build(named: Named) -> Optimizer:
         import pytorch_cpr
@@ -105,6 +110,8 @@ COMPETITORS = [
     Competitor("AdamW default", ADAM, _adamw()),
     Competitor("pytorch-cpr AdamCPR, foreach", ADAM, _authors(foreach=True)),
     Competitor("pytorch-cpr AdamCPR, loop", ADAM, _authors(foreach=False)),
+    Competitor("Adam fused + AdaDecay", ADAM, _baseline(AdaDecay)),
+    Competitor("Adam fused + AWD", ADAM, _baseline(AdaptiveWeightDecay)),
     Competitor("AMOS", ADAM, _amos),
     Competitor("SGD fused", SGD, _sgd(fused=True)),
     Competitor("SGDCPR", SGD, _cpr(SGDCPR, **_SGD)),

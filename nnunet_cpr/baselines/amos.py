@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from nnunet_cpr.baselines.baseline import checked_number
 from nnunet_cpr.baselines.decoupled import DecoupledDecay
@@ -37,18 +38,11 @@ def amos(params: Params, lr: float = 1e-3, weight_decay: float = 0.0) -> Optimiz
         ) from error
     decay = checked_number("weight_decay", weight_decay, zero=True)
     groups = param_groups(params)
-    optimizer = Amos(
-        [
-            {
-                **{k: v for k, v in group.items() if k not in _OURS},
-                "params": [p for _, p in group["params"]],
-            }
-            for group in groups
-        ],
-        lr=lr,
-    )
+    optimizer = Amos([_for_amos(group) for group in groups], lr=lr)
     return DecoupledDecay(groups, decay).attach(optimizer) if decay else optimizer
 
 
-_OURS = ("params", "regularize", "weight_decay")
-"""What a parameter group may say that is for us and not for AMOS."""
+def _for_amos(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter group without names and without what it says to us alone."""
+    settings = {key: v for key, v in group.items() if key not in ("regularize", "weight_decay")}
+    return {**settings, "params": [p for _, p in group["params"]]}

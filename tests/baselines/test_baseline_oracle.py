@@ -35,7 +35,10 @@ GROUPS = [["a", "bias"], ["b"], ["c"]]
 FASTER = {"a": 1.0, "bias": 1.0, "b": 0.5, "c": 3.0}  # learning rates relative to each other
 CASES = {
     "decoupled": (lambda p: DecoupledDecay(p, 0.6), lambda: OracleDecoupled(0.6)),
-    "cosine falls": (lambda p: CosineDecay(p, 0.9, 0.1, steps=200), lambda: OracleCosine(0.9, 0.09, 200)),
+    "cosine falls": (
+        lambda p: CosineDecay(p, 0.9, 0.1, steps=200),
+        lambda: OracleCosine(0.9, 0.09, 200),
+    ),
     "cosine rises": (lambda p: CosineDecay(p, 0.1, 10, steps=400), lambda: OracleCosine(0.1, 1.0, 400)),
     "adadecay 1": (lambda p: AdaDecay(p, 0.6, 1.0), lambda: OracleAdaDecay(0.6, 1.0)),
     "adadecay 8": (lambda p: AdaDecay(p, 0.6, 8.0), lambda: OracleAdaDecay(0.6, 8.0)),
@@ -208,7 +211,9 @@ def test_the_cosine_stays_between_its_ends(first: float, final: float, steps: in
 
 
 @settings(max_examples=20, deadline=None)
-@given(factor=st.floats(0.1, 16), seed=st.integers(0, 999), dtype=st.sampled_from(["float32", "float64"]))
+@given(
+    factor=st.floats(0.1, 16), seed=st.integers(0, 999), dtype=st.sampled_from(["float32", "float64"])
+)
 def test_rescaling_holds_the_norm_at_its_factor(factor: float, seed: int, dtype: str) -> None:
     generator = torch.Generator().manual_seed(seed)
     params = [

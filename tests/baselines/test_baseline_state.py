@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from nnunet_cpr import CPR, SGDCPR
 from nnunet_cpr.baselines import (
+    BASELINES,
     AdaDecay,
     AdaptiveWeightDecay,
     CosineDecay,
     DecoupledDecay,
     NormRescaling,
+    Training,
 )
 
 STEPS = 12
@@ -60,7 +62,7 @@ def test_attaching_to_what_has_one_already_is_refused(kind: str, model: torch.nn
     for other in (CPR(model), *(build(model) for build in KINDS.values())):
         with pytest.raises(RuntimeError, match=f"^another {baseline.title} is attached.*detach"):
             other.attach(optimizer)
-    with pytest.raises(RuntimeError, match="^another CPR is attached"):
+    with pytest.raises(RuntimeError, match=r"^another CPR is attached"):
         KINDS[kind](model).attach(SGDCPR(model, lr=0.1))
     baseline.detach()
     CPR(model).attach(optimizer)
@@ -196,7 +198,9 @@ def test_a_state_that_does_not_fit_is_refused_whole(kind: str, model, change, me
     change(state["baseline"])
     for buffers in state["state"].values():
         buffers["momentum_buffer"] += 1
-    with pytest.raises(ValueError, match=f"^cannot load the {baseline.title} state: .*{message}") as error:
+    with pytest.raises(
+        ValueError, match=f"^cannot load the {baseline.title} state: .*{message}"
+    ) as error:
         optimizer.load_state_dict(state)
     assert "\n" not in str(error.value)
     assert same_states(baseline.state_dict(), before)
@@ -263,3 +267,17 @@ def test_what_it_is_can_be_read(kind: str, model: torch.nn.Module) -> None:
     assert repr(baseline).startswith(f"{type(baseline).__name__}(3 matrices, ")
     with pytest.raises(ValueError, match="no parameter to regularize"):
         KINDS[kind]([torch.nn.Parameter(torch.ones(3))])
+
+
+def test_a_name_builds_what_it_says(model: torch.nn.Module) -> None:
+    """The registry that trainer names and vision runs are built from."""
+    training = Training(model, weight_decay=0.25, steps=40)
+    built = {keyword: entry.build(training, 2.5) for keyword, entry in BASELINES.items()}
+    settings = {keyword: baseline.state_dict()["config"] for keyword, baseline in built.items()}
+    assert settings == {
+        "decoupled": {"method": "DecoupledDecay", "weight_decay": 0.25},
+        "adadecay": {"method": "AdaDecay", "weight_decay": 0.25, "alpha": 2.5},
+        "awd": {"method": "AdaptiveWeightDecay", "weight_decay": 0.25},
+        "cosine": {"method": "CosineDecay", "weight_decay": 0.25, "final": 2.5, "steps": 40},
+        "rescale": {"method": "NormRescaling", "factor": 2.5},
+    }

@@ -139,13 +139,13 @@ def test_the_adam_trainers_train(workspace: Workspace, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "config"),
     [
-        ("nnUNetTrainerSGD_decoupled", {"weight_decay": 3e-5}),
-        ("nnUNetTrainerAdamW_awd_wd0p1", {"weight_decay": 0.1}),
+        ("nnUNetTrainerSGD_decoupled", {"method": "DecoupledDecay", "weight_decay": 3e-5}),
+        ("nnUNetTrainerAdamW_awd_wd0p1", {"method": "AdaptiveWeightDecay", "weight_decay": 0.1}),
         (
             "nnUNetTrainerSGD_cosine0p1_wd1en3_2epochs",
-            {"weight_decay": 1e-3, "final": 0.1, "steps": 500},
+            {"method": "CosineDecay", "weight_decay": 1e-3, "final": 0.1, "steps": 500},
         ),
-        ("nnUNetTrainerSGD_rescale0p8", {"factor": 0.8}),
+        ("nnUNetTrainerSGD_rescale0p8", {"method": "NormRescaling", "factor": 0.8}),
     ],
 )
 def test_a_baseline_takes_the_place_of_the_optimizers_decay(
@@ -161,7 +161,8 @@ def test_a_baseline_trains_and_is_saved(workspace: Workspace) -> None:
     workspace.train(name)
     assert "Regularizing with AdaDecay(" in workspace.logs(name)[0].read_text()
     saved = workspace.checkpoint(name)["optimizer_state"]["baseline"]
-    assert saved["config"] == {"weight_decay": 1e-3, "alpha": 4.0} and int(saved["state"]["step"]) == 3
+    assert saved["config"] == {"method": "AdaDecay", "weight_decay": 1e-3, "alpha": 4.0}
+    assert int(saved["state"]["step"]) == 3
 
 
 def test_amos_trains(workspace: Workspace) -> None:
