@@ -38,6 +38,7 @@ _BAR, _BAR_LABELS, _EDGE = 0.16, 0.75, 0.2
 _LONGEST_BAR = 4.0
 _LINE = 0.2  # of the figure's title and of the remark under it
 _CHARACTERS = 13.5  # to the inch, of that title
+_LABEL_CHARACTERS = 13.0  # to the inch, of a row's label
 
 
 def table(sweep: Sweep, results: Path) -> pd.DataFrame:
@@ -145,7 +146,7 @@ def _figure(sweep: Sweep, cells: pd.DataFrame) -> Figure:
         x = 0.0
         for panel, panel_width in zip(panels, widths):
             size = _size(panel)
-            box = (x + _LEFT, y - _ABOVE - size[1], *size)
+            box = (x + _left(panel), y - _ABOVE - size[1], *size)
             ax = figure.add_axes(_fractions(box, width, height))
             count = len(panel.rows.labels) * len(panel.columns.labels)
             _draw_panel(ax, panel, cells.iloc[first : first + count], shades, len(sweep.seeds), best)
@@ -171,7 +172,7 @@ def _draw_panel(
     ax.set_xlabel(panel.columns.title, fontsize=8.5, labelpad=2)
     ax.set_ylabel(panel.rows.title, fontsize=8.5)
     # The same place for all, however long the labels are.
-    ax.yaxis.set_label_coords(-(_LEFT - 1.5 * _EDGE) / _size(panel)[0], 0.5)
+    ax.yaxis.set_label_coords(-(_left(panel) - 1.5 * _EDGE) / _size(panel)[0], 0.5)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     # White lines part the cells.
@@ -253,8 +254,14 @@ def _size(panel: Panel) -> tuple[float, float]:
     return len(panel.columns.labels) * _CELL[0], len(panel.rows.labels) * _CELL[1]
 
 
+def _left(panel: Panel) -> float:
+    """Room for the labels of the rows, and for their title."""
+    labels = max(map(len, panel.rows.labels)) / _LABEL_CHARACTERS
+    return max(_LEFT, _EDGE + labels + (2 * _EDGE if panel.rows.title else 0))
+
+
 def _width(panel: Panel) -> float:
-    return _LEFT + _size(panel)[0]
+    return _left(panel) + _size(panel)[0]
 
 
 def _height(panel: Panel) -> float:

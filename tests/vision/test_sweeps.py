@@ -194,8 +194,9 @@ def test_the_cells_say_mean_deviation_and_missing_seeds(tmp_path: Path) -> None:
     )
 
 
-def test_texts_do_not_overlap(tmp_path: Path) -> None:
-    sweep = SWEEPS["cifar100-related"]
+@pytest.mark.parametrize("name", ["cifar100-related", "digits"])
+def test_texts_do_not_overlap(tmp_path: Path, name: str) -> None:
+    sweep = SWEEPS[name]
     for number, cell in enumerate(sweep.cells()):
         if number % 7:
             finish(sweep, tmp_path, cell, 70 + number % 13)

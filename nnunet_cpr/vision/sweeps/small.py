@@ -75,7 +75,7 @@ GROKKING_SWEEP = Sweep(
             "AdamCPR",
             {
                 "Kappa-WS 100": RunName("AdamCPR", kappa=KappaWS(100)),
-                "Kappa-IP 20": RunName("AdamCPR", kappa=KappaIP(20)),
+                "Kappa-IP 10": RunName("AdamCPR", kappa=KappaIP(10)),
             },
         ),
     ),
