@@ -13,6 +13,7 @@ from nnunet_cpr import cli_study
 from nnunet_cpr.cli import app
 from nnunet_cpr.nnunet import doctor
 from nnunet_cpr.nnunet.commands import CommandFailed, run
+from nnunet_cpr.nnunet.names import FAMILIES
 from nnunet_cpr.nnunet.study.definition import StudyError
 
 runner = CliRunner()
@@ -43,7 +44,7 @@ def test_doctor_names_the_remedy_for_trainers_that_are_not_found(monkeypatch) ->
     result = runner.invoke(app, ["doctor"])
     assert result.exit_code == 1
     assert "run: pip install --force-reinstall --no-deps nnunet-cpr" in result.output
-    assert "5 things are wrong" in result.output
+    assert f"{len(FAMILIES) + 1} things are wrong" in result.output
 
 
 def test_doctor_says_where_to_install_from(monkeypatch) -> None:

@@ -191,7 +191,9 @@ GROUPINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("grouping", GROUPINGS, ids=str)
+@pytest.mark.parametrize(
+    "grouping", GROUPINGS, ids=lambda options: "-".join(map(str, options)) or "nothing"
+)
 def test_the_models_matrices_by_their_names(grouping: dict[str, Any]) -> None:
     model = vit()
     cpr = create_optimizer_v2(model, "adamcpr", **grouping).cpr
@@ -256,7 +258,9 @@ def test_layer_decay_scales_rates_under_timms_schedule() -> None:
 # Training
 
 
-@pytest.mark.parametrize("grouping", GROUPINGS[:2], ids=str)
+@pytest.mark.parametrize(
+    "grouping", GROUPINGS[:2], ids=lambda options: "-".join(map(str, options)) or "nothing"
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_as_built_by_hand(name: str, grouping: dict[str, Any]) -> None:
     model, twin = vit(), vit()
