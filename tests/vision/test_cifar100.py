@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_data import BATCH, EXTRA, TEST, TRAIN, images, labels, write_cifar100, write_corrupted
 from torch import Tensor, nn
 
 from nnunet_cpr.vision import engine
@@ -26,57 +26,12 @@ from nnunet_cpr.vision.task import CannotTrain, Options, Task
 from nnunet_cpr.vision.tasks import TASKS, cifar100
 from nnunet_cpr.vision.tasks.cifar100 import CIFAR100, CIFAR100_C, CORRUPTIONS
 
-TRAIN, TEST, BATCH = 26, 10, 8
-EXTRA = "speckle_noise"
-
-
-def images(count: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
-
-
-def labels(count: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 100, count).tolist()
-
-
-def write_split(path: Path, count: int, seed: int) -> None:
-    """A file as in cifar-100-python: a row is an image, its three channels one after the other."""
-    rows = images(count, seed).transpose(0, 3, 1, 2).reshape(count, 3 * 32 * 32)
-    entry = {
-        "filenames": [f"image_{i}.png" for i in range(count)],
-        "batch_label": f"{path.name} batch 1 of 1",
-        "fine_labels": labels(count, seed),
-        "coarse_labels": [0] * count,
-        "data": rows,
-    }
-    path.write_bytes(pickle.dumps(entry, protocol=2))
-
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two handfuls of images in the published format, and torchvision told to take any checksum."""
     folder = tmp_path / "data"
-    python = folder / "cifar-100-python"
-    python.mkdir(parents=True)
-    write_split(python / "train", TRAIN, seed=1)
-    write_split(python / "test", TEST, seed=2)
-    meta = {
-        "fine_label_names": [f"fine {i}" for i in range(100)],
-        "coarse_label_names": [f"coarse {i}" for i in range(20)],
-    }
-    (python / "meta").write_bytes(pickle.dumps(meta, protocol=2))
-    real = torchvision.datasets.CIFAR100
-    monkeypatch.setattr(real, "train_list", [["train", None]])
-    monkeypatch.setattr(real, "test_list", [["test", None]])
-    monkeypatch.setattr(real, "meta", {**real.meta, "md5": None})
-    monkeypatch.setattr(cifar100, "_BATCH", BATCH)
+    write_cifar100(folder, monkeypatch)
     return folder
-
-
-def write_corrupted(folder: Path) -> None:
-    folder.mkdir()
-    for number, name in enumerate([*CORRUPTIONS, EXTRA]):
-        np.save(folder / f"{name}.npy", images(5 * TEST, 100 + number))
-    np.save(folder / "labels.npy", np.array(labels(TEST, 2) * 5))
 
 
 def narrow() -> nn.Module:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from tiny_data import CLASSES, write_imagenet
 from torch import nn
 
 pytest.importorskip("timm")
@@ -26,20 +26,13 @@ from nnunet_cpr.vision.tasks import TASKS
 
 PRESETS = ["deit-small", "deit-base", "clip-vit-b32"]
 SMALL = {"model": "test_vit", "image_size": "32", "batch": "2", "pretrained": "no"}
-CLASSES = ["n01440764", "n01443537"]
 TRAINING_IMAGES, ALL_TRAINING_IMAGES = 5, 1_281_167
 
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    """Two classes; five images to train on, of which batches of two leave one out, and six others."""
-    folder, generator = tmp_path_factory.mktemp("imagenet"), np.random.default_rng(0)
-    for split, counts in {"train": (2, 3), "val": (4, 2)}.items():
-        for name, count in zip(CLASSES, counts):
-            (folder / split / name).mkdir(parents=True)
-            for number in range(count):
-                pixels = generator.integers(0, 256, (40 + 8 * number, 48, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / split / name / f"{name}_{number}.JPEG")
+    folder = tmp_path_factory.mktemp("imagenet")
+    write_imagenet(folder)
     return folder
 
 
