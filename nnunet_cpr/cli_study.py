@@ -100,6 +100,9 @@ def run(
         str | None,
         typer.Option(help="nnU-Net's -device: cuda, cpu or mps; by default a GPU where there is one."),
     ] = None,
+    npz: Annotated[
+        bool, typer.Option("--npz", help="nnU-Net's --npz: keep probabilities, for ensembles.")
+    ] = False,
     processes: Annotated[
         int, typer.Option("--processes", "-np", min=1, help="Processes that preprocess.")
     ] = max(1, min(8, (os.cpu_count() or 1) // 2)),
@@ -137,10 +140,11 @@ def run(
             prepare(what, folders, places.study / "logs", processes)
         save(what, places.study / "study.yaml")
         cells = list(what.cells())
+        options = ("--npz",) if npz else ()
         if executor is _Executor.slurm:
             cluster = Slurm(
                 partition=partition, minutes=minutes, gpus=1 if gpus is None else gpus, cpus=cpus,
-                memory=memory, at_once=jobs or 16, settings=settings, device=device,
+                memory=memory, at_once=jobs or 16, settings=settings, device=device, options=options,
             )  # fmt: skip
             numbers = cluster.submit(cells, places, folders)
             console.print(
@@ -154,7 +158,8 @@ def run(
             _watch(what, places, console, until_idle=True)
         else:
             with _live(what, places, console) as show:
-                Local(jobs or 1, _gpus(gpus, device), device).run(cells, places, folders, show)
+                here = Local(jobs or 1, _gpus(gpus, device), device, options)
+                here.run(cells, places, folders, show)
         _finish(what, places, study)
 
 

@@ -34,11 +34,13 @@ class Local:
         at_once: how many trainings side by side.
         gpus: the numbers of the GPUs that they share out; empty on a CPU.
         device: nnU-Net's ``-device``; None takes a GPU where there is one.
+        options: further ones of ``nnUNetv2_train``.
     """
 
     at_once: int = 1
     gpus: Sequence[str] = ()
     device: str | None = None
+    options: tuple[str, ...] = ()
 
     def run(
         self, cells: Sequence[Cell], places: Places, folders: Mapping[str, str], show: Callable[[], None]
@@ -99,7 +101,7 @@ class Local:
         environment["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
         # submitit hides GPUs that it was not asked for, so the worker could not see them by itself.
         device = self.device or ("cuda" if self.gpus else None)
-        return Training(cell, places, device, environment)
+        return Training(cell, places, device, environment, self.options)
 
 
 @dataclass(frozen=True)
@@ -109,12 +111,13 @@ class Slurm:
     Attributes:
         partition: Slurm's; None takes the cluster's own choice.
         minutes: a job's time limit.
-        gpus: of each job.
+        gpus: of each job; nnU-Net trains on all of them together.
         cpus: of each job.
         memory: of each job, in Slurm's spelling; None takes the cluster's own.
         at_once: jobs of this study that run at the same time, at most.
         settings: any other settings of ``sbatch``, by their long names.
         device: nnU-Net's ``-device``; None takes a GPU where there is one.
+        options: further ones of ``nnUNetv2_train``.
     """
 
     partition: str | None = None
@@ -125,6 +128,7 @@ class Slurm:
     at_once: int = 16
     settings: Mapping[str, str] = field(default_factory=dict)
     device: str | None = None
+    options: tuple[str, ...] = ()
 
     def submit(
         self, cells: Sequence[Cell], places: Places, folders: Mapping[str, str]
@@ -156,7 +160,7 @@ class Slurm:
             **({"gpus_per_node": self.gpus} if self.gpus else {}),
             **{key: value for key, value in optional.items() if value is not None},
         )
-        trainings = [Training(cell, places, self.device, dict(folders)) for cell in todo]
+        trainings = [self.training(cell, places, folders) for cell in todo]
         for cell in todo:  # what failed before is tried again
             places.failure(cell).unlink(missing_ok=True)
         try:
@@ -167,6 +171,11 @@ class Slurm:
         numbers = {cell.key: job.job_id for cell, job in zip(todo, jobs)}
         write_json(places.study / _SLURM_JOBS, {**_slurm_jobs(places), **numbers})
         return numbers
+
+    def training(self, cell: Cell, places: Places, folders: Mapping[str, str]) -> Training:
+        """What the cell's job does."""
+        together = ("-num_gpus", str(self.gpus)) if self.gpus > 1 else ()
+        return Training(cell, places, self.device, dict(folders), (*self.options, *together))
 
 
 def queued_cells(places: Places) -> frozenset[str]:

@@ -37,12 +37,14 @@ class Training:
     Attributes:
         device: nnU-Net's ``-device``; None takes a GPU where there is one.
         environment: variables to set where it runs.
+        options: further ones of ``nnUNetv2_train``.
     """
 
     cell: Cell
     places: Places
     device: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
 
     def __call__(self) -> str:
         """Train, or go on where an earlier attempt was stopped.
@@ -85,6 +87,15 @@ class Training:
                 f"nnUNetv2_train left no {fold / 'validation' / 'summary.json'}, see {log}"
             )
 
+    def command(self, option: str) -> list[str]:
+        """The command that trains (``--c``) or validates (``--val``)."""
+        cell = self.cell
+        return [
+            *("nnUNetv2_train", cell.dataset, cell.configuration, str(cell.fold), option),
+            *("-tr", cell.trainer, "-p", cell.plans, "-device", self.device or _device()),
+            *self.options,
+        ]
+
     def _nnunet(self, option: str) -> None:
         cell = self.cell
         environment = {**os.environ, **self.environment}
@@ -99,8 +110,7 @@ class Training:
             os.replace(log, log.with_suffix(".before.log"))
         try:
             run(
-                ["nnUNetv2_train", cell.dataset, cell.configuration, str(cell.fold), option]
-                + ["-tr", cell.trainer, "-p", cell.plans, "-device", self.device or _device()],
+                self.command(option),
                 log,
                 environment,
                 on_wait=usage.look,

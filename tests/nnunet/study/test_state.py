@@ -17,7 +17,7 @@ from rich.console import Console
 from nnunet_cpr.nnunet.commands import CommandFailed
 from nnunet_cpr.nnunet.fold_files import RESOURCES
 from nnunet_cpr.nnunet.study.definition import Cell, Row, Study
-from nnunet_cpr.nnunet.study.running import Local
+from nnunet_cpr.nnunet.study.running import Local, Slurm
 from nnunet_cpr.nnunet.study.state import Places, Stage, at_work, note_process, state_of
 from nnunet_cpr.nnunet.study.status import states, summary, table
 from nnunet_cpr.nnunet.study.training import Training, drop_broken_checkpoints
@@ -189,3 +189,13 @@ def test_gpus_are_shared_out(cell: Cell, places: Places) -> None:
     assert [t.environment["CUDA_VISIBLE_DEVICES"] for t in given] == ["2", "5", "2", "5"]
     assert {t.device for t in given} == {"cuda"} and given[0].environment["nnUNet_raw"] == "r"
     assert "CUDA_VISIBLE_DEVICES" not in Local()._training(cell, 0, places, {}).environment
+
+
+def test_nnunets_options_reach_its_command(cell: Cell, places: Places) -> None:
+    here = Local(device="cpu", options=("--npz",))._training(cell, 0, places, {}).command("--c")
+    assert here == [
+        *("nnUNetv2_train", cell.dataset, cell.configuration, "0", "--c", "-tr", cell.trainer),
+        *("-p", cell.plans, "-device", "cpu", "--npz"),
+    ]
+    one, two = (Slurm(gpus=n, device="cuda").training(cell, places, {}).command("--val") for n in (1, 2))
+    assert two == [*one, "-num_gpus", "2"]
