@@ -190,6 +190,10 @@ def _options(
         stop(f"--set takes KEY=VALUE, not {wrong[0]!r}")
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros((), device=device).item()
+    except (RuntimeError, NotImplementedError, AssertionError) as error:
+        stop(f"--device {device} cannot be used: {str(error).splitlines()[0]}")
     return Options(
         data=data,
         device=torch.device(device),
@@ -215,6 +219,8 @@ def _train(task: Task, names: list[RunName], results: Path, options: Options) ->
     from nnunet_cpr.vision.engine import train
     from nnunet_cpr.vision.task import Diverged
 
+    for name in names:
+        task.complete(name)  # what is wrong with the last name is better said now
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(soft_wrap=True, highlight=False)
     failed = 0
@@ -265,7 +271,8 @@ def _told() -> Iterator[None]:
         yield
     except (WrongName, CannotTrain, CannotDraw, OSError) as error:
         stop(str(error))
-    except ModuleNotFoundError as error:
-        stop(f"{error}; run: pip install 'nnunet-cpr[vision]'")
+    except ImportError as error:
+        advice = "" if "run: pip" in str(error) else "; run: pip install 'nnunet-cpr[vision]'"
+        stop(f"{error}{advice}")
     except KeyboardInterrupt:
         stop("stopped; the same command again goes on from the last checkpoint", status=130)

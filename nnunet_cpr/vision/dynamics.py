@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from nnunet_cpr.cpr import CPR
-from nnunet_cpr.regularizers import get_regularizer
+from nnunet_cpr.regularizers import L2
 from nnunet_cpr.selection import regularized
 
 COLUMNS = ["step", "parameter", "measure", "kappa", "multiplier"]
@@ -22,15 +22,13 @@ class Dynamics:
 
     Args:
         model: what is trained.
-        optimizer: if it has CPR, its bounds and multipliers are read; without, the measure alone.
-        regularizer: the measure to take where there is no CPR.
+        optimizer: if it has CPR, its bounds and multipliers are read; without, the measure ``l2``.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, regularizer: str = "l2") -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         cpr = getattr(optimizer, "cpr", None)
         self._cpr = cpr if isinstance(cpr, CPR) else None
         self._matrices = regularized(model)
-        self._regularizer = get_regularizer(regularizer)
 
     def rows(self, step: int) -> list[tuple[int, str, float, float, float]]:
         """One row a matrix, in the order of :data:`COLUMNS`; NaN where there is no CPR."""
@@ -44,9 +42,10 @@ class Dynamics:
     @torch.no_grad()
     def _measure(self) -> list[float]:
         params = list(self._matrices.values())
-        sums = self._regularizer.sums(params)
+        l2 = L2()
+        sums = l2.sums(params)
         numel = torch.tensor([p.numel() for p in params], device=sums.device)
-        return self._regularizer.measure(sums, numel).tolist()
+        return l2.measure(sums, numel).tolist()
 
 
 def read(path: Path) -> pd.DataFrame:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 import random
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,11 +77,23 @@ def train(
     run = task.complete(name)
     done = result_of(folder)
     if done is not None:
-        _check_same(folder / RESULT, done, run, options)
+        _check_same(folder / RESULT, done, run, task, options)
+        (folder / CHECKPOINT).unlink(missing_ok=True)  # a kill may have left it
         return done
+    if run.defaults.cpr and run.bound.earliest >= run.total_steps:
+        warnings.warn(
+            f"{name} regularizes nothing: no bound is set before step {run.bound.earliest}, and it has "
+            f"{run.total_steps} steps",
+            stacklevel=2,
+        )
     assert run.seed is not None
     _seed(run.seed, 0)
     prepared = task.prepare(options)
+    if options.microbatches > 1 and any(map(_sees_batches, prepared.model.modules())):
+        raise CannotTrain(
+            f"the network of {task.name} normalizes over the whole batch, which cannot be split; "
+            "leave out --microbatches"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     model = prepared.model.to(options.device)
     optimizer = build_optimizer(model, run, task)
@@ -88,13 +102,29 @@ def train(
     return training.to_the_end()
 
 
-def _check_same(path: Path, saved: Mapping[str, Any], run: RunName, options: Options) -> None:
-    before = (saved["run"], *(f"{key}={value}" for key, value in sorted(saved["settings"].items())))
-    now = (str(run), *(f"{key}={value}" for key, value in sorted(options.settings.items())))
+def _sees_batches(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)
+
+
+def _conditions(task: Task, options: Options) -> dict[str, str]:
+    """What a run is trained with beside its name, if it is not what everybody has."""
+    changed = {"bf16": "yes"} if options.bf16 else {}
+    for key, value in options.settings.items():
+        if key not in task.settings_without_effect:
+            changed[key] = str(Path(value).resolve()) if Path(value).exists() else value
+    return changed
+
+
+def _check_same(
+    path: Path, saved: Mapping[str, Any], run: RunName, task: Task, options: Options
+) -> None:
+    def described(run: str, settings: Mapping[str, str]) -> str:
+        return " ".join([run, *(f"{key}={value}" for key, value in sorted(settings.items()))])
+
+    before = described(saved["run"], saved["settings"])
+    now = described(str(run), _conditions(task, options))
     if before != now:
-        raise CannotTrain(
-            f"{path} is of {' '.join(before)}, not of {' '.join(now)}; use other --results"
-        )
+        raise CannotTrain(f"{path} is of {before}, not of {now}; use other --results")
 
 
 @dataclass
@@ -112,8 +142,7 @@ class _Training:
     step: int = 0
 
     def __post_init__(self) -> None:
-        measure = self.run.regularizer or "l2"
-        self.dynamics = dynamics.Dynamics(self.model, self.optimizer, measure)
+        self.dynamics = dynamics.Dynamics(self.model, self.optimizer)
 
     def resume(self) -> None:
         """Go on from the folder's checkpoint, if there is one."""
@@ -121,12 +150,16 @@ class _Training:
         if not path.exists():
             self.record.dynamics += self.dynamics.rows(0)
             return
-        saved = torch.load(path, map_location=self.options.device, weights_only=True)
-        _check_same(path, saved, self.run, self.options)
+        try:
+            saved = torch.load(path, map_location=self.options.device, weights_only=True)
+        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+            raise CannotTrain(f"{path} is damaged; delete it, and the run starts anew") from error
+        _check_same(path, saved, self.run, self.task, self.options)
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.epoch, self.step = saved["epoch"], saved["step"]
         self.record = _Record(saved["history"], saved["dynamics"], saved["seconds"])
+        self.record.write(self.folder)  # a kill may have come between it and the checkpoint
 
     def to_the_end(self) -> dict[str, Any]:
         """Train what is left, and leave the result."""
@@ -139,6 +172,7 @@ class _Training:
             if self.epoch % self.task.epochs_between and self.step < total:
                 continue
             numbers = self._evaluate()
+            self._check_finite(numbers["loss"])
             self.record.history.append(
                 {"step": self.step, "lr": self._lr(), "train_loss": loss} | numbers
             )
@@ -148,7 +182,7 @@ class _Training:
             self.progress(self.step, total, self.record.history[-1])
         result = {
             "run": str(self.run),
-            "settings": dict(self.options.settings),
+            "settings": _conditions(self.task, self.options),
             "task": self.task.name,
             "metric": self.task.metric,
             **self.record.history[-1],
@@ -184,11 +218,14 @@ class _Training:
             if self.step == self.run.total_steps:
                 break
         mean = torch.stack(losses).mean().item()
-        if not np.isfinite(mean):
+        self._check_finite(mean)
+        return mean
+
+    def _check_finite(self, loss: float) -> None:
+        if not np.isfinite(loss):
             raise Diverged(
                 f"the loss of {self.run} was not finite before step {self.step}; try a smaller _lr<V>"
             )
-        return mean
 
     def _train_step(self, batch: Batch) -> Tensor:
         self.optimizer.zero_grad()
@@ -220,7 +257,7 @@ class _Training:
     def _save(self) -> None:
         state = {
             "run": str(self.run),
-            "settings": dict(self.options.settings),
+            "settings": _conditions(self.task, self.options),
             "epoch": self.epoch,
             "step": self.step,
             "model": self.model.state_dict(),

@@ -31,6 +31,20 @@ def folder_of(results: Path, task: Task, name: RunName) -> Path:
 
 
 def result_of(folder: Path) -> dict[str, Any] | None:
-    """What a run ended with, or None where it is not done."""
+    """What a run ended with, or None where it is not done.
+
+    Raises:
+        OSError: the file is there and is none that a run leaves.
+    """
     path = folder / RESULT
-    return json.loads(path.read_text()) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        result = json.loads(path.read_text())
+        known = {"run": str, "settings": dict, "metric": str, "loss": float}
+        is_whole = all(isinstance(result[key], kind) for key, kind in known.items())
+    except (ValueError, KeyError, TypeError):
+        is_whole = False
+    if not is_whole:
+        raise OSError(f"{path} is damaged; delete it, and the run is done again")
+    return result

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nnunet_cpr.bounds import KappaWS
 from nnunet_cpr.naming import WrongName
 from nnunet_cpr.vision.names import RunName
 
@@ -65,7 +66,6 @@ class Prepared:
         loss: of a batch, a scalar.
         evaluate: the numbers to report, by name; ``loss`` and the task's metric among them. The model is
             in evaluation mode then.
-        steps_per_epoch: batches in ``epoch``.
         evaluate_last: further numbers, which take too long for more than once: at the end of training.
     """
 
@@ -73,7 +73,6 @@ class Prepared:
     epoch: Callable[[int], Iterator[Batch]]
     loss: Callable[[nn.Module, Batch], Tensor]
     evaluate: Callable[[nn.Module], dict[str, float]]
-    steps_per_epoch: int
     evaluate_last: Callable[[nn.Module], dict[str, float]] | None = None
 
 
@@ -97,6 +96,7 @@ class Task:
             larger, the better.
         epochs_between: evaluations and checkpoints, in epochs.
         seeds: of the paper's repetitions.
+        settings_without_effect: those of :attr:`Options.settings` that do not change a run.
     """
 
     name: str
@@ -115,6 +115,7 @@ class Task:
     metric: str = "accuracy"
     epochs_between: int = 1
     seeds: tuple[int, ...] = (1, 2, 3)
+    settings_without_effect: tuple[str, ...] = ()
 
     def complete(self, name: RunName) -> RunName:
         """The run with everything said: what its name leaves out is the task's.
@@ -127,6 +128,11 @@ class Task:
         said = {key: getattr(name, key) for key in own}
         if name.lr is None and own["lr"] is None:
             raise WrongName(f"{self.name} has no learning rate for {name.family}; say it with _lr<V>")
+        if name.baseline is not None and name.weight_decay is None and own["weight_decay"] == 0:
+            raise WrongName(
+                f"{self.name} has no weight decay of its own for {name.family}, so {name} would decay "
+                "nothing; say one with _wd<V>"
+            )
         return dataclasses.replace(
             name, **{key: own[key] if value is None else value for key, value in said.items()}
         )
@@ -139,6 +145,7 @@ class Task:
         """
         whole = self.complete(name)
         own = self._settings(name)
+        own |= {"mu": 1.0, "regularizer": "l2", "kappa": KappaWS(whole.default_warm_start)}
         needless: dict[str, Any] = {key: None for key in own if getattr(whole, key) == own[key]}
         return dataclasses.replace(whole, **(needless | {"seed": whole.seed}))
 

@@ -49,7 +49,7 @@ def prepare(options: Options) -> Prepared:
     model = torch.nn.Sequential(
         torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(16, 2)
     )
-    return Prepared(model, epoch, loss, evaluate, steps_per_epoch=4)
+    return Prepared(model, epoch, loss, evaluate)
 
 
 TASK = Task(
@@ -207,6 +207,82 @@ def test_gradients_are_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     start = prepare(CPU).model.state_dict()
     for key, value in kept[0]["model"].items():
         torch.testing.assert_close(value, start[key], rtol=0, atol=1e-7)
+
+
+# Defects that were
+
+
+@pytest.mark.parametrize("step", [8, 26])
+def test_killed_between_checkpoint_and_tables_it_goes_on(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = engine._Record.write
+
+    def killed(record: engine._Record, folder: Path) -> None:
+        if record.history[-1]["step"] == step:
+            raise Stopped
+        write(record, folder)
+
+    whole = train(TASK, parse("SGD"), tmp_path / "whole", CPU)
+    monkeypatch.setattr(engine._Record, "write", killed)
+    with pytest.raises(Stopped):
+        train(TASK, parse("SGD"), tmp_path / "parts", CPU)
+    monkeypatch.setattr(engine._Record, "write", write)
+    assert train(TASK, parse("SGD"), tmp_path / "parts", CPU)["loss"] == whole["loss"]
+    a, b = (folder_of(tmp_path / f, TASK, parse("SGD")) / HISTORY for f in ("whole", "parts"))
+    assert a.read_bytes() == b.read_bytes()
+
+
+def test_a_setting_without_effect_does_not_part_runs(tmp_path: Path) -> None:
+    task = dataclasses.replace(TASK, settings_without_effect=("download",))
+    first = train(task, parse("SGD"), tmp_path, dataclasses.replace(CPU, settings={"download": "yes"}))
+    assert train(task, parse("SGD"), tmp_path, CPU) == first
+
+
+def test_bfloat16_is_another_run(tmp_path: Path) -> None:
+    train(TASK, parse("SGD"), tmp_path, CPU)
+    with pytest.raises(CannotTrain, match=r"26steps, not of SGD_.*26steps bf16=yes"):
+        train(TASK, parse("SGD"), tmp_path, dataclasses.replace(CPU, bf16=True))
+
+
+def test_a_normalized_batch_is_not_split(tmp_path: Path) -> None:
+    def normalized(options: Options) -> Prepared:
+        prepared = prepare(options)
+        prepared.model.insert(1, torch.nn.BatchNorm1d(16))
+        return prepared
+
+    task = dataclasses.replace(TASK, prepare=normalized)
+    with pytest.raises(CannotTrain, match="normalizes over the whole batch"):
+        train(task, parse("SGD"), tmp_path, dataclasses.replace(CPU, microbatches=2))
+
+
+def test_a_bound_that_comes_too_late_is_told(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="regularizes nothing: no bound is set before step 26"):
+        train(TASK, parse("AdamCPR_ws26"), tmp_path, CPU)
+
+
+def test_a_baseline_that_would_decay_nothing_is_refused() -> None:
+    with pytest.raises(WrongName, match="would decay nothing; say one with _wd<V>"):
+        TASK.complete(parse("AdamW_awd"))
+    assert TASK.complete(parse("AdamW_awd_wd0")).weight_decay == 0
+    assert TASK.complete(parse("AdamW_rescale2")).weight_decay is None
+
+
+@pytest.mark.parametrize(
+    "name", ["AdamCPR_ws8_l2_mu1_lr0p01_warmup4_26steps_seed1", "AdamCPR_seed1", "AdamCPR_ws8"]
+)
+def test_a_run_has_one_folder_however_much_its_name_says(name: str) -> None:
+    assert str(TASK.shorten(parse(name))) == "AdamCPR_seed1"
+
+
+@pytest.mark.parametrize("file", [CHECKPOINT, "result.json"])
+@pytest.mark.parametrize("content", [b"", b"{}", b"garbage" * 99])
+def test_damaged_files_are_named(file: str, content: bytes, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, TASK, parse("SGD"))
+    folder.mkdir(parents=True)
+    (folder / file).write_bytes(content)
+    with pytest.raises((CannotTrain, OSError), match=f"{file} is damaged; delete it"):
+        train(TASK, parse("SGD"), tmp_path, CPU)
 
 
 # The schedule

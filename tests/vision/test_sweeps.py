@@ -135,7 +135,8 @@ def finish(sweep: Sweep, results: Path, name: RunName, value: float) -> None:
     task = TASKS[sweep.task]
     folder = folder_of(results, task, name)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "result.json").write_text(json.dumps({task.metric: value}))
+    result = {"run": str(name), "settings": {}, "metric": task.metric, task.metric: value, "loss": 1.0}
+    (folder / "result.json").write_text(json.dumps(result))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -60,7 +60,6 @@ def _prepare(options: Options) -> Prepared:
         epoch=_augmented_batches(train),
         loss=cross_entropy,
         evaluate=accuracy_of((_normalised(test[0]), test[1])),
-        steps_per_epoch=len(train[1]) // _BATCH,
         evaluate_last=None if corrupted is None else _corrupted_accuracy(Path(corrupted), len(test[1])),
     )
 
@@ -223,6 +222,7 @@ CIFAR100 = Task(
     final_lr=0.1,
     betas=(0.9, 0.98),
     weight_decay={"adam": 0.1, "sgd": 5e-4},
+    settings_without_effect=("download",),
 )
 
 _CORRUPTED_FIELDS: dict[str, Any] = {

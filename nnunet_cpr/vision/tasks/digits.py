@@ -27,7 +27,6 @@ def _prepare(options: Options) -> Prepared:
         epoch=shuffled_batches((images[train], labels[train]), _BATCH),
         loss=cross_entropy,
         evaluate=accuracy_of((images[test], labels[test])),
-        steps_per_epoch=_TRAIN // _BATCH,
     )
 
 

@@ -52,7 +52,6 @@ def _prepare(options: Options) -> Prepared:
             **unseen(model),
             "train_accuracy": trained_on(model)["accuracy"],
         },
-        steps_per_epoch=1,
     )
 
 

@@ -123,7 +123,6 @@ def _prepare(recipe: _Recipe, options: Options) -> Prepared:
         epoch=functools.partial(_epoch, batches, _mixing(recipe, classes)),
         loss=lambda model, batch: criterion(model(batch[0]), batch[1]),
         evaluate=functools.partial(_evaluate, images),
-        steps_per_epoch=len(batches),
     )
 
 
