@@ -90,11 +90,11 @@ def test_several_at_once_through_a_study_that_needs_planning(study: Callable, wa
     """The folds of one trainer side by side; nnU-Net's split is made before they start."""
     mine = study("several", ["nnUNetTrainerSGD_1epochs_2iters"], [0, 1])
     split = mine.space.folder / "nnUNet_preprocessed" / mine.space.dataset / "splits_final.json"
-    kept = split.read_bytes() if split.exists() else None
+    kept = json.loads(split.read_text()) if split.exists() else None
     split.unlink(missing_ok=True)
     assert "all done" in mine.run("--jobs", "2", "--device", "cpu")
     assert len(json.loads(split.read_text())) == 5
-    assert kept is None or split.read_bytes() == kept
+    assert kept is None or json.loads(split.read_text()) == kept
     assert "2 of 2 done" in mine.command("status")
 
 
