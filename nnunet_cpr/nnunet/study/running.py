@@ -7,9 +7,11 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import submitit
@@ -77,9 +79,10 @@ class Local:
                 for slot in range(self.at_once - len(elsewhere)):
                     if slot not in slots and waiting:
                         started[slot] = waiting.pop(0)
-                        slots[slot] = executor.submit(
-                            self._training(started[slot], slot, places, folders)
-                        )
+                        with _stderr_into(places.study / "jobs" / "controllers.log"):
+                            slots[slot] = executor.submit(
+                                self._training(started[slot], slot, places, folders)
+                            )
                 show()
                 time.sleep(_LOOK)
         except BaseException:
@@ -102,6 +105,24 @@ class Local:
         # submitit hides GPUs that it was not asked for, so the worker could not see them by itself.
         device = self.device or ("cuda" if self.gpus else None)
         return Training(cell, places, device, environment, self.options)
+
+
+@contextlib.contextmanager
+def _stderr_into(path: Path) -> Iterator[None]:
+    """What is started meanwhile has this file for its stderr.
+
+    submitit's controllers would have ours, and they end in a traceback when they are cancelled.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    ours = os.dup(2)
+    try:
+        with open(path, "ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(ours, 2)
+        os.close(ours)
 
 
 @dataclass(frozen=True)

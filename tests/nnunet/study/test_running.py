@@ -51,6 +51,7 @@ def test_stopped_and_run_again_it_ends_with_all_results(
     process.send_signal(signal.SIGINT)  # Ctrl-C
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "goes on from the last checkpoints" in err
+    assert "Traceback" not in err
     assert mine.trainings() == []
     assert "stopped" in mine.command("status", "--once")
 
