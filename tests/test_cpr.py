@@ -1,131 +1,14 @@
-"""CPR on an optimizer: attaching, odd steps, numbers that are not finite, state."""
+"""CPR's update: its settings, odd steps, numbers that are not finite, what it reports."""
 
 from __future__ import annotations
 
-import copy
-import io
 import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from matrices import matrix, set_gradients
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS
-from nnunet_cpr.bounds import Bound
-
-
-def set_gradients(model: torch.nn.Module, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for p in model.parameters():
-        p.grad = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p)
-
-
-def matrix(value: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.nn.Parameter:
-    p = torch.nn.Parameter(torch.full((2, 3), value, dtype=dtype))
-    p.grad = torch.zeros_like(p)
-    return p
-
-
-# Attaching
-
-
-def test_hook_on_a_plain_optimizer_equals_the_subclass(model: torch.nn.Module) -> None:
-    twin = copy.deepcopy(model)
-    ours = AdamCPR(model, lr=1e-2, kappa=KappaWS(3))
-    plain = torch.optim.AdamW(twin.parameters(), lr=1e-2, weight_decay=0, fused=True)
-    assert CPR(twin, kappa=KappaWS(3)).attach(plain) is plain
-    for t in range(20):
-        set_gradients(model, t)
-        set_gradients(twin, t)
-        ours.step()
-        plain.step()
-    for p, q in zip(model.parameters(), twin.parameters()):
-        torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-14)
-    assert ours.cpr.lagrange_multiplier.max() > 0
-
-
-def test_subclasses_are_torchs_own() -> None:
-    assert issubclass(SGDCPR, torch.optim.SGD) and issubclass(AdamCPR, torch.optim.Adam)
-
-
-def test_works_with_torchs_schedulers(model: torch.nn.Module) -> None:
-    optimizer = SGDCPR(model, lr=0.1)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
-    set_gradients(model, 0)
-    optimizer.step()
-    scheduler.step()
-    assert optimizer.param_groups[0]["lr"] < 0.1
-
-
-def test_attaching_twice_is_refused(model: torch.nn.Module) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    cpr = CPR(model)
-    cpr.attach(optimizer)
-    with pytest.raises(RuntimeError, match="attached already"):
-        cpr.attach(optimizer)
-    with pytest.raises(RuntimeError, match="another CPR"):
-        CPR(model).attach(optimizer)
-    cpr.detach()
-    CPR(model).attach(optimizer)
-
-
-def test_optimizer_without_the_parameters_is_refused(model: torch.nn.Module) -> None:
-    optimizer = torch.optim.SGD([model[0].weight], lr=0.1)
-    with pytest.raises(ValueError, match=r"does not hold '2\.weight', '4\.weight'"):
-        CPR(model).attach(optimizer)
-
-
-def test_optimizer_with_its_own_decay_is_refused(model: torch.nn.Module) -> None:
-    with pytest.raises(ValueError, match=r"weight decay to '0\.weight'.*weight_decay=0"):
-        CPR(model).attach(torch.optim.AdamW(model.parameters()))
-    # On parameters that CPR leaves alone it may decay.
-    biases = [p for p in model.parameters() if p.ndim < 2]
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    groups = [{"params": biases, "weight_decay": 0.1}, {"params": matrices, "weight_decay": 0}]
-    CPR(model).attach(torch.optim.AdamW(groups))
-
-
-def test_weight_decay_that_comes_later_is_refused(model: torch.nn.Module) -> None:
-    optimizer = SGDCPR(model, lr=0.1)
-    set_gradients(model, 0)
-    optimizer.param_groups[0]["weight_decay"] = 0.1
-    with pytest.raises(ValueError, match="its own weight decay"):
-        optimizer.step()
-    assert optimizer.cpr.step_count == 0
-
-
-def test_parameters_that_come_later_are_refused(model: torch.nn.Module) -> None:
-    optimizer = SGDCPR(model, lr=0.1)
-    with pytest.raises(RuntimeError, match="build it with all parameters"):
-        optimizer.add_param_group({"params": [matrix()]})
-    assert len(optimizer.param_groups) == 1
-
-
-def test_frozen_parameters_stay_in_the_optimizer(model: torch.nn.Module) -> None:
-    model[0].requires_grad_(False)
-    optimizer = SGDCPR(model, lr=0.1)
-    assert optimizer.cpr.names == ["2.weight", "4.weight"]
-    model[0].requires_grad_(True)
-    before = model[0].weight.clone()
-    set_gradients(model, 0)
-    optimizer.step()
-    assert not torch.equal(model[0].weight, before)
-
-
-@pytest.mark.parametrize("wrong", [None, torch.nn.Linear(1, 1)])
-def test_attaching_to_what_is_no_optimizer_changes_nothing(model: torch.nn.Module, wrong) -> None:
-    cpr = CPR(model)
-    with pytest.raises(TypeError, match="cannot attach to a"):
-        cpr.attach(wrong)
-    cpr.attach(torch.optim.SGD(model.parameters(), lr=0.1))
-
-
-def test_sparse_gradients_of_embeddings_work() -> None:
-    model = torch.nn.Sequential(torch.nn.Embedding(4, 3, sparse=True), torch.nn.Linear(3, 2))
-    optimizer = SGDCPR(model, lr=0.1, momentum=0, nesterov=False)
-    model(torch.tensor([1])).sum().backward()
-    optimizer.step()
 
 
 @pytest.mark.parametrize("regularizer", ["l2", "l1", "std", "huber"])
@@ -155,15 +38,6 @@ def test_the_way_of_a_gpu_gives_the_same(regularizer: str, monkeypatch: pytest.M
     assert theirs[2][0, 1:].isfinite().all() and ours[2][0, 1:].isfinite().all()
 
 
-def test_detached_cpr_does_nothing(model: torch.nn.Module) -> None:
-    optimizer = SGDCPR(model, lr=0.0, momentum=0, nesterov=False, kappa=KappaK(1e-9))
-    optimizer.cpr.detach()
-    before = model[0].weight.clone()
-    set_gradients(model, 0)
-    optimizer.step()
-    assert torch.equal(model[0].weight, before) and "cpr" not in optimizer.state_dict()
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -184,11 +58,6 @@ def test_a_bound_must_be_a_bound(model: torch.nn.Module) -> None:
         CPR(model, kappa=1000)  # type: ignore[arg-type]
 
 
-def test_optimizers_are_not_copied_without_their_cpr(model: torch.nn.Module) -> None:
-    with pytest.raises(TypeError, match="cannot be copied"):
-        copy.deepcopy(SGDCPR(model, lr=0.1))
-
-
 # Steps
 
 
@@ -199,51 +68,6 @@ def test_the_measure_and_the_correction_read_the_point_before_the_step() -> None
     optimizer.step()
     lam = 2.0**2 - 3.9
     torch.testing.assert_close(p.data, torch.full((2, 3), 2.0 - 0.5 - lam * 2 * 2.0))
-
-
-def test_a_closure_is_evaluated_before_the_correction() -> None:
-    """The gradient belongs to theta_t, not to the corrected point."""
-    results = []
-    for use in (None, "position", "keyword"):  # Lightning names it
-        p = matrix(2.0)
-        optimizer = SGDCPR([p], lr=0.1, momentum=0, nesterov=False, kappa=KappaK(3.9))
-
-        def closure(p=p, optimizer=optimizer):
-            optimizer.zero_grad()
-            loss = (p**3).sum()
-            loss.backward()
-            return loss
-
-        for _ in range(3):
-            if use == "position":
-                assert optimizer.step(closure) is not None
-            elif use == "keyword":
-                assert optimizer.step(closure=closure) is not None
-            else:
-                closure()
-                optimizer.step()
-        assert optimizer.cpr.step_count == 3
-        results.append(p.detach().clone())
-    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
-
-
-def test_an_optimizer_that_calls_its_closure_often_is_corrected_once_a_step() -> None:
-    p = matrix(2.0)
-    optimizer = torch.optim.LBFGS([p], lr=1e-3, max_iter=5)
-    cpr = CPR([p], kappa=KappaK(3.9))
-    cpr.attach(optimizer)
-    calls = 0
-
-    def closure():
-        nonlocal calls
-        calls += 1
-        optimizer.zero_grad()
-        loss = (p**4).sum()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    assert calls > 1 and cpr.step_count == 1
 
 
 def test_without_a_gradient_everything_is_left_alone() -> None:
@@ -379,7 +203,7 @@ def test_metrics_say_what_happened(model: torch.nn.Module) -> None:
     first = optimizer.cpr.metrics()
     assert math.isnan(first["measure_to_kappa"]) and first["bounded"] == 0
     for t in range(5):
-        set_gradients(model, t)
+        set_gradients(model.parameters(), t)
         optimizer.step()
     last = optimizer.cpr.metrics()
     assert last["bounded"] == 1 and last["active"] > 0
@@ -392,141 +216,6 @@ def test_the_state_follows_the_model_to_another_device(model: torch.nn.Module) -
     optimizer = SGDCPR(model, lr=0.1, kappa=KappaWS(1))
     model.cuda()
     for t in range(3):
-        set_gradients(model, t)
+        set_gradients(model.parameters(), t)
         optimizer.step()
     assert optimizer.cpr.kappa.device.type == "cuda" and optimizer.cpr.kappa.isfinite().all()
-
-
-# State
-
-BOUND = st.one_of(
-    st.builds(KappaK, st.floats(1e-4, 1.0)),
-    st.builds(KappaKI0, st.floats(0.5, 1.5)),
-    st.builds(KappaWS, st.integers(1, 12)),
-    st.builds(KappaIP, st.integers(1, 4), st.sampled_from([0.0, 0.5])),
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    bound=BOUND,
-    regularizer=st.sampled_from(["l2", "l1", "std", "huber"]),
-    adaptive=st.booleans(),
-    adam=st.booleans(),
-    stop=st.integers(0, 15),
-)
-def test_a_resumed_run_is_bit_identical(
-    bound: Bound, regularizer: str, adaptive: bool, adam: bool, stop: int
-) -> None:
-    def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
-        cls = AdamCPR if adam else SGDCPR
-        settings = {"kappa": bound, "regularizer": regularizer, "mu": 0.1, "adaptive": adaptive}
-        return model, cls(model, lr=0.01, **settings)
-
-    model, optimizer = build()
-    saved = io.BytesIO()
-    for t in range(16):
-        if t == stop:
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, saved)
-        set_gradients(model, t)
-        optimizer.step()
-
-    resumed, other = build()
-    saved.seek(0)
-    checkpoint = torch.load(saved, weights_only=True)
-    resumed.load_state_dict(checkpoint["model"])
-    other.load_state_dict(checkpoint["optimizer"])
-    for t in range(stop, 16):
-        set_gradients(resumed, t)
-        other.step()
-    for p, q in zip(model.parameters(), resumed.parameters()):
-        assert torch.equal(p, q)
-    mine, theirs = optimizer.cpr.state_dict(), other.cpr.state_dict()
-    for key, value in mine["state"].items():
-        assert torch.equal(value.nan_to_num(-1.0), theirs["state"][key].nan_to_num(-1.0)), key
-
-
-def test_state_goes_by_name_not_by_order(model: torch.nn.Module) -> None:
-    named = list(model.named_parameters())
-    optimizer = SGDCPR(named, lr=0.1, kappa=KappaWS(1))
-    for t in range(3):
-        set_gradients(model, t)
-        optimizer.step()
-    turned = CPR(reversed(named), kappa=KappaWS(1))
-    turned.load_state_dict(optimizer.cpr.state_dict())
-    assert turned.names == optimizer.cpr.names[::-1]
-    assert torch.equal(turned.kappa, optimizer.cpr.kappa.flip(0))
-
-
-def test_a_compiled_models_names_are_the_plain_ones(model: torch.nn.Module) -> None:
-    assert CPR(torch.compile(model)).names == CPR(model).names
-    assert CPR(torch.compile(model).named_parameters()).names == CPR(model).names
-    parts = torch.nn.Sequential(torch.compile(model[0]), *model[1:])
-    assert CPR(parts).names == CPR(model).names
-    assert CPR(torch.nn.DataParallel(model)).names == CPR(model).names
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda s: s["config"].update(kappa="KappaWS(steps=7)"), r"kappa was 'KappaWS\(steps=7\)'"),
-        (lambda s: s["config"].update(regularizer="l1"), "regularizer was 'l1' and is 'l2' now"),
-        (lambda s: s["config"].update(mu=2.0), "mu was 2.0 and is 1.0 now"),
-        (lambda s: s["names"].__setitem__(0, "x"), r"it lacks '0\.weight' and it has 'x', which is not"),
-        (lambda s: s["shapes"].__setitem__(0, [1, 2]), r"'0\.weight' had shape \[1, 2\]"),
-        (lambda s: s["shapes"].__setitem__(0, 3), r"'0\.weight' had shape 3"),
-        (lambda s: s["shapes"].pop(), "'shapes' is damaged"),
-        (lambda s: s["state"].pop("kappa"), "'kappa' is damaged"),
-        (
-            lambda s: s["state"]["lagrange_multiplier"].fill_(math.nan),
-            "'lagrange_multiplier' is damaged",
-        ),
-        (lambda s: s["state"]["kappa"].fill_(-1), "'kappa' is damaged"),
-        (lambda s: s.update(shapes=None), "'shapes' is damaged"),
-        (lambda s: s.update(version=0), "it has version 0"),
-    ],
-)
-def test_a_state_that_does_not_fit_is_refused_whole(
-    model: torch.nn.Module, change, message: str
-) -> None:
-    optimizer = SGDCPR(model, lr=0.1)
-    set_gradients(model, 0)
-    optimizer.step()
-    state = copy.deepcopy(optimizer.state_dict())
-    change(state["cpr"])
-    before = optimizer.state_dict()
-    with pytest.raises(ValueError, match=f"cannot load the CPR state: .*{message}"):
-        optimizer.load_state_dict(state)
-    after = optimizer.state_dict()
-    assert after["cpr"]["config"] == before["cpr"]["config"]
-    assert torch.equal(after["cpr"]["state"]["step"], before["cpr"]["state"]["step"])
-
-
-def test_an_optimizer_state_that_torch_refuses_leaves_cpr_as_it_was(model: torch.nn.Module) -> None:
-    optimizer = SGDCPR(model, lr=0.1)
-    state = optimizer.state_dict()
-    state["cpr"]["state"]["step"] += 5
-    state["param_groups"][0]["params"].pop()
-    with pytest.raises(ValueError, match="parameter group"):
-        optimizer.load_state_dict(state)
-    assert optimizer.cpr.step_count == 0
-
-
-def test_a_state_without_cpr_is_refused(model: torch.nn.Module) -> None:
-    optimizer = SGDCPR(model, lr=0.1)
-    state = optimizer.state_dict()
-    del state["cpr"]
-    with pytest.raises(ValueError, match="saved without CPR"):
-        optimizer.load_state_dict(state)
-
-
-def test_a_stock_optimizer_ignores_the_extra_entry(model: torch.nn.Module) -> None:
-    ours = AdamCPR(model, lr=0.1)
-    set_gradients(model, 0)
-    ours.step()
-    stock = torch.optim.Adam(model.parameters(), lr=0.1)
-    stock.load_state_dict(ours.state_dict())
-    for p in model.parameters():
-        assert torch.equal(stock.state[p]["exp_avg"], ours.state[p]["exp_avg"])

@@ -32,12 +32,6 @@ def matrix(value: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.nn.P
     return p
 
 
-def set_gradients(params, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for p in params:
-        p.grad = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p)
-
-
 def same_states(mine: dict, theirs: dict) -> bool:
     assert mine["config"] == theirs["config"] and mine["names"] == theirs["names"]
     assert mine["state"].keys() == theirs["state"].keys()

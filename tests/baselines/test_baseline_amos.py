@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from baseline_kinds import set_gradients
+from matrices import set_gradients
 from pytorch_optimizer import Amos
 
 from nnunet_cpr.baselines import DecoupledDecay, amos

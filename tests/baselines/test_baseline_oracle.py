@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from baseline_kinds import matrix, set_gradients
+from baseline_kinds import matrix
 from baseline_oracle import (
     OracleAdaDecay,
     OracleAWD,
@@ -19,6 +19,7 @@ from baseline_oracle import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matrices import set_gradients
 from oracle import OracleAdam, OracleSGD
 
 from nnunet_cpr.baselines import (

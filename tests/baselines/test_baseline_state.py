@@ -7,9 +7,10 @@ import io
 
 import pytest
 import torch
-from baseline_kinds import KINDS, every_baseline, same_states, set_gradients
+from baseline_kinds import KINDS, every_baseline, same_states
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matrices import set_gradients
 
 from nnunet_cpr import CPR, SGDCPR
 from nnunet_cpr.baselines import (

@@ -7,7 +7,8 @@ import math
 
 import pytest
 import torch
-from baseline_kinds import KINDS, every_baseline, matrix, same_states, set_gradients
+from baseline_kinds import KINDS, every_baseline, matrix, same_states
+from matrices import calls_of_its_closure, set_gradients
 
 from nnunet_cpr.baselines import AdaDecay, AdaptiveWeightDecay, DecoupledDecay, NormRescaling
 
@@ -115,18 +116,8 @@ def test_a_closure_that_is_called_often_is_one_step(kind: str) -> None:
     optimizer = torch.optim.LBFGS([p], lr=1e-3, max_iter=5)
     baseline = KINDS[kind]([p])
     baseline.attach(optimizer)
-    calls = 0
-
-    def closure():
-        nonlocal calls
-        calls += 1
-        optimizer.zero_grad()
-        loss = (p**4).sum()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    assert calls > 1 and baseline.step_count == 1 and p.isfinite().all()
+    assert calls_of_its_closure(optimizer, p) > 1
+    assert baseline.step_count == 1 and p.isfinite().all()
 
 
 # Gradients that are missing, zero or not finite

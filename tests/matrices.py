@@ -1,0 +1,35 @@
+"""Small parameters with gradients, and an optimizer that calls its closure often."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+
+def set_gradients(params: Iterable[torch.Tensor], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for p in params:
+        p.grad = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p)
+
+
+def matrix(value: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.nn.Parameter:
+    p = torch.nn.Parameter(torch.full((2, 3), value, dtype=dtype))
+    p.grad = torch.zeros_like(p)
+    return p
+
+
+def calls_of_its_closure(optimizer: torch.optim.LBFGS, p: torch.nn.Parameter) -> int:
+    """One step, for which it evaluates the loss at several points; how often it did."""
+    calls = 0
+
+    def closure() -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        optimizer.zero_grad()
+        loss = (p**4).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return calls
