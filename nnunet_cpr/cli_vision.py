@@ -23,7 +23,7 @@ app = typer.Typer(
 
 _Results = Annotated[Path, typer.Option("--results", help="Where the runs' folders are.")]
 _Data = Annotated[Path | None, typer.Option(help="The folder of the data set, where it needs one.")]
-_Device = Annotated[str | None, typer.Option(help="cuda, cpu or mps; by default a GPU if there is one.")]
+_Device = Annotated[str | None, typer.Option(help="cuda, cpu or mps; by default cuda if it is there.")]
 _Workers = Annotated[int, typer.Option(min=0, help="Processes that load data.")]
 _BF16 = Annotated[bool, typer.Option("--bf16", help="Train in bfloat16 where autocast allows.")]
 _Parts = Annotated[int, typer.Option(min=1, help="Parts to split a batch into, so that it fits.")]
@@ -133,6 +133,8 @@ def dynamics(
     from nnunet_cpr.vision.folder import DYNAMICS, folder_of
     from nnunet_cpr.vision.names import parse
 
+    if output.suffix not in (".png", ".pdf", ".svg") or not output.parent.is_dir():
+        stop(f"--output {output} must be a .png, .pdf or .svg file in a folder that is there")
     with _told():
         chosen = _task(task)
         folders = {name: folder_of(results, chosen, parse(name)) for name in names}

@@ -107,6 +107,8 @@ def test_presets_lists_everything() -> None:
         (("run", "digits", "SGD", "--device", "nowhere"), "--device nowhere cannot be used"),
         (("run", "digits", "SGD", "SGD_9steps"), "warm-up of 30 steps is not shorter"),
         (("run", "grokking", "AdamW_awd"), "say one with _wd<V>"),
+        (("dynamics", "digits", "SGD", "-o", "figure.xyz"), "must be a .png, .pdf or .svg file"),
+        (("dynamics", "digits", "SGD", "-o", "nowhere/figure.png"), "in a folder that is there"),
         (("sweep", "nothing"), "no sweep is named 'nothing'; there are digits,"),
         (("run", "cifar100", "SGD"), "say where CIFAR-100 is"),
         (("run", "deit-small", "AdamW"), "say where ImageNet is"),
