@@ -14,7 +14,7 @@ from nnunet_cpr.cli_errors import stop
 if TYPE_CHECKING:
     from nnunet_cpr.vision.names import RunName
     from nnunet_cpr.vision.sweeps import Sweep
-    from nnunet_cpr.vision.task import Options, Task
+    from nnunet_cpr.vision.task import Diverged, InUse, Options, Task
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,6 +32,7 @@ _Set = Annotated[
 ]
 _SweepName = Annotated[str, typer.Argument(metavar="SWEEP", help="One that presets lists.")]
 _RESULTS = Path("vision-results")
+_GOES_ON = "stopped; the same command again goes on from the last checkpoint"
 
 
 @app.command()
@@ -66,15 +67,20 @@ def run(
     keep_model: Annotated[
         bool, typer.Option("--keep-model/--drop-model", help="Leave the trained weights in model.pt.")
     ] = True,
+    again: Annotated[
+        bool, typer.Option("--again", help="Train anew what is done or has diverged; the rest goes on.")
+    ] = False,
     settings: _Set = None,
 ) -> None:
     """Train one or more runs. Stopped and run again, it goes on; what is done is not repeated."""
     from nnunet_cpr.vision.names import parse
 
-    with _told():
+    with _told(_GOES_ON):
         chosen = _task(task)
-        options = _options(data, device, workers, bf16, microbatches, settings, keep_model)
-        _train(chosen, [parse(name) for name in names], results, options)
+        options = _options(data, device, workers, bf16, microbatches, settings, keep_model, again)
+        left = _train(chosen, [parse(name) for name in names], results, options)
+        if left:
+            stop(f"{len(left)} of {len(names)} runs are not done, see above")
 
 
 @app.command()
@@ -88,18 +94,17 @@ def sweep(
     microbatches: _Parts = 1,
     settings: _Set = None,
 ) -> None:
-    """Train all cells of a sweep that are not done, and draw it."""
+    """Train all cells of a sweep that no other process trains or has trained, and draw it."""
     from nnunet_cpr.vision.task import Diverged
 
-    with _told():
+    with _told(_GOES_ON):
         chosen = _sweep(name)
         options = _options(data, device, workers, bf16, microbatches, settings)
-        try:
-            _train(_task(chosen.task), chosen.cells(), results, options)
-        except Diverged:
-            _draw(chosen, results)
-            raise
+        left = _train(_task(chosen.task), chosen.cells(), results, options)
         _draw(chosen, results)
+        diverged = sum(isinstance(error, Diverged) for error in left)
+        if diverged:
+            stop(f"{diverged} of {len(chosen.cells())} runs diverged, see above")
 
 
 @app.command()
@@ -114,8 +119,14 @@ def cells(name: _SweepName) -> None:
 @app.command()
 def draw(name: _SweepName, results: _Results = _RESULTS) -> None:
     """Draw what is done of a sweep: a figure and a CSV file."""
+    from nnunet_cpr.vision.folder import folder_of
+
     with _told():
-        _draw(_sweep(name), results)
+        chosen = _sweep(name)
+        task = _task(chosen.task)
+        if not any(folder_of(results, task, cell).is_dir() for cell in chosen.cells()):
+            stop(f"{results} has no run of {name}; run nnunet-cpr vision sweep {name}, or say --results")
+        _draw(chosen, results)
 
 
 @app.command()
@@ -181,6 +192,7 @@ def _options(
     microbatches: int,
     settings: list[str] | None,
     keep_model: bool = False,
+    again: bool = False,
 ) -> Options:
     import torch
 
@@ -203,12 +215,13 @@ def _options(
         bf16=bf16,
         microbatches=microbatches,
         keep_model=keep_model,
+        again=again,
         settings={key: value for key, _, value in pairs},
     )
 
 
-def _train(task: Task, names: list[RunName], results: Path, options: Options) -> None:
-    """One after the other, with a line for each; one that diverges does not stop the others."""
+def _train(task: Task, names: list[RunName], results: Path, options: Options) -> list[Diverged | InUse]:
+    """One after the other, with a line for each; what is left of them, and why, does not stop others."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -219,13 +232,14 @@ def _train(task: Task, names: list[RunName], results: Path, options: Options) ->
     )
 
     from nnunet_cpr.vision.engine import train
-    from nnunet_cpr.vision.task import Diverged
+    from nnunet_cpr.vision.folder import MODEL, folder_of
+    from nnunet_cpr.vision.task import Diverged, InUse
 
     for name in names:
         task.complete(name)  # what is wrong with the last name is better said now
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(soft_wrap=True, highlight=False)
-    failed = 0
+    left: list[Diverged | InUse] = []
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bars:
         all_runs = bars.add_task("runs", total=len(names), visible=len(names) > 1)
         for name in names:
@@ -238,21 +252,23 @@ def _train(task: Task, names: list[RunName], results: Path, options: Options) ->
                 result = train(task, name, results, options, show)
                 said = f"{task.metric} {result[task.metric]:.2f}, loss {result['loss']:.4f}, "
                 said += f"{result['step']:.0f} steps in {result['seconds']:.0f} s"
-            except Diverged as error:
-                failed += 1
-                said = f"failed: {error}"
+                if options.keep_model and not (folder_of(results, task, name) / MODEL).exists():
+                    said += "; its weights were not kept, --again trains it again and keeps them"
+            except (Diverged, InUse) as error:
+                if len(names) == 1:
+                    raise
+                left.append(error)
+                said = f"{'failed' if isinstance(error, Diverged) else 'skipped'}: {error}"
             bars.remove_task(bar)
             bars.advance(all_runs)
             bars.console.print(f"{name}: {said}", markup=False)
-    if failed:
-        raise Diverged(f"{failed} of {len(names)} runs failed, see above")
+    return left
 
 
 def _draw(chosen: Sweep, results: Path) -> None:
     from nnunet_cpr.vision.curves import draw_curves
     from nnunet_cpr.vision.heatmaps import draw_sweep
 
-    results.mkdir(parents=True, exist_ok=True)
     figure = results / f"{chosen.name}.png"
     draw_sweep(chosen, results, figure)
     print(figure)
@@ -263,7 +279,7 @@ def _draw(chosen: Sweep, results: Path) -> None:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _told(stopped: str = "stopped") -> Iterator[None]:
     """Errors as one line; Ctrl-C ends with the shell's usual status."""
     from nnunet_cpr.naming import WrongName
     from nnunet_cpr.vision.figures import CannotDraw
@@ -277,4 +293,4 @@ def _told() -> Iterator[None]:
         advice = "" if "run: pip" in str(error) else "; run: pip install 'nnunet-cpr[vision]'"
         stop(f"{error}{advice}")
     except KeyboardInterrupt:
-        stop("stopped; the same command again goes on from the last checkpoint", status=130)
+        stop(stopped, status=130)

@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from nnunet_cpr.files import replacing
-from nnunet_cpr.vision.folder import HISTORY, folder_of
+from nnunet_cpr.vision.folder import HISTORY, folder_of, read_table
 from nnunet_cpr.vision.sweeps import Sweep
 from nnunet_cpr.vision.tasks import TASKS
 
@@ -30,7 +30,8 @@ def curves(sweep: Sweep, results: Path) -> pd.DataFrame:
                     )
                     if path.exists():
                         cell = f"{row}, {column}" if len(names) > 1 else row
-                        tables.append(pd.read_csv(path).assign(panel=panel.title, cell=cell, seed=seed))
+                        history = read_table(path, ("step", *sweep.curves))
+                        tables.append(history.assign(panel=panel.title, cell=cell, seed=seed))
     columns = ["panel", "cell", "seed", "step"]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
 

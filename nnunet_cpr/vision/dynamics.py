@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
-import pandas as pd
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -46,8 +44,3 @@ class Dynamics:
         sums = l2.sums(params)
         numel = torch.tensor([p.numel() for p in params], device=sums.device)
         return l2.measure(sums, numel).tolist()
-
-
-def read(path: Path) -> pd.DataFrame:
-    """The rows of a ``dynamics.csv``, in the columns :data:`COLUMNS`."""
-    return pd.read_csv(path, dtype={"parameter": str})

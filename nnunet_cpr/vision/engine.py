@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import pickle
 import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nnunet_cpr.files import replacing
+from nnunet_cpr.files import replacing, save_with_torch
 from nnunet_cpr.vision import dynamics
 from nnunet_cpr.vision.figures import draw_dynamics
+from nnunet_cpr.vision.fingerprint import fingerprint
 from nnunet_cpr.vision.folder import (
     CHECKPOINT,
     DYNAMICS,
@@ -30,6 +33,8 @@ from nnunet_cpr.vision.folder import (
     MODEL,
     RESULT,
     folder_of,
+    forget,
+    locked,
     result_of,
 )
 from nnunet_cpr.vision.names import RunName
@@ -69,22 +74,79 @@ def train(
     """Train a run to its end and return its result; one that is done is not trained again.
 
     Raises:
-        CannotTrain: the folder holds the run with other settings, or the task refuses the options.
-        Diverged: the loss is not finite.
+        CannotTrain: the folder holds the run with other settings or data, the task refuses the options,
+            or the device has too little memory.
+        Diverged: the loss is not finite, now or when the run was trained.
+        InUse: another process trains the run.
         OSError: the data cannot be read, or the folder not be written.
     """
     folder = folder_of(results, task, name)
     run = task.complete(name)
-    done = result_of(folder)
-    if done is not None:
-        _check_same(folder / RESULT, done, run, task, options)
+    task.check_settings(options.settings)
+    result = _done(folder, run, task, options)
+    if result is None or options.again:
+        try:
+            result = _trained(task, run, folder, options, progress)
+        except torch.OutOfMemoryError as error:
+            raise CannotTrain(
+                f"{options.device} has too little memory for {name}; free some, or split batches with "
+                f"--microbatches {2 * options.microbatches}; it goes on from its last checkpoint"
+            ) from error
+        finally:
+            if options.device.type != "cpu":
+                gc.collect()  # optimizer and CPR hold each other, and with them the device's memory
+    else:
         (folder / CHECKPOINT).unlink(missing_ok=True)  # a kill may have left it
-        return done
+    if "diverged" in result:
+        raise Diverged(
+            f"the loss of {name} was not finite before step {result['diverged']}; try a smaller _lr<V>, "
+            "or train it again with vision run --again"
+        )
+    return result
+
+
+def _done(folder: Path, run: RunName, task: Task, options: Options) -> dict[str, Any] | None:
+    """The result of the run that the folder holds, if it is done."""
+    result = result_of(folder)
+    if result is not None:
+        _check_same(folder / RESULT, result, run, _conditions(task, options))
+    return result
+
+
+def _trained(
+    task: Task, run: RunName, folder: Path, options: Options, progress: Progress
+) -> dict[str, Any]:
+    with ExitStack() as stack:
+        # A run that cannot begin leaves no folder; where there is one, the lock comes before the data,
+        # which may take long to load.
+        is_locked = folder.is_dir()
+        if is_locked:
+            stack.enter_context(locked(folder))
+        prepared = _prepared(task, run, options)
+        if not is_locked:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder))
+        done = _done(folder, run, task, options)
+        if done is not None and not options.again:
+            return done  # another process has finished it meanwhile
+        if done is not None:
+            forget(folder)
+        model = prepared.model.to(options.device)
+        optimizer = build_optimizer(model, run, task)
+        conditions = _conditions(task, options)
+        training = _Training(
+            task, run, folder, options, conditions, prepared, model, optimizer, progress
+        )
+        training.resume()
+        return training.to_the_end()
+
+
+def _prepared(task: Task, run: RunName, options: Options) -> Prepared:
     if run.defaults.cpr and run.bound.earliest >= run.total_steps:
         warnings.warn(
-            f"{name} regularizes nothing: no bound is set before step {run.bound.earliest}, and it has "
-            f"{run.total_steps} steps",
-            stacklevel=2,
+            f"{task.shorten(run)} regularizes nothing: no bound is set before step "
+            f"{run.bound.earliest}, and it has {run.total_steps} steps",
+            stacklevel=4,
         )
     assert run.seed is not None
     _seed(run.seed, 0)
@@ -94,12 +156,7 @@ def train(
             f"the network of {task.name} normalizes over the whole batch, which cannot be split; "
             "leave out --microbatches"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    model = prepared.model.to(options.device)
-    optimizer = build_optimizer(model, run, task)
-    training = _Training(task, run, folder, options, prepared, model, optimizer, progress)
-    training.resume()
-    return training.to_the_end()
+    return prepared
 
 
 def _sees_batches(module: nn.Module) -> bool:
@@ -112,17 +169,18 @@ def _conditions(task: Task, options: Options) -> dict[str, str]:
     for key, value in options.settings.items():
         if key not in task.settings_without_effect:
             changed[key] = str(Path(value).resolve()) if Path(value).exists() else value
-    return changed
+    data = None if options.data is None else fingerprint(options.data, task.data_folders)
+    return changed if data is None else changed | {"data": data}
 
 
-def _check_same(
-    path: Path, saved: Mapping[str, Any], run: RunName, task: Task, options: Options
-) -> None:
-    def described(run: str, settings: Mapping[str, str]) -> str:
-        return " ".join([run, *(f"{key}={value}" for key, value in sorted(settings.items()))])
-
-    before = described(saved["run"], saved["settings"])
-    now = described(str(run), _conditions(task, options))
+def _check_same(path: Path, saved: Mapping[str, Any], run: RunName, conditions: dict[str, str]) -> None:
+    keys = saved["settings"].keys() | conditions.keys()
+    if not ("data" in saved["settings"] and "data" in conditions):
+        keys -= {"data"}  # what is done may be asked for without its data
+    before, now = (
+        " ".join([name, *(f"{key}={settings[key]}" for key in sorted(keys & settings.keys()))])
+        for name, settings in ((saved["run"], saved["settings"]), (str(run), conditions))
+    )
     if before != now:
         raise CannotTrain(f"{path} is of {before}, not of {now}; use other --results")
 
@@ -133,6 +191,7 @@ class _Training:
     run: RunName
     folder: Path
     options: Options
+    conditions: dict[str, str]
     prepared: Prepared
     model: nn.Module
     optimizer: Optimizer
@@ -154,7 +213,7 @@ class _Training:
             saved = torch.load(path, map_location=self.options.device, weights_only=True)
         except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
             raise CannotTrain(f"{path} is damaged; delete it, and the run starts anew") from error
-        _check_same(path, saved, self.run, self.task, self.options)
+        _check_same(path, saved, self.run, self.conditions)
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.epoch, self.step = saved["epoch"], saved["step"]
@@ -163,6 +222,28 @@ class _Training:
 
     def to_the_end(self) -> dict[str, Any]:
         """Train what is left, and leave the result."""
+        try:
+            self._train()
+            outcome: dict[str, Any] = self.record.history[-1]
+            draw_dynamics({str(self.run): self.folder}, self.folder / FIGURE)
+            if self.options.keep_model:
+                save_with_torch(self.model.state_dict(), self.folder / MODEL)
+        except Diverged:
+            outcome = {"diverged": self.step}
+        result = {
+            "run": str(self.run),
+            "settings": self.conditions,
+            "task": self.task.name,
+            "metric": self.task.metric,
+            **outcome,
+            "seconds": round(self.record.seconds, 1),
+        }
+        with replacing(self.folder / RESULT) as path:
+            path.write_text(json.dumps(result, indent=2) + "\n")
+        (self.folder / CHECKPOINT).unlink(missing_ok=True)
+        return result
+
+    def _train(self) -> None:
         started = time.perf_counter() - self.record.seconds
         total = self.run.total_steps
         self.progress(self.step, total, self.record.history[-1] if self.record.history else {})
@@ -172,7 +253,7 @@ class _Training:
             if self.epoch % self.task.epochs_between and self.step < total:
                 continue
             numbers = self._evaluate()
-            self._check_finite(numbers["loss"])
+            _check_finite(numbers["loss"])
             self.record.history.append(
                 {"step": self.step, "lr": self._lr(), "train_loss": loss} | numbers
             )
@@ -180,22 +261,6 @@ class _Training:
             self.record.seconds = time.perf_counter() - started
             self._save()
             self.progress(self.step, total, self.record.history[-1])
-        result = {
-            "run": str(self.run),
-            "settings": _conditions(self.task, self.options),
-            "task": self.task.name,
-            "metric": self.task.metric,
-            **self.record.history[-1],
-            "seconds": round(self.record.seconds, 1),
-        }
-        draw_dynamics({str(self.run): self.folder}, self.folder / FIGURE)
-        if self.options.keep_model:
-            with replacing(self.folder / MODEL) as path:
-                torch.save(self.model.state_dict(), path)
-        with replacing(self.folder / RESULT) as path:
-            path.write_text(json.dumps(result, indent=2) + "\n")
-        (self.folder / CHECKPOINT).unlink(missing_ok=True)
-        return result
 
     def _lr(self) -> float:
         assert self.run.lr is not None
@@ -218,14 +283,8 @@ class _Training:
             if self.step == self.run.total_steps:
                 break
         mean = torch.stack(losses).mean().item()
-        self._check_finite(mean)
+        _check_finite(mean)
         return mean
-
-    def _check_finite(self, loss: float) -> None:
-        if not np.isfinite(loss):
-            raise Diverged(
-                f"the loss of {self.run} was not finite before step {self.step}; try a smaller _lr<V>"
-            )
 
     def _train_step(self, batch: Batch) -> Tensor:
         self.optimizer.zero_grad()
@@ -257,7 +316,7 @@ class _Training:
     def _save(self) -> None:
         state = {
             "run": str(self.run),
-            "settings": _conditions(self.task, self.options),
+            "settings": self.conditions,
             "epoch": self.epoch,
             "step": self.step,
             "model": self.model.state_dict(),
@@ -266,9 +325,13 @@ class _Training:
             "dynamics": self.record.dynamics,
             "seconds": self.record.seconds,
         }
-        with replacing(self.folder / CHECKPOINT) as path:
-            torch.save(state, path)
+        save_with_torch(state, self.folder / CHECKPOINT)
         self.record.write(self.folder)
+
+
+def _check_finite(loss: float) -> None:
+    if not np.isfinite(loss):
+        raise Diverged
 
 
 def _seed(seed: int, stream: int) -> None:

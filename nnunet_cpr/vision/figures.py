@@ -13,10 +13,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from nnunet_cpr.files import replacing
-from nnunet_cpr.vision import dynamics
-from nnunet_cpr.vision.folder import DYNAMICS, HISTORY
+from nnunet_cpr.vision.folder import DYNAMICS, HISTORY, read_table
 
 _COLUMNS = 3
+_NUMBERS = ("step", "measure", "kappa", "multiplier")
 
 
 class CannotDraw(ValueError):
@@ -32,11 +32,11 @@ def draw_dynamics(runs: Mapping[str, Path], path: Path, parameters: Sequence[str
         parameters: the matrices to show, one column each; by default the first, the middle and the last.
 
     Raises:
-        OSError: a run has nothing to show yet, or the figure cannot be written.
+        OSError: a run has nothing to show, or the figure cannot be written.
         CannotDraw: there is no such matrix.
     """
-    matrices = {label: dynamics.read(folder / DYNAMICS) for label, folder in runs.items()}
-    losses = {label: pd.read_csv(folder / HISTORY) for label, folder in runs.items()}
+    matrices = {label: read_table(folder / DYNAMICS, _NUMBERS) for label, folder in runs.items()}
+    losses = {label: read_table(folder / HISTORY, ("step", "loss")) for label, folder in runs.items()}
     names = list(dict.fromkeys(next(iter(matrices.values()))["parameter"]))
     unknown = [name for name in parameters if name not in names]
     if unknown:

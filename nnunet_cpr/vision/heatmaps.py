@@ -21,13 +21,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from nnunet_cpr.files import replacing
+from nnunet_cpr.vision.figures import CannotDraw
 from nnunet_cpr.vision.folder import folder_of, result_of
 from nnunet_cpr.vision.names import RunName
 from nnunet_cpr.vision.sweeps import Panel, Sweep
 from nnunet_cpr.vision.task import Task
 from nnunet_cpr.vision.tasks import TASKS
 
-COLUMNS = ["panel", "row", "column", "run", "n", "mean", "std"]
+COLUMNS = ["panel", "row", "column", "run", "n", "mean", "std", "diverged", "published"]
 
 _NOT_RUN = "0.85"  # grey
 
@@ -39,6 +40,7 @@ _LONGEST_BAR = 4.0
 _LINE = 0.2  # of the figure's title and of the remark under it
 _CHARACTERS = 13.5  # to the inch, of that title
 _LABEL_CHARACTERS = 13.0  # to the inch, of a row's label
+_TITLE_CHARACTERS = 13.0  # to the inch, of a panel's title
 
 
 def table(sweep: Sweep, results: Path) -> pd.DataFrame:
@@ -51,25 +53,42 @@ def table(sweep: Sweep, results: Path) -> pd.DataFrame:
     Returns:
         One row a cell in the order of the panels: ``panel``, ``row`` and ``column`` are its labels,
         ``run`` its name without a seed, ``n`` the seeds done, ``mean`` and ``std`` of the task's metric
-        over them. ``mean`` is NaN where none is done, and ``std``, of a sample, where only one is.
+        over them, ``diverged`` how many have, ``published`` the paper's number. ``mean`` is NaN where no
+        seed is done, ``std``, of a sample, where only one is, ``published`` where the paper has none.
+
+    Raises:
+        CannotDraw: the runs are not all of the same data.
+        OSError: a result is damaged.
     """
     task = TASKS[sweep.task]
     rows = []
+    data: dict[str | None, str] = {}
     for panel in sweep.panels:
         for row, names in zip(panel.rows.labels, panel.names):
             for column, name in zip(panel.columns.labels, names):
-                values = _values(task, name, sweep.seeds, results)
+                done = _done(task, name, sweep.seeds, results)
+                data |= {result["settings"].get("data"): result["run"] for result in done}
+                values = [float(result[task.metric]) for result in done if "diverged" not in result]
+                values = [value for value in values if math.isfinite(value)]
                 mean = float(np.mean(values)) if values else math.nan
                 std = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-                rows.append((panel.title, row, column, str(name), len(values), mean, std))
+                diverged = sum("diverged" in result for result in done)
+                published = sweep.published.get(str(name), math.nan)
+                cell = (panel.title, row, column, str(name))
+                rows.append((*cell, len(values), mean, std, diverged, published))
+    data.pop(None, None)  # of tasks that have but one data set
+    if len(data) > 1:
+        first, second = list(data.values())[:2]
+        raise CannotDraw(
+            f"{first} and {second} are of different data; keep the runs of each in --results of its own"
+        )
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _values(task: Task, name: RunName, seeds: Sequence[int], results: Path) -> list[float]:
+def _done(task: Task, name: RunName, seeds: Sequence[int], results: Path) -> list[dict[str, Any]]:
     runs = [dataclasses.replace(name, seed=seed) for seed in seeds]
-    done = [result_of(folder_of(results, task, run)) for run in runs]
-    values = [float(result[task.metric]) for result in done if result is not None]
-    return [value for value in values if math.isfinite(value)]
+    found = [result_of(folder_of(results, task, run)) for run in runs]
+    return [result for result in found if result is not None]
 
 
 def draw_sweep(sweep: Sweep, results: Path, path: Path) -> pd.DataFrame:
@@ -77,7 +96,7 @@ def draw_sweep(sweep: Sweep, results: Path, path: Path) -> pd.DataFrame:
 
     All panels have one scale of colours. A frame marks the best mean of a panel and a star the best of
     all, among the cells with the most seeds done. A cell says how many seeds it has where that is not
-    all of them, and is grey where it has none.
+    all of them, and is grey where it has none. The paper's number is below, small, where it is known.
 
     Args:
         sweep: what to draw.
@@ -86,6 +105,10 @@ def draw_sweep(sweep: Sweep, results: Path, path: Path) -> pd.DataFrame:
 
     Returns:
         The table.
+
+    Raises:
+        CannotDraw: as :func:`table`.
+        OSError: as :func:`table`, or the figure cannot be written.
     """
     cells = table(sweep, results)
     with replacing(path.with_suffix(".csv")) as temporary:
@@ -125,6 +148,9 @@ class _Shades:
 def _figure(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     lines = [sweep.panels[i : i + sweep.across] for i in range(0, len(sweep.panels), sweep.across)]
     widths = [max(map(_width, panels)) for panels in _columns(lines)]
+    # To the right of the last column is the bar, which no title may meet.
+    titles = [_left(panel) + len(panel.title) / _TITLE_CHARACTERS for panel in _columns(lines)[-1]]
+    widths[-1] = max(widths[-1], *titles)
     heights = [max(map(_height, panels)) for panels in lines]
     width = sum(widths) + _BETWEEN * len(widths) + _BAR + _BAR_LABELS + _EDGE
     title = textwrap.wrap(_title(sweep, cells), int(_CHARACTERS * (width - 2 * _EDGE)))
@@ -182,17 +208,23 @@ def _draw_panel(
     ax.tick_params(which="minor", length=0)
     own_best = _best(cells)
     for number, (index, cell) in enumerate(cells.iterrows()):
-        if cell["n"]:
-            row, column = divmod(number, shape[1])
-            text = _text(cell, seeds, is_best=index == best)
-            ink = shades.ink(cell["mean"])
+        row, column = divmod(number, shape[1])
+        ink = shades.ink(cell["mean"]) if cell["n"] else "0.3"
+        style: dict[str, Any] = {"color": ink, "ha": "center", "va": "center"}
+        is_known = math.isfinite(cell["published"])
+        text = _text(cell, seeds, is_best=index == best)
+        if text:
             weight = "bold" if index == own_best else "normal"
-            ax.text(column, row, text, color=ink, fontsize=7.5, weight=weight, ha="center", va="center")
-            if index == own_best:
-                _frame(ax, row, column)
+            ax.text(column, row - 0.15 * is_known, text, fontsize=7.5, weight=weight, **style)
+        if is_known:
+            ax.text(column, row + 0.27, f"{cell['published']:.2f}", fontsize=6, **style)
+        if index == own_best:
+            _frame(ax, row, column)
 
 
 def _text(cell: Any, seeds: int, is_best: bool) -> str:
+    if not cell["n"]:
+        return "diverged" if cell["diverged"] else ""
     lines = [f"{cell['mean']:.2f}" + ("★" if is_best else "")]
     if cell["n"] > 1:
         lines.append(f"±{cell['std']:.2f}")
@@ -229,7 +261,8 @@ def _best(cells: pd.DataFrame) -> int | None:
 def _title(sweep: Sweep, cells: pd.DataFrame) -> str:
     # A run may be in several cells, and counts once.
     runs = cells.drop_duplicates("run")
-    return f"{sweep.about}. {runs['n'].sum()} of {len(runs) * len(sweep.seeds)} runs done."
+    diverged = f", {runs['diverged'].sum()} diverged" if runs["diverged"].any() else ""
+    return f"{sweep.about}. {runs['n'].sum()} of {len(runs) * len(sweep.seeds)} runs done{diverged}."
 
 
 def _remark(sweep: Sweep) -> str:
@@ -237,7 +270,7 @@ def _remark(sweep: Sweep) -> str:
     spread = f"mean ± standard deviation over the seeds {seeds}" if len(sweep.seeds) > 1 else "one run"
     return (
         f"In a cell: {spread}. Framed: best of its panel. ★: best of all. n: seeds done, where not all. "
-        "Grey: not run."
+        "Grey: not run." + (" Small, below: the paper's number." if sweep.published else "")
     )
 
 

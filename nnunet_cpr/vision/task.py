@@ -31,6 +31,10 @@ class Diverged(CannotTrain):
     """A run whose loss is no number any more."""
 
 
+class InUse(CannotTrain):
+    """A run that another process is training."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What the user says beside the name of the task and of the run.
@@ -42,6 +46,7 @@ class Options:
         bf16: train in bfloat16 where autocast allows; off is float32.
         microbatches: parts that a batch is split into, one after the other, so that it fits.
         keep_model: leave the trained weights in the run's folder.
+        again: train a run anew that is done or has diverged; others go on.
         settings: further settings that a task knows, such as ``model``.
     """
 
@@ -51,6 +56,7 @@ class Options:
     bf16: bool = False
     microbatches: int = 1
     keep_model: bool = False
+    again: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -96,7 +102,9 @@ class Task:
             larger, the better.
         epochs_between: evaluations and checkpoints, in epochs.
         seeds: of the paper's repetitions.
-        settings_without_effect: those of :attr:`Options.settings` that do not change a run.
+        settings: the keys of :attr:`Options.settings` that it knows.
+        settings_without_effect: those of them that do not change a run.
+        data_folders: the folders in :attr:`Options.data` whose files tell one data set from another.
     """
 
     name: str
@@ -115,7 +123,20 @@ class Task:
     metric: str = "accuracy"
     epochs_between: int = 1
     seeds: tuple[int, ...] = (1, 2, 3)
+    settings: tuple[str, ...] = ()
     settings_without_effect: tuple[str, ...] = ()
+    data_folders: tuple[str, ...] = ()
+
+    def check_settings(self, given: Mapping[str, str]) -> None:
+        """See that the task knows the settings.
+
+        Raises:
+            CannotTrain: one that it does not know.
+        """
+        unknown = [key for key in given if key not in self.settings]
+        if unknown:
+            known = f"there are {', '.join(self.settings)}" if self.settings else "it has none"
+            raise CannotTrain(f"{self.name} has no setting {unknown[0]!r}; {known}")
 
     def complete(self, name: RunName) -> RunName:
         """The run with everything said: what its name leaves out is the task's.

@@ -138,7 +138,6 @@ def test_every_image_comes_once_in_an_epoch_with_its_label(data: Path, is_narrow
     ("options", "message"),
     [
         ({"data": None}, "--data DIR"),
-        ({"settings": {"downlaod": "yes"}}, "no setting 'downlaod'"),
         ({"settings": {"download": "maybe"}}, "neither yes nor no"),
     ],
 )
@@ -178,6 +177,49 @@ def test_a_download_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(OSError, match="incomplete or damaged"):
         CIFAR100.prepare(Options(data=tmp_path, settings={"download": "yes"}))
     assert asked == ["https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"]
+
+
+def test_batches_are_those_of_a_plain_loop(data: Path, is_narrow: None) -> None:
+    """Order, windows and mirroring as drawn on the CPU: what a resumed run must see again."""
+    prepared = CIFAR100.prepare(Options(data=data))
+    torch.manual_seed(3)
+    found = list(prepared.epoch(0))
+    torch.manual_seed(3)
+    order = torch.randperm(TRAIN)
+    padded = np.pad(images(TRAIN, 1), ((0, 0), (4, 4), (4, 4), (0, 0)))
+    for number, (pixels, classes) in enumerate(found):
+        chosen = order[number * BATCH : (number + 1) * BATCH].tolist()
+        top, left = torch.randint(9, (2, BATCH, 1)).squeeze(2).tolist()
+        mirrored = (torch.rand(BATCH, 1) < 0.5).squeeze(1).tolist()
+        windows = [padded[i, t : t + 32, x : x + 32] for i, t, x in zip(chosen, top, left)]
+        windows = [w[:, ::-1] if flip else w for w, flip in zip(windows, mirrored)]
+        expected = (np.stack(windows) / 255 - cifar100._MEAN) / cifar100._STD
+        torch.testing.assert_close(
+            pixels, torch.tensor(expected.transpose(0, 3, 1, 2), dtype=torch.float32)
+        )
+        assert classes.tolist() == [labels(TRAIN, 1)[i] for i in chosen]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_an_epoch_never_waits_for_the_gpu(data: Path, is_narrow: None) -> None:
+    prepared = CIFAR100.prepare(Options(data=data, device=torch.device("cuda")))
+    list(prepared.epoch(0))  # what is copied once
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        list(prepared.epoch(1))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_finished_run_leaves_no_memory_on_the_gpu(
+    data: Path, is_narrow: None, without_figures: None, tmp_path: Path
+) -> None:
+    options = Options(data=data, device=torch.device("cuda"))
+    train(short(CIFAR100), parse("AdamCPR_ws2"), tmp_path, options)
+    after_one = torch.cuda.memory_allocated()
+    train(short(CIFAR100), parse("AdamCPR_ws2_seed2"), tmp_path, options)
+    assert torch.cuda.memory_allocated() <= after_one
 
 
 # Model
@@ -345,6 +387,17 @@ def test_corrupted_images_are_evaluated_at_the_end_and_only_then(
     assert history["accuracy"].notna().all()
     assert history["corrupted_accuracy"].notna().tolist() == [False, False, True]
     assert history["corrupted_accuracy"].iloc[-1] == pytest.approx(result["corrupted_accuracy"])
+
+
+def test_other_corrupted_images_are_other_data(data: Path, is_narrow: None, tmp_path: Path) -> None:
+    noise = data / "CIFAR-100-C"
+    write_corrupted(noise)
+    results = tmp_path / "results"
+    train(short(CIFAR100_C), parse("AdamW"), results, Options(data=data))
+    train(short(CIFAR100_C), parse("AdamW"), results, Options(data=data))
+    np.save(noise / "brightness.npy", images(5 * TEST, 7))
+    with pytest.raises(CannotTrain, match="use other --results"):
+        train(short(CIFAR100_C), parse("AdamW"), results, Options(data=data))
 
 
 def test_a_sweep_from_images_to_figure(

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,10 @@ from nnunet_cpr.naming import WrongName
 from nnunet_cpr.vision import engine
 from nnunet_cpr.vision.engine import train
 from nnunet_cpr.vision.figures import CannotDraw, draw_dynamics
-from nnunet_cpr.vision.folder import CHECKPOINT, DYNAMICS, FIGURE, HISTORY, folder_of
+from nnunet_cpr.vision.folder import CHECKPOINT, DYNAMICS, FIGURE, HISTORY, LOCK, RESULT, folder_of
 from nnunet_cpr.vision.names import FAMILIES, parse
 from nnunet_cpr.vision.schedule import warmup_cosine
-from nnunet_cpr.vision.task import CannotTrain, Options, Prepared, Task
+from nnunet_cpr.vision.task import CannotTrain, Diverged, Options, Prepared, Task
 
 CPU = Options()
 
@@ -59,7 +60,9 @@ TASK = Task(
     steps=26,
     warmup=4,
     lr={"adam": 1e-2, "sgd": 0.1, "amos": 1e-2},
+    settings=("width", "download"),
 )
+REFUSES = dataclasses.replace(TASK, prepare=lambda options: pytest.fail("trained again"))
 NAMES = [
     "AdamCPR_ws9", "AdamCPR_ip2", "SGDCPR_ki0x1p1_ada_std", "AdamW_wd0p1", "SGD", "AMOS_wd0p1",
     "AdamW_adadecay4_wd0p1", "SGD_awd_wd0p1", "AdamW_cosine0p1_wd0p1", "SGD_rescale2",
@@ -118,7 +121,7 @@ def test_stopped_anywhere_a_run_ends_as_if_it_had_not_been(
 def test_what_a_run_leaves(tmp_path: Path) -> None:
     result = train(TASK, parse("AdamCPR_ws9_seed2"), tmp_path, CPU)
     folder = tmp_path / "line" / "AdamCPR_ws9_seed2"
-    assert {f.name for f in folder.iterdir()} == {HISTORY, DYNAMICS, FIGURE, "result.json"}
+    assert {f.name for f in folder.iterdir()} == {HISTORY, DYNAMICS, FIGURE, "result.json", LOCK}
     assert json.loads((folder / "result.json").read_text()) == result
     assert result["step"] == 26 and result["run"] == "AdamCPR_ws9_lr0p01_warmup4_seed2_26steps"
     history = pd.read_csv(folder / HISTORY)
@@ -151,8 +154,7 @@ def test_without_cpr_the_measure_is_recorded_all_the_same(tmp_path: Path) -> Non
 def test_what_is_done_is_not_trained_again(tmp_path: Path) -> None:
     name = parse("SGD_4steps_warmup0")
     first = train(TASK, name, tmp_path, CPU)
-    refuses = dataclasses.replace(TASK, prepare=lambda options: pytest.fail("trained again"))
-    assert train(refuses, name, tmp_path, CPU) == first
+    assert train(REFUSES, name, tmp_path, CPU) == first
 
 
 def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
@@ -170,9 +172,42 @@ def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
-    with pytest.raises(CannotTrain, match=r"was not finite before step .*; try a smaller _lr<V>"):
-        train(TASK, parse("SGD_lr1e30"), tmp_path, CPU)
-    assert not (folder_of(tmp_path, TASK, parse("SGD_lr1e30")) / "result.json").exists()
+    name = parse("SGD_lr1e30")
+    with pytest.raises(Diverged, match=r"was not finite before step .*; try a smaller _lr<V>") as first:
+        train(TASK, name, tmp_path, CPU)
+    folder = folder_of(tmp_path, TASK, name)
+    result = json.loads((folder / RESULT).read_text())
+    assert f"before step {result['diverged']};" in str(first.value) and "loss" not in result
+    assert not (folder / CHECKPOINT).exists()
+    with pytest.raises(Diverged) as again:
+        train(REFUSES, name, tmp_path, CPU)
+    assert str(again.value) == str(first.value)
+
+
+@pytest.mark.parametrize("name", ["SGD", "SGD_lr1e30"])
+def test_a_run_is_trained_again_where_asked_for(name: str, tmp_path: Path) -> None:
+    def attempt(task: Task, options: Options, progress: engine.Progress = lambda *_: None) -> str:
+        try:
+            return str(train(task, parse(name), tmp_path, options, progress)["loss"])
+        except Diverged as error:
+            return str(error)
+
+    first = attempt(TASK, dataclasses.replace(CPU, keep_model=True))
+    again = dataclasses.replace(CPU, again=True)
+    with pytest.raises(pytest.fail.Exception):  # a task that cannot begin leaves what is there
+        attempt(REFUSES, again)
+    assert attempt(REFUSES, CPU) == first
+    with pytest.raises(Stopped):
+        attempt(TASK, again, stop_at(2))
+    folder = folder_of(tmp_path, TASK, parse(name))
+    assert {file.name for file in folder.iterdir()} == {LOCK}
+    if name == "SGD":
+        with pytest.raises(Stopped):
+            attempt(TASK, again, stop_at(17))
+        steps = []  # what has begun again goes on
+        attempt(TASK, again, lambda done, *_: steps.append(done))
+        assert steps[0] == 16
+    assert attempt(TASK, CPU) == first
 
 
 def test_a_warm_up_longer_than_the_training_is_refused(tmp_path: Path) -> None:
@@ -237,6 +272,99 @@ def test_a_setting_without_effect_does_not_part_runs(tmp_path: Path) -> None:
     task = dataclasses.replace(TASK, settings_without_effect=("download",))
     first = train(task, parse("SGD"), tmp_path, dataclasses.replace(CPU, settings={"download": "yes"}))
     assert train(task, parse("SGD"), tmp_path, CPU) == first
+
+
+@pytest.mark.parametrize(
+    ("known", "message"), [((), "it has none"), (("width", "depth"), "there are width, depth")]
+)
+def test_a_setting_that_the_task_does_not_know_is_refused(
+    known: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    task = dataclasses.replace(TASK, settings=known)
+    with pytest.raises(CannotTrain, match=f"^line has no setting 'widht'; {message}$"):
+        train(task, parse("SGD"), tmp_path, dataclasses.replace(CPU, settings={"widht": "8"}))
+    assert not list(tmp_path.iterdir())
+
+
+def test_too_little_memory_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
+    whole = train(TASK, parse("SGD"), tmp_path / "whole", CPU)
+    room = [17]
+
+    def small(options: Options) -> Prepared:
+        prepared = prepare(options)
+
+        def loss(model, batch):
+            room[0] -= 1
+            if room[0] < 0:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nand so on")
+            return prepared.loss(model, batch)
+
+        return dataclasses.replace(prepared, loss=loss)
+
+    task = dataclasses.replace(TASK, prepare=small)
+    with pytest.raises(CannotTrain, match=r"^cpu has too little memory .* --microbatches 2; it goes on"):
+        train(task, parse("SGD"), tmp_path / "parts", CPU)
+    room[0] = 11  # from the last checkpoint, not from the start
+    assert train(task, parse("SGD"), tmp_path / "parts", CPU)["loss"] == whole["loss"]
+
+
+# Data
+
+
+@pytest.fixture
+def of_files(tmp_path: Path) -> Task:
+    """A task whose data are the files in a folder."""
+    for name in ("a", "b"):
+        (tmp_path / "data" / "train" / name).mkdir(parents=True)
+        for number in range(20):
+            (tmp_path / "data" / "train" / name / f"{number}.jpg").write_bytes(bytes([number] * 99))
+    (tmp_path / "data" / "notes.txt").write_text("of no account")
+    return dataclasses.replace(TASK, data_folders=("train",))
+
+
+def with_data(folder: Path) -> Options:
+    return dataclasses.replace(CPU, data=folder)
+
+
+def one_more_image(folder: Path) -> None:
+    (folder / "train" / "a" / "20.jpg").write_bytes(b"more")
+
+
+def other_names(folder: Path) -> None:
+    (folder / "train" / "b").rename(folder / "train" / "c")
+
+
+def other_pixels(folder: Path) -> None:
+    for file in folder.rglob("*.jpg"):
+        file.write_bytes(file.read_bytes()[::-1] + b"x")
+
+
+@pytest.mark.parametrize("change", [one_more_image, other_names, other_pixels])
+def test_other_data_is_noticed(change: Callable[[Path], None], of_files: Task, tmp_path: Path) -> None:
+    data, results = tmp_path / "data", tmp_path / "results"
+    train(of_files, parse("SGD"), results, with_data(data))
+    with pytest.raises(Stopped):
+        train(of_files, parse("SGD_seed2"), results, with_data(data), stop_at(6))
+    change(data)
+    for name, file in (("SGD", RESULT), ("SGD_seed2", CHECKPOINT)):
+        with pytest.raises(
+            CannotTrain, match=rf"{file} is of .* data=\d+ files .*; use other --results"
+        ):
+            train(of_files, parse(name), results, with_data(data))
+
+
+def test_data_may_move_and_need_not_be_there_for_what_is_done(of_files: Task, tmp_path: Path) -> None:
+    data, results = tmp_path / "data", tmp_path / "results"
+    first = train(of_files, parse("SGD"), results, with_data(data))
+    with pytest.raises(Stopped):
+        train(of_files, parse("SGD_seed2"), results, with_data(data), stop_at(6))
+    moved = data.rename(tmp_path / "elsewhere")
+    (moved / "more.txt").write_text("beside the data")
+    (moved / "train" / ".DS_Store").write_text("hidden")
+    refuses = dataclasses.replace(REFUSES, data_folders=("train",))
+    for options in (with_data(moved), CPU):
+        assert train(refuses, parse("SGD"), results, options) == first
+    assert train(of_files, parse("SGD_seed2"), results, with_data(moved))["step"] == 26
 
 
 def test_bfloat16_is_another_run(tmp_path: Path) -> None:

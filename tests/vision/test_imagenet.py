@@ -5,6 +5,7 @@ not what they reach.
 import dataclasses
 import math
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -282,7 +283,6 @@ def test_embeddings_are_not_regularized(data):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"size": "3"}, "no setting 'size'; there are model, batch, pretrained, image_size"),
         ({"batch": "two"}, "batch=two is no whole number above 0"),
         ({"batch": "3"}, "batch=3 is odd"),
         ({"batch": "64"}, "5 images to train on, fewer than a batch of 64"),
@@ -294,6 +294,23 @@ def test_wrong_setting_is_one_clear_line(settings, message, data):
     with pytest.raises(CannotTrain, match=message) as told:
         TASKS["deit-small"].prepare(options(data, **settings))
     assert "\n" not in str(told.value)
+
+
+def test_other_images_are_noticed(data, tmp_path):
+    task, name = TASKS["clip-vit-b32"], parse("AdamCPR_ws1_warmup1_2steps")
+    train(task, name, tmp_path / "results", options(data))
+    copy = Path(shutil.copytree(data, tmp_path / "copy"))
+    (copy / "ORIGIN.txt").write_text("not an image, and beside them")
+    train(task, name, tmp_path / "results", options(copy))
+    (copy / "val" / CLASSES[0] / "one_more.JPEG").write_bytes(b"")
+    with pytest.raises(CannotTrain, match=r"data=11 files \(\w+\).*, not of .* data=12 files"):
+        train(task, name, tmp_path / "results", options(copy))
+
+
+@pytest.mark.parametrize("task", PRESETS)
+def test_unknown_setting_is_one_clear_line(task, data, tmp_path):
+    with pytest.raises(CannotTrain, match=r"no setting 'size'; there are model, batch, pretrained"):
+        train(TASKS[task], parse("AdamW"), tmp_path, options(data, size="3"))
 
 
 def test_missing_data_is_one_clear_line(data, tmp_path):

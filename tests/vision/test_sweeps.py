@@ -17,6 +17,7 @@ from matplotlib.image import imread
 from nnunet_cpr.baselines import BASELINES
 from nnunet_cpr.bounds import KappaIP, KappaK, KappaKI0, KappaWS
 from nnunet_cpr.vision import heatmaps
+from nnunet_cpr.vision.figures import CannotDraw
 from nnunet_cpr.vision.folder import folder_of
 from nnunet_cpr.vision.heatmaps import draw_sweep, table
 from nnunet_cpr.vision.names import RunName, parse
@@ -131,11 +132,14 @@ def small(rows: int = 2, columns: int = 3, panels: int = 2, seeds: tuple[int, ..
     )
 
 
-def finish(sweep: Sweep, results: Path, name: RunName, value: float) -> None:
+def finish(
+    sweep: Sweep, results: Path, name: RunName, value: float, conditions: dict[str, str] | None = None
+) -> None:
     task = TASKS[sweep.task]
     folder = folder_of(results, task, name)
     folder.mkdir(parents=True, exist_ok=True)
-    result = {"run": str(name), "settings": {}, "metric": task.metric, task.metric: value, "loss": 1.0}
+    result = {"run": str(name), "settings": conditions or {}, "metric": task.metric, "loss": 1.0}
+    result[task.metric] = value
     (folder / "result.json").write_text(json.dumps(result))
 
 
@@ -174,6 +178,54 @@ def test_a_result_that_is_no_number_is_not_counted(tmp_path: Path) -> None:
     assert table(sweep, tmp_path)["n"].sum() == 0
 
 
+def diverge(sweep: Sweep, results: Path, name: RunName) -> None:
+    folder = folder_of(results, TASKS[sweep.task], name)
+    folder.mkdir(parents=True, exist_ok=True)
+    result = {"run": str(name), "settings": {}, "metric": "accuracy", "diverged": 40}
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+def test_diverged_runs_are_counted_and_said(tmp_path: Path) -> None:
+    sweep = small(rows=1, columns=3, panels=1)
+    names = sweep.panels[0].names[0]
+    for name, seeds in zip(names, ((), (1,), (1, 2))):
+        for seed in sweep.seeds:
+            run = dataclasses.replace(name, seed=seed)
+            if seed in seeds:
+                diverge(sweep, tmp_path, run)
+            else:
+                finish(sweep, tmp_path, run, 70.0)
+    cells = table(sweep, tmp_path)
+    assert cells["n"].tolist() == [2, 1, 0] and cells["diverged"].tolist() == [0, 1, 2]
+    assert cells["mean"].tolist()[:2] == [70.0, 70.0] and math.isnan(cells["mean"][2])
+    assert drawn(sweep, cells) == [["70.00★\n±0.00", "70.00\nn=1", "diverged"]]
+    assert heatmaps._title(sweep, cells).endswith("3 of 6 runs done, 3 diverged.")
+
+
+def test_the_papers_numbers_are_beside_ours(tmp_path: Path) -> None:
+    sweep = SWEEPS["deit-base"]
+    first = sweep.cells()[0]
+    finish(sweep, tmp_path, first, 75.0)
+    cells = draw_sweep(sweep, tmp_path, tmp_path / "deit-base.png")
+    known = cells.set_index("run")["published"].dropna().to_dict()
+    assert known == dict(sweep.published) and len(known) == 6
+    saved = pd.read_csv(tmp_path / "deit-base.csv").set_index("run")["published"].dropna().to_dict()
+    assert saved == pytest.approx(known)
+    texts = drawn(sweep, cells)
+    assert texts[0] == ["75.00★", "76.19", "78.59", "80.56"]
+    assert texts[1] == ["81.19", "79.61"]  # the paper has no third
+    assert heatmaps._best(cells) == 0  # theirs do not compete
+
+
+def test_runs_of_different_data_are_not_drawn_together(tmp_path: Path) -> None:
+    sweep = small()
+    for number, cell in enumerate(sweep.cells()[:3]):
+        finish(sweep, tmp_path, cell, 50.0, {} if number == 0 else {"data": f"{number} files"})
+    with pytest.raises(CannotDraw, match=r"^AdamW\S+ and AdamW\S+ are of different data; keep"):
+        draw_sweep(sweep, tmp_path, tmp_path / "small.png")
+    assert not list(tmp_path.glob("small*"))
+
+
 def drawn(sweep: Sweep, cells: pd.DataFrame) -> list[list[str]]:
     """The texts in the cells of each panel."""
     figure = heatmaps._figure(sweep, cells)
@@ -195,7 +247,7 @@ def test_the_cells_say_mean_deviation_and_missing_seeds(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["cifar100-related", "digits"])
+@pytest.mark.parametrize("name", ["cifar100-related", "digits", "clip-vit-b32"])
 def test_texts_do_not_overlap(tmp_path: Path, name: str) -> None:
     sweep = SWEEPS[name]
     for number, cell in enumerate(sweep.cells()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,12 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from nnunet_cpr import cli_vision
 from nnunet_cpr.cli import app
 from nnunet_cpr.vision import sweeps, tasks
+from nnunet_cpr.vision.folder import locked
 from nnunet_cpr.vision.names import parse
-from nnunet_cpr.vision.sweeps import SWEEPS
+from nnunet_cpr.vision.sweeps import SWEEPS, Axis, Panel, Sweep
 from nnunet_cpr.vision.tasks import TASKS
 
 runner = CliRunner()
@@ -72,7 +75,111 @@ def test_a_run_that_diverges_does_not_stop_the_others(results: str) -> None:
     names = ("SGD_lr1e30_12steps_warmup0", "SGD_12steps_warmup0")
     output = invoke("run", "digits", *names, "--results", results, "--device", "cpu", status=1)
     assert "failed: the loss of SGD_lr1e30" in output and "SGD_warmup0_12steps: accuracy" in output
-    assert "nnunet-cpr: 1 of 2 runs failed, see above" in output
+    assert "nnunet-cpr: 1 of 2 runs are not done, see above" in output
+
+
+def test_a_sweep_trains_a_diverged_run_once_and_draws_it(
+    results: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {
+        "falls": parse("SGD_12steps_warmup2"),
+        "diverges": parse("SGD_lr1e30_12steps_warmup0"),
+    }
+    rows, columns = Axis("", tuple(names)), Axis("", ("",))
+    panel = Panel("SGD", rows, columns, tuple((name,) for name in names.values()))
+    monkeypatch.setitem(sweeps.SWEEPS, "two", Sweep("two", "Two runs", "digits", (panel,), (1,)))
+    arguments = ("sweep", "two", "--results", results, "--device", "cpu")
+    first = invoke(*arguments, status=1)
+    assert "nnunet-cpr: 1 of 2 runs diverged, see above" in first
+    table = pd.read_csv(Path(results, "two.csv"))
+    assert table["n"].tolist() == [1, 0] and table["diverged"].tolist() == [0, 1]
+    monkeypatch.setitem(
+        tasks.TASKS,
+        "digits",
+        dataclasses.replace(TASKS["digits"], prepare=lambda options: pytest.fail("trained again")),
+    )
+    assert invoke(*arguments, status=1) == first
+
+
+def test_what_another_process_trains_is_skipped(results: str) -> None:
+    names = ("SGD_24steps_warmup4", "SGD_24steps_warmup4_seed2")
+    folder = Path(results, "digits", "SGD_warmup4_seed1_24steps")
+    folder.mkdir(parents=True)
+    arguments = ("--results", results, "--device", "cpu")
+    with locked(folder):
+        one = invoke("run", "digits", names[0], *arguments, status=1)
+        both = invoke("run", "digits", *names, *arguments, status=1)
+    owner = f"{folder} is being trained by process {os.getpid()} on "
+    assert one.strip().startswith(f"nnunet-cpr: {owner}") and len(one.strip().splitlines()) == 1
+    assert f"SGD_warmup4_24steps: skipped: {owner}" in both and "_seed2_24steps: accuracy" in both
+    assert "nnunet-cpr: 1 of 2 runs are not done, see above" in both
+
+
+def test_weights_that_were_not_kept_can_be_had(results: str) -> None:
+    arguments = ("run", "digits", "SGD_12steps_warmup2", "--results", results, "--device", "cpu")
+    assert "not kept" not in invoke(*arguments, "--drop-model")
+    assert "; its weights were not kept, --again trains it again and keeps them" in invoke(*arguments)
+    assert "not kept" not in invoke(*arguments, "--again")
+    assert Path(results, "digits", "SGD_warmup2_seed1_12steps", "model.pt").exists()
+
+
+@pytest.mark.parametrize("spoil", ["empty", "torn", "no numbers", "no columns", "no text"])
+@pytest.mark.parametrize("file", ["history.csv", "dynamics.csv"])
+def test_damaged_tables_are_one_line(spoil: str, file: str, results: str, tmp_path: Path) -> None:
+    folder = Path(results, "digits", "SGD_seed1")
+    folder.mkdir(parents=True)
+    (folder / "history.csv").write_text("step,loss,accuracy\n4,0.5,50\n8,0.25,75\n")
+    rows = "0,a,0.5,0.1,0\n4,a,0.25,0.1,0.5\n"
+    (folder / "dynamics.csv").write_text(f"step,parameter,measure,kappa,multiplier\n{rows}")
+    draw = ("dynamics", "digits", "SGD", "--results", results, "-o", str(tmp_path / "figure.png"))
+    if spoil == "empty":  # the files are right
+        invoke(*draw)
+        (tmp_path / "figure.png").unlink()
+    whole = (folder / file).read_bytes()
+    spoilt = {
+        "empty": b"",
+        "torn": whole[:-3],
+        "no numbers": whole.replace(b"0.25", b"x"),
+        "no columns": whole[whole.index(b"\n") + 1 :],
+        "no text": b"\xff\xfe" * 99,
+    }
+    (folder / file).write_bytes(spoilt[spoil])
+    commands = [draw] if file == "dynamics.csv" else [draw, ("draw", "digits", "--results", results)]
+    for command in commands:
+        output = invoke(*command, status=1)
+        told = (
+            f"{folder / file} is damaged; nnunet-cpr vision run digits SGD_seed1 --again makes it anew"
+        )
+        lines = [line for line in output.splitlines() if not line.endswith("digits.png")]
+        assert lines == [f"nnunet-cpr: {told}"]
+    assert not (tmp_path / "figure.png").exists()
+
+
+def test_nothing_is_drawn_of_no_runs(results: str) -> None:
+    output = invoke("draw", "digits", "--results", results, status=1)
+    assert output.startswith(f"nnunet-cpr: {results} has no run of digits; run nnunet-cpr vision sweep ")
+    assert len(output.splitlines()) == 1
+    assert not Path(results).exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sweep", "digits"), "stopped; the same command again goes on from the last checkpoint"),
+        (("draw", "digits"), "stopped"),
+        (("cells", "digits"), "stopped"),
+        (("dynamics", "digits", "SGD"), "stopped"),
+    ],
+)
+def test_ctrl_c_is_told(
+    arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_vision, "_sweep", interrupted)
+    monkeypatch.setattr(cli_vision, "_task", interrupted)
+    assert invoke(*arguments, status=130) == f"nnunet-cpr: {message}\n"
 
 
 def test_cells_are_runs_by_name() -> None:
@@ -104,6 +211,8 @@ def test_presets_lists_everything() -> None:
         (("run", "digit", "SGD"), "no task is named 'digit'; there are digits, grokking,"),
         (("run", "digits", "SDG"), "did you mean SGD?"),
         (("run", "digits", "SGD", "--set", "x"), "--set takes KEY=VALUE, not 'x'"),
+        (("run", "digits", "SGD", "--set", "x=1"), "digits has no setting 'x'; it has none"),
+        (("run", "grokking", "SGD_wd0", "--set", "x=1"), "grokking has no setting 'x'; it has none"),
         (("run", "digits", "SGD", "--device", "nowhere"), "--device nowhere cannot be used"),
         (("run", "digits", "SGD", "SGD_9steps"), "warm-up of 30 steps is not shorter"),
         (("run", "grokking", "AdamW_awd"), "say one with _wd<V>"),

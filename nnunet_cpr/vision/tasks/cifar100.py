@@ -6,6 +6,7 @@ The settings are those of the paper's table on CIFAR-100.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nnunet_cpr.transfer import to_device
 from nnunet_cpr.vision.task import CannotTrain, Options, Prepared, Task
 from nnunet_cpr.vision.tasks.in_memory import Pairs, accuracy_of, cross_entropy, shuffled_batches
 
@@ -46,13 +48,8 @@ _CORRUPTED = "CIFAR-100-C"  # the folder in the published archive
 _MEAN = (0.5071, 0.4865, 0.4409)
 _STD = (0.2673, 0.2564, 0.2762)
 
-_SETTINGS = ("download", "corrupted")
-
 
 def _prepare(options: Options) -> Prepared:
-    unknown = [key for key in options.settings if key not in _SETTINGS]
-    if unknown:
-        raise CannotTrain(f"CIFAR-100 has no setting {unknown[0]!r}; there are {', '.join(_SETTINGS)}")
     train, test = _dataset(options, train=True), _dataset(options, train=False)
     corrupted = options.settings.get("corrupted")
     return Prepared(
@@ -129,18 +126,26 @@ def _windows(padded: Tensor) -> Tensor:
     places = 2 * _PADDING + 1
     top, left = torch.randint(places, (2, count, 1))
     mirrored = torch.rand(count, 1) < 0.5
-    rows = top + torch.arange(height - places + 1)  # [N, height of the window]
-    columns = left + torch.arange(width - places + 1)
-    columns = torch.where(mirrored, columns.flip(1), columns)
-    indices = (torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :])
-    return padded[tuple(index.to(padded.device) for index in indices)]
+    drawn = torch.cat((top, left, mirrored), 1).flatten().tolist()
+    top, left, mirrored = to_device(drawn, torch.int64, padded.device).view(count, 3, 1).unbind(1)
+    rows = top + torch.arange(height - places + 1, device=padded.device)  # [N, height of the window]
+    columns = left + torch.arange(width - places + 1, device=padded.device)
+    columns = torch.where(mirrored > 0, columns.flip(1), columns)
+    image = torch.arange(count, device=padded.device)[:, None, None]
+    return padded[image, rows[:, :, None], columns[:, None, :]]
 
 
 def _normalised(images: Tensor) -> Tensor:
     """From uint8 ``[N, H, W, 3]`` to float32 ``[N, 3, H, W]`` with about mean 0 and deviation 1."""
-    mean, std = (torch.tensor(values, device=images.device) for values in (_MEAN, _STD))
+    mean, std = _moments(images.device)
     scaled = (images.float() / 255 - mean) / std
     return scaled.permute(0, 3, 1, 2).contiguous()
+
+
+@functools.cache
+def _moments(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean and deviation, copied to a device once."""
+    return torch.tensor(_MEAN, device=device), torch.tensor(_STD, device=device)
 
 
 # CIFAR-100-C
@@ -222,6 +227,7 @@ CIFAR100 = Task(
     final_lr=0.1,
     betas=(0.9, 0.98),
     weight_decay={"adam": 0.1, "sgd": 5e-4},
+    settings=("download", "corrupted"),
     settings_without_effect=("download",),
 )
 
@@ -230,6 +236,7 @@ _CORRUPTED_FIELDS: dict[str, Any] = {
     "about": "the same training, compared by the accuracy on CIFAR-100-C",
     "prepare": _prepare_corrupted,
     "metric": "corrupted_accuracy",
+    "data_folders": (_CORRUPTED,),  # torchvision takes no other CIFAR-100 than the one
 }
 # A task of its own, because a run that is done leaves no model which could be evaluated later on.
 CIFAR100_C = dataclasses.replace(CIFAR100, **_CORRUPTED_FIELDS)

@@ -24,6 +24,9 @@ _Mix = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 _PER_GPU = 256
 """The paper's batch on each of its GPUs, and so what timm mixes in one proportion."""
 
+_SETTINGS = ("model", "batch", "pretrained", "image_size")
+_FOLDERS = ("train", "val")
+
 
 @dataclass(frozen=True)
 class _Recipe:
@@ -59,10 +62,6 @@ class _Settings:
 
     @classmethod
     def read(cls, recipe: _Recipe, given: Mapping[str, str]) -> _Settings:
-        known = ("model", "batch", "pretrained", "image_size")
-        unknown = [key for key in given if key not in known]
-        if unknown:
-            raise CannotTrain(f"there is no setting {unknown[0]!r}; there are {', '.join(known)}")
         settings = cls(
             model=given.get("model", recipe.model),
             batch=_whole_number("batch", given, recipe.batch),
@@ -133,7 +132,7 @@ def _datasets(data: Path | None) -> tuple[Any, Any, int]:
     layout = "DIR/train/CLASS/*.JPEG and DIR/val/CLASS/*.JPEG"
     if data is None:
         raise CannotTrain(f"say where ImageNet is: --data DIR, with {layout}")
-    folders = [data / "train", data / "val"]
+    folders = [data / name for name in _FOLDERS]
     for folder in folders:
         if not folder.is_dir():
             raise FileNotFoundError(f"there is no folder {folder}; --data DIR expects {layout}")
@@ -243,6 +242,8 @@ def _deit(name: str, about: str, recipe: _Recipe) -> Task:
         final_lr=1e-5 / 1e-3,
         weight_decay={"adam": 0.05},
         seeds=(1,),
+        settings=_SETTINGS,
+        data_folders=_FOLDERS,
     )
 
 
@@ -292,4 +293,6 @@ CLIP_VIT_B32 = Task(
     weight_decay={"adam": 0.1},
     clip=1.0,
     seeds=(1,),
+    settings=_SETTINGS,
+    data_folders=_FOLDERS,
 )

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nnunet_cpr.transfer import to_device
+
 Pairs = tuple[Tensor, Tensor]
 """Inputs ``[N, ...]`` and class labels ``[N]``."""
 
@@ -17,7 +19,8 @@ def shuffled_batches(data: Pairs, size: int) -> Callable[[int], Iterator[Pairs]]
     inputs, labels = data
 
     def epoch(number: int) -> Iterator[Pairs]:
-        order = torch.randperm(len(labels))
+        # Drawn by the CPU's generator, whatever the device, and copied once an epoch.
+        order = to_device(torch.randperm(len(labels)).tolist(), torch.int64, labels.device)
         for first in range(0, len(labels) - size + 1, size):
             chosen = order[first : first + size]
             yield inputs[chosen], labels[chosen]
@@ -36,12 +39,13 @@ def accuracy_of(data: Pairs, size: int = 1024) -> Callable[[nn.Module], dict[str
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         device = next(model.parameters()).device
-        right, loss = 0, 0.0
+        right, losses = [], []  # of the parts, on the device until all are on their way
         for inputs, labels in zip(*(tensor.split(size) for tensor in data)):
             labels = labels.to(device)
             logits = model(inputs.to(device)).float()
-            right += int((logits.argmax(1) == labels).sum())
-            loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
-        return {"accuracy": 100 * right / len(data[1]), "loss": loss / len(data[1])}
+            right.append((logits.argmax(1) == labels).sum())
+            losses.append(functional.cross_entropy(logits, labels, reduction="sum"))
+        count, loss = sum(torch.stack(right).tolist()), sum(torch.stack(losses).tolist())
+        return {"accuracy": 100 * count / len(data[1]), "loss": loss / len(data[1])}
 
     return evaluate

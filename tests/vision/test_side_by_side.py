@@ -1,0 +1,142 @@
+"""Processes that work in one folder of results."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from nnunet_cpr.vision.engine import train
+from nnunet_cpr.vision.folder import LOCK, folder_of, locked
+from nnunet_cpr.vision.names import parse
+from nnunet_cpr.vision.task import InUse, Options
+from nnunet_cpr.vision.tasks import TASKS
+
+DIGITS, NAME = TASKS["digits"], parse("SGD_24steps_warmup4")
+
+SWEEP = """
+import dataclasses, os, sys, time
+from nnunet_cpr import cli
+from nnunet_cpr.vision import engine, sweeps, tasks
+
+results, log = sys.argv[1:]
+tasks.TASKS["digits"] = dataclasses.replace(tasks.TASKS["digits"], steps=12, warmup=2)
+whole = sweeps.SWEEPS["digits"]
+sweeps.SWEEPS["digits"] = dataclasses.replace(whole, panels=whole.panels[3:], seeds=(1,))
+train = engine._Training.to_the_end
+
+
+def noted(self):
+    with open(log, "a") as file:
+        file.write(f"{os.getpid()} {self.run}\\n")
+    # Nobody ends its first run before the other has begun its own.
+    while len({line.split()[0] for line in open(log)}) < 2:
+        time.sleep(0.02)
+    return train(self)
+
+
+engine._Training.to_the_end = noted
+sys.argv[1:] = ["vision", "sweep", "digits", "--results", results, "--device", "cpu"]
+cli.main()
+"""
+
+KILLED_SAVING = """
+import pathlib, sys, time
+import torch
+from nnunet_cpr.vision.engine import train
+from nnunet_cpr.vision.names import parse
+from nnunet_cpr.vision.task import Options
+from nnunet_cpr.vision.tasks import TASKS
+
+
+def half(state, file):
+    file.write(b"half a checkpoint")
+    file.flush()
+    print("saving", flush=True)
+    time.sleep(600)
+
+
+torch.save = half
+train(TASKS["digits"], parse(sys.argv[2]), pathlib.Path(sys.argv[1]), Options())
+"""
+
+
+def started(code: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, text=True, **pipes)
+
+
+@pytest.mark.slow
+def test_two_processes_work_off_one_sweep(tmp_path: Path) -> None:
+    """Each run is trained once, by whoever comes first."""
+    results, log = tmp_path / "results", tmp_path / "log"
+    both = [started(SWEEP, str(results), str(log)) for _ in range(2)]
+    try:
+        outputs = [process.communicate(timeout=500)[0] for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    assert [process.returncode for process in both] == [0, 0], outputs
+    trained = [line.split() for line in log.read_text().splitlines()]
+    assert set(Counter(run for _, run in trained).values()) == {1}
+    assert {pid for pid, _ in trained} == {str(process.pid) for process in both}
+    done = [json.loads(file.read_text())["run"] for file in results.glob("digits/*/result.json")]
+    assert sorted(done) == sorted(run for _, run in trained) and len(done) == 3
+    skips = re.findall(r"skipped: \S+ is being trained by process (\d+) on \S+", "".join(outputs))
+    assert set(skips) <= {str(process.pid) for process in both} and skips
+    # The last one to end draws all of them.
+    assert (results / "digits.csv").read_text().count(",1,") == 3
+
+
+def test_a_killed_process_leaves_neither_its_lock_nor_half_a_file(tmp_path: Path) -> None:
+    whole = train(DIGITS, NAME, tmp_path / "whole", Options())
+    process = started(KILLED_SAVING, str(tmp_path), str(NAME))
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "saving\n"
+        folder = folder_of(tmp_path, DIGITS, NAME)
+        half = f".checkpoint*{process.pid}*.pt"
+        assert len(list(folder.glob(half))) == 1
+        with pytest.raises(InUse, match=f"{folder.name} is being trained by process {process.pid} on "):
+            train(DIGITS, NAME, tmp_path, Options())
+        assert len(list(folder.glob(half))) == 1
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    with locked(folder):
+        assert [file.name for file in folder.iterdir()] == [LOCK]
+    assert train(DIGITS, NAME, tmp_path, Options())["loss"] == whole["loss"]
+
+
+def test_what_another_process_finishes_meanwhile_is_not_trained_again(tmp_path: Path) -> None:
+    def slow(options: Options):
+        first.append(train(DIGITS, NAME, tmp_path, Options()))
+        return DIGITS.prepare(options)
+
+    first: list[dict] = []
+    again = train(dataclasses.replace(DIGITS, prepare=slow), NAME, tmp_path, Options())
+    assert [again] == first
+
+
+def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    written = tmp_path / ".checkpoint.writing-here-1.pt"
+    written.touch()
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with (
+        pytest.warns(UserWarning, match=r"cannot be locked \(No locks available\); only one process"),
+        locked(tmp_path),
+    ):
+        assert written.exists()  # by another process, maybe
