@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 # The heavy imports stand in the functions, so that --help answers at once.
 if TYPE_CHECKING:
     from datasets import DatasetDict
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 SIZES = {
     "small": {"layers": 12, "heads": 12, "width": 768, "batch": 32},
@@ -78,12 +79,23 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
+def refuse_data_parallel(settings: TrainingArguments) -> None:
+    """Without torchrun the Trainer splits the model over all GPUs and multiplies the batch by them."""
+    if settings.n_gpu > 1:
+        sys.exit(
+            f"{settings.n_gpu} GPUs, one process: start this with torchrun --nproc-per-node "
+            f"{settings.n_gpu}, or show it one GPU with CUDA_VISIBLE_DEVICES=0"
+        )
+
+
 def blocks_of_text(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> DatasetDict:
     """All documents one after the other, cut into samples of equal length; 0.05 % are held out."""
     from datasets import Features, List, Value, load_dataset
 
     if args.text is not None:
         files = [str(path) for path in sorted(args.text.rglob("*.txt"))]
+        if not files:
+            sys.exit(f"--text {args.text}: there is no .txt file")
         documents = load_dataset("text", data_files=files, sample_by="document", split="train")
     else:
         documents = load_dataset(args.dataset, split="train")
@@ -94,14 +106,23 @@ def blocks_of_text(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase)
         whole = len(tokens) // args.block * args.block
         return {"input_ids": [tokens[i : i + args.block] for i in range(0, whole, args.block)]}
 
+    if len(documents) < 2:
+        sys.exit(f"documents: {len(documents)}; at least two are needed, one of them to hold out")
     parts = documents.train_test_split(test_size=0.0005, seed=args.seed)
-    return parts.map(
+    blocks = parts.map(
         cut,
         batched=True,
         num_proc=args.processes,
         remove_columns=documents.column_names,
         features=Features({"input_ids": List(Value("int32"))}),  # half the disk that int64 takes
     )
+    for name, task in (("train", "train on"), ("test", "hold out")):
+        if len(blocks[name]) == 0:
+            sys.exit(
+                f"too little text to {task}: {len(parts[name])} of {len(documents)} documents, not one "
+                f"sample of {args.block} tokens; give more or longer ones, or a smaller --block"
+            )
+    return blocks
 
 
 def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -130,9 +151,10 @@ def new_model(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> P
 
 def last_checkpoint(folder: Path) -> str | None:
     """The newest complete one: trainer_state.json is what the Trainer writes last."""
-    complete = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
-    newest = max(complete, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-    return None if newest is None else str(newest)
+    complete = [path.parent.name for path in folder.glob("checkpoint-*/trainer_state.json")]
+    steps = [name.removeprefix("checkpoint-") for name in complete]  # of a checkpoint-best it is none
+    newest = max((int(step) for step in steps if step.isdecimal()), default=None)
+    return None if newest is None else str(folder / f"checkpoint-{newest}")
 
 
 def main(argv: list[str] | None = None) -> Trainer:
@@ -165,6 +187,7 @@ def main(argv: list[str] | None = None) -> Trainer:
         eval_steps=args.save_every,
         logging_steps=min(100, args.save_every),
     )
+    refuse_data_parallel(settings)
     set_seed(args.seed)
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
     with settings.main_process_first(desc="tokenize"):  # the other processes read what it cached

@@ -9,6 +9,8 @@ written after every epoch.
 from __future__ import annotations
 
 import argparse
+import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ class ByteModel(lightning.LightningModule):
         layers: number of transformer layers.
         length: bytes in a sample.
         lr: the highest learning rate.
-        warmup: steps of linear warm-up; CPR's bounds are taken after twice as many.
+        warmup: steps of linear warm-up; CPR's bounds are taken after twice as many, one at least.
     """
 
     def __init__(self, width: int, layers: int, length: int, lr: float, warmup: int) -> None:
@@ -66,18 +68,32 @@ class ByteModel(lightning.LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:
         lr, warmup = self.hparams["lr"], self.hparams["warmup"]
-        optimizer = AdamCPR(self, lr=lr, betas=(0.9, 0.99), kappa=KappaWS(2 * warmup))
+        optimizer = AdamCPR(self, lr=lr, betas=(0.9, 0.99), kappa=KappaWS(max(1, 2 * warmup)))
         steps = int(self.trainer.estimated_stepping_batches)
-        rise = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / warmup, total_iters=warmup)
-        fall = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, steps - warmup), 0.1 * lr)
-        schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [rise, fall], milestones=[warmup])
+
+        def of_highest(step: int) -> float:
+            """A linear rise, then a cosine down to a tenth."""
+            if step < warmup:
+                return (step + 1) / warmup
+            done = (step - warmup) / max(1, steps - warmup)
+            return 0.55 + 0.45 * math.cos(math.pi * min(done, 1.0))
+
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, of_highest)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def samples(text: Path, length: int) -> TensorDataset:
-    """Pieces of ``length`` + 1 bytes, shuffled once: a resumed run meets them in the same order."""
-    content = torch.frombuffer(bytearray(text.read_bytes()), dtype=torch.uint8).long()
-    pieces = content.unfold(0, length + 1, length)
+    """Pieces of ``length`` + 1 bytes, shuffled once: a resumed run meets them in the same order.
+
+    Raises:
+        ValueError: the text has not one such piece.
+        OSError: it cannot be read.
+    """
+    content = text.read_bytes()
+    if len(content) <= length:
+        raise ValueError(f"{text} has {len(content)} bytes; a sample takes {length + 1} (see --length)")
+    numbers = torch.frombuffer(bytearray(content), dtype=torch.uint8).long()
+    pieces = numbers.unfold(0, length + 1, length)
     order = torch.randperm(len(pieces), generator=torch.Generator().manual_seed(0))
     return TensorDataset(pieces[order])
 
@@ -100,6 +116,12 @@ def main(argv: list[str] | None = None) -> lightning.Trainer:
     add("--lr", type=float, default=1e-3)
     add("--warmup", type=int, default=10, help="steps of linear warm-up")
     args = parser.parse_args(argv)
+    if args.warmup < 0:
+        sys.exit(f"--warmup {args.warmup}: a number of steps cannot be negative")
+    try:
+        data = samples(args.text, args.length)
+    except (OSError, ValueError) as error:
+        sys.exit(f"--text: {error}")
 
     lightning.seed_everything(0)
     model = ByteModel(args.width, args.layers, args.length, args.lr, args.warmup)
@@ -111,7 +133,7 @@ def main(argv: list[str] | None = None) -> lightning.Trainer:
         log_every_n_steps=1,
     )
     last = args.out / "last.ckpt"
-    loader = DataLoader(samples(args.text, args.length), batch_size=args.batch)
+    loader = DataLoader(data, batch_size=args.batch)
     trainer.fit(model, loader, ckpt_path=last if last.exists() else None, weights_only=True)
     return trainer
 

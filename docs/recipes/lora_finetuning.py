@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # The heavy imports stand in the functions, so that --help answers at once.
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase, Trainer
+    from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -62,6 +63,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
+def refuse_data_parallel(settings: TrainingArguments) -> None:
+    """Without torchrun the Trainer splits the model over all GPUs and multiplies the batch by them."""
+    if settings.n_gpu > 1:
+        sys.exit(
+            f"{settings.n_gpu} GPUs, one process: start this with torchrun --nproc-per-node "
+            f"{settings.n_gpu}, or show it one GPU with CUDA_VISIBLE_DEVICES=0"
+        )
+
+
 def pairs(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Dataset:
     """Tokens of prompts and answers; the label -100 keeps the prompts out of the loss."""
     from datasets import load_dataset
@@ -76,14 +86,17 @@ def pairs(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Datas
     encoded = data.map(encode, remove_columns=data.column_names)
     short = encoded.filter(lambda pair: len(pair["input_ids"]) <= args.max_length)
     print(f"{len(short)} pairs, {len(encoded) - len(short)} left out as too long")
+    if len(short) == 0:
+        sys.exit(f"{args.data}: no pair of at most {args.max_length} tokens; see --max-length")
     return short
 
 
 def last_checkpoint(folder: Path) -> str | None:
     """The newest complete one: trainer_state.json is what the Trainer writes last."""
-    complete = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
-    newest = max(complete, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-    return None if newest is None else str(newest)
+    complete = [path.parent.name for path in folder.glob("checkpoint-*/trainer_state.json")]
+    steps = [name.removeprefix("checkpoint-") for name in complete]  # of a checkpoint-best it is none
+    newest = max((int(step) for step in steps if step.isdecimal()), default=None)
+    return None if newest is None else str(folder / f"checkpoint-{newest}")
 
 
 def lora_model(args: argparse.Namespace) -> Any:
@@ -129,6 +142,7 @@ def main(argv: list[str] | None = None) -> Trainer:
         save_total_limit=2,
         logging_steps=10,
     )
+    refuse_data_parallel(settings)
     set_seed(args.seed)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     if tokenizer.pad_token is None:

@@ -54,14 +54,62 @@ def test_continues_bit_for_bit(
     recipe_runs.assert_same(recipe_runs.saved_by_trainer(broken, STEPS), expected)
 
 
-def test_a_checkpoint_cut_short_is_passed_over(options: list[str], tmp_path: Path) -> None:
-    recipe = recipe_runs.load("gpt2_openwebtext")
+@pytest.mark.parametrize("name", ["gpt2_openwebtext", "lora_finetuning"])
+def test_the_newest_whole_checkpoint_is_taken_and_nothing_else(name: str, tmp_path: Path) -> None:
+    recipe = recipe_runs.load(name)
     assert recipe.last_checkpoint(tmp_path / "nowhere") is None
+    for kept in ("best", "best-20", "²", "16-copy"):
+        (tmp_path / f"checkpoint-{kept}").mkdir()
+        (tmp_path / f"checkpoint-{kept}" / "trainer_state.json").touch()
+    assert recipe.last_checkpoint(tmp_path) is None
     for step in (4, 12, 8):
         (tmp_path / f"checkpoint-{step}").mkdir()
-        if step < 12:
+        if step < 12:  # the newest was cut short
             (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
     assert recipe.last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-8")
+
+
+@pytest.mark.parametrize(
+    ("texts", "block", "said"),
+    [
+        ([], 16, "no .txt file"),
+        (["abc " * 500], 16, "documents: 1"),
+        (["abc"] * 30, 256, "to train on: 29 of 30 documents, not one sample of 256 tokens"),
+        (["abc " * 9] * 30, 64, "to hold out: 1 of 30 documents, not one sample of 64 tokens"),
+    ],
+    ids=["none", "one", "all short", "the one held out short"],
+)
+def test_too_little_text_is_said_before_training(
+    options: list[str],
+    texts: list[str],
+    block: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = recipe_runs.load("gpt2_openwebtext")
+    monkeypatch.setattr(transformers.Trainer, "train", lambda *_, **__: pytest.fail("it trains"))
+    folder = tmp_path / "few"
+    folder.mkdir()
+    for i, text in enumerate(texts):
+        (folder / f"{i}.txt").write_text(text)
+    given = ["--text", str(folder), "--block", str(block), "--out", str(tmp_path / "run")]
+    with pytest.raises(SystemExit, match=said) as refusal:
+        recipe.main([*options, *given])
+    assert "\n" not in refusal.value.code
+
+
+@pytest.mark.parametrize("name", ["gpt2_openwebtext", "lora_finetuning"])
+def test_several_gpus_without_torchrun_are_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the Trainer would do with them multiplies the batch."""
+    recipe = recipe_runs.load(name)
+    monkeypatch.setattr(transformers.TrainingArguments, "n_gpu", 2)
+    settings = transformers.TrainingArguments(str(tmp_path), per_device_train_batch_size=4)
+    assert settings.train_batch_size == 8
+    with pytest.raises(SystemExit, match="torchrun --nproc-per-node 2"):
+        recipe.main(["--no-bf16", "--out", str(tmp_path), *(["--data", "x"] if "lora" in name else [])])
 
 
 def test_the_trainer_keeps_what_cpr_needs(options: list[str], tmp_path: Path) -> None:

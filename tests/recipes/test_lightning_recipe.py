@@ -56,6 +56,56 @@ def test_continues_bit_for_bit(
     else:
         recipe.main([*options, "--out", str(broken)])
 
+    rates = [group["lr"] for group in saved(unbroken)["optimizer_states"][0]["param_groups"]]
+    assert rates == [pytest.approx(1e-3)]  # a tenth of the highest
     expected = saved(unbroken)
     recipe_runs.assert_cpr_at_work(expected["optimizer_states"][0], 5 * EPOCHS)
     recipe_runs.assert_same(saved(broken), expected)
+
+
+def test_no_warm_up(options: list[str], tmp_path: Path) -> None:
+    recipe = recipe_runs.load("lightning_module")
+    rates: list[float] = []
+    original = recipe.ByteModel.training_step
+
+    def watched(self: Any, *args: Any) -> torch.Tensor:
+        rates.append(self.optimizers().param_groups[0]["lr"])
+        return original(self, *args)
+
+    recipe.ByteModel.training_step = watched
+    trainer = recipe.main([*options, "--warmup", "0", "--out", str(tmp_path / "run")])
+    assert rates[0] == 1e-2 and rates == sorted(rates, reverse=True) and len(set(rates)) == 5 * EPOCHS
+    recipe_runs.assert_cpr_at_work(saved(tmp_path / "run")["optimizer_states"][0], 5 * EPOCHS)
+    assert trainer.callback_metrics["cpr/bounded"] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (["--text", "{folder}/empty.txt"], "empty.txt has 0 bytes; a sample takes 33"),
+        (["--length", "630"], "has 630 bytes; a sample takes 631"),
+        (["--text", "{folder}/none.txt"], "No such file or directory"),
+        (["--text", "{folder}"], "Is a directory"),
+        (["--warmup", "-1"], "--warmup -1"),
+    ],
+    ids=["empty", "one byte short", "missing", "folder", "negative warm-up"],
+)
+def test_what_cannot_be_trained_is_one_line(
+    options: list[str],
+    change: list[str],
+    said: str,
+    tmp_path: Path,
+) -> None:
+    recipe = recipe_runs.load("lightning_module")
+    (tmp_path / "empty.txt").touch()
+    change = [word.format(folder=tmp_path) for word in change]
+    with pytest.raises(SystemExit, match=said) as refusal:
+        recipe.main([*options, *change, "--out", str(tmp_path / "run")])
+    assert "\n" not in refusal.value.code
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_sample_is_enough(options: list[str], tmp_path: Path) -> None:
+    recipe = recipe_runs.load("lightning_module")
+    trainer = recipe.main([*options, "--length", "629", "--epochs", "1", "--out", str(tmp_path / "run")])
+    assert trainer.global_step == 1

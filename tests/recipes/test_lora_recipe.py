@@ -91,6 +91,14 @@ def test_only_the_answer_is_learned(options: list[str], tmp_path: Path, tokenize
         assert pair["labels"][0] == -100
 
 
+def test_pairs_that_are_all_too_long_are_said_before_training(
+    options: list[str], tmp_path: Path
+) -> None:
+    recipe = recipe_runs.load("lora_finetuning")
+    with pytest.raises(SystemExit, match="no pair of at most 2 tokens"):
+        recipe.main([*options, "--max-length", "2", "--out", str(tmp_path / "run")])
+
+
 def test_a_batch_that_cannot_be_made_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = recipe_runs.load("lora_finetuning")
     with pytest.raises(SystemExit):
