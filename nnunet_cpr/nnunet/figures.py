@@ -29,12 +29,9 @@ def draw_progress(history: History, path: Path) -> None:
     """
     # nnU-Net sets global styles for its own progress.png; draw with matplotlib's.
     with matplotlib.rc_context(matplotlib.rcParamsDefault):
-        kappa = np.stack(history.kappa, axis=1)  # [J, epochs]
-        bounded = np.isfinite(kappa)
-        ratio = np.where(bounded, np.stack(history.measure, axis=1), np.nan) / np.where(
-            bounded, kappa, 1
-        )
-        multiplier = np.where(bounded, np.stack(history.multiplier, axis=1), np.nan)
+        kappa = _finite(history.kappa)
+        ratio = _finite(history.measure) / np.where(kappa == 0, np.nan, kappa)
+        multiplier = np.where(np.isnan(kappa), np.nan, _finite(history.multiplier))
 
         rows = len(history.names)
         height = min(max(2.0, 0.16 * rows), 14.0)
@@ -60,6 +57,12 @@ def draw_progress(history: History, path: Path) -> None:
         )
         _means(bottom, ratio, multiplier, history)
         figure.savefig(path, dpi=110)
+
+
+def _finite(column: list[np.ndarray]) -> np.ndarray:
+    """Of all epochs, ``[J, epochs]``; NaN where a number is not finite or, a bound, not set."""
+    values = np.stack(column, axis=1, dtype=np.float64)
+    return np.where(np.isfinite(values), values, np.nan)
 
 
 def _heat_map(

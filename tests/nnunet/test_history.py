@@ -1,14 +1,23 @@
 from __future__ import annotations
 
+import functools
+import shutil
+import subprocess
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from matplotlib.image import imread
 
-from nnunet_cpr import SGDCPR, KappaWS
+from nnunet_cpr import CPR, SGDCPR, KappaK, KappaWS
 from nnunet_cpr.nnunet.history import COLUMNS, History
 
 NAMES = ["layer.weight"]
@@ -19,6 +28,24 @@ def train(history: History, epochs: range, optimizer: SGDCPR, p: torch.nn.Parame
         p.grad = -torch.ones_like(p)
         optimizer.step()
         history.append(epoch, optimizer.cpr)
+
+
+def append(history: History, epoch: int) -> None:
+    """One epoch of some training of matrices with these names."""
+    values = torch.tensor([[0.1, -0.2], [0.3, 1 / (epoch + 1)]])
+    params = [(name, torch.nn.Parameter(j + values)) for j, name in enumerate(history.names)]
+    for _, p in params:
+        p.grad = torch.zeros(2, 2)
+    cpr = CPR(params, kappa=KappaK(0.3))
+    cpr.step()
+    history.append(epoch, cpr)
+
+
+def assert_same_epochs(resumed: History, history: History, count: int) -> None:
+    """The first ones, bit for bit, and no more."""
+    assert resumed.epochs == history.epochs[:count] and resumed.steps == history.steps[:count]
+    for name in ("measure", "kappa", "multiplier"):
+        np.testing.assert_array_equal(getattr(resumed, name), getattr(history, name)[:count])
 
 
 @pytest.fixture
@@ -42,7 +69,7 @@ def test_the_file_says_what_was(run: History) -> None:
 
 
 @pytest.mark.parametrize(
-    "torn", [b"", b"5,6,layer.we", b"5,6,layer.weight,1.2", b"9", b"\x00\x00\x00", b"\xff", b'"x']
+    "torn", [b"", b"5,6,layer.we", b"5,6,layer.weight,1.2,1,0", b"9", b"\x00\x00\x00", b"\xff", b'"x']
 )
 def test_resuming_keeps_the_epochs_before_and_drops_what_is_done_again(
     run: History, torn: bytes
@@ -51,9 +78,9 @@ def test_resuming_keeps_the_epochs_before_and_drops_what_is_done_again(
         file.write(torn)
     resumed = History.resume(run.folder, 3, NAMES)
     assert resumed.epochs == [0, 1, 2] and resumed.names == run.names
-    for name in ("measure", "kappa", "multiplier"):
-        np.testing.assert_array_equal(getattr(resumed, name), getattr(run, name)[:3])
-    assert pd.read_csv(run.folder / "cpr_history.csv")["epoch"].tolist() == [0, 1, 2]
+    assert_same_epochs(resumed, run, 3)
+    append(resumed, 3)
+    assert pd.read_csv(run.folder / "cpr_history.csv")["epoch"].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -67,9 +94,16 @@ def test_resuming_keeps_the_epochs_before_and_drops_what_is_done_again(
 def test_an_epoch_that_is_not_whole_is_left_out(run: History, damage) -> None:
     path = run.folder / "cpr_history.csv"
     path.write_bytes(damage(path.read_bytes().decode()).encode())
+    damaged = path.read_bytes()
     resumed = History.resume(run.folder, 5, NAMES)
     assert resumed.epochs == [0, 2, 3, 4]
+    assert resumed.set_aside.read_bytes() == damaged and "damaged or of other" in resumed.reason
+    append(resumed, 5)
     resumed.draw()
+
+    # What has been told is not told again.
+    again = History.resume(run.folder, 6, NAMES)
+    assert again.epochs == [0, 2, 3, 4, 5] and again.set_aside is None and again.reason == ""
 
 
 def test_a_measure_that_is_not_a_number_is_kept(tmp_path: Path) -> None:
@@ -86,20 +120,248 @@ def test_a_measure_that_is_not_a_number_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 100, b"a,b\n1,2\n", b"\xff\xfe"])
-def test_a_file_that_cannot_be_read_is_set_aside(run: History, content: bytes) -> None:
-    (run.folder / "cpr_history.csv").write_bytes(content)
+def test_a_file_that_is_no_history_is_set_aside(run: History, content: bytes) -> None:
+    path = run.folder / "cpr_history.csv"
+    for kept in ("cpr_history.unreadable.csv", "cpr_history.unreadable-2.csv"):
+        path.write_bytes(content)
+        resumed = History.resume(run.folder, 3, NAMES)
+        assert resumed.epochs == [] and resumed.set_aside == run.folder / kept
+        assert resumed.reason == "its first line is not that of a history"
+        assert resumed.set_aside.read_bytes() == content
+
+
+def test_other_matrices_are_not_continued_and_kept(run: History) -> None:
+    before = (run.folder / "cpr_history.csv").read_bytes()
+    resumed = History.resume(run.folder, 3, ["other.weight"])
+    assert resumed.epochs == [] and "other matrices: 3" in resumed.reason
+    assert resumed.set_aside.read_bytes() == before
+
+
+def test_what_is_in_the_place_of_the_file_is_set_aside(run: History) -> None:
+    path = run.folder / "cpr_history.csv"
+    path.unlink()
+    path.mkdir()
+    (path / "inside").touch()
     resumed = History.resume(run.folder, 3, NAMES)
-    assert resumed.epochs == [] and resumed.set_aside is not None
-    assert resumed.set_aside.read_bytes() == content
+    assert resumed.reason == "not a file" and (resumed.set_aside / "inside").exists()
+    append(resumed, 3)
+    assert pd.read_csv(path)["epoch"].tolist() == [3]
 
 
 def test_a_new_training_starts_a_new_file(run: History) -> None:
-    assert History.resume(run.folder, 0, NAMES).epochs == []
-    assert (run.folder / "cpr_history.csv").read_text().strip() == ",".join(COLUMNS)
+    new = History.resume(run.folder, 0, NAMES)
+    assert new.epochs == []
+    append(new, 0)
+    assert pd.read_csv(run.folder / "cpr_history.csv")["epoch"].tolist() == [0]
 
 
 def test_resuming_without_the_file_starts_one(tmp_path: Path) -> None:
-    assert History.resume(tmp_path, 7, NAMES).epochs == []
+    history = History.resume(tmp_path, 7, NAMES)
+    assert history.epochs == [] and history.set_aside is None
+    append(history, 7)
+    assert pd.read_csv(tmp_path / "cpr_history.csv")["epoch"].tolist() == [7]
+
+
+@pytest.mark.parametrize("name", ["a,b", 'a"b', "größe", "a\x85b\u2028c", " "])
+def test_names_come_back_as_they_are(name: str, tmp_path: Path) -> None:
+    append(History.resume(tmp_path, 0, [name]), 0)
+    resumed = History.resume(tmp_path, 1, [name])
+    assert resumed.epochs == [0] and resumed.set_aside is None
+    assert pd.read_csv(tmp_path / "cpr_history.csv")["parameter"].tolist() == [name]
+
+
+# Whatever the file holds
+
+TWO = ["one.weight", "two.weight"]
+
+
+def whole_file(folder: Path) -> tuple[History, bytes]:
+    """Three epochs of two matrices."""
+    history = History.resume(folder, 0, TWO)
+    for epoch in range(3):
+        append(history, epoch)
+    return history, (folder / "cpr_history.csv").read_bytes()
+
+
+def test_a_file_cut_at_any_byte_gives_the_epochs_before_the_cut(tmp_path: Path) -> None:
+    history, content = whole_file(tmp_path)
+    ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
+    for cut in range(len(content)):
+        (tmp_path / "cpr_history.csv").write_bytes(content[:cut])
+        resumed = History.resume(tmp_path, 3, TWO)
+        whole = sum(end <= cut for end in ends[2::2])  # after the header, two rows an epoch
+        assert_same_epochs(resumed, history, whole)
+        torn_off = cut not in (ends[0], *ends[2::2])
+        assert (resumed.set_aside is not None) == bool(resumed.reason) == torn_off, cut
+        if resumed.set_aside is not None:
+            assert resumed.set_aside.read_bytes() == content[:cut]
+            resumed.set_aside.unlink()
+
+
+numbers = st.floats(width=32) | st.sampled_from(["1e300", "nan", "-inf", "x", "", "1" * 5000])
+rows = st.tuples(
+    st.integers(-3, 5) | st.sampled_from(["", "1.5", "9" * 5000, "nan"]),
+    st.integers(-3, 5) | st.sampled_from(["inf", "nan", "", "7" * 400]),
+    st.sampled_from([*TWO, "other.weight", '"', "a,b"]),
+    numbers,
+    numbers,
+    numbers,
+).map(lambda row: ",".join(map(str, row)).encode())
+header = ",".join(COLUMNS).encode()
+tables = st.tuples(
+    st.sampled_from([header, header, header, header[:-1], header + b",more", b""]),
+    st.lists(rows | st.binary(max_size=20) | st.just(b'"' + b"x" * 140_000), max_size=8),
+    st.sampled_from([b"\r\n", b"\n"]),
+).map(lambda table: table[2].join([table[0], *table[1], b""]))
+
+
+@functools.cache
+def undamaged() -> bytes:
+    with TemporaryDirectory() as folder:
+        return whole_file(Path(folder))[1]
+
+
+def damaged(bytes_there: dict[int, int]) -> bytes:
+    content = bytearray(undamaged())
+    for place, byte in bytes_there.items():
+        content[place % len(content)] = byte
+    return bytes(content)
+
+
+damages = st.dictionaries(st.integers(0, 250), st.integers(0, 255), max_size=3).map(damaged)
+
+
+@settings(max_examples=300, deadline=None)
+@given(content=tables | damages | st.binary(max_size=200), before=st.integers(1, 4))
+def test_any_bytes_give_a_history_and_nothing_is_lost(content: bytes, before: int) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        path = folder / "cpr_history.csv"
+        path.write_bytes(content)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            resumed = History.resume(folder, before, TWO)
+        lengths = {len(x) for x in (resumed.steps, resumed.measure, resumed.kappa, resumed.multiplier)}
+        assert lengths == {len(resumed.epochs)}
+        assert all(len(r) == 2 and r.dtype == np.float32 for r in resumed.measure + resumed.kappa)
+        assert resumed.epochs == sorted(set(resumed.epochs)) and set(resumed.epochs) <= set(
+            range(before)
+        )
+        if resumed.set_aside is None:
+            # Then every line is in the history, or of an epoch that is done again.
+            again = [int(line.split(b",")[0]) >= before for line in content.split(b"\n")[1:] if line]
+            assert again.count(False) == 2 * len(resumed.epochs) and path.read_bytes() == content
+        else:
+            assert resumed.set_aside.read_bytes() == content and resumed.reason
+
+        # It goes on, and what it writes is well.
+        append(resumed, before)
+        once_more = History.resume(folder, before + 1, TWO)
+        assert once_more.set_aside is None
+        assert_same_epochs(once_more, resumed, len(resumed.epochs))
+
+
+# What cannot be written
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """For this process; the error is another than a full disk's (EFBIG), the way to it the same."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 kB, where this may be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a file system cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_row_that_does_not_fit_is_written_later(run: History) -> None:
+    path = run.folder / "cpr_history.csv"
+    before = path.read_bytes()
+    for epoch in (5, 6):
+        with files_of_at_most(len(before) + 10), pytest.raises(OSError, match=r"cpr_history.csv"):
+            append(run, epoch)
+        assert path.read_bytes() == before
+    append(run, 7)
+    assert path.read_bytes().startswith(before)
+    resumed = History.resume(run.folder, 8, NAMES)
+    assert resumed.epochs == [0, 1, 2, 3, 4, 5, 6, 7] and resumed.set_aside is None
+    assert_same_epochs(resumed, run, 8)
+
+
+def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
+    history = History.resume(small_disk, 0, TWO)
+    append(history, 0)
+    path = small_disk / "cpr_history.csv"
+    ballast = small_disk / "ballast"
+    with open(ballast, "wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(1))
+    failed: OSError | None = None
+    while failed is None:  # until the block that it has is full
+        before, epoch = path.read_bytes(), len(history.epochs)
+        try:
+            append(history, epoch)
+        except OSError as error:
+            failed = error
+    assert "No space left on device" in str(failed) and str(path) in str(failed)
+    assert path.read_bytes() == before
+    with pytest.raises(OSError, match=r"No space left on device.*cpr_progress.png"):
+        history.draw()
+    resumed = History.resume(small_disk, epoch, TWO)  # as after a kill
+    assert_same_epochs(resumed, history, epoch)
+    with pytest.raises(OSError, match=r"No space left on device.*cpr_history.csv"):
+        append(resumed, epoch)
+    assert path.read_bytes() == before
+
+    ballast.unlink()
+    for going_on in (history, resumed):
+        append(going_on, epoch + 1)
+        assert History.resume(small_disk, epoch + 2, TWO).epochs == list(range(epoch + 2))
+
+
+def test_a_read_only_folder_loses_nothing(small_disk: Path) -> None:
+    history, _ = whole_file(small_disk)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for write in (lambda: append(history, 3), history.draw):
+        with pytest.raises(OSError, match="Read-only"):
+            write()
+    assert_same_epochs(History.resume(small_disk, 3, TWO), history, 3)
+    with pytest.raises(OSError, match="Read-only") as error:  # cannot be set aside
+        History.resume(small_disk, 3, NAMES)
+    assert str(small_disk / "cpr_history.csv") in str(error.value)
+    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    append(history, 4)
+    assert History.resume(small_disk, 5, TWO).epochs == [0, 1, 2, 3, 4]
+
+
+def test_a_file_that_somebody_else_changed_is_made_whole_again(run: History) -> None:
+    path = run.folder / "cpr_history.csv"
+    for change in (path.unlink, lambda: path.write_bytes(path.read_bytes()[:-30])):
+        change()
+        append(run, run.epochs[-1] + 1)
+        assert pd.read_csv(path)["epoch"].tolist() == run.epochs
+
+
+# A long training
+
+LONG = [f"encoder.stages.{i // 40}.blocks.{i % 40}.conv2.all_modules.0.weight" for i in range(300)]
+
+
+# Pictures
 
 
 def test_the_picture_appears_whole_and_alone(run: History) -> None:
@@ -115,6 +377,28 @@ def test_a_picture_can_be_drawn_before_any_bound_is_set(tmp_path: Path) -> None:
     train(history, range(1), SGDCPR([("layer.weight", p)], lr=0.1), p)
     history.draw()
     assert (tmp_path / "cpr_progress.png").exists()
+
+
+arrays = st.lists(
+    st.tuples(*[st.lists(st.floats(width=32), min_size=2, max_size=2)] * 3), min_size=1, max_size=4
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=10, deadline=None)
+@given(epochs=arrays)
+@example(epochs=[([1, 1], [0, -0.0], [np.inf, 1e-45])])
+@example(epochs=[([3e38, -3e38], [1e-45, -1e-45], [-1, 3e38]), ([0, 0], [1, 1], [0, 0])])
+def test_any_numbers_can_be_drawn(epochs: list[tuple[list[float], ...]]) -> None:
+    """They may come from a file that is damaged."""
+    with TemporaryDirectory() as folder:
+        history = History.resume(folder, 0, TWO)
+        for epoch, values in enumerate(epochs):
+            history._add(epoch, epoch, *(np.array(v, np.float32) for v in values))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            history.draw()
+        assert imread(Path(folder) / "cpr_progress.png").std() > 0.05
 
 
 def test_a_picture_that_cannot_be_written_leaves_nothing_half_written(run: History, monkeypatch) -> None:
