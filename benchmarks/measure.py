@@ -47,7 +47,7 @@ def in_turn(
 ) -> dict[str, Timing]:
     """Time each action once a round, in an order drawn anew, until the seconds are over."""
     for action in actions.values():
-        for _ in range(3):
+        for _ in range(min(3, least)):
             action()
     times: dict[str, list[float]] = {name: [] for name in actions}
     order = list(actions)

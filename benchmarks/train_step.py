@@ -36,6 +36,7 @@ app = typer.Typer(add_completion=False)
 def main(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     seconds: Annotated[float, typer.Option(help="For each pair of trainers.")] = 120.0,
+    rounds: Annotated[int, typer.Option(min=2, help="At least so many iterations of each.")] = 7,
     patch: Annotated[int, typer.Option(help="Edge of the cubic patch; 0: 64 on a CPU, 128 else.")] = 0,
     compiled: Annotated[bool, typer.Option(help="torch.compile the network, as nnU-Net does.")] = True,
     checks: Annotated[bool, typer.Option("--check", help="Exit with 1 if a bar is missed.")] = False,
@@ -55,7 +56,7 @@ def main(
         _use(Path(folder), compiled)
         for base, ours in PAIRS.items():
             iterations = {name: Iteration(name, device, edge) for name in (base, ours)}
-            timings = in_turn({n: i.run for n, i in iterations.items()}, base, device, seconds)
+            timings = in_turn({n: i.run for n, i in iterations.items()}, base, device, seconds, rounds)
             results[base] = timings
             shared[base] = _with_the_rest_shared(iterations, timings, base, ours)
             console.print(_table(f"2 patches of {edge}^3, {device}", base, timings, iterations))
