@@ -7,8 +7,9 @@ compared with (:mod:`nnunet_cpr.baselines`) differ in their update alone.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,7 +18,11 @@ from torch.optim import Optimizer
 from nnunet_cpr import saved_state
 from nnunet_cpr.saved_state import some
 from nnunet_cpr.selection import Params, regularized
+from nnunet_cpr.sharding import refuse_flat_shards
 from nnunet_cpr.transfer import to_device
+
+_CHECKPOINT_FUNCTIONS = "torch.distributed.checkpoint.state_dict"
+"""Is imported by who uses it."""
 
 
 class Attached:
@@ -42,6 +47,7 @@ class Attached:
         self.parameters: list[Tensor] = list(chosen.values())
         self._optimizer: Optimizer | None = None
         self._hooks: list[Any] = []
+        self._held: list[int] = []  # the optimizer's parameters, by id
         self._pending_state: dict[str, Tensor] | None = None
         self._grad_mask: tuple[tuple[bool, ...], Tensor] | None = None
         step = torch.zeros((), dtype=torch.int64, device=self.parameters[0].device)
@@ -100,9 +106,10 @@ class Attached:
 
         Raises:
             RuntimeError: this is attached already, or another regularizer is to this optimizer.
-            TypeError: it is no torch optimizer, or a wrapper around one.
-            ValueError: the optimizer does not hold a regularized parameter, or decays one itself; the
-                latter is looked at before every step as well.
+            TypeError: it is no torch optimizer, or a wrapper around one; or the parameters have been
+                flattened since this was built.
+            ValueError: the optimizer does not hold a regularized parameter, or decays one itself; both
+                are looked at before every step as well.
         """
         if self._optimizer is not None:
             raise RuntimeError(f"this {self.title} is attached already; detach() it first")
@@ -121,6 +128,7 @@ class Attached:
             )
         self._check_optimizer(optimizer)
         self._optimizer = optimizer
+        optimizer.__getstate__ = self._refuse_copy  # type: ignore[method-assign]
         self._hooks = [
             optimizer.register_state_dict_post_hook(self._add_to_state_dict),
             optimizer.register_load_state_dict_pre_hook(self._check_loaded_state_dict),
@@ -130,42 +138,66 @@ class Attached:
         return optimizer
 
     def _step_hooks(self, optimizer: Optimizer) -> list[Any]:
-        return [optimizer.register_step_pre_hook(self._before_step)]
+        # torch.compile would take what it reads on the host for constants, or compile anew for it.
+        return [optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step))]
 
     def detach(self) -> None:
         """Leave the optimizer alone again; what was found so far is kept."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        if self._optimizer is not None:
+            del self._optimizer.__getstate__
         self._optimizer = None
 
+    def _refuse_copy(self) -> NoReturn:
+        # torch's own __getstate__ drops hooks: a copy would go on silently without this.
+        raise TypeError(
+            f"an optimizer that {self.title} is attached to cannot be copied or pickled; build another "
+            "with one of its own and load this one's state_dict() into it"
+        )
+
     def _check_optimizer(self, optimizer: Optimizer) -> None:
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        missing = [n for n, p in zip(self.names, self.parameters) if id(p) not in held]
+        held = _held_by(optimizer)
+        known = set(held)
+        missing = [n for n, p in zip(self.names, self.parameters) if id(p) not in known]
         if missing:
             raise ValueError(
                 f"the optimizer does not hold {some(missing)}, which {self.title} is to regularize; "
-                "give both the same parameters"
+                "give both the same parameters (a library that lets an optimizer step on copies of the "
+                f"parameters, as DeepSpeed does, cannot be used with {self.title})"
             )
+        for name, p in zip(self.names, self.parameters):
+            refuse_flat_shards(name, p)
         self._check_decay(optimizer)
+        self._held = held
+
+    def _check_step(self, optimizer: Optimizer) -> None:
+        # A library may have put other parameters into it; a scheduler or a loaded state, a weight decay.
+        if _held_by(optimizer) != self._held:
+            self._check_optimizer(optimizer)
+        else:
+            self._check_decay(optimizer)
 
     def _check_decay(self, optimizer: Optimizer) -> None:
-        decayed = {
-            id(p)
+        own = {id(p): name for name, p in zip(self.names, self.parameters)}
+        decayed = [
+            own[id(p)]
             for group in optimizer.param_groups
-            if not isinstance(group.get("weight_decay", 0), Tensor) and group.get("weight_decay", 0)
+            if _may_decay(group.get("weight_decay", 0))
             for p in group["params"]
-        }
+            if id(p) in own
+        ]
         if decayed:
-            names = [n for n, p in zip(self.names, self.parameters) if id(p) in decayed]
-            if names:
-                raise ValueError(
-                    f"the optimizer applies its own weight decay to {some(names)}; {self.title} takes "
-                    "its place, so build the optimizer with weight_decay=0"
-                )
+            raise ValueError(
+                f"the optimizer applies its own weight decay to {some(decayed)}; {self.title} takes its "
+                "place, so build the optimizer with weight_decay=0"
+            )
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        self._check_decay(optimizer)  # a scheduler or a loaded state may have changed it
+        self._check_step(optimizer)
+        if only_makes_state(optimizer):
+            return None
         found_inf = getattr(optimizer, "found_inf", None)  # set by GradScaler for fused optimizers
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
@@ -173,15 +205,16 @@ class Attached:
             return None
 
         # The closure computes the gradient at theta_t, so the correction must come after it; some
-        # optimizers call it again, at other points.
+        # optimizers call it again, at other points, and torch.compile would trace it.
         done = False
+        update = torch.compiler.disable(self._update_and_correct)
 
         def closure_then_update() -> Any:
             nonlocal done
             loss = closure()
             if not done:
                 done = True
-                self._update_and_correct(found_inf)
+                update(found_inf)
             return loss
 
         if len(args) > 1:
@@ -215,18 +248,65 @@ class Attached:
         return saved_state.checked(self.title, saved, self.state_dict())
 
     def _add_to_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-        state_dict[self.state_key] = self.state_dict()
+        state = state_dict[self.state_key] = self.state_dict()
+        if _CHECKPOINT_FUNCTIONS in sys.modules:
+            # Its functions take the parameter groups of a state and leave the rest.
+            first, *others = state_dict["param_groups"]
+            state_dict["param_groups"] = [{**first, self.state_key: state}, *others]
 
     def _check_loaded_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-        if self.state_key not in state_dict:
+        groups = state_dict["param_groups"]
+        saved = [holder[self.state_key] for holder in (state_dict, *groups) if self.state_key in holder]
+        if not saved:
             raise ValueError(
                 f"the optimizer state was saved without {self.title}, so it holds nothing that "
                 f"{self.title} has found; to start {self.title} anew from it, load it before attaching "
                 f"{self.title}"
             )
-        self._pending_state = self._checked(state_dict[self.state_key])
+        pending = self._checked(saved[0])
+        if state_dict.get("state"):
+            self._check_order(optimizer, saved[0]["names"])
+        self._pending_state = pending
+        state_dict["param_groups"] = [
+            {key: value for key, value in group.items() if key != self.state_key} for group in groups
+        ]
+
+    def _check_order(self, optimizer: Optimizer, saved: list[str]) -> None:
+        # This goes by name, but torch's own state by order.
+        held = {p: place for place, p in enumerate(_held_by(optimizer))}
+        places = [held[id(p)] for p in self.parameters]
+        if saved != self.names and places == sorted(places):
+            raise ValueError(
+                f"cannot load the {self.title} state: the optimizer had its parameters in another "
+                "order, and torch would give their momenta to others; build it with them in the saved "
+                f"order, {some(saved)}"
+            )
 
     def _take_loaded_state(self, optimizer: Optimizer) -> None:
         # Only now has the optimizer's own state been accepted.
         if self._pending_state is not None:
             self._state, self._pending_state = self._pending_state, None
+
+
+def _held_by(optimizer: Optimizer) -> list[int]:
+    return [id(p) for group in optimizer.param_groups for p in group["params"]]
+
+
+def only_makes_state(optimizer: Optimizer) -> bool:
+    """Whether this step is no training step, but one of ``torch.distributed.checkpoint``.
+
+    Before it saves or loads the state of an optimizer that has none yet, it has it made by a step with a
+    learning rate and gradients of 0.
+    """
+    if _CHECKPOINT_FUNCTIONS not in sys.modules:
+        return False
+    if optimizer.state or any(group.get("lr", 1) != 0 for group in optimizer.param_groups):
+        return False
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return bool(grads) and not any(grad.any() for grad in grads)
+
+
+def _may_decay(weight_decay: Any) -> bool:
+    if isinstance(weight_decay, Tensor) and weight_decay.device.type != "cpu":
+        return True  # to look at it, the host would have to wait in every step
+    return bool(weight_decay)

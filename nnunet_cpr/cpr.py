@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nnunet_cpr.attached import Attached
+from nnunet_cpr.attached import Attached, only_makes_state
 from nnunet_cpr.bounds import Bound, KappaWS
 from nnunet_cpr.kernels import OnePass
 from nnunet_cpr.regularizers import accumulator, get_regularizer
 from nnunet_cpr.selection import Params
+from nnunet_cpr.sharding import Shards, local_parts
 from nnunet_cpr.transfer import to_device
 
 
@@ -78,6 +79,7 @@ class CPR(Attached):
         self.adaptive = bool(adaptive)
 
         self.one_pass: OnePass | None = None  # an optimizer of ours sets it
+        self._shards = Shards(self.parameters, self.names)
         self._numel_there: tuple[list[int], Tensor] | None = None
 
         count = self._state["step"]
@@ -111,7 +113,7 @@ class CPR(Attached):
     def measure(self) -> Tensor:
         """R of the parameters as they are now, float32 ``[J]`` in the order of ``names``."""
         self._follow_device()
-        return self.regularizer.measure(self.regularizer.sums(self.parameters), self._numel())
+        return self.regularizer.measure(self._sums(), self._numel())
 
     def metrics(self) -> dict[str, float]:
         """What to log.
@@ -150,7 +152,9 @@ class CPR(Attached):
         """
         if self._optimizer is not optimizer:
             return None  # detached
-        self._check_decay(optimizer)
+        self._check_step(optimizer)
+        if only_makes_state(optimizer):
+            return None
         found_inf = getattr(optimizer, "found_inf", None)
         if self.one_pass is None or not self.one_pass.covers_this_step():
             self._update_and_correct(found_inf)
@@ -161,9 +165,12 @@ class CPR(Attached):
     @torch.no_grad()
     def _update_and_correct(self, found_inf: Tensor | None) -> None:
         self._follow_device()
-        sums = self.regularizer.sums(self.parameters)
+        sums = self._sums()
         multiplier = self._update(self.regularizer.measure(sums, self._numel()), found_inf)
-        self.regularizer.correct_(self.parameters, multiplier, sums, self._numel())
+        self.regularizer.correct_(local_parts(self.parameters), multiplier, sums, self._numel())
+
+    def _sums(self) -> Tensor:
+        return self._shards.total(self.regularizer.sums(local_parts(self.parameters)))
 
     def _update(self, measure: Tensor, found_inf: Tensor | None) -> Tensor:
         """Algorithm 1 for all matrices at once, without the host waiting for a GPU.
@@ -220,8 +227,8 @@ class CPR(Attached):
         return numel
 
     def measure_of(self, sums_of_squares: Tensor) -> Tensor:
-        """``l2`` of the matrices from the sums of their squares, ``[J]``."""
-        return self.regularizer.measure(sums_of_squares[None], self._numel())
+        """``l2`` of the matrices from the sums of squares of what this process has of them, ``[J]``."""
+        return self.regularizer.measure(self._shards.total(sums_of_squares[None]), self._numel())
 
     # With an optimizer
 

@@ -14,6 +14,7 @@ from nnunet_cpr.kernels import one_pass_for
 from nnunet_cpr.kernels.one_pass import Rule, StepTensors, laid_out_like
 from nnunet_cpr.row_norms import is_dense
 from nnunet_cpr.selection import Params, param_groups
+from nnunet_cpr.sharding import is_sharded, local_parts, refuse_zero_redundancy
 
 
 class CPROptimizer(torch.optim.Optimizer):
@@ -29,18 +30,25 @@ class CPROptimizer(torch.optim.Optimizer):
     _choose_one_pass = staticmethod(one_pass_for)
 
     def _attach(self, cpr: CPR) -> None:
+        refuse_zero_redundancy(type(self).__name__, f"torch.optim.{self._torch_class.__name__}")
         self.cpr = cpr
         cpr.attach(self)
-        self.register_load_state_dict_post_hook(_lay_out_state)
+        self.register_load_state_dict_post_hook(_copy_state)
+        self._step = torch.compiler.disable(self._step_eagerly)
         self._look_where_parameters_are()
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; CPR's update comes before it, and after the closure.
+
+        ``torch.compile`` leaves it as it is.
 
         Returns:
             What the closure returned.
         """
+        return self._step(closure)
+
+    @torch.no_grad()
+    def _step_eagerly(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -61,7 +69,7 @@ class CPROptimizer(torch.optim.Optimizer):
         return loss
 
     def _places_now(self) -> list[int]:
-        params = [p for group in self.param_groups for p in group["params"]]
+        params = local_parts(p for group in self.param_groups for p in group["params"])
         return [p.data_ptr() for p in params] + [p.numel() for p in params]
 
     def _look_where_parameters_are(self) -> None:
@@ -129,10 +137,24 @@ def _lay_out_gradients(optimizer: torch.optim.Optimizer) -> None:
 
 def _lay_out_state(optimizer: torch.optim.Optimizer) -> None:
     """The same for a state that was saved from parameters with other strides."""
-    for p, state in optimizer.state.items():
+    fused = [p for group in optimizer.param_groups if group["fused"] for p in group["params"]]
+    for p in fused:
+        for key, value in optimizer.state.get(p, {}).items():
+            if isinstance(value, Tensor):
+                optimizer.state[p][key] = laid_out_like(p, value)
+
+
+def _copy_state(optimizer: torch.optim.Optimizer) -> None:
+    """Have a state of one's own after loading.
+
+    torch keeps the very tensors of the dict that was loaded: the next steps would change them, and a
+    checkpoint that is read with ``mmap`` could not be written over.
+    """
+    for state in optimizer.state.values():
         for key, value in state.items():
             if isinstance(value, Tensor):
-                state[key] = laid_out_like(p, value)
+                state[key] = value.clone()
+    _lay_out_state(optimizer)
 
 
 def _torch_groups(params: Params, named: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -158,17 +180,23 @@ def _fused_is_possible(params: Params, groups: list[dict[str, Any]]) -> bool:
         getattr(module, "sparse", False) for module in params.modules()
     ):
         return False  # sparse gradients of embeddings
-    tensors = [p for group in groups for p in group["params"]]
     return all(
-        p.device.type in ("cpu", "cuda") and p.is_floating_point() and is_dense(p) for p in tensors
+        p.device.type in ("cpu", "cuda") and is_dense(p) for p in local_parts(_may_be_trained(groups))
     )
 
 
 def _fused_sgd_is_possible(params: Params, groups: list[dict[str, Any]]) -> bool:
-    tensors = [p for group in groups for p in group["params"]]
-    # On the CPU torch 2.6's is wrong for half precision.
-    half_on_cpu = any(p.device.type == "cpu" and p.dtype.itemsize < 4 for p in tensors)
-    return _fused_is_possible(params, groups) and not half_on_cpu
+    # Of DTensors torch has none, and of half precision torch 2.6's on the CPU is wrong.
+    lacking = any(
+        is_sharded(p) or (p.device.type == "cpu" and p.dtype.itemsize < 4)
+        for p in _may_be_trained(groups)
+    )
+    return _fused_is_possible(params, groups) and not lacking
+
+
+def _may_be_trained(groups: list[dict[str, Any]]) -> list[Tensor]:
+    """Now or later: a frozen parameter may be unfrozen, but not one of whole numbers (quantized)."""
+    return [p for group in groups for p in group["params"] if p.is_floating_point()]
 
 
 class SGDCPR(CPROptimizer, torch.optim.SGD):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 VERSION = 1
+
+_MAY_BE_NAN = ("last_sample", "last_difference")  # KappaIP's, before it has any
 
 
 def checked(title: str, saved: Any, own: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -24,18 +26,21 @@ def checked(title: str, saved: Any, own: Mapping[str, Any]) -> dict[str, Tensor]
     """
     problem = f"cannot load the {title} state"
     _check_kinds(problem, saved)
+    config = saved["config"]
     different = [
-        f"{key} was {saved['config'].get(key)!r} and is {value!r} now"
+        f"{key} was {_short(config.get(key))} and is {_short(value)} now"
         for key, value in own["config"].items()
-        if saved["config"].get(key) != value
+        if not _is(config.get(key), value)
     ]
     if different:
         raise ValueError(f"{problem}: {'; '.join(different)}")
+    _refuse_unknown(problem, "setting", config, own["config"])
     order = _places(problem, saved["names"], own["names"])
     for name, place, shape in zip(own["names"], order, own["shapes"]):
         before = saved["shapes"][place]
-        if before != shape:
-            raise ValueError(f"{problem}: {name!r} had shape {before} and has {shape} now")
+        if not _is(before, shape):
+            raise ValueError(f"{problem}: {name!r} had shape {_short(before)} and has {shape} now")
+    _refuse_unknown(problem, "tensor", saved["state"], own["state"])
     return {
         key: _checked_tensor(problem, key, saved["state"].get(key), value, order)
         for key, value in own["state"].items()
@@ -44,20 +49,41 @@ def checked(title: str, saved: Any, own: Mapping[str, Any]) -> dict[str, Tensor]
 
 def some(names: list[str]) -> str:
     """The first few names, quoted."""
-    shown = ", ".join(repr(n) for n in names[:3])
+    shown = ", ".join(_short(n) for n in names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def _is(value: Any, own: Any) -> bool:
+    """Whether a saved plain value is one's own; by what it prints, since tensors are hard to compare."""
+    return type(value) is type(own) and repr(value) == repr(own)
+
+
+def _short(value: Any) -> str:
+    """On one line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _refuse_unknown(problem: str, what: str, saved: Mapping[Any, Any], own: Iterable[str]) -> None:
+    unknown = [key for key in saved if key not in set(own)]
+    if unknown:
+        raise ValueError(f"{problem}: it has a {what} that is not known here, {_short(unknown[0])}")
 
 
 def _check_kinds(problem: str, saved: Any) -> None:
     version = saved.get("version") if isinstance(saved, Mapping) else None
-    if version != VERSION:
-        raise ValueError(f"{problem}: it has version {version!r}, this is {VERSION}")
+    if not _is(version, VERSION):
+        raise ValueError(f"{problem}: it has version {_short(version)}, this is {VERSION}")
     kinds = {"config": Mapping, "names": list, "shapes": list, "state": Mapping}
     damaged = [key for key, kind in kinds.items() if not isinstance(saved.get(key), kind)]
-    if not damaged and not all(isinstance(name, str) for name in saved["names"]):
+    names = saved.get("names")
+    if not damaged and not (all(isinstance(n, str) for n in names) and len(set(names)) == len(names)):
         damaged = ["names"]
-    if damaged or len(saved["names"]) != len(saved["shapes"]):
-        raise ValueError(f"{problem}: {some(damaged or ['shapes'])} is damaged")
+    if not damaged and len(names) != len(saved["shapes"]):
+        damaged = ["shapes"]
+    if damaged:
+        raise ValueError(f"{problem}: {some(damaged)} is damaged")
+    _refuse_unknown(problem, "part", saved, ["version", *kinds])
 
 
 def _places(problem: str, saved: list[str], own: list[str]) -> list[int]:
@@ -74,10 +100,15 @@ def _places(problem: str, saved: list[str], own: list[str]) -> list[int]:
 
 
 def _checked_tensor(problem: str, key: str, value: Any, own: Tensor, order: list[int]) -> Tensor:
-    is_good = isinstance(value, Tensor) and value.shape == own.shape
-    if is_good and key in ("kappa", "lagrange_multiplier"):
+    is_good = isinstance(value, Tensor) and value.layout is own.layout
+    is_good = is_good and not (value.is_meta or value.is_nested)
+    # Another dtype has lost digits.
+    is_good = is_good and value.shape == own.shape and value.dtype == own.dtype
+    if is_good and key not in _MAY_BE_NAN:
         is_good = bool((value >= 0).all())  # NaN is not
+    if is_good and key != "kappa":
+        is_good = not value.isinf().any()
     if not is_good:
         raise ValueError(f"{problem}: {key!r} is damaged")
-    value = value.to(own.device, own.dtype)
+    value = value.to(own.device)
     return value[torch.tensor(order, device=own.device)] if value.ndim else value.clone()

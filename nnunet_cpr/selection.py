@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nnunet_cpr.sharding import refuse_flat_shards
+
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
 """A module, parameters, named parameters, or parameter groups."""
 
@@ -139,8 +141,7 @@ def _name(items: Iterable[Any], prefix: str = "") -> Iterator[tuple[str, Tensor]
                 "params must be a module, parameters, (name, parameter) pairs or parameter "
                 f"groups; found a {type(p).__name__}"
             )
-        if hasattr(p, "full_tensor"):
-            raise TypeError(f"parameter {name!r} is sharded (a DTensor), which CPR does not support")
+        refuse_flat_shards(name, p)
         if torch.is_complex(p):
             raise TypeError(f"parameter {name!r} is complex, which CPR does not support")
         yield name.replace("_orig_mod.", ""), p  # torch.compile puts it in

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+import pickle
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from matrices import calls_of_its_closure, matrix, set_gradients
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS
+from nnunet_cpr.baselines import DecoupledDecay
 from nnunet_cpr.bounds import Bound
 
 # Attaching
@@ -74,6 +76,20 @@ def test_optimizer_with_its_own_decay_is_refused(model: torch.nn.Module) -> None
     CPR(model).attach(torch.optim.AdamW(groups))
 
 
+def test_a_tensor_is_a_weight_decay_too(model: torch.nn.Module) -> None:
+    optimizer = CPR(model).attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    set_gradients(model.parameters(), 0)
+    group = optimizer.param_groups[0]
+    with pytest.raises(ValueError, match="its own weight decay"):
+        CPR(model).attach(torch.optim.AdamW(model.parameters(), weight_decay=torch.tensor(0.1)))
+    for decay in (torch.tensor(0.1), torch.tensor(math.nan), torch.tensor(0.0, device="meta")):
+        group["weight_decay"] = decay
+        with pytest.raises(ValueError, match="its own weight decay"):
+            optimizer.step()
+    group["weight_decay"] = torch.tensor(0.0)
+    optimizer.step()
+
+
 def test_weight_decay_that_comes_later_is_refused(model: torch.nn.Module) -> None:
     optimizer = SGDCPR(model, lr=0.1)
     set_gradients(model.parameters(), 0)
@@ -125,9 +141,28 @@ def test_detached_cpr_does_nothing(model: torch.nn.Module) -> None:
     assert torch.equal(model[0].weight, before) and "cpr" not in optimizer.state_dict()
 
 
-def test_optimizers_are_not_copied_without_their_cpr(model: torch.nn.Module) -> None:
+@pytest.mark.parametrize("do", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_optimizers_are_not_copied_without_what_is_attached(model: torch.nn.Module, do) -> None:
+    torchs = torch.optim.SGD(model.parameters(), lr=0.1)
+    for attached in (CPR(model), DecoupledDecay(model)):
+        attached.attach(torchs)
+        with pytest.raises(TypeError, match=f"{attached.title} is attached to cannot be copied"):
+            do(torchs)
+        attached.detach()
+        do(torchs)
+        do(attached)
     with pytest.raises(TypeError, match="cannot be copied"):
-        copy.deepcopy(SGDCPR(model, lr=0.1))
+        do(SGDCPR(model, lr=0.1))
+
+
+def test_a_model_beside_an_optimizer_can_be_copied(model: torch.nn.Module) -> None:
+    optimizer = CPR(model).attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    set_gradients(model.parameters(), 0)
+    optimizer.step()
+    twin = copy.deepcopy(model)
+    other = CPR(twin).attach(torch.optim.SGD(twin.parameters(), lr=0.1))
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert other.state_dict()["cpr"]["state"]["step"] == 1
 
 
 # Closures

@@ -77,10 +77,6 @@ def test_what_is_no_parameter_is_refused() -> None:
         CPR([1, 2])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="one tensor"):
         CPR(torch.zeros(2, 2))
-    sharded = nn.Parameter(torch.zeros(2, 2))
-    sharded.full_tensor = None  # as DTensors have
-    with pytest.raises(TypeError, match="sharded"):
-        CPR([sharded])
     with pytest.raises(TypeError, match="complex"):
         CPR([nn.Parameter(torch.zeros(2, 2, dtype=torch.complex64))])
     with pytest.raises(TypeError, match="mixes"):

@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 
 from nnunet_cpr.attached import Attached
 from nnunet_cpr.regularizers import L2
+from nnunet_cpr.selection import Params
+from nnunet_cpr.sharding import is_sharded
 
 
 class Baseline(Attached):
@@ -25,6 +27,14 @@ class Baseline(Attached):
     """
 
     state_key = "baseline"
+
+    def __init__(self, params: Params) -> None:
+        super().__init__(params)
+        for name, p in zip(self.names, self.parameters):
+            if is_sharded(p):
+                raise TypeError(
+                    f"parameter {name!r} is a DTensor, which CPR takes and {self.title} does not"
+                )
 
     @property
     def title(self) -> str:  # type: ignore[override]

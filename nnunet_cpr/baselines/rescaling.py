@@ -39,13 +39,14 @@ class NormRescaling(Baseline):
         return {"factor": self.factor}
 
     def _step_hooks(self, optimizer: Optimizer) -> list[Any]:
-        return [*super()._step_hooks(optimizer), optimizer.register_step_post_hook(self._after_step)]
+        after_step = torch.compiler.disable(self._after_step)
+        return [*super()._step_hooks(optimizer), optimizer.register_step_post_hook(after_step)]
 
     @torch.no_grad()
     def _update_and_correct(self, found_inf: Tensor | None) -> None:
         state, taken = self._state, self._taken(found_inf)
-        is_first = (state["step"] == 0) & (taken == 1)
         norm = total_norm(self.parameters)
+        is_first = (state["step"] == 0) & (taken == 1) & norm.isfinite()
         torch.where(is_first, norm, state["initial_norm"], out=state["initial_norm"])
         state["step"] += taken
 

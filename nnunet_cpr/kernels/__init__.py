@@ -24,9 +24,11 @@ __all__ = ["OnePass", "one_pass_for"]
 
 def one_pass_for(optimizer: CPROptimizer) -> OnePass | None:
     """The backend for this optimizer's parameters, None where there is none."""
-    params = [p for group in optimizer.param_groups for p in group["params"]]
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    given_twice = len({id(p) for p in held}) < len(held)  # torch steps such a one twice
+    # Should a frozen parameter get a gradient later, the pass looks at it then.
+    params = [*optimizer.cpr.parameters, *(p for p in held if p.requires_grad)]
     devices = {p.device for p in params}
-    given_twice = len({id(p) for p in params}) < len(params)  # torch steps such a one twice
     if optimizer.cpr.regularizer.name != "l2" or len(devices) != 1 or given_twice:
         return None
     device = devices.pop()

@@ -39,25 +39,26 @@ _one_launch_at_a_time = threading.Lock()
 class CPUPass(OnePass):
     """See the module."""
 
+    dtypes = DTYPES
+
     def __init__(self, optimizer: CPROptimizer) -> None:
         super().__init__(optimizer)
         counts = [chunk_count(p.numel(), CHUNK) for p in self.matrices]
         self._first_partials = np.array([0, *accumulate(counts)], np.int32)
         self._tables: dict[Any, Tables] = {}
-        self._known = torch.zeros(len(self.matrices))
+        self._sums = torch.zeros(len(self.matrices), dtype=torch.float64)
 
-    def _known_measure(self) -> Tensor:
-        return self._known
+    def _sums_of_squares(self) -> Tensor:
+        return self._sums
 
-    def _measure(self) -> Tensor:
+    def _measure(self) -> None:
         partials = self._new_partials()
         for dtype in dict.fromkeys(p.dtype for p in self.matrices):
             params = [p for p in self.matrices if p.dtype == dtype]
             tables = self._new_tables(params)  # seldom needed, so not kept
             tables.locate([params])
             self._launch("measure", tables, dtype, partials)
-        self._known = self._measure_from(partials)
-        return self._known
+        self._sums = self._sums_from(partials)
 
     def _step(self, multiplier: Tensor) -> None:
         coefficients = (2 * multiplier).numpy()
@@ -67,7 +68,7 @@ class CPUPass(OnePass):
         stepped = np.zeros(len(self.matrices), bool)
         for place, group in enumerate(self.optimizer.param_groups):
             tensors = self.optimizer.step_tensors(group)
-            columns = [tensors.params, tensors.grads, *tensors.state]
+            columns = self.columns(tensors)
             settings = self._settings(group)
             for dtype in () if skipped else dict.fromkeys(p.dtype for p in tensors.params):
                 these = [i for i, p in enumerate(tensors.params) if p.dtype == dtype]
@@ -77,10 +78,9 @@ class CPUPass(OnePass):
                 self._launch("step", tables, dtype, partials, settings, coefficients, stepped)
             self.optimizer.after_step(tensors)
         if stepped.all():
-            self._known = self._measure_from(partials)
+            self._sums = self._sums_from(partials)
         elif stepped.any():
-            measure = self._measure_from(partials)
-            self._known = torch.where(torch.from_numpy(stepped), measure, self._known)
+            self._sums = torch.where(torch.from_numpy(stepped), self._sums_from(partials), self._sums)
 
     def _settings(self, group: dict[str, Any]) -> cpu_kernels.Settings:
         rule = self.optimizer.rule(group)
@@ -100,9 +100,8 @@ class CPUPass(OnePass):
         """For the sums of squares of all matrices' chunks."""
         return np.zeros(self._first_partials[-1])
 
-    def _measure_from(self, partials: np.ndarray) -> Tensor:
-        sums = cpu_kernels.sum_partials(self._first_partials, partials)
-        return self.optimizer.cpr.measure_of(torch.from_numpy(sums))
+    def _sums_from(self, partials: np.ndarray) -> Tensor:
+        return torch.from_numpy(cpu_kernels.sum_partials(self._first_partials, partials))
 
     def _tables_for(self, key: Any, columns: list[list[Tensor]]) -> Tables:
         params = columns[PARAM]

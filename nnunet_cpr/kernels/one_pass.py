@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from nnunet_cpr.row_norms import is_dense
+from nnunet_cpr.sharding import is_sharded, local_parts
 
 if TYPE_CHECKING:
     from nnunet_cpr.optim import CPROptimizer
@@ -45,12 +47,19 @@ class OnePass:
     While a parameter is at hand its new measure is taken, which the next step needs. It is forgotten
     when the parameter was changed in between, as far as torch's version counter tells. A pass serves
     as long as the parameters stay where they are; the optimizer makes another when they have moved.
+    Of DTensors it takes what this process has.
     """
+
+    dtypes: ClassVar[Container[torch.dtype]]
+    """Of parameters that a kernel can step."""
 
     def __init__(self, optimizer: CPROptimizer) -> None:
         self.optimizer = optimizer
-        self.matrices: list[Tensor] = optimizer.cpr.parameters
+        self.matrices = local_parts(optimizer.cpr.parameters)
         self.matrix_of = {id(p): j for j, p in enumerate(self.matrices)}
+        self._local = {id(p): local for p, local in zip(optimizer.cpr.parameters, self.matrices)}
+        """Of the parameters, so that they are the same tensors in every step."""
+        self._has_shards = any(is_sharded(p) for g in optimizer.param_groups for p in g["params"])
         self._known_for: list[int] | None = None  # versions of the parameters
         self.reused_measures = 0
         """Steps whose measure was known from the step before."""
@@ -58,23 +67,30 @@ class OnePass:
     def covers_this_step(self) -> bool:
         """Whether the parameters, their gradients and the settings are such as this pass can take."""
         groups = self.optimizer.param_groups
-        # Weight decay can only be on parameters that CPR leaves alone.
+        # torch has no fused SGD of DTensors. Weight decay can only be on what CPR leaves alone.
         if not all(
-            g["fused"] and g["weight_decay"] == 0 and self.optimizer.allows_one_pass(g) for g in groups
+            (g["fused"] or self._has_shards)
+            and g["weight_decay"] == 0
+            and self.optimizer.allows_one_pass(g)
+            for g in groups
         ):
             return False
-        params = [p for group in groups for p in group["params"]]
-        grads = [(p.grad, p.dtype) for p in params]
-        return all(g is None or (g.dtype is dtype and g.layout is torch.strided) for g, dtype in grads)
+        stepped = [p for group in groups for p in group["params"] if p.grad is not None]
+        device = self.matrices[0].device
+        return all(
+            p.dtype in self.dtypes and p.device == device and _lie_alike(p, p.grad) for p in stepped
+        )
 
     # What CPR asks before the step
 
     def measure(self) -> Tensor:
         """The measure of the parameters as they are now, float32 ``[J]``."""
-        if not self._is_known():
-            return self._measure()
-        self.reused_measures += 1
-        return self._known_measure()
+        if self._is_known():
+            self.reused_measures += 1
+        else:
+            self._measure()
+        # Here, once in every step: processes that share a matrix may not agree on what is known.
+        return self.optimizer.cpr.measure_of(self._sums_of_squares())
 
     def forget_measure(self) -> None:
         """A step is taken that this pass does not see."""
@@ -92,22 +108,48 @@ class OnePass:
         """The optimizer's step, with a correction by these multipliers, ``[J]``."""
         self._known_for = None  # unless all goes well
         self._step(multiplier)
-        params = [p for group in self.optimizer.param_groups for p in group["params"]]
+        params = [self._local_part(p) for group in self.optimizer.param_groups for p in group["params"]]
         torch.autograd.graph.increment_version(params)  # no kernel does it, nor torch's fused CPU steps
         self._known_for = self._now()
 
+    def _local_part(self, p: Tensor) -> Tensor:
+        """What this process has of a parameter."""
+        if id(p) not in self._local:
+            self._local[id(p)] = local_parts([p])[0]
+        return self._local[id(p)]
+
+    def columns(self, tensors: StepTensors) -> list[list[Tensor]]:
+        """What a kernel reads and writes, in the order of the columns of its tables."""
+        if not self._has_shards:
+            return [tensors.params, tensors.grads, *tensors.state]
+        params = [self._local_part(p) for p in tensors.params]
+        return [params, local_parts(tensors.grads), *(local_parts(state) for state in tensors.state)]
+
     # What a backend is made of
 
-    def _measure(self) -> Tensor:
-        """Take the measure of all matrices anew."""
+    def _measure(self) -> None:
+        """Take the sums of squares anew."""
         raise NotImplementedError
 
-    def _known_measure(self) -> Tensor:
-        """The measure after the step before."""
+    def _sums_of_squares(self) -> Tensor:
+        """Of the matrices as last measured, in this step or in the one before: float64 ``[J]``."""
         raise NotImplementedError
 
     def _step(self, multiplier: Tensor) -> None:
         raise NotImplementedError
+
+
+def _lie_alike(p: Tensor, grad: Tensor | None) -> bool:
+    """Whether a gradient is such as a kernel can read beside its parameter."""
+    if grad is None:
+        return True
+    if grad.dtype is not p.dtype or grad.layout is not torch.strided:
+        return False
+    if not is_sharded(p):
+        return True
+    here, there = local_parts([p, grad])
+    placed_alike = is_sharded(grad) and grad.placements == p.placements  # type: ignore[attr-defined]
+    return placed_alike and here.stride() == there.stride()
 
 
 def laid_out_like(p: Tensor, t: Tensor) -> Tensor:

@@ -91,6 +91,8 @@ class _Launch(Tables):
 class TritonPass(OnePass):
     """See the module."""
 
+    dtypes = DTYPES
+
     def __init__(self, optimizer: CPROptimizer) -> None:
         super().__init__(optimizer)
         self.device = self.matrices[0].device
@@ -106,7 +108,7 @@ class TritonPass(OnePass):
         # A graph that is replayed cannot look whether the parameters are as it left them.
         return not _is_captured(self.device) and super()._is_known()
 
-    def _measure(self) -> Tensor:
+    def _measure(self) -> None:
         for dtype in dict.fromkeys(p.dtype for p in self.matrices):
             params = [p for p in self.matrices if p.dtype == dtype]
             launch = self._launch(("measure", dtype), params, [params])
@@ -116,13 +118,12 @@ class TritonPass(OnePass):
                     launch.chunk_tensors, self._first_partials, self._partials,
                     PARAM=DTYPES[dtype], ALIGNED=launch.aligned, CHUNK=CHUNK, BLOCK=BLOCK,
                 )  # fmt: skip
-        return self._known_measure()
 
-    def _known_measure(self) -> Tensor:
+    def _sums_of_squares(self) -> Tensor:
         sums = torch.empty(len(self.matrices), dtype=torch.float64, device=self.device)
         with _current(self.device):
             sum_kernel[(len(self.matrices),)](self._partials, self._first_partials, sums, BLOCK=BLOCK)
-        return self.optimizer.cpr.measure_of(sums)
+        return sums
 
     # The step
 
@@ -130,7 +131,7 @@ class TritonPass(OnePass):
         coefficients = 2 * multiplier
         for place, group in enumerate(self.optimizer.param_groups):
             tensors = self.optimizer.step_tensors(group)
-            columns = [tensors.params, tensors.grads, *tensors.state]
+            columns = self.columns(tensors)
             columns += [[]] * (COLUMNS - len(columns))
             kinds = [tuple(c[i].dtype for c in columns if c) for i in range(len(tensors.params))]
             for kind in dict.fromkeys(kinds):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from stepping import (
+    BOUNDED,
     parameters,
     set_gradients,
 )
@@ -46,6 +47,48 @@ def test_what_no_pass_covers_goes_the_plain_way() -> None:
     assert one_pass_steps(parameters(), SGDCPR, dampen, **options) == 0
     matrix, bias = parameters(shapes=[(5, 4), (4,)])
     assert one_pass_steps([{"params": [matrix]}, {"params": [bias]}], AdamCPR, decay) == 0
+
+
+@pytest.mark.parametrize(
+    ("build", "dtype"),
+    [(SGDCPR, torch.int8), (AdamCPR, torch.int8), (AdamCPR, torch.bfloat16)],
+)
+def test_frozen_parameters_do_not_keep_the_others_from_one_pass(build: type, dtype: torch.dtype) -> None:
+    """Quantized ones, which will never be trained, and others, which may be some day."""
+    results = []
+    for with_frozen in (False, True):
+        params = parameters(shapes=[(60, 50), (5, 4)])
+        frozen = torch.nn.Parameter(torch.ones(7, 3).to(dtype), requires_grad=False)
+        optimizer = build(
+            [*params, frozen] if with_frozen else params, lr=0.02, kappa=KappaKI0(1.0), mu=0.1
+        )
+        for t in range(10, 14):
+            set_gradients(params, t)
+            optimizer.step()
+        assert optimizer.cpr.one_pass.reused_measures == 3
+        results.append(params)
+    assert all(torch.equal(p, q) for p, q in zip(*results))
+
+
+def test_a_parameter_that_is_unfrozen_later_goes_the_way_it_can() -> None:
+    results = []
+    for fused in (False, True):
+        params = parameters(shapes=[(60, 50), (5, 4)])
+        late = torch.nn.Parameter(torch.ones(7, 3, dtype=torch.bfloat16), requires_grad=False)
+        optimizer = AdamCPR([*params, late], lr=0.02, **{**BOUNDED, "fused": fused})
+        for t in range(10, 16):
+            set_gradients(params, t)
+            if t == 12:
+                late.requires_grad_(True)
+            if t >= 12:
+                late.grad = torch.full_like(late, 0.5)
+            optimizer.step()
+        if fused:
+            assert optimizer.cpr.one_pass.reused_measures == 1
+        results.append([*params, late])
+    for p, q in zip(*results):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(results[0][2], torch.ones(7, 3))
 
 
 def test_without_a_compiler_the_step_takes_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:

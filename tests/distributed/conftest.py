@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from crew import Crew, crew
+
+
+@pytest.fixture(scope="session")
+def two() -> Iterator[Crew]:
+    with crew(2) as members:
+        yield members
+
+
+@pytest.fixture(scope="session")
+def four() -> Iterator[Crew]:
+    with crew(4) as members:
+        yield members

@@ -1,0 +1,106 @@
+"""What would be computed wrongly is refused in a sentence."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from crew import Crew
+from sharded_training import Net, fsdp
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor, Partial
+
+from nnunet_cpr import CPR, SGDCPR
+from nnunet_cpr.baselines import BASELINES, Training
+
+
+def message(refused: Callable[[], Any]) -> str:
+    try:
+        refused()
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return "was not refused"
+
+
+def first_fsdp(use_orig_params: bool) -> list[str]:
+    def build(model: nn.Module) -> FullyShardedDataParallel:
+        return FullyShardedDataParallel(
+            model, use_orig_params=use_orig_params, device_id=torch.device("cpu")
+        )
+
+    sharded = build(Net())
+    messages = [
+        message(lambda: SGDCPR(sharded, lr=0.1)),
+        message(lambda: CPR(sharded.parameters())),
+        message(lambda: CPR(sharded.named_parameters())),
+    ]
+    if use_orig_params:  # the same parameters, flattened after CPR was built
+        plain = Net()
+        cpr = CPR(plain)
+        wrapped = build(plain)
+        messages.append(message(lambda: cpr.attach(torch.optim.SGD(wrapped.parameters(), lr=0.1))))
+    return messages
+
+
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_flat_parameters_of_the_first_fsdp(two: Crew, use_orig_params: bool) -> None:
+    for messages in two.run(first_fsdp, use_orig_params):
+        for text in messages:
+            assert "flat parameter of torch's first FullyShardedDataParallel" in text
+            assert "fully_shard" in text and "\n" not in text
+
+
+def baselines_of_shards() -> dict[str, str]:
+    training = Training(fsdp(Net()), weight_decay=0.1, steps=10)
+    return {
+        keyword: message(functools.partial(entry.build, training, 1.0))
+        for keyword, entry in BASELINES.items()
+    }
+
+
+def test_baselines_of_dtensors(two: Crew) -> None:
+    for messages in two.run(baselines_of_shards):
+        assert messages.keys() == BASELINES.keys()
+        for text in messages.values():
+            assert "'first.weight' is a DTensor, which CPR takes and" in text
+
+
+def partial() -> str:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    p = nn.Parameter(DTensor.from_local(torch.ones(2, 2), mesh, [Partial()]))
+    return message(lambda: CPR([("w", p)]))
+
+
+def test_a_partial_dtensor(two: Crew) -> None:
+    for text in two.run(partial):
+        assert "'w' is a DTensor that is Partial" in text
+
+
+def test_deepspeed_parameters() -> None:
+    p = nn.Parameter(torch.ones(2, 2))
+    p.ds_id = 0  # as ZeRO-3 marks them
+    with pytest.raises(TypeError, match="a flat parameter of DeepSpeed's ZeRO-3"):
+        CPR([("w", p)])
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_an_optimizer_that_a_library_gives_other_parameters(ours: bool) -> None:
+    # DeepSpeed's ZeRO-1 and 2 put flat float32 copies into the optimizer and write them back: what CPR
+    # does to the model's parameters would be lost.
+    model = Net()
+    if ours:
+        optimizer: torch.optim.Optimizer = SGDCPR(model, lr=0.1)
+    else:
+        optimizer = CPR(model).attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    flat = nn.Parameter(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    flat.grad = torch.ones_like(flat)
+    optimizer.param_groups[0]["params"] = [flat]
+    with pytest.raises(ValueError, match=r"does not hold 'first.weight'.*as DeepSpeed does"):
+        optimizer.step()
+    assert torch.equal(flat, torch.cat([p.detach().flatten() for p in model.parameters()]))

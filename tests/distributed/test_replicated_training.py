@@ -1,0 +1,118 @@
+"""DDP and ZeroRedundancyOptimizer: all processes have all parameters, and CPR's state in the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from crew import Crew
+from sharded_training import Method, Net, agree, alone, found, train
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from nnunet_cpr import CPR, AdamCPR, KappaWS
+
+STEPS, SAVED = 8, 4
+
+
+def place() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
+
+
+def parallel(method: Method, file: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Trains to the end, saving on the first process on the way; then again from what was saved."""
+    model = Net()
+    replica = DistributedDataParallel(model)
+    optimizer, cpr = method.build(replica)
+    assert "first.weight" in cpr.names
+    train(replica, optimizer, range(SAVED), *place())
+    if dist.get_rank() == 0:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    train(replica, optimizer, range(SAVED, STEPS), *place())
+    through = found(model, cpr)
+
+    dist.barrier()
+    saved = torch.load(file, weights_only=True)
+    model = Net()
+    model.load_state_dict(saved["model"])
+    replica = DistributedDataParallel(model)
+    optimizer, cpr = method.build(replica)
+    optimizer.load_state_dict(saved["optimizer"])
+    train(replica, optimizer, range(SAVED, STEPS), *place())
+    return through, found(model, cpr)
+
+
+METHODS = [Method("SGDCPR"), Method("AdamCPR", "std", "ip"), Method("AdamW fused", adaptive=True)]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_ddp_has_the_same_bits_everywhere_and_after_a_load(
+    two: Crew, tmp_path: Path, method: Method
+) -> None:
+    results = two.run(parallel, method, str(tmp_path / "checkpoint.pt"))
+    first = results[0][0]
+    agree(first, alone(method, STEPS))
+    for through, again in results:
+        for key, value in first.items():
+            assert torch.equal(through[key], value), key
+            assert torch.equal(again[key], value), key
+
+
+def zero_redundancy(file: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same with each process keeping a part of Adam's moments."""
+
+    def build(model: Net) -> tuple[ZeroRedundancyOptimizer, CPR]:
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.02)
+        cpr = CPR(model, kappa=KappaWS(2))
+        cpr.attach(optimizer)
+        return optimizer, cpr
+
+    model = Net()
+    replica = DistributedDataParallel(model)
+    optimizer, cpr = build(model)
+    train(replica, optimizer, range(SAVED), *place())
+    optimizer.consolidate_state_dict(to=0)
+    if dist.get_rank() == 0:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    train(replica, optimizer, range(SAVED, STEPS), *place())
+    through = found(model, cpr)
+
+    dist.barrier()
+    saved = torch.load(file, weights_only=True)
+    model = Net()
+    model.load_state_dict(saved["model"])
+    replica = DistributedDataParallel(model)
+    optimizer, cpr = build(model)
+    optimizer.load_state_dict(saved["optimizer"])
+    train(replica, optimizer, range(SAVED, STEPS), *place())
+    return through, found(model, cpr)
+
+
+def test_zero_redundancy_optimizer(two: Crew, tmp_path: Path) -> None:
+    expected = alone(Method("Adam"), STEPS)
+    results = two.run(zero_redundancy, str(tmp_path / "checkpoint.pt"))
+    for through, again in results:
+        agree(through, expected)
+        for key in expected:
+            assert torch.equal(through[key], results[0][0][key]), key
+            assert torch.equal(again[key], through[key]), key
+
+
+def zero_redundancy_around_ours() -> str:
+    try:
+        ZeroRedundancyOptimizer(Net().parameters(), AdamCPR, lr=0.02)
+    except TypeError as error:
+        return str(error)
+    return "was built"
+
+
+def test_zero_redundancy_around_an_optimizer_of_ours_is_refused(two: Crew) -> None:
+    # It would train, but leave bounds and multipliers out of its checkpoints.
+    for message in two.run(zero_redundancy_around_ours):
+        assert message == (
+            "ZeroRedundancyOptimizer leaves the bounds and multipliers of AdamCPR out of its "
+            "state_dict(); give it torch.optim.Adam and attach CPR(model) to it"
+        )

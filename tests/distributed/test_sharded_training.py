@@ -1,0 +1,88 @@
+"""FSDP2 and tensor parallelism: the values of one process, and one all-reduce a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from crew import Crew
+from sharded_training import (
+    Method,
+    agree,
+    alone,
+    load_sharded_and_go_on,
+    load_whole_and_go_on,
+    save_sharded,
+    together,
+    with_one_process_that_touches_its_part,
+)
+
+STEPS = 8
+METHODS = [
+    *(Method("SGDCPR", regularizer) for regularizer in ("l2", "l1", "std", "huber")),
+    Method("AdamCPR"),
+    Method("AdamCPR", "std", "ki0", adaptive=True),
+    Method("AdamCPR", "l2", "ip"),
+    Method("Adam", "l1"),
+    Method("AdamW fused", adaptive=True),
+    Method("SGD", "huber", "ip"),
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_fsdp2_finds_what_one_process_finds(four: Crew, method: Method) -> None:
+    expected = alone(method, STEPS)
+    without = alone(replace(method, kappa="never"), STEPS)["parameter first.weight"]
+    assert not torch.allclose(expected["parameter first.weight"], without, rtol=1e-3)
+    results = four.run(together, "fsdp", method, STEPS)
+    for result in results:
+        agree(result, expected)
+        assert result["all-reduces"] == STEPS
+        for key in expected:  # what all processes have is the same to the last bit
+            assert torch.equal(result[key], results[0][key])
+    if method.regularizer == "l2" and method.optimizer.endswith("CPR"):
+        assert all(result["in one pass"] > 0 for result in results)
+
+
+@pytest.mark.parametrize(
+    ("way", "all_reduces"),
+    [("hybrid", 1), ("tensor_parallel", 1), ("fsdp_and_tensor_parallel", 2)],
+)
+@pytest.mark.parametrize("method", [Method("SGDCPR"), Method("Adam", "std", "ki0")], ids=str)
+def test_other_meshes(four: Crew, way: str, all_reduces: int, method: Method) -> None:
+    expected = alone(method, STEPS)
+    for result in four.run(together, way, method, STEPS):
+        agree(result, expected)
+        assert result["all-reduces"] == all_reduces * STEPS
+
+
+def test_processes_may_disagree_on_whether_a_measure_is_known(four: Crew) -> None:
+    expected = alone(Method(), STEPS)
+    for result in four.run(with_one_process_that_touches_its_part, STEPS):
+        agree(result, expected)
+
+
+SAVED = [Method("SGDCPR"), Method("AdamCPR", kappa="ip", adaptive=True), Method("AdamW fused", "std")]
+
+
+@pytest.mark.parametrize("method", SAVED, ids=str)
+@pytest.mark.parametrize("before", [1, 4], ids=["before the bounds", "after"])
+def test_a_sharded_checkpoint_goes_on_with_any_number_of_processes(
+    four: Crew, two: Crew, tmp_path: Path, method: Method, before: int
+) -> None:
+    expected = alone(method, STEPS)
+    folder = str(tmp_path / "checkpoint")
+    four.run(save_sharded, folder, method, before)
+    more = range(before, STEPS)
+    for members, way in ((two, "fsdp"), (four, "fsdp_and_tensor_parallel")):
+        for result in members.run(load_sharded_and_go_on, folder, way, method, more):
+            agree(result, expected)
+    agree(load_sharded_and_go_on(folder, None, method, more), expected)
+
+
+@pytest.mark.parametrize("method", SAVED[:2], ids=str)
+def test_the_checkpoint_of_one_process_goes_on_with_several(two: Crew, method: Method) -> None:
+    for result in two.run(load_whole_and_go_on, method, 4, range(4, STEPS)):
+        agree(result, alone(method, STEPS))

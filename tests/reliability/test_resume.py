@@ -1,0 +1,497 @@
+"""A training that stops after any step and goes on in another process is the same to the last bit."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import HealthCheck, event, example, given, settings
+from hypothesis import strategies as st
+from matrices import set_gradients
+from resume_cases import (
+    BASELINES,
+    CHUNK,
+    OURS,
+    STEPS,
+    TORCH,
+    Case,
+    Training,
+    differences,
+)
+
+from nnunet_cpr import CPR, SGDCPR, KappaWS
+from nnunet_cpr.kernels import cpu
+
+
+@pytest.fixture(autouse=True)
+def _like_the_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(cpu, "CHUNK", CHUNK)
+    monkeypatch.setattr(cpu, "_SHARE", 2)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def environment() -> dict[str, str]:
+    """Of another process that can import what this one can."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+class Worker:
+    """Another process that goes on with trainings, for as many as it is asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.checkpoint, self.result = folder / "checkpoint.pt", folder / "result.pt"
+        script = Path(__file__).parent / "resume_worker.py"
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+
+    def go_on(
+        self, case: Case, begin: int, again_at: int | None = None, **options: Any
+    ) -> dict[str, Any]:
+        """What the training has come to, which was saved before step ``begin``."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        request = {
+            "case": asdict(case),
+            "begin": begin,
+            "again_at": again_at,
+            "options": options,
+            "checkpoint": str(self.checkpoint),
+            "result": str(self.result),
+        }
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        assert answer == "\n", answer
+        return torch.load(self.result, weights_only=True)
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        assert self.process.wait(60) == 0
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    worker = Worker(tmp_path_factory.mktemp("worker"))
+    yield worker
+    worker.end()
+
+
+BOUNDS = st.one_of(
+    st.tuples(st.just("KappaK"), st.fixed_dictionaries({"value": st.floats(1e-3, 0.1)})),
+    st.tuples(st.just("KappaKI0"), st.fixed_dictionaries({"factor": st.floats(0.5, 1.5)})),
+    st.tuples(st.just("KappaWS"), st.fixed_dictionaries({"steps": st.integers(1, STEPS + 2)})),
+    st.tuples(
+        st.just("KappaIP"),
+        st.fixed_dictionaries({"interval": st.integers(1, 4), "ema": st.sampled_from([0.0, 0.5, 0.9])}),
+    ),
+)
+HALF = ("bfloat16", "float16")
+
+
+@st.composite
+def cases(draw: st.DrawFn, optimizers: tuple[str, ...] = (*OURS, *TORCH)) -> Case:
+    optimizer = draw(st.sampled_from(optimizers))
+    bound, bound_settings = draw(BOUNDS)
+    dtypes = ["float32", "float32", "float64", *HALF]
+    if optimizer in ("sgd-fused", "lbfgs"):  # torch's own are not for half precision on a CPU
+        dtypes = ["float32", "float64"]
+    if optimizer == "nadam":  # torch loads its float32 mu_product as a tensor of the parameter's dtype
+        dtypes = ["float32"]
+    dtype = draw(st.sampled_from(dtypes))
+    closure = draw(st.booleans()) and draw(st.booleans())
+    may_scale = dtype == "float32" and not closure and optimizer != "lbfgs"
+    return Case(
+        optimizer=optimizer,
+        bound=bound,
+        bound_settings=bound_settings,
+        regularizer=draw(st.sampled_from(["l2", "l2", "l1", "std", "huber"])),
+        adaptive=draw(st.booleans()),
+        dtype=dtype,
+        backend=draw(st.sampled_from(["chosen", "chosen", "plain"])) if optimizer in OURS else "chosen",
+        channels_last=draw(st.booleans()) and optimizer != "lbfgs",
+        closure=closure,
+        breaks_at=draw(st.sampled_from([None, None, 0, 5, 11])) if optimizer != "lbfgs" else None,
+        scaler=may_scale and draw(st.booleans()),
+    )
+
+
+def check(worker: Worker, case: Case, stop: int, again_at: int | None = None, **options: Any) -> None:
+    """Uninterrupted, and stopped before step ``stop`` and gone on with in the worker."""
+    training = Training(case)
+    training.run(0, stop)
+    if hypothesis.currently_in_test_context():
+        _tell(training, stop)
+    training.save(worker.checkpoint)
+    training.run(stop)
+    resumed = worker.go_on(case, stop, again_at, **options)
+    assert differences(training.state(), resumed) == []
+
+
+def _tell(training: Training, stop: int) -> None:
+    """For ``--hypothesis-show-statistics``: in what state trainings were stopped."""
+    case, state = training.case, training.attached._state
+    event(f"optimizer: {case.optimizer}")
+    event(f"dtype: {case.dtype}")
+    if "kappa" in state:
+        bounded = state["kappa"].isfinite()
+        found = "all" if bounded.all() else "some" if bounded.any() else "none"
+        event(f"{case.bound}, bounds set: {found}")
+        event(
+            f"{case.regularizer}, multipliers positive: {bool((state['lagrange_multiplier'] > 0).any())}"
+        )
+    if "last_difference" in state:
+        searching = state["last_difference"].isfinite() & state["kappa"].isinf()
+        event(f"in the middle of an inflection search: {bool(searching.any())}")
+    if stop and "skipped_updates" in state:
+        event(f"has skipped updates: {bool(state['skipped_updates'] > 0)}")
+
+
+quietly = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+any_stop = {"case": cases(), "stop": st.integers(0, STEPS), "mmap": st.booleans()}
+again = st.none() | st.integers(0, STEPS)
+
+# Momenta whose strides are not the parameter's, in half precision, which rounds by strides.
+contiguous_momenta = Case(
+    "SGDCPR", None, "KappaK", {"value": 0.06}, dtype="bfloat16", channels_last=True
+)
+
+
+@settings(max_examples=50, **quietly)
+@given(**any_stop, again=again)
+@example(case=contiguous_momenta, stop=1, mmap=False, again=None)
+def test_cpr_goes_on_bit_for_bit_in_another_process(
+    worker: Worker, case: Case, stop: int, mmap: bool, again: int | None
+) -> None:
+    check(worker, case, stop, None if again is None else max(stop, again), mmap=mmap)
+
+
+@pytest.mark.slow
+@settings(max_examples=1500, **quietly)
+@given(**any_stop, again=again)
+def test_cpr_goes_on_bit_for_bit_in_another_process_many_times(
+    worker: Worker, case: Case, stop: int, mmap: bool, again: int | None
+) -> None:
+    check(worker, case, stop, None if again is None else max(stop, again), mmap=mmap)
+
+
+@settings(max_examples=30, **quietly)
+@given(
+    baseline=st.sampled_from(list(BASELINES)),
+    optimizer=st.sampled_from([name for name in TORCH if name != "lbfgs"]),
+    dtype=st.sampled_from(["float32", "float64", *HALF]),
+    closure=st.booleans(),
+    scaler=st.booleans(),
+    stop=st.integers(0, STEPS),
+)
+def test_a_baseline_goes_on_bit_for_bit_in_another_process(
+    worker: Worker, baseline: str, optimizer: str, dtype: str, closure: bool, scaler: bool, stop: int
+) -> None:
+    if optimizer == "nadam" or (optimizer == "sgd-fused" and dtype in HALF):
+        dtype = "float32"
+    scaler = scaler and dtype == "float32" and not closure
+    case = Case(optimizer, baseline, dtype=dtype, closure=closure, scaler=scaler)
+    check(worker, case, stop)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is off where a GPU is")
+@pytest.mark.parametrize(
+    ("optimizer", "dtype", "bound", "settings", "stop"),
+    [
+        ("SGDCPR", "bfloat16", "KappaIP", {"interval": 2, "ema": 0.5}, 5),
+        pytest.param("AdamCPR", "float32", "KappaWS", {"steps": 3}, 2, marks=pytest.mark.slow),
+        pytest.param("AdamCPR", "float16", "KappaKI0", {"factor": 0.9}, 9, marks=pytest.mark.slow),
+    ],
+)
+def test_the_triton_step_goes_on_bit_for_bit_in_another_process(
+    worker: Worker, optimizer: str, dtype: str, bound: str, settings: dict, stop: int
+) -> None:
+    pytest.importorskip("triton", minversion="3.3")
+    case = Case(optimizer, None, bound, settings, dtype=dtype, backend="triton")
+    check(worker, case, stop)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["SGDCPR", "AdamCPR", "adamw"])
+def test_a_process_that_has_done_nothing_else_goes_on_bit_for_bit(
+    optimizer: str, tmp_path: Path
+) -> None:
+    fresh = Worker(tmp_path)
+    case = Case(optimizer, bound="KappaIP", bound_settings={"interval": 2, "ema": 0.5}, adaptive=True)
+    check(fresh, case, stop=5)
+    fresh.end()
+
+
+# Other ways to load
+
+
+def trained(case: Case, steps: int = 7) -> Training:
+    training = Training(case)
+    training.run(0, steps)
+    return training
+
+
+every_way = pytest.mark.parametrize(
+    "optimizer", ["SGDCPR", "AdamCPR", "AdamCPR-unfused", "adamw", "sgd"]
+)
+
+
+@every_way
+def test_a_saved_state_does_not_change_with_the_training(optimizer: str) -> None:
+    training = trained(Case(optimizer, adaptive=True))
+    saved = training.attached.state_dict()
+    whole = training.optimizer.state_dict()["cpr"]
+    before = copy.deepcopy(saved)
+    training.run(7)
+    assert differences(saved, before) == [] == differences(whole, before)
+    assert differences(training.attached.state_dict(), before) != []
+
+
+@every_way
+def test_a_run_may_be_rolled_back(optimizer: str) -> None:
+    """The same objects, which know a measure of later parameters, go back and on again."""
+    for bound, bound_settings in (("KappaWS", {"steps": 9}), ("KappaIP", {"interval": 2})):
+        training = trained(Case(optimizer, None, bound, bound_settings))
+        saved = training.snapshot()
+        training.run(7)
+        end = training.snapshot()
+        training.load_state(copy.deepcopy(saved))
+        training.run(7)
+        assert differences(training.state(), end) == []
+
+
+@pytest.mark.parametrize("optimizer", list(OURS))
+def test_our_optimizers_leave_a_loaded_state_as_it_was(optimizer: str) -> None:
+    """So that it can be loaded twice. torch's own keep its very tensors."""
+    training = trained(Case(optimizer))
+    saved = training.snapshot()
+    before = copy.deepcopy(saved)
+    ends = []
+    for _ in range(2):
+        training.load_state(saved)
+        training.run(7)
+        ends.append(training.snapshot())
+    assert differences(saved, before) == [] == differences(*ends)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_is_read_with_mmap_can_be_written_over(tmp_path: Path) -> None:
+    """A state that stays in the file would end the process with a bus error."""
+    code = """
+import sys
+from pathlib import Path
+from resume_cases import Case, Training
+path = Path(sys.argv[1])
+for optimizer in ("SGDCPR", "AdamCPR"):
+    training = Training(Case(optimizer))
+    training.run(0, 5)
+    training.save(path)
+    training.load(path, mmap=True)
+    path.write_bytes(b"")
+    training.run(5)
+    training.save(path)
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "checkpoint.pt")]
+    subprocess.run(command, env=environment(), check=True)
+
+
+@every_way
+def test_map_location_may_be_given(optimizer: str, tmp_path: Path) -> None:
+    training = trained(Case(optimizer))
+    training.save(tmp_path / "checkpoint.pt")
+    training.run(7)
+    for where in ("cpu", torch.device("cpu"), lambda storage, location: storage):
+        resumed = Training(training.case, seed=5)
+        resumed.load(tmp_path / "checkpoint.pt", map_location=where)
+        resumed.run(7)
+        assert differences(resumed.state(), training.state()) == []
+
+
+def test_channels_last_comes_and_goes_with_a_checkpoint() -> None:
+    """Other strides give other roundings, and no more than that."""
+    for optimizer in ("SGDCPR", "AdamCPR", "SGDCPR-unfused", "adamw"):
+        for before, after in ((False, True), (True, False)):
+            training = trained(Case(optimizer, channels_last=before))
+            other = Training(Case(optimizer, channels_last=after), seed=5)
+            other.load_state(training.snapshot())
+            for each in (training, other):
+                each.run(7)
+            assert_close(training, other)
+
+
+def test_another_backend_goes_on_with_a_checkpoint() -> None:
+    for optimizer in ("SGDCPR", "AdamCPR", "AdamCPR-amsgrad"):
+        for before, after in (("plain", "chosen"), ("chosen", "plain")):
+            training = trained(Case(optimizer, backend=before))
+            other = Training(Case(optimizer, backend=after), seed=5)
+            other.load_state(training.snapshot())
+            for each in (training, other):
+                each.run(7)
+            assert (training.attached.one_pass is None) != (other.attached.one_pass is None)
+            assert_close(training, other)
+
+
+def assert_close(one: Training, other: Training) -> None:
+    for p, q in zip(one.model.parameters(), other.model.parameters()):
+        torch.testing.assert_close(p, q, rtol=2e-5, atol=2e-6)
+    mine, theirs = one.attached._state, other.attached._state
+    assert mine["lagrange_multiplier"].max() > 0
+    for key, value in mine.items():
+        torch.testing.assert_close(value, theirs[key], rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("build", ["ours", "attached", "baseline"])
+def test_parameters_in_another_order_are_refused_where_torch_would_mix_up_momenta(build: str) -> None:
+    def start(names: list[str]) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        layers = {name: torch.nn.Linear(4, 4) for name in sorted(names)}
+        model = torch.nn.ModuleDict({name: layers[name] for name in names})
+        if build == "ours":
+            return model, SGDCPR(model, lr=0.1, kappa=KappaWS(1))
+        torchs = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if build == "baseline":
+            return model, BASELINES["awd"](model).attach(torchs)
+        return model, CPR(model, kappa=KappaWS(1)).attach(torchs)
+
+    model, optimizer = start(["a", "b"])
+    never_stepped = optimizer.state_dict()
+    for t in range(3):
+        set_gradients(model.parameters(), t)
+        optimizer.step()
+    _, other = start(["b", "a"])
+    other.load_state_dict(never_stepped)  # there are no momenta yet
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(ValueError, match=r"in another order.*the saved order, 'a\.weight', 'b\.weight'"):
+        other.load_state_dict(optimizer.state_dict())
+    assert differences(other.state_dict(), before) == []
+
+
+# States that do not fit
+
+
+JUNK = st.sampled_from(
+    [
+        None, True, -1, 99, 1.5, math.nan, math.inf, "", "x\ny", b"\0", [], ["x"], {}, {1, 2}, {"x": 1},
+        torch.tensor(-1), torch.tensor([1.0, math.nan]), torch.ones(4), torch.ones(2, 2),
+        torch.full((4,), -1.0), torch.full((4,), math.inf), torch.tensor(-1.0), torch.tensor(math.nan),
+        torch.ones(4).to_sparse(), torch.ones(4, device="meta"), torch.ones(4, dtype=torch.complex64),
+        torch.ones(4, dtype=torch.bfloat16), [torch.ones(2)], "KappaWS(steps=3)",
+    ]
+)  # fmt: skip
+
+
+def places(state: Any, path: tuple = ()) -> list[tuple]:
+    """Of every entry of a nested state."""
+    keys = (
+        state.keys() if isinstance(state, dict) else range(len(state)) if isinstance(state, list) else ()
+    )
+    return [path, *(place for key in keys for place in places(state[key], (*path, key)))]
+
+
+@settings(max_examples=120, **quietly)
+@given(
+    data=st.data(),
+    method=st.sampled_from(["cpr", *BASELINES]),
+    how=st.sampled_from(["replace", "remove", "add"]),
+    by_optimizer=st.booleans(),
+)
+def test_a_state_that_was_tampered_with_is_refused_in_one_line_and_whole(
+    data: st.DataObject, method: str, how: str, by_optimizer: bool
+) -> None:
+    if method == "cpr":
+        training = Training(Case("adamw", None, "KappaIP", {"interval": 1}, adaptive=True))
+    else:
+        training = Training(Case("adamw", method))
+    training.run(0, 2)
+    key = training.attached.state_key
+    before = training.snapshot()
+    state = copy.deepcopy(training.attached.state_dict())
+    *way, last = data.draw(st.sampled_from([p for p in places(state) if p]))
+    holder = state
+    for step in way:
+        holder = holder[step]
+    if how == "replace":
+        holder[last] = data.draw(JUNK)
+    elif how == "remove":
+        del holder[last]
+    elif isinstance(holder, dict):
+        holder[data.draw(st.one_of(st.text(), st.integers()))] = data.draw(JUNK)
+    else:
+        holder.insert(last, data.draw(JUNK))
+    unchanged = differences(state, training.attached.state_dict()) == []
+    if by_optimizer:
+        whole = training.optimizer.state_dict()
+        whole["state"] = {i: {} for i in whole["state"]}
+        whole["param_groups"] = [{k: v for k, v in g.items() if k != key} for g in whole["param_groups"]]
+        refusal = refusal_of(training.optimizer, {**whole, key: state})
+    else:
+        refusal = refusal_of(training.attached, state)
+    event("loaded" if refusal is None else "refused")
+    if refusal is not None:
+        assert not unchanged
+        assert "\n" not in refusal and len(refusal) < 500
+        assert refusal.startswith(f"cannot load the {training.attached.title} state: ")
+        assert differences(training.snapshot(), before) == []
+        return
+    # What it says now is what it said, or a number as good as any.
+    now = training.attached.state_dict()
+    assert differences({**now, "state": None}, {**before["optimizer"][key], "state": None}) == []
+    assert unchanged or way[:1] == ["state"]
+    now["state"].pop("last_sample", None), now["state"].pop("last_difference", None)
+    assert all((value >= 0).all() for value in now["state"].values())
+
+
+def refusal_of(loader: Any, state: dict[str, Any]) -> str | None:
+    try:
+        loader.load_state_dict(state)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("version", [0, 2, 99, "1", None, 1.0])
+@pytest.mark.parametrize("method", ["cpr", "awd"])
+def test_another_version_is_named(version: Any, method: str) -> None:
+    training = trained(Case("adamw", None if method == "cpr" else method), 2)
+    state = {**training.attached.state_dict(), "version": version}
+    with pytest.raises(ValueError, match=f"it has version {version!r}, this is 1$"):
+        training.attached.load_state_dict(state)
+
+
+@pytest.mark.parametrize(("method", "key"), [("awd", "coefficient"), ("rescale", "initial_norm")])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0])
+def test_a_baselines_damaged_number_is_refused(method: str, key: str, wrong: float) -> None:
+    training = trained(Case("sgd", method), 2)
+    state = training.attached.state_dict()
+    state["state"][key].fill_(wrong)
+    with pytest.raises(ValueError, match=f"{key!r} is damaged"):
+        training.attached.load_state_dict(state)
+
+
+def test_rescaling_that_began_with_a_broken_norm_can_be_resumed() -> None:
+    """It has none to rescale to, then as before, and no number that loading would refuse."""
+    training = Training(Case("sgd", "rescale"))
+    with torch.no_grad():
+        training.model[4].weight.fill_(torch.inf)
+    training.run(0, 2)
+    Training(training.case).load_state(training.snapshot())
