@@ -14,9 +14,6 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from workspace import Workspace
-
-from nnunet_cpr.nnunet.doctor import OLDEST_NNUNET
 
 ROOT = Path(__file__).parents[2]
 DISCOVERY = ROOT / "nnunet_cpr" / "nnunet" / "discovery" / "nnunet_cpr_discovery.py"
@@ -230,24 +227,6 @@ def test_every_combination_of_installs(
         "-c",
         "import nnunetv2, os; assert nnunetv2.__file__; assert 'nnUNet_extTrainer' not in os.environ",
     )
-
-
-@pytest.mark.slow
-def test_the_oldest_nnunet_trains_and_predicts(
-    tmp_path: Path, dependencies: Path, distributions: Path, workspace: Workspace
-) -> None:
-    env = Environment(tmp_path / "venv", dependencies)
-    env.install("nnunetv2==" + str(OLDEST_NNUNET))
-    env.install(*(str(wheel) for wheel in distributions.glob("*.whl")))
-    trainer = "nnUNetTrainerCPR_ws2_2epochs_3iters"
-    folders = {k: v for k, v in workspace.environment.items() if k.startswith("nnUNet_")}
-    env.run("nnUNetv2_train", *workspace.train_arguments(trainer), **folders)
-    assert workspace.history(trainer)["step"].max() == 6
-    images = workspace.folder / "nnUNet_raw" / workspace.dataset / "imagesTs"
-    command = ["nnUNetv2_predict_from_modelfolder", "-i", str(images), "-o", str(tmp_path / "out")]
-    command += ["-m", str(workspace.model(trainer)), "-f", "0", "-device", "cpu"]
-    env.run(*command, "-npp", "1", "-nps", "1", **folders)
-    assert list((tmp_path / "out").glob("*.nii.gz"))
 
 
 @pytest.mark.slow

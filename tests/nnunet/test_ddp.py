@@ -1,0 +1,151 @@
+"""nnU-Net's distributed training with our trainers, on two CPU processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from workspace import PLANS, Workspace
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).with_name("gloo_training.py")
+RANKS = 2
+
+
+class Distributed(Workspace):
+    """The workspace's data, with results of its own and two processes a training."""
+
+    @classmethod
+    def beside(cls, space: Workspace, folder: Path) -> Distributed:
+        made = cls(folder, space.dataset, {**space.environment})
+        made.environment["nnUNet_results"] = str(folder / "nnUNet_results")
+        return made
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "output.txt"
+
+    def start(self, trainer: str, *options: str) -> subprocess.Popen[bytes]:
+        self.folder.mkdir(exist_ok=True)
+        command = [sys.executable, str(SCRIPT), str(RANKS), str(self.folder), trainer, PLANS, *options]
+        with open(self.output, "w") as output:
+            return subprocess.Popen(
+                command,
+                env=self.environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def train_on_all(self, trainer: str, *options: str) -> list[dict[str, Any]]:
+        """What every rank held at the end."""
+        process = self.start(trainer, *options)
+        try:
+            assert process.wait(timeout=600) == 0, self.output.read_text()[-4000:]
+        finally:
+            end(process)
+        return [torch.load(self.folder / f"rank_{r}.pth", weights_only=False) for r in range(RANKS)]
+
+    def kill_all(self, trainer: str, when: str) -> None:
+        process = self.start(trainer)
+        try:
+            deadline = time.monotonic() + 300
+            while when not in "".join(f.read_text() for f in self.logs(trainer)):
+                assert process.poll() is None, self.output.read_text()[-4000:]
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        finally:
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):  # all of the group have ended
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def check_ranks_agree(states: list[dict[str, Any]]) -> None:
+    """Bit for bit: bounds, multipliers, counters; and the weights they were computed from."""
+    first, *others = states
+    for other in others:
+        assert_same(first["optimizer"]["cpr"], other["optimizer"]["cpr"])
+        assert_same(first["optimizer"]["state"], other["optimizer"]["state"])
+        assert_same(first["network"], other["network"])
+    assert [state["writes_history"] for state in states] == [True, False]
+    assert [state["batch_size"] for state in states] == [1, 1]  # nnU-Net's two, shared out
+
+
+def assert_same(a: Any, b: Any, place: str = "") -> None:
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), place
+        for key in a:
+            assert_same(a[key], b[key], f"{place}/{key}")
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), place
+    else:
+        assert a == b, place
+
+
+def check_history(space: Distributed, trainer: str, state: dict[str, Any], steps: list[int]) -> None:
+    """One row for each matrix and epoch, with what the ranks held at the end."""
+    history = space.history(trainer)
+    cpr = state["optimizer"]["cpr"]
+    assert history["parameter"].tolist() == cpr["names"] * len(steps)
+    assert history["step"].tolist() == list(np.repeat(steps, len(cpr["names"])))
+    last = history[history["step"] == steps[-1]]
+    for column, key in (("kappa", "kappa"), ("multiplier", "lagrange_multiplier")):
+        np.testing.assert_array_equal(last[column].astype(np.float32), cpr["state"][key])
+    assert np.isfinite(last["kappa"]).all() and (last["multiplier"] > 0).any()
+
+
+def test_killed_and_continued_all_ranks_end_as_if_they_had_not_been(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    trainer = "nnUNetTrainerCPR_ws6_4epochs_4iters_seed1"
+    whole = Distributed.beside(workspace, tmp_path / "whole")
+    states = whole.train_on_all(trainer)
+    check_ranks_agree(states)
+    check_history(whole, trainer, states[0], [4, 8, 12, 16])
+    assert (whole.fold(trainer) / "validation" / "summary.json").exists()
+
+    killed = Distributed.beside(workspace, tmp_path / "killed")
+    killed.kill_all(trainer, when="Epoch 2")
+    assert not (killed.fold(trainer) / "checkpoint_final.pth").exists()
+    continued = killed.train_on_all(trainer, "--c", "--without-validation")
+    check_ranks_agree(continued)
+    for before, after in zip(states, continued):
+        assert_same(before, after)
+    assert killed.history(trainer).equals(whole.history(trainer))
+
+
+def test_bounds_from_the_initial_weights_are_those_that_all_ranks_start_from(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    """Each rank draws weights of its own; then DDP gives all of them the first rank's."""
+    trainer = "nnUNetTrainerAdamCPR_ki0x0p9_std_ada_warmup2_1epochs_4iters_seed1"
+    space = Distributed.beside(workspace, tmp_path)
+    states = space.train_on_all(trainer, "--without-validation")
+    check_ranks_agree(states)
+    check_history(space, trainer, states[0], [4])
+
+
+def test_the_check_on_two_gpus_refuses_in_one_line_where_there_are_none(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.multi_gpu", str(tmp_path / "new")],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (1, "this needs 2 GPUs, and torch finds 0\n")
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,199 @@
+"""The oldest and the newest Python, nnU-Net and torch, each in an environment of its own.
+
+Each takes minutes and 7 GB of disk, which are given back at its end.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+import torch
+from packaging.requirements import Requirement
+from workspace import Workspace
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+CORE = Path(__file__).with_name("core_steps.py")
+TRAINER = "nnUNetTrainerCPR_ws3_4epochs_4iters_seed1"
+
+
+def oldest_dependencies() -> list[str]:
+    """What the package requires at least, as it is allowed to be oldest."""
+    required = map(Requirement, importlib.metadata.requires("nnunet-cpr") or [])
+    return [
+        f"{r.name}=={specifier.version}"
+        for r in required
+        if r.marker is None
+        for specifier in r.specifier
+    ]
+
+
+def oldest_python() -> str:
+    specifier = importlib.metadata.metadata("nnunet-cpr")["Requires-Python"]
+    assert specifier is not None and specifier.startswith(">=")
+    return specifier[len(">=") :]
+
+
+KINDS = {
+    "oldest": (oldest_python(), oldest_dependencies()),
+    "newest": ("3.13", []),
+}
+
+
+def interpreter(version: str) -> str:
+    """A Python of that version, on the PATH or one of pyenv's."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    candidates = [f"python{version}", *sorted(map(str, pyenv.glob(f"versions/{version}.*/bin/python")))]
+    for candidate in candidates:
+        found = shutil.which(candidate)
+        if found is None:
+            continue
+        # pyenv puts commands on the PATH for versions that it does not have.
+        code = "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2])"
+        said = subprocess.run([found, "-c", code], capture_output=True, text=True)
+        if said.stdout.strip() == version:
+            return found
+    pytest.skip(f"there is no Python {version} here")
+
+
+@dataclass
+class Environment(Workspace):
+    """A workspace whose commands are those of a virtual environment."""
+
+    bin: Path = Path()
+
+    def command(self, name: str, *arguments: str) -> list[str]:
+        return [str(self.bin / name), *arguments]
+
+
+Space = TypeVar("Space", bound=Workspace)
+
+
+def with_results(space: Space, folder: Path) -> Space:
+    """The same data and commands, with results in another folder."""
+    variables = {**space.environment, "nnUNet_results": str(folder / "nnUNet_results")}
+    return replace(space, folder=folder, environment=variables)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def environment(
+    request: pytest.FixtureRequest, workspace: Workspace, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Environment]:
+    version, dependencies = KINDS[request.param]
+    python = interpreter(version)
+    folder = tmp_path_factory.mktemp(request.param)
+    variables = {k: v for k, v in workspace.environment.items() if not k.startswith("PYTHON")}
+    try:
+        subprocess.run([python, "-m", "venv", str(folder / "venv")], check=True)
+        made = Environment(folder, workspace.dataset, variables, folder / "venv" / "bin")
+        install = ["-m", "pip", "install", "--quiet", "--no-cache-dir", str(ROOT), *dependencies]
+        subprocess.run(made.command("python", *install), env=variables, check=True)
+        yield made
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def begun(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A training that this environment has begun, killed in its third epoch."""
+    folder = tmp_path_factory.mktemp("begun")
+    space = with_results(workspace, folder)
+    space.train_and_kill(TRAINER, "Epoch 2")
+    return space
+
+
+def taken_over(begun: Workspace, by: Workspace, folder: Path) -> Workspace:
+    """The same training, to go on with in another environment."""
+    shutil.copytree(begun.folder / "nnUNet_results", folder / "nnUNet_results")
+    return with_results(by, folder)
+
+
+def check_continued(begun: Workspace, continued: Workspace) -> None:
+    """What was reached stays, the bounds with it, and CPR goes on counting to the end."""
+    start = begun.checkpoint(TRAINER, "checkpoint_best.pth")["current_epoch"]
+    assert start >= 1
+    before, after = begun.history(TRAINER), continued.history(TRAINER)
+    before = before[before["epoch"] < start]
+    matrices = before["parameter"].nunique()
+    assert after["step"].tolist() == list(np.repeat([4, 8, 12, 16], matrices))
+    assert after[: len(before)].equals(before)
+    bounds = before["kappa"][:matrices]  # set at step 3
+    assert np.isfinite(bounds).all()
+    np.testing.assert_array_equal(after["kappa"], np.tile(bounds, 4))
+    cpr = continued.checkpoint(TRAINER)["optimizer_state"]["cpr"]
+    assert int(cpr["state"]["step"]) == 16
+    assert (continued.fold(TRAINER) / "validation" / "summary.json").exists()
+
+
+def test_it_installs_and_the_doctor_finds_nothing_wrong(
+    environment: Environment, tmp_path: Path
+) -> None:
+    (tmp_path / "nnUNet_results").mkdir()
+    said = with_results(environment, tmp_path).run("nnunet-cpr", "doctor").stdout
+    for title, name in (("nnU-Net", "nnunetv2"), ("torch", "torch")):
+        code = f"from importlib.metadata import version; print(version('{name}'))"
+        assert f"{title}: {environment.run('python', '-c', code).stdout.strip()}" in said
+    assert "study" in environment.run("nnunet-cpr", "--help").stdout
+
+
+def test_a_state_goes_from_one_environment_to_the_other(
+    environment: Environment, tmp_path: Path
+) -> None:
+    """Either way, the steps that follow are the same to rounding."""
+    here, there = [sys.executable], environment.command("python")
+
+    def five_steps(python: list[str], name: str, *read: str) -> dict:
+        paths = [str(tmp_path / n) for n in (name, *read)]
+        subprocess.run([*python, str(CORE), *paths], check=True, env=environment.environment)
+        return torch.load(tmp_path / name, weights_only=True)
+
+    five_steps(here, "here")
+    five_steps(there, "there")
+    expected = five_steps(here, "here_here", "here")
+    for continued in (five_steps(there, "here_there", "here"), five_steps(here, "there_here", "there")):
+        for kind, one in expected.items():
+            torch.testing.assert_close(continued[kind]["model"], one["model"], rtol=1e-4, atol=1e-6)
+            state = continued[kind]["optimizer"]["cpr"]["state"]
+            torch.testing.assert_close(state, one["optimizer"]["cpr"]["state"], rtol=1e-4, atol=1e-8)
+            assert int(state["step"]) == 10 and (state["lagrange_multiplier"] > 0).all()
+
+
+def test_it_trains_is_killed_continues_and_predicts(environment: Environment, tmp_path: Path) -> None:
+    """What is begun there and killed is continued there, and here."""
+    own = with_results(environment, tmp_path)
+    own.train_and_kill(TRAINER, "Epoch 2")
+    killed = taken_over(own, own, tmp_path / "killed")
+    here = Workspace(own.folder, own.dataset, own.environment)
+    carried = taken_over(own, here, tmp_path / "here")
+
+    own.train(TRAINER, "--c")
+    check_continued(killed, own)
+    carried.train(TRAINER, "--c")
+    check_continued(killed, carried)
+
+    images = Path(own.environment["nnUNet_raw"]) / own.dataset / "imagesTs"
+    output = tmp_path / "predictions"
+    own.run(
+        "nnUNetv2_predict_from_modelfolder", "-i", str(images), "-o", str(output), "-f", "0",
+        "-m", str(own.model(TRAINER)), "-device", "cpu", "-npp", "1", "-nps", "1",
+    )  # fmt: skip
+    assert [path.name for path in output.glob("*.nii.gz")] == ["phantom_005.nii.gz"]
+
+
+def test_it_continues_what_was_begun_in_another_environment(
+    environment: Environment, begun: Workspace, tmp_path: Path
+) -> None:
+    continued = taken_over(begun, environment, tmp_path)
+    continued.train(TRAINER, "--c")
+    check_continued(begun, continued)
