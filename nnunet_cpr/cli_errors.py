@@ -10,5 +10,5 @@ import typer
 
 def stop(message: str, status: int = 1) -> NoReturn:
     """Say in one line on stderr what is wrong, and end with this exit status."""
-    print(f"nnunet-cpr: {message}", file=sys.stderr)
+    print(f"nnunet-cpr: {' '.join(message.splitlines())}", file=sys.stderr)
     raise typer.Exit(status)

@@ -54,7 +54,7 @@ def prepare(
         prepare_data_set(data_set, source, target, processes, console)
     except BadCases as error:
         for line in error.lines:
-            print(line, file=sys.stderr)
+            print(*line.splitlines(), file=sys.stderr)
         stop(str(error))
     except (PrepareError, CommandFailed, OSError) as error:
         stop(str(error))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +29,12 @@ app = typer.Typer(
 class _Executor(str, Enum):
     local = "local"
     slurm = "slurm"
+
+
+class _Device(str, Enum):
+    cuda = "cuda"
+    cpu = "cpu"
+    mps = "mps"
 
 
 _Name = Annotated[str, typer.Argument(metavar="STUDY", help="A YAML file, or a preset's name.")]
@@ -62,17 +68,17 @@ def new(
     file: Annotated[Path, typer.Argument(help="The new study.")],
 ) -> None:
     """Copy a preset into a file to edit."""
+    from nnunet_cpr.files import replacing
     from nnunet_cpr.nnunet.study.definition import PRESETS
     from nnunet_cpr.nnunet.study.definition import presets as names
 
     if preset not in names():
         stop(f"there is no preset {preset!r}; there are {', '.join(names())}")
-    if file.exists():
-        stop(f"{file} is there already")
-    try:
-        shutil.copyfile(PRESETS / f"{preset}.yaml", file)
-    except OSError as error:
-        stop(str(error))
+    with _told():
+        if file.exists():
+            stop(f"{file} is there already")
+        with replacing(file) as temporary:
+            temporary.write_bytes((PRESETS / f"{preset}.yaml").read_bytes())
     print(f"edit {file}, then: nnunet-cpr study run {file}")
 
 
@@ -97,8 +103,7 @@ def run(
         ),
     ] = None,
     device: Annotated[
-        str | None,
-        typer.Option(help="nnU-Net's -device: cuda, cpu or mps; by default a GPU where there is one."),
+        _Device | None, typer.Option(help="nnU-Net's -device; by default a GPU where there is one.")
     ] = None,
     npz: Annotated[
         bool, typer.Option("--npz", help="nnU-Net's --npz: keep probabilities, for ensembles.")
@@ -141,10 +146,11 @@ def run(
         save(what, places.study / "study.yaml")
         cells = list(what.cells())
         options = ("--npz",) if npz else ()
+        where = None if device is None else device.value
         if executor is _Executor.slurm:
             cluster = Slurm(
                 partition=partition, minutes=minutes, gpus=1 if gpus is None else gpus, cpus=cpus,
-                memory=memory, at_once=jobs or 16, settings=settings, device=device, options=options,
+                memory=memory, at_once=jobs or 16, settings=settings, device=where, options=options,
             )  # fmt: skip
             numbers = cluster.submit(cells, places, folders)
             console.print(
@@ -153,12 +159,14 @@ def run(
                 else "nothing to submit: every training is done, running or queued"
             )
             if not wait:
-                console.print(f"watch them: nnunet-cpr study status {study}", soft_wrap=True)
+                console.print(
+                    f"watch them: nnunet-cpr study status {study}", soft_wrap=True, markup=False
+                )
                 return
             _watch(what, places, console, until_idle=True)
         else:
             with _live(what, places, console) as show:
-                here = Local(jobs or 1, _gpus(gpus, device), device, options)
+                here = Local(jobs or 1, _gpus(gpus, where), where, options)
                 here.run(cells, places, folders, show)
         _finish(what, places, study)
 
@@ -214,7 +222,7 @@ def report(
         except ReportError as error:
             stop(str(error))
         for file in files:
-            console.print(f"to look at: {file}", soft_wrap=True)
+            console.print(f"to look at: {file}", soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -343,7 +351,8 @@ def _minutes(text: str) -> int:
 
     days, dash, rest = text.rpartition("-")
     parts = rest.split(":")
-    if not all(part.isdecimal() for part in [*parts, days if dash else "0"]) or len(parts) > 3:
+    written = [*parts, days if dash else "0"]
+    if not all(re.fullmatch("[0-9]{1,6}", number) for number in written) or len(parts) > 3:
         raise StudyError(
             f"--time must be minutes, hours:minutes:seconds or days-hours:minutes, not {text!r}"
         )

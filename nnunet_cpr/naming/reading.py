@@ -12,6 +12,9 @@ from nnunet_cpr.naming.suffixes import METHOD_SUFFIXES, Suffix, WrongName
 
 Name = TypeVar("Name", bound=MethodName)
 
+LONGEST = 255
+"""Characters of a name: folders are named after it."""
+
 
 def parse(kind: type[Name], name: str) -> Name | None:
     """The settings in a name of that kind, or None where it is not one, nor meant to be.
@@ -19,6 +22,10 @@ def parse(kind: type[Name], name: str) -> Name | None:
     Raises:
         WrongName: the name is almost right.
     """
+    if len(name) > LONGEST:
+        if not name.startswith(kind.prefix):
+            return None
+        raise _too_long(name)
     base, *tokens = name.split("_")
     if base not in kind.families:
         nearest = _nearest_family(kind, base)
@@ -49,6 +56,8 @@ def read_bound(text: str) -> Bound:
     Raises:
         WrongName: it says none.
     """
+    if len(text) > LONGEST:
+        raise _too_long(text)
     bounds = [suffix for suffix in METHOD_SUFFIXES if suffix.field == "kappa"]
     for suffix in bounds:
         value = suffix.match(text)
@@ -75,6 +84,10 @@ def _read(kind: type[MethodName], token: str, name: str) -> tuple[Suffix, Any]:
         except ValueError as error:
             raise WrongName(f"_{token} in {name!r}: {error}") from None
     raise WrongName(f"unknown suffix _{token} in {name!r}; {_advice(kind, token, name)}")
+
+
+def _too_long(name: str) -> WrongName:
+    return WrongName(f"{name[:40]!r}... has {len(name)} characters, and a name can have {LONGEST}")
 
 
 # What a wrong name was meant to be

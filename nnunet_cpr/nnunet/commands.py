@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -88,14 +89,16 @@ def _ending(status: int) -> str:
         return "failed"
     import signal
 
-    return f"was ended by {signal.Signals(-status).name}"
+    known = {number.value: number.name for number in signal.Signals}
+    return f"was ended by {known.get(-status, f'signal {-status}')}"
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
     if hasattr(os, "killpg"):
         import signal
 
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.killpg(process.pid, signal.SIGKILL)
     else:
         process.kill()
     process.wait()

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from nnunet_cpr.files import naming, replacing
 from nnunet_cpr.nnunet import phantom
 from nnunet_cpr.nnunet.commands import nnunet_environment, run
 from nnunet_cpr.nnunet.history import CSV_NAME, FIGURE_NAME
@@ -66,7 +67,8 @@ def run_demo(folder: Path, console: Console) -> list[Result]:
             return lambda done: progress.update(task, completed=done)
 
         done = stage("making 10 phantoms and an unseen one")
-        phantom.write_dataset(raw)
+        with naming(raw):
+            phantom.write_dataset(raw)
         done(1)
 
         done = stage("nnU-Net plans and preprocesses")
@@ -138,7 +140,7 @@ def print_results(results: list[Result], files: list[Path], console: Console) ->
     console.print(table)
     console.print("Two short runs on easy data show that everything works, not which trainer is better.")
     for file in files:
-        console.print(f"to look at: {file}", soft_wrap=True)
+        console.print(f"to look at: {file}", soft_wrap=True, markup=False)
 
 
 def pictures(results: list[Result]) -> list[Path]:
@@ -174,7 +176,8 @@ def shrink_plans(folder: Path, source: str, target: str) -> None:
     configuration["patch_size"] = [min(n, 32) for n in configuration["patch_size"]]
     network = configuration["architecture"]["arch_kwargs"]
     network["features_per_stage"] = [8 * 2**i for i in range(network["n_stages"])]
-    (folder / f"{target}.json").write_text(json.dumps(plans, indent=2))
+    with replacing(folder / f"{target}.json") as path:
+        path.write_text(json.dumps(plans, indent=2))
 
 
 def _epochs_done(output: Path) -> int:

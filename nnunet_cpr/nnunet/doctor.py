@@ -132,9 +132,9 @@ def _first_line(error: Exception) -> str:
 
 def _folder(name: str) -> Finding:
     value = os.environ.get(name)
-    if value is None:
+    if not value:
         return Finding(name, f"not set; before preparing data: export {name}=/path/to/{name}")
-    if not Path(value).is_dir():
+    if not os.path.isdir(value):
         return Finding(name, f"{value} is not a folder", f"mkdir -p {shlex.quote(value)}")
     return Finding(name, value)
 
@@ -145,7 +145,10 @@ def _direct_url(distribution: str) -> dict:
         text = importlib.metadata.distribution(distribution).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
         text = None
-    return json.loads(text) if text else {}
+    try:
+        return dict(json.loads(text)) if text else {}
+    except (ValueError, TypeError):
+        return {}  # as good as not written
 
 
 def _installed_how(distribution: str) -> str:

@@ -13,6 +13,9 @@ RESOURCES = "resources.json"
 
 LOG_COLUMNS = ["epoch", "train_loss", "val_loss", "pseudo_dice", "seconds"]
 
+LARGEST = 3.4e38
+"""Of float32; what is beyond was not computed by a training."""
+
 _NUMBER = r"(?<![\w.])(?:-?\d+(?:\.\d*)?(?:e[-+]?\d+)?|nan)(?![\w.])"
 
 
@@ -33,15 +36,21 @@ def read_logs(fold: Path) -> pd.DataFrame:
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
             # "2026-01-31 12:00:00.123456: train_loss -0.5 "
             _, _, text = line.partition(": ")
-            if match := re.fullmatch(r"Epoch (\d+)\s*", text):
+            if match := re.fullmatch(r"Epoch (\d{1,9})\s*", text):
                 current = epochs[int(match[1])] = {}
             elif match := re.match(rf"(train_loss|val_loss)\s+({_NUMBER})", text):
-                current[match[1]] = float(match[2])
+                current[match[1]] = _finite(match[2])
             elif text.startswith("Pseudo dice"):
                 values = [float(number) for number in re.findall(_NUMBER, text)]
-                defined = [value for value in values if not np.isnan(value)]
+                defined = [value for value in values if 0 <= value <= 1]
                 current["pseudo_dice"] = float(np.mean(defined)) if defined else np.nan
             elif match := re.match(rf"Epoch time: ({_NUMBER}) s", text):
-                current["seconds"] = float(match[1])
+                current["seconds"] = _finite(match[1])
     rows = [{"epoch": epoch, **values} for epoch, values in sorted(epochs.items()) if values]
     return pd.DataFrame(rows, columns=LOG_COLUMNS).astype(dict.fromkeys(LOG_COLUMNS[1:], float))
+
+
+def _finite(text: str) -> float:
+    """A number of a log; one that is too large is as good as none."""
+    value = float(text)
+    return value if abs(value) <= LARGEST else np.nan

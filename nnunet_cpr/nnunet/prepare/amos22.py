@@ -63,7 +63,7 @@ class AMOS22(DataSet):
 
 def _number(name: str, folder: Path) -> int:
     digits = name.rpartition("_")[2]
-    if not digits.isdecimal():
+    if not digits.isdecimal() or len(digits) > 9:
         raise PrepareError(
             f"{folder / 'dataset.json'} lists {name!r}, which is no name such as amos_0001; {AGAIN}"
         )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nnunet_cpr.files import read_json
 from nnunet_cpr.nnunet.prepare.archive import AGAIN, PrepareError
 
 ENDING = ".nii.gz"
@@ -37,7 +37,7 @@ def read_description(folder: Path, lists: Sequence[str]) -> Description:
     """
     path = folder / "dataset.json"
     try:
-        document = json.loads(path.read_text())
+        document = read_json(path)
         return Description(
             lists={name: [_identifier(entry) for entry in document[name]] for name in lists},
             labels={name: int(value) for value, name in document["labels"].items()},

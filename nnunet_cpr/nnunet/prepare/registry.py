@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from nnunet_cpr.files import naming
 from nnunet_cpr.nnunet.prepare.amos22 import AMOS22
 from nnunet_cpr.nnunet.prepare.archive import DataSet, PrepareError, check
 from nnunet_cpr.nnunet.prepare.brats2020 import BraTS2020
@@ -43,7 +44,7 @@ def prepare(data_set: DataSet, source: Path, target: Path, processes: int, conso
     for remark in archive.remarks:
         console.print(f"note: {remark}", markup=False, soft_wrap=True)
     check(archive, processes, console)
-    with appearing(target) as folder:
+    with naming(target), appearing(target) as folder:
         data_set.write(archive, folder, processes, console)
         verify(folder, processes, console)
 

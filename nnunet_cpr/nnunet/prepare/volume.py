@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from nibabel.spatialimages import HeaderDataError
 SPACING_TOLERANCE = 1e-5  # of the spacing
 ORIGIN_TOLERANCE = 1e-2  # of the smallest spacing
 DIRECTION_TOLERANCE = 1e-4  # of a direction's cosines
+_DEFLATION = 1032  # bytes that gzip can put into one, at the most
 
 
 class Unreadable(ValueError):
@@ -58,7 +60,7 @@ def read_with_simpleitk(path: Path) -> Volume:
     Raises:
         Unreadable: it is damaged, not an image, or not of 3 or 4 dimensions.
     """
-    voxels, _ = _read_voxels(path)
+    voxels, _ = read_voxels(path)
     header = sitk.ImageFileReader()
     header.SetFileName(str(path))
     try:
@@ -84,7 +86,7 @@ def read_with_nibabel(path: Path) -> Volume:
     Raises:
         Unreadable: it is damaged, not an image, or not of 3 dimensions.
     """
-    voxels, affine = _read_voxels(path)
+    voxels, affine = read_voxels(path)
     _check_dimensions(voxels.ndim, (3,))
     spacing = np.linalg.norm(affine[:3, :3], axis=0)
     return Volume(
@@ -120,13 +122,19 @@ def differences(image: Volume, other: Volume) -> list[str]:
     return found
 
 
-def _read_voxels(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def read_voxels(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """All voxels of a file that is whole, and its affine matrix.
 
     Not by SimpleITK: it returns a file that was cut short without an error, and 0 for NaN.
+
+    Raises:
+        Unreadable: it is damaged, or not an image.
     """
     try:
         image: Any = nibabel.load(path)
+        declared = math.prod(map(int, image.dataobj.shape)) * image.dataobj.dtype.itemsize
+        if declared > path.stat().st_size * _DEFLATION:  # or its memory would be asked for
+            raise Unreadable("its header tells of more voxels than the file can hold")
         if path.suffix == ".gz":
             with gzip.open(path) as file:
                 while file.read(2**20):
@@ -134,7 +142,9 @@ def _read_voxels(path: Path) -> tuple[np.ndarray, np.ndarray]:
         voxels = np.asarray(image.dataobj)
     except nibabel.filebasedimages.ImageFileError as error:
         raise Unreadable("damaged, or no NIfTI file") from error
-    except (OSError, EOFError, ValueError, zlib.error, HeaderDataError) as error:
+    except MemoryError as error:
+        raise Unreadable("there is not enough memory for its voxels") from error
+    except (OSError, EOFError, ValueError, OverflowError, zlib.error, HeaderDataError) as error:
         raise Unreadable(_one_line(str(error))) from error
     if voxels.dtype.kind not in "iuf":
         raise Unreadable("its voxels are no single numbers")

@@ -19,7 +19,7 @@ from rich.console import Console
 from nnunet_cpr.nnunet.commands import CommandFailed, run
 from nnunet_cpr.nnunet.prepare import call
 from nnunet_cpr.nnunet.prepare.archive import Archive, Case, PrepareError, in_parallel, progress_bar
-from nnunet_cpr.nnunet.prepare.volume import simpleitk_reason
+from nnunet_cpr.nnunet.prepare.volume import Unreadable, read_voxels, simpleitk_reason
 
 PREFIX = ".nnunet-cpr-prepare-"  # nnU-Net finds what begins with "Dataset"
 
@@ -135,11 +135,24 @@ def convert(
 
 
 def verify(folder: Path, processes: int, console: Console) -> None:
-    """nnU-Net's own check of a data set.
+    """Read all that was written to its end, then nnU-Net's own check of a data set.
+
+    SimpleITK, which the converters use, too, says nothing when the disk is full, and nnU-Net's check
+    takes what is missing in a file for zeros.
 
     Raises:
-        CommandFailed: it found something; the message names the file with its words.
+        PrepareError: a file is not whole.
+        CommandFailed: nnU-Net found something; the message names the file with its words.
     """
+
+    def check(path: Path) -> None:
+        try:
+            read_voxels(path)
+        except Unreadable as error:
+            place = path.relative_to(folder.parent)
+            raise PrepareError(f"{place} was not written whole ({error}); is the disk full?") from error
+
+    in_parallel(check, sorted(folder.glob("*/*.nii.gz")), processes, "reading what was written", console)
     with console.status("nnU-Net's integrity check"):
         _call(
             "nnunetv2.experiment_planning.verify_dataset_integrity",

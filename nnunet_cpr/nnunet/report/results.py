@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from nnunet_cpr.nnunet.fold_files import LOG_COLUMNS, RESOURCES, read_logs
+from nnunet_cpr.files import read_json
+from nnunet_cpr.nnunet.fold_files import LARGEST, LOG_COLUMNS, RESOURCES, read_logs
 from nnunet_cpr.nnunet.history import COLUMNS, CSV_NAME
 from nnunet_cpr.nnunet.study.definition import Cell, Row, Study
 
@@ -30,6 +31,8 @@ class Setting(NamedTuple):
     plans: str
 
 
+_LAST_EPOCH = 10**6
+_TINIEST = 1e-45  # of float32
 SETTING = list(Setting._fields)
 CASES = [*SETTING, "fold", "case", "class", "trainer", "dice"]
 EPOCHS = [*SETTING, "fold", "trainer", *LOG_COLUMNS]
@@ -121,7 +124,7 @@ def read_results(study: Study, results: Path, raw: Path | None, preprocessed: Pa
         setting = Setting(cell.dataset, cell.configuration, cell.plans)
         here = {**setting._asdict(), "fold": cell.fold, "trainer": cell.trainer}
         try:
-            labels = read_dataset_json(folder, cell.dataset, preprocessed, raw).get("labels", {})
+            labels = read_dataset_json(folder, cell.dataset, preprocessed, raw).get("labels")
             cases += [{**here, **case} for case in _read_cases(folder, labels)]
         except FileNotFoundError:
             pass  # not validated yet
@@ -130,8 +133,8 @@ def read_results(study: Study, results: Path, raw: Path | None, preprocessed: Pa
         if not (log := read_logs(folder)).empty:
             epochs.append(log.assign(**here))
         try:
-            measured = json.loads((folder / RESOURCES).read_text())
-            resources.append({**here, **{k: measured.get(k) for k in MEASURED[-3:]}})
+            measured = read_json(folder / RESOURCES)
+            resources.append({**here, **{k: _measurement(measured.get(k)) for k in MEASURED[-3:]}})
         except FileNotFoundError:
             pass
         except (OSError, ValueError, AttributeError):
@@ -146,14 +149,12 @@ def read_results(study: Study, results: Path, raw: Path | None, preprocessed: Pa
             f"no fold of the study {study.name} has finished: "
             f"none has a validation/summary.json below {results}"
         )
-    measurements = pd.DataFrame(resources, columns=MEASURED)
-    numbers = measurements[MEASURED[-3:]].apply(pd.to_numeric, errors="coerce")
     return Results(
         study,
         results,
         pd.DataFrame(cases, columns=CASES),
         pd.concat(epochs, ignore_index=True)[EPOCHS] if epochs else pd.DataFrame(columns=EPOCHS),
-        measurements.assign(**numbers),
+        pd.DataFrame(resources, columns=MEASURED).astype(dict.fromkeys(MEASURED[-3:], float)),
         histories,
         notes,
     )
@@ -190,7 +191,7 @@ def read_dataset_json(
     for folder in (fold.parent, preprocessed and preprocessed / dataset, raw and raw / dataset):
         try:
             if folder is not None:
-                return dict(json.loads((folder / "dataset.json").read_text()))
+                return dict(read_json(folder / "dataset.json"))
         except (OSError, ValueError, TypeError):
             continue
     return {}
@@ -214,25 +215,38 @@ def _name(cell: Cell) -> str:
     return f"{cell.dataset}, {cell.configuration}, {cell.plans}, {cell.trainer}, fold {cell.fold}"
 
 
-def _read_cases(fold: Path, labels: dict[str, Any]) -> list[dict[str, Any]]:
-    summary = json.loads((fold / "validation" / "summary.json").read_text())
-    names = {class_key(value): name for name, value in labels.items()}
+def _printable(text: str) -> str:
+    return "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs") else c for c in text)
+
+
+def _measurement(value: Any) -> float:
+    """A number of a file that others may have written, NaN for all else."""
+    return float(value) if type(value) in (int, float) and 0 <= value < 1e30 else np.nan
+
+
+def _read_cases(fold: Path, labels: Any) -> list[dict[str, Any]]:
+    summary = read_json(fold / "validation" / "summary.json")
+    labels = labels if isinstance(labels, dict) else {}
+    names = {class_key(value): _printable(name) for name, value in labels.items()}
     order = {key: position for position, key in enumerate(names)}
     rows = []
+    seen = set()
     for case in summary["metric_per_case"]:
+        name = _printable(strip_ending(case["prediction_file"]))
+        if name in seen:
+            raise ValueError(f"{name} is there twice")
+        seen.add(name)
         # JSON's keys are sorted as text, 10 before 2; the data set's order says more.
         keys = {class_key(text): text for text in case["metrics"]}
         for key in sorted(keys, key=lambda k: (order.get(k, len(order)), k)):
             if key == (0,):
                 continue
-            dice = case["metrics"][keys[key]]["Dice"]
-            rows.append(
-                {
-                    "case": strip_ending(case["prediction_file"]),
-                    "class": names.get(key, "label " + " + ".join(map(str, key))),
-                    "dice": np.nan if dice is None else float(dice),
-                }
-            )
+            value = case["metrics"][keys[key]]["Dice"]
+            dice = np.nan if value is None else float(value)
+            if not (0 <= dice <= 1 or np.isnan(dice)):
+                raise ValueError(f"a Dice of {dice}")
+            label = names.get(key, "label " + " + ".join(map(str, key)))
+            rows.append({"case": name, "class": label, "dice": dice})
     if not rows:
         raise ValueError("a summary without cases")
     return sorted(rows, key=lambda row: str(row["case"]))
@@ -241,12 +255,21 @@ def _read_cases(fold: Path, labels: dict[str, Any]) -> list[dict[str, Any]]:
 def _read_history(path: Path) -> pd.DataFrame | None:
     """The rows that are whole; a killed training may have torn the last one."""
     try:
-        table = pd.read_csv(path, on_bad_lines="skip", encoding_errors="replace")
+        table = pd.read_csv(path, on_bad_lines="skip", encoding_errors="replace", dtype=str)
         numbers = [column for column in COLUMNS if column != "parameter"]
-        table[numbers] = table[numbers].apply(pd.to_numeric, errors="coerce")
+        table[numbers] = table[numbers].apply(pd.to_numeric, errors="coerce").astype(float)
     except (OSError, ValueError, KeyError):
         return None
     table = table.dropna(subset=["epoch", "parameter", "kappa", "multiplier"])
+    tiny = table[["measure", "kappa", "multiplier"]].abs() < _TINIEST
+    table[tiny.columns] = table[tiny.columns].mask(tiny, 0.0)
+    table = table[
+        table["epoch"].between(0, _LAST_EPOCH)
+        & (table["epoch"] % 1 == 0)
+        & (table["kappa"] >= 0)
+        & table["multiplier"].between(0, LARGEST)
+    ]
+    table["measure"] = table["measure"].where(table["measure"].abs() <= LARGEST)
     return None if table.empty else table.astype({"epoch": int}).reset_index(drop=True)
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import date
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,8 +20,17 @@ from nnunet_cpr.files import replacing
 PRESETS = Path(__file__).parent / "presets"
 
 
+_LARGEST = 2**18
+"""Bytes of a study's file."""
+_MOST = 100_000
+"""Trainings of a study."""
+
+
 class StudyError(ValueError):
     """A study's file says something that cannot be run; the message is one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_cut(" ".join(message.splitlines()), 1000))
 
 
 @dataclass(frozen=True)
@@ -115,9 +128,14 @@ def load(name: str) -> Study:
         path = PRESETS / f"{name}.yaml"
     if not path.is_file():
         raise StudyError(f"there is no file {name!r}, and the presets are {', '.join(presets())}")
+    if path.stat().st_size > _LARGEST:
+        raise StudyError(f"{path} is not a study: it is larger than {_LARGEST // 1024} KiB")
     try:
-        document = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
+        document = yaml.load(path.read_bytes(), _Loader)
+    except RecursionError as error:
+        raise StudyError(f"{path} is not a study: it is nested too deeply") from error
+    # PyYAML tells of a value that is not what its tag says by whatever fails in it.
+    except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
         raise StudyError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict):
         raise StudyError(f"{path} is not a study: it must be a mapping with datasets and trainers")
@@ -138,21 +156,51 @@ def presets() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
-def _study(document: dict[str, Any], path: Path) -> Study:
+class _Loader(yaml.SafeLoader):
+    """Plain YAML, each key once, without aliases: they let a small file say something huge."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(None, None, "write it out instead of an alias (*)", mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) < len(node.value):
+            keys = [key.value for key, _ in node.value]
+            twice = next((_shown(key) for key in keys if keys.count(key) > 1), "a key")
+            mark = node.start_mark
+            raise yaml.constructor.ConstructorError(None, None, f"{twice} is there twice", mark)
+        return mapping
+
+    def construct_yaml_int(self, node: Any) -> int:
+        value: int = super().construct_yaml_int(node)
+        if value.bit_length() > 63:  # Python itself refuses to print much larger ones
+            raise ValueError("a number is too large")
+        return value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
+
+def _study(document: dict[Any, Any], path: Path) -> Study:
     known = {f.name for f in fields(Study)} - {"rows"} | {"trainers"}
     for key in document:
         if key not in known:
-            raise StudyError(f"{path}: unknown entry {key!r}; a study has {', '.join(sorted(known))}")
+            raise StudyError(
+                f"{path}: unknown entry {_shown(key)}; a study has {', '.join(sorted(known))}"
+            )
     entries = _listed(document.get("trainers"))
     if not entries:
         raise StudyError(f"{path}: trainers must name at least one trainer")
     rows = [_row(entry, path) for entry in entries]
     values = {key: tuple(_listed(value)) for key, value in document.items() if key in _LISTS}
     study = Study(
-        name=str(document.get("name", path.stem)),
+        name=_text(document.get("name", path.stem), "name", path),
         rows=tuple(rows),
-        reference=str(document.get("reference", rows[0].trainer)),
-        source=str(document.get("source", "")),
+        reference=_text(document.get("reference", rows[0].trainer), "reference", path),
+        source=_text(document.get("source", ""), "source", path),
         **{"datasets": (), **values},
     )
     return _checked(study, str(path))
@@ -174,34 +222,68 @@ def _row(entry: Any, path: Path) -> Row:
     if not isinstance(entry, dict) or "trainer" not in entry or not entry.keys() <= known:
         raise StudyError(
             f"{path}: a trainer is a name or a mapping with 'trainer' and, if wanted, "
-            f"{', '.join(sorted(known - {'trainer'}))}; got {entry!r}"
+            f"{', '.join(sorted(known - {'trainer'}))}; got {_shown(entry)}"
         )
-    texts = {k: str(v) for k, v in entry.items() if k != "published"}
+    texts = {k: _text(v, k, path) for k, v in entry.items() if k != "published"}
     try:
-        published = {str(k): float(v) for k, v in dict(entry.get("published") or {}).items()}
-    except (TypeError, ValueError) as error:
-        raise StudyError(f"{path}: published of {entry['trainer']} must be DATASET: DICE") from error
+        published = {str(k): float(v) for k, v in (entry.get("published") or {}).items()}
+    except (AttributeError, TypeError, ValueError):
+        published = {"": math.nan}
+    if not all(0 <= dice <= 100 for dice in published.values()):
+        raise StudyError(f"{path}: published of {texts['trainer']} must be DATASET: DICE, in percent")
     return Row(**texts, published=published)
+
+
+def _text(value: Any, what: str, path: Path) -> str:
+    """One line of what can be printed."""
+    text = " ".join(str(value).split()) if isinstance(value, str | int | float | date) else None
+    if text is None or any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
+        raise StudyError(f"{path}: {what} must be a line of text, not {_shown(value)}")
+    return text
+
+
+def _shown(value: Any) -> str:
+    return _cut(repr(value), 80)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def _checked(study: Study, where: str) -> Study:
     trainers = [row.trainer for row in study.rows]
     for trainer in trainers:
         if not trainer.isidentifier():
-            raise StudyError(f"{where}: {trainer!r} is no name of a trainer")
-        if trainers.count(trainer) > 1:
+            raise StudyError(f"{where}: {_shown(trainer)} is no name of a trainer")
+    for trainer, times in Counter(trainers).items():
+        if times > 1:
             raise StudyError(f"{where}: the trainer {trainer} is there twice")
     if study.reference not in trainers:
         raise StudyError(f"{where}: the reference {study.reference} is not among its trainers")
-    if not re.fullmatch(r"[\w.-]+", study.name):
-        raise StudyError(f"{where}: the name {study.name!r} must be letters, digits, '_', '-', '.'")
+    if not re.fullmatch(r"[\w.-]+", study.name) or not study.name.strip("."):
+        raise StudyError(
+            f"{where}: the name {_shown(study.name)} must be letters, digits, '_', '-', '.'"
+        )
     for fold in study.folds:
-        if isinstance(fold, bool) or not isinstance(fold, int) or fold < 0:
-            raise StudyError(f"{where}: a fold is a number from 0 on, not {fold!r}")
+        if isinstance(fold, bool) or not isinstance(fold, int) or not 0 <= fold < 10**6:
+            raise StudyError(f"{where}: a fold is a number from 0 on, not {_shown(fold)}")
     for what in _LISTS:
         values = getattr(study, what)
-        if what != "folds" and not all(isinstance(value, str) for value in values):
-            raise StudyError(f"{where}: {what} must be names, not {list(values)!r}")
+        if what != "folds" and not all(_is_name(value) for value in values):
+            raise StudyError(f"{where}: {what} must be names, not {_shown(list(values))}")
         if len(set(values)) < len(values) or not (values or what == "datasets"):
-            raise StudyError(f"{where}: {what} must be there, each once; got {list(values)!r}")
+            raise StudyError(f"{where}: {what} must be there, each once; got {_shown(list(values))}")
+    names = (study.datasets, trainers, study.plans, study.configurations)
+    if sum(max((len(name.encode()) for name in each), default=0) for each in names) > 200:
+        raise StudyError(f"{where}: its names are too long together, as files are named after them")
+    count = math.prod(
+        map(len, (study.datasets or "?", trainers, *(getattr(study, w) for w in _LISTS[1:])))
+    )
+    if count > _MOST:
+        raise StudyError(f"{where}: these are {count} trainings, and a study has {_MOST} at the most")
     return study
+
+
+def _is_name(value: Any) -> bool:
+    """Whether it can be a folder's name, and no command would take it for an option."""
+    return isinstance(value, str) and re.fullmatch(r"\w[\w .+-]*", value) is not None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from nnunet_cpr.files import read_json
 from nnunet_cpr.nnunet.commands import run
 from nnunet_cpr.nnunet.study.definition import Study, StudyError
 from nnunet_cpr.nnunet.study.state import write_json
@@ -41,7 +43,7 @@ def dataset_name(given: str, folders: Mapping[str, str]) -> str:
     Raises:
         StudyError: no data set, or several, have this number.
     """
-    if not given.isdigit():
+    if not re.fullmatch(r"[0-9]{1,9}", given):
         return given
     found = sorted(
         {
@@ -75,7 +77,7 @@ def prepare(study: Study, folders: Mapping[str, str], logs: Path, processes: int
         for plans in study.plans:
             _plan_and_preprocess(dataset, plans, study.configurations, folders, logs, processes)
         _split(home)
-        count = len(json.loads((home / "splits_final.json").read_text()))
+        count = len(_entries(home / "splits_final.json", list))
         for fold in study.folds:
             if fold >= count:
                 raise StudyError(f"{dataset} is split into {count} folds, so there is no fold {fold}")
@@ -133,13 +135,15 @@ def _plan_and_preprocess(
             environment,
         )
     for configuration in configurations:
-        known = json.loads(file.read_text())["configurations"]
+        known = _entries(file, dict).get("configurations")
+        if not isinstance(known, dict) or not all(isinstance(each, dict) for each in known.values()):
+            raise _damaged(file, "it has no configurations")
         if configuration not in known:
             raise StudyError(
                 f"the plans {plans} of {dataset} have no configuration {configuration}, only "
                 f"{', '.join(known)}"
             )
-        if not _is_preprocessed(home, known, configuration):
+        if not _is_preprocessed(home, file, known, configuration):
             run(
                 ["nnUNetv2_preprocess", "-d", number, "-plans_name", plans, "-c", configuration]
                 + ["-np", str(processes)],
@@ -148,18 +152,25 @@ def _plan_and_preprocess(
             )
 
 
-def _is_preprocessed(home: Path, known: dict[str, dict], configuration: str) -> bool:
+def _is_preprocessed(home: Path, plans: Path, known: dict[str, dict], configuration: str) -> bool:
     """Whether as many cases are there as nnU-Net has put labels aside for."""
     identifier = None
     name: str | None = configuration
+    rest = dict(known)
     while identifier is None and name is not None:  # a configuration may build on another
-        identifier, name = known[name].get("data_identifier"), known[name].get("inherits_from")
+        if not isinstance(name, str) or name not in rest:
+            raise _damaged(plans, f"{configuration} builds on {name!r}, which is not there or on it")
+        described = rest.pop(name)
+        identifier, name = described.get("data_identifier"), described.get("inherits_from")
     cases = {path.stem for path in (home / str(identifier)).glob("*.pkl")}
     return bool(cases) and cases == set(_cases(home))
 
 
 def _cases(home: Path) -> list[str]:
-    ending = json.loads((home / "dataset.json").read_text())["file_ending"]
+    description = home / "dataset.json"
+    ending = _entries(description, dict).get("file_ending")
+    if not isinstance(ending, str):
+        raise _damaged(description, "it has no file_ending")
     files = sorted((home / "gt_segmentations").glob(f"*{ending}"))
     return sorted(path.name.removesuffix(ending) for path in files)
 
@@ -179,3 +190,18 @@ def _split(home: Path) -> None:
         )
     splits = generate_crossval_split(cases, seed=12345, n_splits=_FOLDS)
     write_json(file, [{k: list(map(str, v)) for k, v in split.items()} for split in splits])
+
+
+def _entries(path: Path, kind: type) -> Any:
+    """What a file of nnU-Net's says, a list or a dict."""
+    try:
+        content = read_json(path)
+    except ValueError as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(content, kind):
+        raise _damaged(path, f"it is no {kind.__name__}")
+    return content
+
+
+def _damaged(path: Path, why: str) -> StudyError:
+    return StudyError(f"{path} is damaged ({why}); delete it, and have nnU-Net write it again")

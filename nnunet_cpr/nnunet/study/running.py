@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 
 import submitit
 
+from nnunet_cpr.files import naming, read_json
 from nnunet_cpr.nnunet.commands import CommandFailed
 from nnunet_cpr.nnunet.study.definition import Cell, StudyError
 from nnunet_cpr.nnunet.study.state import Places, Stage, state_of, write_json
@@ -76,10 +76,11 @@ class Local:
                         elsewhere.remove(cell)
                         if state_of(cell, places).stage is not Stage.DONE:
                             waiting.insert(0, cell)
-                for slot in range(self.at_once - len(elsewhere)):
+                for slot in range(min(self.at_once, len(cells)) - len(elsewhere)):
                     if slot not in slots and waiting:
                         started[slot] = waiting.pop(0)
-                        with _stderr_into(places.study / "jobs" / "controllers.log"):
+                        jobs = places.study / "jobs"
+                        with naming(jobs), _stderr_into(jobs / "controllers.log"):
                             slots[slot] = executor.submit(
                                 self._training(started[slot], slot, places, folders)
                             )
@@ -185,7 +186,8 @@ class Slurm:
         for cell in todo:  # what failed before is tried again
             places.failure(cell).unlink(missing_ok=True)
         try:
-            jobs = executor.submit_array(trainings)
+            with naming(places.study / "jobs"):
+                jobs = executor.submit_array(trainings)
         except (subprocess.CalledProcessError, submitit.core.utils.FailedJobError) as error:
             said = str(getattr(error, "stderr", None) or error).strip().splitlines()
             raise StudyError(f"sbatch did not take the jobs: {said[-1] if said else error}") from error
@@ -224,11 +226,17 @@ def cancel_slurm_jobs(places: Places) -> int:
 
 
 def _slurm_jobs(places: Places) -> dict[str, str]:
+    path = places.study / _SLURM_JOBS
     try:
-        jobs: dict[str, str] = json.loads((places.study / _SLURM_JOBS).read_text())
+        jobs = read_json(path)
+        is_whole = all(isinstance(number, str) for number in jobs.values())
     except FileNotFoundError:
         return {}
-    return jobs
+    except (ValueError, AttributeError):
+        is_whole = False
+    if not is_whole:
+        raise StudyError(f"{path} is damaged; delete it when no job of the study is in squeue any more")
+    return dict(jobs)
 
 
 def _outcome(job: submitit.Job[str]) -> str:

@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
-from nnunet_cpr.files import replacing
+from nnunet_cpr.files import read_json, replacing
 from nnunet_cpr.nnunet.commands import last_lines
 from nnunet_cpr.nnunet.fold_files import read_logs
 from nnunet_cpr.nnunet.study.definition import Cell
@@ -110,10 +110,11 @@ def validation_dice(fold: Path) -> float | None:
     if not is_whole(fold / "checkpoint_final.pth"):
         return None
     try:
-        summary = json.loads((fold / "validation" / "summary.json").read_text())
-        return float(summary["foreground_mean"]["Dice"])
-    except (OSError, ValueError, KeyError, TypeError):
+        summary = read_json(fold / "validation" / "summary.json")
+        dice = float(summary["foreground_mean"]["Dice"])
+    except (OSError, ValueError, LookupError, TypeError):
         return None  # nnU-Net has not written it, or was stopped while it did
+    return dice if 0 <= dice <= 1 or math.isnan(dice) else None
 
 
 def is_whole(checkpoint: Path) -> bool:
@@ -131,7 +132,7 @@ def _planned_epochs(trainer: str) -> int | None:
         ours = None  # somebody else's, with a name almost like ours
     if ours is not None:
         return ours.epochs or 1000
-    named = re.search(r"_(\d+)epochs?(?:_|$)", trainer)
+    named = re.search(r"_(\d{1,9})epochs?(?:_|$)", trainer)
     if named:
         return int(named[1])
     return 1000 if trainer == "nnUNetTrainer" else None
@@ -200,15 +201,15 @@ def _locked(file: IO[str]) -> bool:
 def _training_process(folder: Path) -> int | None:
     """The number of a training on this machine that is still there."""
     try:
-        record = json.loads((folder / _RUNNING).read_text())
-    except (OSError, ValueError):
+        record = read_json(folder / _RUNNING)
+        host, pid, trainer = record["host"], int(record["pid"]), str(record["trainer"])
+    except (OSError, ValueError, LookupError, TypeError, OverflowError):
         return None
-    pid = int(record["pid"])
-    if record["host"] != socket.gethostname():
+    if host != socket.gethostname() or pid <= 0:
         return None
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return None
     except PermissionError:
         return None  # the number belongs to somebody else's process by now
@@ -216,7 +217,7 @@ def _training_process(folder: Path) -> int | None:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return pid
-    return pid if record["trainer"].encode() in command else None
+    return pid if trainer.encode(errors="replace") in command else None
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -14,6 +14,7 @@ from nnunet_cpr.nnunet.study.definition import Cell, Study
 from nnunet_cpr.nnunet.study.running import queued_cells
 from nnunet_cpr.nnunet.study.state import Places, Stage, State, state_of
 
+_A_LIFETIME = 3e9  # seconds
 _COLOURS = {
     Stage.DONE: "green",
     Stage.RUNNING: "cyan",
@@ -89,6 +90,6 @@ def _left(state: State) -> str:
         return ""
     if state.epochs is not None and state.epoch >= state.epochs:
         return ", validates"
-    if state.seconds_left is None:
+    if state.seconds_left is None or state.seconds_left > _A_LIFETIME:
         return ""
     return f", {timedelta(seconds=round(state.seconds_left))} left"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import submitit
 
+from nnunet_cpr.files import read_json, replacing
 from nnunet_cpr.nnunet.commands import CommandFailed, last_lines, run
 from nnunet_cpr.nnunet.fold_files import RESOURCES
 from nnunet_cpr.nnunet.study.definition import Cell
@@ -54,21 +54,29 @@ class Training:
 
         Raises:
             CommandFailed: nnU-Net failed; the end of its log is kept for ``study status``.
+            OSError: a file cannot be written; that is kept, too, if it can be.
         """
         with at_work(self.cell, self.places) as ours:
             if not ours:
                 return "busy"
-            failure = self.places.failure(self.cell)
-            failure.unlink(missing_ok=True)
+            self.places.failure(self.cell).unlink(missing_ok=True)
             try:
                 self._train_and_validate()
             except CommandFailed as error:
                 log = self.places.log(self.cell)
                 lines = last_lines(log, 5) if log.exists() else []
-                failure.parent.mkdir(parents=True, exist_ok=True)
-                failure.write_text("\n".join([*lines, str(error).split(": ")[0]]) + "\n")
+                self._note_failure([*lines, str(error).split(": ")[0]])
+                raise
+            except OSError as error:
+                self._note_failure([str(error)])
                 raise
             return "done"
+
+    def _note_failure(self, lines: list[str]) -> None:
+        failure = self.places.failure(self.cell)
+        failure.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(failure) as temporary:
+            temporary.write_text("\n".join(lines) + "\n")
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
         """What Slurm shall run when the time is over: the same again, from nnU-Net's checkpoint."""
@@ -175,12 +183,7 @@ class _Usage:
     def write(self) -> None:
         """Add this attempt to what the file says of earlier ones."""
         unit = 1 if sys.platform == "darwin" else 1024
-        before = {}
-        if self._path.exists():
-            try:
-                before = json.loads(self._path.read_text())
-            except ValueError:
-                before = {}
+        before = self._before()
         known = [n for n in (before.get("peak_gpu_memory_bytes"), self._gpu_bytes) if n]
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
         write_json(
@@ -191,3 +194,11 @@ class _Usage:
                 "peak_gpu_memory_bytes": max(known) if known else None,
             },
         )
+
+    def _before(self) -> dict[str, float]:
+        """The numbers of earlier attempts, as far as the file can be read."""
+        try:
+            entries = dict(read_json(self._path))
+        except (OSError, ValueError, TypeError):
+            return {}
+        return {key: value for key, value in entries.items() if type(value) in (int, float)}

@@ -199,3 +199,13 @@ def test_nnunets_options_reach_its_command(cell: Cell, places: Places) -> None:
     ]
     one, two = (Slurm(gpus=n, device="cuda").training(cell, places, {}).command("--val") for n in (1, 2))
     assert two == [*one, "-num_gpus", "2"]
+
+
+def test_a_full_disk_is_kept_as_the_reason(cell: Cell, places: Places, monkeypatch) -> None:
+    def full(self: Training) -> None:
+        raise OSError(28, "No space left on device", "/a/file")
+
+    monkeypatch.setattr(Training, "_train_and_validate", full)
+    with pytest.raises(OSError, match="No space"):
+        Training(cell, places)()
+    assert state_of(cell, places).why == ("[Errno 28] No space left on device: '/a/file'",)

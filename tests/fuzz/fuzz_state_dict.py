@@ -1,0 +1,23 @@
+"""Saved states under a coverage-guided fuzz: ``python tests/fuzz/fuzz_state_dict.py -runs=10000``."""
+
+from __future__ import annotations
+
+import sys
+
+import atheris
+
+with atheris.instrument_imports(include=["nnunet_cpr.saved_state", "nnunet_cpr.attached"]):
+    from promises import Loading
+
+loading = Loading()
+
+
+def one_input(data: bytes) -> None:
+    """A state with strange things in one or two places."""
+    given = atheris.FuzzedDataProvider(data)
+    loading.is_taken_or_refused(lambda n: given.ConsumeIntInRange(0, n - 1))
+
+
+if __name__ == "__main__":
+    atheris.Setup(sys.argv, one_input)
+    atheris.Fuzz()

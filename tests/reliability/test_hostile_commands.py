@@ -1,0 +1,165 @@
+"""Command lines of any options and values: a result, or words that say what is wrong; no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from nnunet.report.report_folds import both, write_fold
+from typer.testing import CliRunner
+
+from nnunet_cpr.cli import app
+
+TRAINS = {"demo", "doctor", "vision digits", "vision grokking", "vision run", "vision sweep"}
+"""What takes minutes where the command line is right; they are given wrong ones alone, below."""
+
+
+def commands(group: Any, name: str = "") -> dict[str, Any]:
+    """Every command by its words."""
+    found = {}
+    for word, command in group.commands.items():
+        path = f"{name} {word}".strip()
+        found |= commands(command, path) if hasattr(command, "commands") else {path: command}
+    return found
+
+
+COMMANDS = commands(typer.main.get_command(app))
+OPTIONS = {
+    name: sorted(
+        {option for parameter in command.params for option in parameter.opts if option[0] == "-"}
+    )
+    for name, command in COMMANDS.items()
+}
+VALUES = st.sampled_from(
+    ["", " ", "-", "--", "-1", "0", "1", "999", "9" * 5000, "1e9", "nan", "²", "x" * 5000, "x" * 300]
+    + [
+        "two\nlines",
+        "[/bold]",
+        "[red]",
+        "..",
+        ".",
+        "/",
+        "/dev/null",
+        "/dev/full",
+        "/proc/self/mem",
+        "\x1b[2J",
+        "ß",
+    ]
+    + [
+        "toy.yaml",
+        "other.yaml",
+        "folder",
+        "image.png",
+        "file",
+        "file/below",
+        "A",
+        "B",
+        "0,1",
+        "0,,1",
+        "cpu",
+        "cuda:9",
+    ]
+    + [
+        "KEY=VALUE",
+        "=",
+        "quick",
+        "btcv",
+        "hippocampus",
+        "digits",
+        "cifar100-lr",
+        "AdamCPR_ws10",
+        "AdamCPR_wx",
+    ]
+    + ["Dataset001_Toy", "1", "../x", "2-0", "1:2:3:4", "--help"]
+) | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=10)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished study, a study of a data set that is not there, and files in the way."""
+    folder = tmp_path_factory.mktemp("commands")
+    for trainer in ("A", "B"):
+        dice = {f"c{n}": both(0.1 * n) for n in range(1, 8)}
+        write_fold(folder / "nnUNet_results", trainer, 0, dice)
+    for name in ("nnUNet_raw", "nnUNet_preprocessed", "folder"):
+        (folder / name).mkdir()
+    (folder / "toy.yaml").write_text("datasets: Dataset001_Toy\ntrainers: [A, B]\nfolds: [0]\n")
+    (folder / "other.yaml").write_text("datasets: Dataset999_Gone\ntrainers: [nnUNetTrainer]\n")
+    (folder / "file").write_text(json.dumps({}))
+    return folder
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> list[str]:
+    name = draw(st.sampled_from(sorted(set(COMMANDS) - TRAINS)))
+    options = st.tuples(st.sampled_from([*OPTIONS[name], "--help", "--nonsense"]), VALUES | st.none())
+    given = [word for pair in draw(st.lists(options, max_size=3)) for word in pair if word is not None]
+    words = draw(st.lists(VALUES, max_size=3))
+    return [*name.split(), *(given + words if draw(st.booleans()) else words + given)]
+
+
+def run(arguments: list[str], place: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """Exit status and stderr of a command, which must end by itself."""
+    for name in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
+        monkeypatch.setenv(name, str(place / name))
+    monkeypatch.chdir(place)
+    before = os.listdir(place)
+    result = CliRunner().invoke(app, arguments)
+    for made in set(os.listdir(place)) - set(before):
+        assert not made.startswith("."), "a temporary file is left"
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise AssertionError(arguments) from result.exception
+    assert "Traceback" not in result.output
+    if result.exit_code == 1:
+        assert result.stderr.splitlines()[-1].startswith("nnunet-cpr: "), result.stderr
+    elif result.exit_code:
+        assert result.exit_code == 2, result.stderr
+        assert "Error" in result.stderr or "Usage" in result.stderr, result.stderr  # in typer's words
+    return result.exit_code, result.stderr
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(arguments=command_lines())
+def test_any_command_line_ends_without_a_traceback(
+    arguments: list[str], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(arguments, place, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["demo", "--folder", "file"],
+        ["demo", "--folder", "file/below"],
+        ["vision", "run", "digits", "AdamCPR_ws" + "1" * 100_000 + "x"],
+        ["vision", "run", "digits", "AdamCPR", "--results", "file"],
+        ["vision", "run", "digits", "AdamCPR", "--device", "x\ny"],
+        ["vision", "run", "digits", "AdamCPR", "--set", "[/red]=1"],
+        ["vision", "run", "[/red]", "AdamCPR"],
+        ["vision", "sweep", "two\nlines"],
+        ["study", "run", "other.yaml", "--time", "9" * 5000],
+        ["study", "run", "other.yaml", "--name", ".."],
+        ["study", "run", "other.yaml", "-d", "²"],
+        ["study", "status", "other.yaml", "-d", "../../x"],
+        ["study", "report", "toy.yaml", "-o", "file"],
+        ["study", "new", "quick", "x" * 300],
+    ],
+)  # fmt: skip
+def test_these_say_what_is_wrong(
+    arguments: list[str], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, told = run(arguments, place, monkeypatch)
+    assert status == 1 and len(told.splitlines()) == 1, told
+
+
+def test_a_report_in_a_folder_with_brackets(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich would take them for its own."""
+    assert run(["study", "report", "toy.yaml", "-o", "[/bold]"], place, monkeypatch)[0] == 0
+    assert run(["study", "new", "quick", "[/red].yaml"], place, monkeypatch)[0] == 0

@@ -1,0 +1,542 @@
+"""Whatever is given: a result or one clear line; no traceback, no hang, nothing written half.
+
+The promises themselves are in ``fuzz/promises.py``, which the coverage-guided fuzz has too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import importlib.util
+import json
+import math
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import archives
+import numpy as np
+import pytest
+from fuzz import promises
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nnunet_cpr.files import read_json
+from nnunet_cpr.naming import WrongName, read_bound
+from nnunet_cpr.nnunet import names as trainers
+from nnunet_cpr.nnunet.fold_files import RESOURCES
+from nnunet_cpr.nnunet.prepare.archive import PrepareError
+from nnunet_cpr.nnunet.prepare.description import read_description
+from nnunet_cpr.nnunet.prepare.registry import DATA_SETS
+from nnunet_cpr.nnunet.prepare.volume import Unreadable, read_with_nibabel, read_with_simpleitk
+from nnunet_cpr.nnunet.report.plots import heat_maps
+from nnunet_cpr.nnunet.report.results import read_results
+from nnunet_cpr.nnunet.study.definition import Cell, Row, Study, StudyError, load
+from nnunet_cpr.nnunet.study.preparation import dataset_name, prepare
+from nnunet_cpr.nnunet.study.running import queued_cells
+from nnunet_cpr.nnunet.study.state import Places, Stage, is_running, state_of
+from nnunet_cpr.nnunet.study.status import states, table
+from nnunet_cpr.nnunet.study.training import _Usage
+
+FUZZ = Path(__file__).parents[1] / "fuzz"
+SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+DEEP = "[" * 100_000
+
+# Names
+
+FAMILY = st.sampled_from(
+    [*trainers.FAMILIES, "AdamCPR", "SGDCPR", "AdamW", "SGD", "AMOS", "nnUNetTrainer"]
+)
+WORD = st.sampled_from([s.before for s in trainers.SUFFIXES] + [s.after for s in trainers.SUFFIXES])
+NUMBER = st.sampled_from(["", "0", "1", "200", "1en3", "0p5", "1e999", "1e-3", "2k", "9" * 30, "٣", "²"])
+TOKEN = st.builds("_{}{}{}".format, WORD, NUMBER, WORD | st.just("") | st.text(max_size=3))
+
+
+@settings(max_examples=1000, deadline=None)
+@given(
+    st.text(max_size=300) | st.builds(lambda f, ts: f + "".join(ts), FAMILY, st.lists(TOKEN, max_size=5))
+)
+def test_any_name_is_read_or_refused_in_one_line(text: str) -> None:
+    promises.name_is_read_or_refused(text)
+
+
+@pytest.mark.parametrize("tail", ["_ws" + "1" * 120_000 + "µ", "_" + "1k" * 60_000, "D" * 120_000])
+def test_a_name_longer_than_a_folders_is_refused_at_once(tail: str) -> None:
+    """The spelling of a long one took minutes to correct."""
+    with pytest.raises(WrongName, match="characters, and a name can have 255"):
+        trainers.parse("nnUNetTrainerCPR" + tail)
+    with pytest.raises(WrongName, match="characters, and a name can have 255"):
+        read_bound(tail)
+    assert trainers.parse("Theirs" + tail) is None
+
+
+# Studies
+
+SCALAR = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.dates()
+    | st.binary(max_size=5)
+    | st.sampled_from(["..", "../x", "-x", "a\nb", "\0", "\ud800", "x" * 300, "Dataset001_A", 2**200])
+)
+ANYTHING = st.recursive(
+    SCALAR,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SCALAR, inner, max_size=3),
+    max_leaves=8,
+)
+ENTRY = st.fixed_dictionaries({"trainer": st.just("A") | st.just("B") | ANYTHING}).flatmap(
+    lambda entry: st.builds(
+        lambda more: {**entry, **more},
+        st.dictionaries(st.sampled_from(["label", "group", "published", "x"]), ANYTHING, max_size=3),
+    )
+)
+DOCUMENT = st.fixed_dictionaries(
+    {"trainers": st.lists(ENTRY | st.sampled_from(["A", "C"]), max_size=3) | ANYTHING},
+    optional={
+        key: st.just(good) | ANYTHING
+        for key, good in {
+            "name": "mine", "datasets": ["Dataset001_A"], "folds": [0, 1], "plans": "nnUNetPlans",
+            "configurations": "2d", "reference": "A", "source": "a paper",
+        }.items()
+    },
+)  # fmt: skip
+
+
+def dumped(document: Any) -> bytes:
+    import yaml
+
+    return yaml.safe_dump(document).encode(errors="surrogatepass")
+
+
+@settings(SAME_FOLDER, max_examples=300)
+@given(document=DOCUMENT)
+def test_any_document_is_a_study_or_one_line(document: Any, tmp_path: Path) -> None:
+    promises.study_file_is_read_or_refused(dumped(document), tmp_path)
+
+
+@settings(SAME_FOLDER, max_examples=200)
+@given(
+    content=st.binary(max_size=60)
+    | st.text(alphabet="&*!<>{}[]:-?|,#'\"\t\n ab0%@`", max_size=60).map(str.encode)
+)
+def test_any_bytes_are_a_study_or_one_line(content: bytes, tmp_path: Path) -> None:
+    promises.study_file_is_read_or_refused(content, tmp_path)
+    promises.study_file_is_read_or_refused(b"trainers: [A]\nlabel: " + content, tmp_path)
+
+
+BILLION = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi")
+)
+MERGES = "a: &a {x: 1}\n" + "".join(
+    f"{b}: &{b} {{<<: [{','.join(['*' + a] * 9)}]}}\n" for a, b in zip("abcdefgh", "bcdefghi")
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (BILLION + "trainers: *i", "instead of an alias"),
+        (MERGES + "trainers: *i", "instead of an alias"),
+        ("trainers: [A]\nfolds: [0]\nfolds: [1]", "'folds' is there twice"),
+        ("trainers: [{trainer: A, label: x, label: y}]", "'label' is there twice"),
+        ("trainers: !!python/object/apply:os.mkdir [PWNED]", "could not determine a constructor"),
+        ("trainers: " + DEEP, "nested too deeply"),
+        ("trainers: [A]\nfolds: 0x" + "f" * 10_000, "a number is too large"),
+        ("trainers: [A]\nfolds: " + "9" * 10_000, "is not YAML"),
+        ("trainers: [A]\nfolds: [2020-13-45]", "is not YAML"),
+        ("trainers: !!bool maybe", "is not YAML"),
+        ("trainers: !!int " + "f" * 10_000, "is not YAML"),
+        ("trainers: [A]\nreference: " + "f" * 10_000, "the reference ffff"),
+        ("trainers: [A]\nname: ..", "the name '..'"),
+        ("trainers: [A]\ndatasets: ../../elsewhere", "datasets must be names"),
+        ("trainers: [A]\ndatasets: -h", "datasets must be names"),
+        ("trainers: [A]\nplans: [/etc]", "plans must be names"),
+        ("trainers: [{trainer: A, label: [x]}]", "label must be a line of text"),
+        ('trainers: [{trainer: A, label: "\\ud800"}]', "label must be a line of text"),
+        ("trainers: [{trainer: ~}]", "trainer must be a line of text"),
+        ("trainers: [{trainer: A, published: {B: .inf}}]", "published of A must be"),
+        ("trainers: [{trainer: A, published: [[1, 2]]}]", "published of A must be"),
+        (f"trainers: [{'A' * 300}]", "too long together"),
+        (f"folds: {list(range(50_001))}\ndatasets: [D, E]\ntrainers: [A]", "larger than 256 KiB"),
+        (f"folds: {list(range(1001))}\ndatasets: [{','.join(f'D{n}' for n in range(100))}]\ntrainers: A",
+         "these are 100100 trainings"),
+        ("trainers: [A]\n#" + "x" * 300_000, "larger than 256 KiB"),
+        (b"trainers: [\xff]", "is not YAML"),
+        (b"\xff\xfet\0r\0", "is not"),
+        (b"", "must be a mapping"),
+        (b"\0", "is not YAML"),
+    ],
+)  # fmt: skip
+def test_what_a_study_must_not_say(
+    content: str | bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(StudyError, match=re.escape(message)) as caught:
+        load("mine.yaml")
+    promises.assert_one_line(caught.value)
+    assert os.listdir() == ["mine.yaml"]
+
+
+def test_a_folder_is_no_study(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="there is no file"):
+        load(str(tmp_path))
+
+
+def test_a_label_of_two_lines_is_one(tmp_path: Path) -> None:
+    content = b"trainers: [{trainer: A, label: 'one\n\n  two'}]\nsource: |\n  a\n  paper\n"
+    study = promises.study_file_is_read_or_refused(content, tmp_path)
+    assert study is not None and study.rows[0].label == "one two" and study.source == "a paper"
+
+
+@pytest.mark.parametrize("given", ["²", "9" * 5000, "٣"])
+def test_only_plain_digits_are_a_data_sets_number(given: str, tmp_path: Path) -> None:
+    folders = {name: str(tmp_path) for name in ("nnUNet_raw", "nnUNet_preprocessed")}
+    assert dataset_name(given, folders) == given  # a name, which no data set has
+
+
+# What trainings leave
+
+
+@settings(SAME_FOLDER, max_examples=300)
+@given(
+    content=st.binary(max_size=100)
+    | st.lists(
+        st.sampled_from(
+            [
+                "\n2026-01-01 10:00:00.0: ",
+                "Epoch ",
+                "Epoch time: ",
+                " s",
+                "train_loss ",
+                "Pseudo dice [",
+                "nan",
+            ]
+            + ["inf", "1e999", "-1e308", "9" * 5000, "0.5", "٣", "], ", "3"]
+        ),
+        max_size=30,
+    ).map(lambda words: "".join(words).encode())
+)
+def test_any_training_log_is_read(content: bytes, tmp_path: Path) -> None:
+    promises.log_is_read(content, tmp_path)
+
+
+CELL = Cell("Dataset001_A", "3d_fullres", "nnUNetPlans", 0, "A")
+STUDY = Study("s", [CELL.dataset], [Row("A"), Row("B")], "A", folds=(0, 1))
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([math.nan, math.inf, -1, 0, 10**400, "", "a\nb", "\ud800", "1e5", 0.5, 2.0])
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def torn_or_mutated(document: Any) -> st.SearchStrategy[bytes]:
+    """A file of JSON with something strange in one place, cut short, or of any bytes."""
+
+    def mutated(draw: st.DrawFn) -> bytes:
+        copy = json.loads(json.dumps(document))
+        places = []
+
+        def walk(node: Any) -> None:
+            for key in list(node) if isinstance(node, dict) else range(len(node)):
+                places.append((node, key))
+                if isinstance(node[key], dict | list):
+                    walk(node[key])
+
+        walk(copy)
+        node, key = draw(st.sampled_from(places))
+        if draw(st.integers(0, 4)) == 0:
+            del node[key]
+        elif isinstance(node, dict) and draw(st.integers(0, 4)) == 0:
+            node[draw(st.text(max_size=5))] = node.pop(key)
+        else:
+            node[key] = draw(JSON)
+        return json.dumps(copy).encode()
+
+    whole = json.dumps(document).encode()
+    cut = st.integers(0, len(whole)).map(lambda n: whole[:n])
+    return (
+        st.composite(mutated)()
+        | cut
+        | JSON.map(lambda j: json.dumps(j).encode())
+        | st.just(DEEP.encode())
+    )
+
+
+CASE = {"prediction_file": "/a/case_1.nii.gz", "metrics": {"1": {"Dice": 0.5}, "(1, 2)": {"Dice": 0.25}}}
+SUMMARY = {
+    "foreground_mean": {"Dice": 0.5},
+    "metric_per_case": [CASE, {**CASE, "prediction_file": "/a/case_2.nii.gz"}],
+}
+SEEN = {"seconds": 12.5, "peak_memory_bytes": 10, "peak_gpu_memory_bytes": None}
+RUNNING = {"host": os.uname().nodename, "pid": 1, "trainer": "A"}
+LABELS = {"labels": {"background": 0, "liver": 1, "both": [1, 2]}, "file_ending": ".nii.gz"}
+
+
+@settings(SAME_FOLDER, max_examples=150)
+@given(
+    summary=torn_or_mutated(SUMMARY),
+    resources=torn_or_mutated(SEEN),
+    running=torn_or_mutated(RUNNING),
+    labels=torn_or_mutated(LABELS),
+    history=st.binary(max_size=200)
+    | st.lists(
+        st.sampled_from(
+            [
+                "epoch,step,parameter,measure,kappa,multiplier",
+                "0,1,a,1,1,1",
+                "inf,1,a,1,1,1",
+                "1e30,1,1,1,1,1",
+            ]
+            + ["0.5,1,b,1,1,1", "nan,,,,,", "0,1,7,inf,inf,-inf", '"', ",,,,,,,,", "\0"]
+        ),
+        max_size=5,
+    ).map(lambda lines: "\n".join(lines).encode()),
+)
+def test_damaged_files_of_a_fold_stop_neither_status_nor_report(
+    summary: bytes, resources: bytes, running: bytes, labels: bytes, history: bytes, tmp_path: Path
+) -> None:
+    fold = CELL.folder(tmp_path)
+    good = Cell(CELL.dataset, CELL.configuration, CELL.plans, 0, "B").folder(tmp_path)
+    for folder in (fold, good):
+        (folder / "validation").mkdir(parents=True, exist_ok=True)
+    (good / "validation" / "summary.json").write_text(json.dumps(SUMMARY))
+    (fold / "validation" / "summary.json").write_bytes(summary)
+    (fold / RESOURCES).write_bytes(resources)
+    (fold / ".study_running.json").write_bytes(running)
+    (fold.parent / "dataset.json").write_bytes(labels)
+    (fold / "cpr_history.csv").write_bytes(history)
+
+    places = Places(tmp_path, tmp_path / "studies" / "s")
+    table(STUDY, states(STUDY, places))
+    found = read_results(STUDY, tmp_path, None, None)
+    dice = found.cases["dice"].dropna()
+    assert dice.between(0, 1).all()
+    assert not found.cases[["fold", "trainer", "case", "class"]].duplicated().any()
+    for name in [*found.cases["case"], *found.cases["class"]]:
+        name.encode()  # nothing that a report could not write
+    for note in found.notes:
+        promises.assert_one_line(note)
+    _Usage(fold, {}).write()
+    assert read_json(fold / RESOURCES)["seconds"] >= 0
+
+
+def test_numbers_that_no_training_has_are_left_out_of_a_history(tmp_path: Path) -> None:
+    fold = CELL.folder(tmp_path)
+    (fold / "validation").mkdir(parents=True)
+    (fold / "validation" / "summary.json").write_text(json.dumps(SUMMARY))
+    rows = ["0,1,a,1,2,0.5", "1,2,a,1e308,2,1e-320", "2,3,a,1,2,inf", "3,4,a,1,-inf,0", "inf,4,a,1,1,0"]
+    lines = ["epoch,step,parameter,measure,kappa,multiplier", *rows]
+    (fold / "cpr_history.csv").write_text("\n".join(lines))
+    found = read_results(STUDY, tmp_path, None, None)
+    ((setting, trainer), (number, history)) = next(iter(found.histories.items()))
+    assert history["epoch"].tolist() == [0, 1] and history["multiplier"].tolist() == [0.5, 0]
+    assert np.isnan(history["measure"][1])
+    heat_maps(setting, trainer, number, history)  # could not scale its colours
+
+
+@pytest.mark.parametrize("pid", [0, -1, 2**70, "x", None, [1], 1e400])
+def test_a_strange_process_number_is_nobody_at_work(pid: Any, tmp_path: Path) -> None:
+    """0 and -1 are process groups, to which a signal goes: the cell would run for ever."""
+    folder = CELL.folder(tmp_path)
+    folder.mkdir(parents=True)
+    (folder / ".study_running.json").write_text(json.dumps({**RUNNING, "pid": pid}))
+    assert not is_running(CELL, Places(tmp_path, tmp_path / "s"))
+
+
+def test_an_epoch_of_ages_has_no_time_left(tmp_path: Path) -> None:
+    fold = CELL.folder(tmp_path)
+    fold.mkdir(parents=True)
+    stamp = "2026-01-01 10:00:00.0: "
+    lines = [f"{stamp}Epoch 0", f"{stamp}Epoch time: 1e38 s"]
+    (fold / "training_log_2026_1_1_10_00_00.txt").write_text("\n".join(lines))
+    places = Places(tmp_path, tmp_path / "s")
+    cell = Cell(CELL.dataset, CELL.configuration, CELL.plans, 0, "nnUNetTrainer")
+    study = Study("s", [cell.dataset], [Row("nnUNetTrainer")], "nnUNetTrainer", folds=(0,))
+    from nnunet_cpr.nnunet.study.state import at_work
+
+    fold.rename(tmp_path / "moved")
+    cell.folder(tmp_path).parent.mkdir(parents=True)
+    (tmp_path / "moved").rename(cell.folder(tmp_path))
+    with at_work(cell, places) as ours:
+        assert ours and state_of(cell, places).stage is Stage.RUNNING
+        table(study, states(study, places))
+
+
+@pytest.mark.parametrize("content", ["", "[", "[]", "7", '{"a": 7}', '{"a": null}', DEEP])
+def test_a_damaged_list_of_slurm_jobs_is_told_of(content: str, tmp_path: Path) -> None:
+    """As no job at all, they would be submitted again."""
+    places = Places(tmp_path, tmp_path)
+    (tmp_path / "slurm_jobs.json").write_text(content)
+    with pytest.raises(StudyError, match=r"slurm_jobs\.json is damaged; delete it when") as caught:
+        queued_cells(places)
+    promises.assert_one_line(caught.value)
+
+
+PLANS = {"configurations": {"2d": {"inherits_from": "2d_base"}, "2d_base": {"data_identifier": "x"}}}
+
+
+@settings(SAME_FOLDER, max_examples=150)
+@given(
+    plans=torn_or_mutated(PLANS)
+    | st.just(json.dumps({"configurations": {"2d": {"inherits_from": "2d"}}}).encode()),
+    splits=torn_or_mutated([{"train": ["a"], "val": ["b"]}] * 5),
+    description=torn_or_mutated(LABELS),
+)
+def test_damaged_files_of_a_data_set_stop_a_study_in_one_line(
+    plans: bytes, splits: bytes, description: bytes, tmp_path: Path
+) -> None:
+    folders = {n: str(tmp_path / n) for n in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")}
+    home = tmp_path / "nnUNet_preprocessed" / "Dataset001_A"
+    for folder in (home / "x", home / "gt_segmentations"):
+        folder.mkdir(parents=True, exist_ok=True)
+    (home / "x" / "a.pkl").touch()
+    (home / "gt_segmentations" / "a.nii.gz").touch()
+    (home / "nnUNetPlans.json").write_bytes(plans)
+    (home / "splits_final.json").write_bytes(splits)
+    (home / "dataset.json").write_bytes(description)
+    study = Study("s", ["Dataset001_A"], [Row("nnUNetTrainer")], "nnUNetTrainer", (0,), ("2d",))
+    from nnunet_cpr.nnunet.study import preparation
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparation, "run", _no_command)
+        patch.setattr(preparation, "_find_trainers", lambda study: None)  # none of these files
+        try:
+            prepare(study, folders, tmp_path / "logs", 1)
+        except (StudyError, OSError) as error:
+            promises.assert_one_line(error)
+
+
+def _no_command(*args: Any, **kwargs: Any) -> None:
+    raise StudyError("it would be preprocessed again")
+
+
+# State dicts
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_any_state_is_taken_whole_or_refused_with_nothing_changed(data: st.DataObject) -> None:
+    loading.is_taken_or_refused(lambda n: data.draw(st.integers(0, n - 1)))
+
+
+def test_every_strange_thing_in_every_place_of_a_state() -> None:
+    for place in range(40):
+        for thing in range(len(promises.STRANGE)):
+            picks = iter([0, 0, place, 3, thing, 0])
+            loading.is_taken_or_refused(lambda n, picks=picks: next(picks) % n)
+
+
+loading = promises.Loading()
+
+# Archives
+
+
+@pytest.fixture(scope="module")
+def nifti(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    file = tmp_path_factory.mktemp("nifti") / "a.nii"
+    archives.write(file, archives.labels(0, (0, 1)))
+    return file.read_bytes()
+
+
+FIELDS = [0, 40, 42, 44, 46, 48, 70, 72, 76, 80, 84, 88, 108, 112, 116, 252, 254, 256, 280, 344]
+WORDS = [b"\xff" * 4, b"\0" * 4, b"\x7f" * 4, b"\xff\x7f\xff\x7f", b"\0\0\x80\x7f", b"\0\0\xc0\x7f"]
+
+
+@settings(SAME_FOLDER, max_examples=300)
+@given(
+    edits=st.lists(
+        st.tuples(
+            st.sampled_from(FIELDS) | st.integers(0, 351), st.sampled_from(WORDS) | st.binary(max_size=4)
+        ),
+        max_size=5,
+    ),
+    length=st.none() | st.integers(0, 400),
+    compressed=st.booleans(),
+)
+def test_any_image_is_read_or_said_to_be_unreadable(
+    edits: list[tuple[int, bytes]], length: int | None, compressed: bool, nifti: bytes, tmp_path: Path
+) -> None:
+    content = bytearray(nifti)
+    for place, word in edits:
+        content[place : place + len(word)] = word
+    content = content[:length]
+    file = tmp_path / ("a.nii.gz" if compressed else "a.nii")
+    file.write_bytes(gzip.compress(content, 1) if compressed else content)
+    for read in (read_with_simpleitk, read_with_nibabel):
+        try:
+            read(file)
+        except Unreadable as error:
+            promises.assert_one_line(error)
+
+
+@pytest.mark.parametrize("ending", [".nii", ".nii.gz"])
+def test_an_image_that_declares_terabytes_is_refused_at_once(
+    ending: str, nifti: bytes, tmp_path: Path
+) -> None:
+    """Memory for what the header declares was asked for, which took minutes or all there is."""
+    content = bytearray(nifti)
+    content[40:48] = struct.pack("<4h", 3, 32767, 32767, 32767)
+    file = tmp_path / f"a{ending}"
+    file.write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
+    for read in (read_with_simpleitk, read_with_nibabel):
+        with pytest.raises(Unreadable, match="more voxels than the file can hold"):
+            read(file)
+
+
+DESCRIPTION = {
+    "labels": {"0": "background", "1": "organ"},
+    "modality": {"0": "CT"},
+    "numTraining": 1,
+    "training": [{"image": "./imagesTr/amos_0001.nii.gz", "label": "./labelsTr/amos_0001.nii.gz"}],
+    "validation": [{"image": "../../outside/amos_0002.nii.gz"}, {"image": "/etc/amos_0003.nii.gz"}],
+    "test": ["amos_" + "9" * 5000 + ".nii.gz"],
+}
+
+
+@settings(SAME_FOLDER, max_examples=200)
+@given(content=torn_or_mutated(DESCRIPTION))
+def test_any_dataset_json_is_read_or_refused_and_leads_nowhere_else(
+    content: bytes, tmp_path: Path
+) -> None:
+    for part in ("imagesTr", "labelsTr", "imagesVa", "labelsVa", "imagesTs"):
+        (tmp_path / part).mkdir(exist_ok=True)
+    (tmp_path / "dataset.json").write_bytes(content)
+    with contextlib.suppress(PrepareError):
+        read_description(tmp_path, ("training", "test"))
+    try:
+        archive = DATA_SETS["amos22"].open(tmp_path)
+    except PrepareError:
+        return
+    for case in archive.cases:
+        for path in (*case.images, *([case.label] if case.label else [])):
+            assert path.parent.parent == tmp_path
+
+
+# Coverage-guided
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("harness", ["names", "study_file", "state_dict", "training_log"])
+def test_a_short_fuzz_finds_nothing(harness: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec("atheris") is None:
+        pytest.skip("atheris is not installed")
+    command = [sys.executable, str(FUZZ / f"fuzz_{harness}.py"), "-max_total_time=15", "-timeout=30"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, errors="replace"
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    tried = re.search(r"Done (\d+) runs", done.stderr)
+    assert tried is not None and int(tried[1]) > 100, done.stderr[-2000:]

@@ -1,0 +1,383 @@
+"""Every file that the package writes appears whole or not at all; a full disk is told of in one line."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import archives
+import pytest
+import torch
+from fuzz.promises import assert_one_line
+from rich.console import Console
+
+import nnunet_cpr
+from nnunet_cpr.files import replacing, save_with_torch
+from nnunet_cpr.nnunet.prepare.archive import PrepareError
+from nnunet_cpr.nnunet.prepare.writing import verify
+
+PACKAGE = Path(nnunet_cpr.__file__).parent
+
+# replacing
+
+
+def test_what_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("before")
+    with pytest.raises(KeyboardInterrupt), replacing(file) as temporary:  # noqa: PT012
+        temporary.write_text("half")
+        raise KeyboardInterrupt
+    assert os.listdir(tmp_path) == ["a.txt"] and file.read_text() == "before"
+    with replacing(file) as temporary:
+        temporary.write_text("after")
+        assert temporary.suffix == ".txt" and temporary.parent == tmp_path  # by which writers go
+    assert os.listdir(tmp_path) == ["a.txt"] and file.read_text() == "after"
+
+
+def test_the_content_is_on_the_disk_before_it_takes_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut right after the rename must not leave an empty file where there was a good one."""
+    happened = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda f: happened.append(os.fstat(f).st_ino) or fsync(f))
+    monkeypatch.setattr(os, "replace", lambda a, b: happened.append("replaced") or replace(a, b))
+    with replacing(tmp_path / "a") as temporary:
+        temporary.write_text("content")
+    assert happened == [(tmp_path / "a").stat().st_ino, "replaced"]
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from nnunet_cpr.files import replacing
+with replacing(Path(sys.argv[1])) as temporary:
+    temporary.write_text("half")
+    print("writing", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_what_a_killed_process_has_left_goes_with_the_next_write(tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text("before")
+    command = [sys.executable, "-c", KILLED, str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "writing\n"
+        process.kill()
+    (left,) = set(os.listdir(tmp_path)) - {"study.yaml"}
+    assert file.read_text() == "before"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as living:
+        assert living.stdout is not None and living.stdout.readline() == "writing\n"
+        assert left not in os.listdir(tmp_path)
+        with replacing(file) as temporary:
+            temporary.write_text("ours")
+        assert len(os.listdir(tmp_path)) == 2, "another process is still writing"
+        living.kill()
+    assert file.read_text() == "ours"
+
+
+def test_what_another_machine_writes_is_left_alone_for_a_day(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    theirs = tmp_path / ".a.1-elsewhere.writing.json"
+    mine = [
+        tmp_path / name
+        for name in (".a.json", ".a.old.json", f".ab.9-{socket.gethostname()}.writing.json")
+    ]
+    for path in (theirs, *mine):
+        path.write_text("")
+    os.utime(theirs, (time.time() - 3600,) * 2)
+    with replacing(file) as temporary:
+        temporary.write_text("")
+    assert theirs.exists()
+    for path in (theirs, *mine):
+        os.utime(path, (0, 0))
+    with replacing(file) as temporary:
+        temporary.write_text("")
+    assert not theirs.exists() and all(path.exists() for path in mine)
+
+
+def test_a_name_as_long_as_can_be_can_be_replaced(tmp_path: Path) -> None:
+    with replacing(tmp_path / ("x" * 251 + ".txt")) as temporary:
+        temporary.write_text("content")
+    assert os.listdir(tmp_path) == ["x" * 251 + ".txt"]
+
+
+def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "gone"):
+        with pytest.raises(OSError, match="txt") as caught, replacing(folder / "a.txt") as temporary:
+            temporary.write_text("content")
+        assert caught.value.filename == str(folder / "a.txt")
+    with pytest.raises(FileNotFoundError, match="other"), replacing(tmp_path / "b.txt"):
+        Path("other.txt").read_text()
+    assert os.listdir(tmp_path) == ["file"]
+
+
+# Full disks
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    if (
+        sys.platform != "linux"
+        or os.geteuid()
+        or subprocess.run(command, capture_output=True).returncode
+    ):
+        pytest.skip("only root can mount a small disk, and not in every container")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.fixture
+def full_disk(small_disk: Path) -> Path:
+    """The same, full."""
+    with (small_disk / "full").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC  # noqa: PT017
+    return small_disk
+
+
+def test_torch_says_that_the_disk_is_full(small_disk: Path) -> None:
+    """By itself torch.save fails with "unexpected pos 640 vs 598" then."""
+    file = small_disk / "checkpoint.pt"
+    save_with_torch({"a": torch.zeros(10)}, file)
+    with pytest.raises(OSError, match=r"No space left on device: .*checkpoint\.pt"):
+        save_with_torch({"a": torch.zeros(10**6)}, file)
+    assert os.listdir(small_disk) == ["checkpoint.pt"]
+    assert torch.load(file)["a"].shape == (10,)
+
+
+def cli(*arguments: object, **variables: Path) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("nnUNet_")}
+    environment |= {"nnUNet_n_proc_DA": "0", **{key: str(value) for key, value in variables.items()}}
+    return subprocess.run(
+        [sys.executable, "-c", "from nnunet_cpr.cli import main; main()", *map(str, arguments)],
+        env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+def assert_told(done: subprocess.CompletedProcess[str], path: Path) -> None:
+    assert done.returncode == 1, done.stdout + done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("nnunet-cpr: ")]
+    assert len(told) == 1 and told == done.stderr.splitlines()[-1:], done.stderr
+    assert_one_line(told[0])
+    assert str(path) in told[0], told[0]
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def below(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_study_new_on_a_full_disk(full_disk: Path) -> None:
+    assert_told(cli("study", "new", "btcv", full_disk / "my.yaml"), full_disk / "my.yaml")
+    assert below(full_disk) == {"full"}
+
+
+def test_study_new_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert_told(
+        cli("study", "new", "btcv", tmp_path / "file" / "my.yaml"), tmp_path / "file" / "my.yaml"
+    )
+    assert_told(cli("study", "new", "btcv", tmp_path / ("x" * 300)), tmp_path / ("x" * 300))
+
+
+def test_study_report_on_a_full_disk(full_disk: Path, tmp_path: Path) -> None:
+    folders = finished_study(tmp_path)
+    study = tmp_path / "toy.yaml"
+    assert_told(cli("study", "report", study, "-o", full_disk / "r", **folders), full_disk / "r")
+    assert below(full_disk) == {"full"}
+
+
+def finished_study(folder: Path) -> dict[str, Path]:
+    """``toy.yaml`` and the results of its one fold; nnU-Net's folders."""
+    from nnunet.report.report_folds import both, write_fold
+
+    names = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
+    folders = {name: folder / name for name in names}
+    for trainer in ("A", "B"):
+        write_fold(folders["nnUNet_results"], trainer, 0, {f"c{n}": both(0.1 * n) for n in range(1, 8)})
+    (folder / "toy.yaml").write_text("datasets: Dataset001_Toy\ntrainers: [A, B]\nfolds: [0]\n")
+    return folders
+
+
+@pytest.mark.slow
+def test_study_run_on_a_full_disk(full_disk: Path, tmp_path: Path) -> None:
+    home = tmp_path / "nnUNet_preprocessed" / "Dataset001_Toy"
+    (home / "gt_segmentations").mkdir(parents=True)
+    (home / "gt_segmentations" / "a.nii.gz").touch()
+    (home / "x").mkdir()
+    (home / "x" / "a.pkl").touch()
+    (home / "dataset.json").write_text('{"file_ending": ".nii.gz"}')
+    (home / "splits_final.json").write_text('[{"train": ["a"], "val": ["a"]}]')
+    (home / "nnUNetPlans.json").write_text(
+        '{"configurations": {"3d_fullres": {"data_identifier": "x"}}}'
+    )
+    (tmp_path / "toy.yaml").write_text("datasets: Dataset001_Toy\ntrainers: nnUNetTrainer\nfolds: 0\n")
+    folders = {"nnUNet_raw": tmp_path, "nnUNet_preprocessed": home.parent, "nnUNet_results": full_disk}
+    place = full_disk / "studies" / "toy" / "study.yaml"
+    assert_told(cli("study", "run", tmp_path / "toy.yaml", "--device", "cpu", **folders), place)
+    assert below(full_disk) == {"full"}
+
+
+def test_prepare_on_a_disk_that_gets_full(small_disk: Path, tmp_path: Path) -> None:
+    """SimpleITK writes nothing then and says nothing; what is missing would have become zeros."""
+    source = archives.make_btcv(tmp_path, cases=100)
+    done = cli("prepare", "btcv", source, "-np", 2, nnUNet_raw=small_disk)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("nnunet-cpr: ") and "Dataset017_BTCV" in last, last
+    assert "is the disk full?" in last or "No space left on device" in last
+    assert os.listdir(small_disk) == []
+
+
+def test_a_data_set_with_a_file_that_was_cut_short_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "Dataset001_A"
+    archives.write(folder / "imagesTr" / "a_0000.nii.gz", archives.picture(0))
+    archives.cut(folder / "imagesTr" / "a_0000.nii.gz")
+    with pytest.raises(PrepareError, match=r"a_0000\.nii\.gz was not written whole .*is the disk full"):
+        verify(folder, 1, Console(quiet=True))
+
+
+def test_prepare_below_a_file(tmp_path: Path) -> None:
+    source = archives.make_btcv(tmp_path)
+    (tmp_path / "file").write_text("")
+    raw = tmp_path / "file" / "nnUNet_raw"
+    assert_told(cli("prepare", "btcv", source, nnUNet_raw=raw), raw)
+
+
+@pytest.mark.slow
+def test_demo_on_a_full_disk(full_disk: Path) -> None:
+    folder = full_disk / "demo"
+    assert_told(cli("demo", "--folder", folder), folder)
+
+
+def test_demo_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert_told(cli("demo", "--folder", tmp_path / "file" / "demo"), tmp_path / "file" / "demo")
+
+
+def test_a_folder_that_is_only_read(small_disk: Path, tmp_path: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    assert_told(cli("study", "new", "btcv", small_disk / "my.yaml"), small_disk / "my.yaml")
+    folders = finished_study(tmp_path)
+    assert_told(cli("study", "report", tmp_path / "toy.yaml", "-o", small_disk, **folders), small_disk)
+    source = archives.make_btcv(tmp_path)
+    assert_told(cli("prepare", "btcv", source, nnUNet_raw=small_disk), small_disk)
+
+
+# Every write in the package
+
+
+WRITERS = {
+    *("write_text", "write_bytes", "savefig", "to_csv", "to_json", "to_parquet", "to_html", "tofile"),
+    *("torch.save", "json.dump", "pickle.dump", "yaml.dump", "np.save", "np.savez", "WriteImage"),
+    *("shutil.copy", "shutil.copy2", "shutil.copyfile", "shutil.copytree", "shutil.move", "open"),
+    *("print_to", "generate_dataset_json", "imsave"),
+}
+IN_MEMORY = "into memory"
+ITS_CALLERS = "its callers give it what replacing gave them"
+ELSEWHERE = "in a folder that appears whole or not at all"
+A_LOG = "a log, which grows while a process runs"
+A_LOCK = "a lock, whose content says nothing or is for people"
+ALLOWED = {
+    "files.py:replacing": "it is replacing",
+    "nnunet/commands.py:run": A_LOG,
+    "nnunet/demo.py:keep_only": "moves what is whole within a folder",
+    "nnunet/export.py:_copy": ELSEWHERE,
+    "nnunet/figures.py:draw_progress": ITS_CALLERS,
+    "nnunet/history.py:_write": "adds rows; torn ones are taken back, or dropped when it is read",
+    "nnunet/phantom.py:_write": "the demo's own data, made anew by each run",
+    "nnunet/phantom.py:write_dataset": "the demo's own data, made anew by each run",
+    "nnunet/prepare/writing.py:_write": ELSEWHERE,
+    "nnunet/prepare/writing.py:write_cases": ELSEWHERE,
+    "nnunet/report/__init__.py:_csv": IN_MEMORY,
+    "nnunet/report/overlays.py:_draw": IN_MEMORY,
+    "nnunet/report/plots.py:_svg": IN_MEMORY,
+    "nnunet/study/running.py:_stderr_into": A_LOG,
+    "nnunet/study/state.py:at_work": A_LOCK,
+    "vision/folder.py:locked": A_LOCK,
+}
+
+
+def test_every_write_goes_through_replacing() -> None:
+    places = set()
+    wrong = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for function, call in _writes(ast.parse(file.read_text())):
+            place = f"{file.relative_to(PACKAGE).as_posix()}:{function}"
+            places.add(place)
+            if place not in ALLOWED:
+                wrong.append(f"{place}, line {call.lineno}: {ast.unparse(call)}")
+    assert not wrong, "these write without replacing"
+    assert places == set(ALLOWED), "these do not write any more"
+
+
+def test_the_search_for_writes_finds_them() -> None:
+    source = """
+def good():
+    with replacing(a) as b, open(b, "w") as file:
+        file.write("")
+        json.dump({}, file)
+    with replacing(a) as b:
+        b.write_text("")
+        open(c).read()
+def bad():
+    open(a, "w"); open(b, mode="ab"); c.open("x"); d.write_text(""); figure.savefig(e); torch.save(f, g)
+    with replacing(a) as b:
+        c.write_text("")
+"""
+    found = [(function, call.lineno) for function, call in _writes(ast.parse(source))]
+    assert found == [("bad", 10)] * 6 + [("bad", 12)]
+
+
+def _writes(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """(function, call) of what writes and not to a name that ``with replacing(...)`` has given."""
+
+    def visit(node: ast.AST, function: str, safe: frozenset[str]) -> Iterator[tuple[str, ast.Call]]:
+        if isinstance(node, ast.FunctionDef):
+            function = node.name
+        if isinstance(node, ast.With):
+            for item in node.items:
+                yield from visit(item.context_expr, function, safe)
+                call = item.context_expr
+                if isinstance(call, ast.Call) and item.optional_vars is not None:
+                    names = {n.id for n in ast.walk(call) if isinstance(n, ast.Name)}
+                    if "replacing" in names or names & safe:
+                        safe |= {item.optional_vars.id}
+            for child in node.body:
+                yield from visit(child, function, safe)
+            return
+        if isinstance(node, ast.Call) and _is_writer(node):
+            names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            if not names & safe:
+                yield function, node
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, function, safe)
+
+    yield from visit(tree, "", frozenset())
+
+
+def _is_writer(call: ast.Call) -> bool:
+    name = ast.unparse(call.func)
+    last = name.rpartition(".")[2]
+    if last == "open":
+        given = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+        modes = [a.value for a in given if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        return any(set(mode) <= set("rwaxbt+") and set(mode) & set("wax+") for mode in modes)
+    return name in WRITERS or last in WRITERS
