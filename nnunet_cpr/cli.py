@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +12,7 @@ import typer
 
 from nnunet_cpr import cli_study, cli_vision
 from nnunet_cpr.cli_errors import stop
+from nnunet_cpr.cli_export import export
 from nnunet_cpr.cli_prepare import prepare
 
 app = typer.Typer(
@@ -20,6 +23,7 @@ app = typer.Typer(
     "nnUNetv2_train DATASET CONFIGURATION FOLD -tr nnUNetTrainerCPR",
 )
 app.command()(prepare)
+app.command()(export)
 app.add_typer(cli_study.app, name="study")
 app.add_typer(cli_vision.app, name="vision")
 
@@ -48,18 +52,18 @@ def demo(
     from nnunet_cpr.nnunet.commands import CommandFailed
     from nnunet_cpr.nnunet.demo import keep_only, pictures, print_results, run_demo
 
-    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        stop(f"{folder} is not an empty folder; name another one with --folder")
     try:
+        if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            stop(f"{folder} is not an empty folder; name another one with --folder")
         where = folder or Path(tempfile.mkdtemp(prefix="nnunet-cpr-demo-"))
         where.mkdir(parents=True, exist_ok=True)
         console = Console()
         results = run_demo(where.resolve(), console)
+        files = pictures(results)
+        if folder is None:
+            files = keep_only(files, where.resolve())
     except (CommandFailed, OSError) as error:
         stop(str(error))
-    files = pictures(results)
-    if folder is None:
-        files = keep_only(files, where.resolve())
     print_results(results, files, console)
 
 
@@ -85,4 +89,7 @@ def doctor() -> None:
 
 def main() -> None:
     """Entry point of the ``nnunet-cpr`` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a path may be no text
     app()

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import functools
 import random
-from typing import Any, ClassVar
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
@@ -18,6 +22,9 @@ from torch.optim import Optimizer
 
 from nnunet_cpr.baselines import amos
 from nnunet_cpr.cpr import CPR
+from nnunet_cpr.files import replacing
+from nnunet_cpr.nnunet import checkpoints
+from nnunet_cpr.nnunet.checkpoints import DamagedCheckpoint, UnusableCheckpoint
 from nnunet_cpr.nnunet.history import CSV_NAME, FIGURE_NAME, History
 from nnunet_cpr.nnunet.names import TrainerName, parse
 from nnunet_cpr.nnunet.schedule import WarmupPolyLRScheduler
@@ -41,6 +48,7 @@ class NamedTrainer(nnUNetTrainer):
         dataset_json: dict,
         device: torch.device = torch.device("cuda"),
     ) -> None:
+        self.continues: bool = plans.get("continue_training", False)  # --c; nnU-Net takes it out
         super().__init__(plans, configuration, fold, dataset_json, device)
         settings = self.settings
         self.initial_lr = settings.lr or settings.defaults.lr
@@ -80,6 +88,11 @@ class NamedTrainer(nnUNetTrainer):
 
     def on_train_start(self) -> None:
         super().on_train_start()
+        if self.local_rank == 0:
+            for leftover in Path(self.output_folder).glob(".c*"):  # of a write that was killed
+                if leftover.name.startswith((".checkpoint_", ".cpr_")):
+                    leftover.unlink(missing_ok=True)
+        self.logger.plot_progress_png = self._if_it_can(self.logger.plot_progress_png, "progress.png")
         if self.baseline is not None:
             self.print_to_log_file(f"Regularizing with {self.baseline!r}")
 
@@ -92,6 +105,68 @@ class NamedTrainer(nnUNetTrainer):
         if isinstance(self.lr_scheduler, WarmupPolyLRScheduler):
             self.lr_scheduler.step_iteration()
         return super().train_step(batch)
+
+    def save_checkpoint(self, filename: str) -> None:
+        if self.local_rank != 0 or self.disable_checkpointing:
+            super().save_checkpoint(filename)
+            return
+        try:
+            with replacing(Path(filename)) as temporary, open(temporary, "wb") as file:
+                # Goes to torch.save, which says what failed when it has a file and not a name.
+                super().save_checkpoint(file)
+        except (OSError, RuntimeError) as error:
+            failed = error if isinstance(error, OSError) else error.__context__
+            if not isinstance(failed, OSError):
+                raise
+            self._stop(f"cannot write {filename}: {failed.strerror}; mend that and continue with --c")
+
+    def load_checkpoint(self, filename_or_checkpoint: dict | str) -> None:
+        if not isinstance(filename_or_checkpoint, str):
+            super().load_checkpoint(filename_or_checkpoint)
+            return
+        if not self.was_initialized:
+            self.initialize()
+        path = Path(filename_or_checkpoint)
+        older = checkpoints.older_than(path) if self.continues else []
+        try:
+            path, checkpoint = checkpoints.read_first_whole([path, *older], self._say)
+            checkpoints.check_fits(path, checkpoint, self)
+            writer = checkpoint["trainer_name"]
+            del checkpoint
+            with checkpoints.restricted_loading():
+                super().load_checkpoint(str(path))
+            if writer != type(self).__name__:
+                self._say(f"{path} is {writer}'s, and is continued here")
+        except DamagedCheckpoint as error:
+            self._stop(f"{error}; move it away and continue with --c")
+        except UnusableCheckpoint as error:
+            self._stop(str(error))
+        except ValueError as error:  # the optimizer's, or CPR's
+            self._stop(f"{path} does not fit: {error}; {checkpoints.BEGIN_ANEW}")
+        except Exception as error:  # whatever a made-up file may say
+            self.print_to_log_file(traceback.format_exc(), also_print_to_console=False)
+            self._stop(f"{path} cannot be loaded ({type(error).__name__}, see {self.log_file})")
+
+    def _if_it_can(self, draw: Callable[..., None], picture: str) -> Callable[..., None]:
+        """``draw``, whose failure costs the picture and not the training; it is told."""
+
+        def told(*args: Any) -> None:
+            try:
+                draw(*args)
+            except Exception as error:
+                self._say(f"could not draw {picture}: {type(error).__name__}: {error}")
+
+        return told
+
+    def _say(self, sentence: str) -> None:
+        """To the log and in one line on stderr."""
+        if self.local_rank == 0:
+            self.print_to_log_file(f"WARNING! {sentence}", also_print_to_console=False)
+            print(f"nnunet-cpr: {sentence}", file=sys.stderr)
+
+    def _stop(self, sentence: str) -> NoReturn:
+        self._say(sentence)
+        raise SystemExit(1)
 
     def _seed(self, stream: int) -> None:
         if self.settings.seed is None:
@@ -117,10 +192,14 @@ class _CPRTrainer(NamedTrainer):
         super().on_train_start()
         _prepare_logger(self.logger, self.current_epoch)
         if self.local_rank == 0:
-            self.history = History.resume(self.output_folder, self.current_epoch, self.cpr.names)
+            try:
+                self.history = History.resume(self.output_folder, self.current_epoch, self.cpr.names)
+            except OSError as error:
+                self._stop(f"cannot continue {error.filename}: {error.strerror}")
             if self.history.set_aside is not None:
-                self.print_to_log_file(
-                    f"{CSV_NAME} could not be read; it is {self.history.set_aside.name} now"
+                self._say(
+                    f"{CSV_NAME} could not be continued as it was ({self.history.reason}); it is "
+                    f"{self.history.set_aside.name} now"
                 )
         self.print_to_log_file(f"Regularizing with {self.cpr!r}")
         self.print_to_log_file("Regularized:", ", ".join(self.cpr.names))
@@ -146,15 +225,15 @@ class _CPRTrainer(NamedTrainer):
             )
         )
         if self.history is not None:
-            self.history.append(self.current_epoch, self.cpr)
+            try:
+                self.history.append(self.current_epoch, self.cpr)
+            except OSError as error:  # a full disk costs the record, not the training
+                self._say(f"could not write {CSV_NAME}: {error}; its rows are kept for the next epoch")
 
     def on_epoch_end(self) -> None:
         super().on_epoch_end()
         if self.history is not None:
-            try:
-                self.history.draw()
-            except OSError as error:  # a full disk costs the picture, not the training
-                self.print_to_log_file(f"Could not write {FIGURE_NAME}: {error}")
+            self._if_it_can(self.history.draw, FIGURE_NAME)()
 
 
 LOGGED = ("measure_to_kappa", "lagrange_multiplier_mean", "lagrange_multiplier_max", "active")

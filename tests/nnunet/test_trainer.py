@@ -9,7 +9,6 @@ import pytest
 import torch
 from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
-from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 from workspace import PLANS, Workspace
 
 from nnunet_cpr.nnunet.schedule import warmup_poly
@@ -22,25 +21,6 @@ CPR = "nnUNetTrainerCPR_ws6_4epochs_4iters_seed1"
 def trained(workspace: Workspace) -> Workspace:
     workspace.train(CPR)
     return workspace
-
-
-def build(workspace: Workspace, name: str, monkeypatch: pytest.MonkeyPatch) -> nnUNetTrainer:
-    """A trainer as nnU-Net makes it, in this process, up to ``initialize``."""
-    for key in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
-        monkeypatch.setenv(key, workspace.environment[key])
-    preprocessed = workspace.folder / "nnUNet_preprocessed" / workspace.dataset
-    plans = json.loads((preprocessed / f"{PLANS}.json").read_text())
-    dataset_json = json.loads((preprocessed / "dataset.json").read_text())
-    cls = recursive_find_trainer_class_by_name(name)
-    trainer = cls(
-        plans={**plans, "continue_training": False},
-        configuration="3d_fullres",
-        fold=0,
-        dataset_json=dataset_json,
-        device=torch.device("cpu"),
-    )
-    trainer.initialize()
-    return trainer
 
 
 def test_training_leaves_what_nnunet_leaves_and_the_record_of_cpr(trained: Workspace) -> None:
@@ -83,9 +63,7 @@ def test_the_checkpoint_holds_bounds_and_multipliers(trained: Workspace) -> None
 def test_killed_and_continued_it_ends_as_if_it_had_not_been(
     trained: Workspace, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    results = tmp_path_factory.mktemp("killed")
-    other = Workspace(results, trained.dataset, {**trained.environment})
-    other.environment["nnUNet_results"] = str(results / "nnUNet_results")
+    other = trained.with_results_in(tmp_path_factory.mktemp("killed"))
     other.train_and_kill(CPR, "Epoch 2")
     assert not (other.fold(CPR) / "checkpoint_final.pth").exists()
     before = other.history(CPR)
@@ -151,7 +129,7 @@ def test_the_adam_trainers_train(workspace: Workspace, name: str) -> None:
 def test_a_baseline_takes_the_place_of_the_optimizers_decay(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, name: str, config: dict
 ) -> None:
-    trainer = build(workspace, name, monkeypatch)
+    trainer = workspace.build(name, monkeypatch)
     assert trainer.optimizer.state_dict()["baseline"]["config"] == config
     assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0}
 
@@ -191,8 +169,8 @@ def test_a_misspelt_name_is_one_line_and_writes_nothing(workspace: Workspace) ->
 
 
 def test_sgd_is_nnunets_own(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = build(workspace, "nnUNetTrainer", monkeypatch)
-    ours = build(workspace, "nnUNetTrainerSGD", monkeypatch)
+    stock = workspace.build("nnUNetTrainer", monkeypatch)
+    ours = workspace.build("nnUNetTrainerSGD", monkeypatch)
     assert type(ours.optimizer) is type(stock.optimizer) is torch.optim.SGD
     assert ours.optimizer.defaults == stock.optimizer.defaults
     assert type(ours.lr_scheduler) is type(stock.lr_scheduler) is PolyLRScheduler
@@ -204,7 +182,7 @@ def test_sgd_is_nnunets_own(workspace: Workspace, monkeypatch: pytest.MonkeyPatc
 def test_cpr_differs_from_nnunet_in_the_regularizer_alone(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = build(workspace, "nnUNetTrainerCPR", monkeypatch)
+    ours = workspace.build("nnUNetTrainerCPR", monkeypatch)
     group = ours.optimizer.param_groups[0]
     assert (group["lr"], group["momentum"], group["nesterov"], group["weight_decay"]) == (
         0.01,
@@ -231,7 +209,7 @@ def test_epoch_means_reach_nnunets_loggers(
 
         def update_config(self, config: dict) -> None: ...
 
-    trainer = build(workspace, "nnUNetTrainerCPR_ws1", monkeypatch)
+    trainer = workspace.build("nnUNetTrainerCPR_ws1", monkeypatch)
     trainer.logger.loggers.append(Recorder())
     trainer.on_train_start()
     trainer.on_train_epoch_end([{"loss": np.float32(1)}])
@@ -242,7 +220,7 @@ def test_epoch_means_reach_nnunets_loggers(
 def test_a_picture_that_cannot_be_drawn_does_not_stop_the_training(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = build(workspace, "nnUNetTrainerCPR_ws1_seed9", monkeypatch)
+    trainer = workspace.build("nnUNetTrainerCPR_ws1_seed9", monkeypatch)
 
     def full_disk() -> None:
         raise OSError(28, "No space left on device")
@@ -254,12 +232,32 @@ def test_a_picture_that_cannot_be_drawn_does_not_stop_the_training(
     monkeypatch.setattr(nnUNetTrainer, "on_epoch_end", lambda self: None)
     trainer.on_epoch_end()
     log = workspace.logs("nnUNetTrainerCPR_ws1_seed9")[-1].read_text()
-    assert "Could not write cpr_progress.png: [Errno 28] No space left" in log
+    assert "could not draw cpr_progress.png: OSError: [Errno 28] No space left" in log
+
+
+def test_nor_does_one_of_nnunets_own(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "nnUNetTrainerSGD_seed9"
+    trainer = workspace.build(name, monkeypatch)
+    trainer.on_train_start()
+    (workspace.fold(name) / "progress.png").mkdir()
+    trainer.logger.plot_progress_png(trainer.output_folder)  # as nnU-Net does after every epoch
+    assert "could not draw progress.png: IsADirectoryError" in workspace.logs(name)[-1].read_text()
+
+
+def test_a_record_that_cannot_be_written_does_not_stop_the_training(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "nnUNetTrainerCPR_ws1_seed8"
+    trainer = workspace.build(name, monkeypatch)
+    trainer.on_train_start()
+    (workspace.fold(name) / "cpr_history.csv").mkdir()
+    trainer.on_train_epoch_end([{"loss": np.float32(1)}])
+    assert "could not write cpr_history.csv: [Errno" in workspace.logs(name)[-1].read_text()
 
 
 def test_suffixes_reach_the_trainer(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "nnUNetTrainerAdamCPR_k0p1_huber_mu0p5_ada_lr1en3_warmup10_7epochs_9iters"
-    ours = build(workspace, name, monkeypatch)
+    ours = workspace.build(name, monkeypatch)
     assert (ours.num_epochs, ours.num_iterations_per_epoch, ours.initial_lr) == (7, 9, 1e-3)
     assert ours.optimizer.param_groups[0]["betas"] == (0.9, 0.99)
     assert "kappa=KappaK(value=0.1), regularizer=huber, mu=0.5, adaptive=True" in repr(ours.cpr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -10,9 +11,13 @@ import sysconfig
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import pandas as pd
+import pytest
 import torch
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
 PLANS = "nnUNetPlansTiny"
 
@@ -52,13 +57,7 @@ class Workspace:
 
     def train_and_kill(self, trainer: str, when: str, *options: str) -> None:
         """Start a training and send SIGKILL to all of its processes once ``when`` is in its log."""
-        process = subprocess.Popen(
-            self.command("nnUNetv2_train", *self.train_arguments(trainer, *options)),
-            env=self.environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        process = self.start(trainer, *options, output=subprocess.DEVNULL)
         try:
             deadline = time.monotonic() + 300
             while when not in "".join(f.read_text() for f in self.logs(trainer)):
@@ -68,6 +67,51 @@ class Workspace:
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+    def start(self, trainer: str, *options: str, output: IO[str] | int) -> subprocess.Popen[str]:
+        """A training in a process group of its own."""
+        return subprocess.Popen(
+            self.command("nnUNetv2_train", *self.train_arguments(trainer, *options)),
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def with_results_in(self, folder: Path) -> Workspace:
+        """The same data, and other results."""
+        environment = {**self.environment, "nnUNet_results": str(folder / "nnUNet_results")}
+        return Workspace(folder, self.dataset, environment)
+
+    def build(
+        self,
+        trainer: str,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        fold: int = 0,
+        continues: bool = False,
+        features: int | None = None,
+    ) -> nnUNetTrainer:
+        """A trainer as nnU-Net makes it, in this process, up to ``initialize``."""
+        for key, value in self.environment.items():
+            if key.startswith("nnUNet_"):
+                monkeypatch.setenv(key, value)
+        preprocessed = Path(self.environment["nnUNet_preprocessed"]) / self.dataset
+        plans = json.loads((preprocessed / f"{PLANS}.json").read_text())
+        if features is not None:
+            network = plans["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"]
+            network["features_per_stage"] = [features] * network["n_stages"]
+        built = recursive_find_trainer_class_by_name(trainer)(
+            plans={**plans, "continue_training": continues},
+            configuration="3d_fullres",
+            fold=fold,
+            dataset_json=json.loads((preprocessed / "dataset.json").read_text()),
+            device=torch.device("cpu"),
+        )
+        built.initialize()
+        return built
 
     def model(self, trainer: str) -> Path:
         return self.folder / "nnUNet_results" / self.dataset / f"{trainer}__{PLANS}__3d_fullres"

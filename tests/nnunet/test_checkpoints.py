@@ -1,0 +1,484 @@
+"""Checkpoints that are damaged, made up, or of something else; and how ours are written."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import os
+import pathlib
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from nnunetv2.run.run_training import maybe_load_checkpoint
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+from workspace import Workspace
+
+from nnunet_cpr.nnunet import checkpoints
+from nnunet_cpr.nnunet.checkpoints import DamagedCheckpoint, UnusableCheckpoint
+
+CPR = "nnUNetTrainerCPR_ws1_seed1"
+STOCK = "nnUNetTrainer"
+
+
+@pytest.fixture
+def space(workspace: Workspace, tmp_path: Path) -> Workspace:
+    return workspace.with_results_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def written(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with every kind of thing in it that nnU-Net and CPR put there."""
+    space = workspace.with_results_in(tmp_path_factory.mktemp("written"))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        trainer = space.build(CPR, monkeypatch)
+        trainer.num_iterations_per_epoch = trainer.num_val_iterations_per_epoch = 2
+        trainer.num_epochs = 1
+        trainer.run_training()
+    return space.fold(CPR) / "checkpoint_final.pth"
+
+
+@pytest.fixture
+def put(space: Workspace, written: Path) -> Callable[..., Path]:
+    """Puts the checkpoint, changed or as it is, into a fold's folder."""
+
+    def put(name: str = "checkpoint_latest.pth", change: Callable[[dict], Any] | None = None) -> Path:
+        path = space.fold(CPR) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if change is None:
+            shutil.copy(written, path)
+        else:
+            checkpoint = torch.load(written, weights_only=False)
+            change(checkpoint)
+            torch.save(checkpoint, path)
+        return path
+
+    return put
+
+
+def continued(space: Workspace, monkeypatch: pytest.MonkeyPatch, name: str = CPR) -> nnUNetTrainer:
+    """What ``nnUNetv2_train ... --c`` has in hand when the training starts."""
+    trainer = space.build(name, monkeypatch, continues=True)
+    maybe_load_checkpoint(trainer, continue_training=True, validation_only=False)
+    return trainer
+
+
+def refusal(capsys: pytest.CaptureFixture[str]) -> str:
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("nnunet-cpr:")]
+    assert len(said) == 1
+    return said[0]
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and (a == b or a != a)
+
+
+# Writing
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = space.build(CPR, monkeypatch)
+    path = space.fold(CPR) / "checkpoint_latest.pth"
+    trainer.save_checkpoint(str(path))
+    before = path.read_bytes()
+    capsys.readouterr()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, hard))
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            trainer.save_checkpoint(str(path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert stopped.value.code == 1
+    assert refusal(capsys) == (
+        f"nnunet-cpr: cannot write {path}: File too large; mend that and continue with --c"
+    )
+    assert path.read_bytes() == before
+    assert [f.name for f in path.parent.iterdir() if "checkpoint" in f.name] == [path.name]
+
+
+def test_what_killed_writes_have_left_is_removed_when_a_training_starts(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = space.build(CPR, monkeypatch)
+    fold = space.fold(CPR)
+    for name in (".checkpoint_best.writing-host-1.pth", ".cpr_progress.writing-host-1.png", ".mine"):
+        (fold / name).write_text("torn")
+    trainer.on_train_start()
+    assert [f.name for f in fold.iterdir() if f.name.startswith(".")] == [".mine"]
+
+
+# Reading
+
+
+def test_everything_comes_back(written: Path) -> None:
+    assert same(checkpoints.read(written), torch.load(written, weights_only=False, map_location="cpu"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_cut_file_is_always_named(written: Path, tmp_path_factory, data: st.DataObject) -> None:
+    content = written.read_bytes()
+    length = data.draw(st.integers(0, len(content) - 1))
+    path = tmp_path_factory.getbasetemp() / "cut.pth"
+    path.write_bytes(content[:length])
+    with pytest.raises(DamagedCheckpoint) as error:
+        checkpoints.read(path)
+    assert str(error.value).startswith(f"{path} is damaged: ") and "\n" not in str(error.value)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_flipped_bit_is_named_or_means_nothing(
+    written: Path, tmp_path_factory, data: st.DataObject
+) -> None:
+    content = bytearray(written.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path = tmp_path_factory.getbasetemp() / "flipped.pth"
+    path.write_bytes(content)
+    said = None
+    try:
+        checkpoint = checkpoints.read(path)
+    except DamagedCheckpoint as error:
+        said = str(error)
+    if said is None:
+        assert same(checkpoint, checkpoints.read(written))
+    else:
+        assert said.startswith(f"{path} is damaged: ") and "\n" not in said
+
+
+def zeros(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def flip(path: Path) -> None:
+    """In the middle of the last tensor, where torch does not look."""
+    content = bytearray(path.read_bytes())
+    weight = torch.load(path, weights_only=False)["network_weights"][
+        "encoder.stages.3.0.convs.0.conv.weight"
+    ]
+    content[content.index(weight.numpy().tobytes()) + 100] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [zeros, halve, empty, flip])
+@pytest.mark.parametrize("torn", ["checkpoint_final.pth", "checkpoint_latest.pth"])
+def test_continuing_takes_the_checkpoint_before_a_damaged_one(
+    space: Workspace, put, monkeypatch, capsys, torn: str, damage: Callable[[Path], None]
+) -> None:
+    damage(put(torn))
+    put("checkpoint_best.pth", lambda checkpoint: checkpoint.update(current_epoch=7))
+    trainer = continued(space, monkeypatch)
+    assert trainer.current_epoch == 7
+    said = refusal(capsys)
+    assert f"{space.fold(CPR) / torn} is damaged: " in said
+    assert said.endswith("trying checkpoint_best.pth")
+    assert said.removeprefix("nnunet-cpr: ") in space.logs(CPR)[-1].read_text()
+
+
+@pytest.mark.slow  # 10 seconds
+def test_without_another_one_a_damaged_checkpoint_ends_it(space: Workspace, put) -> None:
+    """The command: one line, no traceback, and the files are as they were."""
+    for name in ("checkpoint_latest.pth", "checkpoint_best.pth"):
+        halve(put(name))
+    before = {f.name: f.read_bytes() for f in space.fold(CPR).glob("*.pth")}
+    done = space.train(CPR, "--c", check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("nnunet-cpr:")]
+    assert len(said) == 2 and said[1].endswith("move it away and continue with --c")
+    assert all(f"{space.fold(CPR)}/checkpoint_{w}.pth is damaged" in s
+               for w, s in zip(("latest", "best"), said))  # fmt: skip
+    assert {f.name: f.read_bytes() for f in space.fold(CPR).glob("*.pth")} == before
+
+
+def test_a_validation_does_not_take_another_checkpoint(space: Workspace, put, monkeypatch) -> None:
+    halve(put("checkpoint_final.pth"))
+    put("checkpoint_best.pth")
+    trainer = space.build(CPR, monkeypatch)
+    with pytest.raises(SystemExit):
+        maybe_load_checkpoint(trainer, continue_training=False, validation_only=True)
+
+
+# What it means
+
+
+def write(space: Workspace, name: str, monkeypatch: pytest.MonkeyPatch, **differing: int) -> Path:
+    """The checkpoint of a training that has just begun."""
+    trainer = space.build(name, monkeypatch, **differing)
+    path = space.folder / "written.pth"
+    trainer.current_epoch = 4
+    trainer._best_ema = np.float32(0.5)
+    for key, value in trainer.logger.local_logger.my_fantastic_logging.items():
+        value += [np.float64(0.25)] * 5 if key != "dice_per_class_or_region" else [[0.25]] * 5
+    trainer.save_checkpoint(str(path))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader"),
+    [
+        (STOCK, "nnUNetTrainerSGD"),
+        ("nnUNetTrainerSGD", "nnUNetTrainerSGD_seed3"),
+        ("nnUNetTrainerCPR", "nnUNetTrainerCPR_ws1000_2000epochs"),
+        ("nnUNetTrainerAdamCPR_warmup10", "nnUNetTrainerAdamCPR_ws1010_warmup10_lr1en3"),
+    ],
+)
+def test_it_is_loaded_where_the_meaning_is_clear(
+    space: Workspace, monkeypatch, capsys, writer: str, reader: str
+) -> None:
+    path = write(space, writer, monkeypatch)
+    trainer = space.build(reader, monkeypatch)
+    capsys.readouterr()
+    trainer.load_checkpoint(str(path))
+    assert refusal(capsys) == f"nnunet-cpr: {path} is {writer}'s, and is continued here"
+    checkpoint = torch.load(path, weights_only=False)
+    assert trainer.current_epoch == 5 and trainer._best_ema == 0.5
+    assert same(dict(trainer.network.state_dict()), dict(checkpoint["network_weights"]))
+
+
+REFUSED = [
+    (STOCK, CPR, {}, "is nnUNetTrainer's, without CPR, unlike"),
+    ("nnUNetTrainerSGD", CPR, {}, "is nnUNetTrainerSGD's, without CPR, unlike"),
+    (CPR, "nnUNetTrainerSGD", {}, f"is {CPR}'s, with CPR, unlike nnUNetTrainerSGD; "),
+    ("nnUNetTrainerSGD_decoupled", "nnUNetTrainerSGD", {}, "with the regularizer, unlike"),
+    (STOCK, "nnUNetTrainerSGD_wd1en3", {}, "with weight_decay 3e-05 instead of the 0.001 of"),
+    ("nnUNetTrainerAdamW", "nnUNetTrainerSGD", {}, "with another optimizer than that of"),
+    (CPR, "nnUNetTrainerAdamCPR_ws1", {}, "with another optimizer than that of"),
+    (CPR, "nnUNetTrainerCPR_ws2", {}, "kappa was 'KappaWS(steps=1)' and is 'KappaWS(steps=2)' now"),
+    (CPR, "nnUNetTrainerCPR_ws1_std", {}, "regularizer was 'l2' and is 'std' now"),
+    (CPR, "nnUNetTrainerCPR_ws1_mu0p5", {}, "mu was 1.0 and is 0.5 now"),
+    (CPR, "nnUNetTrainerCPR_ws1_ada", {}, "adaptive was False and is True now"),
+    (CPR, CPR, {"features": 8}, "is of another network: 'encoder.stages.0.0.convs.0.conv.weight' has "
+        "shape [8, 1, 3, 3, 3] there and [4, 1, 3, 3, 3] here"),
+    (CPR, CPR, {"fold": 1}, "is of fold 1, and this is fold 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("writer", "reader", "differing", "reason"), REFUSED)
+def test_it_is_refused_where_it_is_not(
+    space: Workspace, monkeypatch, capsys, writer: str, reader: str, differing: dict, reason: str
+) -> None:
+    path = write(space, writer, monkeypatch, **differing)
+    trainer = space.build(reader, monkeypatch)
+    before = {key: value.clone() for key, value in trainer.network.state_dict().items()}
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        trainer.load_checkpoint(str(path))
+    assert stopped.value.code == 1
+    said = refusal(capsys)
+    assert said.startswith(f"nnunet-cpr: {path} ") and reason in said
+    helps = "network" not in reason and "fold" not in reason
+    assert said.endswith("to begin a training with its weights give it to -pretrained_weights") == helps
+    if "was" not in reason:  # CPR's own state is looked at last
+        assert same(dict(trainer.network.state_dict()), before)
+
+
+def test_an_older_state_of_cpr_is_refused_with_its_version(
+    space: Workspace, put, monkeypatch, capsys
+) -> None:
+    put(change=lambda checkpoint: checkpoint["optimizer_state"]["cpr"].update(version=0))
+    with pytest.raises(SystemExit):
+        continued(space, monkeypatch)
+    assert "it has version 0, this is 1" in refusal(capsys)
+
+
+def test_logs_without_cprs_are_padded(space: Workspace, put, monkeypatch) -> None:
+    """As those of a checkpoint from before a value was logged."""
+    put(change=lambda checkpoint: checkpoint["logging"].pop("cpr_active"))
+    trainer = continued(space, monkeypatch)
+    trainer.on_train_start()
+    assert trainer.current_epoch == 1
+    assert math.isnan(trainer.logger.get_value("cpr_active", step=None)[0])
+
+
+@pytest.mark.parametrize("writer", [STOCK, "nnUNetTrainerAdamCPR_ws1"])
+def test_pretrained_weights_are_weights_alone(space: Workspace, monkeypatch, writer: str) -> None:
+    path = write(space, writer, monkeypatch)
+    weights = torch.load(path, weights_only=False)["network_weights"]
+    trainer = space.build(CPR, monkeypatch)
+    maybe_load_checkpoint(trainer, False, False, str(path))
+    own = trainer.network.state_dict()
+    taken = [key for key in own if ".seg_layers." not in key]
+    assert all(torch.equal(own[key], weights[key]) for key in taken)
+    assert trainer.current_epoch == 0 and trainer.cpr.step_count == 0
+    assert trainer.cpr.kappa.isinf().all()
+
+
+# Files from strangers
+
+
+class Payload:
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.reduced = function, arguments
+
+    def __reduce__(self) -> tuple:
+        return self.reduced
+
+
+def system(target: Path) -> Payload:
+    return Payload(os.system, f"touch {target}")
+
+
+PAYLOADS: dict[str, Callable[[Path], Payload]] = {
+    "posix.system": system,
+    "builtins.exec": lambda target: Payload(builtins.exec, f"open({str(target)!r}, 'w')"),
+    "builtins.open": lambda target: Payload(open, str(target), "w"),
+    "pathlib.Path.touch": lambda target: Payload(pathlib.Path.touch, Payload(Path, str(target))),
+    "subprocess.run": lambda target: Payload(subprocess.run, ["touch", str(target)]),
+    "torch.save": lambda target: Payload(torch.save, torch.zeros(1), str(target)),
+    "numpy.save": lambda target: Payload(np.save, str(target), np.zeros(1)),
+}
+PLACES: dict[str, Callable[[dict, Payload], Any]] = {
+    "beside": lambda checkpoint, payload: checkpoint.update(more=payload),
+    "in the logs": lambda checkpoint, payload: checkpoint["logging"]["lrs"].append(payload),
+    "in the optimizer": lambda checkpoint, payload: checkpoint["optimizer_state"]["cpr"].update(
+        x=payload
+    ),
+    "in the weights": lambda checkpoint, payload: checkpoint["network_weights"].update(x=payload),
+}
+
+
+@pytest.fixture
+def created(tmp_path: Path) -> Iterator[Path]:
+    """What a payload creates. That the payload would do so is shown at the end."""
+    target = tmp_path / "created"
+    yield target
+    assert not any(tmp_path.glob("created*"))
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_a_file_that_runs_something_is_refused(
+    put, tmp_path: Path, created: Path, payload: str, place: str
+) -> None:
+    path = put(change=lambda checkpoint: PLACES[place](checkpoint, PAYLOADS[payload](created)))
+    with pytest.raises(UnusableCheckpoint) as error:
+        checkpoints.read(path)
+    assert not any(tmp_path.glob("created*"))
+    said = str(error.value)
+    assert said.startswith(f"{path} carries ") and "which no checkpoint of nnU-Net's needs" in said
+    assert "\n" not in said and not isinstance(error.value, DamagedCheckpoint)
+
+    torch.load(path, weights_only=False)
+    for file in tmp_path.glob("created*"):
+        file.unlink()
+        break
+    else:
+        pytest.fail("the payload is none")
+
+
+@pytest.mark.parametrize("wish", ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None])
+def test_trainings_do_not_run_it(
+    space: Workspace, put, created: Path, monkeypatch, capsys, wish
+) -> None:
+    if wish is not None:
+        monkeypatch.setenv(wish, "1")
+    put("checkpoint_final.pth", lambda checkpoint: checkpoint.update(more=system(created)))
+    put("checkpoint_best.pth")
+    with pytest.raises(SystemExit):
+        continued(space, monkeypatch)
+    assert "carries posix.system" in refusal(capsys)
+    trainer = space.build(CPR, monkeypatch)
+    with pytest.raises(SystemExit):
+        maybe_load_checkpoint(trainer, continue_training=False, validation_only=True)
+    assert "carries posix.system" in refusal(capsys)
+    assert os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD") == (None if wish is None else "1")
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+@pytest.mark.slow  # 10 seconds
+def test_nor_does_the_command(space: Workspace, put, created: Path) -> None:
+    path = put("checkpoint_final.pth", lambda checkpoint: checkpoint.update(more=system(created)))
+    done = space.train(CPR, "--val", check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"nnunet-cpr: {path} carries posix.system, which no checkpoint" in done.stderr
+
+
+NONSENSE: dict[str, Callable[[dict], Any]] = {
+    "no groups": lambda state: state["param_groups"].clear(),
+    "groups are no list": lambda state: state.update(param_groups={"lr": 1}),
+    "a group without parameters": lambda state: state["param_groups"][0].pop("params"),
+    "no state": lambda state: state.pop("state"),
+    "state is a number": lambda state: state.update(state=5),
+    "cpr is a number": lambda state: state.update(cpr=5),
+    "no bounds": lambda state: state["cpr"]["state"].pop("kappa"),
+    "bounds are NaN": lambda state: state["cpr"]["state"]["kappa"].fill_(math.nan),
+}
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE)
+def test_nonsense_is_refused_in_one_line(
+    space: Workspace, put, monkeypatch, capsys, nonsense: str
+) -> None:
+    path = put(change=lambda checkpoint: NONSENSE[nonsense](checkpoint["optimizer_state"]))
+    with pytest.raises(SystemExit) as stopped:
+        continued(space, monkeypatch)
+    assert stopped.value.code == 1 and str(path) in refusal(capsys)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5)
+    | st.builds(torch.zeros, st.integers(0, 3)) | st.builds(np.float32, st.floats(width=32)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_made_up_checkpoint_is_loaded_or_refused_in_one_line(
+    reader: nnUNetTrainer, written: Path, tmp_path: Path, capsys, data: st.DataObject
+) -> None:
+    checkpoint = torch.load(written, weights_only=False)
+    inside: Any = checkpoint
+    key = data.draw(st.sampled_from(list(inside)))
+    while isinstance(inside[key], (dict, list)) and inside[key] and data.draw(st.booleans()):
+        inside = inside[key]
+        key = data.draw(
+            st.sampled_from(list(inside if isinstance(inside, dict) else range(len(inside))))
+        )
+    if data.draw(st.booleans()):
+        inside[key] = data.draw(VALUES)
+    else:
+        del inside[key]
+    path = tmp_path / "made_up.pth"
+    torch.save(checkpoint, path)
+    capsys.readouterr()
+    status = None
+    try:
+        reader.load_checkpoint(str(path))
+    except SystemExit as stopped:
+        status = stopped.code
+    assert status is None or (status == 1 and str(path) in refusal(capsys))
+
+
+@pytest.fixture(scope="module")
+def reader(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[nnUNetTrainer]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        space = workspace.with_results_in(tmp_path_factory.mktemp("reader"))
+        yield space.build(CPR, monkeypatch)

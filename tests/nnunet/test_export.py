@@ -1,0 +1,336 @@
+"""Models for plain nnU-Net: the same predictions without this package, or a refusal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import SimpleITK
+import torch
+from typer.testing import CliRunner
+from workspace import PLANS, Workspace
+
+from nnunet_cpr.cli import app
+from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint
+from nnunet_cpr.nnunet.export import ExportError, export
+
+CPR = "nnUNetTrainerCPR_ws1_seed2"
+FINAL = ["checkpoint_final.pth"]
+COPY = f"nnUNetTrainer__{PLANS}__3d_fullres"
+
+WITHOUT_THE_PACKAGE = """
+import os, sys
+
+os.environ.pop("nnUNet_extTrainer", None)
+
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("nnunet_cpr"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Absent())
+for name in [name for name in sys.modules if name.startswith("nnunet_cpr")]:
+    del sys.modules[name]
+"""
+
+
+def contents(folder: Path) -> dict[str, tuple[str, int]]:
+    return {
+        str(file.relative_to(folder)): (
+            hashlib.sha256(file.read_bytes()).hexdigest(),
+            file.stat().st_mtime_ns,
+        )
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+
+
+def change(path: Path, how: Callable[[dict], object]) -> None:
+    checkpoint = torch.load(path, weights_only=False)
+    how(checkpoint)
+    torch.save(checkpoint, path)
+
+
+@pytest.fixture(scope="module")
+def trained(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model with two folds and a cross-validation's results."""
+    space = workspace.with_results_in(tmp_path_factory.mktemp("trained"))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        trainer = space.build(CPR, monkeypatch)
+        trainer.num_iterations_per_epoch = trainer.num_val_iterations_per_epoch = 2
+        trainer.num_epochs = 1
+        trainer.run_training()
+    first, second = space.fold(CPR), space.model(CPR) / "fold_1"
+    (first / "validation").mkdir()
+    (first / "validation" / "summary.json").write_text("{}")
+    shutil.copytree(first, second)
+    change(
+        second / "checkpoint_final.pth",
+        lambda checkpoint: [weight.mul_(0.9) for weight in checkpoint["network_weights"].values()],
+    )
+    for folds in ("0_1", "0_1_2"):
+        results = space.model(CPR) / f"crossval_results_folds_{folds}"
+        results.mkdir()
+        (results / "postprocessing.pkl").write_bytes(b"the user's own")
+    return space.model(CPR)
+
+
+@pytest.fixture
+def model(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be changed."""
+    return Path(shutil.copytree(trained, tmp_path / "results" / "Dataset901_Phantoms" / trained.name))
+
+
+@pytest.fixture
+def refused(model: Path, tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Asserts that a model is refused in one line, which it returns, and that nothing is written."""
+
+    def refused(*folds: str, output: Path = tmp_path / "exported", names: list[str] = FINAL) -> str:
+        before = contents(tmp_path)
+        with pytest.raises((ExportError, UnusableCheckpoint, OSError)) as error:
+            export(model, output, list(folds) or None, names)
+        assert contents(tmp_path) == before
+        assert not (tmp_path / "exported").exists()
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    return refused
+
+
+def test_the_copy_has_what_plain_nnunet_needs_and_no_more(model: Path, tmp_path: Path) -> None:
+    before = contents(model)
+    copy = export(model, tmp_path / "exported", None, FINAL)
+    assert contents(model) == before
+    assert copy == tmp_path / "exported" / "Dataset901_Phantoms" / COPY
+    folds = [f"fold_{i}/{name}" for i in (0, 1) for name in
+             ("checkpoint_final.pth", "progress.png", "validation/summary.json")]  # fmt: skip
+    after = contents(copy)
+    assert set(after) == {
+        "plans.json", "dataset.json", "dataset_fingerprint.json", *folds,
+        "crossval_results_folds_0_1/postprocessing.pkl",
+    }  # fmt: skip
+    for name in set(after) - {f"fold_{i}/checkpoint_final.pth" for i in (0, 1)}:
+        assert after[name][0] == before[name][0]
+    for fold in ("fold_0", "fold_1"):
+        # Whoever gets it can read it without trusting it.
+        ours = torch.load(copy / fold / "checkpoint_final.pth", weights_only=True)
+        theirs = torch.load(model / fold / "checkpoint_final.pth", weights_only=False)
+        assert ours.keys() == {
+            "network_weights", "init_args", "inference_allowed_mirroring_axes", "trainer_name",
+            "trained_by",
+        }  # fmt: skip
+        assert (ours["trainer_name"], ours["trained_by"]) == ("nnUNetTrainer", CPR)
+        assert ours["inference_allowed_mirroring_axes"] == (0, 1, 2)
+        assert ours["init_args"] == theirs["init_args"]
+        for key, weight in theirs["network_weights"].items():
+            assert torch.equal(ours["network_weights"][key], weight)
+
+
+def test_the_folds_and_checkpoints_that_are_asked_for(model: Path, tmp_path: Path) -> None:
+    copy = export(model, tmp_path / "exported", ["1"], ["checkpoint_best.pth"])
+    assert [f.name for f in copy.glob("fold_*")] == ["fold_1"]
+    assert [f.name for f in copy.rglob("*.pth")] == ["checkpoint_best.pth"]
+    assert not list(copy.glob("crossval*"))
+
+
+def test_a_model_of_anybody_elses_trainer_is_refused(model: Path, refused) -> None:
+    change(model / "fold_0" / FINAL[0], lambda c: c.update(trainer_name="nnUNetTrainer_5epochs"))
+    assert "trainer nnUNetTrainer_5epochs is none of nnunet-cpr's" in refused()
+    change(model / "fold_0" / FINAL[0], lambda c: c.update(trainer_name="nnUNetTrainerLost"))
+    assert "trainer 'nnUNetTrainerLost' is not found here" in refused()
+
+
+@pytest.mark.parametrize("changed", [True, False])
+def test_a_network_of_its_own_is_refused(
+    model: Path, tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch, changed: bool
+) -> None:
+    (tmp_path / "trainers").mkdir()
+    code = (
+        "from nnunet_cpr.nnunet.trainer import nnUNetTrainerCPR\n\n\n"
+        "class nnUNetTrainerMine(nnUNetTrainerCPR):\n"
+        f"    def {'build_network_architecture' if changed else 'mine'}(*args, **kwargs): ...\n"
+    )
+    (tmp_path / "trainers" / f"mine_{changed}.py".lower()).write_text(code)
+    monkeypatch.setenv("nnUNet_extTrainer", str(tmp_path / "trainers"))
+    for fold in ("fold_0", "fold_1"):
+        change(model / fold / FINAL[0], lambda c: c.update(trainer_name="nnUNetTrainerMine"))
+    if changed:
+        assert "trainer nnUNetTrainerMine makes a network of its own" in refused()
+    else:
+        assert export(model, tmp_path / "exported", None, FINAL).is_dir()
+
+
+def test_weights_that_nnunet_does_not_load_are_refused(model: Path, refused) -> None:
+    change(model / "fold_1" / FINAL[0], lambda c: c["network_weights"].pop("decoder.seg_layers.2.bias"))
+    said = refused()
+    assert said.startswith(f"nnU-Net does not load {model / 'fold_1' / FINAL[0]}: ")
+    assert "decoder.seg_layers.2.bias" in said
+
+
+def test_folds_of_different_trainers_are_refused(model: Path, refused) -> None:
+    change(model / "fold_1" / FINAL[0], lambda c: c.update(trainer_name="nnUNetTrainerCPR_ws2"))
+    assert f"is nnUNetTrainerCPR_ws2's 3d_fullres, not {CPR}'s" in refused()
+
+
+def test_a_torn_checkpoint_is_refused(model: Path, refused) -> None:
+    torn = model / "fold_1" / FINAL[0]
+    os.truncate(torn, 1000)
+    assert refused() == f"{torn} is damaged: it is cut short, or no checkpoint at all"
+
+
+def test_a_checkpoint_that_runs_something_is_refused(model: Path, tmp_path: Path, refused) -> None:
+    created = tmp_path / "created"
+
+    class Payload:
+        def __reduce__(self) -> tuple:
+            return os.system, (f"touch {created}",)
+
+    change(model / "fold_1" / FINAL[0], lambda checkpoint: checkpoint.update(more=Payload()))
+    assert "carries posix.system" in refused()
+    assert not created.exists()
+    torch.load(model / "fold_1" / FINAL[0], weights_only=False)
+    assert created.exists(), "the payload is none"
+
+
+def test_missing_files_are_named(model: Path, refused) -> None:
+    assert f"{model / 'fold_3' / FINAL[0]} is not there; say which folds" in refused("0", "3")
+    assert "checkpoint_latest.pth is not there" in refused(names=["checkpoint_latest.pth"])
+    assert "is not there" in refused(names=["../fold_0/checkpoint_final.pth"])
+    assert "is not there" in refused("../fold_0")
+    (model / "dataset.json").write_text("{")
+    assert refused().startswith(f"{model / 'dataset.json'} cannot be read: ")
+    (model / "plans.json").unlink()
+    assert "is no trained model of nnU-Net's" in refused()
+
+
+@pytest.mark.parametrize("name", ["../../elsewhere", "/elsewhere", "..", "", "a/b", 3, None])
+def test_names_in_the_plans_stay_within_the_output(model: Path, refused, name: object) -> None:
+    plans = json.loads((model / "plans.json").read_text())
+    (model / "plans.json").write_text(json.dumps({**plans, "dataset_name": name}))
+    assert f"a name that cannot be a folder's: {name!r}" in refused()
+
+
+def test_where_it_would_do_harm_it_does_not_write(model: Path, tmp_path: Path, refused) -> None:
+    assert "would pass for one that was trained without CPR" in refused(output=tmp_path / "results")
+    assert "is in the model's own folder" in refused(output=model / "exported")
+    (tmp_path / "there" / "Dataset901_Phantoms" / COPY).mkdir(parents=True)
+    assert f"{COPY} exists; move it away" in refused(output=tmp_path / "there")
+    (tmp_path / "file").write_text("mine")
+    assert str(tmp_path / "file") in refused(output=tmp_path / "file")
+
+
+def test_a_disk_that_is_too_small_is_said_before(model: Path, refused) -> None:
+    huge = torch.zeros(1).expand(10**15)
+    change(model / "fold_0" / FINAL[0], lambda c: c["network_weights"].update(huge=huge))
+    assert "MB left, and the model needs 8,000,000,0" in refused()
+
+
+def test_a_write_that_fails_leaves_nothing(model: Path, refused) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        said = refused()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "File too large" in said and "checkpoint_final.pth" in said
+
+
+def test_the_command_ends_in_one_line(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "exported"
+    arguments = [
+        "export",
+        str(model),
+        str(output),
+        "--folds",
+        "1",
+        "--checkpoint",
+        "checkpoint_best.pth",
+    ]
+    done = CliRunner().invoke(app, arguments)
+    copy = output / "Dataset901_Phantoms" / COPY
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith(f"{copy}: fold_1, ")
+    assert f"nnUNetv2_predict_from_modelfolder -m {copy} -f 1 -chk checkpoint_best.pth -i" in done.stdout
+    again = CliRunner().invoke(app, arguments)
+    assert again.exit_code == 1
+    assert again.stderr == f"nnunet-cpr: {copy} exists; move it away, or name another folder\n"
+
+
+@pytest.mark.slow  # a minute
+def test_plain_nnunet_predicts_the_same_without_the_package(
+    workspace: Workspace, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "blocked").mkdir()
+    (tmp_path / "blocked" / "sitecustomize.py").write_text(WITHOUT_THE_PACKAGE)
+    exported = tmp_path / "exported"
+    plain = Workspace(
+        tmp_path,
+        workspace.dataset,
+        {
+            **workspace.environment,
+            "PYTHONPATH": str(tmp_path / "blocked"),
+            "nnUNet_results": str(exported),
+        },
+    )
+    absent = subprocess.run(
+        [sys.executable, "-c", "import nnunet_cpr"],
+        env=plain.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert "No module named 'nnunet_cpr'" in absent.stderr
+
+    before = contents(model)
+    workspace.run("nnunet-cpr", "export", str(model), str(exported))
+    copy = exported / workspace.dataset / COPY
+    images = workspace.folder / "nnUNet_raw" / workspace.dataset / "imagesTs"
+
+    def predict(space: Workspace, folder: Path, output: str, **options: bool):
+        return space.run(
+            "nnUNetv2_predict_from_modelfolder", "-i", str(images), "-o", str(tmp_path / output),
+            "-m", str(folder), "-f", "0", "1", "-device", "cpu", "-npp", "1", "-nps", "1",
+            "--save_probabilities", **options,
+        )  # fmt: skip
+
+    failed = predict(plain, model, "failed", check=False)
+    assert failed.returncode != 0
+    assert f"Could not find requested nnunet trainer {CPR}" in failed.stderr
+    predict(workspace, model, "ours")
+    predict(plain, copy, "theirs")
+    assert contents(model) == before
+
+    case = "phantom_005"
+    ours, theirs = (
+        SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(tmp_path / folder / f"{case}.nii.gz"))
+        for folder in ("ours", "theirs")
+    )
+    assert ours.shape == theirs.shape and np.array_equal(ours, theirs)
+    ours, theirs = (
+        np.load(tmp_path / folder / f"{case}.npz")["probabilities"] for folder in ("ours", "theirs")
+    )
+    assert np.array_equal(ours, theirs) and len(np.unique(ours)) > 1000
+
+    # nnU-Net's own way of sharing models takes it from there.
+    archive = tmp_path / "model.zip"
+    plain.run(
+        "nnUNetv2_export_model_to_zip", "-d", "901", "-o", str(archive), "-c", "3d_fullres",
+        "-p", PLANS, "-f", "0", "1",
+    )  # fmt: skip
+    installed = plain.with_results_in(tmp_path / "installed")
+    (tmp_path / "installed" / "nnUNet_results").mkdir(parents=True)
+    installed.run("nnUNetv2_install_pretrained_model_from_zip", str(archive))
+    there = contents(tmp_path / "installed" / "nnUNet_results" / workspace.dataset / COPY)
+    assert {name: digest for name, (digest, _) in there.items()} == {
+        name: digest for name, (digest, _) in contents(copy).items()
+    }

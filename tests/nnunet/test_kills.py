@@ -1,0 +1,135 @@
+"""Trainings that are killed again and again, and continued with ``--c`` each time."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from workspace import Workspace
+
+KILLS = 10  # of each of the two trainings
+AIMED = 4  # of them while a checkpoint is written
+EPOCHS = 8
+
+TRAINER = "nnUNetTrainerKilled"
+MODULE = f"""
+from nnunet_cpr.nnunet.names import parse
+from nnunet_cpr.nnunet.trainer import nnUNetTrainerCPR
+
+
+class {TRAINER}(nnUNetTrainerCPR):
+    settings = parse("nnUNetTrainerCPR_ws6_{EPOCHS}epochs_4iters_seed1")
+
+    def __init__(self, plans, configuration, fold, dataset_json, device):
+        super().__init__(plans, configuration, fold, dataset_json, device)
+        self.save_every = 1
+        self.num_val_iterations_per_epoch = 4
+"""
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def checkpoint_files(fold: Path) -> dict[str, tuple[int, int]]:
+    """All of them, temporary ones included, with what changes when they are written."""
+    found = {}
+    for name in os.listdir(fold) if fold.is_dir() else ():
+        if "checkpoint" in name:
+            try:
+                status = os.stat(fold / name)
+            except FileNotFoundError:
+                continue
+            found[name] = status.st_mtime_ns, status.st_size
+    return found
+
+
+def wait_for_a_write(fold: Path, process: subprocess.Popen[str]) -> None:
+    before = checkpoint_files(fold)
+    while process.poll() is None and checkpoint_files(fold) == before:
+        pass
+
+
+def epochs_begun(log: str) -> list[int]:
+    return [int(number) for number in re.findall(r"^[\d\-: .]+: Epoch (\d+)\s*$", log, re.M)]
+
+
+def kill_and_continue(workspace: Workspace, seed: int, seconds: float) -> tuple[int, int]:
+    """Train to the end in spite of the kills, which come within so many seconds of a start.
+
+    Returns:
+        How many kills there were, and how many hit while a checkpoint was written.
+    """
+    moments = random.Random(seed)
+    fold = workspace.fold(TRAINER)
+    aimed = [True] * AIMED + [False] * (KILLS - AIMED)
+    moments.shuffle(aimed)
+    output = workspace.folder / "output"
+    reached, torn = 0, 0
+    for life, aim in enumerate([*aimed, None]):
+        logs = set(workspace.logs(TRAINER))
+        with open(output, "w") as said:
+            # The first life has nothing to continue, and may have been killed before it had.
+            process = workspace.start(TRAINER, *(["--c"] if life else []), output=said)
+            try:
+                if aim is None:
+                    assert process.wait(timeout=300) == 0, output.read_text()[-3000:]
+                elif aim:
+                    wait_for_a_write(fold, process)
+                else:
+                    time.sleep(moments.uniform(0, seconds))
+                assert process.poll() in (None, 0), output.read_text()[-3000:]
+            finally:
+                kill(process) if process.poll() is None else None
+        assert "is damaged" not in output.read_text()
+        torn += any(name.startswith(".") for name in checkpoint_files(fold))
+        new = set(workspace.logs(TRAINER)) - logs
+        begun = epochs_begun("".join(log.read_text() for log in new))
+        if begun:
+            # Every epoch ends with a checkpoint: only the one that was killed is done again.
+            assert begun[0] >= reached, f"life {life} began with epoch {begun[0]}, not {reached}"
+            reached = begun[-1]
+    return len(aimed), torn
+
+
+@pytest.mark.slow  # 3 minutes on two cores
+def test_killed_at_twenty_moments_and_continued_it_ends_as_if_it_had_not_been(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    (tmp_path / "trainers").mkdir()
+    (tmp_path / "trainers" / "killed_trainer.py").write_text(MODULE)
+    spaces = [workspace.with_results_in(tmp_path / name) for name in ("whole", "first", "second")]
+    for space in spaces:
+        space.environment["nnUNet_extTrainer"] = str(tmp_path / "trainers")
+        space.folder.mkdir()
+    whole, *killed = spaces
+    start = time.monotonic()
+    whole.train(TRAINER)
+    seconds = (time.monotonic() - start) / 2
+
+    with ThreadPoolExecutor(2) as pool:
+        counts = list(pool.map(kill_and_continue, killed, (1, 2), (seconds, seconds)))
+    print(f"kills, and those during a write: {counts}")
+    assert sum(kills for kills, _ in counts) == 2 * KILLS
+    assert sum(torn for _, torn in counts) >= AIMED, "the kills do not hit the writing of checkpoints"
+
+    expected = whole.checkpoint(TRAINER)
+    for space in killed:
+        ours = space.checkpoint(TRAINER)
+        assert space.history(TRAINER).equals(whole.history(TRAINER))
+        for key, value in expected["optimizer_state"]["cpr"]["state"].items():
+            assert torch.equal(ours["optimizer_state"]["cpr"]["state"][key], value), key
+        for key, value in expected["network_weights"].items():
+            assert torch.equal(ours["network_weights"][key], value), key
+        assert not list(space.fold(TRAINER).glob(".*")), "what killed writes have left is still there"
+        summaries = [s.fold(TRAINER) / "validation" / "summary.json" for s in (space, whole)]
+        assert len({re.sub(r'"/.*?"', "", f.read_text()) for f in summaries}) == 1
