@@ -1,4 +1,4 @@
-"""DDP and ZeroRedundancyOptimizer: all processes have all parameters, and CPR's state in the same bits."""
+"""DDP, ZeroRedundancyOptimizer: all processes have all parameters and the same bits of CPR's state."""
 
 from __future__ import annotations
 
