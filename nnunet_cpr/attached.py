@@ -7,7 +7,6 @@ compared with (:mod:`nnunet_cpr.baselines`) differ in their update alone.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn
 
@@ -18,11 +17,8 @@ from torch.optim import Optimizer
 from nnunet_cpr import saved_state
 from nnunet_cpr.saved_state import some
 from nnunet_cpr.selection import Params, regularized
-from nnunet_cpr.sharding import refuse_flat_shards
+from nnunet_cpr.sharding import is_saved_in_shards, only_makes_state, refuse_flat_shards
 from nnunet_cpr.transfer import to_device
-
-_CHECKPOINT_FUNCTIONS = "torch.distributed.checkpoint.state_dict"
-"""Is imported by who uses it."""
 
 
 class Attached:
@@ -196,7 +192,7 @@ class Attached:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self._check_step(optimizer)
-        if only_makes_state(optimizer):
+        if only_makes_state():
             return None
         found_inf = getattr(optimizer, "found_inf", None)  # set by GradScaler for fused optimizers
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -249,8 +245,7 @@ class Attached:
 
     def _add_to_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         state = state_dict[self.state_key] = self.state_dict()
-        if _CHECKPOINT_FUNCTIONS in sys.modules:
-            # Its functions take the parameter groups of a state and leave the rest.
+        if is_saved_in_shards():  # takes the parameter groups of a state and leaves the rest
             first, *others = state_dict["param_groups"]
             state_dict["param_groups"] = [{**first, self.state_key: state}, *others]
 
@@ -290,20 +285,6 @@ class Attached:
 
 def _held_by(optimizer: Optimizer) -> list[int]:
     return [id(p) for group in optimizer.param_groups for p in group["params"]]
-
-
-def only_makes_state(optimizer: Optimizer) -> bool:
-    """Whether this step is no training step, but one of ``torch.distributed.checkpoint``.
-
-    Before it saves or loads the state of an optimizer that has none yet, it has it made by a step with a
-    learning rate and gradients of 0.
-    """
-    if _CHECKPOINT_FUNCTIONS not in sys.modules:
-        return False
-    if optimizer.state or any(group.get("lr", 1) != 0 for group in optimizer.param_groups):
-        return False
-    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    return bool(grads) and not any(grad.any() for grad in grads)
 
 
 def _may_decay(weight_decay: Any) -> bool:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nnunet_cpr.attached import Attached, only_makes_state
+from nnunet_cpr.attached import Attached
 from nnunet_cpr.bounds import Bound, KappaWS
 from nnunet_cpr.kernels import OnePass
 from nnunet_cpr.regularizers import accumulator, get_regularizer
 from nnunet_cpr.selection import Params
-from nnunet_cpr.sharding import Shards, local_parts
+from nnunet_cpr.sharding import Shards, local_parts, only_makes_state
 from nnunet_cpr.transfer import to_device
 
 
@@ -153,7 +153,7 @@ class CPR(Attached):
         if self._optimizer is not optimizer:
             return None  # detached
         self._check_step(optimizer)
-        if only_makes_state(optimizer):
+        if only_makes_state():
             return None
         found_inf = getattr(optimizer, "found_inf", None)
         if self.one_pass is None or not self.one_pass.covers_this_step():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -58,15 +59,37 @@ def refuse_zero_redundancy(ours: str, theirs: str) -> None:
     Raises:
         TypeError: it is.
     """
-    module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
-    frame = sys._getframe()
-    while module is not None and frame.f_back is not None:
-        frame = frame.f_back  # nothing but its call tells the optimizer by whom it is built
-        if isinstance(frame.f_locals.get("self"), module.ZeroRedundancyOptimizer):
-            raise TypeError(
-                f"ZeroRedundancyOptimizer leaves the bounds and multipliers of {ours} out of its "
-                f"state_dict(); give it {theirs} and attach CPR(model) to it"
-            )
+    if _is_called_by("torch.distributed.optim.zero_redundancy_optimizer", "_init_local_optimizer"):
+        raise TypeError(
+            f"ZeroRedundancyOptimizer leaves the bounds and multipliers of {ours} out of its "
+            f"state_dict(); give it {theirs} and attach CPR(model) to it"
+        )
+
+
+def is_saved_in_shards() -> bool:
+    """Whether ``torch.distributed.checkpoint`` is asking for an optimizer's state."""
+    return _is_called_by("torch.distributed.checkpoint.state_dict", "_get_optim_state_dict")
+
+
+def only_makes_state() -> bool:
+    """Whether a step is no training step, but one of ``torch.distributed.checkpoint``.
+
+    Before it saves or loads the state of an optimizer that has none yet, it has it made by a step with a
+    learning rate and gradients of 0.
+    """
+    return _is_called_by("torch.distributed.checkpoint.state_dict", "_init_optim_state")
+
+
+def _is_called_by(module: str, function: str) -> bool:
+    """Whether a function is being called; nothing but its call tells what torch is about."""
+    if module not in sys.modules:
+        return False
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == function and frame.f_globals.get("__name__") == module:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Shards:
