@@ -214,7 +214,7 @@ def test_presets_lists_everything() -> None:
         (("run", "digits", "SGD", "--set", "x=1"), "digits has no setting 'x'; it has none"),
         (("run", "grokking", "SGD_wd0", "--set", "x=1"), "grokking has no setting 'x'; it has none"),
         (("run", "digits", "SGD", "--device", "nowhere"), "--device nowhere cannot be used"),
-        (("run", "digits", "SGD", "SGD_9steps"), "warm-up of 30 steps is not shorter"),
+        (("run", "digits", "SGD", "SGD_9steps"), "warm-up of 20 steps is not shorter"),
         (("run", "grokking", "AdamW_awd"), "say one with _wd<V>"),
         (("dynamics", "digits", "SGD", "-o", "figure.xyz"), "must be a .png, .pdf or .svg file"),
         (("dynamics", "digits", "SGD", "-o", "nowhere/figure.png"), "in a folder that is there"),

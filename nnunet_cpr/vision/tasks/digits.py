@@ -26,7 +26,7 @@ def _prepare(options: Options) -> Prepared:
         model=_network(),
         epoch=shuffled_batches((images[train], labels[train]), _BATCH),
         loss=cross_entropy,
-        evaluate=accuracy_of((images[test], labels[test])),
+        evaluate=accuracy_of((images[test], labels[test]), size=512),
     )
 
 
@@ -53,8 +53,8 @@ DIGITS = Task(
     name="digits",
     about="8 x 8 handwritten digits of scikit-learn, a small convolutional network; minutes on a CPU",
     prepare=_prepare,
-    steps=600,
-    warmup=30,
+    steps=400,
+    warmup=20,
     lr={"adam": 1e-2, "sgd": 0.1, "amos": 1e-2},
     betas=(0.9, 0.98),
     weight_decay={"adam": 1e-2, "sgd": 1e-3},
