@@ -7,6 +7,7 @@ compared with (:mod:`nnunet_cpr.baselines`) differ in their update alone.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn
 
@@ -21,7 +22,7 @@ from nnunet_cpr.sharding import is_saved_in_shards, only_makes_state, refuse_fla
 from nnunet_cpr.transfer import to_device
 
 
-class Attached:
+class Attached(ABC):
     """A regularizer of matrices that an optimizer runs before its steps.
 
     A subclass makes :meth:`_update_and_correct` and says its settings in :meth:`_config`; what it
@@ -60,6 +61,7 @@ class Attached:
 
     # What a subclass makes
 
+    @abstractmethod
     def _update_and_correct(self, found_inf: Tensor | None) -> None:
         """One update: read the point and the gradients before the step, and correct the point.
 
@@ -67,11 +69,10 @@ class Attached:
             found_inf: not 0 where ``GradScaler`` has a fused optimizer skip this step, which is no
                 step then; a number on the device, or None.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _config(self) -> dict[str, Any]:
         """The settings that a saved state belongs to, as plain values."""
-        raise NotImplementedError
 
     # What its update may need
 

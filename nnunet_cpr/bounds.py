@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Bound:
+class Bound(ABC):
     """How the bounds kappa are found.
 
     In a trainer's name a bound is its ``keyword`` and the value of its first field.
@@ -36,6 +37,7 @@ class Bound:
         """What the bound has to remember at the start, as tensors shaped like ``like`` (``[J]``)."""
         return {}
 
+    @abstractmethod
     def update_(self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]) -> None:
         """Set ``kappa`` (``[J]``, in place) where this step decides it.
 
@@ -45,7 +47,6 @@ class Bound:
             measure: R(theta_step), float32 ``[J]``.
             memory: holds, among others, what :meth:`memory` gave; updated in place.
         """
-        raise NotImplementedError
 
 
 def _set_(kappa: Tensor, where: Tensor, value: Tensor) -> None:

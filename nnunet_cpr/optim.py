@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -17,7 +18,7 @@ from nnunet_cpr.selection import Params, param_groups
 from nnunet_cpr.sharding import is_sharded, local_parts, refuse_zero_redundancy
 
 
-class CPROptimizer(torch.optim.Optimizer):
+class CPROptimizer(torch.optim.Optimizer, ABC):
     """What the two optimizers share: they build their CPR from their own parameters.
 
     A step goes one of two ways. The plain one is CPR's correction and then torch's own step. The other
@@ -81,17 +82,17 @@ class CPROptimizer(torch.optim.Optimizer):
     def prepare_torch_step(self) -> None:
         """What torch's own step needs beforehand."""
 
+    @abstractmethod
     def allows_one_pass(self, group: dict[str, Any]) -> bool:
         """Whether the group's settings are such as a step in one pass takes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def step_tensors(self, group: dict[str, Any]) -> StepTensors:
         """The group's tensors for a step that is about to be taken; missing ones are made."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rule(self, group: dict[str, Any]) -> Rule:
         """The settings of the step."""
-        raise NotImplementedError
 
     def after_step(self, tensors: StepTensors) -> None:
         """What is left to do when all tensors of a group were stepped."""

@@ -11,6 +11,7 @@ name is then a choice of every optimizer here and a suffix of the nnU-Net traine
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from nnunet_cpr.row_norms import sums_of_squares
 
 
-class Regularizer:
+class Regularizer(ABC):
     """A measure R(theta) and its gradient direction g(theta), so that theta <- theta - lambda * g.
 
     Tensors over the J matrices have length J; ``sums`` has one row for each sum that R needs.
@@ -30,19 +31,19 @@ class Regularizer:
     largest_multiplier: ClassVar[float] = math.inf
     """A correction uses at most this multiplier."""
 
+    @abstractmethod
     def sums(self, params: Sequence[Tensor]) -> Tensor:
         """The sums over the elements of each parameter that R is a function of: ``[rows, J]``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def measure(self, sums: Tensor, numel: Tensor) -> Tensor:
         """R of each parameter, float32 ``[J]``, from its :meth:`sums` and number of elements."""
-        raise NotImplementedError
 
+    @abstractmethod
     def correct_(
         self, params: Sequence[Tensor], multiplier: Tensor, sums: Tensor, numel: Tensor
     ) -> None:
         """Theta <- theta - multiplier * g(theta), in place; ``multiplier`` is ``[J]``."""
-        raise NotImplementedError
 
 
 class L2(Regularizer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -41,7 +42,7 @@ class Rule:
     nesterov: bool = False
 
 
-class OnePass:
+class OnePass(ABC):
     """Takes the optimizer's step and CPR's correction for ``l2`` in one pass over the memory.
 
     While a parameter is at hand its new measure is taken, which the next step needs. It is forgotten
@@ -127,16 +128,17 @@ class OnePass:
 
     # What a backend is made of
 
+    @abstractmethod
     def _measure(self) -> None:
         """Take the sums of squares anew."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _sums_of_squares(self) -> Tensor:
         """Of the matrices as last measured, in this step or in the one before: float64 ``[J]``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _step(self, multiplier: Tensor) -> None:
-        raise NotImplementedError
+        """Step and correct all parameters, and take the sums of squares of what comes out."""
 
 
 def _lie_alike(p: Tensor, grad: Tensor | None) -> bool:

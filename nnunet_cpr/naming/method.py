@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -28,7 +29,7 @@ class Family:
 
 
 @dataclass(frozen=True)
-class MethodName:
+class MethodName(ABC):
     """An optimizer's family and settings; None means the family's own.
 
     ``str()`` gives the name, with the suffixes in the order of :attr:`suffixes`.
@@ -132,14 +133,14 @@ class MethodName:
         )
 
     @property
+    @abstractmethod
     def total_steps(self) -> int:
         """Optimizer steps in the whole training."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def default_warm_start(self) -> int:
         """Steps after which kappa is taken where the name gives no bound."""
-        raise NotImplementedError
 
     @property
     def warmup_steps(self) -> int:

@@ -10,6 +10,7 @@ import functools
 import random
 import sys
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -31,7 +32,7 @@ from nnunet_cpr.nnunet.schedule import WarmupPolyLRScheduler
 from nnunet_cpr.optim import SGDCPR, AdamCPR
 
 
-class NamedTrainer(nnUNetTrainer):
+class NamedTrainer(nnUNetTrainer, ABC):
     """nnU-Net's trainer with the optimizer and the settings that its name says.
 
     Without a warm-up the learning rate is nnU-Net's own, set every epoch; with one it is the paper's,
@@ -63,9 +64,9 @@ class NamedTrainer(nnUNetTrainer):
             self.num_iterations_per_epoch = settings.iterations
         self.warmup_steps = settings.warmup_steps
 
+    @abstractmethod
     def build_optimizer(self) -> Optimizer:
         """The optimizer over ``self.network``."""
-        raise NotImplementedError
 
     def configure_optimizers(self) -> tuple[Optimizer, Any]:
         optimizer = self.build_optimizer()
