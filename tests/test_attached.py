@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matrices import calls_of_its_closure, matrix, set_gradients
+from matrices import calls_of_its_closure, matrix, set_gradients, take_same_steps, take_steps_by_closure
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS
 from nnunet_cpr.baselines import DecoupledDecay
@@ -25,13 +25,7 @@ def test_hook_on_a_plain_optimizer_equals_the_subclass(model: torch.nn.Module) -
     ours = AdamCPR(model, lr=1e-2, kappa=KappaWS(3))
     plain = torch.optim.AdamW(twin.parameters(), lr=1e-2, weight_decay=0, fused=True)
     assert CPR(twin, kappa=KappaWS(3)).attach(plain) is plain
-    for t in range(20):
-        set_gradients(model.parameters(), t)
-        set_gradients(twin.parameters(), t)
-        ours.step()
-        plain.step()
-    for p, q in zip(model.parameters(), twin.parameters()):
-        torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-14)
+    take_same_steps(20, (model, ours), (twin, plain), rtol=1e-12, atol=1e-14)
     assert ours.cpr.lagrange_multiplier.max() > 0
 
 
@@ -170,28 +164,17 @@ def test_a_model_beside_an_optimizer_can_be_copied(model: torch.nn.Module) -> No
 
 def test_a_closure_is_evaluated_before_the_correction() -> None:
     """The gradient belongs to theta_t, not to the corrected point."""
-    results = []
-    for use in (None, "position", "keyword"):  # Lightning names it
-        p = matrix(2.0)
-        optimizer = SGDCPR([p], lr=0.1, momentum=0, nesterov=False, kappa=KappaK(3.9))
 
-        def closure(p=p, optimizer=optimizer):
-            optimizer.zero_grad()
-            loss = (p**3).sum()
-            loss.backward()
-            return loss
+    def take_steps(kappa: float) -> list[tuple[torch.Tensor, torch.optim.Optimizer]]:
+        return take_steps_by_closure(
+            lambda p: SGDCPR([p], 0.1, momentum=0, nesterov=False, kappa=KappaK(kappa))
+        )
 
-        for _ in range(3):
-            if use == "position":
-                assert optimizer.step(closure) is not None
-            elif use == "keyword":
-                assert optimizer.step(closure=closure) is not None
-            else:
-                closure()
-                optimizer.step()
+    (without, _), *with_one = take_steps(2.3)
+    assert not torch.equal(without, take_steps(100)[0][0]), "the bound has to matter"
+    for p, optimizer in with_one:
+        assert torch.equal(p, without)
         assert optimizer.cpr.step_count == 3
-        results.append(p.detach().clone())
-    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
 def test_an_optimizer_that_calls_its_closure_often_is_corrected_once_a_step() -> None:

@@ -19,7 +19,7 @@ from baseline_oracle import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matrices import set_gradients
+from matrices import set_gradients, take_same_steps
 from oracle import OracleAdam, OracleSGD
 
 from nnunet_cpr.baselines import (
@@ -140,13 +140,7 @@ def test_decoupled_decay_on_adam_is_adamw() -> None:
     matrices = [p for p in theirs.parameters() if p.ndim >= 2]
     groups = [{"params": matrices, "weight_decay": 0.3}, {"params": biases, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, lr=1e-2, amsgrad=True)
-    for t in range(200):
-        set_gradients(ours.parameters(), t)
-        set_gradients(theirs.parameters(), t)
-        optimizer.step()
-        adamw.step()
-    for p, q in zip(ours.parameters(), theirs.parameters()):
-        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-8)
+    take_same_steps(200, (ours, optimizer), (theirs, adamw), rtol=1e-6, atol=1e-8)
 
 
 # Properties that follow from the equations

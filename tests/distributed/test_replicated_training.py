@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,25 @@ def place() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def parallel(method: Method, file: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def zero_redundancy(replica: DistributedDataParallel) -> tuple[ZeroRedundancyOptimizer, CPR]:
+    """Each process keeps a part of Adam's moments."""
+    optimizer = ZeroRedundancyOptimizer(replica.parameters(), torch.optim.Adam, lr=0.02)
+    cpr = CPR(replica, kappa=KappaWS(2))
+    cpr.attach(optimizer)
+    return optimizer, cpr
+
+
+def saved_and_loaded(
+    build: Callable[[DistributedDataParallel], tuple[torch.optim.Optimizer, CPR]], file: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Trains to the end, saving on the first process on the way; then again from what was saved."""
     model = Net()
     replica = DistributedDataParallel(model)
-    optimizer, cpr = method.build(replica)
+    optimizer, cpr = build(replica)
     assert "first.weight" in cpr.names
     train(replica, optimizer, range(SAVED), *place())
+    if isinstance(optimizer, ZeroRedundancyOptimizer):
+        optimizer.consolidate_state_dict(to=0)
     if dist.get_rank() == 0:
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
     train(replica, optimizer, range(SAVED, STEPS), *place())
@@ -39,7 +52,7 @@ def parallel(method: Method, file: str) -> tuple[dict[str, Any], dict[str, Any]]
     model = Net()
     model.load_state_dict(saved["model"])
     replica = DistributedDataParallel(model)
-    optimizer, cpr = method.build(replica)
+    optimizer, cpr = build(replica)
     optimizer.load_state_dict(saved["optimizer"])
     train(replica, optimizer, range(SAVED, STEPS), *place())
     return through, found(model, cpr)
@@ -52,7 +65,7 @@ METHODS = [Method("SGDCPR"), Method("AdamCPR", "std", "ip"), Method("AdamW fused
 def test_ddp_has_the_same_bits_everywhere_and_after_a_load(
     two: Crew, tmp_path: Path, method: Method
 ) -> None:
-    results = two.run(parallel, method, str(tmp_path / "checkpoint.pt"))
+    results = two.run(saved_and_loaded, method.build, str(tmp_path / "checkpoint.pt"))
     first = results[0][0]
     agree(first, alone(method, STEPS))
     for through, again in results:
@@ -61,39 +74,9 @@ def test_ddp_has_the_same_bits_everywhere_and_after_a_load(
             assert torch.equal(again[key], value), key
 
 
-def zero_redundancy(file: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The same with each process keeping a part of Adam's moments."""
-
-    def build(model: Net) -> tuple[ZeroRedundancyOptimizer, CPR]:
-        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.02)
-        cpr = CPR(model, kappa=KappaWS(2))
-        cpr.attach(optimizer)
-        return optimizer, cpr
-
-    model = Net()
-    replica = DistributedDataParallel(model)
-    optimizer, cpr = build(model)
-    train(replica, optimizer, range(SAVED), *place())
-    optimizer.consolidate_state_dict(to=0)
-    if dist.get_rank() == 0:
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-    train(replica, optimizer, range(SAVED, STEPS), *place())
-    through = found(model, cpr)
-
-    dist.barrier()
-    saved = torch.load(file, weights_only=True)
-    model = Net()
-    model.load_state_dict(saved["model"])
-    replica = DistributedDataParallel(model)
-    optimizer, cpr = build(model)
-    optimizer.load_state_dict(saved["optimizer"])
-    train(replica, optimizer, range(SAVED, STEPS), *place())
-    return through, found(model, cpr)
-
-
 def test_zero_redundancy_optimizer(two: Crew, tmp_path: Path) -> None:
     expected = alone(Method("Adam"), STEPS)
-    results = two.run(zero_redundancy, str(tmp_path / "checkpoint.pt"))
+    results = two.run(saved_and_loaded, zero_redundancy, str(tmp_path / "checkpoint.pt"))
     for through, again in results:
         agree(through, expected)
         for key in expected:

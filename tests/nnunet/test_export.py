@@ -66,12 +66,7 @@ def change(path: Path, how: Callable[[dict], object]) -> None:
 def trained(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a model with two folds and a cross-validation's results."""
     space = workspace.with_results_in(tmp_path_factory.mktemp("trained"))
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        trainer = space.build(CPR, monkeypatch)
-        trainer.num_iterations_per_epoch = trainer.num_val_iterations_per_epoch = 2
-        trainer.num_epochs = 1
-        trainer.run_training()
-    first, second = space.fold(CPR), space.model(CPR) / "fold_1"
+    first, second = space.finish(CPR), space.model(CPR) / "fold_1"
     (first / "validation").mkdir()
     (first / "validation" / "summary.json").write_text("{}")
     shutil.copytree(first, second)

@@ -113,6 +113,15 @@ class Workspace:
         built.initialize()
         return built
 
+    def finish(self, trainer: str) -> Path:
+        """The folder of a fold trained to its end in this process: an epoch of two iterations."""
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            built = self.build(trainer, monkeypatch)
+            built.num_iterations_per_epoch = built.num_val_iterations_per_epoch = 2
+            built.num_epochs = 1
+            built.run_training()
+        return self.fold(trainer)
+
     def model(self, trainer: str) -> Path:
         return self.folder / "nnUNet_results" / self.dataset / f"{trainer}__{PLANS}__3d_fullres"
 

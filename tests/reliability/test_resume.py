@@ -187,7 +187,7 @@ def test_cpr_goes_on_bit_for_bit_in_another_process(
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, **quietly)
+@settings(max_examples=600, **quietly)
 @given(**any_stop, again=again)
 def test_cpr_goes_on_bit_for_bit_in_another_process_many_times(
     worker: Worker, case: Case, stop: int, mmap: bool, again: int | None
