@@ -251,7 +251,9 @@ class Attached(ABC):
             state_dict["param_groups"] = [{**first, self.state_key: state}, *others]
 
     def _check_loaded_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-        groups = state_dict["param_groups"]
+        groups = state_dict.get("param_groups")
+        if groups is None:
+            raise ValueError("this is no state of an optimizer: it has no param_groups")
         saved = [holder[self.state_key] for holder in (state_dict, *groups) if self.state_key in holder]
         if not saved:
             raise ValueError(

@@ -1,16 +1,22 @@
-"""Files that appear whole or not at all, and what others have left read with suspicion."""
+"""Files and folders that appear whole or not at all, and what others have left read with suspicion."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import socket
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+UNFINISHED = ".nnunet-cpr-writing-"
+"""What the names of folders begin with that are being written: nnU-Net and its users pass over it."""
 
 _A_DAY = 24 * 60 * 60
 
@@ -45,6 +51,28 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         if os.path.lexists(temporary):
             temporary.unlink()
+
+
+@contextmanager
+def appearing(target: Path) -> Iterator[Path]:
+    """A folder to make, in a temporary one beside ``target`` whose place it takes on success.
+
+    What processes that were killed have left there is removed first.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of it.
+    """
+    for left in target.parent.glob(f"{UNFINISHED}*"):
+        with _locked(left) as abandoned:
+            if abandoned:
+                shutil.rmtree(left, ignore_errors=True)
+    temporary = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=target.parent))
+    try:
+        with _locked(temporary):
+            yield temporary / target.name
+            os.replace(temporary / target.name, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def save_with_torch(content: Any, path: Path) -> None:
@@ -118,3 +146,27 @@ def _is_abandoned(temporary: Path, pid: int, host: str) -> bool:
         return time.time() - temporary.stat().st_mtime > _A_DAY
     except FileNotFoundError:
         return False
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Whether this process could lock the folder. The system ends the lock with the process."""
+    if sys.platform == "win32":
+        yield False  # without locks of folders, those of killed runs stay
+        return
+    import fcntl
+
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        yield False  # its own process has removed it meanwhile
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # another process's; or a file system without locks
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)

@@ -21,7 +21,7 @@ from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
-from nnunet_cpr.files import save_with_torch
+from nnunet_cpr.files import appearing, save_with_torch
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.trainer import NamedTrainer
 
@@ -81,22 +81,20 @@ def export(model: Path, output: Path, folds: Sequence[str] | None, names: Sequen
         raise ExportError(f"{target} exists; move it away, or name another folder")
 
     made = [folder for folder in target.parents if not folder.exists()]
-    work = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        work.mkdir(parents=True)
-        for i, place in enumerate(places):
-            _convert(model / place, work / place, trainer, configuration, len(places) - i)
-        _copy(model, work, MODEL_FILES)
-        for fold in folds:
-            _copy(model, work, (f"fold_{fold}/{name}" for name in FOLD_FILES))
-        for results in model.glob("crossval_results_folds_*"):
-            if set(results.name.split("_")[3:]) <= set(folds):
-                _copy(model, work, (f"{results.name}/{name}" for name in CROSS_VALIDATION_FILES))
-        for place in places:
-            _check_with_nnunet(work, place, model)
-        os.rename(work, target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with appearing(target) as work:
+            for i, place in enumerate(places):
+                _convert(model / place, work / place, trainer, configuration, len(places) - i)
+            _copy(model, work, MODEL_FILES)
+            for fold in folds:
+                _copy(model, work, (f"fold_{fold}/{name}" for name in FOLD_FILES))
+            for results in model.glob("crossval_results_folds_*"):
+                if set(results.name.split("_")[3:]) <= set(folds):
+                    _copy(model, work, (f"{results.name}/{name}" for name in CROSS_VALIDATION_FILES))
+            for place in places:
+                _check_with_nnunet(work, place, model)
     except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
         for folder in made:
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
@@ -155,11 +153,11 @@ def _convert(source: Path, target: Path, trainer: str, configuration: str, left:
     if found != (trainer, configuration):
         raise ExportError(f"{source} is {found[0]}'s {found[1]}, not {trainer}'s {configuration}")
     needed = sum(w.numel() * w.element_size() for w in checkpoint["network_weights"].values())
-    target.parent.mkdir(exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(target.parent).free
     if free < needed * left:
         raise ExportError(
-            f"{target.parents[2]} has {free / 1e6:,.0f} MB left, and the model needs "
+            f"{target.parents[3]} has {free / 1e6:,.0f} MB left, and the model needs "
             f"{needed * left / 1e6:,.0f} MB"
         )
     kept = {

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from workspace import PLANS, Workspace
 
 from nnunet_cpr.cli import app
+from nnunet_cpr.files import UNFINISHED
 from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint
 from nnunet_cpr.nnunet.export import ExportError, export
 
@@ -239,6 +240,15 @@ def test_a_write_that_fails_leaves_nothing(model: Path, refused) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "File too large" in said and "checkpoint_final.pth" in said
+
+
+def test_what_a_killed_export_has_left_goes_with_the_next(model: Path, tmp_path: Path) -> None:
+    beside = tmp_path / "exported" / "Dataset901_Phantoms"
+    left = beside / f"{UNFINISHED}abcdefgh" / COPY / "fold_0"
+    left.mkdir(parents=True)
+    (left / "checkpoint_final.pth").write_bytes(b"half")
+    export(model, tmp_path / "exported", None, FINAL)
+    assert [folder.name for folder in beside.iterdir()] == [COPY]
 
 
 def test_the_command_ends_in_one_line(model: Path, tmp_path: Path) -> None:

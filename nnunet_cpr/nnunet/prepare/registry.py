@@ -7,13 +7,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from nnunet_cpr.files import naming
+from nnunet_cpr.files import appearing, naming
 from nnunet_cpr.nnunet.prepare.amos22 import AMOS22
 from nnunet_cpr.nnunet.prepare.archive import DataSet, PrepareError, check
 from nnunet_cpr.nnunet.prepare.brats2020 import BraTS2020
 from nnunet_cpr.nnunet.prepare.btcv import BTCV
 from nnunet_cpr.nnunet.prepare.decathlon import Decathlon
-from nnunet_cpr.nnunet.prepare.writing import appearing, verify
+from nnunet_cpr.nnunet.prepare.writing import verify
 
 DATA_SETS: dict[str, DataSet] = {  # by the name of the study's preset
     "btcv": BTCV(),

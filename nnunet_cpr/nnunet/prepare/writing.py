@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +18,6 @@ from nnunet_cpr.nnunet.commands import CommandFailed, run
 from nnunet_cpr.nnunet.prepare import call
 from nnunet_cpr.nnunet.prepare.archive import Archive, Case, PrepareError, in_parallel, progress_bar
 from nnunet_cpr.nnunet.prepare.volume import Unreadable, read_voxels, simpleitk_reason
-
-PREFIX = ".nnunet-cpr-prepare-"  # nnU-Net finds what begins with "Dataset"
-
-
-@contextmanager
-def appearing(target: Path) -> Iterator[Path]:
-    """A folder to write to, in a temporary one beside ``target`` whose place it takes on success.
-
-    What killed runs have left there is removed first.
-    """
-    raw = target.parent
-    for left in raw.glob(f"{PREFIX}*"):
-        with _locked(left) as abandoned:
-            if abandoned:
-                shutil.rmtree(left, ignore_errors=True)
-    temporary = Path(tempfile.mkdtemp(prefix=PREFIX, dir=raw))
-    try:
-        with _locked(temporary):
-            yield temporary / target.name
-            os.replace(temporary / target.name, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_cases(
@@ -195,23 +171,3 @@ def _write(image: sitk.Image, path: Path) -> None:
     except RuntimeError as error:
         reason = simpleitk_reason(error)
         raise PrepareError(f"{path} cannot be written ({reason}); is the disk full?") from error
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Whether this process could lock the folder. The system ends the lock with the process."""
-    if sys.platform == "win32":
-        yield False  # without locks of folders, those of killed runs stay
-        return
-    import fcntl
-
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # another run's; or a file system without locks
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(descriptor)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -140,6 +141,15 @@ def _planned_epochs(trainer: str) -> int | None:
 
 def _progress(fold: Path) -> tuple[int, float | None, float | None]:
     """Epochs that are over, the last one's pseudo Dice, the median epoch's seconds."""
+    looks = ((log, log.stat()) for log in fold.glob("training_log_*.txt"))
+    return _progress_in(fold, frozenset((log, look.st_size, look.st_mtime_ns) for log, look in looks))
+
+
+@lru_cache(maxsize=4096)
+def _progress_in(
+    fold: Path, logs: frozenset[tuple[Path, int, int]]
+) -> tuple[int, float | None, float | None]:
+    # A live table asks every second, for all cells of a study, and most logs are as they were.
     over = read_logs(fold).dropna(subset=["seconds"])
     if over.empty:
         return 0, None, None

@@ -19,11 +19,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli_prepare import prepare
+from nnunet_cpr.files import UNFINISHED, appearing
 from nnunet_cpr.nnunet.prepare import call
 from nnunet_cpr.nnunet.prepare.archive import check
 from nnunet_cpr.nnunet.prepare.registry import DATA_SETS
 from nnunet_cpr.nnunet.prepare.volume import read_with_simpleitk
-from nnunet_cpr.nnunet.prepare.writing import PREFIX, appearing
 from nnunet_cpr.nnunet.study.definition import load
 
 QUIET = Console(quiet=True)
@@ -271,7 +271,7 @@ def start_and_signal(raw: Path, tmp_path: Path, number: int) -> tuple[int, str]:
         start_new_session=True,
     )
     deadline = time.monotonic() + 60
-    while not list(raw.glob(f"{PREFIX}*/Dataset*")):
+    while not list(raw.glob(f"{UNFINISHED}*/Dataset*")):
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         assert time.monotonic() < deadline
         time.sleep(0.01)

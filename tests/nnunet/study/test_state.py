@@ -10,12 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from rich.console import Console
 
 from nnunet_cpr.nnunet.commands import CommandFailed
-from nnunet_cpr.nnunet.fold_files import RESOURCES
+from nnunet_cpr.nnunet.fold_files import RESOURCES, read_logs
 from nnunet_cpr.nnunet.study.definition import Cell, Row, Study
 from nnunet_cpr.nnunet.study.running import Local, Slurm
 from nnunet_cpr.nnunet.study.state import Places, Stage, at_work, note_process, state_of
@@ -74,6 +75,24 @@ def test_progress_is_read_from_all_logs(cell: Cell, places: Places, fold: Path) 
     assert (state.stage, state.epoch, state.epochs) == (Stage.RUNNING, 2, 10)
     assert state.pseudo_dice == pytest.approx(0.55) and state.seconds_left == 8 * 15
     assert state_of(cell, places).stage is Stage.STOPPED
+
+
+def test_logs_are_read_again_only_when_they_have_grown(
+    cell: Cell, places: Places, fold: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = []
+
+    def read(folder: Path) -> pd.DataFrame:
+        reads.append(folder)
+        return read_logs(folder)
+
+    monkeypatch.setattr("nnunet_cpr.nnunet.study.state.read_logs", read)
+    log = fold / "training_log_2026_1_1_10_00_00.txt"
+    for epoch in range(3):
+        with log.open("a") as file:
+            file.write(LOG.format(epoch=epoch, dice="0.5, 0.6", seconds=10))
+        assert [state_of(cell, places).epoch for _ in range(5)] == [epoch + 1] * 5
+        assert len(reads) == epoch + 1
 
 
 def test_done_needs_a_whole_checkpoint_and_a_whole_summary(
