@@ -177,14 +177,11 @@ class Attached(ABC):
             self._check_decay(optimizer)
 
     def _check_decay(self, optimizer: Optimizer) -> None:
+        decaying = [g for g in optimizer.param_groups if _may_decay(g.get("weight_decay", 0))]
+        if not decaying:
+            return
         own = {id(p): name for name, p in zip(self.names, self.parameters)}
-        decayed = [
-            own[id(p)]
-            for group in optimizer.param_groups
-            if _may_decay(group.get("weight_decay", 0))
-            for p in group["params"]
-            if id(p) in own
-        ]
+        decayed = [own[id(p)] for group in decaying for p in group["params"] if id(p) in own]
         if decayed:
             raise ValueError(
                 f"the optimizer applies its own weight decay to {some(decayed)}; {self.title} takes its "

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import sys
 import tempfile
+import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -92,4 +93,21 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a path may be no text
+    warnings.showwarning = _show_warning
+    warnings.filterwarnings("ignore", r".*torch\.jit\.", FutureWarning)  # timm's, when it is imported
     app()
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """One of ours in one line, as errors are; those of libraries as ever."""
+    text = warnings.formatwarning(message, category, filename, lineno, line)
+    if Path(filename).is_relative_to(Path(__file__).parent):
+        text = f"nnunet-cpr: warning: {message}\n"
+    print(text, end="", file=sys.stderr)

@@ -232,7 +232,7 @@ def _train(task: Task, names: list[RunName], results: Path, options: Options) ->
     )
 
     from nnunet_cpr.vision.engine import train
-    from nnunet_cpr.vision.folder import MODEL, folder_of
+    from nnunet_cpr.vision.folder import MODEL, folder_of, result_of
     from nnunet_cpr.vision.task import Diverged, InUse
 
     for name in names:
@@ -248,11 +248,14 @@ def _train(task: Task, names: list[RunName], results: Path, options: Options) ->
             def show(done: int, steps: int, numbers: dict[str, float], bar: Any = bar) -> None:
                 bars.update(bar, completed=done, total=steps)
 
+            folder = folder_of(results, task, name)
             try:
+                is_done = not options.again and result_of(folder) is not None
                 result = train(task, name, results, options, show)
                 said = f"{task.metric} {result[task.metric]:.2f}, loss {result['loss']:.4f}, "
                 said += f"{result['step']:.0f} steps in {result['seconds']:.0f} s"
-                if options.keep_model and not (folder_of(results, task, name) / MODEL).exists():
+                said += ", done before" if is_done else ""
+                if options.keep_model and not (folder / MODEL).exists():
                     said += "; its weights were not kept, --again trains it again and keeps them"
             except (Diverged, InUse) as error:
                 if len(names) == 1:

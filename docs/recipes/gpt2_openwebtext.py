@@ -79,6 +79,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
+def refuse_missing_bf16(bf16: bool) -> None:
+    """Without a GPU that has it the Trainer ends with advice on an option that this script lacks."""
+    from transformers.utils import is_torch_bf16_gpu_available
+
+    if bf16 and not is_torch_bf16_gpu_available():
+        sys.exit("there is no GPU with bfloat16 here; train in float32 with --no-bf16")
+
+
 def refuse_data_parallel(settings: TrainingArguments) -> None:
     """Without torchrun the Trainer splits the model over all GPUs and multiplies the batch by them."""
     if settings.n_gpu > 1:
@@ -169,6 +177,7 @@ def main(argv: list[str] | None = None) -> Trainer:
 
     from nnunet_cpr import AdamCPR, KappaIP, KappaWS
 
+    refuse_missing_bf16(args.bf16)
     settings = TrainingArguments(
         output_dir=str(args.out),
         max_steps=args.steps,

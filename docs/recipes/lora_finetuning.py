@@ -60,7 +60,17 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if args.batch % in_one_pass:
         parser.error(f"--batch {args.batch} is no multiple of the {in_one_pass} pairs of one pass")
     args.accumulate = args.batch // in_one_pass
+    if not args.data.is_file():
+        parser.error(f"--data {args.data}: there is no such file")
     return args
+
+
+def refuse_missing_bf16(bf16: bool) -> None:
+    """Without a GPU that has it the Trainer ends with advice on an option that this script lacks."""
+    from transformers.utils import is_torch_bf16_gpu_available
+
+    if bf16 and not is_torch_bf16_gpu_available():
+        sys.exit("there is no GPU with bfloat16 here; train in float32 with --no-bf16")
 
 
 def refuse_data_parallel(settings: TrainingArguments) -> None:
@@ -129,6 +139,7 @@ def main(argv: list[str] | None = None) -> Trainer:
 
     from nnunet_cpr import AdamCPR, KappaWS
 
+    refuse_missing_bf16(args.bf16)
     settings = TrainingArguments(
         output_dir=str(args.out),
         num_train_epochs=args.epochs,

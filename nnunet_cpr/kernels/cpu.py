@@ -70,11 +70,13 @@ class CPUPass(OnePass):
             tensors = self.optimizer.step_tensors(group)
             columns = self.columns(tensors)
             settings = self._settings(group)
-            for dtype in () if skipped else dict.fromkeys(p.dtype for p in tensors.params):
-                these = [i for i, p in enumerate(tensors.params) if p.dtype == dtype]
-                tables = self._tables_for(
-                    (place, dtype), [[c[i] for i in these] if c else [] for c in columns]
-                )
+            dtypes = [] if skipped else list(dict.fromkeys(p.dtype for p in tensors.params))
+            for dtype in dtypes:
+                own = columns
+                if len(dtypes) > 1:
+                    these = [i for i, p in enumerate(tensors.params) if p.dtype == dtype]
+                    own = [[c[i] for i in these] if c else [] for c in columns]
+                tables = self._tables_for((place, dtype), own)
                 self._launch("step", tables, dtype, partials, settings, coefficients, stepped)
             self.optimizer.after_step(tensors)
         if stepped.all():

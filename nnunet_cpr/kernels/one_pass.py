@@ -77,9 +77,10 @@ class OnePass(ABC):
         ):
             return False
         stepped = [p for group in groups for p in group["params"] if p.grad is not None]
+        kinds = {(p.dtype, p.device) for p in stepped}
         device = self.matrices[0].device
-        return all(
-            p.dtype in self.dtypes and p.device == device and _lie_alike(p, p.grad) for p in stepped
+        return all(dtype in self.dtypes and place == device for dtype, place in kinds) and all(
+            _lie_alike(p, p.grad) for p in stepped
         )
 
     # What CPR asks before the step
@@ -109,7 +110,9 @@ class OnePass(ABC):
         """The optimizer's step, with a correction by these multipliers, ``[J]``."""
         self._known_for = None  # unless all goes well
         self._step(multiplier)
-        params = [self._local_part(p) for group in self.optimizer.param_groups for p in group["params"]]
+        params = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if self._has_shards:
+            params = [self._local_part(p) for p in params]
         torch.autograd.graph.increment_version(params)  # no kernel does it, nor torch's fused CPU steps
         self._known_for = self._now()
 

@@ -99,6 +99,10 @@ def test_too_little_text_is_said_before_training(
     assert "\n" not in refusal.value.code
 
 
+def least_options(name: str, folder: Path) -> list[str]:
+    return ["--out", str(folder), *(["--data", __file__] if "lora" in name else [])]
+
+
 @pytest.mark.parametrize("name", ["gpt2_openwebtext", "lora_finetuning"])
 def test_several_gpus_without_torchrun_are_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -109,7 +113,14 @@ def test_several_gpus_without_torchrun_are_refused(
     settings = transformers.TrainingArguments(str(tmp_path), per_device_train_batch_size=4)
     assert settings.train_batch_size == 8
     with pytest.raises(SystemExit, match="torchrun --nproc-per-node 2"):
-        recipe.main(["--no-bf16", "--out", str(tmp_path), *(["--data", "x"] if "lora" in name else [])])
+        recipe.main(["--no-bf16", *least_options(name, tmp_path)])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may have bfloat16")
+@pytest.mark.parametrize("name", ["gpt2_openwebtext", "lora_finetuning"])
+def test_without_a_gpu_for_bfloat16_the_option_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="no GPU with bfloat16 here; train in float32 with --no-bf16"):
+        recipe_runs.load(name).main(least_options(name, tmp_path))
 
 
 def test_the_trainer_keeps_what_cpr_needs(options: list[str], tmp_path: Path) -> None:

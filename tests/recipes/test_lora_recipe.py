@@ -102,5 +102,11 @@ def test_pairs_that_are_all_too_long_are_said_before_training(
 def test_a_batch_that_cannot_be_made_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = recipe_runs.load("lora_finetuning")
     with pytest.raises(SystemExit):
-        recipe.parse(["--data", "x", "--out", "x", "--batch", "6", "--batch-per-device", "4"])
+        recipe.parse(["--data", __file__, "--out", "x", "--batch", "6", "--batch-per-device", "4"])
     assert "--batch 6" in capsys.readouterr().err
+
+
+def test_data_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        recipe_runs.load("lora_finetuning").parse(["--data", "nowhere.jsonl", "--out", "x"])
+    assert "--data nowhere.jsonl: there is no such file\n" in capsys.readouterr().err

@@ -49,8 +49,23 @@ def test_a_run_leaves_its_model_and_is_not_repeated(results: str) -> None:
     folder = Path(results, "digits", "AdamCPR_ws10_warmup4_seed1_24steps")
     assert (folder / "model.pt").exists() and not (folder / "checkpoint.pt").exists()
     before = (folder / "result.json").stat().st_mtime_ns
-    assert invoke(*arguments) == first
+    again = invoke(*arguments)
+    assert ", done before" in again and again.replace(", done before", "") == first
     assert (folder / "result.json").stat().st_mtime_ns == before
+
+
+def test_a_warning_is_one_line_without_the_source(results: str) -> None:
+    program = [sys.executable, "-c", "from nnunet_cpr.cli import main; main()", "vision", "run"]
+    done = subprocess.run(
+        [*program, "digits", "AdamCPR_ws200_8steps_warmup4", "--results", results, "--device", "cpu"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == (
+        "nnunet-cpr: warning: AdamCPR_ws200_warmup4_seed1_8steps regularizes nothing: no bound is set "
+        "before step 200, and it has 8 steps\n"
+    )
 
 
 def test_a_whole_sweep_is_run_and_drawn(
@@ -98,7 +113,7 @@ def test_a_sweep_trains_a_diverged_run_once_and_draws_it(
         "digits",
         dataclasses.replace(TASKS["digits"], prepare=lambda options: pytest.fail("trained again")),
     )
-    assert invoke(*arguments, status=1) == first
+    assert invoke(*arguments, status=1).replace(", done before", "") == first
 
 
 def test_what_another_process_trains_is_skipped(results: str) -> None:
