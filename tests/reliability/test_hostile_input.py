@@ -481,6 +481,21 @@ def test_any_image_is_read_or_said_to_be_unreadable(
             promises.assert_one_line(error)
 
 
+@pytest.mark.parametrize("place", [80, 256, 268, 300])  # pixdim, quatern_b, qoffset_x, srow_y
+@pytest.mark.parametrize("number", [math.inf, math.nan, -3e38])
+def test_an_image_that_lies_nowhere_is_refused_at_once(
+    place: int, number: float, nifti: bytes, tmp_path: Path
+) -> None:
+    """SimpleITK never came back from an infinity in the matrix."""
+    content = bytearray(nifti)
+    content[place : place + 4] = struct.pack("<f", number)
+    file = tmp_path / "a.nii"
+    file.write_bytes(content)
+    for read in (read_with_simpleitk, read_with_nibabel):
+        with pytest.raises(Unreadable, match="no finite spacing, origin or direction"):
+            read(file)
+
+
 @pytest.mark.parametrize("ending", [".nii", ".nii.gz"])
 def test_an_image_that_declares_terabytes_is_refused_at_once(
     ending: str, nifti: bytes, tmp_path: Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import nibabel
 import numpy as np
 import SimpleITK as sitk
+from nibabel.openers import ImageOpener
 from nibabel.spatialimages import HeaderDataError
 
 # nnU-Net's integrity check refuses spacings that differ by more than a part in 100,000, so more than
@@ -23,6 +24,7 @@ from nibabel.spatialimages import HeaderDataError
 SPACING_TOLERANCE = 1e-5  # of the spacing
 ORIGIN_TOLERANCE = 1e-2  # of the smallest spacing
 DIRECTION_TOLERANCE = 1e-4  # of a direction's cosines
+_FARTHEST = 1e9  # mm
 _DEFLATION = 1032  # bytes that gzip can put into one, at the most
 
 
@@ -135,6 +137,11 @@ def read_voxels(path: Path) -> tuple[np.ndarray, np.ndarray]:
         declared = math.prod(map(int, image.dataobj.shape)) * image.dataobj.dtype.itemsize
         if declared > path.stat().st_size * _DEFLATION:  # or its memory would be asked for
             raise Unreadable("its header tells of more voxels than the file can hold")
+        with ImageOpener(str(path)) as file:
+            # Not image.header, which nibabel has set right where SimpleITK takes it as it is.
+            header = type(image.header).from_fileobj(file, check=False)
+        if not _is_somewhere(header):
+            raise Unreadable("its header has no finite spacing, origin or direction")
         if path.suffix == ".gz":
             with gzip.open(path) as file:
                 while file.read(2**20):
@@ -149,6 +156,20 @@ def read_voxels(path: Path) -> tuple[np.ndarray, np.ndarray]:
     if voxels.dtype.kind not in "iuf":
         raise Unreadable("its voxels are no single numbers")
     return voxels.astype(voxels.dtype.newbyteorder("="), copy=False), image.affine  # as pandas wants it
+
+
+def _is_somewhere(header: Mapping[str, Any]) -> bool:
+    """Whether the numbers that say where the voxels are can be computed with.
+
+    SimpleITK, and so nnU-Net, never comes back from a matrix with an infinity in it.
+    """
+    fields = []
+    if header["qform_code"] > 0:
+        fields += ["quatern_b", "quatern_c", "quatern_d", "qoffset_x", "qoffset_y", "qoffset_z"]
+    if header["sform_code"] > 0:
+        fields += ["srow_x", "srow_y", "srow_z"]
+    numbers = [header["pixdim"][: 1 + header["dim"][0]], *(header[field] for field in fields)]
+    return all(np.all(np.abs(number) < _FARTHEST) for number in numbers)
 
 
 def _check_dimensions(dimensions: int, allowed: tuple[int, ...]) -> None:
