@@ -302,19 +302,17 @@ def test_an_optimizer_state_that_torch_refuses_leaves_cpr_as_it_was(model: torch
     assert optimizer.cpr.step_count == 0
 
 
-def test_what_is_no_state_of_an_optimizer_is_refused(model: torch.nn.Module) -> None:
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [("cpr", "saved without CPR"), ("param_groups", "no state of an optimizer: it has no param_groups")],
+)
+def test_a_state_that_is_not_whole_is_refused(
+    model: torch.nn.Module, missing: str, message: str
+) -> None:
     optimizer = SGDCPR(model, lr=0.1)
     state = optimizer.state_dict()
-    del state["param_groups"]
-    with pytest.raises(ValueError, match="no state of an optimizer: it has no param_groups"):
-        optimizer.load_state_dict(state)
-
-
-def test_a_state_without_cpr_is_refused(model: torch.nn.Module) -> None:
-    optimizer = SGDCPR(model, lr=0.1)
-    state = optimizer.state_dict()
-    del state["cpr"]
-    with pytest.raises(ValueError, match="saved without CPR"):
+    del state[missing]
+    with pytest.raises(ValueError, match=message):
         optimizer.load_state_dict(state)
 
 
