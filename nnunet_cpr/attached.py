@@ -7,6 +7,8 @@ compared with (:mod:`nnunet_cpr.baselines`) differ in their update alone.
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn
@@ -17,7 +19,7 @@ from torch.optim import Optimizer
 
 from nnunet_cpr import saved_state
 from nnunet_cpr.saved_state import some
-from nnunet_cpr.selection import Params, regularized
+from nnunet_cpr.selection import Params, param_groups, select
 from nnunet_cpr.sharding import is_saved_in_shards, only_makes_state, refuse_flat_shards
 from nnunet_cpr.transfer import to_device
 
@@ -39,16 +41,33 @@ class Attached(ABC):
     """Where an optimizer's ``state_dict()`` keeps the state of what is attached to it."""
 
     def __init__(self, params: Params) -> None:
-        chosen = regularized(params)
-        self.names = list(chosen)
-        self.parameters: list[Tensor] = list(chosen.values())
-        self._optimizer: Optimizer | None = None
+        groups = param_groups(params)
+        chosen = select(groups)
+        self.names = [name for name, _, _ in chosen]
+        self.parameters: list[Tensor] = [p for _, p, _ in chosen]
+        if not chosen:
+            warnings.warn(
+                f"no parameter to regularize, so {self.title} has nothing to do: it takes trainable "
+                "parameters with two or more dimensions that are no embedding, bias or normalization "
+                "weight",
+                stacklevel=3,
+            )
+        # Weak, so that an optimizer is freed with its state as soon as its last user drops it.
+        self._optimizer_ref: weakref.ref[Optimizer] | None = None
         self._hooks: list[Any] = []
         self._held: list[int] = []  # the optimizer's parameters, by id
         self._pending_state: dict[str, Tensor] | None = None
         self._grad_mask: tuple[tuple[bool, ...], Tensor] | None = None
-        step = torch.zeros((), dtype=torch.int64, device=self.parameters[0].device)
+        self._first_device = next(
+            (p.device for g in groups for _, p in g["params"]), torch.device("cpu")
+        )
+        step = torch.zeros((), dtype=torch.int64, device=self._device())
         self._state: dict[str, Tensor] = {"step": step}
+
+    @property
+    def _optimizer(self) -> Optimizer | None:
+        """The optimizer that this is attached to, while it lives."""
+        return None if self._optimizer_ref is None else self._optimizer_ref()
 
     @property
     def step_count(self) -> int:
@@ -86,9 +105,14 @@ class Attached(ABC):
             self._grad_mask = pattern, to_device(pattern, torch.bool, device)
         return self._grad_mask[1]
 
+    def _device(self) -> torch.device:
+        """Return the device of the state: that of the parameters, or the CPU while they are on meta."""
+        device = self.parameters[0].device if self.parameters else self._first_device
+        return torch.device("cpu") if device.type == "meta" else device
+
     def _follow_device(self) -> None:
         """Keep the state beside the parameters when the model has been moved."""
-        device = self.parameters[0].device
+        device = self._device()
         if self._state["step"].device != device:
             self._state = {key: value.to(device) for key, value in self._state.items()}
             self._grad_mask = None
@@ -124,7 +148,7 @@ class Attached(ABC):
                 "hooks; if it wraps an optimizer, attach to that one"
             )
         self._check_optimizer(optimizer)
-        self._optimizer = optimizer
+        self._optimizer_ref = weakref.ref(optimizer)
         optimizer.__getstate__ = self._refuse_copy  # type: ignore[method-assign]
         self._hooks = [
             optimizer.register_state_dict_post_hook(self._add_to_state_dict),
@@ -143,9 +167,10 @@ class Attached(ABC):
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        if self._optimizer is not None:
-            del self._optimizer.__getstate__
-        self._optimizer = None
+        optimizer = self._optimizer
+        if optimizer is not None:
+            del optimizer.__getstate__
+        self._optimizer_ref = None
 
     def _refuse_copy(self) -> NoReturn:
         # torch's own __getstate__ drops hooks: a copy would go on silently without this.
@@ -188,9 +213,26 @@ class Attached(ABC):
                 "place, so build the optimizer with weight_decay=0"
             )
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    def begin_step(self, optimizer: Optimizer) -> bool:
+        """Check what a step of ``optimizer`` relies on; return True if an update has to precede it.
+
+        Raises:
+            ValueError: the optimizer lacks a regularized parameter, or decays one itself.
+            RuntimeError: a regularized parameter is on the meta device.
+        """
+        if self._optimizer is not optimizer:
+            return False  # detached
         self._check_step(optimizer)
-        if only_makes_state():
+        for name, p in zip(self.names, self.parameters):
+            if p.is_meta and p.grad is not None:
+                raise RuntimeError(
+                    f"parameter {name!r} is on the meta device, which holds no values; give the model "
+                    "memory with to_empty() and load its values before training"
+                )
+        return not only_makes_state()
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if not self.begin_step(optimizer) or not self.parameters:
             return None
         found_inf = getattr(optimizer, "found_inf", None)  # set by GradScaler for fused optimizers
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -260,7 +302,8 @@ class Attached(ABC):
             )
         pending = self._checked(saved[0])
         if state_dict.get("state"):
-            self._check_order(optimizer, saved[0]["names"])
+            names = saved_state.under_names(saved[0], self.names)["names"]
+            self._check_order(optimizer, names)
         self._pending_state = pending
         state_dict["param_groups"] = [
             {key: value for key, value in group.items() if key != self.state_key} for group in groups

@@ -9,6 +9,8 @@ To add a bound: write a subclass of :class:`Bound` and list it in :data:`BOUNDS`
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import math
 import numbers
 from abc import ABC, abstractmethod
@@ -18,15 +20,40 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from nnunet_cpr.spelling import (
+    COUNT,
+    EXPLANATION,
+    NUMBER,
+    WrongName,
+    parse_number,
+    print_number,
+    refuse_too_long,
+    split_word,
+)
+
 
 @dataclass(frozen=True)
 class Bound(ABC):
     """How the bounds kappa are found.
 
-    In a trainer's name a bound is its ``keyword`` and the value of its first field.
+    The word for a bound is its ``keyword`` and the value of its first field, such as ``ws1000``.
+    ``str()`` returns the word, or ``repr()`` for a bound that no word can say.
+
+    Example:
+        >>> str(KappaWS(1000)), str(KappaIP(50, ema=0.9)), str(KappaK(0.005))
+        ('ws1000', 'KappaIP(interval=50, ema=0.9)', 'k5en3')
     """
 
     keyword: ClassVar[str]
+
+    def __str__(self) -> str:
+        kind = type(self)
+        if BOUNDS.get(getattr(kind, "keyword", "")) is not kind:
+            return repr(self)
+        number = getattr(self, dataclasses.fields(self)[0].name)
+        if self != kind(number):  # type: ignore[call-arg]
+            return repr(self)
+        return kind.keyword + (str(number) if _has_count(kind) else print_number(number))
 
     @property
     def earliest(self) -> int:
@@ -149,7 +176,78 @@ class KappaIP(Bound):
 
 
 BOUNDS: dict[str, type[Bound]] = {b.keyword: b for b in (KappaK, KappaKI0, KappaWS, KappaIP)}
-"""The bounds by the short word that names them in nnU-Net trainer names."""
+"""The bounds by the keyword that their words begin with."""
+
+
+def as_bound(kappa: Bound | str) -> Bound:
+    """Return ``kappa`` as a bound; it may be one, its word, or what ``str()`` returned for it.
+
+    Raises:
+        TypeError: ``kappa`` is neither a bound nor a string.
+        WrongName: the word says no bound.
+
+    Example:
+        >>> as_bound("ws1000"), as_bound("k0p005"), as_bound(KappaIP(50))
+        (KappaWS(steps=1000), KappaK(value=0.005), KappaIP(interval=50, ema=0.0))
+    """
+    if isinstance(kappa, Bound):
+        return kappa
+    if not isinstance(kappa, str):
+        raise TypeError(
+            f"kappa must be a bound such as KappaWS(1000), or a word such as 'ws1000', got {kappa!r}"
+        )
+    return read_bound(kappa)
+
+
+def read_bound(text: str) -> Bound:
+    """Return the bound that a word such as ``ws1000``, ``ip50``, ``k0p005`` or ``ki0x2`` says.
+
+    Raises:
+        WrongName: it says none.
+    """
+    refuse_too_long(text)
+    try:
+        bound = _match_word(text) or _match_repr(text)
+    except ValueError as error:
+        raise WrongName(f"the bound {text!r}: {error}") from None
+    if bound is not None:
+        return bound
+    guess = "".join(split_word(text))
+    shapes = " ".join(k + ("<N>" if _has_count(b) else "<V>") for k, b in BOUNDS.items())
+    try:
+        is_meant = _match_word(guess) is not None
+    except ValueError:
+        is_meant = False
+    advice = f"did you mean {guess}?" if is_meant else f"the bounds are {shapes}, {EXPLANATION}"
+    raise WrongName(f"no bound is written {text!r}; {advice}")
+
+
+def _has_count(kind: type[Bound]) -> bool:
+    """Return True if the first field is a whole number."""
+    return dataclasses.fields(kind)[0].type == "int"
+
+
+def _match_word(text: str) -> Bound | None:
+    for keyword, kind in BOUNDS.items():
+        number = text.removeprefix(keyword)
+        pattern = COUNT if _has_count(kind) else NUMBER
+        if text.startswith(keyword) and pattern.fullmatch(number):
+            return kind(int(number) if _has_count(kind) else parse_number(number))  # type: ignore[call-arg]
+    return None
+
+
+def _match_repr(text: str) -> Bound | None:
+    kinds = {kind.__name__: kind for kind in BOUNDS.values()}
+    name, parenthesis, rest = text.partition("(")
+    if name not in kinds or not parenthesis or not rest.endswith(")"):
+        return None
+    try:
+        call = ast.parse(text, mode="eval").body
+        assert isinstance(call, ast.Call) and not call.args
+        fields = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+        return kinds[name](**fields)
+    except (SyntaxError, AssertionError, TypeError):
+        return None
 
 
 def _positive(bound: Bound, what: str, value: float) -> float:

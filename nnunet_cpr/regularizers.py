@@ -55,7 +55,7 @@ class L2(Regularizer):
     def sums(self, params: Sequence[Tensor]) -> Tensor:
         if all(p.device.type == "cpu" for p in params):
             return sums_of_squares(params)[None]
-        norms = torch._foreach_norm(list(params), dtype=accumulator(params[0]))
+        norms = torch._foreach_norm(list(params), dtype=accumulator(params[0].device))
         return _stack(norms).square()[None]
 
     def measure(self, sums: Tensor, numel: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class L1(Regularizer):
     name = "l1"
 
     def sums(self, params: Sequence[Tensor]) -> Tensor:
-        return _stack([p.abs().sum(dtype=accumulator(p)) for p in params])[None]
+        return _stack([p.abs().sum(dtype=accumulator(p.device)) for p in params])[None]
 
     def measure(self, sums: Tensor, numel: Tensor) -> Tensor:
         return (sums[0] / numel).float()
@@ -93,9 +93,9 @@ class Std(Regularizer):
     name = "std"
 
     def sums(self, params: Sequence[Tensor]) -> Tensor:
-        total = _stack([p.sum(dtype=accumulator(p)) for p in params])
-        squares = _stack([torch.linalg.vector_norm(p, dtype=accumulator(p)).square() for p in params])
-        return torch.stack([total, squares])
+        total = _stack([p.sum(dtype=accumulator(p.device)) for p in params])
+        norms = _stack([torch.linalg.vector_norm(p, dtype=accumulator(p.device)) for p in params])
+        return torch.stack([total, norms.square()])
 
     def _deviation(self, sums: Tensor, numel: Tensor) -> Tensor:
         total, squares = sums
@@ -123,7 +123,7 @@ class Huber(Regularizer):
     def sums(self, params: Sequence[Tensor]) -> Tensor:
         sizes = (p.abs().to(torch.promote_types(p.dtype, torch.float32)) for p in params)
         return _stack(
-            [torch.where(a < 1, a.square() / 2, a - 0.5).sum(dtype=accumulator(a)) for a in sizes]
+            [torch.where(a < 1, a.square() / 2, a - 0.5).sum(dtype=accumulator(a.device)) for a in sizes]
         )[None]
 
     def measure(self, sums: Tensor, numel: Tensor) -> Tensor:
@@ -138,27 +138,35 @@ class Huber(Regularizer):
 REGULARIZERS: dict[str, Regularizer] = {r.name: r for r in (L2(), L1(), Std(), Huber())}
 
 
-def get_regularizer(name: str) -> Regularizer:
-    """The measure of that name.
+def get_regularizer(regularizer: str | Regularizer) -> Regularizer:
+    """Return the regularization function of that name; an object is returned as it is.
 
     Raises:
-        ValueError: there is no such measure.
+        ValueError: there is no such regularization function.
+
+    Example:
+        >>> get_regularizer("huber").name, get_regularizer(L2()).name
+        ('huber', 'l2')
     """
+    if isinstance(regularizer, Regularizer):
+        # One object for each that has no settings, so that equal ones are handled together.
+        known = REGULARIZERS.get(regularizer.name)
+        return known if known is not None and type(known) is type(regularizer) else regularizer
     try:
-        return REGULARIZERS[name]
+        return REGULARIZERS[regularizer]
     except (KeyError, TypeError):
-        known = ", ".join(repr(n) for n in REGULARIZERS)
-        raise ValueError(f"no measure is named {name!r}; the measures are {known}") from None
+        known_names = ", ".join(REGULARIZERS)
+        raise ValueError(f"unknown regularizer {regularizer!r}; choose from {known_names}") from None
 
 
-def accumulator(p: Tensor) -> torch.dtype:
-    """The dtype of long sums and of element counts: float64, where the device has it."""
-    return torch.float32 if p.device.type == "mps" else torch.float64
+def accumulator(device: torch.device) -> torch.dtype:
+    """Return the dtype of long sums and of element counts: float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _stack(values: Sequence[Tensor]) -> Tensor:
     first = values[0]
-    return torch.stack([v.to(first.device, accumulator(first)) for v in values])
+    return torch.stack([v.to(first.device, accumulator(first.device)) for v in values])
 
 
 def _readable(values: Tensor) -> Sequence[float | Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 VERSION = 1
+
+_POSITION = re.compile(r"[0-9]+(\.[0-9]+)?")  # what nnunet_cpr.selection names an unnamed parameter
 
 _MAY_BE_NAN = ("last_sample", "last_difference")  # KappaIP's, before it has any
 
@@ -26,16 +29,27 @@ def checked(title: str, saved: Any, own: Mapping[str, Any]) -> dict[str, Tensor]
     """
     problem = f"cannot load the {title} state"
     _check_kinds(problem, saved)
+    saved = under_names(saved, own["names"])
     config = saved["config"]
     different = [
         f"{key} was {_short(config.get(key))} and is {_short(value)} now"
         for key, value in own["config"].items()
-        if not _is(config.get(key), value)
+        if not (_is_of_matrices(value, own) or _is_of_matrices(config.get(key), saved))
+        and not _is(config.get(key), value)
     ]
     if different:
         raise ValueError(f"{problem}: {'; '.join(different)}")
     _refuse_unknown(problem, "setting", config, own["config"])
     order = _places(problem, saved["names"], own["names"])
+    for key, value in own["config"].items():
+        before = _for_matrices(config.get(key), saved)
+        now = _for_matrices(value, own)
+        for name, place, setting in zip(own["names"], order, now):
+            if not _is(before[place], setting):
+                raise ValueError(
+                    f"{problem}: {key} of {name!r} was {_short(before[place])} and is "
+                    f"{_short(setting)} now"
+                )
     for name, place, shape in zip(own["names"], order, own["shapes"]):
         before = saved["shapes"][place]
         if not _is(before, shape):
@@ -47,10 +61,32 @@ def checked(title: str, saved: Any, own: Mapping[str, Any]) -> dict[str, Tensor]
     }
 
 
+def under_names(saved: Mapping[str, Any], own: list[str]) -> Mapping[str, Any]:
+    """Return a saved state under one's own names if one side was built from parameters without names.
+
+    As torch does, such a state is matched by the order of the parameters.
+    """
+    names = saved["names"]
+    positional = all(map(_POSITION.fullmatch, names)) or all(map(_POSITION.fullmatch, own))
+    if set(names) == set(own) or len(names) != len(own) or not positional:
+        return saved
+    return {**saved, "names": list(own)}
+
+
 def some(names: list[str]) -> str:
     """The first few names, quoted."""
     shown = ", ".join(_short(n) for n in names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def _is_of_matrices(value: Any, state: Mapping[str, Any]) -> bool:
+    """Return True for a setting that has one value for each matrix."""
+    return isinstance(value, list) and len(value) == len(state["names"])
+
+
+def _for_matrices(value: Any, state: Mapping[str, Any]) -> list[Any]:
+    """Return the value of a setting for each matrix."""
+    return value if _is_of_matrices(value, state) else [value] * len(state["names"])
 
 
 def _is(value: Any, own: Any) -> bool:

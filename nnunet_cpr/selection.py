@@ -9,6 +9,7 @@ weights of normalization layers and ``nn.Embedding``, parameters named ``bias``,
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -30,60 +31,111 @@ _NEVER_REGULARIZED = (
 )
 
 
-def param_groups(params: Params) -> list[dict[str, Any]]:
-    """``params`` as parameter groups of named parameters: ``{"params": [(name, tensor), ...], ...}``.
+class ParamGroups(list[dict[str, Any]]):
+    """Parameter groups of named parameters: ``{"params": [(name, tensor), ...], ...}``.
 
-    A parameter that comes without a name is named after its place: ``"3"`` in a list, ``"1.3"`` in
-    parameter groups.
+    Attributes:
+        has_names: True if the names were given and not made from positions.
+    """
+
+    has_names: bool = False
+
+
+def param_groups(params: Params) -> ParamGroups:
+    """Return ``params`` as parameter groups of named parameters.
+
+    A parameter without a name is named after its position: ``"3"`` in a list, ``"1.3"`` in parameter
+    groups.
 
     Raises:
-        TypeError: ``params`` is none of the four kinds.
+        TypeError: ``params`` is none of the four kinds, or a group holds a set.
+        ValueError: ``params`` is empty, a group's ``weight_decay`` is negative, or only some of the
+            parameters have names.
     """
+    if isinstance(params, ParamGroups):
+        return params
     if isinstance(params, nn.Module):
         return _module_groups(params)
     if isinstance(params, Tensor):
         raise TypeError("params is one tensor; give a module, a list of parameters or groups")
+    if isinstance(params, (set, frozenset)):
+        warnings.warn(
+            "params is a set, whose order changes between runs; give a list instead",
+            FutureWarning,
+            stacklevel=2,
+        )
     items = list(params)
+    if not items:
+        raise ValueError("optimizer got an empty parameter list")
+    groups = ParamGroups()
+    named = 0
     if not any(isinstance(item, Mapping) for item in items):
-        return [{"params": list(_name(items))}]
-    groups = []
-    for i, group in enumerate(items):
+        items = [{"params": items}]
+        prefixes = [""]
+    else:
+        prefixes = [f"{i}." for i in range(len(items))]
+    for group, prefix in zip(items, prefixes):
         if not isinstance(group, Mapping):
             raise TypeError("params mixes parameter groups and parameters")
-        members = group["params"]
-        members = [members] if isinstance(members, Tensor) else list(members)
-        groups.append({**group, "params": list(_name(members, prefix=f"{i}."))})
+        members = _members(group)
+        named += sum(isinstance(member, tuple) for member in members)
+        rest = {key: value for key, value in group.items() if key != "param_names"}
+        if rest.get("weight_decay", 0) < 0:
+            raise ValueError(f"Invalid weight_decay value: {rest['weight_decay']}")
+        groups.append({**rest, "params": list(_name(members, prefix))})
+    if 0 < named < sum(len(group["params"]) for group in groups):
+        raise ValueError("all parameters must come with names or without; some names are missing")
+    groups.has_names = named > 0
     return groups
 
 
-def regularized(params: Params) -> dict[str, Tensor]:
-    """The parameters to regularize, by name, in their order; tied parameters once.
+def _members(group: Mapping[str, Any]) -> list[Any]:
+    """Return the parameters of a group, or (name, parameter) pairs if the group names them."""
+    members = group["params"]
+    if isinstance(members, (set, frozenset)):
+        raise TypeError("a parameter group holds a set, whose order changes between runs; use a list")
+    members = [members] if isinstance(members, Tensor) else list(members)
+    names = group.get("param_names")
+    if names is None or any(isinstance(member, tuple) for member in members):
+        return members
+    if len(names) != len(members):
+        raise ValueError(f"a parameter group has {len(members)} parameters and {len(names)} param_names")
+    return list(zip(names, members))
+
+
+def select(groups: ParamGroups) -> list[tuple[str, Tensor, dict[str, Any]]]:
+    """Return name, parameter and group of each parameter to regularize; tied parameters once.
 
     Raises:
-        ValueError: there is none, or two parameters share a name.
+        ValueError: two parameters share a name.
     """
-    groups = param_groups(params)
-    chosen: dict[str, Tensor] = {}
+    chosen: list[tuple[str, Tensor, dict[str, Any]]] = []
     seen: set[int] = set()
+    names: set[str] = set()
     for group in groups:
         if not _asks_for_it(group, groups):
             continue
         for name, p in group["params"]:
             if id(p) in seen or not _is_matrix(name, p):
                 continue
-            if name in chosen:
+            if name in names:
                 raise ValueError(f"two different parameters are named {name!r}")
             seen.add(id(p))
-            chosen[name] = p
-    if not chosen:
-        raise ValueError(
-            "no parameter to regularize: CPR takes trainable parameters with two or more "
-            "dimensions that are no embedding, bias or normalization weight"
-        )
+            names.add(name)
+            chosen.append((name, p, group))
     return chosen
 
 
-def _asks_for_it(group: Mapping[str, Any], groups: list[dict[str, Any]]) -> bool:
+def regularized(params: Params) -> dict[str, Tensor]:
+    """Return the parameters to regularize, by name, in their order; tied parameters once.
+
+    Raises:
+        ValueError: two parameters share a name.
+    """
+    return {name: p for name, p, _ in select(param_groups(params))}
+
+
+def _asks_for_it(group: Mapping[str, Any], groups: ParamGroups) -> bool:
     decays = [g.get("weight_decay", 0) for g in groups]
     excluded_by_decay = group.get("weight_decay") == 0 and any(d > 0 for d in decays)
     return bool(group.get("regularize", not excluded_by_decay))
@@ -105,7 +157,7 @@ def _unwrap(module: nn.Module) -> nn.Module:
             return module
 
 
-def _module_groups(module: nn.Module) -> list[dict[str, Any]]:
+def _module_groups(module: nn.Module) -> ParamGroups:
     """A group to regularize and, where there are any, one of what its layers or itself leave out.
 
     Names are those of the plain module, so that a compiled model's checkpoint fits any other.
@@ -113,11 +165,15 @@ def _module_groups(module: nn.Module) -> list[dict[str, Any]]:
     module = _unwrap(module)
     left_out = _left_out(module)
     named = list(_name(module.named_parameters()))
-    groups: list[dict[str, Any]] = [
+    if not named:
+        raise ValueError("optimizer got an empty parameter list: the module has no parameters")
+    parts: list[dict[str, Any]] = [
         {"params": [(name, p) for name, p in named if id(p) not in left_out]},
         {"params": [(name, p) for name, p in named if id(p) in left_out], "regularize": False},
     ]
-    return [group for group in groups if group["params"]]
+    groups = ParamGroups(group for group in parts if group["params"])
+    groups.has_names = True
+    return groups
 
 
 def _left_out(root: nn.Module) -> set[int]:

@@ -45,7 +45,7 @@ def test_the_way_of_a_gpu_gives_the_same(regularizer: str, monkeypatch: pytest.M
         ({"mu": -1.0}, "mu must be positive"),
         ({"mu": math.nan}, "mu must be a finite number"),
         ({"mu": "1"}, "mu must be a finite number"),
-        ({"regularizer": "l3"}, "no measure is named 'l3'; the measures are 'l2', 'l1'"),
+        ({"regularizer": "l3"}, "unknown regularizer 'l3'; choose from l2, l1, std, huber"),
     ],
 )
 def test_wrong_settings_are_refused(model: torch.nn.Module, settings: dict, message: str) -> None:

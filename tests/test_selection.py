@@ -65,10 +65,10 @@ def test_groups_that_ask_to_be_left_alone() -> None:
     assert {g["weight_decay"] for g in SGDCPR(decay, lr=0.1).param_groups} == {0}
 
 
-def test_nothing_to_regularize_is_refused() -> None:
-    with pytest.raises(ValueError, match="no parameter to regularize"):
-        CPR(nn.BatchNorm2d(3))
-    with pytest.raises(ValueError, match="no parameter to regularize"):
+def test_nothing_to_regularize_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match="no parameter to regularize, so CPR has nothing to do"):
+        assert CPR(nn.BatchNorm2d(3)).names == []
+    with pytest.raises(ValueError, match="empty parameter list"):
         CPR([])
 
 

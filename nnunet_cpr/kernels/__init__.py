@@ -1,35 +1,50 @@
 """CPR's correction and the optimizer's step in one pass over the memory.
 
-:class:`~nnunet_cpr.kernels.one_pass.OnePass` says what a backend does; :func:`one_pass_for` is the one
-place that chooses. What no backend covers goes the plain way: the regularizer corrects, then torch
-steps. The plain way is also what the backends are tested against.
+:class:`~nnunet_cpr.kernels.one_pass.OnePass` is the interface of the backends; :func:`one_pass_for`
+chooses one. What no backend covers takes the unfused way: the regularizer corrects, then torch steps.
+The backends are tested against it.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import numpy as np
+from torch import Tensor
 
-from nnunet_cpr.kernels.one_pass import OnePass
+from nnunet_cpr.kernels.one_pass import GroupStep, OnePass, Rule
 from nnunet_cpr.kernels.trial import works
 
-if TYPE_CHECKING:
-    from nnunet_cpr.optim import CPROptimizer
+__all__ = ["GroupStep", "OnePass", "Rule", "fused_steps_are_on", "one_pass_for"]
 
-__all__ = ["OnePass", "one_pass_for"]
+SWITCH = "NNUNET_CPR_FUSED"
+"""Environment variable; 0 turns all fused steps off."""
 
 
-def one_pass_for(optimizer: CPROptimizer) -> OnePass | None:
-    """The backend for this optimizer's parameters, None where there is none."""
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    given_twice = len({id(p) for p in held}) < len(held)  # torch steps such a one twice
-    # Should a frozen parameter get a gradient later, the pass looks at it then.
-    params = [*optimizer.cpr.parameters, *(p for p in held if p.requires_grad)]
+def fused_steps_are_on() -> bool:
+    """Return True unless the environment variable ``NNUNET_CPR_FUSED`` turns fused steps off.
+
+    Raises:
+        ValueError: the variable is neither 0 nor 1.
+    """
+    value = os.environ.get(SWITCH, "1")
+    if value not in ("0", "1"):
+        raise ValueError(f"environment variable {SWITCH}: expected 0 or 1, got {value!r}")
+    return value == "1"
+
+
+def one_pass_for(matrices: Sequence[Tensor], params: Sequence[Tensor]) -> OnePass | None:
+    """Return the backend for these parameters, None if there is none.
+
+    Args:
+        matrices: the regularized parameters; of DTensors the parts that this process has.
+        params: what the optimizer may step, the matrices among it.
+    """
     devices = {p.device for p in params}
-    if optimizer.cpr.regularizer.name != "l2" or len(devices) != 1 or given_twice:
+    if len(devices) != 1:
         return None
     device = devices.pop()
     if device.type == "cpu":
@@ -37,19 +52,19 @@ def one_pass_for(optimizer: CPROptimizer) -> OnePass | None:
             from nnunet_cpr.kernels import cpu
 
             if all(p.dtype in cpu.DTYPES for p in params):
-                return cpu.CPUPass(optimizer)
+                return cpu.CPUPass(matrices, device)
         return None
     if device.type == "cuda" and find_spec("triton") is not None:
         from nnunet_cpr.kernels import triton
 
         if all(p.dtype in triton.DTYPES for p in params) and triton.is_available():
-            return triton.TritonPass(optimizer)
+            return triton.TritonPass(matrices, device)
     return None
 
 
 @lru_cache
 def _numba_compiles() -> bool:
-    """Whether the CPU's kernels can be had; if not, a warning says why."""
+    """Return True if Numba compiles the CPU's kernels; if not, a warning says why."""
 
     def trial() -> bool:
         from nnunet_cpr.kernels import cpu_kernels

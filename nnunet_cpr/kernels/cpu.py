@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numba.core.config
 import numpy as np
@@ -19,11 +19,9 @@ import torch
 from torch import Tensor
 
 from nnunet_cpr.kernels import cpu_kernels
-from nnunet_cpr.kernels.one_pass import OnePass
-from nnunet_cpr.kernels.tables import PARAM, Tables, chunk_count
-
-if TYPE_CHECKING:
-    from nnunet_cpr.optim import CPROptimizer
+from nnunet_cpr.kernels.memory import Memory
+from nnunet_cpr.kernels.one_pass import GroupStep, OnePass, Rule
+from nnunet_cpr.kernels.tables import PARAM, Tables, chunk_count, step_columns
 
 CHUNK = 16384
 """Elements that are stepped before they are measured."""
@@ -41,9 +39,9 @@ class CPUPass(OnePass):
 
     dtypes = DTYPES
 
-    def __init__(self, optimizer: CPROptimizer) -> None:
-        super().__init__(optimizer)
-        counts = [chunk_count(p.numel(), CHUNK) for p in self.matrices]
+    def __init__(self, matrices: Sequence[Tensor], device: torch.device) -> None:
+        super().__init__(matrices, device)
+        counts = [chunk_count(numel, CHUNK) for numel in self.sizes]
         self._first_partials = np.array([0, *accumulate(counts)], np.int32)
         self._tables: dict[Any, Tables] = {}
         self._sums = torch.zeros(len(self.matrices), dtype=torch.float64)
@@ -54,49 +52,40 @@ class CPUPass(OnePass):
     def _measure(self) -> None:
         partials = self._new_partials()
         for dtype in dict.fromkeys(p.dtype for p in self.matrices):
-            params = [p for p in self.matrices if p.dtype == dtype]
-            tables = self._new_tables(params)  # seldom needed, so not kept
-            tables.locate([params])
+            these = [j for j, p in enumerate(self.matrices) if p.dtype == dtype]
+            tables = self._new_tables([self.matrices[j].shape for j in these], these)  # seldom needed
+            tables.locate([[self.matrices[j].data_ptr() for j in these]])
             self._launch("measure", tables, dtype, partials)
         self._sums = self._sums_from(partials)
 
-    def _step(self, multiplier: Tensor) -> None:
+    def _step(
+        self,
+        groups: Sequence[GroupStep],
+        multiplier: Tensor,
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
+        if found_inf is not None and bool(found_inf):
+            return
         coefficients = (2 * multiplier).numpy()
-        found_inf = getattr(self.optimizer, "found_inf", None)  # GradScaler's
-        skipped = found_inf is not None and bool(found_inf)
+        unscale = 1.0 if grad_scale is None else 1.0 / float(grad_scale)
         partials = self._new_partials()
         stepped = np.zeros(len(self.matrices), bool)
-        for place, group in enumerate(self.optimizer.param_groups):
-            tensors = self.optimizer.step_tensors(group)
-            columns = self.columns(tensors)
-            settings = self._settings(group)
-            dtypes = [] if skipped else list(dict.fromkeys(p.dtype for p in tensors.params))
+        for place, group in enumerate(groups):
+            settings = _settings(group.rule, unscale)
+            dtypes = list(dict.fromkeys(group.columns[PARAM].dtypes))
             for dtype in dtypes:
-                own = columns
+                columns, matrices = group.columns, group.matrices
                 if len(dtypes) > 1:
-                    these = [i for i, p in enumerate(tensors.params) if p.dtype == dtype]
-                    own = [[c[i] for i in these] if c else [] for c in columns]
-                tables = self._tables_for((place, dtype), own)
+                    these = [i for i, d in enumerate(columns[PARAM].dtypes) if d == dtype]
+                    columns = [c.part(these) if c.addresses else c for c in columns]
+                    matrices = [matrices[i] for i in these]
+                tables = self._tables_for((place, dtype), columns, matrices, group.rule.adam)
                 self._launch("step", tables, dtype, partials, settings, coefficients, stepped)
-            self.optimizer.after_step(tensors)
         if stepped.all():
             self._sums = self._sums_from(partials)
         elif stepped.any():
             self._sums = torch.where(torch.from_numpy(stepped), self._sums_from(partials), self._sums)
-
-    def _settings(self, group: dict[str, Any]) -> cpu_kernels.Settings:
-        rule = self.optimizer.rule(group)
-        grad_scale = getattr(self.optimizer, "grad_scale", None)  # GradScaler's
-        return cpu_kernels.Settings(
-            adam=rule.adam,
-            nesterov=rule.nesterov,
-            sign=-1.0 if group["maximize"] else 1.0,
-            unscale=1.0 if grad_scale is None else 1.0 / float(grad_scale),
-            lr=float(group["lr"]),
-            beta1=float(rule.beta1),
-            beta2=float(rule.beta2),
-            eps=float(rule.eps),
-        )
 
     def _new_partials(self) -> np.ndarray:
         """For the sums of squares of all matrices' chunks."""
@@ -105,17 +94,18 @@ class CPUPass(OnePass):
     def _sums_from(self, partials: np.ndarray) -> Tensor:
         return torch.from_numpy(cpu_kernels.sum_partials(self._first_partials, partials))
 
-    def _tables_for(self, key: Any, columns: list[list[Tensor]]) -> Tables:
-        params = columns[PARAM]
+    def _tables_for(
+        self, key: Any, columns: Sequence[Memory], matrices: list[int], adam: bool
+    ) -> Tables:
+        shapes = columns[PARAM].shapes
         tables = self._tables.get(key)
-        if tables is None or not tables.fits(params):
-            tables = self._tables[key] = self._new_tables(params)
-        tables.locate(columns)
+        if tables is None or not tables.fits(shapes, matrices):
+            tables = self._tables[key] = self._new_tables(shapes, matrices)
+        tables.locate(step_columns(columns, adam))
         return tables
 
-    def _new_tables(self, params: list[Tensor]) -> Tables:
-        matrices = [self.matrix_of.get(id(p), -1) for p in params]
-        return Tables(params, matrices, torch.device("cpu"), CHUNK)
+    def _new_tables(self, shapes: Sequence[torch.Size], matrices: Sequence[int]) -> Tables:
+        return Tables(shapes, matrices, self.device, CHUNK)
 
     def _launch(
         self, kernel: str, tables: Tables, dtype: torch.dtype, partials: np.ndarray, *rest: Any
@@ -135,6 +125,19 @@ class CPUPass(OnePass):
                 getattr(cpu_kernels, f"{kernel}_in_threads")(_SHARE, tables.chunks, *what)
             else:
                 getattr(cpu_kernels, f"{kernel}_chunks")(0, tables.chunks, *what)
+
+
+def _settings(rule: Rule, unscale: float) -> cpu_kernels.Settings:
+    return cpu_kernels.Settings(
+        adam=rule.adam,
+        nesterov=rule.nesterov,
+        sign=-1.0 if rule.maximize else 1.0,
+        unscale=unscale,
+        lr=float(rule.lr),
+        beta1=float(rule.beta1),
+        beta2=float(rule.beta2),
+        eps=float(rule.eps),
+    )
 
 
 @contextmanager

@@ -1,133 +1,166 @@
-"""What every backend is: a measure that it may know already, and a step."""
+"""Interface of the backends: a measure that may be known already, and a step."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from nnunet_cpr.kernels.memory import Memory, describe, lie_alike, overlap
 from nnunet_cpr.row_norms import is_dense
-from nnunet_cpr.sharding import is_sharded, local_parts
-
-if TYPE_CHECKING:
-    from nnunet_cpr.optim import CPROptimizer
-
-
-@dataclass
-class StepTensors:
-    """What an optimizer step of one parameter group reads and writes, for each of its parameters."""
-
-    params: list[Tensor]
-    grads: list[Tensor]
-    state: list[list[Tensor]]
-    """The optimizer's state in the order in which torch's fused step takes it; a list may be empty.
-
-    SGD: momentum. Adam: first, second and largest second moments, counts of steps.
-    """
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The settings of an optimizer step beside the learning rate."""
+    """The settings of an optimizer step."""
 
     adam: bool
+    lr: float | Tensor
     beta1: float
     """Adam's, or SGD's momentum."""
     beta2: float = 0.0
     eps: float = 0.0
     nesterov: bool = False
+    maximize: bool = False
+
+
+@dataclass
+class GroupStep:
+    """What an optimizer step of one parameter group reads and writes, for each of its parameters.
+
+    Of DTensors these are the parts that this process has.
+    """
+
+    rule: Rule
+    params: list[Tensor]
+    grads: list[Tensor]
+    state: list[list[Tensor]]
+    """SGD: momentum. Adam: first, second and largest second moments. A list may be empty."""
+    steps: list[Tensor]
+    """Adam's counts of steps."""
+    matrices: list[int]
+    """The number j of each parameter among the regularized ones, -1 for the others."""
+    columns: list[Memory] = field(default_factory=list)
+    """Where ``params``, ``grads``, ``state`` and ``steps`` lie, as :meth:`look` found them."""
+
+    def look(self) -> bool:
+        """Look where the tensors lie; return True if a kernel may reach them by their addresses."""
+        columns = [describe(c) for c in (self.params, self.grads, *self.state)]
+        steps = describe(self.steps)
+        if steps is None or None in columns:
+            return False
+        self.columns = [*columns, steps]  # type: ignore[list-item]
+        params, grads, *state = self.columns[:-1]
+        return (
+            all(lie_alike(params, other) for other in (grads, *state) if other.addresses)
+            and grads.dtypes == params.dtypes
+            and all(is_dense(p) for p in self.params)
+            and all(n == 1 for n in map(torch.Size.numel, steps.shapes))
+            and steps.devices == params.devices[: len(steps.devices)]
+            and set(steps.dtypes) <= {torch.float32}
+        )
+
+    def has_one_dtype(self) -> bool:
+        """Return True if the state has the parameters' dtypes, as torch's fused steps need it."""
+        params, _, *state = self.columns[:-1]
+        return all(column.dtypes == params.dtypes for column in state if column.addresses)
 
 
 class OnePass(ABC):
-    """Takes the optimizer's step and CPR's correction for ``l2`` in one pass over the memory.
+    """The optimizer's step and CPR's correction for ``l2`` in one pass over the memory.
 
-    While a parameter is at hand its new measure is taken, which the next step needs. It is forgotten
-    when the parameter was changed in between, as far as torch's version counter tells. A pass serves
-    as long as the parameters stay where they are; the optimizer makes another when they have moved.
-    Of DTensors it takes what this process has.
+    While a parameter is at hand its new sum of squares is taken, which the next step's measure needs. It
+    is forgotten when the parameter was changed in between, as far as torch's version counter and the
+    address tell. A backend serves as long as the matrices keep their sizes, dtypes and device.
+
+    Args:
+        matrices: the regularized parameters; of DTensors the parts that this process has.
+        device: where all parameters are.
     """
 
-    dtypes: ClassVar[Container[torch.dtype]]
+    dtypes: ClassVar[Mapping[torch.dtype, Any]]
     """Of parameters that a kernel can step."""
 
-    def __init__(self, optimizer: CPROptimizer) -> None:
-        self.optimizer = optimizer
-        self.matrices = local_parts(optimizer.cpr.parameters)
-        self.matrix_of = {id(p): j for j, p in enumerate(self.matrices)}
-        self._local = {id(p): local for p, local in zip(optimizer.cpr.parameters, self.matrices)}
-        """Of the parameters, so that they are the same tensors in every step."""
-        self._has_shards = any(is_sharded(p) for g in optimizer.param_groups for p in g["params"])
-        self._known_for: list[int] | None = None  # versions of the parameters
+    def __init__(self, matrices: Sequence[Tensor], device: torch.device) -> None:
+        self.matrices = list(matrices)
+        self.device = device
+        self.sizes = [p.numel() for p in self.matrices]
+        self._known_for: list[int] | None = None  # versions and addresses of the matrices
+        self._safe_at: list[list[int]] | None = None  # addresses that do not overlap
         self.reused_measures = 0
         """Steps whose measure was known from the step before."""
 
-    def covers_this_step(self) -> bool:
-        """Whether the parameters, their gradients and the settings are such as this pass can take."""
-        groups = self.optimizer.param_groups
-        # torch has no fused SGD of DTensors. Weight decay can only be on what CPR leaves alone.
-        if not all(
-            (g["fused"] or self._has_shards)
-            and g["weight_decay"] == 0
-            and self.optimizer.allows_one_pass(g)
-            for g in groups
-        ):
-            return False
-        stepped = [p for group in groups for p in group["params"] if p.grad is not None]
-        kinds = {(p.dtype, p.device) for p in stepped}
-        device = self.matrices[0].device
-        return all(dtype in self.dtypes and place == device for dtype, place in kinds) and all(
-            _lie_alike(p, p.grad) for p in stepped
+    def covers(self, groups: Sequence[GroupStep]) -> bool:
+        """Return True if this backend can step the groups, whose ``look()`` was True."""
+        for group in groups:
+            params, _, *state = group.columns[:-1]
+            if not set(params.dtypes) <= set(self.dtypes) or not set(params.devices) <= {self.device}:
+                return False
+            if not self.takes_state(params, [column for column in state if column.addresses]):
+                return False
+        written = [c for group in groups for i, c in enumerate(group.columns[:-1]) if i != 1]
+        addresses = [c.addresses for c in written]
+        if self._safe_at != addresses:
+            if overlap(written):
+                return False
+            self._safe_at = addresses
+        return self._is_known() or self._can_measure()
+
+    def takes_state(self, params: Memory, state: Sequence[Memory]) -> bool:
+        """Return True if a kernel can step parameters with a state of these dtypes."""
+        return all(column.dtypes == params.dtypes for column in state)
+
+    def _can_measure(self) -> bool:
+        where = describe(self.matrices)
+        return (
+            where is not None
+            and set(where.dtypes) <= set(self.dtypes)
+            and set(where.devices) <= {self.device}
+            and all(is_dense(p) for p in self.matrices)
         )
 
-    # What CPR asks before the step
-
-    def measure(self) -> Tensor:
-        """The measure of the parameters as they are now, float32 ``[J]``."""
+    def sums_of_squares(self) -> Tensor:
+        """Return the sum of squares of each matrix as it is now, float64 ``[J]``."""
         if self._is_known():
             self.reused_measures += 1
         else:
             self._measure()
-        # Here, once in every step: processes that share a matrix may not agree on what is known.
-        return self.optimizer.cpr.measure_of(self._sums_of_squares())
+        return self._sums_of_squares()
 
     def forget_measure(self) -> None:
-        """A step is taken that this pass does not see."""
+        """Forget the sums of squares, before a step that this backend does not see."""
         self._known_for = None
 
     def _is_known(self) -> bool:
         return self._known_for is not None and self._known_for == self._now()
 
     def _now(self) -> list[int]:
-        return [p._version for p in self.matrices]
+        return [p._version for p in self.matrices] + [p.data_ptr() for p in self.matrices]
 
-    # The step
+    def step(
+        self,
+        groups: Sequence[GroupStep],
+        multiplier: Tensor,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> None:
+        """Take the optimizer's step with a correction by the multipliers.
 
-    def step(self, multiplier: Tensor) -> None:
-        """The optimizer's step, with a correction by these multipliers, ``[J]``."""
+        Args:
+            groups: all parameter groups, whose ``look()`` was True.
+            multiplier: lambda of each matrix, float32 ``[J]``.
+            grad_scale: GradScaler's scale of the gradients, which are unscaled in place.
+            found_inf: GradScaler's flag; not 0 where the step has to be skipped.
+        """
         self._known_for = None  # unless all goes well
-        self._step(multiplier)
-        params = [p for group in self.optimizer.param_groups for p in group["params"]]
-        if self._has_shards:
-            params = [self._local_part(p) for p in params]
-        torch.autograd.graph.increment_version(params)  # no kernel does it, nor torch's fused CPU steps
+        self._step(groups, multiplier, grad_scale, found_inf)
+        # No kernel does it, nor do torch's fused CPU steps.
+        torch.autograd.graph.increment_version([p for group in groups for p in group.params])
         self._known_for = self._now()
-
-    def _local_part(self, p: Tensor) -> Tensor:
-        """What this process has of a parameter."""
-        if id(p) not in self._local:
-            self._local[id(p)] = local_parts([p])[0]
-        return self._local[id(p)]
-
-    def columns(self, tensors: StepTensors) -> list[list[Tensor]]:
-        """What a kernel reads and writes, in the order of the columns of its tables."""
-        if not self._has_shards:
-            return [tensors.params, tensors.grads, *tensors.state]
-        params = [self._local_part(p) for p in tensors.params]
-        return [params, local_parts(tensors.grads), *(local_parts(state) for state in tensors.state)]
 
     # What a backend is made of
 
@@ -137,30 +170,14 @@ class OnePass(ABC):
 
     @abstractmethod
     def _sums_of_squares(self) -> Tensor:
-        """Of the matrices as last measured, in this step or in the one before: float64 ``[J]``."""
+        """Return the sums of squares as last taken, in this step or the one before, float64 ``[J]``."""
 
     @abstractmethod
-    def _step(self, multiplier: Tensor) -> None:
+    def _step(
+        self,
+        groups: Sequence[GroupStep],
+        multiplier: Tensor,
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
         """Step and correct all parameters, and take the sums of squares of what comes out."""
-
-
-def _lie_alike(p: Tensor, grad: Tensor | None) -> bool:
-    """Whether a gradient is such as a kernel can read beside its parameter."""
-    if grad is None:
-        return True
-    if grad.dtype is not p.dtype or grad.layout is not torch.strided:
-        return False
-    if not is_sharded(p):
-        return True
-    here, there = local_parts([p, grad])
-    placed_alike = is_sharded(grad) and grad.placements == p.placements  # type: ignore[attr-defined]
-    return placed_alike and here.stride() == there.stride()
-
-
-def laid_out_like(p: Tensor, t: Tensor) -> Tensor:
-    """``t`` with its elements in the order of those of ``p``, which fused steps take for granted."""
-    if t.shape != p.shape or t.stride() == p.stride():
-        return t
-    if all(a == b for a, b, n in zip(t.stride(), p.stride(), p.shape) if n > 1):
-        return t
-    return torch.empty_like(p, dtype=t.dtype).copy_(t) if is_dense(p) else t

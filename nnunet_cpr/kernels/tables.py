@@ -8,11 +8,12 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from nnunet_cpr.kernels.memory import Memory
 from nnunet_cpr.transfer import to_device
 
 PARAM, GRAD, FIRST, SECOND, LARGEST, STEP = range(6)
 """The columns of the table of addresses: the parameter, its gradient, and the state in the order of
-:class:`~nnunet_cpr.kernels.one_pass.StepTensors` (FIRST is SGD's momentum or Adam's first moment)."""
+:class:`~nnunet_cpr.kernels.one_pass.GroupStep` (FIRST is SGD's momentum or Adam's first moment)."""
 COLUMNS = 6
 
 
@@ -28,56 +29,46 @@ class Tables:
     """
 
     def __init__(
-        self, params: Sequence[Tensor], matrices: Sequence[int], device: torch.device, chunk: int
+        self, shapes: Sequence[torch.Size], matrices: Sequence[int], device: torch.device, chunk: int
     ) -> None:
-        chunks = [chunk_count(p.numel(), chunk) for p in params]
-        self.covers = [(id(p), p.numel()) for p in params]
+        numels = [shape.numel() for shape in shapes]
+        chunks = [chunk_count(numel, chunk) for numel in numels]
+        self.covers = (list(shapes), list(matrices))
         self.device = device
         self.chunks = sum(chunks)
-        self.numels = to_device([p.numel() for p in params], torch.int64, device)
+        self.numels = to_device(numels, torch.int64, device)
         self.matrices = to_device(matrices, torch.int32, device)
         self.first_chunks = to_device([0, *accumulate(chunks)], torch.int32, device)
         self.addresses = torch.empty(0, dtype=torch.int64, device=device)
         self.rows: list[int] = []
 
-    def fits(self, params: Sequence[Tensor]) -> bool:
-        """Whether these are the tensors that it was made for, in their sizes."""
-        return self.covers == [(id(p), p.numel()) for p in params]
+    def fits(self, shapes: Sequence[torch.Size], matrices: Sequence[int]) -> bool:
+        """Return True if the tables were made for tensors of these shapes and numbers."""
+        return self.covers == (shapes, matrices)
 
-    def locate(self, columns: Sequence[Sequence[Tensor]]) -> None:
-        """Take over the addresses of these tensors, as many in each column as there are parameters.
+    def locate(self, columns: Sequence[Sequence[int]]) -> None:
+        """Take over the addresses of the tensors, column by column; an empty column is no state.
 
-        Raises:
-            RuntimeError: a gradient or a state is not such as a kernel could find by its address.
+        The tensors must have been checked (:meth:`~nnunet_cpr.kernels.one_pass.GroupStep.look`).
         """
-        none = [0] * len(self.covers)
-        pointers = [[t.data_ptr() for t in column] or none for column in columns]
+        none = [0] * len(self.covers[0])
+        pointers = [column or none for column in columns]
         pointers += [none] * (COLUMNS - len(columns))
         rows = [address for row in zip(*pointers) for address in row]
         if rows != self.rows:
-            self._check(columns)
             self.rows = rows
             self.addresses = self._upload(rows)
 
-    def _check(self, columns: Sequence[Sequence[Tensor]]) -> None:
-        for number, column in enumerate(columns):
-            for t, p in zip(column, columns[PARAM]):
-                if t.device != self.device:
-                    raise RuntimeError(
-                        f"the optimizer's state is on {t.device} and its parameters are on "
-                        f"{self.device}; load its state_dict() again after moving the model"
-                    )
-                if number == STEP and t.dtype != torch.float32:
-                    raise RuntimeError(f"Adam's count of steps must be float32, not {t.dtype}")
-                if number != STEP and t.shape != p.shape:
-                    what = "a gradient" if number == GRAD else "the optimizer's state"
-                    raise RuntimeError(
-                        f"{what} of shape {tuple(t.shape)} is for a parameter that now has shape "
-                        f"{tuple(p.shape)}; build a new optimizer after changing parameters"
-                    )
-
     def _upload(self, rows: list[int]) -> Tensor:
         return to_device(rows, torch.int64, self.device).view(-1, COLUMNS)
+
+
+def step_columns(columns: Sequence[Memory], adam: bool) -> list[list[int]]:
+    """Return the addresses of a group's columns in the order of the table's."""
+    found = [column.addresses for column in columns]
+    if adam:
+        return found
+    return found[:-1]  # SGD counts no steps
 
 
 def chunk_count(numel: int, chunk: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
@@ -21,14 +21,12 @@ import triton.language as tl
 from packaging.version import Version
 from torch import Tensor
 
-from nnunet_cpr.kernels.one_pass import OnePass
-from nnunet_cpr.kernels.tables import COLUMNS, Tables, chunk_count
+from nnunet_cpr.kernels.memory import Memory
+from nnunet_cpr.kernels.one_pass import GroupStep, OnePass, Rule
+from nnunet_cpr.kernels.tables import Tables, chunk_count, step_columns
 from nnunet_cpr.kernels.trial import works
 from nnunet_cpr.kernels.triton_kernels import measure_kernel, step_kernel, sum_kernel
 from nnunet_cpr.transfer import to_device
-
-if TYPE_CHECKING:
-    from nnunet_cpr.optim import CPROptimizer
 
 CHUNK = 16384
 """Elements of one tensor that one program takes."""
@@ -61,9 +59,11 @@ def is_available() -> bool:
 class _Launch(Tables):
     """The tables of one launch, with memory to upload them from while a CUDA graph is captured."""
 
-    def __init__(self, params: Sequence[Tensor], matrices: Sequence[int], device: torch.device) -> None:
-        super().__init__(params, matrices, device, CHUNK)
-        owners = [i for i, p in enumerate(params) for _ in range(chunk_count(p.numel(), CHUNK))]
+    def __init__(
+        self, shapes: Sequence[torch.Size], matrices: Sequence[int], device: torch.device
+    ) -> None:
+        super().__init__(shapes, matrices, device, CHUNK)
+        owners = [i for i, shape in enumerate(shapes) for _ in range(chunk_count(shape.numel(), CHUNK))]
         self.chunk_tensors = to_device(owners, torch.int32, device)
         self._spare: Tensor | None = None  # pinned memory, which cannot be taken while a graph is made
         self._in_graphs: list[Any] = []
@@ -93,14 +93,20 @@ class TritonPass(OnePass):
 
     dtypes = DTYPES
 
-    def __init__(self, optimizer: CPROptimizer) -> None:
-        super().__init__(optimizer)
-        self.device = self.matrices[0].device
-        first_partials = [0, *accumulate(chunk_count(p.numel(), CHUNK) for p in self.matrices)]
+    def __init__(self, matrices: Sequence[Tensor], device: torch.device) -> None:
+        super().__init__(matrices, device)
+        first_partials = [0, *accumulate(chunk_count(numel, CHUNK) for numel in self.sizes)]
         self._partials = torch.zeros(first_partials[-1], device=self.device)
         self._first_partials = to_device(first_partials, torch.int32, self.device)
         self._launches: dict[Any, _Launch] = {}
         self._kept_for_graphs: list[Any] = []
+
+    def takes_state(self, params: Memory, state: Sequence[Memory]) -> bool:
+        # The moments of one parameter have one dtype, which need not be the parameter's.
+        return all(
+            set(column.dtypes) <= set(self.dtypes) and column.dtypes == state[0].dtypes
+            for column in state
+        )
 
     # The measure
 
@@ -110,8 +116,10 @@ class TritonPass(OnePass):
 
     def _measure(self) -> None:
         for dtype in dict.fromkeys(p.dtype for p in self.matrices):
-            params = [p for p in self.matrices if p.dtype == dtype]
-            launch = self._launch(("measure", dtype), params, [params])
+            these = [j for j, p in enumerate(self.matrices) if p.dtype == dtype]
+            shapes = [self.matrices[j].shape for j in these]
+            addresses = [[self.matrices[j].data_ptr() for j in these]]
+            launch = self._launch(("measure", dtype), shapes, these, addresses)
             with _current(self.device):
                 measure_kernel[(launch.chunks,)](
                     launch.addresses, launch.numels, launch.matrices, launch.first_chunks,
@@ -121,41 +129,49 @@ class TritonPass(OnePass):
 
     def _sums_of_squares(self) -> Tensor:
         sums = torch.empty(len(self.matrices), dtype=torch.float64, device=self.device)
-        with _current(self.device):
-            sum_kernel[(len(self.matrices),)](self._partials, self._first_partials, sums, BLOCK=BLOCK)
+        if self.matrices:
+            with _current(self.device):
+                sum_kernel[(len(sums),)](self._partials, self._first_partials, sums, BLOCK=BLOCK)
         return sums
 
     # The step
 
-    def _step(self, multiplier: Tensor) -> None:
+    def _step(
+        self,
+        groups: Sequence[GroupStep],
+        multiplier: Tensor,
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
         coefficients = 2 * multiplier
-        for place, group in enumerate(self.optimizer.param_groups):
-            tensors = self.optimizer.step_tensors(group)
-            columns = self.columns(tensors)
-            columns += [[]] * (COLUMNS - len(columns))
-            kinds = [tuple(c[i].dtype for c in columns if c) for i in range(len(tensors.params))]
+        scaler = (self._here(grad_scale), self._here(found_inf))
+        for place, group in enumerate(groups):
+            params, _, *rest = group.columns
+            dtypes = [params.dtypes, *(c.dtypes for c in rest[:-1] if c.addresses)]
+            kinds = list(zip(*dtypes))
             for kind in dict.fromkeys(kinds):
                 these = [i for i, k in enumerate(kinds) if k == kind]
-                self._step_kind(
-                    (place, kind),
-                    group,
-                    [[c[i] for i in these] if c else [] for c in columns],
-                    coefficients,
-                )
-            self.optimizer.after_step(tensors)
+                columns = [c.part(these) if c.addresses else c for c in group.columns]
+                matrices = [group.matrices[i] for i in these]
+                self._step_kind((place, kind), group.rule, columns, matrices, coefficients, *scaler)
 
     def _step_kind(
-        self, key: Any, group: dict, columns: list[list[Tensor]], coefficients: Tensor
+        self,
+        key: Any,
+        rule: Rule,
+        columns: Sequence[Memory],
+        matrices: list[int],
+        coefficients: Tensor,
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
     ) -> None:
         """One launch for the tensors of a group that have the same dtypes."""
-        params, _, first, _, largest, _ = columns
-        launch = self._launch(key, params, columns)
+        params, _, *state, _ = columns
+        moment = state[0].dtypes if state else []
+        launch = self._launch(key, params.shapes, matrices, step_columns(columns, rule.adam))
         if launch.chunks == 0:  # all of them empty
             return
-        rule = self.optimizer.rule(group)
-        lr = self._here(group["lr"])
-        grad_scale = self._here(getattr(self.optimizer, "grad_scale", None))  # GradScaler's
-        found_inf = self._here(getattr(self.optimizer, "found_inf", None))
+        lr = self._here(rule.lr)
         if _is_captured(self.device):
             self._kept_for_graphs += [lr, grad_scale, found_inf, coefficients]
         with _current(self.device):
@@ -165,15 +181,15 @@ class TritonPass(OnePass):
                 lr if isinstance(lr, Tensor) else float(lr), grad_scale, found_inf,
                 float(rule.beta1), 1.0 - rule.beta1, _log(rule.beta1),
                 float(rule.beta2), 1.0 - rule.beta2, _log(rule.beta2), float(rule.eps),
-                PARAM=DTYPES[params[0].dtype],
-                MOMENT=DTYPES[first[0].dtype] if first else tl.float32,
+                PARAM=DTYPES[params.dtypes[0]],
+                MOMENT=DTYPES[moment[0]] if moment else tl.float32,
                 ALIGNED=launch.aligned,
                 LR_IS_TENSOR=isinstance(lr, Tensor),
                 ADAM=rule.adam,
-                MOMENTUM=bool(first),
+                MOMENTUM=bool(moment),
                 NESTEROV=rule.nesterov,
-                MAXIMIZE=group["maximize"],
-                AMSGRAD=bool(largest),
+                MAXIMIZE=rule.maximize,
+                AMSGRAD=rule.adam and bool(state[2].addresses),
                 SCALED=grad_scale is not None,
                 MAY_SKIP=found_inf is not None,
                 CHUNK=CHUNK,
@@ -183,11 +199,16 @@ class TritonPass(OnePass):
     def _here(self, value: Any) -> Any:
         return value.to(self.device, non_blocking=True) if isinstance(value, Tensor) else value
 
-    def _launch(self, key: Any, params: list[Tensor], columns: Sequence[Sequence[Tensor]]) -> _Launch:
+    def _launch(
+        self,
+        key: Any,
+        shapes: Sequence[torch.Size],
+        matrices: Sequence[int],
+        columns: Sequence[Sequence[int]],
+    ) -> _Launch:
         launch = self._launches.get(key)
-        if launch is None or not launch.fits(params):
-            matrices = [self.matrix_of.get(id(p), -1) for p in params]
-            launch = self._launches[key] = _Launch(params, matrices, self.device)
+        if launch is None or not launch.fits(shapes, matrices):
+            launch = self._launches[key] = _Launch(shapes, matrices, self.device)
         launch.locate(columns)
         if _is_captured(self.device):  # its memory is in the graph, so it must not be given back
             self._kept_for_graphs.append((launch, launch.addresses))

@@ -9,8 +9,9 @@ of :class:`MethodName` with its families and with the suffixes for its further f
 """
 
 from nnunet_cpr.naming.method import Family, MethodName
-from nnunet_cpr.naming.reading import parse, read_bound
-from nnunet_cpr.naming.suffixes import METHOD_SUFFIXES, BaselineChoice, Suffix, WrongName, count
+from nnunet_cpr.naming.reading import parse
+from nnunet_cpr.naming.suffixes import METHOD_SUFFIXES, BaselineChoice, Suffix, count
+from nnunet_cpr.spelling import WrongName
 
 __all__ = [
     "METHOD_SUFFIXES",
@@ -21,5 +22,4 @@ __all__ = [
     "WrongName",
     "count",
     "parse",
-    "read_bound",
 ]

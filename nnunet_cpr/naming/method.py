@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 
 from nnunet_cpr.baselines import BASELINES, Baseline, Training
 from nnunet_cpr.bounds import Bound, KappaWS
-from nnunet_cpr.naming.suffixes import BaselineChoice, Suffix, WrongName
+from nnunet_cpr.naming.suffixes import BaselineChoice, Suffix
 from nnunet_cpr.regularizers import get_regularizer
 from nnunet_cpr.selection import Params
+from nnunet_cpr.spelling import WrongName
 
 
 @dataclass(frozen=True)

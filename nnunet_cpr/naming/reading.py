@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import re
 from typing import Any, TypeVar
 
-from nnunet_cpr.bounds import Bound
 from nnunet_cpr.naming.method import MethodName
-from nnunet_cpr.naming.suffixes import METHOD_SUFFIXES, Suffix, WrongName
+from nnunet_cpr.naming.suffixes import Suffix
+from nnunet_cpr.spelling import EXPLANATION, LONGEST, WrongName, refuse_too_long, split_word
 
 Name = TypeVar("Name", bound=MethodName)
-
-LONGEST = 255
-"""Characters of a name: folders are named after it."""
 
 
 def parse(kind: type[Name], name: str) -> Name | None:
@@ -22,10 +18,9 @@ def parse(kind: type[Name], name: str) -> Name | None:
     Raises:
         WrongName: the name is almost right.
     """
-    if len(name) > LONGEST:
-        if not name.startswith(kind.prefix):
-            return None
-        raise _too_long(name)
+    if len(name) > LONGEST and not name.startswith(kind.prefix):
+        return None
+    refuse_too_long(name)
     base, *tokens = name.split("_")
     if base not in kind.families:
         nearest = _nearest_family(kind, base)
@@ -50,30 +45,6 @@ def parse(kind: type[Name], name: str) -> Name | None:
         raise WrongName(f"{name!r}: {error}") from None
 
 
-def read_bound(text: str) -> Bound:
-    """The bound that a word such as ``ws1000``, ``ip50``, ``k0p005`` or ``ki0x2`` says.
-
-    Raises:
-        WrongName: it says none.
-    """
-    if len(text) > LONGEST:
-        raise _too_long(text)
-    bounds = [suffix for suffix in METHOD_SUFFIXES if suffix.field == "kappa"]
-    for suffix in bounds:
-        value = suffix.match(text)
-        if value is None:
-            continue
-        try:
-            return suffix.read(value)
-        except ValueError as error:
-            raise WrongName(f"the bound {text!r}: {error}") from None
-    guess = "".join(_split(text))
-    shapes = " ".join(suffix.before + suffix.placeholder for suffix in bounds)
-    is_meant = any(_is_valid(suffix, guess) for suffix in bounds)
-    advice = f"did you mean {guess}?" if is_meant else f"the bounds are {shapes}, {_SPELLING}"
-    raise WrongName(f"no bound is written {text!r}; {advice}")
-
-
 def _read(kind: type[MethodName], token: str, name: str) -> tuple[Suffix, Any]:
     for suffix in kind.suffixes:
         text = suffix.match(token)
@@ -84,10 +55,6 @@ def _read(kind: type[MethodName], token: str, name: str) -> tuple[Suffix, Any]:
         except ValueError as error:
             raise WrongName(f"_{token} in {name!r}: {error}") from None
     raise WrongName(f"unknown suffix _{token} in {name!r}; {_advice(kind, token, name)}")
-
-
-def _too_long(name: str) -> WrongName:
-    return WrongName(f"{name[:40]!r}... has {len(name)} characters, and a name can have {LONGEST}")
 
 
 # What a wrong name was meant to be
@@ -107,7 +74,7 @@ def _nearest_family(kind: type[MethodName], base: str) -> str | None:
 
 
 def _advice(kind: type[MethodName], token: str, name: str) -> str:
-    letters, number = _split(token)
+    letters, number = split_word(token)
     by_letters = {suffix.before + suffix.after: suffix for suffix in kind.suffixes}
     for close in difflib.get_close_matches(letters, by_letters, n=3, cutoff=0.5):
         suffix = by_letters[close]
@@ -115,19 +82,8 @@ def _advice(kind: type[MethodName], token: str, name: str) -> str:
         if _is_valid(suffix, guess):
             return f"did you mean {'_'.join(guess if t == token else t for t in name.split('_'))}?"
         if close == letters:
-            return f"it is spelt {suffix.shape}, {_SPELLING}"
-    return f"the suffixes are {' '.join(suffix.shape for suffix in kind.suffixes)}, {_SPELLING}"
-
-
-_SPELLING = "where <N> is a whole number such as 200 and <V> a number such as 0p5 or 1en3"
-
-
-def _split(token: str) -> tuple[str, str]:
-    """The letters of a suffix and the number in it, the number's spelling corrected."""
-    text = re.sub(r"(?<![0-9])\.", "0.", token.lower()).replace(".", "p").replace("e-", "en")
-    text = re.sub(r"([0-9]+)k(?=$|[a-z])", r"\g<1>000", text)
-    numbers = re.findall(r"[0-9]+(?:p[0-9]+)?(?:en?[0-9]+)?(?=$|[a-z])", text)
-    return (text.replace(numbers[-1], "", 1), numbers[-1]) if numbers else (text, "")
+            return f"it is spelt {suffix.shape}, {EXPLANATION}"
+    return f"the suffixes are {' '.join(suffix.shape for suffix in kind.suffixes)}, {EXPLANATION}"
 
 
 def _is_valid(suffix: Suffix, token: str) -> bool:

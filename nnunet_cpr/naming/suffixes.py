@@ -7,19 +7,12 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 from nnunet_cpr.baselines import BASELINES, Entry
 from nnunet_cpr.bounds import BOUNDS, Bound
 from nnunet_cpr.regularizers import REGULARIZERS
-
-
-class WrongName(ValueError):
-    """A name that is almost a right one; its message, one line, says what is wrong and what is meant."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.splitlines()))
+from nnunet_cpr.spelling import COUNT, NUMBER, WrongName, parse_number, print_number
 
 
 @dataclass(frozen=True)
@@ -28,28 +21,6 @@ class BaselineChoice:
 
     keyword: str
     value: float | None = None
-
-
-# Numbers
-
-_NUMBER = re.compile(r"[0-9]+(?:p[0-9]+)?(?:en?[0-9]{1,3})?")
-
-
-def _parse_number(text: str) -> float:
-    return float(text.replace("p", ".").replace("en", "e-"))
-
-
-def _print_number(value: float) -> str:
-    """The shortest decimal that reads back as the same float, in nnU-Net's spelling."""
-    _, digits, exponent = Decimal(repr(float(value))).normalize().as_tuple()
-    assert isinstance(exponent, int)  # the constructors take only finite numbers
-    if value == 0 or 1e-2 <= value < 1e6:
-        text = format(Decimal(repr(float(value))), "f").removesuffix(".0")
-    else:
-        whole, *rest = map(str, digits)
-        power = exponent + len(rest)
-        text = whole + ("." + "".join(rest) if rest else "") + f"e{power}"
-    return text.replace(".", "p").replace("e-", "en")
 
 
 # One suffix
@@ -81,7 +52,6 @@ class Suffix:
         return text if self.pattern.fullmatch(text) else None
 
 
-_COUNT = re.compile(r"[0-9]{1,9}")
 _NOTHING = re.compile(r"")
 
 
@@ -96,24 +66,24 @@ def _at_least(smallest: int) -> Callable[[str], int]:
 
 
 def _positive(text: str) -> float:
-    value = _parse_number(text)
+    value = parse_number(text)
     if not (0 < value < math.inf):
         raise ValueError("must be positive and finite")
     return value
 
 
 def _not_negative(text: str) -> float:
-    return 0.0 if float(_parse_number(text)) == 0 else _positive(text)
+    return 0.0 if float(parse_number(text)) == 0 else _positive(text)
 
 
 def count(field: str, before: str, after: str = "", smallest: int = 1) -> Suffix:
     """A suffix with a whole number."""
-    return Suffix(field, before, _COUNT, _at_least(smallest), str, after, "<N>", smallest)
+    return Suffix(field, before, COUNT, _at_least(smallest), str, after, "<N>", smallest)
 
 
 def number(field: str, before: str, read: Callable[[str], float] = _positive) -> Suffix:
     """A suffix with a positive number."""
-    return Suffix(field, before, _NUMBER, read, _print_number, placeholder="<V>")
+    return Suffix(field, before, NUMBER, read, print_number, placeholder="<V>")
 
 
 def _bound(bound: type[Bound]) -> Suffix:
@@ -126,12 +96,12 @@ def _bound(bound: type[Bound]) -> Suffix:
         if value != bound(**{setting: getattr(value, setting)}):
             raise WrongName(f"no name can say {value!r}")
         number = getattr(value, setting)
-        return str(number) if counted else _print_number(number)
+        return str(number) if counted else print_number(number)
 
     def read(text: str) -> Bound:
-        return bound(**{setting: int(text) if counted else _parse_number(text)})
+        return bound(**{setting: int(text) if counted else parse_number(text)})
 
-    pattern, placeholder = (_COUNT, "<N>") if counted else (_NUMBER, "<V>")
+    pattern, placeholder = (COUNT, "<N>") if counted else (NUMBER, "<V>")
     return Suffix("kappa", bound.keyword, pattern, read, write, placeholder=placeholder)
 
 
@@ -143,9 +113,9 @@ def _baseline(entry: Entry) -> Suffix:
         return BaselineChoice(entry.keyword, _positive(text))
 
     def write(value: BaselineChoice) -> str | None:
-        return _print_number(value.value) if value.keyword == entry.keyword and value.value else None
+        return print_number(value.value) if value.keyword == entry.keyword and value.value else None
 
-    return Suffix("baseline", entry.keyword, _NUMBER, read, write, placeholder="<V>")
+    return Suffix("baseline", entry.keyword, NUMBER, read, write, placeholder="<V>")
 
 
 def word(field: str, word: str, value: Any) -> Suffix:

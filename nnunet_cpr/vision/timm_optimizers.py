@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any
 
 from timm.optim import OptimInfo, list_optimizers
 
@@ -21,68 +21,67 @@ from timm.optim import OptimInfo, list_optimizers
 from timm.optim._optim_factory import default_registry
 from torch import nn
 
-from nnunet_cpr.bounds import Bound, KappaWS
-from nnunet_cpr.naming import read_bound
-from nnunet_cpr.optim import SGDCPR, AdamCPR
-from nnunet_cpr.selection import Params, param_groups, regularized
-
-AnyCPR = TypeVar("AnyCPR", SGDCPR, AdamCPR)
+from nnunet_cpr.optim import SGDCPR, AdamCPR, CPROptimizer
+from nnunet_cpr.selection import ParamGroups, Params, param_groups, regularized
 
 _model: ContextVar[nn.Module | None] = ContextVar("the model at hand", default=None)
 
 
-def adamcpr(params: Params, **options: Any) -> AdamCPR:
-    """:class:`~nnunet_cpr.optim.AdamCPR` from what timm passes to an optimizer.
+class _ForTimm(CPROptimizer):
+    """An optimizer built from what timm passes: groups of a model's parameters and strings."""
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1e-3,
+        *args: Any,
+        weight_decay: float = 0.0,
+        foreach: bool | None = None,
+        **options: Any,
+    ) -> None:
+        kind = self._torch_class.__name__ + "CPR"
+        if foreach is not None:
+            raise TypeError(f"{kind} has no foreach; it chooses the fastest step by itself")
+        for option, value in options.items():
+            # From a command line: "false" would count as true.
+            if isinstance(value, str) and option not in ("regularizer", "kappa"):
+                raise ValueError(f"{option} must be a number, True or False, got {value!r}")
+        named: Any = _with_names(params, weight_decay, _model.get())
+        super().__init__(named, lr, *args, **options)  # type: ignore[arg-type]
+
+
+class TimmAdamCPR(_ForTimm, AdamCPR):
+    """:class:`~nnunet_cpr.optim.AdamCPR` as timm's factory builds it, under the name ``adamcpr``.
 
     Args:
         params: parameters or groups, or a module. CPR takes the matrices that are neither in a group
             with weight decay 0 beside others with more, nor left out by the model's own rule
             (:mod:`nnunet_cpr.selection`).
-        options: those of the class, with ``kappa`` also as the word for it, such as ``"ws1000"``.
-            ``weight_decay`` is that of groups without one, and does nothing but select.
+        options: those of the class. ``weight_decay`` is that of groups without one, and does nothing
+            but select.
 
     Raises:
         TypeError: an option that the class does not have, ``foreach`` too.
-        ValueError: a value that is none of its option's.
+        ValueError: a value that its option cannot have.
     """
-    return _build(AdamCPR, params, **options)
 
 
-def sgdcpr(params: Params, **options: Any) -> SGDCPR:
-    """:class:`~nnunet_cpr.optim.SGDCPR` in the same way; see :func:`adamcpr`."""
-    return _build(SGDCPR, params, **options)
-
-
-def _build(
-    kind: type[AnyCPR],
-    params: Params,
-    *,
-    weight_decay: float = 0.0,
-    kappa: Bound | str = KappaWS(1000),
-    foreach: bool | None = None,
-    **options: Any,
-) -> AnyCPR:
-    if foreach is not None:
-        raise TypeError(f"{kind.__name__} has no foreach; it chooses the fastest step by itself")
-    for option, value in options.items():
-        # From a command line: "false" would count as true.
-        if isinstance(value, str) and option != "regularizer":
-            raise ValueError(f"{option} must be a number, True or False, got {value!r}")
-    if not isinstance(kappa, Bound):
-        kappa = read_bound(str(kappa))
-    return kind(_with_names(params, weight_decay, _model.get()), kappa=kappa, **options)
+class TimmSGDCPR(_ForTimm, SGDCPR):
+    """:class:`~nnunet_cpr.optim.SGDCPR` in the same way, under the name ``sgdcpr``."""
 
 
 def _with_names(params: Params, weight_decay: float, model: nn.Module | None) -> Params:
     """What an optimizer of ours takes in place of timm's groups: the names in, embeddings out."""
     if isinstance(params, nn.Module):
         return params
-    groups = [{"weight_decay": weight_decay, **group} for group in param_groups(params)]
+    given = param_groups(params)
+    groups = ParamGroups({"weight_decay": weight_decay, **group} for group in given)
+    groups.has_names = given.has_names
     if model is None:
         return groups
-    given = [id(p) for group in groups for _, p in group["params"]]
+    held = [id(p) for group in groups for _, p in group["params"]]
     is_whole = len(groups) == 1 and groups[0].keys() == {"params", "weight_decay"}
-    if is_whole and given == [id(p) for p in model.parameters()]:
+    if is_whole and held == [id(p) for p in model.parameters()]:
         return model  # so that its state fits an optimizer built without timm
 
     names = {id(p): name for group in param_groups(model) for name, p in group["params"]}
@@ -119,23 +118,21 @@ def register() -> None:
     if {"adamcpr", "sgdcpr"} <= set(list_optimizers()):
         return
     registry: Any = default_registry
-    info: Any = OptimInfo  # typed for classes alone, though timm does no more than call them
     registry.register(
-        info(
+        OptimInfo(
             name="adamcpr",
-            opt_class=adamcpr,
+            opt_class=TimmAdamCPR,
             description="Adam with Constrained Parameter Regularization in place of weight decay",
             has_betas=True,
         )
     )
     registry.register(
-        info(
+        OptimInfo(
             name="sgdcpr",
-            opt_class=sgdcpr,
+            opt_class=TimmSGDCPR,
             description="SGD with Constrained Parameter Regularization in place of weight decay",
             has_eps=False,
             has_momentum=True,
-            defaults={"lr": 1e-3},  # torch's
         )
     )
     # Should timm come to build its optimizers another way, then this only finds no model.

@@ -16,8 +16,8 @@ import torch
 
 from nnunet_cpr import CPR, KappaIP
 from nnunet_cpr.baselines import AdaDecay
-from nnunet_cpr.bounds import Bound
-from nnunet_cpr.naming import WrongName, read_bound
+from nnunet_cpr.bounds import Bound, read_bound
+from nnunet_cpr.naming import WrongName
 from nnunet_cpr.nnunet import names as trainers
 from nnunet_cpr.nnunet.fold_files import LOG_COLUMNS, read_logs
 from nnunet_cpr.nnunet.study.definition import Study, StudyError, load, save

@@ -23,11 +23,11 @@ def use(optimizer: Any, backend: str) -> OnePass | None:
     if backend == "triton":
         from nnunet_cpr.kernels.triton import TritonPass
 
-        optimizer._choose_one_pass = TritonPass
+        optimizer._choose_one_pass = lambda matrices, params: TritonPass(matrices, params[0].device)
     if backend == "plain":
-        optimizer._choose_one_pass = lambda optimizer: None
-    optimizer._look_where_parameters_are()
-    return optimizer.cpr.one_pass
+        optimizer._choose_one_pass = lambda matrices, params: None
+    optimizer._choose_backend()
+    return optimizer._one_pass
 
 
 def parameters(

@@ -29,7 +29,7 @@ def test_what_no_pass_covers_goes_the_plain_way() -> None:
                 change(optimizer)
             optimizer.step()
         assert optimizer.cpr.step_count == 3 and optimizer.cpr.lagrange_multiplier.max() > 0
-        return None if optimizer.cpr.one_pass is None else optimizer.cpr.one_pass.reused_measures
+        return None if optimizer._one_pass is None else optimizer._one_pass.reused_measures
 
     def dampen(optimizer: Any) -> None:
         optimizer.param_groups[0]["dampening"] = 0.1
@@ -65,7 +65,7 @@ def test_frozen_parameters_do_not_keep_the_others_from_one_pass(build: type, dty
         for t in range(10, 14):
             set_gradients(params, t)
             optimizer.step()
-        assert optimizer.cpr.one_pass.reused_measures == 3
+        assert optimizer._one_pass.reused_measures == 3
         results.append(params)
     assert all(torch.equal(p, q) for p, q in zip(*results))
 
@@ -84,7 +84,7 @@ def test_a_parameter_that_is_unfrozen_later_goes_the_way_it_can() -> None:
                 late.grad = torch.full_like(late, 0.5)
             optimizer.step()
         if fused:
-            assert optimizer.cpr.one_pass.reused_measures == 1
+            assert optimizer._one_pass.reused_measures == 1
         results.append([*params, late])
     for p, q in zip(*results):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
@@ -98,7 +98,7 @@ def test_without_a_compiler_the_step_takes_the_plain_way(monkeypatch: pytest.Mon
     try:
         with pytest.warns(UserWarning, match="Numba cannot compile a kernel here"):
             optimizer = SGDCPR(parameters(), lr=0.1)
-        assert optimizer.cpr.one_pass is None
+        assert optimizer._one_pass is None
     finally:
         kernels._numba_compiles.cache_clear()
 
@@ -297,4 +297,4 @@ def test_nothing_is_read_from_the_device() -> None:
                 with torch.no_grad():
                     cpr._update_and_correct(found_inf=torch.zeros((), device="meta"))
                 optimizer = build(params, lr=0.1, kappa=bound, regularizer=regularizer)
-                assert optimizer.cpr.one_pass is None and not optimizer.defaults["fused"]
+                assert optimizer._one_pass is None and not optimizer.defaults["fused"]

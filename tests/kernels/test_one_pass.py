@@ -52,7 +52,7 @@ def test_the_cpu_gives_the_same_bits_with_any_number_of_threads(build: type) -> 
             for t in range(5):
                 set_gradients(params, t)
                 optimizer.step()
-            assert optimizer.cpr.one_pass.reused_measures == 4
+            assert optimizer._one_pass.reused_measures == 4
             results.append(optimizer)
     finally:
         torch.set_num_threads(threads_before)

@@ -157,9 +157,9 @@ def test_a_resumed_run_is_bit_identical(build: type, stop: int, bound: Bound) ->
 def test_a_fresh_measure_is_the_reused_one(backend: str) -> None:
     for build in (SGDCPR, AdamCPR):
         optimizer = run(build, backend, lr=0.02, **BOUNDED)
-        one_pass = optimizer.cpr.one_pass
-        reused = one_pass.measure().clone()
-        one_pass._known_for = None
-        assert torch.equal(one_pass.measure(), reused)
-        expected = torch.stack([p.detach().double().square().mean() for p in one_pass.matrices])
+        one_pass = optimizer._one_pass
+        reused = one_pass.sums_of_squares().clone()
+        one_pass.forget_measure()
+        assert torch.equal(one_pass.sums_of_squares(), reused)
+        expected = torch.stack([p.detach().double().square().sum() for p in one_pass.matrices])
         torch.testing.assert_close(reused.cpu().double(), expected.cpu(), rtol=1e-6, atol=0)

@@ -122,13 +122,14 @@ class Training:
         return CPR(model, **settings).attach(TORCH[case.optimizer](model.parameters()))
 
     def _use_backend(self) -> None:
-        choose: Any = lambda optimizer: None  # noqa: E731
+        choose: Any = lambda matrices, params: None  # noqa: E731
         if self.case.backend == "triton":
             from nnunet_cpr.kernels import triton
 
-            triton.CHUNK, choose = triton.BLOCK, triton.TritonPass  # the interpreter is slow
+            triton.CHUNK = triton.BLOCK  # the interpreter is slow
+            choose = lambda matrices, params: triton.TritonPass(matrices, params[0].device)  # noqa: E731
         self.optimizer._choose_one_pass = choose  # type: ignore[attr-defined]
-        self.optimizer._look_where_parameters_are()  # type: ignore[attr-defined]
+        self.optimizer._choose_backend()  # type: ignore[attr-defined]
 
     # Steps
 

@@ -25,8 +25,9 @@ from fuzz import promises
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nnunet_cpr.bounds import read_bound
 from nnunet_cpr.files import read_json
-from nnunet_cpr.naming import WrongName, read_bound
+from nnunet_cpr.naming import WrongName
 from nnunet_cpr.nnunet import names as trainers
 from nnunet_cpr.nnunet.fold_files import RESOURCES
 from nnunet_cpr.nnunet.prepare.archive import PrepareError

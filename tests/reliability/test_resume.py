@@ -347,7 +347,7 @@ def test_another_backend_goes_on_with_a_checkpoint() -> None:
             other.load_state(training.snapshot())
             for each in (training, other):
                 each.run(7)
-            assert (training.attached.one_pass is None) != (other.attached.one_pass is None)
+            assert (training.optimizer._one_pass is None) != (other.optimizer._one_pass is None)
             assert_close(training, other)
 
 

@@ -15,7 +15,8 @@ from timm.utils import CheckpointSaver, ParseKwargs
 from torch import nn
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS
-from nnunet_cpr.naming import WrongName, read_bound
+from nnunet_cpr.bounds import read_bound
+from nnunet_cpr.naming import WrongName
 from nnunet_cpr.selection import regularized
 from nnunet_cpr.vision import timm_optimizers
 
@@ -165,7 +166,7 @@ def test_wrong_words_are_told_in_one_line(word: Any, told: str) -> None:
     [
         ({"adaptive": "false"}, "adaptive must be a number, True or False, got 'false'"),
         ({"mu": "much"}, "mu must be a number, True or False, got 'much'"),
-        ({"regularizer": "l3"}, "no measure is named 'l3'"),
+        ({"regularizer": "l3"}, "unknown regularizer 'l3'"),
         ({"foreach": True}, "AdamCPR has no foreach"),
         ({"foreach": False}, "AdamCPR has no foreach"),
         ({"dampening": 0.1}, "dampening"),
