@@ -45,12 +45,12 @@ def describe(tensors: Sequence[Tensor]) -> Memory | None:
     if any(t.layout is not torch.strided or t.is_neg() for t in tensors):
         return None
     addresses = [t.data_ptr() for t in tensors]
-    sizes = [int(t.nbytes) for t in tensors]
+    sizes: list[int] = [t.nbytes for t in tensors]
     if 0 in addresses and any(size and not address for address, size in zip(addresses, sizes)):
         return None
     offsets = [t.storage_offset() for t in tensors]
     if any(offsets):
-        sizes = [size + offset * t.itemsize for size, offset, t in zip(sizes, offsets, tensors)]
+        sizes = [int(size + offset * t.itemsize) for size, offset, t in zip(sizes, offsets, tensors)]
     if not all(map(ge, [t.untyped_storage().nbytes() for t in tensors], sizes)):
         return None
     return Memory(

@@ -188,7 +188,7 @@ def test_a_name_that_is_almost_right_says_what_is_nearest(text: str, message: st
     ],
 )
 def test_settings_that_no_name_can_say_are_refused(settings: dict) -> None:
-    with pytest.raises(ValueError, match=r"must be|no measure"):
+    with pytest.raises(ValueError, match=r"must be|unknown regularizer"):
         TrainerName("nnUNetTrainerCPR", **settings)
 
 
