@@ -224,10 +224,10 @@ class Attached(ABC):
             return False  # detached
         self._check_step(optimizer)
         for name, p in zip(self.names, self.parameters):
-            if p.is_meta and p.grad is not None:
+            if p.is_meta:
                 raise RuntimeError(
-                    f"parameter {name!r} is on the meta device, which holds no values; give the model "
-                    "memory with to_empty() and load its values before training"
+                    f"parameter {name!r} is on the meta device, which holds no values; build the "
+                    "optimizer after the model has been given memory, by to_empty() for example"
                 )
         return not only_makes_state()
 

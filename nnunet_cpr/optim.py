@@ -13,7 +13,7 @@ from torch import Tensor
 from nnunet_cpr.bounds import Bound, KappaWS
 from nnunet_cpr.cpr import CPR, Settings
 from nnunet_cpr.kernels import GroupStep, OnePass, Rule, fused_steps_are_on, one_pass_for
-from nnunet_cpr.kernels.memory import laid_out_like
+from nnunet_cpr.kernels.memory import is_cut_short, laid_out_like
 from nnunet_cpr.kernels.self_check import passes_self_check
 from nnunet_cpr.regularizers import REGULARIZERS, Regularizer
 from nnunet_cpr.row_norms import is_dense
@@ -90,7 +90,7 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
         fits = [group is not None and group.has_one_dtype() for group in groups]
         for settings, fit in zip(self.param_groups, fits):
             if not fit:
-                self._refuse_unfit_state(settings["params"])
+                self._refuse_unfit(settings["params"])
         if self._one_pass is not None:
             self._one_pass.forget_measure()
         if regularizes:
@@ -143,7 +143,7 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
         if not is_wanted or not self._allows_fused(group):
             return None
         stepped = [p for p in group["params"] if p.grad is not None]
-        if any(p.grad.layout is not torch.strided for p in stepped):
+        if any(p.grad.layout is not torch.strided or p.grad.dtype != p.dtype for p in stepped):
             return None
         tensors = self._tensors(group, stepped)
         if tensors.look():
@@ -164,33 +164,41 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
         matrices = [self._matrix.get(id(p), -1) for p in stepped]
         return GroupStep(self._rule(group), params, grads, state, steps, matrices)
 
-    def _refuse_unfit_state(self, params: list[Tensor]) -> None:
-        """Raise for a state that torch's step could not use either, before anything is changed.
+    def _refuse_unfit(self, params: list[Tensor]) -> None:
+        """Raise for tensors that torch's step could not use either, before anything is changed.
 
         Raises:
-            RuntimeError: a state is on another device, or has another shape or dtype.
+            RuntimeError: memory has been cut short, or a gradient or state is on another device, or has
+                another shape or dtype.
         """
         for p in params:
-            if p.grad is None:
-                continue
-            for key, value in self.state.get(p, {}).items():
-                if key not in self._state_keys or not isinstance(value, Tensor):
-                    continue
-                problem = f"the optimizer's {key} of a parameter of shape {tuple(p.shape)}"
-                if value.device != p.device:
+            state = self.state.get(p, {})
+            beside = {f"state {key!r}": state.get(key) for key in (*self._state_keys, "step")}
+            tensors = {"parameter": p, "gradient": p.grad, **beside}
+            own = {key: t for key, t in tensors.items() if isinstance(t, Tensor)}
+            for key, t in own.items():
+                if is_cut_short(t):
                     raise RuntimeError(
-                        f"{problem} is on {value.device} and the parameter is on {p.device}; load the "
+                        f"the memory of the {key} of shape {tuple(t.shape)} has been freed or "
+                        "shortened; give it storage for all its elements before stepping"
+                    )
+                if p.grad is None or key in ("parameter", "state 'step'"):
+                    continue
+                problem = f"the {key} of a parameter of shape {tuple(p.shape)}"
+                if t.device != p.device:
+                    raise RuntimeError(
+                        f"{problem} is on {t.device} and the parameter is on {p.device}; load the "
                         "optimizer's state_dict() again after moving the model"
                     )
-                if value.shape != p.shape:
+                if t.shape != p.shape and key != "gradient":
                     raise RuntimeError(
-                        f"{problem} has shape {tuple(value.shape)}; build a new optimizer after "
-                        "changing the shapes of parameters"
+                        f"{problem} has shape {tuple(t.shape)}; build a new optimizer after changing "
+                        "the shapes of parameters"
                     )
-                if value.dtype != p.dtype and not self._takes_state_of_other_dtype:
+                if t.dtype != p.dtype and not self._takes_other_dtypes:
                     raise RuntimeError(
-                        f"{problem} is {value.dtype} and the parameter is {p.dtype}; load the "
-                        "optimizer's state_dict() again after casting the model"
+                        f"{problem} is {t.dtype} and the parameter is {p.dtype}; load the optimizer's "
+                        "state_dict() again after casting the model"
                     )
 
     # torch's step
@@ -219,8 +227,8 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
 
     _state_keys: tuple[str, ...]
     """Keys of the state that has the parameters' shapes."""
-    _takes_state_of_other_dtype = False
-    """True if torch's unfused step takes a state whose dtype is not the parameter's."""
+    _takes_other_dtypes = False
+    """True if torch's unfused step takes gradients and state whose dtype is not the parameter's."""
 
     @abstractmethod
     def _allows_fused(self, group: dict[str, Any]) -> bool:
@@ -295,7 +303,7 @@ def _lay_out(optimizer: torch.optim.Optimizer, params: Iterable[Tensor]) -> None
             if grad is not p.grad:
                 p.grad = grad
         for key, value in optimizer.state.get(p, {}).items():
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and 0 not in value.stride():  # torch refuses expanded state
                 optimizer.state[p][key] = laid_out_like(p, value)
 
 
@@ -434,7 +442,7 @@ class SGDCPR(CPROptimizer, torch.optim.SGD):
 
     _torch_class = torch.optim.SGD
     _state_keys = ("momentum_buffer",)
-    _takes_state_of_other_dtype = True
+    _takes_other_dtypes = True
 
     def __init__(
         self,

@@ -62,6 +62,17 @@ def describe(tensors: Sequence[Tensor]) -> Memory | None:
     )
 
 
+def is_cut_short(t: Tensor) -> bool:
+    """Return True if the storage of a strided tensor ends before its last element.
+
+    torch does not look for that: its own operations read and write past the end of such memory.
+    """
+    if type(t) not in _PLAIN or t.layout is not torch.strided or t.is_meta or t.numel() == 0:
+        return False
+    last = t.storage_offset() + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride()))
+    return t.untyped_storage().nbytes() < (last + 1) * t.itemsize
+
+
 def lie_alike(params: Memory, others: Memory) -> bool:
     """Return True if every tensor has its parameter's device, shape and order of elements."""
     if others.devices != params.devices or others.shapes != params.shapes:
