@@ -147,4 +147,6 @@ def _checked_tensor(problem: str, key: str, value: Any, own: Tensor, order: list
     if not is_good:
         raise ValueError(f"{problem}: {key!r} is damaged")
     value = value.to(own.device)
-    return value[torch.tensor(order, device=own.device)] if value.ndim else value.clone()
+    return (
+        value[torch.tensor(order, dtype=torch.int64, device=own.device)] if value.ndim else value.clone()
+    )

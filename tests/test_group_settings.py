@@ -1,0 +1,235 @@
+"""Settings of CPR in parameter groups, and the spellings of bounds and regularization functions."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matrices import matrix, set_gradients
+
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS
+from nnunet_cpr.bounds import Bound, as_bound, read_bound
+from nnunet_cpr.regularizers import L2, Huber, Regularizer
+from nnunet_cpr.spelling import WrongName
+
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "kappa": st.sampled_from(
+            [KappaK(0.2), "ki0x0p9", KappaWS(2), "ws4", KappaIP(1, ema=0.5), "ip2"]
+        ),
+        "regularizer": st.sampled_from(["l2", "l1", "std", "huber", Huber()]),
+        "mu": st.sampled_from([0.01, 0.1]),
+        "adaptive": st.booleans(),
+    },
+)
+
+
+def parts() -> list[list[torch.nn.Parameter]]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [[(6, 5), (4,)], [(3, 4, 2)], [(7, 2), (2, 2)]]
+    return [
+        [torch.nn.Parameter(torch.randn(s, generator=generator, dtype=torch.float64)) for s in group]
+        for group in shapes
+    ]
+
+
+def train(optimizers: list[Any], params: list[torch.nn.Parameter], first: int, last: int) -> None:
+    for t in range(first, last):
+        set_gradients(params, t)
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    of_groups=st.tuples(SETTINGS, SETTINGS, SETTINGS),
+    build=st.sampled_from([SGDCPR, AdamCPR]),
+    attached=st.booleans(),
+    stop=st.integers(0, 7),
+)
+def test_groups_train_like_optimizers_of_their_own(
+    of_groups: tuple[dict[str, Any], ...], build: type, attached: bool, stop: int
+) -> None:
+    """Also after the state has gone through a file amid the training."""
+
+    def built(groups: list[dict[str, Any]]) -> Any:
+        if not attached:
+            return build(groups, lr=0.05, mu=0.05)
+        plain = torch.optim.Adam([p for g in groups for p in g["params"]], lr=0.05)
+        return CPR(groups, mu=0.05).attach(plain)
+
+    together, apart = parts(), parts()
+    groups = [{"params": ps, **own} for ps, own in zip(together, of_groups)]
+    one = built(copy.copy(groups))
+    flat = [p for ps in together for p in ps]
+    train([one], flat, 0, stop)
+    file = io.BytesIO()
+    torch.save(one.state_dict(), file)
+    file.seek(0)
+    resumed = built(copy.copy(groups))
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    train([resumed], flat, stop, 9)
+
+    several = [built([{"params": ps, **own}]) for ps, own in zip(apart, of_groups)]
+    train(several, [p for ps in apart for p in ps], 0, 9)
+    for p, q in zip(flat, [p for ps in apart for p in ps]):
+        # The multipliers are float32, and a vector of mu is multiplied before the addition.
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+def test_the_issues_example_uses_each_groups_settings() -> None:
+    p, q = matrix(2.0), matrix(2.0)
+    optimizer = AdamCPR(
+        [{"params": [p], "kappa": KappaWS(1), "mu": 5.0}, {"params": [q], "kappa": KappaK(0.1)}],
+        lr=0.1,
+    )
+    for t in range(3):
+        set_gradients([p, q], t)
+        optimizer.step()
+    assert optimizer.cpr.kappa[1] == pytest.approx(0.1) and optimizer.cpr.kappa[0] > 1
+    assert [s.mu for s in optimizer.cpr.settings] == [5.0, 1.0]
+    found = [(g["kappa"], g["regularizer"], g["mu"], g["adaptive"]) for g in optimizer.param_groups]
+    assert found == [("ws1", "l2", 5.0, False), ("k0p1", "l2", 1.0, False)]
+    assert optimizer._one_pass is not None and optimizer._one_pass.reused_measures == 2
+
+
+def test_a_state_of_other_group_settings_is_refused() -> None:
+    groups = [{"params": [matrix()], "mu": 2.0}, {"params": [matrix()]}]
+    saved = SGDCPR(copy.deepcopy(groups)).state_dict()
+    SGDCPR(copy.deepcopy(groups)).load_state_dict(saved)
+    groups[1]["mu"] = 3.0
+    with pytest.raises(ValueError, match=r"mu of '1\.0' was 1\.0 and is 3\.0 now"):
+        SGDCPR(groups).load_state_dict(saved)
+    same = [{"params": [matrix()]}, {"params": [matrix()]}]
+    with pytest.raises(ValueError, match=r"mu of '0\.0' was 2\.0 and is 1\.0 now"):
+        SGDCPR(same).load_state_dict(saved)
+
+
+def test_a_state_of_equal_settings_loads_without_groups() -> None:
+    saved = SGDCPR([{"params": [matrix()], "mu": 2.0}, {"params": [matrix()], "mu": 2.0}]).state_dict()
+    assert saved["cpr"]["config"]["mu"] == 2.0
+    SGDCPR([{"params": [matrix()]}, {"params": [matrix()]}], mu=2.0).load_state_dict(saved)
+
+
+def test_groups_of_an_older_state_keep_their_settings() -> None:
+    """Version 0.1.0 saved no settings in groups."""
+    optimizer = AdamCPR([matrix()], kappa="ws7")
+    old = copy.deepcopy(optimizer.state_dict())
+    for key in ("kappa", "regularizer", "mu", "adaptive"):
+        del old["param_groups"][0][key]
+    optimizer.load_state_dict(old)
+    assert optimizer.param_groups[0]["kappa"] == "ws7"
+    set_gradients(optimizer.param_groups[0]["params"], 0)
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kappa": "ws5"}, "kappa of parameter group 0 was 'ws1000' and is now 'ws5'.*new optimizer"),
+        ({"mu": 2.0}, r"mu of parameter group 0 was 1\.0 and is now 2\.0"),
+    ],
+)
+def test_settings_changed_later_are_refused(change: dict[str, Any], message: str) -> None:
+    optimizer = AdamCPR([matrix()])
+    optimizer.param_groups[0].update(change)
+    set_gradients(optimizer.param_groups[0]["params"], 0)
+    with pytest.raises(ValueError, match=message):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+def test_a_key_that_means_nothing_is_refused(build: type) -> None:
+    with pytest.raises(TypeError, match="group 0 has an unexpected key 'kapa'; did you mean 'kappa'"):
+        build([{"params": [matrix()], "kapa": 1}])
+    other = "betas" if build is SGDCPR else "momentum"
+    with pytest.raises(TypeError, match=f"group 1 has an unexpected key '{other}'"):
+        build([{"params": [matrix()]}, {"params": [matrix()], other: 0.9}])
+    build([{"params": [matrix()], "name": "encoder", "initial_lr": 0.1, "lr_scale": 0.5}])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "message"),
+    [
+        ({"kappa": 0.1}, TypeError, "kappa must be a bound"),
+        ({"kappa": "ws"}, WrongName, "no bound is written 'ws'"),
+        ({"regularizer": "l3"}, ValueError, "unknown regularizer 'l3'; choose from l2, l1"),
+        ({"mu": -1.0}, ValueError, "mu must be positive"),
+        ({"mu": float("nan")}, ValueError, "mu must be a finite number"),
+    ],
+)
+def test_wrong_settings_of_a_group_are_refused(wrong: dict, kind: type, message: str) -> None:
+    with pytest.raises(kind, match=message):
+        AdamCPR([{"params": [matrix()], **wrong}])
+
+
+# Spellings
+
+
+@pytest.mark.parametrize(
+    ("bound", "word"),
+    [
+        (KappaWS(1000), "ws1000"),
+        (KappaK(0.005), "k5en3"),
+        (KappaKI0(2.0), "ki0x2"),
+        (KappaIP(50), "ip50"),
+        (KappaIP(50, ema=0.25), "KappaIP(interval=50, ema=0.25)"),
+    ],
+)
+def test_every_bound_has_a_word_that_reads_back(bound: Bound, word: str) -> None:
+    assert str(bound) == word and read_bound(word) == as_bound(repr(bound)) == bound
+    for build in (CPR, SGDCPR, AdamCPR):
+        cpr = build([matrix()], kappa=word)
+        assert getattr(cpr, "cpr", cpr).bound == bound
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["KappaWS(", "KappaWS(steps=0)", "KappaWS(1)", "KappaK(value=__import__('os'))", "Bound()", ""],
+)
+def test_other_text_is_no_bound(text: str) -> None:
+    with pytest.raises(WrongName):
+        read_bound(text)
+
+
+def test_groups_of_one_optimizer_build_another() -> None:
+    first = SGDCPR(
+        [{"params": [matrix()], "kappa": KappaIP(5, ema=0.5)}, {"params": [matrix()]}], mu=0.5
+    )
+    second = SGDCPR(first.param_groups)
+    assert second.cpr.settings == first.cpr.settings
+    second.load_state_dict(first.state_dict())
+
+
+class Largest(Regularizer):
+    """R = max |theta|, with the sign at the largest element as its direction."""
+
+    name = "largest"
+
+    def sums(self, params: Any) -> torch.Tensor:
+        return torch.stack([p.abs().max().double() for p in params])[None]
+
+    def measure(self, sums: torch.Tensor, numel: torch.Tensor) -> torch.Tensor:
+        return sums[0].float()
+
+    def correct_(self, params: Any, multiplier: torch.Tensor, sums: torch.Tensor, numel: Any) -> None:
+        for p, c in zip(params, multiplier.tolist()):
+            p.sub_(torch.where(p.abs() == p.abs().max(), c * p.sign(), 0.0))
+
+
+def test_a_regularizer_object_serves_where_a_name_does() -> None:
+    for given_as in ({"regularizer": Largest()}, {}):
+        groups = [{"params": [matrix(2.0)], "regularizer": Largest()}, {"params": [matrix(3.0)]}]
+        optimizer = SGDCPR([matrix(2.0)] if given_as else groups, kappa="k1p5", lr=0.0, **given_as)
+        params = [p for g in optimizer.param_groups for p in g["params"]]
+        set_gradients(params, 0)
+        optimizer.step()
+        torch.testing.assert_close(params[0].max(), torch.tensor(1.5).to(params[0]))
+        assert optimizer.state_dict()["param_groups"][0]["regularizer"] == "largest"
+    assert SGDCPR([matrix()], regularizer=L2())._one_pass is not None
