@@ -223,12 +223,12 @@ class Attached(ABC):
         if self._optimizer is not optimizer:
             return False  # detached
         self._check_step(optimizer)
-        for name, p in zip(self.names, self.parameters):
-            if p.is_meta:
-                raise RuntimeError(
-                    f"parameter {name!r} is on the meta device, which holds no values; build the "
-                    "optimizer after the model has been given memory, by to_empty() for example"
-                )
+        on_meta = [name for name, p in zip(self.names, self.parameters) if p.is_meta]
+        if on_meta:
+            raise RuntimeError(
+                f"parameter {on_meta[0]!r} is on the meta device, which holds no values; build the "
+                "optimizer after the model has been given memory, by to_empty() for example"
+            )
         return not only_makes_state()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 from nnunet_cpr.bounds import Bound, KappaWS
 from nnunet_cpr.cpr import CPR, Settings
 from nnunet_cpr.kernels import GroupStep, OnePass, Rule, fused_steps_are_on, one_pass_for
-from nnunet_cpr.kernels.memory import is_cut_short, laid_out_like
+from nnunet_cpr.kernels.memory import Memory, is_cut_short, laid_out_like
 from nnunet_cpr.kernels.self_check import passes_self_check
 from nnunet_cpr.regularizers import REGULARIZERS, Regularizer
 from nnunet_cpr.row_norms import is_dense
@@ -48,6 +48,7 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
                 torch.compiler.disable(CPROptimizer._step_eagerly)
             )
         self._fused_is_on = fused_steps_are_on()
+        self._columns: dict[int, list[Memory]] = {}  # of each group, as the last step found them
         self._matrix = {id(p): j for j, p in enumerate(cpr.parameters)}
         self._has_shards = any(is_sharded(p) for g in self.param_groups for p in g["params"])
         self._choose_backend()
@@ -73,7 +74,7 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
         regularizes = self.cpr.begin_step(self)
         self._check_settings()
         self._follow_parameters()
-        groups = [self._look_at(group) for group in self.param_groups]
+        groups = [self._look_at(*item) for item in enumerate(self.param_groups)]
         scaler = {
             key: value
             for key in ("grad_scale", "found_inf")  # set by GradScaler for fused optimizers
@@ -121,7 +122,10 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
         return [(p.numel(), p.dtype, p.device, p.data_ptr()) for p in held]
 
     def _follow_parameters(self) -> None:
-        if self._chosen_for != self._places():
+        """Choose the backend anew if the parameters are no longer those it was chosen for."""
+        backend = self._one_pass
+        is_as_before = backend is not None and not self._has_shards and not backend.is_outdated()
+        if not is_as_before and self._chosen_for != self._places():
             self._choose_backend()
 
     def _backend_for(self, groups: Sequence[GroupStep | None]) -> OnePass | None:
@@ -136,25 +140,29 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
         known = [group for group in groups if group is not None]
         return backend if backend.covers(known) and passes_self_check(backend, known) else None
 
-    def _look_at(self, group: dict[str, Any]) -> GroupStep | None:
+    def _look_at(self, place: int, group: dict[str, Any]) -> GroupStep | None:
         """Return the group's tensors for a fused step, ours or torch's; None if it has to be unfused."""
         # torch has no fused SGD of DTensors, so there fused is not set.
         is_wanted = self._fused_is_on and (group["fused"] or self._has_shards)
         if not is_wanted or not self._allows_fused(group):
             return None
         stepped = [p for p in group["params"] if p.grad is not None]
-        if any(p.grad.layout is not torch.strided or p.grad.dtype != p.dtype for p in stepped):
+        grads = [p.grad for p in stepped]
+        if [g.layout for g in grads] != [torch.strided] * len(grads):
             return None
-        tensors = self._tensors(group, stepped)
-        if tensors.look():
-            return tensors
-        _lay_out(self, stepped)
-        tensors = self._tensors(group, stepped)
-        return tensors if tensors.look() else None
+        if [g.dtype for g in grads] != [p.dtype for p in stepped]:
+            return None
+        tensors = self._tensors(group, stepped, grads)
+        if not tensors.look(self._columns.get(place, ())):
+            _lay_out(self, stepped)
+            tensors = self._tensors(group, stepped, [p.grad for p in stepped])
+            if not tensors.look():
+                return None
+        self._columns[place] = tensors.columns
+        return tensors
 
-    def _tensors(self, group: dict[str, Any], stepped: list[Tensor]) -> GroupStep:
+    def _tensors(self, group: dict[str, Any], stepped: list[Tensor], grads: list[Any]) -> GroupStep:
         params = stepped
-        grads: list[Any] = [p.grad for p in stepped]
         state, steps = self._state_of(group, stepped)
         if self._has_shards:
             params = [self._local[id(p)] for p in stepped]
@@ -190,7 +198,7 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
                         f"{problem} is on {t.device} and the parameter is on {p.device}; load the "
                         "optimizer's state_dict() again after moving the model"
                     )
-                if t.shape != p.shape and key != "gradient":
+                if t.shape != p.shape:
                     raise RuntimeError(
                         f"{problem} has shape {tuple(t.shape)}; build a new optimizer after changing "
                         "the shapes of parameters"
@@ -315,7 +323,7 @@ def _own_loaded_state(optimizer: CPROptimizer) -> None:
     they are: a state that was saved with others has been refused.
     """
     for state in optimizer.state.values():
-        for key, value in state.items():
+        for key, value in state.items() if isinstance(state, dict) else ():  # users may keep others there
             if isinstance(value, Tensor):
                 state[key] = value.clone()
     for group, settings in zip(optimizer.param_groups, optimizer._settings):
@@ -574,12 +582,11 @@ class AdamCPR(CPROptimizer, torch.optim.Adam):
     def _state_of(
         self, group: dict[str, Any], stepped: list[Tensor]
     ) -> tuple[list[list[Tensor]], list[Tensor]]:
-        first: list[Tensor] = []
-        second: list[Tensor] = []
-        largest: list[Tensor] = []
-        steps: list[Tensor] = []
-        self._init_group(group, [], [], first, second, largest, steps)
-        return [first, second, largest], steps
+        states = [self.state[p] for p in stepped]
+        if not all(states):
+            self._init_group(group, [], [], [], [], [], [])
+        moments = [[state[key] for state in states] for key in self._state_keys[: 2 + group["amsgrad"]]]
+        return [*moments, *([] if group["amsgrad"] else [[]])], [state["step"] for state in states]
 
     def _rule(self, group: dict[str, Any]) -> Rule:
         beta1, beta2 = group["betas"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from operator import ge
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,45 +20,61 @@ from nnunet_cpr.row_norms import is_dense
 _PLAIN = {Tensor, torch.nn.Parameter, torch.nn.Buffer}
 
 
-class Memory(NamedTuple):
-    """Where a list of tensors lies; each field has one entry for each tensor."""
+@dataclass(eq=False)
+class Memory:
+    """Where a list of tensors lies; each field has one entry for each tensor.
+
+    Objects are compared by identity: :func:`describe` returns the same one as long as nothing changes.
+    """
 
     addresses: list[int]
     dtypes: list[torch.dtype]
     devices: list[torch.device]
     shapes: list[torch.Size]
     strides: list[tuple[int, ...]]
+    marks: list[tuple[Any, ...]]
+    """What tells whether a tensor lies as before, see :func:`_marks`."""
 
     def part(self, indices: Sequence[int]) -> Memory:
         """Return the description of the tensors with these indices."""
-        return Memory(*([field[i] for i in indices] for field in self))  # type: ignore[arg-type]
+        return Memory(*([getattr(self, f.name)[i] for i in indices] for f in fields(self)))
 
 
-def describe(tensors: Sequence[Tensor]) -> Memory | None:
+def _marks(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+    """Return what is read of each tensor in every step.
+
+    An address belongs to one device. With the same address, strides and bytes a dense tensor has its
+    elements where they were, and the same storage size means that they are still all there.
+    """
+    return [(t.data_ptr(), t.nbytes, t.stride(), t.dtype, t.untyped_storage().nbytes()) for t in tensors]
+
+
+def describe(tensors: Sequence[Tensor], before: Memory | None = None) -> Memory | None:
     """Return where the tensors lie; None if one has no memory of its own that holds all its elements.
 
-    Such are tensor subclasses, sparse and meta tensors, lazily negated views, and tensors whose storage
-    has been resized.
+    Such are tensor subclasses, sparse and meta tensors, and tensors whose storage has been resized.
+
+    Args:
+        tensors: the tensors.
+        before: what was returned in the step before, which is returned again if nothing has changed.
     """
     if not set(map(type, tensors)) <= _PLAIN:
         return None
-    if any(t.layout is not torch.strided or t.is_neg() for t in tensors):
+    if not {t.layout for t in tensors} <= {torch.strided}:
         return None
-    addresses = [t.data_ptr() for t in tensors]
-    sizes: list[int] = [t.nbytes for t in tensors]
-    if 0 in addresses and any(size and not address for address, size in zip(addresses, sizes)):
-        return None
-    offsets = [t.storage_offset() for t in tensors]
-    if any(offsets):
-        sizes = [int(size + offset * t.itemsize) for size, offset, t in zip(sizes, offsets, tensors)]
-    if not all(map(ge, [t.untyped_storage().nbytes() for t in tensors], sizes)):
-        return None
+    marks = _marks(tensors)
+    if before is not None and before.marks == marks:
+        return before
+    for t, (address, size, _, _, stored) in zip(tensors, marks):
+        if size and (not address or stored < size + t.storage_offset() * t.itemsize):
+            return None
     return Memory(
-        addresses,
-        [t.dtype for t in tensors],
-        [t.device for t in tensors],
-        [t.shape for t in tensors],
-        [t.stride() for t in tensors],
+        addresses=[address for address, *_ in marks],
+        dtypes=[dtype for _, _, _, dtype, _ in marks],
+        devices=[t.device for t in tensors],
+        shapes=[t.shape for t in tensors],
+        strides=[strides for _, _, strides, _, _ in marks],
+        marks=marks,
     )
 
 

@@ -47,14 +47,21 @@ class GroupStep:
     columns: list[Memory] = field(default_factory=list)
     """Where ``params``, ``grads``, ``state`` and ``steps`` lie, as :meth:`look` found them."""
 
-    def look(self) -> bool:
-        """Look where the tensors lie; return True if a kernel may reach them by their addresses."""
-        columns = [describe(c) for c in (self.params, self.grads, *self.state)]
-        steps = describe(self.steps)
-        if steps is None or None in columns:
+    def look(self, before: Sequence[Memory] = ()) -> bool:
+        """Look where the tensors lie; return True if a kernel may reach them by their addresses.
+
+        Args:
+            before: the columns of the group in the step before, for which the answer was True.
+        """
+        tensors = [self.params, self.grads, *self.state, self.steps]
+        known = before if len(before) == len(tensors) else [None] * len(tensors)
+        columns = [describe(own, last) for own, last in zip(tensors, known)]
+        if None in columns or any([grad.is_neg() for grad in self.grads]):  # a view of imaginary parts
             return False
-        self.columns = [*columns, steps]  # type: ignore[list-item]
-        params, grads, *state = self.columns[:-1]
+        self.columns = columns  # type: ignore[assignment]
+        if all(now is last for now, last in zip(columns, known)):
+            return True
+        params, grads, *state, steps = self.columns
         return (
             all(lie_alike(params, other) for other in (grads, *state) if other.addresses)
             and grads.dtypes == params.dtypes
@@ -89,26 +96,34 @@ class OnePass(ABC):
         self.matrices = list(matrices)
         self.device = device
         self.sizes = [p.numel() for p in self.matrices]
-        self._known_for: list[int] | None = None  # versions and addresses of the matrices
-        self._safe_at: list[list[int]] | None = None  # addresses that do not overlap
+        self.made_for = [(p.numel(), p.dtype, p.device) for p in self.matrices]
+        self._known_for: list[Any] | None = None  # how the matrices were when they were measured
+        self._covered: list[Memory] = []  # the columns that were looked at last
         self.reused_measures = 0
         """Steps whose measure was known from the step before."""
 
     def covers(self, groups: Sequence[GroupStep]) -> bool:
         """Return True if this backend can step the groups, whose ``look()`` was True."""
-        for group in groups:
-            params, _, *state = group.columns[:-1]
-            if not set(params.dtypes) <= set(self.dtypes) or not set(params.devices) <= {self.device}:
+        columns = [column for group in groups for column in group.columns]
+        if columns != self._covered:
+            for group in groups:
+                params, _, *state = group.columns[:-1]
+                if not set(params.dtypes) <= set(self.dtypes):
+                    return False
+                if not set(params.devices) <= {self.device}:
+                    return False
+                if not self.takes_state(params, [column for column in state if column.addresses]):
+                    return False
+            if overlap([c for g in groups for i, c in enumerate(g.columns[:-1]) if i != 1]):
                 return False
-            if not self.takes_state(params, [column for column in state if column.addresses]):
-                return False
-        written = [c for group in groups for i, c in enumerate(group.columns[:-1]) if i != 1]
-        addresses = [c.addresses for c in written]
-        if self._safe_at != addresses:
-            if overlap(written):
-                return False
-            self._safe_at = addresses
+            self._covered = columns
         return self._is_known() or self._can_measure()
+
+    def is_outdated(self) -> bool:
+        """Return True if a matrix has another size or dtype, or has moved to another device."""
+        return not self._is_known() and self.made_for != [
+            (p.numel(), p.dtype, p.device) for p in self.matrices
+        ]
 
     def takes_state(self, params: Memory, state: Sequence[Memory]) -> bool:
         """Return True if a kernel can step parameters with a state of these dtypes."""
@@ -138,8 +153,8 @@ class OnePass(ABC):
     def _is_known(self) -> bool:
         return self._known_for is not None and self._known_for == self._now()
 
-    def _now(self) -> list[int]:
-        return [p._version for p in self.matrices] + [p.data_ptr() for p in self.matrices]
+    def _now(self) -> list[Any]:
+        return [(p._version, p.data_ptr(), p.nbytes) for p in self.matrices]
 
     def step(
         self,

@@ -42,7 +42,7 @@ def _kinds(group: GroupStep) -> set[tuple[Any, ...]]:
     amsgrad = rule.adam and bool(state[-1].addresses)
     has_momentum = rule.adam or rule.beta1 != 0
     name = (rule.adam, has_momentum, bool(rule.nesterov), amsgrad, bool(rule.maximize))
-    return {(*name, *dtypes) for dtypes in zip(params.dtypes, moments or params.dtypes)}
+    return {(*name, *dtypes) for dtypes in set(zip(params.dtypes, moments or params.dtypes))}
 
 
 def _passes(backend: OnePass, *kind: Any) -> bool:

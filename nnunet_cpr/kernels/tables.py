@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -41,6 +42,7 @@ class Tables:
         self.first_chunks = to_device([0, *accumulate(chunks)], torch.int32, device)
         self.addresses = torch.empty(0, dtype=torch.int64, device=device)
         self.rows: list[int] = []
+        self._located: Sequence[Sequence[int]] = ()
 
     def fits(self, shapes: Sequence[torch.Size], matrices: Sequence[int]) -> bool:
         """Return True if the tables were made for tensors of these shapes and numbers."""
@@ -51,6 +53,9 @@ class Tables:
 
         The tensors must have been checked (:meth:`~nnunet_cpr.kernels.one_pass.GroupStep.look`).
         """
+        if len(columns) == len(self._located) and all(map(operator.is_, columns, self._located)):
+            return
+        self._located = columns
         none = [0] * len(self.covers[0])
         pointers = [column or none for column in columns]
         pointers += [none] * (COLUMNS - len(columns))

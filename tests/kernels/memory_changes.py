@@ -58,7 +58,6 @@ NEW_DATA: dict[str, Callable[[Tensor], Tensor]] = {
     "repeated": lambda t: torch.cat([t, t]),
     "expanded": lambda t: t[:1].expand(t.shape),
     "flat": lambda t: t.flatten(),
-    "negated lazily": lambda t: torch._neg_view(-t) if t.is_floating_point() else t,
     "empty": lambda t: t[:0],
     "bits of int32": lambda t: t.view(torch.int32) if t.dtype == torch.float32 else t,
 }
