@@ -11,6 +11,7 @@ weight decay and so made no group without. So the factory is also made to tell w
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -42,9 +43,10 @@ class _ForTimm(CPROptimizer):
         kind = self._torch_class.__name__ + "CPR"
         if foreach is not None:
             raise TypeError(f"{kind} has no foreach; it chooses the fastest step by itself")
+        known = inspect.signature(super().__init__).parameters
         for option, value in options.items():
             # From a command line: "false" would count as true.
-            if isinstance(value, str) and option not in ("regularizer", "kappa"):
+            if isinstance(value, str) and option in known and option not in ("regularizer", "kappa"):
                 raise ValueError(f"{option} must be a number, True or False, got {value!r}")
         named: Any = _with_names(params, weight_decay, _model.get())
         super().__init__(named, lr, *args, **options)  # type: ignore[arg-type]
