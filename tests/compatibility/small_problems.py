@@ -1,0 +1,113 @@
+"""Small training problems, and comparisons of what optimizers make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+
+def small_model(dtype: torch.dtype = torch.float32, seed: int = 1) -> nn.Sequential:
+    """Return a network of two linear layers, the same for the same seed."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(2, 3), nn.Sigmoid(), nn.Linear(3, 1), nn.Sigmoid())
+    return model.to(dtype)
+
+
+def backward(model: nn.Module, scale: float = 1.0) -> Tensor:
+    """Compute the gradients of a network of :func:`small_model` and return the loss."""
+    model.zero_grad()
+    dtype = next(model.parameters()).dtype
+    inputs = torch.linspace(0.1, 0.6, 6).mul(scale).to(dtype).reshape(3, 2)
+    loss = model(inputs).sum()
+    loss.backward()
+    return loss.detach()
+
+
+def train(model: nn.Module, optimizer: Any, steps: int) -> list[float]:
+    """Train a network of :func:`small_model` and return the losses before each step."""
+    losses = []
+    for step in range(steps):
+        losses.append(backward(model, 1 + 0.1 * step).item())
+        optimizer.step()
+    return losses
+
+
+def assert_equal(actual: Any, expected: Any, **tolerance: float) -> None:
+    """Compare nested state: tensors by dtype and value, everything else by type and value.
+
+    Args:
+        actual, expected: tensors, plain values, or mappings and sequences of them.
+        tolerance: ``rtol`` and ``atol`` of tensors and floats; without them they have to be equal.
+    """
+    tolerance = tolerance or {"rtol": 0.0, "atol": 0.0}
+    if isinstance(expected, Tensor):
+        torch.testing.assert_close(actual, expected, equal_nan=True, **tolerance)
+    elif isinstance(expected, dict):
+        assert actual.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_equal(actual[key], value, **tolerance)
+    elif isinstance(expected, (list, tuple)):
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected):
+            assert_equal(one, other, **tolerance)
+    else:
+        assert type(actual) is type(expected)
+        assert actual == expected
+
+
+def linear_problem(
+    contiguous: bool = True, dtype: torch.dtype = torch.float32
+) -> tuple[list[nn.Parameter], Callable[[], Tensor]]:
+    """Return a weight and a bias, and a closure that computes their gradients and the loss."""
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(10, 5, 2, generator=generator, dtype=dtype)[..., 0]
+    bias = torch.randn(10, 2, generator=generator, dtype=dtype)[..., 0]
+    inputs = torch.randn(5, generator=generator, dtype=dtype)
+    if contiguous:
+        weight, bias = weight.contiguous(), bias.contiguous()
+    params = [nn.Parameter(weight), nn.Parameter(bias)]
+
+    def closure() -> Tensor:
+        for p in params:
+            p.grad = None
+        loss = (params[0].mv(inputs) + params[1]).pow(2).sum()
+        loss.backward()
+        return loss
+
+    return params, closure
+
+
+def minimize(optimizer: Optimizer, closure: Callable[[], Tensor], schedulers: Any = ()) -> float:
+    """Take 20 steps and return the change of the loss."""
+    initial = closure().item()
+    for _ in range(20):
+        loss = optimizer.step(closure)
+        for scheduler in schedulers:
+            if isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step(loss)
+            else:
+                scheduler.step()
+    return closure().item() - initial
+
+
+def matrix_with_gradient(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
+    p = nn.Parameter(torch.randn(shape or (2, 3), dtype=dtype))
+    p.grad = torch.randn_like(p)
+    return p
+
+
+def copies(params: list[nn.Parameter]) -> list[nn.Parameter]:
+    others = [nn.Parameter(p.detach().clone()) for p in params]
+    for other, p in zip(others, params):
+        other.grad = None if p.grad is None else p.grad.clone()
+    return others
+
+
+def assert_all_equal(actual: Any, expected: Any) -> None:
+    for one, other in zip(actual, expected, strict=True):
+        assert torch.equal(one, other)

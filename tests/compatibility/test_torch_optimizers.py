@@ -1,0 +1,888 @@
+"""torch's generic optimizer checks (its ``TestOptimRenewed``) on AdamCPR and SGDCPR."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import pickle
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from small_problems import (
+    assert_all_equal,
+    assert_equal,
+    backward,
+    copies,
+    linear_problem,
+    matrix_with_gradient,
+    minimize,
+    small_model,
+    train,
+)
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+if TYPE_CHECKING:
+    from optimizer_infos import CPROptimizerInfo, Kwargs
+
+TORCH_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+# Unfused steps round intermediate results of half-precision parameters, fused ones do not.
+TOLERANCES = {
+    torch.float64: {"rtol": 1e-9, "atol": 1e-9},
+    torch.float32: {"rtol": 2e-5, "atol": 2e-6},
+    torch.bfloat16: {"rtol": 2e-2, "atol": 1e-2},
+    torch.float16: {"rtol": 5e-3, "atol": 5e-3},
+}
+
+each_fused = pytest.mark.parametrize("fused", [None, False, True])
+
+
+def assert_right_direction(change: float, kwargs: Kwargs) -> None:
+    assert change > 0 if kwargs.get("maximize") else change < 0, kwargs
+
+
+def named(params: list[nn.Parameter], is_named: bool) -> list[Any]:
+    return [(f"layer{i}.weight", p) for i, p in enumerate(params)] if is_named else params
+
+
+# Construction
+
+
+@each_fused
+def test_infos_leave_implementation_to_the_checks(info: CPROptimizerInfo, fused: bool | None) -> None:
+    for optimizer_input in info.optim_inputs_func("cpu"):
+        assert optimizer_input.kwargs.keys().isdisjoint({"foreach", "fused", "differentiable"})
+    for kwargs in info.inputs(fused=fused):
+        assert kwargs["fused"] is fused
+
+
+def test_wrong_arguments_are_refused(info: CPROptimizerInfo) -> None:
+    from optimizer_infos import OptimizerErrorEnum
+
+    for error in info.optim_error_inputs_func("cpu", torch.float32):
+        wrong = error.optimizer_error_input
+        params = [nn.Parameter(torch.randn(2, 3))] if wrong.params is None else wrong.params
+        if isinstance(error.error_type, type) and issubclass(error.error_type, Warning):
+            with pytest.warns(error.error_type, match=error.error_regex):
+                info.optim_cls(params, **wrong.kwargs)
+        elif error.error_on is OptimizerErrorEnum.STEP_ERROR:
+            optimizer = info.optim_cls(params, **wrong.kwargs)
+            with pytest.raises(error.error_type, match=error.error_regex):
+                optimizer.step()
+        else:
+            with pytest.raises(error.error_type, match=error.error_regex) as caught:
+                info.optim_cls(params, **wrong.kwargs)
+            assert "\n" not in str(caught.value)
+
+
+def test_weight_decay_of_zero_is_accepted(info: CPROptimizerInfo) -> None:
+    optimizer = info.optim_cls([matrix_with_gradient()], weight_decay=0)
+    assert optimizer.param_groups[0]["weight_decay"] == 0
+
+
+def test_complex_parameters_are_refused(info: CPROptimizerInfo) -> None:
+    params = [nn.Parameter(torch.randn(3, 3)), nn.Parameter(torch.randn(3, 3, dtype=torch.complex64))]
+    for kwargs in info.inputs():
+        with pytest.raises(TypeError, match="complex"):
+            info.optim_cls(params, **kwargs)
+
+
+def test_generators_of_parameters_are_accepted(info: CPROptimizerInfo) -> None:
+    model = small_model()
+    for params in (model.parameters(), model.named_parameters(), model):
+        optimizer = info.optim_cls(params)
+        assert [p for group in optimizer.param_groups for p in group["params"]] == list(
+            model.parameters()
+        )
+
+
+def test_parameters_without_names_are_refused_beside_names(info: CPROptimizerInfo) -> None:
+    first, second = matrix_with_gradient(), matrix_with_gradient()
+    for params in ([("a", first), second], [first, ("a", second)]):
+        with pytest.raises(ValueError, match="with/without names"):
+            info.optim_cls(params)
+        with pytest.raises(ValueError, match="with/without names"):
+            info.torch_cls(params)
+
+
+def test_no_parameter_to_regularize_warns_and_trains(info: CPROptimizerInfo) -> None:
+    vectors = [matrix_with_gradient(4), matrix_with_gradient(1)]
+    others = copies(vectors)
+    with pytest.warns(UserWarning, match="no parameter to regularize"):
+        optimizer = info.optim_cls(vectors)
+    twin = info.torch_optimizer(others, lr=1e-3)
+    for _ in range(3):
+        optimizer.step()
+        twin.step()
+    torch.testing.assert_close(vectors, others)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+def test_optimizers_have_the_state_of_their_torch_class(info: CPROptimizerInfo) -> None:
+    ours, theirs = matrix_with_gradient(), matrix_with_gradient()
+    optimizer, twin = info.optim_cls([ours]), info.torch_optimizer([theirs], lr=1e-3)
+    assert isinstance(optimizer, info.torch_cls)
+    optimizer.step()
+    twin.step()
+    assert optimizer.state[ours].keys() == twin.state[theirs].keys()
+    assert twin.param_groups[0].keys() <= optimizer.param_groups[0].keys()
+    assert twin.defaults.keys() <= optimizer.defaults.keys()
+
+
+# Which implementation runs
+
+
+def test_fused_steps_are_the_default(info: CPROptimizerInfo) -> None:
+    for kwargs in info.inputs():
+        (group,) = info.optim_cls([matrix_with_gradient()], **kwargs).param_groups
+        assert group["fused"] is True
+        assert not group["foreach"]
+        assert not group["differentiable"]
+
+
+def test_gradient_scaling_is_announced_for_explicit_fused_steps(info: CPROptimizerInfo) -> None:
+    for fused, announced in ((None, False), (False, False), (True, True)):
+        optimizer = info.optim_cls([matrix_with_gradient()], fused=fused)
+        assert bool(getattr(optimizer, "_step_supports_amp_scaling", False)) is announced
+
+
+def test_strided_parameters_get_unfused_steps(info: CPROptimizerInfo) -> None:
+    params, _ = linear_problem(contiguous=False)
+    (group,) = info.optim_cls(params).param_groups
+    assert not group["fused"]
+    with pytest.raises((ValueError, RuntimeError), match="fused"):
+        info.optim_cls(params, fused=True)
+
+
+def test_permuted_parameters_get_fused_steps(info: CPROptimizerInfo) -> None:
+    kernel = torch.randn(4, 3, 3, 3).contiguous(memory_format=torch.channels_last)
+    params = [nn.Parameter(kernel), nn.Parameter(torch.randn(3, 5).t())]
+    others = [nn.Parameter(p.detach().contiguous()) for p in params]
+    optimizer = info.optim_cls(params, **info.bounded)
+    twin = info.optim_cls(others, **info.bounded, fused=False)
+    assert optimizer.param_groups[0]["fused"]
+    for _ in range(4):
+        for p, other in zip(params, others):
+            p.grad = torch.randn(p.shape)
+            other.grad = p.grad.clone()
+        optimizer.step()
+        twin.step()
+    torch.testing.assert_close(params, others)
+
+
+def test_fused_step_refuses_meta_parameters(info: CPROptimizerInfo) -> None:
+    model = small_model().to("meta")
+    optimizer = info.optim_cls(model.parameters(), fused=True)
+    for p in model.parameters():
+        p.grad = torch.rand_like(p)
+    with pytest.raises(RuntimeError, match="fused=True` requires all the params to be floating point"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+def test_fused_steps_match_forloop(info: CPROptimizerInfo, dtype: torch.dtype) -> None:
+    if dtype.itemsize < 4 and TORCH_VERSION < (2, 7):
+        pytest.skip("the fused SGD step of torch 2.6 is wrong in half precision")
+    for kwargs in info.inputs(dtype):
+        models = [small_model(dtype), small_model(dtype)]
+        extras = [nn.Parameter(torch.ones((), dtype=dtype)) for _ in models]
+        optimizers = [
+            info.optim_cls([*model.parameters(), extra], **{**copy.deepcopy(kwargs), "fused": fused})
+            for model, extra, fused in zip(models, extras, (False, True))
+        ]
+        for step in range(7):
+            for model, extra, optimizer in zip(models, extras, optimizers):
+                optimizer.zero_grad()
+                model[2].requires_grad_(step not in (3, 4))  # frozen for a while
+                if step != 2:
+                    backward(model, 1 + 0.1 * step)
+                    extra.grad = torch.full_like(extra, 0.5)
+                optimizer.step()
+        assert_equal(
+            [*models[1].parameters(), extras[1]],
+            [*models[0].parameters(), extras[0]],
+            **TOLERANCES[dtype],
+        )
+        states = [optimizer.state_dict() for optimizer in optimizers]
+        for state in states:
+            for group in state["param_groups"]:
+                del group["fused"]
+        assert_equal(*states, **TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_unbounded_steps_equal_those_of_torch(info: CPROptimizerInfo, fused: bool) -> None:
+    from optimizer_infos import UNREACHED
+
+    for kwargs in info.inputs(fused=fused, bounds=False):
+        models = [small_model(torch.float64), small_model(torch.float64)]
+        kwargs = {"lr": 1e-3, **kwargs}
+        ours = info.optim_cls(models[0].parameters(), **copy.deepcopy(kwargs), kappa=UNREACHED)
+        theirs = info.torch_optimizer(models[1].parameters(), **kwargs)
+        for model, optimizer in zip(models, (ours, theirs)):
+            train(model, optimizer, steps=6)
+        tolerance = {"rtol": 1e-10, "atol": 1e-11} if fused else {"rtol": 0.0, "atol": 0.0}
+        ours_after, theirs_after = (list(model.parameters()) for model in models)
+        torch.testing.assert_close(ours_after, theirs_after, **tolerance)
+
+
+@each_fused
+def test_mixed_dtypes_step_as_if_alone(info: CPROptimizerInfo, fused: bool | None) -> None:
+    dtypes = [torch.float64, torch.float32]
+    mixed = [matrix_with_gradient(4, 3, dtype=dtype) for dtype in dtypes]
+    alone = copies(mixed)
+    optimizers = [
+        info.optim_cls(params, **info.bounded, fused=fused) for params in (mixed, alone[:1], alone[1:])
+    ]
+    for _, optimizer in itertools.product(range(5), optimizers):
+        optimizer.step()
+    torch.testing.assert_close(mixed, alone)
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.float16], ids=str)
+def test_default_dtype_does_not_change_steps(info: CPROptimizerInfo, default: torch.dtype) -> None:
+    with torch.random.fork_rng(devices=[]):
+        expected = small_model(torch.float32)
+    train(expected, info.optim_cls(expected.parameters(), **info.bounded), steps=5)
+    model = small_model(torch.float32)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(default)
+        train(model, info.optim_cls(model.parameters(), **info.bounded), steps=5)
+    finally:
+        torch.set_default_dtype(before)
+    torch.testing.assert_close(
+        list(model.parameters()), list(expected.parameters()), rtol=1e-3, atol=1e-4
+    )
+
+
+# Steps
+
+
+@pytest.mark.parametrize("scheduled", [False, True], ids=["constant", "scheduled"])
+@pytest.mark.parametrize("contiguous", [True, False], ids=["contiguous", "strided"])
+@pytest.mark.parametrize("fused", [None, False])
+def test_loss_moves_in_the_right_direction(
+    info: CPROptimizerInfo, fused: bool | None, contiguous: bool, scheduled: bool
+) -> None:
+    for makers in info.scheduler_inputs if scheduled else ([],):
+        for kwargs in info.inputs(fused=fused):
+            params, closure = linear_problem(contiguous)
+            optimizer = info.optim_cls(params, **kwargs)
+            change = minimize(optimizer, closure, [make(optimizer) for make in makers])
+            assert_right_direction(change, kwargs)
+
+
+def test_scheduled_parameter_groups_reduce_the_loss(info: CPROptimizerInfo) -> None:
+    for makers in info.scheduler_inputs:
+        (weight, bias), closure = linear_problem()
+        optimizer = info.optim_cls([{"params": [weight]}, {"params": [bias], "lr": 0.005}])
+        assert minimize(optimizer, closure, [make(optimizer) for make in makers]) < 0
+
+
+@each_fused
+def test_tensor_learning_rate_equals_float(info: CPROptimizerInfo, fused: bool | None) -> None:
+    for kwargs in info.inputs(fused=fused):
+        runs = []
+        for lr in (2.0**-9, torch.tensor(2.0**-9)):
+            params, closure = linear_problem()
+            optimizer = info.optim_cls(params, **{**kwargs, "lr": lr})
+            for _ in range(5):
+                optimizer.step(closure)
+            runs.append(params)
+        torch.testing.assert_close(*runs)
+
+
+@each_fused
+def test_changed_tensor_learning_rate_takes_effect(info: CPROptimizerInfo, fused: bool | None) -> None:
+    p, lr = matrix_with_gradient(), torch.tensor(0.1)
+    optimizer = info.optim_cls([p], lr=lr, fused=fused)
+    optimizer.step()
+    optimizer.param_groups[0]["lr"].fill_(0.0)
+    before = p.detach().clone()
+    optimizer.step()
+    assert torch.equal(p, before)
+
+
+@each_fused
+def test_step_without_gradients_is_a_noop(info: CPROptimizerInfo, fused: bool | None) -> None:
+    params = [nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.randn(2, 3), requires_grad=False)]
+    before = copies(params)
+    for kwargs in info.inputs(fused=fused):
+        optimizer = info.optim_cls(params, **kwargs)
+        assert optimizer.step(lambda: 1.5) == 1.5
+        assert_all_equal(params, before)
+
+
+@each_fused
+def test_step_with_zero_gradients_is_a_noop(info: CPROptimizerInfo, fused: bool | None) -> None:
+    for kwargs in info.inputs(fused=fused, bounds=False):
+        p = nn.Parameter(torch.randn(5, 1))
+        p.grad = torch.zeros_like(p)
+        before = p.detach().clone()
+        info.optim_cls([p], **kwargs).step()
+        assert torch.equal(p, before)
+
+
+@each_fused
+def test_step_leaves_gradients_unchanged(info: CPROptimizerInfo, fused: bool | None) -> None:
+    for kwargs in info.inputs(fused=fused):
+        params = [matrix_with_gradient(), matrix_with_gradient(4)]
+        grads = [p.grad for p in params]
+        before = [grad.clone() for grad in grads if grad is not None]
+        optimizer = info.optim_cls(params, **kwargs)
+        for _ in range(3):
+            optimizer.step()
+        assert all(p.grad is grad for p, grad in zip(params, grads))
+        assert_all_equal([p.grad for p in params], before)
+
+
+@each_fused
+def test_closure_runs_once_with_gradients_enabled(info: CPROptimizerInfo, fused: bool | None) -> None:
+    params, compute = linear_problem()
+    others, recompute = linear_problem()
+    calls: list[bool] = []
+
+    def closure() -> Tensor:
+        calls.append(torch.is_grad_enabled())
+        return compute()
+
+    optimizer = info.optim_cls(params, **info.bounded, fused=fused)
+    twin = info.optim_cls(others, **info.bounded, fused=fused)
+    with torch.no_grad():
+        losses = [optimizer.step(closure) for _ in range(4)]
+        losses.append(optimizer.step(closure=closure))
+    assert calls == [True] * 5
+    for loss in losses:
+        assert torch.equal(loss, recompute())
+        assert twin.step() is None
+    assert_all_equal(params, others)
+
+
+@each_fused
+def test_empty_parameters_step_along(info: CPROptimizerInfo, fused: bool | None) -> None:
+    params = [matrix_with_gradient(), matrix_with_gradient(0, 4), matrix_with_gradient(0)]
+    others = copies(params)
+    optimizer = info.optim_cls(params, **info.bounded, fused=fused)
+    twin = info.optim_cls(others[:1], **info.bounded, fused=fused)
+    for _ in range(3):
+        optimizer.step()
+        twin.step()
+    assert_all_equal(params, others)
+
+
+@each_fused
+def test_infinite_gradients_skip_the_step(info: CPROptimizerInfo, fused: bool | None) -> None:
+    for kwargs in info.inputs(fused=True):
+        for scale in (None, torch.ones(1)):
+            params = [matrix_with_gradient(), matrix_with_gradient()]
+            before = copies(params)
+            optimizer = info.optim_cls(params, **kwargs)
+            optimizer.grad_scale, optimizer.found_inf = scale, torch.ones(())
+            optimizer.step()
+            assert_all_equal(params, before)
+            assert optimizer.cpr.step_count == 0
+            for state in optimizer.state.values():
+                assert float(state.get("step", 0)) == 0
+            optimizer.found_inf.zero_()
+            optimizer.step()
+            assert optimizer.cpr.step_count == 1
+            assert not torch.equal(params[0], before[0])
+
+
+@pytest.mark.parametrize("fused", [None, False])
+def test_sparse_gradients_equal_dense_ones(fused: bool | None) -> None:
+    from optimizer_infos import optimizer_infos
+
+    (info,) = (info for info in optimizer_infos if info.supports_sparse)
+    for kwargs in ({}, {"momentum": 0, "nesterov": False, "maximize": True}, info.bounded):
+        sparse, dense = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.empty(4, 3))
+        dense.data.copy_(sparse.data)
+        optimizers = [
+            info.optim_cls([p], **{"lr": 0.01, **kwargs}, fused=fused) for p in (sparse, dense)
+        ]
+        for step in range(6):
+            rows = torch.tensor([[step % 4, step % 4]])  # not coalesced
+            values = torch.randn(2, 3)
+            sparse.grad = torch.sparse_coo_tensor(rows, values, (4, 3))
+            dense.grad = sparse.grad.to_dense()
+            for optimizer in optimizers:
+                optimizer.step()
+            torch.testing.assert_close(sparse, dense)
+
+
+def test_sparse_gradients_of_embeddings_train() -> None:
+    from optimizer_infos import optimizer_infos
+
+    (info,) = (info for info in optimizer_infos if info.supports_sparse)
+    model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 1))
+    optimizer = info.optim_cls(model, lr=0.01)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.tensor([0, 2, 2])).pow(2).sum()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_every_parameter_gets_state(info: CPROptimizerInfo) -> None:
+    for kwargs in info.inputs():
+        model = small_model()
+        optimizer = info.optim_cls(model.parameters(), **kwargs)
+        train(model, optimizer, steps=1)
+        if kwargs.get("momentum") != 0:
+            assert set(optimizer.state) == set(model.parameters())
+        assert all(optimizer.state.values())
+
+
+# Parameter groups
+
+
+@each_fused
+def test_zero_weight_decay_deselects_a_group(info: CPROptimizerInfo, fused: bool | None) -> None:
+    for kwargs in info.inputs(fused=fused):
+        (weight, bias), closure = linear_problem()
+        left_out = nn.Parameter(torch.zeros(2, 2))
+        groups = [
+            {"params": [weight], "weight_decay": 0.1},
+            {"params": [bias, left_out], "weight_decay": 0.0},
+        ]
+        optimizer = info.optim_cls(groups, **kwargs)
+        assert [id(p) for p in optimizer.cpr.parameters] == [id(weight)]
+        assert [group["weight_decay"] for group in optimizer.param_groups] == [0, 0]
+        assert_right_direction(minimize(optimizer, closure), kwargs)
+
+
+@each_fused
+def test_groups_have_their_own_learning_rate(info: CPROptimizerInfo, fused: bool | None) -> None:
+    for kwargs in info.inputs(fused=fused, bounds=False):
+        params, closure = linear_problem()
+        unmoved = matrix_with_gradient()
+        before = unmoved.detach().clone()
+        kwargs = {"lr": 1e-3, **kwargs}
+        groups = [{"params": params, "lr": kwargs.pop("lr")}, {"params": [unmoved]}]
+        optimizer = info.optim_cls(groups, lr=1e-28, **kwargs)
+        assert_right_direction(minimize(optimizer, closure), kwargs)
+        torch.testing.assert_close(unmoved, before)
+
+
+@each_fused
+def test_groups_equal_several_optimizers(info: CPROptimizerInfo, fused: bool | None) -> None:
+    settings: list[Kwargs] = [
+        {"lr": 0.01, "kappa": "ki0x0p9"},
+        {"lr": 0.02, "kappa": "k0p1", "mu": 0.5},
+        {"lr": 0.005, "kappa": "ws2", "adaptive": True},
+        {"lr": 0.005, "kappa": "ki0x0p9", "regularizer": "l1"},
+        {"lr": 0.01, "regularize": False},
+    ]
+    grouped = [matrix_with_gradient(4, 3) for _ in settings]
+    alone = copies(grouped)
+    optimizer = info.optim_cls([{"params": [p], **s} for p, s in zip(grouped, settings)], fused=fused)
+    others = [
+        info.optim_cls([p], **s, fused=fused) for p, s in zip(alone, settings) if "regularize" not in s
+    ]
+    others.append(info.torch_optimizer(alone[-1:], lr=0.01))
+    for _, stepped in itertools.product(range(5), [optimizer, *others]):
+        stepped.step()
+    torch.testing.assert_close(grouped, alone)
+
+
+def test_groups_hold_settings_as_plain_values(info: CPROptimizerInfo) -> None:
+    from nnunet_cpr import KappaIP
+
+    first, second = matrix_with_gradient(), matrix_with_gradient()
+    groups = [
+        {"params": [first], "kappa": KappaIP(50), "mu": 0.5},
+        {"params": [second], "kappa": "k0p1"},
+    ]
+    optimizer = info.optim_cls(groups, kappa="ws7", regularizer="l1", adaptive=True)
+    settings = [
+        [group[key] for key in ("kappa", "regularizer", "mu", "adaptive")]
+        for group in optimizer.param_groups
+    ]
+    assert settings == [["ip50", "l1", 0.5, True], ["k0p1", "l1", 1.0, True]]
+    assert [[type(value) for value in group] for group in settings] == [[str, str, float, bool]] * 2
+
+
+def test_groups_keep_keys_of_schedulers(info: CPROptimizerInfo) -> None:
+    keys = {"name": "head", "initial_lr": 0.1, "lr_scale": 0.5, "max_lr": 1.0, "min_lr": 1e-5}
+    (group,) = info.optim_cls([{"params": [matrix_with_gradient()], **keys}]).param_groups
+    assert {key: group[key] for key in keys} == keys
+
+
+def test_groups_of_an_optimizer_build_another(info: CPROptimizerInfo) -> None:
+    first, second = matrix_with_gradient(), matrix_with_gradient()
+    groups = [{"params": [("a", first)], "kappa": "ki0x0p9"}, {"params": [("b", second)], "lr": 0.2}]
+    optimizer = info.optim_cls(groups)
+    copied = [
+        {**group, "params": list(zip(group["param_names"], group["params"]))}
+        for group in optimizer.param_groups
+    ]
+    for group in copied:
+        del group["param_names"]
+    other = info.optim_cls(copied)
+    assert [g["kappa"] for g in other.param_groups] == ["ki0x0p9", "ws1000"]
+    assert other.cpr.names == optimizer.cpr.names
+
+
+def test_later_parameter_groups_are_refused(info: CPROptimizerInfo) -> None:
+    optimizer = info.optim_cls([matrix_with_gradient()])
+    with pytest.raises(RuntimeError, match="build"):
+        optimizer.add_param_group({"params": [matrix_with_gradient()]})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_named_parameters_keep_their_names(info: CPROptimizerInfo) -> None:
+    params = [matrix_with_gradient(), matrix_with_gradient(3)]
+    (group,) = info.optim_cls(named(params, True)).param_groups
+    assert group["param_names"] == ["layer0.weight", "layer1.weight"]
+    assert [id(p) for p in group["params"]] == [id(p) for p in params]
+    (group,) = info.optim_cls(params).param_groups
+    assert "param_names" not in group
+
+
+# Printing and copying
+
+
+def test_optimizers_can_be_printed(info: CPROptimizerInfo) -> None:
+    for kwargs in info.inputs():
+        text = repr(info.optim_cls([matrix_with_gradient()], **kwargs))
+        assert text.startswith(f"{info.name} (\nParameter Group 0\n")
+        assert "kappa: " in text and "lr: " in text
+
+
+def test_optimizers_refuse_to_be_copied(info: CPROptimizerInfo) -> None:
+    optimizer = info.optim_cls([matrix_with_gradient()])
+    for copied in (copy.deepcopy, copy.copy, pickle.dumps):
+        with pytest.raises(TypeError, match="state_dict") as caught:
+            copied(optimizer)
+        assert "\n" not in str(caught.value)
+    optimizer.step()
+
+
+def test_state_is_freed_with_its_optimizer(info: CPROptimizerInfo) -> None:
+    import gc
+
+    p = matrix_with_gradient()
+    optimizer = info.optim_cls([p], **info.bounded)
+    optimizer.step(lambda: None)
+    states = [weakref.ref(value) for value in optimizer.state[p].values()]
+    assert states
+    gc.disable()
+    try:
+        del optimizer
+        assert not any(state() is not None for state in states)
+    finally:
+        gc.enable()
+
+
+# State dicts
+
+
+def without_names(state_dict: dict[str, Any]) -> dict[str, Any]:
+    state_dict = copy.deepcopy(state_dict)
+    for group in state_dict["param_groups"]:
+        group.pop("param_names", None)
+    state_dict.get("cpr", {}).pop("names", None)
+    return state_dict
+
+
+@pytest.mark.parametrize("loads_names", [False, True], ids=["unnamed", "named"])
+@pytest.mark.parametrize("saves_names", [False, True], ids=["from_unnamed", "from_named"])
+def test_loaded_state_continues_identically(
+    info: CPROptimizerInfo, saves_names: bool, loads_names: bool
+) -> None:
+    for fused in (None, False):
+        for kwargs in info.inputs(fused=fused):
+            model = small_model()
+            optimizer = info.optim_cls(named(list(model.parameters()), saves_names), **kwargs)
+            train(model, optimizer, steps=4)
+            other = small_model()
+            other.load_state_dict(model.state_dict())
+            loaded = info.optim_cls(
+                named(list(other.parameters()), loads_names), **copy.deepcopy(kwargs)
+            )
+            saved = copy.deepcopy(optimizer.state_dict())
+            loaded.load_state_dict(saved)
+            assert_equal(saved, optimizer.state_dict())
+            for trained, stepped in ((model, optimizer), (other, loaded)):
+                train(trained, stepped, steps=4)
+            assert_all_equal(other.parameters(), model.parameters())
+            assert_equal(without_names(loaded.state_dict()), without_names(optimizer.state_dict()))
+            if saves_names or loads_names:
+                assert loaded.state_dict()["param_groups"][0]["param_names"] == [
+                    f"layer{i}.weight" for i in range(4)
+                ]
+
+
+def test_repeated_groups_have_the_same_state(info: CPROptimizerInfo) -> None:
+    optimizer = info.optim_cls([matrix_with_gradient(), matrix_with_gradient(3)])
+    before = optimizer.state_dict()["param_groups"][-1]
+    optimizer.param_groups.extend(optimizer.param_groups)
+    assert optimizer.state_dict()["param_groups"][-1] == before
+
+
+def test_state_of_a_model_fits_its_parameters(info: CPROptimizerInfo) -> None:
+    model = small_model()
+    kinds: list[Callable[[], Any]] = [
+        lambda: model,
+        model.parameters,
+        model.named_parameters,
+        lambda: [{"params": model.parameters()}],
+        lambda: [{"params": model.named_parameters()}],
+    ]
+    for save, load in itertools.product(kinds, kinds):
+        optimizer = info.optim_cls(save(), **info.bounded)
+        train(model, optimizer, steps=2)
+        loaded = info.optim_cls(load(), **info.bounded)
+        loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        assert torch.equal(loaded.cpr.kappa, optimizer.cpr.kappa)
+        train(model, loaded, steps=1)
+
+
+@each_fused
+def test_older_states_can_be_loaded(info: CPROptimizerInfo, fused: bool | None) -> None:
+    for kwargs in info.inputs(fused=fused):
+        model = small_model()
+        optimizer = info.optim_cls(model.parameters(), **kwargs)
+        train(model, optimizer, steps=3)
+        older = copy.deepcopy(optimizer.state_dict())
+        for group, key in itertools.product(older["param_groups"], info.not_og_supported_flags):
+            group.pop(key, None)
+        optimizer.load_state_dict(older)
+        kappa = optimizer.cpr.kappa
+        train(model, optimizer, steps=1)
+        if kappa.isfinite().all() and not kwargs.get("adaptive"):
+            assert torch.equal(optimizer.cpr.kappa, kappa)
+
+
+@each_fused
+def test_numeric_step_counts_can_be_loaded(info: CPROptimizerInfo, fused: bool | None) -> None:
+    for kwargs in info.inputs(fused=fused):
+        params = [matrix_with_gradient(), matrix_with_gradient()]
+        optimizer = info.optim_cls(params, **kwargs)
+        for _ in range(3):
+            optimizer.step()
+        state_dict = copy.deepcopy(optimizer.state_dict())
+        for state in state_dict["state"].values():
+            if "step" in state:
+                state["step"] = state["step"].item()
+        optimizer.load_state_dict(state_dict)
+        optimizer.step()
+        for state in optimizer.state.values():
+            assert float(state.get("step", 4)) == 4
+
+
+@each_fused
+@pytest.mark.parametrize("is_named", [False, True], ids=["unnamed", "named"])
+def test_saved_state_reads_back_without_pickled_code(
+    info: CPROptimizerInfo, is_named: bool, fused: bool | None
+) -> None:
+    for kwargs in info.inputs(fused=fused):
+        model = small_model()
+        optimizer = info.optim_cls(named(list(model.parameters()), is_named), **kwargs)
+        train(model, optimizer, steps=3)
+        expected = optimizer.state_dict()
+        for weights_only in (True, False):
+            file = io.BytesIO()
+            torch.save(expected, file)
+            file.seek(0)
+            assert_equal(torch.load(file, weights_only=weights_only), expected)
+
+
+@pytest.mark.parametrize("loads_fused", [None, False, True])
+@pytest.mark.parametrize("saves_fused", [None, False, True])
+def test_state_crosses_implementations(
+    info: CPROptimizerInfo, saves_fused: bool | None, loads_fused: bool | None
+) -> None:
+    model = small_model(torch.float64)
+    optimizer = info.optim_cls(model.parameters(), **info.bounded, fused=saves_fused)
+    train(model, optimizer, steps=3)
+    other = small_model(torch.float64)
+    other.load_state_dict(model.state_dict())
+    loaded = info.optim_cls(other.parameters(), **info.bounded, fused=loads_fused)
+    loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for trained, stepped in ((model, optimizer), (other, loaded)):
+        train(trained, stepped, steps=3)
+    torch.testing.assert_close(
+        list(other.parameters()), list(model.parameters()), rtol=1e-12, atol=1e-14
+    )
+
+
+def test_loaded_state_is_a_copy(info: CPROptimizerInfo) -> None:
+    first, second = matrix_with_gradient(), matrix_with_gradient()
+    optimizer = info.optim_cls([first], **info.bounded)
+    optimizer.step()
+    saved = optimizer.state_dict()
+    expected = copy.deepcopy(saved)
+    other = info.optim_cls([second], **info.bounded)
+    other.load_state_dict(saved)
+    for _ in range(2):
+        other.step()
+    assert_equal(saved, expected)
+
+
+def test_extra_state_of_users_is_kept(info: CPROptimizerInfo) -> None:
+    p = matrix_with_gradient()
+    optimizer = info.optim_cls([p])
+    optimizer.step()
+    optimizer.state[p]["tag"] = "head"
+    optimizer.state["global"] = 3
+    for _ in range(2):
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        optimizer.step()
+    assert optimizer.state[p]["tag"] == "head"
+    assert optimizer.state["global"] == 3
+
+
+# Hooks
+
+
+def add_mark(optimizer: Optimizer) -> None:
+    optimizer.state["mark"] = 1
+
+
+def move_mark(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    state_dict["was_marked"] = state_dict["state"].pop("mark", None) == 1
+    return state_dict
+
+
+def set_lr_in_place(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    state_dict["param_groups"][0]["lr"] = 0.002
+
+
+def set_lr_in_copy(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    state_dict = copy.deepcopy(state_dict)
+    state_dict["param_groups"][0]["lr"] = 0.003
+    return state_dict
+
+
+def record_lr(optimizer: Optimizer) -> None:
+    optimizer.state["loaded_lr"] = optimizer.param_groups[0]["lr"]
+
+
+def test_state_dict_pre_hook_runs_before(info: CPROptimizerInfo) -> None:
+    for kwargs in info.inputs():
+        optimizer = info.optim_cls([matrix_with_gradient()], **kwargs)
+        optimizer.register_state_dict_pre_hook(add_mark)
+        assert optimizer.state_dict()["state"]["mark"] == 1
+
+
+def test_state_dict_post_hook_replaces_the_dict(info: CPROptimizerInfo) -> None:
+    for kwargs in info.inputs():
+        optimizer = info.optim_cls([matrix_with_gradient()], **kwargs)
+        optimizer.register_state_dict_post_hook(move_mark)
+        assert optimizer.state_dict()["was_marked"] is False
+        optimizer.register_state_dict_pre_hook(add_mark)
+        state_dict = optimizer.state_dict()
+        assert state_dict["was_marked"] is True
+        assert "mark" not in state_dict["state"]
+
+
+def test_load_pre_hooks_run_in_order(info: CPROptimizerInfo) -> None:
+    for kwargs in info.inputs():
+        optimizer = info.optim_cls([matrix_with_gradient()], **kwargs)
+        state_dict = optimizer.state_dict()
+        optimizer.register_load_state_dict_pre_hook(set_lr_in_place)
+        optimizer.load_state_dict(state_dict)
+        assert optimizer.param_groups[0]["lr"] == 0.002
+        optimizer.register_load_state_dict_pre_hook(set_lr_in_copy, prepend=True)
+        optimizer.load_state_dict(state_dict)
+        assert optimizer.param_groups[0]["lr"] == 0.002
+
+
+def test_load_post_hook_sees_the_loaded_state(info: CPROptimizerInfo) -> None:
+    for kwargs in info.inputs():
+        optimizer = info.optim_cls([matrix_with_gradient()], **{**kwargs, "lr": 0.01})
+        optimizer.register_load_state_dict_post_hook(record_lr)
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert optimizer.state["loaded_lr"] == 0.01
+        optimizer.register_load_state_dict_pre_hook(set_lr_in_copy)
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert optimizer.state["loaded_lr"] == 0.003
+
+
+def test_hooks_of_a_saved_state_see_cpr(info: CPROptimizerInfo) -> None:
+    optimizer = info.optim_cls([matrix_with_gradient()], **info.bounded)
+    optimizer.step()
+    seen: list[bool] = []
+    optimizer.register_state_dict_post_hook(lambda _, state_dict: seen.append("cpr" in state_dict))
+    optimizer.register_load_state_dict_pre_hook(lambda _, state_dict: seen.append("cpr" in state_dict))
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert seen == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["pre", "post"])
+def test_step_hooks_run_until_removed(info: CPROptimizerInfo, kind: str) -> None:
+    for kwargs in info.inputs():
+        optimizer = info.optim_cls([nn.Parameter(torch.ones(2, 2))], **kwargs)
+        calls: list[bool] = []
+
+        def hook(*args: Any, calls: list[bool] = calls, optimizer: Any = optimizer) -> None:
+            calls.append(args[0] is optimizer)
+
+        handle = getattr(optimizer, f"register_step_{kind}_hook")(hook)
+        optimizer.step()
+        optimizer.step(None)
+        assert calls == [True, True]
+        handle.remove()
+        optimizer.step()
+        assert len(calls) == 2
+
+
+@contextmanager
+def step_hooks(calls: list[str], *optimizers: Optimizer) -> Iterator[None]:
+    def call(name: str) -> Callable[..., None]:
+        return lambda *args: calls.append(name)
+
+    handles = [
+        register_optimizer_step_pre_hook(call("global pre")),
+        register_optimizer_step_post_hook(call("global post")),
+    ]
+    for optimizer in optimizers:
+        handles.append(optimizer.register_step_pre_hook(call("pre")))
+        handles.append(optimizer.register_step_post_hook(call("post")))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@each_fused
+def test_all_step_hooks_run_once_in_order(info: CPROptimizerInfo, fused: bool | None) -> None:
+    order = ["global pre", "pre", "post", "global post"]
+    for kwargs in [*info.inputs(fused=fused), {**info.bounded, "fused": fused}]:
+        p = matrix_with_gradient()
+        optimizer, other = info.optim_cls([p], **kwargs), torch.optim.SGD([p])
+        calls: list[str] = []
+        with step_hooks(calls, optimizer, other):
+            optimizer.step()
+            other.step()
+            optimizer.step(lambda: None)
+        assert calls == 3 * order
+        optimizer.step()
+        assert calls == 3 * order
+
+
+def test_step_pre_hook_may_change_arguments(info: CPROptimizerInfo) -> None:
+    optimizer = info.optim_cls([matrix_with_gradient()])
+    optimizer.register_step_pre_hook(lambda opt, args, kwargs: ((args[0], lambda: 7.0), {}))
+    assert optimizer.step() == 7.0
+
+
+def test_hooks_may_change_gradients(info: CPROptimizerInfo) -> None:
+    p = matrix_with_gradient()
+    before = p.detach().clone()
+    optimizer = info.optim_cls([p])
+    optimizer.register_step_pre_hook(lambda *args: optimizer.zero_grad(set_to_none=False))
+    optimizer.step()
+    assert torch.equal(p, before)
