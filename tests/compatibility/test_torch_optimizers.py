@@ -124,6 +124,17 @@ def test_no_parameter_to_regularize_warns_and_trains(info: CPROptimizerInfo) -> 
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
 
 
+def test_defaults_are_those_documented(info: CPROptimizerInfo) -> None:
+    (group,) = info.optim_cls([matrix_with_gradient()]).param_groups
+    assert group["lr"] == 1e-3
+    expected = {**info.torch_cls([matrix_with_gradient()], lr=1e-3).defaults, **info.torch_defaults}
+    assert {key: group[key] for key in expected if key != "fused"} == {
+        key: value for key, value in expected.items() if key != "fused"
+    }
+    settings = {"kappa": "ws1000", "regularizer": "l2", "mu": 1.0, "adaptive": False}
+    assert {key: group[key] for key in settings} == settings
+
+
 def test_optimizers_have_the_state_of_their_torch_class(info: CPROptimizerInfo) -> None:
     ours, theirs = matrix_with_gradient(), matrix_with_gradient()
     optimizer, twin = info.optim_cls([ours]), info.torch_optimizer([theirs], lr=1e-3)
@@ -344,6 +355,21 @@ def test_step_leaves_gradients_unchanged(info: CPROptimizerInfo, fused: bool | N
 
 
 @each_fused
+def test_gradients_of_any_layout_give_the_same_step(info: CPROptimizerInfo, fused: bool | None) -> None:
+    params = [matrix_with_gradient(4, 3), matrix_with_gradient(2, 3, 3, 3)]
+    others = copies(params)
+    optimizer = info.optim_cls(params, **info.bounded, fused=fused)
+    twin = info.optim_cls(others, **info.bounded, fused=fused)
+    for _ in range(3):
+        params[0].grad = others[0].grad.t().contiguous().t()  # type: ignore[union-attr]
+        params[1].grad = others[1].grad.contiguous(memory_format=torch.channels_last)  # type: ignore[union-attr]
+        optimizer.step()
+        twin.step()
+        assert_all_equal([p.grad for p in params], [p.grad for p in others])
+    torch.testing.assert_close(params, others)
+
+
+@each_fused
 def test_closure_runs_once_with_gradients_enabled(info: CPROptimizerInfo, fused: bool | None) -> None:
     params, compute = linear_problem()
     others, recompute = linear_problem()
@@ -531,6 +557,14 @@ def test_groups_of_an_optimizer_build_another(info: CPROptimizerInfo) -> None:
     other = info.optim_cls(copied)
     assert [g["kappa"] for g in other.param_groups] == ["ki0x0p9", "ws1000"]
     assert other.cpr.names == optimizer.cpr.names
+
+
+def test_later_weight_decay_is_refused(info: CPROptimizerInfo) -> None:
+    optimizer = info.optim_cls([matrix_with_gradient()])
+    optimizer.step()
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+    with pytest.raises(ValueError, match="weight decay"):
+        optimizer.step()
 
 
 def test_later_parameter_groups_are_refused(info: CPROptimizerInfo) -> None:
@@ -728,6 +762,25 @@ def test_loaded_state_is_a_copy(info: CPROptimizerInfo) -> None:
     for _ in range(2):
         other.step()
     assert_equal(saved, expected)
+
+
+def test_state_without_cpr_is_refused(info: CPROptimizerInfo) -> None:
+    params = [matrix_with_gradient()]
+    optimizer = info.optim_cls(params)
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match="without CPR"):
+        optimizer.load_state_dict(info.torch_optimizer(params, lr=0.5).state_dict())
+    assert_equal(optimizer.state_dict(), before)
+
+
+def test_torch_optimizer_loads_the_state(info: CPROptimizerInfo) -> None:
+    ours, theirs = matrix_with_gradient(), matrix_with_gradient()
+    optimizer, other = info.optim_cls([ours]), info.torch_optimizer([theirs], lr=0.5)
+    optimizer.step()
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert other.param_groups[0]["lr"] == 1e-3
+    assert_equal(other.state[theirs], optimizer.state[ours])
+    other.step()
 
 
 def test_extra_state_of_users_is_kept(info: CPROptimizerInfo) -> None:
