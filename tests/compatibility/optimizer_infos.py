@@ -148,7 +148,7 @@ def _common_errors(device: Any, dtype: torch.dtype) -> list[Any]:
         _error({"params": []}, ValueError, "empty parameter list"),
         _error({"params": [matrix().cfloat()]}, TypeError, "complex"),
         _error({"params": ["weight"]}, TypeError, "str"),
-        _error({"params": [strided], "fused": True}, (ValueError, RuntimeError), "fused"),  # type: ignore[arg-type]
+        _error({"params": [strided], "fused": True}, (ValueError, RuntimeError), "fused"),
         _error({"params": [{"params": [matrix()], "kapa": "ws9"}]}, TypeError, "kapa"),
         _error({"params": [{"params": [matrix()], "weight_decay": -0.1}]}, ValueError, "weight_decay"),
         _error({"params": [{"params": [matrix()], "kappa": "warm"}]}, ValueError, "warm"),

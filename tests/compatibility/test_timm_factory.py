@@ -244,7 +244,7 @@ def test_rosenbrock_function_is_minimized(name: str) -> None:
         x, y = p
         loss = (1 - x) ** 2 + 100 * (y - x**2) ** 2
         loss.backward()
-        p.grad[step % 2] = 0  # type: ignore[index]
+        p.grad[step % 2] = 0
         return loss
 
     for step in range(300):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import itertools
+import math
 import pickle
 import weakref
 from collections.abc import Callable, Iterator
@@ -361,8 +362,8 @@ def test_gradients_of_any_layout_give_the_same_step(info: CPROptimizerInfo, fuse
     optimizer = info.optim_cls(params, **info.bounded, fused=fused)
     twin = info.optim_cls(others, **info.bounded, fused=fused)
     for _ in range(3):
-        params[0].grad = others[0].grad.t().contiguous().t()  # type: ignore[union-attr]
-        params[1].grad = others[1].grad.contiguous(memory_format=torch.channels_last)  # type: ignore[union-attr]
+        params[0].grad = others[0].grad.t().contiguous().t()
+        params[1].grad = others[1].grad.contiguous(memory_format=torch.channels_last)
         optimizer.step()
         twin.step()
         assert_all_equal([p.grad for p in params], [p.grad for p in others])
@@ -404,7 +405,26 @@ def test_empty_parameters_step_along(info: CPROptimizerInfo, fused: bool | None)
 
 
 @each_fused
-def test_infinite_gradients_skip_the_step(info: CPROptimizerInfo, fused: bool | None) -> None:
+def test_gradient_scaler_steps_equal_those_of_torch(info: CPROptimizerInfo, fused: bool | None) -> None:
+    models = [small_model(torch.float64), small_model(torch.float64)]
+    optimizers = [
+        info.optim_cls(models[0].parameters(), lr=0.01, fused=fused),
+        info.torch_optimizer(models[1].parameters(), lr=0.01, fused=fused),
+    ]
+    for model, optimizer in zip(models, optimizers):
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
+        for step in range(6):
+            backward(model, 1 + 0.1 * step)
+            for p in model.parameters():
+                p.grad.mul_(scaler.get_scale() if step != 2 else math.inf)
+            scaler.scale(torch.ones(()))  # starts the scaler
+            scaler.step(optimizer)
+            scaler.update()
+    torch.testing.assert_close(*(list(model.parameters()) for model in models))
+    assert optimizers[0].cpr.step_count == 5
+
+
+def test_infinite_gradients_skip_the_step(info: CPROptimizerInfo) -> None:
     for kwargs in info.inputs(fused=True):
         for scale in (None, torch.ones(1)):
             params = [matrix_with_gradient(), matrix_with_gradient()]

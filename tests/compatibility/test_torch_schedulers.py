@@ -198,9 +198,17 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
 each_builder = pytest.mark.parametrize("builder", list(BUILDERS))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _frozen_modules() -> Iterator[None]:
+    # A collection takes long while it looks at every object of torch and pytest.
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @contextmanager
 def collector_disabled() -> Iterator[None]:
-    gc.collect()
     gc.disable()
     try:
         yield
@@ -231,7 +239,9 @@ def test_optimizer_has_no_cyclic_references(builder: str, is_used: bool) -> None
         use(optimizer)
     gc.collect()
     assert gc.get_referrers(optimizer) == []
+    reference = weakref.ref(optimizer)
     del optimizer
+    assert reference() is None
     assert gc.collect() == 0
 
 
