@@ -28,7 +28,7 @@ with warnings.catch_warnings():
         get_error_inputs_for_all_optims,
     )
 # That import forbids the whole process to set flags such as torch.backends.cudnn.benchmark.
-setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
 
 Kwargs = dict[str, Any]
 
@@ -135,7 +135,7 @@ def _common_errors(device: Any, dtype: torch.dtype) -> list[Any]:
 
     generic = get_error_inputs_for_all_optims(device, dtype)
     for error in generic:
-        error.error_regex = ""  # types are torch's, messages also say what to do
+        error.error_regex = None  # types are torch's, messages also say what to do
     strided = nn.Parameter(torch.ones(4, 4, 2, dtype=dtype)[..., 0])
     return [
         *generic,
@@ -147,7 +147,7 @@ def _common_errors(device: Any, dtype: torch.dtype) -> list[Any]:
         _error({"params": []}, ValueError, "empty parameter list"),
         _error({"params": [matrix().cfloat()]}, TypeError, "complex"),
         _error({"params": ["weight"]}, TypeError, "str"),
-        _error({"params": [strided], "fused": True}, (ValueError, RuntimeError), "fused"),
+        _error({"params": [strided], "fused": True}, ValueError, "fused"),
         _error({"params": [{"params": [matrix()], "kapa": "ws9"}]}, TypeError, "kapa"),
         _error({"params": [{"params": [matrix()], "weight_decay": -0.1}]}, ValueError, "weight_decay"),
         _error({"params": [{"params": [matrix()], "kappa": "warm"}]}, ValueError, "warm"),

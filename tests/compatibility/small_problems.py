@@ -89,10 +89,15 @@ def minimize(optimizer: Optimizer, closure: Callable[[], Tensor], schedulers: An
         loss = optimizer.step(closure)
         for scheduler in schedulers:
             if isinstance(scheduler, ReduceLROnPlateau):
-                scheduler.step(loss)
+                scheduler.step(loss.item())
             else:
                 scheduler.step()
     return closure().item() - initial
+
+
+def assert_right_direction(change: float, kwargs: dict[str, Any]) -> None:
+    """Check the sign of a change of the loss, which ``maximize`` turns around."""
+    assert change > 0 if kwargs.get("maximize") else change < 0, kwargs
 
 
 def matrix_with_gradient(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
@@ -111,3 +116,8 @@ def copies(params: list[nn.Parameter]) -> list[nn.Parameter]:
 def assert_all_equal(actual: Any, expected: Any) -> None:
     for one, other in zip(actual, expected, strict=True):
         assert torch.equal(one, other)
+
+
+def named(params: list[nn.Parameter], is_named: bool) -> list[Any]:
+    """Return the parameters, with names if ``is_named``."""
+    return [(f"layer{i}.weight", p) for i, p in enumerate(params)] if is_named else params
