@@ -198,12 +198,12 @@ def test_extra_state_of_users_is_kept(info: CPROptimizerInfo) -> None:
     p = matrix_with_gradient()
     optimizer = info.optim_cls([p])
     optimizer.step()
-    optimizer.state[p]["tag"] = "head"
+    optimizer.state[p]["tag"] = 7
     optimizer.state["global"] = 3
     for _ in range(2):
         optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         optimizer.step()
-    assert optimizer.state[p]["tag"] == "head"
+    assert optimizer.state[p]["tag"] == 7
     assert optimizer.state["global"] == 3
 
 
