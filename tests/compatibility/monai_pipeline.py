@@ -1,0 +1,51 @@
+"""Run MONAI's nnUNetV2Runner on a list of images.
+
+A process of its own: nnU-Net reads the names of its folders once, when it is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from monai.apps.nnunet import nnUNetV2Runner
+
+
+def shrink(plans_file: Path) -> None:
+    """Make the planned network and patches small enough for a CPU."""
+    plans = json.loads(plans_file.read_text())
+    configuration = plans["configurations"]["3d_fullres"]
+    configuration |= {"batch_size": 2, "patch_size": [24, 24, 24]}
+    network = configuration["architecture"]["arch_kwargs"]
+    network["features_per_stage"] = [4] * network["n_stages"]
+    plans_file.write_text(json.dumps(plans))
+
+
+def main(folder: Path, trainer: str) -> None:
+    config = {
+        "modality": "MRI",
+        "datalist": str(folder / "datalist.json"),
+        "dataroot": str(folder / "phantoms"),
+        "dataset_name_or_id": "7",
+        "nnunet_raw": os.environ["nnUNet_raw"],
+        "nnunet_preprocessed": os.environ["nnUNet_preprocessed"],
+        "nnunet_results": os.environ["nnUNet_results"],
+    }
+    runner = nnUNetV2Runner(config, trainer_class_name=trainer, export_validation_probabilities=False)
+    runner.convert_dataset()
+    runner.plan_and_process(npfp=1, c=("3d_fullres",), n_proc=(1,))
+    dataset = Path(os.environ["nnUNet_preprocessed"]) / "Dataset007_phantoms"
+    shrink(dataset / "nnUNetPlans.json")
+
+    os.environ["nnUNet_n_proc_DA"] = "0"  # repeatable training; nnU-Net cannot plan with it
+    runner.train_single_model(config="3d_fullres", fold=0)
+    model = Path(os.environ["nnUNet_results"]) / dataset.name / f"{trainer}__nnUNetPlans__3d_fullres"
+    shutil.move(model / "fold_0" / "validation", folder / "validation_after_training")
+    runner.validate_single_model("3d_fullres", 0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
