@@ -42,11 +42,14 @@ def trainer_runs(folder: Path) -> dict[str, Any]:
         saving = {"save_strategy": "steps", "save_steps": STEPS // 2}
         options = {"per_device_train_batch_size": 1, "ddp_backend": "gloo"}
         settings = settings_for(folder / method, **saving, **options)
-        results[method] = trained(trainer_by_optimizers(method, settings))
+        results[method] = trained(trainer_by_optimizers(method, settings, torch.float64))
         dist.barrier()
-        again = trainer_by_optimizers(method, settings_for(folder / "again", **options))
+        again = settings_for(folder / "again", **options)
         checkpoint = folder / method / f"checkpoint-{STEPS // 2}"
-        results[f"{method} resumed"] = trained(again, resume_from_checkpoint=str(checkpoint))
+        results[f"{method} resumed"] = trained(
+            trainer_by_optimizers(method, again, torch.float64),
+            resume_from_checkpoint=str(checkpoint),
+        )
     return results
 
 

@@ -110,9 +110,9 @@ def loader(size: int = 4) -> DataLoader:
 
 
 def trained_by_lightning(
-    trainer: lightning.Trainer, model: Regression, **options: Any
+    trainer: lightning.Trainer, model: Regression, data: DataLoader | None = None, **options: Any
 ) -> dict[str, Any]:
-    trainer.fit(model, loader(), **options)
+    trainer.fit(model, data or loader(), **options)
     return state_of(model, trainer.optimizers[0])
 
 
