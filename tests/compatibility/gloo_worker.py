@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,24 +10,29 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from client_training import METHODS
+from client_training import METHODS, samples
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 def lightning_runs(folder: Path) -> dict[str, Any]:
     """Train with each method, stop after an epoch, and resume for another."""
-    from test_lightning import Regression, loader, trained_by_lightning, trainer_for
+    from test_lightning import Regression, trained_by_lightning, trainer_for
 
+    # Lightning's own sampler shuffles; this one gives the processes the batches of the plain loop.
+    data = TensorDataset(*samples())
+    sampler = DistributedSampler(data, 2, int(os.environ["RANK"]), shuffle=False)
+    loader = DataLoader(data, batch_size=2, sampler=sampler)
+    options = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}
     results = {}
     for method, build in METHODS.items():
-        options = {"strategy": "ddp", "devices": 2}
         trainer = trainer_for("64-true", "norm", **options)
-        trainer.fit(Regression(build, decay=0.9), loader(2))
+        trainer.fit(Regression(build, decay=0.9), loader)
         trainer.save_checkpoint(folder / f"{method}.ckpt")
         dist.barrier()
         results[method] = trained_by_lightning(
             trainer_for("64-true", "norm", max_epochs=2, **options),
             Regression(build, decay=0.9),
-            loader(2),
+            loader,
             ckpt_path=folder / f"{method}.ckpt",
             weights_only=True,
         )

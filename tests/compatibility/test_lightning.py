@@ -105,8 +105,8 @@ def trainer_for(
     )
 
 
-def loader(size: int = 4) -> DataLoader:
-    return DataLoader(TensorDataset(*samples()), batch_size=size)
+def loader() -> DataLoader:
+    return DataLoader(TensorDataset(*samples()), batch_size=4)
 
 
 def trained_by_lightning(
