@@ -339,3 +339,36 @@ def test_plain_nnunet_predicts_the_same_without_the_package(
     assert {name: digest for name, (digest, _) in there.items()} == {
         name: digest for name, (digest, _) in contents(copy).items()
     }
+
+
+@pytest.mark.slow
+def test_installed_zip_predicts_the_same_voxels(
+    workspace: Workspace, trained: Path, tmp_path: Path
+) -> None:
+    """nnU-Net's zip of a model under its own trainer, for those who have this package."""
+    space = workspace.with_results_in(trained.parents[2])
+    other = workspace.with_results_in(tmp_path / "other")
+    results = tmp_path / "other" / "nnUNet_results"
+    results.mkdir(parents=True)
+    model = ("-d", "901", "-c", "3d_fullres", "-tr", CPR, "-p", PLANS, "-f", "0", "1")
+    archive = tmp_path / "model.zip"
+    space.run("nnUNetv2_export_model_to_zip", *model, "-o", str(archive))
+    other.run("nnUNetv2_install_pretrained_model_from_zip", str(archive))
+    installed = results / workspace.dataset / trained.name
+    for fold in ("fold_0", "fold_1"):
+        assert contents(installed)[f"{fold}/{FINAL[0]}"][0] == contents(trained)[f"{fold}/{FINAL[0]}"][0]
+
+    images = workspace.folder / "nnUNet_raw" / workspace.dataset / "imagesTs"
+    predictions = []
+    for name, place in (("before", space), ("after", other)):
+        output = tmp_path / name
+        place.run(
+            "nnUNetv2_predict", "-i", str(images), "-o", str(output), *model, "-device", "cpu",
+            "-npp", "1", "-nps", "1", "--save_probabilities",
+        )  # fmt: skip
+        segmentation = SimpleITK.ReadImage(output / "phantom_005.nii.gz")
+        probabilities = np.load(output / "phantom_005.npz")["probabilities"]
+        predictions.append((SimpleITK.GetArrayFromImage(segmentation), probabilities))
+    for before, after in zip(*predictions):
+        assert np.array_equal(before, after)
+    assert len(np.unique(predictions[0][1])) > 1000
