@@ -9,9 +9,12 @@ import json
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
+import torch
 from monai.apps.nnunet import nnUNetV2Runner
+from nnunetv2.inference import predict_from_raw_data
 
 
 def shrink(plans_file: Path) -> None:
@@ -45,6 +48,19 @@ def main(folder: Path, trainer: str) -> None:
     model = Path(os.environ["nnUNet_results"]) / dataset.name / f"{trainer}__nnUNetPlans__3d_fullres"
     shutil.move(model / "fold_0" / "validation", folder / "validation_after_training")
     runner.validate_single_model("3d_fullres", 0)
+
+    # The runner predicts in its own process, on nnU-Net's default device.
+    on_cpu = partial(predict_from_raw_data.nnUNetPredictor, device=torch.device("cpu"))
+    predict_from_raw_data.nnUNetPredictor = on_cpu
+    runner.predict(
+        str(Path(os.environ["nnUNet_raw"]) / dataset.name / "imagesTs"),
+        str(folder / "predicted_by_monai"),
+        str(model),
+        use_folds=(0,),
+        perform_everything_on_gpu=False,
+        num_processes_preprocessing=1,
+        num_processes_segmentation_export=1,
+    )
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+import SimpleITK
 import torch
 from client_training import assert_regularized, assert_same
 
@@ -102,3 +104,14 @@ def test_monai_runner_trains_like_nnunet(tmp_path: Path) -> None:
     for key in ("network_weights", "optimizer_state"):
         assert_same(found[key], expected[key], key)
     assert_regularized(found["optimizer_state"], steps=4)
+
+    raw = str(dataset / "imagesTs")
+    model = ["-d", "7", "-c", "3d_fullres", "-f", "0", "-tr", TRAINER, "-device", "cpu"]
+    output = ["-i", raw, "-o", str(tmp_path / "predicted_by_nnunet"), "-npp", "1", "-nps", "1"]
+    run([nnunet_command("nnUNetv2_predict"), *output, *model], environment)
+    name = f"case_{CASES}.nii.gz"
+    by_monai, by_nnunet = (
+        SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(tmp_path / f"predicted_by_{who}" / name))
+        for who in ("monai", "nnunet")
+    )
+    assert np.array_equal(by_monai, by_nnunet)
