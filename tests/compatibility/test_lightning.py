@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 lightning = pytest.importorskip("lightning")
 
+from lightning.fabric.plugins import MixedPrecision as FabricMixedPrecision  # noqa: E402
 from lightning.pytorch.plugins import MixedPrecision  # noqa: E402
 
 from nnunet_cpr import SGDCPR, AdamCPR, KappaWS  # noqa: E402
@@ -266,6 +267,31 @@ def test_resumed_training_equals_unbroken_one(precision: str, method: str, tmp_p
     )
     assert_same(found, trained_plainly(build, precision, decay=0.9, epochs=2))
     assert int(found["optimizer"]["cpr"]["state"]["step"]) == 16
+
+
+@pytest.mark.parametrize(
+    ("precision", "method"),
+    [
+        case(p, m, is_slow=p == "32-true" or m == "AdamW with CPR")
+        for p in ("32-true", *MIXED)
+        for m in METHODS
+    ],
+)
+def test_fabric_with_clipping_equals_plain_loop(precision: str, method: str) -> None:
+    options: dict[str, Any] = {"precision": precision}
+    if precision == "16-mixed":  # as in trainer_for
+        scaler = torch.amp.GradScaler("cpu")
+        options = {"plugins": FabricMixedPrecision("16-mixed", "cpu", scaler)}
+    fabric = lightning.Fabric(accelerator="cpu", devices=1, **options)
+    module = Regression(METHODS[method])
+    model, optimizer = fabric.setup(module, METHODS[method](module))
+    for inputs, targets in batches():
+        fabric.backward(nn.functional.mse_loss(model(inputs), targets))
+        fabric.clip_gradients(model, optimizer, max_norm=LIMIT)
+        optimizer.step()
+        optimizer.zero_grad()
+    expected = trained_plainly(METHODS[method], precision, algorithm="norm")
+    assert_same(state_of(module, optimizer.optimizer), expected)
 
 
 @pytest.mark.slow
