@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -104,6 +105,21 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def finite_number(value: Any) -> float | None:
+    """Return a number that was read from a file as a float, or None for everything else.
+
+    Python's JSON parser accepts NaN, Infinity, and integers that are too large for a float. All of them
+    count as missing.
+    """
+    if type(value) not in (int, float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 @contextmanager

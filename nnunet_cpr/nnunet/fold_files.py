@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,16 @@ LOG_COLUMNS = ["epoch", "train_loss", "val_loss", "pseudo_dice", "seconds"]
 LARGEST = 3.4e38
 """Of float32; what is beyond was not computed by a training."""
 
+_LARGEST_MEASUREMENT = 1e30
+"""In seconds or bytes."""
+
 _NUMBER = r"(?<![\w.])(?:-?\d+(?:\.\d*)?(?:e[-+]?\d+)?|nan)(?![\w.])"
+
+
+def measurement(value: Any) -> float | None:
+    """Return a number of :data:`RESOURCES`, or None if it is not a finite number of seconds or bytes."""
+    is_number = type(value) in (int, float)
+    return value if is_number and 0 <= value < _LARGEST_MEASUREMENT else None
 
 
 def read_logs(fold: Path) -> pd.DataFrame:

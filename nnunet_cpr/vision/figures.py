@@ -67,10 +67,9 @@ def _draw_matrix(axes: Sequence[Axes], table: pd.DataFrame, label: str, colour: 
     steps, measure = table["step"].to_numpy(), table["measure"].to_numpy()
     kappa, multiplier = table["kappa"].to_numpy(), table["multiplier"].to_numpy()
     axes[0].plot(steps, measure, color=colour, label=label)
-    # A bound that is not set is inf, and a run without CPR has none at all.
+    # A bound that is not set is NaN, and a run without CPR has none at all.
     if np.isfinite(kappa).any():
-        bound = np.where(np.isfinite(kappa), kappa, np.nan)
-        axes[0].plot(steps, bound, color="black", linestyle="--", linewidth=0.8, zorder=3)
+        axes[0].plot(steps, kappa, color="black", linestyle="--", linewidth=0.8, zorder=3)
     change = np.diff(measure) / np.maximum(np.diff(steps), 1)
     axes[1].plot(steps[1:], change, color=colour)
     axes[1].axhline(0, color="0.7", linewidth=0.8)

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from nnunet_cpr.files import read_json
@@ -63,7 +64,9 @@ def result_of(folder: Path) -> dict[str, Any] | None:
 
 
 def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """A CSV file of a run; these columns of it are numbers.
+    """Read a CSV file of a run; these columns of it are numbers.
+
+    Numbers that are not finite become NaN, and rows without a finite step are left out.
 
     Raises:
         OSError: it cannot be read, or is none that a run leaves.
@@ -72,6 +75,8 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
         text = path.read_text()
         table = pd.read_csv(io.StringIO(text), dtype={"parameter": str})
         numbers = table[list(columns)].dtypes.map(pd.api.types.is_numeric_dtype)
+        table[list(columns)] = table[list(columns)].replace([np.inf, -np.inf], np.nan)
+        table = table.dropna(subset=["step"])
         is_whole = text.endswith("\n") and len(table) > 0 and numbers.all()
     except (ValueError, KeyError):  # pandas' own errors are ValueErrors
         is_whole = False

@@ -20,7 +20,7 @@ from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from nnunet_cpr.files import replacing
+from nnunet_cpr.files import finite_number, replacing
 from nnunet_cpr.vision.figures import CannotDraw
 from nnunet_cpr.vision.folder import folder_of, result_of
 from nnunet_cpr.vision.names import RunName
@@ -68,8 +68,8 @@ def table(sweep: Sweep, results: Path) -> pd.DataFrame:
             for column, name in zip(panel.columns.labels, names):
                 done = _done(task, name, sweep.seeds, results)
                 data |= {result["settings"].get("data"): result["run"] for result in done}
-                values = [float(result[task.metric]) for result in done if "diverged" not in result]
-                values = [value for value in values if math.isfinite(value)]
+                found = [finite_number(r.get(task.metric)) for r in done if "diverged" not in r]
+                values = [value for value in found if value is not None]
                 mean = float(np.mean(values)) if values else math.nan
                 std = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
                 diverged = sum("diverged" in result for result in done)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import importlib.util
+import io
 import json
 import math
 import os
@@ -15,6 +16,7 @@ import re
 import struct
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,9 @@ import archives
 import numpy as np
 import pytest
 from fuzz import promises
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from nnunet_cpr.bounds import read_bound
 from nnunet_cpr.files import read_json
@@ -283,6 +286,12 @@ SUMMARY = {
 SEEN = {"seconds": 12.5, "peak_memory_bytes": 10, "peak_gpu_memory_bytes": None}
 RUNNING = {"host": os.uname().nodename, "pid": 1, "trainer": "A"}
 LABELS = {"labels": {"background": 0, "liver": 1, "both": [1, 2]}, "file_ending": ".nii.gz"}
+GOOD = {
+    "summary": json.dumps(SUMMARY).encode(),
+    "running": json.dumps(RUNNING).encode(),
+    "labels": json.dumps(LABELS).encode(),
+    "history": b"",
+}
 
 
 @settings(SAME_FOLDER, max_examples=150)
@@ -304,6 +313,12 @@ LABELS = {"labels": {"background": 0, "liver": 1, "both": [1, 2]}, "file_ending"
         ),
         max_size=5,
     ).map(lambda lines: "\n".join(lines).encode()),
+)
+@example(**GOOD, resources=b'{"seconds": NaN}')
+@example(**GOOD, resources=json.dumps({**SEEN, "seconds": 10**400}).encode())
+@example(
+    **{**GOOD, "summary": json.dumps(SUMMARY).replace("0.25", "1" + "0" * 400).encode()},
+    resources=json.dumps(SEEN).encode(),
 )
 def test_damaged_files_of_a_fold_stop_neither_status_nor_report(
     summary: bytes, resources: bytes, running: bytes, labels: bytes, history: bytes, tmp_path: Path
@@ -331,6 +346,69 @@ def test_damaged_files_of_a_fold_stop_neither_status_nor_report(
         promises.assert_one_line(note)
     _Usage(fold, {}).write()
     assert read_json(fold / RESOURCES)["seconds"] >= 0
+
+
+# As JSON; Python reads the first four as floats.
+NOT_FINITE = ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400]
+
+
+@pytest.mark.parametrize("number", [*NOT_FINITE, "-1", "true", '"1"', "null"], ids=lambda n: n[:9])
+@pytest.mark.parametrize("key", SEEN)
+def test_unusable_resources_count_as_missing(key: str, number: str, tmp_path: Path) -> None:
+    fold = CELL.folder(tmp_path)
+    (fold / "validation").mkdir(parents=True)
+    (fold / "validation" / "summary.json").write_text(json.dumps(SUMMARY))
+    seen = {"seconds": 12.5, "peak_memory_bytes": 2**60, "peak_gpu_memory_bytes": 2**60}
+    content = json.dumps({**seen, key: "HERE"}).replace('"HERE"', number)
+    (fold / RESOURCES).write_text(content)
+
+    found = read_results(STUDY, tmp_path, None, None).resources.iloc[0]
+    expected = {**seen, key: math.nan}
+    np.testing.assert_array_equal(found[list(seen)].astype(float), list(expected.values()))
+
+    _Usage(fold, {}).write()
+    added = read_json(fold / RESOURCES)
+    kept = {name: value for name, value in seen.items() if name != key}
+    assert added["seconds"] >= kept.get("seconds", 0)
+    assert (added["peak_memory_bytes"] == 2**60) == ("peak_memory_bytes" in kept)
+    assert added["peak_gpu_memory_bytes"] == kept.get("peak_gpu_memory_bytes")
+    assert all(value is None or math.isfinite(value) for value in added.values())
+
+
+@pytest.mark.parametrize("number", [n for n in NOT_FINITE if n != "NaN"], ids=lambda n: n[:9])
+def test_infinite_dice_leaves_a_fold_unfinished(number: str, tmp_path: Path) -> None:
+    study = Study("s", [CELL.dataset], [Row("A")], "A", folds=(0, 1))
+    places = Places(tmp_path, tmp_path / "s")
+    for cell, dice in zip(study.cells(), (number, "0.5")):
+        finish(cell, dice, tmp_path)
+    damaged, good = study.cells()
+    assert state_of(damaged, places).stage is Stage.WAITING
+    assert state_of(good, places).stage is Stage.DONE
+    found = read_results(study, tmp_path, None, None)
+    assert set(found.cases["fold"]) == {1} and "summary.json cannot be read" in found.notes[0]
+
+
+def test_undefined_dice_is_missing_and_the_fold_done(tmp_path: Path) -> None:
+    """nnU-Net writes NaN for a class that is in neither the reference nor the prediction."""
+    study = Study("s", [CELL.dataset], [Row("A")], "A", folds=(0,))
+    places = Places(tmp_path, tmp_path / "s")
+    finish(CELL, "NaN", tmp_path)
+    assert state_of(CELL, places).stage is Stage.DONE
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(table(study, states(study, places)))
+    assert "1 of 1 done" in (text := console.export_text()) and "nan" not in text
+    assert read_results(study, tmp_path, None, None).cases["dice"].isna().all()
+
+
+def finish(cell: Cell, dice: str, results: Path) -> None:
+    """A fold that is trained and validated with this Dice everywhere."""
+    fold = cell.folder(results)
+    (fold / "validation").mkdir(parents=True)
+    with zipfile.ZipFile(fold / "checkpoint_final.pth", "w") as checkpoint:
+        checkpoint.writestr("data.pkl", b"")
+    cases = [{"prediction_file": "/a/case_1.nii.gz", "metrics": {"1": {"Dice": "HERE"}}}]
+    summary = json.dumps({"foreground_mean": {"Dice": "HERE"}, "metric_per_case": cases})
+    (fold / "validation" / "summary.json").write_text(summary.replace('"HERE"', dice))
 
 
 def test_numbers_that_no_training_has_are_left_out_of_a_history(tmp_path: Path) -> None:

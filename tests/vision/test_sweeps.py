@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -133,7 +134,7 @@ def small(rows: int = 2, columns: int = 3, panels: int = 2, seeds: tuple[int, ..
 
 
 def finish(
-    sweep: Sweep, results: Path, name: RunName, value: float, conditions: dict[str, str] | None = None
+    sweep: Sweep, results: Path, name: RunName, value: Any, conditions: dict[str, str] | None = None
 ) -> None:
     task = TASKS[sweep.task]
     folder = folder_of(results, task, name)
@@ -171,10 +172,11 @@ def test_the_table_has_mean_and_deviation_of_what_is_done(
             assert math.isnan(cell.std)
 
 
-def test_a_result_that_is_no_number_is_not_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400, "70", None, [70.0]], ids=type)
+def test_a_result_that_is_no_number_is_not_counted(value: Any, tmp_path: Path) -> None:
     sweep = small(seeds=(1,))
     first = sweep.cells()[0]
-    finish(sweep, tmp_path, first, math.nan)
+    finish(sweep, tmp_path, first, value)
     assert table(sweep, tmp_path)["n"].sum() == 0
 
 

@@ -6,8 +6,10 @@ import dataclasses
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
@@ -15,7 +17,7 @@ from typer.testing import CliRunner
 from nnunet_cpr import cli_vision
 from nnunet_cpr.cli import app
 from nnunet_cpr.vision import sweeps, tasks
-from nnunet_cpr.vision.folder import locked
+from nnunet_cpr.vision.folder import locked, read_table
 from nnunet_cpr.vision.names import parse
 from nnunet_cpr.vision.sweeps import SWEEPS, Axis, Panel, Sweep
 from nnunet_cpr.vision.tasks import TASKS
@@ -168,6 +170,32 @@ def test_damaged_tables_are_one_line(spoil: str, file: str, results: str, tmp_pa
         lines = [line for line in output.splitlines() if not line.endswith("digits.png")]
         assert lines == [f"nnunet-cpr: {told}"]
     assert not (tmp_path / "figure.png").exists()
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_tables_with_non_finite_numbers_are_drawn(number: str, results: str, tmp_path: Path) -> None:
+    """One in each column, each in a row of its own."""
+    folder = Path(results, "digits", "SGD_seed1")
+    folder.mkdir(parents=True)
+    columns = {
+        "history.csv": ["step", "loss", "accuracy"],
+        "dynamics.csv": ["step", "measure", "kappa", "multiplier"],
+    }
+    for name, numbers in columns.items():
+        rows = [{key: str(row + 1) for key in numbers} for row in range(6)]
+        for row, key in zip(rows[1:], numbers):
+            row[key] = number
+        pd.DataFrame(rows).assign(parameter="a").to_csv(folder / name, index=False)
+        read = read_table(folder / name, numbers)
+        assert len(read) == 5 and np.isfinite(read["step"]).all()
+        assert np.isnan(read[numbers[1:]]).sum().tolist() == [1] * (len(numbers) - 1)
+        assert not np.isinf(read[numbers]).any(axis=None)
+    figure = tmp_path / "figure.png"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        invoke("dynamics", "digits", "SGD", "--results", results, "-o", str(figure))
+        invoke("draw", "digits", "--results", results)
+    assert figure.stat().st_size > 10_000
 
 
 def test_nothing_is_drawn_of_no_runs(results: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from nnunet_cpr.files import read_json
-from nnunet_cpr.nnunet.fold_files import LARGEST, LOG_COLUMNS, RESOURCES, read_logs
+from nnunet_cpr.nnunet.fold_files import LARGEST, LOG_COLUMNS, RESOURCES, measurement, read_logs
 from nnunet_cpr.nnunet.history import COLUMNS, CSV_NAME
 from nnunet_cpr.nnunet.study.definition import Cell, Row, Study
 
@@ -128,13 +128,13 @@ def read_results(study: Study, results: Path, raw: Path | None, preprocessed: Pa
             cases += [{**here, **case} for case in _read_cases(folder, labels)]
         except FileNotFoundError:
             pass  # not validated yet
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError):
             notes.append(f"{_name(cell)}: validation/summary.json cannot be read; counted as unfinished")
         if not (log := read_logs(folder)).empty:
             epochs.append(log.assign(**here))
         try:
             measured = read_json(folder / RESOURCES)
-            resources.append({**here, **{k: _measurement(measured.get(k)) for k in MEASURED[-3:]}})
+            resources.append({**here, **{k: measurement(measured.get(k)) for k in MEASURED[-3:]}})
         except FileNotFoundError:
             pass
         except (OSError, ValueError, AttributeError):
@@ -217,11 +217,6 @@ def _name(cell: Cell) -> str:
 
 def _printable(text: str) -> str:
     return "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs") else c for c in text)
-
-
-def _measurement(value: Any) -> float:
-    """A number of a file that others may have written, NaN for all else."""
-    return float(value) if type(value) in (int, float) and 0 <= value < 1e30 else np.nan
 
 
 def _read_cases(fold: Path, labels: Any) -> list[dict[str, Any]]:

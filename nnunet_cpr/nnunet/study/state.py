@@ -113,7 +113,7 @@ def validation_dice(fold: Path) -> float | None:
     try:
         summary = read_json(fold / "validation" / "summary.json")
         dice = float(summary["foreground_mean"]["Dice"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, ArithmeticError, LookupError, TypeError):
         return None  # nnU-Net has not written it, or was stopped while it did
     return dice if 0 <= dice <= 1 or math.isnan(dice) else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 
@@ -82,7 +83,7 @@ def _failures(study: Study, found: Mapping[Cell, State]) -> Sequence[RenderableT
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
+    return "" if value is None or math.isnan(value) else f"{value:.4f}"
 
 
 def _left(state: State) -> str:

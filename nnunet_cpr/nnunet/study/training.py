@@ -16,7 +16,7 @@ import submitit
 
 from nnunet_cpr.files import read_json, replacing
 from nnunet_cpr.nnunet.commands import CommandFailed, last_lines, run
-from nnunet_cpr.nnunet.fold_files import RESOURCES
+from nnunet_cpr.nnunet.fold_files import RESOURCES, measurement
 from nnunet_cpr.nnunet.study.definition import Cell
 from nnunet_cpr.nnunet.study.state import (
     Places,
@@ -196,9 +196,10 @@ class _Usage:
         )
 
     def _before(self) -> dict[str, float]:
-        """The numbers of earlier attempts, as far as the file can be read."""
+        """Return the numbers of earlier attempts; those that cannot be used are left out."""
         try:
             entries = dict(read_json(self._path))
         except (OSError, ValueError, TypeError):
             return {}
-        return {key: value for key, value in entries.items() if type(value) in (int, float)}
+        numbers = {key: measurement(value) for key, value in entries.items()}
+        return {key: number for key, number in numbers.items() if number is not None}
