@@ -1,18 +1,81 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from pathlib import Path
 
+import examples
+import hypothesis
+import nnunet_cpr_discovery
+import numpy as np
 import pytest
 import torch
+from hypothesis.internal.conjecture import providers
 
+# What a user's shell has set must not change a test. Some of these are read at import.
+_PREFIXES = ("nnUNet", "SLURM_", "SUBMITIT_", "TYPER_")
+_NAMES = ("COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "RANK", "LOCAL_RANK", "WORLD_SIZE")
+for _name in [name for name in os.environ if name.startswith(_PREFIXES) or name in _NAMES]:
+    del os.environ[_name]
+nnunet_cpr_discovery.register()
 # Two processes of several threads each on few cores wait for each other; let them sleep meanwhile.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # A shell's background jobs ignore Ctrl-C, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
+
+
+# Same inputs in every run
+
+
+class _TorchGenerator:
+    """torch's global generator, for hypothesis to seed before each example."""
+
+    seed = staticmethod(torch.manual_seed)
+    getstate = staticmethod(torch.get_rng_state)
+    setstate = staticmethod(torch.set_rng_state)
+
+
+_TORCH = _TorchGenerator()  # hypothesis keeps a weak reference only
+hypothesis.register_random(_TORCH)
+examples.register_profiles()
+# Hypothesis also draws constants of the modules that are imported already, so that an example would
+# depend on the tests that ran before. Older versions do not.
+if hasattr(providers, "_get_local_constants"):
+    providers._get_local_constants = lambda: providers._local_constants
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--hypothesis-profile"):
+        is_slow_stage = "not slow" not in config.getoption("markexpr")
+        hypothesis.settings.load_profile(examples.SEARCH if is_slow_stage else examples.DEFAULT)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the slow stage search at random with every test that hypothesis has examples for."""
+    if examples.is_search():
+        for item in items:
+            if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+                item.add_marker(pytest.mark.slow)
+
+
+def _seed() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup() -> None:
+    _seed()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    _seed()
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from matrices import calls_of_its_closure, matrix, set_gradients, take_same_steps, take_steps_by_closure
 
@@ -195,7 +196,7 @@ BOUND = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, search=200)
 @given(
     bound=BOUND,
     regularizer=st.sampled_from(["l2", "l1", "std", "huber"]),

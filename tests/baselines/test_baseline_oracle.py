@@ -17,7 +17,8 @@ from baseline_oracle import (
     OracleDecoupled,
     OracleRescaling,
 )
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from matrices import set_gradients, take_same_steps
 from oracle import OracleAdam, OracleSGD
@@ -148,7 +149,7 @@ def test_decoupled_decay_on_adam_is_adamw() -> None:
 VALUES = st.lists(st.floats(-10, 10, width=32), min_size=6, max_size=6)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(20, search=200)
 @given(gradient=VALUES, scale=st.floats(1e-6, 1e6), alpha=st.floats(0, 20))
 def test_adadecays_rates(gradient: list[float], scale: float, alpha: float) -> None:
     """Between 0 and 2, larger for larger gradients, and blind to the gradients' scale and signs."""
@@ -182,7 +183,7 @@ def test_adadecay_with_alpha_0_is_decoupled_decay() -> None:
     torch.testing.assert_close(p, q)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(20, search=200)
 @given(
     first=st.floats(1e-5, 1.0),
     final=st.floats(0.01, 100.0),
@@ -205,7 +206,7 @@ def test_the_cosine_stays_between_its_ends(first: float, final: float, steps: in
     assert change * (final - 1) >= -1e-5 * high * abs(final - 1)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20, search=200)
 @given(
     factor=st.floats(0.1, 16), seed=st.integers(0, 999), dtype=st.sampled_from(["float32", "float64"])
 )
@@ -231,7 +232,7 @@ def test_rescaling_holds_the_norm_at_its_factor(factor: float, seed: int, dtype:
     assert torch.equal(params[2], vector)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20, search=200)
 @given(scale=st.floats(1e-3, 1e3), weight_decay=st.floats(1e-4, 1.0))
 def test_awd_follows_the_gradients(scale: float, weight_decay: float) -> None:
     """With gradients that stay the same the coefficient comes to wd |g| / |theta|."""

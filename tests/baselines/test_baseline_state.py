@@ -8,7 +8,8 @@ import io
 import pytest
 import torch
 from baseline_kinds import KINDS, every_baseline, same_states
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from matrices import set_gradients
 
@@ -107,7 +108,7 @@ def test_a_detached_baseline_does_nothing(kind: str, model: torch.nn.Module) -> 
 
 
 @every_baseline
-@settings(max_examples=8, deadline=None)
+@examples(4, search=30)
 @given(stop=st.integers(0, STEPS - 1), adam=st.booleans(), lr_steps=st.integers(1, 5))
 def test_a_resumed_run_is_bit_identical(kind: str, stop: int, adam: bool, lr_steps: int) -> None:
     def build():

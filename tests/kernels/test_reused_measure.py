@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from stepping import (
     BOUNDED,
@@ -120,7 +121,7 @@ def test_a_change_that_torch_cannot_see_is_measured_a_step_later(backend: str) -
 
 
 @pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
-@settings(max_examples=15, deadline=None)
+@examples(4, search=30)
 @given(stop=st.integers(0, 7), bound=st.sampled_from([KappaWS(3), KappaK(0.5), KappaIP(1, ema=0.5)]))
 def test_a_resumed_run_is_bit_identical(build: type, stop: int, bound: Bound) -> None:
     """A measure that was reused and one that was taken after loading are the same number.

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from nnunetv2.run.run_training import maybe_load_checkpoint
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
@@ -126,7 +127,7 @@ def test_everything_comes_back(written: Path) -> None:
     assert same(checkpoints.read(written), torch.load(written, weights_only=False, map_location="cpu"))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50, search=500)
 @given(data=st.data())
 def test_a_cut_file_is_always_named(written: Path, tmp_path_factory, data: st.DataObject) -> None:
     content = written.read_bytes()
@@ -138,7 +139,7 @@ def test_a_cut_file_is_always_named(written: Path, tmp_path_factory, data: st.Da
     assert str(error.value).startswith(f"{path} is damaged: ") and "\n" not in str(error.value)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50, search=500)
 @given(data=st.data())
 def test_a_flipped_bit_is_named_or_means_nothing(
     written: Path, tmp_path_factory, data: st.DataObject
@@ -444,7 +445,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(20, search=200)
 @given(data=st.data())
 def test_a_made_up_checkpoint_is_loaded_or_refused_in_one_line(
     reader: nnUNetTrainer, written: Path, tmp_path: Path, capsys, data: st.DataObject

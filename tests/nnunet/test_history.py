@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import example, given, settings
+from examples import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 from matplotlib.image import imread
 
@@ -231,7 +232,7 @@ def damaged(bytes_there: dict[int, int]) -> bytes:
 damages = st.dictionaries(st.integers(0, 250), st.integers(0, 255), max_size=3).map(damaged)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(100, search=1000)
 @given(content=tables | damages | st.binary(max_size=200), before=st.integers(1, 4))
 def test_any_bytes_give_a_history_and_nothing_is_lost(content: bytes, before: int) -> None:
     with TemporaryDirectory() as name:
@@ -385,7 +386,7 @@ arrays = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=10, deadline=None)
+@examples(10, search=50)
 @given(epochs=arrays)
 @example(epochs=[([1, 1], [0, -0.0], [np.inf, 1e-45])])
 @example(epochs=[([3e38, -3e38], [1e-45, -1e-45], [-1, 3e38]), ([0, 0], [1, 1], [0, 0])])

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nnunet_cpr import KappaIP, KappaK, KappaKI0, KappaWS
@@ -49,7 +50,7 @@ def trainer_names(draw: st.DrawFn) -> TrainerName:
     )
 
 
-@settings(max_examples=500)
+@examples(100, search=2000)
 @given(trainer_names(), st.randoms())
 def test_parse_and_print_are_inverse(name: TrainerName, random) -> None:
     printed = str(name)
@@ -60,7 +61,7 @@ def test_parse_and_print_are_inverse(name: TrainerName, random) -> None:
     assert parse("_".join([family, *suffixes])) == name
 
 
-@settings(max_examples=500)
+@examples(100, search=2000)
 @given(st.text(alphabet="nUNetTrainerCPRSGDAdamW_wsk0123456789pe.xiµ²", max_size=40) | st.text())
 def test_any_text_is_a_name_not_ours_or_one_line(tail: str) -> None:
     for text in (tail, "nnUNetTrainerCPR_" + tail, "nnUNetTrainer" + tail):

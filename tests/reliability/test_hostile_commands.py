@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import typer
-from hypothesis import HealthCheck, given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from nnunet.report.report_folds import both, write_fold
 from typer.testing import CliRunner
@@ -125,7 +126,7 @@ def run(arguments: list[str], place: Path, monkeypatch: pytest.MonkeyPatch) -> t
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(10, search=150)
 @given(arguments=command_lines())
 def test_any_command_line_ends_without_a_traceback(
     arguments: list[str], place: Path, monkeypatch: pytest.MonkeyPatch

@@ -23,8 +23,9 @@ from typing import Any
 import archives
 import numpy as np
 import pytest
+from examples import examples
 from fuzz import promises
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -47,7 +48,7 @@ from nnunet_cpr.nnunet.study.status import states, table
 from nnunet_cpr.nnunet.study.training import _Usage
 
 FUZZ = Path(__file__).parents[1] / "fuzz"
-SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
 DEEP = "[" * 100_000
 
 # Names
@@ -60,7 +61,7 @@ NUMBER = st.sampled_from(["", "0", "1", "200", "1en3", "0p5", "1e999", "1e-3", "
 TOKEN = st.builds("_{}{}{}".format, WORD, NUMBER, WORD | st.just("") | st.text(max_size=3))
 
 
-@settings(max_examples=1000, deadline=None)
+@examples(300, search=3000)
 @given(
     st.text(max_size=300) | st.builds(lambda f, ts: f + "".join(ts), FAMILY, st.lists(TOKEN, max_size=5))
 )
@@ -119,13 +120,13 @@ def dumped(document: Any) -> bytes:
     return yaml.safe_dump(document).encode(errors="surrogatepass")
 
 
-@settings(SAME_FOLDER, max_examples=300)
+@examples(100, search=1000)
 @given(document=DOCUMENT)
 def test_any_document_is_a_study_or_one_line(document: Any, tmp_path: Path) -> None:
     promises.study_file_is_read_or_refused(dumped(document), tmp_path)
 
 
-@settings(SAME_FOLDER, max_examples=200)
+@examples(100, search=1000)
 @given(
     content=st.binary(max_size=60)
     | st.text(alphabet="&*!<>{}[]:-?|,#'\"\t\n ab0%@`", max_size=60).map(str.encode)
@@ -209,7 +210,7 @@ def test_only_plain_digits_are_a_data_sets_number(given: str, tmp_path: Path) ->
 # What trainings leave
 
 
-@settings(SAME_FOLDER, max_examples=300)
+@examples(100, search=1000)
 @given(
     content=st.binary(max_size=100)
     | st.lists(
@@ -294,7 +295,7 @@ GOOD = {
 }
 
 
-@settings(SAME_FOLDER, max_examples=150)
+@examples(40, search=300)
 @given(
     summary=torn_or_mutated(SUMMARY),
     resources=torn_or_mutated(SEEN),
@@ -466,7 +467,7 @@ def test_a_damaged_list_of_slurm_jobs_is_told_of(content: str, tmp_path: Path) -
 PLANS = {"configurations": {"2d": {"inherits_from": "2d_base"}, "2d_base": {"data_identifier": "x"}}}
 
 
-@settings(SAME_FOLDER, max_examples=150)
+@examples(40, search=300)
 @given(
     plans=torn_or_mutated(PLANS)
     | st.just(json.dumps({"configurations": {"2d": {"inherits_from": "2d"}}}).encode()),
@@ -504,7 +505,7 @@ def _no_command(*args: Any, **kwargs: Any) -> None:
 # State dicts
 
 
-@settings(max_examples=300, deadline=None)
+@examples(100, search=1000)
 @given(data=st.data())
 def test_any_state_is_taken_whole_or_refused_with_nothing_changed(data: st.DataObject) -> None:
     loading.is_taken_or_refused(lambda n: data.draw(st.integers(0, n - 1)))
@@ -533,7 +534,7 @@ FIELDS = [0, 40, 42, 44, 46, 48, 70, 72, 76, 80, 84, 88, 108, 112, 116, 252, 254
 WORDS = [b"\xff" * 4, b"\0" * 4, b"\x7f" * 4, b"\xff\x7f\xff\x7f", b"\0\0\x80\x7f", b"\0\0\xc0\x7f"]
 
 
-@settings(SAME_FOLDER, max_examples=300)
+@examples(150, search=1000)
 @given(
     edits=st.lists(
         st.tuples(
@@ -599,7 +600,7 @@ DESCRIPTION = {
 }
 
 
-@settings(SAME_FOLDER, max_examples=200)
+@examples(60, search=500)
 @given(content=torn_or_mutated(DESCRIPTION))
 def test_any_dataset_json_is_read_or_refused_and_leads_nowhere_else(
     content: bytes, tmp_path: Path

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from resume_cases import BASELINES, OURS, TORCH, Case, Training, differences
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaKI0, KappaWS
 
-quietly = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 STEPS = 12
 
 # GradScaler
@@ -24,7 +24,7 @@ STEPS = 12
 WAYS = [name for name in (*OURS, *TORCH) if name != "lbfgs"]
 
 
-@settings(max_examples=40, **quietly)
+@examples(20, search=100)
 @given(
     optimizer=st.sampled_from(WAYS),
     baseline=st.sampled_from([None, None, *BASELINES]),

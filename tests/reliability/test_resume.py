@@ -16,7 +16,8 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
-from hypothesis import HealthCheck, event, example, given, settings
+from examples import examples
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 from matrices import set_gradients
 from resume_cases import (
@@ -165,9 +166,6 @@ def _tell(training: Training, stop: int) -> None:
         event(f"has skipped updates: {bool(state['skipped_updates'] > 0)}")
 
 
-quietly = {"deadline": None, "suppress_health_check": list(HealthCheck)}
-
-
 any_stop = {"case": cases(), "stop": st.integers(0, STEPS), "mmap": st.booleans()}
 again = st.none() | st.integers(0, STEPS)
 
@@ -177,7 +175,7 @@ contiguous_momenta = Case(
 )
 
 
-@settings(max_examples=50, **quietly)
+@examples(25, search=600)
 @given(**any_stop, again=again)
 @example(case=contiguous_momenta, stop=1, mmap=False, again=None)
 def test_cpr_goes_on_bit_for_bit_in_another_process(
@@ -186,16 +184,7 @@ def test_cpr_goes_on_bit_for_bit_in_another_process(
     check(worker, case, stop, None if again is None else max(stop, again), mmap=mmap)
 
 
-@pytest.mark.slow
-@settings(max_examples=600, **quietly)
-@given(**any_stop, again=again)
-def test_cpr_goes_on_bit_for_bit_in_another_process_many_times(
-    worker: Worker, case: Case, stop: int, mmap: bool, again: int | None
-) -> None:
-    check(worker, case, stop, None if again is None else max(stop, again), mmap=mmap)
-
-
-@settings(max_examples=30, **quietly)
+@examples(12, search=60)
 @given(
     baseline=st.sampled_from(list(BASELINES)),
     optimizer=st.sampled_from([name for name in TORCH if name != "lbfgs"]),
@@ -408,7 +397,7 @@ def places(state: Any, path: tuple = ()) -> list[tuple]:
     return [path, *(place for key in keys for place in places(state[key], (*path, key)))]
 
 
-@settings(max_examples=120, **quietly)
+@examples(60, search=300)
 @given(
     data=st.data(),
     method=st.sampled_from(["cpr", *BASELINES]),

@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 import torch
 import torchvision
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny_data import BATCH, EXTRA, TEST, TRAIN, images, labels, write_cifar100, write_corrupted
 from torch import Tensor, nn
@@ -79,7 +80,7 @@ def test_normalising_is_torchvisions(data: Path) -> None:
     torch.testing.assert_close(cifar100._normalised(torch.from_numpy(images(3, 5))), expected)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(5, search=50)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_training_image_is_a_window_of_the_padded_one(seed: int) -> None:
     torch.manual_seed(seed)

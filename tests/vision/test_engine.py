@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nnunet_cpr.naming import WrongName
@@ -416,7 +417,7 @@ def test_damaged_files_are_named(file: str, content: bytes, tmp_path: Path) -> N
 # The schedule
 
 
-@settings(max_examples=200)
+@examples(50, search=500)
 @given(st.integers(1, 500), st.integers(1, 5000), st.floats(0, 1), st.floats(0, 1))
 def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine(
     warmup: int, rest: int, first: float, final: float

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
 
@@ -144,7 +145,7 @@ def finish(
     (folder / "result.json").write_text(json.dumps(result))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(10, search=100)
 @given(data=st.data())
 def test_the_table_has_mean_and_deviation_of_what_is_done(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

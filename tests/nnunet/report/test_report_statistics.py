@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -83,7 +84,7 @@ def test_holm_keeps_the_order_and_never_makes_p_smaller(p):
     assert all(c <= min(1, len(p) * raw) + 1e-15 for raw, c in zip(p, corrected))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25, search=200)
 @given(values, values)
 def test_swapping_the_two_negates(a, b):
     one, other = compare(a, b), compare(b, a)
@@ -95,7 +96,7 @@ def test_swapping_the_two_negates(a, b):
     assert one.wins + one.ties + one.losses == one.cases == len(a)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25, search=200)
 @given(values, values, st.integers(-50, 50))
 def test_a_constant_added_to_both_changes_nothing(a, b, constant):
     one, other = compare(a, b), compare(a + constant, b + constant)
