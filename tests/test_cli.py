@@ -116,7 +116,7 @@ def test_an_interrupt_ends_the_command(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     code = (
         "import os, time, pathlib; "
-        f"pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid())); time.sleep(60)"
+        f"pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid())); time.sleep(600)"
     )
 
     def interrupt() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 
 def run(code: str) -> str:
@@ -13,36 +12,29 @@ def run(code: str) -> str:
     ).stdout
 
 
-def test_the_core_needs_torch_alone() -> None:
+def test_the_core_adds_little_to_the_import_of_torch() -> None:
+    """No other heavy package, and a small part of torch's own processor time."""
     heavy = "nnunetv2 batchgenerators SimpleITK pandas matplotlib scipy typer rich"
     code = (
-        "import sys, torch; before = set(sys.modules); from nnunet_cpr import *; "
-        f"print(*[m for m in {heavy.split()!r} if m in sys.modules and m not in before])"
+        "import sys, time; start = time.process_time(); import torch; torchs = time.process_time(); "
+        "before = set(sys.modules); import nnunet_cpr as n; "
+        "assert all(hasattr(n, name) for name in n.__all__); end = time.process_time(); "
+        f"heavy = [m for m in {heavy.split()!r} if m in sys.modules and m not in before]; "
+        "print((end - torchs) / (torchs - start), hasattr(n, 'nothing'), n.__version__, *heavy)"
     )
-    assert run(code).strip() == ""
-
-
-def test_importing_takes_at_most_50_ms_more_than_torch() -> None:
-    code = (
-        "import torch, time; start = time.perf_counter(); "
-        "from nnunet_cpr import CPR, AdamCPR, SGDCPR, KappaWS; print(time.perf_counter() - start)"
-    )
-    assert min(float(run(code)) for _ in range(5)) < 0.05  # the least disturbed
+    ratio, *others = run(code).split()
+    assert others == ["False", "0.1.0"]
+    assert float(ratio) < 0.1
 
 
 def test_help_does_not_wait_for_torch() -> None:
-    code = (
-        "import sys; from nnunet_cpr import cli; assert 'torch' not in sys.modules; "
-        "sys.argv = ['nnunet-cpr', '--help']; cli.main()"
-    )
-    start = time.perf_counter()
+    code = """
+import sys
+from nnunet_cpr import cli
+sys.argv = ["nnunet-cpr", "--help"]
+try:
+    cli.main()
+finally:
+    assert "torch" not in sys.modules
+"""
     assert "demo" in run(code)
-    assert time.perf_counter() - start < 2
-
-
-def test_every_public_name_is_there() -> None:
-    assert run("import nnunet_cpr as n; print(all(hasattr(n, x) for x in n.__all__))").strip() == "True"
-    assert (
-        run("import nnunet_cpr as n; print(hasattr(n, 'nothing'), n.__version__)").strip()
-        == "False 0.1.0"
-    )

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-PATIENCE = 90  # seconds until a function that does not come back counts as hanging
+PATIENCE = 600  # seconds until a function that does not come back counts as hanging
 
 
 class Crew:
@@ -51,8 +51,8 @@ class Crew:
     def close(self) -> None:
         for process, pipe in self._members:
             pipe.close()
-            process.join(20)
             process.kill()
+            process.join()
 
 
 @contextmanager

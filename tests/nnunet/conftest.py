@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from nnunetv2.experiment_planning.plan_and_preprocess_entrypoints import plan_and_preprocess_entry
 from workspace import PLANS, Workspace
 
 from nnunet_cpr.nnunet import demo, phantom
@@ -18,7 +19,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     del space.environment["nnUNet_extTrainer"]  # every process finds the trainers by itself
     space.environment["nnUNet_compile"] = "f"
     phantom.write_dataset(folder / "nnUNet_raw" / space.dataset, training_cases=5)
-    space.run("nnUNetv2_plan_and_preprocess", "-d", "901", "-c", "3d_fullres", "-np", "1")
+    space.run_here(plan_and_preprocess_entry, "-d", "901", "-c", "3d_fullres", "-np", "1")
     preprocessed = folder / "nnUNet_preprocessed" / space.dataset
     demo.shrink_plans(preprocessed, "nnUNetPlans", PLANS)
     plans = json.loads((preprocessed / f"{PLANS}.json").read_text())

@@ -1,4 +1,4 @@
-"""nnU-Net's own commands with our trainers, each in a process of its own."""
+"""nnU-Net's own commands with our trainers: once in a process of its own, else in this one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from nnunetv2.inference.predict_from_raw_data import predict_entry_point
 from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from workspace import PLANS, Workspace
@@ -17,9 +18,13 @@ from nnunet_cpr.nnunet.trainer import LOGGED, trainer_class
 CPR = "nnUNetTrainerCPR_ws6_4epochs_4iters_seed1"
 
 
+class Stopped(Exception):
+    pass
+
+
 @pytest.fixture(scope="module")
 def trained(workspace: Workspace) -> Workspace:
-    workspace.train(CPR)
+    workspace.train_here(CPR)
     return workspace
 
 
@@ -60,15 +65,25 @@ def test_the_checkpoint_holds_bounds_and_multipliers(trained: Workspace) -> None
         assert len(checkpoint["logging"][f"cpr_{key}"]) == 4
 
 
-def test_killed_and_continued_it_ends_as_if_it_had_not_been(
-    trained: Workspace, tmp_path_factory: pytest.TempPathFactory
+def test_continued_run_ends_as_an_uninterrupted_one(
+    trained: Workspace, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = trained.with_results_in(tmp_path_factory.mktemp("killed"))
-    other.train_and_kill(CPR, "Epoch 2")
+    """Stopped by an exception; test_kills.py kills the command's process."""
+    other = trained.with_results_in(tmp_path_factory.mktemp("stopped"))
+    begin = nnUNetTrainer.on_epoch_start
+
+    def stop(trainer: nnUNetTrainer) -> None:
+        if trainer.current_epoch == 2:
+            raise Stopped
+        begin(trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nnUNetTrainer, "on_epoch_start", stop)
+        with pytest.raises(Stopped):
+            other.train_here(CPR)
     assert not (other.fold(CPR) / "checkpoint_final.pth").exists()
-    before = other.history(CPR)
-    assert before["epoch"].max() in (1, 2)
-    other.train(CPR, "--c")
+    assert other.history(CPR)["epoch"].max() == 1
+    other.train_here(CPR, "--c")
 
     ours, theirs = other.checkpoint(CPR), trained.checkpoint(CPR)
     a, b = ours["optimizer_state"]["cpr"], theirs["optimizer_state"]["cpr"]
@@ -83,7 +98,7 @@ def test_killed_and_continued_it_ends_as_if_it_had_not_been(
 
 def test_validation_alone_keeps_the_record(trained: Workspace) -> None:
     before = (trained.fold(CPR) / "cpr_history.csv").read_bytes()
-    trained.train(CPR, "--val", "--val_best")
+    trained.train_here(CPR, "--val", "--val_best")
     assert (trained.fold(CPR) / "cpr_history.csv").read_bytes() == before
 
 
@@ -91,9 +106,9 @@ def test_prediction_finds_the_trainer_by_its_name(trained: Workspace) -> None:
     output = trained.folder / "predictions"
     model = ["-d", "901", "-c", "3d_fullres", "-f", "0", "-tr", CPR, "-p", PLANS]
     images = trained.folder / "nnUNet_raw" / trained.dataset / "imagesTs"
-    trained.run(
-        "nnUNetv2_predict", "-i", str(images), "-o", str(output), *model, "-device", "cpu",
-        "-npp", "1", "-nps", "1",
+    trained.run_here(
+        predict_entry_point, "-i", str(images), "-o", str(output), *model, "-device", "cpu",
+        "-npp", "0", "-nps", "0",
     )  # fmt: skip
     assert [f.name for f in output.glob("*.nii.gz")] == ["phantom_005.nii.gz"]
 
@@ -106,7 +121,7 @@ def test_prediction_finds_the_trainer_by_its_name(trained: Workspace) -> None:
     ],
 )
 def test_the_adam_trainers_train(workspace: Workspace, name: str) -> None:
-    workspace.train(name, "--disable_checkpointing")
+    workspace.train_here(name, "--disable_checkpointing")
     lrs = [line for line in workspace.logs(name)[0].read_text().splitlines() if "learning rate" in line]
     assert [float(line.split()[-1]) for line in lrs] == [
         pytest.approx(warmup_poly(i, 0.01, 3, 6), abs=1e-5) for i in (0, 3)
@@ -136,7 +151,7 @@ def test_a_baseline_takes_the_place_of_the_optimizers_decay(
 
 def test_a_baseline_trains_and_is_saved(workspace: Workspace) -> None:
     name = "nnUNetTrainerSGD_adadecay4_wd1en3_1epochs_3iters_seed1"
-    workspace.train(name)
+    workspace.train_here(name)
     assert "Regularizing with AdaDecay(" in workspace.logs(name)[0].read_text()
     saved = workspace.checkpoint(name)["optimizer_state"]["baseline"]
     assert saved["config"] == {"method": "AdaDecay", "weight_decay": 1e-3, "alpha": 4.0}
@@ -145,22 +160,25 @@ def test_a_baseline_trains_and_is_saved(workspace: Workspace) -> None:
 
 def test_amos_trains(workspace: Workspace) -> None:
     name = "nnUNetTrainerAMOS_wd1en3_warmup1_1epochs_3iters"
-    workspace.train(name, "--disable_checkpointing")
+    workspace.train_here(name, "--disable_checkpointing")
     summary = json.loads((workspace.fold(name) / "validation" / "summary.json").read_text())
     assert 0 <= summary["foreground_mean"]["Dice"] <= 1
 
 
 def test_a_warm_start_longer_than_the_training_is_said(workspace: Workspace) -> None:
+    """By the command, in a process of its own."""
     name = "nnUNetTrainerCPR_1epochs_2iters"
     workspace.train(name, "--disable_checkpointing")
     text = workspace.logs(name)[0].read_text()
     assert "WARNING! No bound is set before step 1000 and this training has 2 steps" in text
 
 
-def test_a_misspelt_name_is_one_line_and_writes_nothing(workspace: Workspace) -> None:
-    done = workspace.train("nnUNetTrainerCPR_ws2k", check=False)
-    assert done.returncode != 0
-    said = [line for line in done.stderr.splitlines() if line.startswith("nnunet-cpr:")]
+def test_a_misspelt_name_is_one_line_and_writes_nothing(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(RuntimeError, match="Could not find requested nnunet trainer"):
+        workspace.train_here("nnUNetTrainerCPR_ws2k")
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("nnunet-cpr:")]
     assert said == [
         "nnunet-cpr: unknown suffix _ws2k in 'nnUNetTrainerCPR_ws2k'; "
         "did you mean nnUNetTrainerCPR_ws2000?"

@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import sysconfig
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pandas as pd
 import pytest
 import torch
+from nnunetv2.run.run_training import run_training_entry
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
 PLANS = "nnUNetPlansTiny"
+
+
+class _ThreadContext:
+    """A context of multiprocessing with pools of threads."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def Pool(self, processes: int) -> ThreadPool:  # noqa: N802
+        return ThreadPool(processes)
 
 
 @dataclass
@@ -48,6 +66,31 @@ class Workspace:
         assert not check or done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return done
 
+    def run_here(self, entry: Callable[[], None], *arguments: str) -> None:
+        """Run the function of a command of nnU-Net in this process, with threads for its pools.
+
+        Another process imports nnU-Net again, and so does each process of a pool. That takes longer than
+        what these tests train.
+        """
+        threads, get_context = torch.get_num_threads(), multiprocessing.get_context
+        with pytest.MonkeyPatch.context() as patch:
+            self.set_environment(patch)
+            patch.setattr(sys, "argv", [entry.__name__, *arguments])
+            patch.setattr(multiprocessing, "cpu_count", lambda: 1)  # threads of torch
+            patch.setattr(
+                multiprocessing, "get_context", lambda *method: _ThreadContext(get_context(*method))
+            )
+            try:
+                entry()
+            finally:
+                torch.set_num_threads(threads)
+
+    def set_environment(self, patch: pytest.MonkeyPatch) -> None:
+        """Set nnU-Net's variables in this process."""
+        for key, value in self.environment.items():
+            if key.startswith("nnUNet_"):
+                patch.setenv(key, value)
+
     def train_arguments(self, trainer: str, *options: str) -> tuple[str, ...]:
         number = self.dataset[len("Dataset") :][:3]
         return (number, "3d_fullres", "0", "-tr", trainer, "-p", PLANS, "-device", "cpu", *options)
@@ -55,11 +98,23 @@ class Workspace:
     def train(self, trainer: str, *options: str, check: bool = True):
         return self.run("nnUNetv2_train", *self.train_arguments(trainer, *options), check=check)
 
+    def train_here(self, trainer: str, *options: str) -> None:
+        """Train by the function of ``nnUNetv2_train`` here, with two validation iterations an epoch."""
+        initialize = nnUNetTrainer.initialize
+
+        def initialize_short(trainer: nnUNetTrainer) -> None:
+            trainer.num_val_iterations_per_epoch = 2
+            initialize(trainer)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(nnUNetTrainer, "initialize", initialize_short)
+            self.run_here(run_training_entry, *self.train_arguments(trainer, *options))
+
     def train_and_kill(self, trainer: str, when: str, *options: str) -> None:
         """Start a training and send SIGKILL to all of its processes once ``when`` is in its log."""
         process = self.start(trainer, *options, output=subprocess.DEVNULL)
         try:
-            deadline = time.monotonic() + 300
+            deadline = time.monotonic() + 900
             while when not in "".join(f.read_text() for f in self.logs(trainer)):
                 assert process.poll() is None, "the training ended before it could be killed"
                 assert time.monotonic() < deadline
@@ -95,9 +150,7 @@ class Workspace:
         features: int | None = None,
     ) -> nnUNetTrainer:
         """A trainer as nnU-Net makes it, in this process, up to ``initialize``."""
-        for key, value in self.environment.items():
-            if key.startswith("nnUNet_"):
-                monkeypatch.setenv(key, value)
+        self.set_environment(monkeypatch)
         preprocessed = Path(self.environment["nnUNet_preprocessed"]) / self.dataset
         plans = json.loads((preprocessed / f"{PLANS}.json").read_text())
         if features is not None:

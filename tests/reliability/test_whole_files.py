@@ -61,7 +61,7 @@ from nnunet_cpr.files import replacing
 with replacing(Path(sys.argv[1])) as temporary:
     temporary.write_text("half")
     print("writing", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from typer.testing import CliRunner
 
 from nnunet_cpr.cli_prepare import prepare
 from nnunet_cpr.files import UNFINISHED, appearing
-from nnunet_cpr.nnunet.prepare import call
+from nnunet_cpr.nnunet.prepare import call, writing
 from nnunet_cpr.nnunet.prepare.archive import check
 from nnunet_cpr.nnunet.prepare.registry import DATA_SETS
 from nnunet_cpr.nnunet.prepare.volume import read_with_simpleitk
@@ -47,10 +48,25 @@ def raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(*arguments: object) -> str:
     """Run the real command in a process of its own, and return what it prints."""
     done = subprocess.run(
-        [*COMMAND, *map(str, arguments), "-np", "1"], capture_output=True, text=True, timeout=300
+        [*COMMAND, *map(str, arguments), "-np", "1"], capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
+
+
+def run_here(*arguments: object) -> str:
+    """Run the command and the functions of nnU-Net that it calls in this process; return its output."""
+
+    def call_here(module: str, function: str, arguments: dict, raw: Path, *_: object) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("nnUNet_raw", str(raw))
+            getattr(importlib.import_module(module), function)(**json.loads(json.dumps(arguments)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writing, "_call", call_here)
+        done = CliRunner().invoke(app, [*map(str, arguments), "-np", "1"])
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 def description(folder: Path) -> dict:
@@ -120,7 +136,7 @@ def test_brats2020(raw: Path, tmp_path: Path) -> None:
     strange = "W39_1998.09.19_Segm.nii"  # as case 355 of the challenge has it
     case = source / "BraTS20_Training_002"
     (case / "BraTS20_Training_002_seg.nii").rename(case / strange)
-    output = run("brats2020", tmp_path)
+    output = run_here("brats2020", tmp_path)
     assert f"BraTS20_Training_002: {strange} is taken for BraTS20_Training_002_seg" in output
     folder = raw / "Dataset082_BraTS2020"
     for n in (1, 2, 3):
@@ -149,7 +165,7 @@ def test_brats2020(raw: Path, tmp_path: Path) -> None:
 
 def test_heart_under_another_number_and_name(raw: Path, tmp_path: Path) -> None:
     source = archives.make_decathlon(tmp_path)
-    output = run("heart", source, "--dataset-id", 502, "--name", "Left_Atrium")
+    output = run_here("heart", source, "--dataset-id", 502, "--name", "Left_Atrium")
     folder = raw / "Dataset502_Left_Atrium"
     assert os.listdir(raw) == [folder.name]
     assert "nnUNetv2_plan_and_preprocess -d 502" in output
@@ -166,7 +182,7 @@ def test_heart_under_another_number_and_name(raw: Path, tmp_path: Path) -> None:
 def test_amos22(raw: Path, tmp_path: Path) -> None:
     source = archives.make_amos(tmp_path)
     archives.cut(source / "imagesTr" / "amos_0507.nii.gz")  # MRI, which is not looked at
-    run("amos22", tmp_path)
+    run_here("amos22", tmp_path)
     folder = raw / "Dataset218_AMOS2022_postChallenge_task1"
     assert os.listdir(raw) == [folder.name]
     assert files(folder, "labelsTr") == [f"amos_000{n}.nii.gz" for n in (1, 4, 8)]
@@ -270,13 +286,13 @@ def start_and_signal(raw: Path, tmp_path: Path, number: int) -> tuple[int, str]:
         text=True,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not list(raw.glob(f"{UNFINISHED}*/Dataset*")):
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         assert time.monotonic() < deadline
         time.sleep(0.01)
     os.kill(process.pid, number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=600)
     return process.returncode, said
 
 
@@ -298,13 +314,13 @@ def test_what_a_kill_leaves_is_not_a_data_set_and_is_cleaned(raw: Path, tmp_path
 
 
 def test_a_converter_ends_with_the_command_that_was_killed() -> None:
-    arguments = json.dumps({"args": ["sh", "-c", "echo started; sleep 60"]})
+    arguments = json.dumps({"args": ["sh", "-c", "echo started; sleep 3600"]})
     converter = [sys.executable, "-m", call.__name__, "subprocess", "run", arguments]
     command = f"import subprocess; subprocess.run({converter!r}, start_new_session=True)"
     process = subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "started\n"
     process.kill()
-    process.communicate(timeout=20)  # the pipe closes when the last of them has ended
+    process.communicate(timeout=300)  # the pipe closes when the last of them has ended
 
 
 def test_a_run_leaves_the_folder_of_another_one_alone(raw: Path) -> None:

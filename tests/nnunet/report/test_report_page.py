@@ -248,7 +248,7 @@ def browse(path, profile, *options, width=360):
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert "CONSOLE" not in done.stderr, done.stderr[-2000:]

@@ -125,7 +125,7 @@ def test_latex_compiles_by_itself_and_in_another_document(tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
         assert done.returncode == 0, done.stdout[-2000:]
         assert "(1 page" in done.stdout

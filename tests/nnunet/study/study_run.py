@@ -11,8 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from typer.testing import CliRunner
 from workspace import PLANS, Workspace
+
+from nnunet_cpr.cli import app
+from nnunet_cpr.nnunet.study.preparation import FOLDERS
 
 COMMAND = [sys.executable, "-c", "from nnunet_cpr.cli import main; main()"]
 
@@ -40,6 +45,18 @@ class StudyRun:
         out, err = process.communicate(timeout=900)
         assert process.returncode == status, out + err
         return out + err
+
+    def refusal(self, *options: str) -> str:
+        """What the command says that fails, run in this process."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name in FOLDERS:
+                patch.delenv(name, raising=False)
+            for name, value in self.environment.items():
+                if name.startswith("nnUNet_"):
+                    patch.setenv(name, value)
+            done = CliRunner().invoke(app, ["study", "run", str(self.file), *options])
+        assert done.exit_code == 1, done.output
+        return done.output
 
     def command(self, name: str, *options: str) -> str:
         done = subprocess.run(
@@ -71,7 +88,7 @@ class StudyRun:
 
 
 def wait_for(
-    what: Callable[[], Any], process: subprocess.Popen[str] | None = None, seconds: float = 240
+    what: Callable[[], Any], process: subprocess.Popen[str] | None = None, seconds: float = 900
 ) -> None:
     end = time.monotonic() + seconds
     while not what():

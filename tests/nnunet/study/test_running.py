@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from study_run import COMMAND
+from typer.testing import CliRunner
 
+from nnunet_cpr.cli import app
 from nnunet_cpr.nnunet.commands import nnunet_environment
 
 CPR = "nnUNetTrainerCPR_ws4_8epochs_4iters_seed0"
@@ -49,7 +49,7 @@ def test_stopped_and_run_again_it_ends_with_all_results(
     process = mine.start()
     waiting(lambda: is_training(attempt=1, epochs=1), process)
     process.send_signal(signal.SIGINT)  # Ctrl-C
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130 and "goes on from the last checkpoints" in err
     assert "Traceback" not in err
     assert mine.trainings() == []
@@ -101,32 +101,28 @@ def test_several_at_once_through_a_study_that_needs_planning(study: Callable, wa
 
 def test_what_cannot_be_run_is_said_at_once(study: Callable) -> None:
     mine = study("wrong", [CPR], [9])
-    assert "is split into 5 folds, so there is no fold 9" in mine.run(status=1)
-    assert "has no plans nnUNetPlansX" in mine.run("--plans", "nnUNetPlansX", status=1)
-    assert "no configuration 2d_x" in mine.run("--configuration", "2d_x", status=1)
-    assert "data set 77 is in neither" in mine.run("--dataset", "77", status=1)
-    assert "--folds must be numbers" in mine.run("--folds", "a", status=1)
-    assert "--time must be" in mine.run("--executor", "slurm", "--time", "soon", status=1)
+    assert "is split into 5 folds, so there is no fold 9" in mine.run(status=1)  # by the command
+    assert "has no plans nnUNetPlansX" in mine.refusal("--plans", "nnUNetPlansX")
+    assert "no configuration 2d_x" in mine.refusal("--configuration", "2d_x")
+    assert "data set 77 is in neither" in mine.refusal("--dataset", "77")
+    assert "--folds must be numbers" in mine.refusal("--folds", "a")
+    assert "--time must be" in mine.refusal("--executor", "slurm", "--time", "soon")
     misspelt = study("misspelt", [CPR, CPR.replace("epochs", "epochz")], [0])
-    assert f"did you mean {CPR}?" in misspelt.run(status=1)
-    assert "a trainer of your own must be" in study("no", ["NoTrainer"], [0]).run(status=1)
+    assert f"did you mean {CPR}?" in misspelt.refusal()
+    assert "a trainer of your own must be" in study("no", ["NoTrainer"], [0]).refusal()
     mine.environment = {k: v for k, v in mine.environment.items() if k != "nnUNet_raw"}
-    assert "nnUNet_raw not set" in mine.run(status=1)
+    assert "nnUNet_raw not set" in mine.refusal()
 
 
-def test_a_preset_as_a_new_user_meets_it(tmp_path: Path) -> None:
-    environment = nnunet_environment(tmp_path, processes=1)
+def test_a_preset_as_a_new_user_meets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in nnunet_environment(tmp_path, processes=1).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
 
     def command(*arguments: str, status: int = 0) -> str:
-        done = subprocess.run(
-            [*COMMAND, "study", *arguments],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == status, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        done = CliRunner().invoke(app, ["study", *arguments])
+        assert done.exit_code == status, done.output
+        return done.output
 
     assert "The row of Heart" in command("presets")
     command("new", "quick", "mine.yaml")

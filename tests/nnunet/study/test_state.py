@@ -127,7 +127,7 @@ def test_only_one_process_works_on_a_cell(cell: Cell, places: Places) -> None:
 
 
 def test_a_training_whose_worker_was_killed_is_seen(cell: Cell, places: Places, fold: Path) -> None:
-    code = "import time; time.sleep(60)"
+    code = "import time; time.sleep(600)"
     training = subprocess.Popen([sys.executable, "-c", code, cell.trainer])
     other = subprocess.Popen([sys.executable, "-c", code])  # has the number by now
     try:
@@ -192,7 +192,7 @@ cp -r {tmp_path}/done/* {fold}"""
     assert Training(cell, places, "cuda", environment)() == "done"
     assert state_of(cell, places).dice == 0.9
     resources = json.loads((fold / RESOURCES).read_text())
-    assert 1 <= resources["seconds"] < 30 and resources["peak_memory_bytes"] > 100_000
+    assert resources["seconds"] >= 1 and resources["peak_memory_bytes"] > 100_000
     assert resources["peak_gpu_memory_bytes"] == 100 * 2**20
     said = places.log(cell).read_text().strip()
     expected = f"3: {cell.dataset} 3d_fullres 0 --c -tr {cell.trainer} -p nnUNetPlans -device cuda"
