@@ -7,7 +7,7 @@ import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,16 @@ def missed(bars: list[tuple[Bar, float]]) -> list[str]:
     return [bar.what for bar, measured in bars if measured > bar.limit]
 
 
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    """Let threads not wait for each other in thousands of short steps, which is slow on busy cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("_one_thread")
 def test_the_steps_are_those_of_a_training_that_is_regularized() -> None:
     """Otherwise that they leak nothing says nothing."""
     for name, case in long_runs.CASES.items():
