@@ -323,7 +323,7 @@ def _own_loaded_state(optimizer: CPROptimizer) -> None:
     they are: a state that was saved with others has been refused.
     """
     for state in optimizer.state.values():
-        for key, value in state.items() if isinstance(state, dict) else ():  # users may keep others there
+        for key, value in state.items() if isinstance(state, dict) else ():  # or a value of users
             if isinstance(value, Tensor):
                 state[key] = value.clone()
     for group, settings in zip(optimizer.param_groups, optimizer._settings):

@@ -14,7 +14,7 @@ import torch
 from hypothesis.internal.conjecture import providers
 
 # What a user's shell has set must not change a test. Some of these are read at import.
-_PREFIXES = ("nnUNet", "SLURM_", "SUBMITIT_", "TYPER_")
+_PREFIXES = ("nnUNet", "NNUNET_CPR", "SLURM_", "SUBMITIT_", "TYPER_")
 _NAMES = ("COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 for _name in [name for name in os.environ if name.startswith(_PREFIXES) or name in _NAMES]:
     del os.environ[_name]
