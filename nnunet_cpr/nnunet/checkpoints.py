@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nnunet_cpr.cpr import Settings
 from nnunet_cpr.saved_state import some
 
 if TYPE_CHECKING:
@@ -241,6 +242,8 @@ _NOT_COMPARED = {
     "fused",
     "capturable",
     "differentiable",
+    "param_names",  # the network's own names have been compared
+    *Settings.KEYS,  # CPR compares them itself, matrix by matrix
 }
 
 
