@@ -339,9 +339,11 @@ class CPR(Attached):
         return vector
 
     def _numel(self) -> Tensor:
-        """Return the numbers of elements, ``[J]``."""
-        sizes = [p.numel() for p in self.parameters]
-        return self._constant("numel", sizes, accumulator(self._device()))
+        """Return the numbers of elements, ``[J]``; on a GPU they stay there."""
+        sizes, device = [p.numel() for p in self.parameters], self._device()
+        if device.type == "cpu":
+            return torch.tensor(sizes, dtype=accumulator(device))
+        return self._constant("numel", sizes, accumulator(device))
 
     def l2_from(self, sums_of_squares: Tensor) -> Tensor:
         """Return ``l2`` of the matrices from the sums of squares of this process's elements, ``[J]``."""
