@@ -43,10 +43,9 @@ class Memory:
 def _marks(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
     """Return what is read of each tensor in every step.
 
-    An address belongs to one device. With the same address, strides and bytes a dense tensor has its
-    elements where they were, and the same storage size means that they are still all there.
+    An address belongs to one device, and the same storage size means that all elements are still there.
     """
-    return [(t.data_ptr(), t.nbytes, t.stride(), t.dtype, t.untyped_storage().nbytes()) for t in tensors]
+    return [(t.data_ptr(), t.shape, t.stride(), t.dtype, t.untyped_storage().nbytes()) for t in tensors]
 
 
 def describe(tensors: Sequence[Tensor], before: Memory | None = None) -> Memory | None:
@@ -65,14 +64,14 @@ def describe(tensors: Sequence[Tensor], before: Memory | None = None) -> Memory 
     marks = _marks(tensors)
     if before is not None and before.marks == marks:
         return before
-    for t, (address, size, _, _, stored) in zip(tensors, marks):
-        if size and (not address or stored < size + t.storage_offset() * t.itemsize):
+    for t, (address, _, _, _, stored) in zip(tensors, marks):
+        if t.nbytes and (not address or stored < t.nbytes + t.storage_offset() * t.itemsize):
             return None
     return Memory(
         addresses=[address for address, *_ in marks],
         dtypes=[dtype for _, _, _, dtype, _ in marks],
         devices=[t.device for t in tensors],
-        shapes=[t.shape for t in tensors],
+        shapes=[shape for _, shape, *_ in marks],
         strides=[strides for _, _, strides, _, _ in marks],
         marks=marks,
     )

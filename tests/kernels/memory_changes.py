@@ -54,6 +54,7 @@ NEW_DATA: dict[str, Callable[[Tensor], Tensor]] = {
     "with gaps": _strided,
     "transposed in memory": _turned,
     "view with an offset": _offset,
+    "wider rows": lambda t: torch.cat([t.flatten(), t.flatten()]).as_strided(t.shape[::-1], t.stride()),
     "first row": lambda t: t[:1],
     "repeated": lambda t: torch.cat([t, t]),
     "expanded": lambda t: t[:1].expand(t.shape),

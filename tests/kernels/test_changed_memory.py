@@ -94,6 +94,22 @@ def test_parameters_that_share_memory_are_stepped_in_turn() -> None:
 
 
 @pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+def test_another_view_at_the_same_address_is_noticed(build: type) -> None:
+    """It has the address, the strides and the number of elements of the dense parameter before it."""
+    storage = torch.zeros(9)
+    p = torch.nn.Parameter(storage[:6].view(2, 3))
+    optimizer = build([p], lr=0.1)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    before = storage.clone()
+    p.data = storage.as_strided((3, 2), (3, 1))
+    p.grad = torch.ones_like(p)
+    optimizer.state.clear()
+    optimizer.step()
+    assert torch.equal(storage != before, torch.tensor([True, True, False] * 3))
+
+
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
 def test_an_optimizer_of_a_meta_model_refuses_to_step(build: type) -> None:
     """``to_empty`` makes new parameters, so such an optimizer would train nothing."""
     model = torch.nn.Linear(4, 3, device="meta")
