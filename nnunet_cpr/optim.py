@@ -336,12 +336,13 @@ _BOOKKEEPING = {
     "name",  # Lightning's monitor of learning rates
     *("initial_lr", "max_lr", "min_lr", "swa_lr", "max_momentum", "base_momentum"),  # schedulers
     *("lr_scale", "group_name", "layer_id", "layer_name"),  # timm and layer-wise learning rates
-    "optimizer_id",
 }
 """Keys of parameter groups that others read; any other that an optimizer does not know is a mistake."""
 
 
-def _built(params: Params, kappa: Any, regularizer: Any, mu: Any, adaptive: Any, known: set[str]) -> Any:
+def _built(
+    params: Params, kappa: Any, regularizer: Any, mu: Any, adaptive: Any, known: set[str]
+) -> tuple[CPR, list[dict[str, Any]], list[dict[str, Any]]]:
     """Return CPR, the groups for torch, and the settings of each group as plain values.
 
     The groups have the weight decay that CPR replaces at 0. A module makes one group in its own order,
@@ -362,13 +363,9 @@ def _built(params: Params, kappa: Any, regularizer: Any, mu: Any, adaptive: Any,
     given = {"kappa": kappa, "regularizer": regularizer, "mu": mu, "adaptive": adaptive}
     settings = [Settings.of({**given, **group}).plain() for group in groups]
     if isinstance(params, torch.nn.Module):
-        order = {id(p): i for i, p in enumerate(params.parameters())}
-        named = sorted(
-            (item for group in groups for item in group["params"]), key=lambda x: order[id(x[1])]
-        )
-        settings = settings[:1]
-        groups_for_torch = [{"params": named, "weight_decay": 0, **settings[0]}]
-        return cpr, groups_for_torch, settings
+        names = {id(p): name for group in groups for name, p in group["params"]}
+        in_order = [(names[id(p)], p) for p in params.parameters()]
+        return cpr, [{"params": in_order, "weight_decay": 0, **settings[0]}], settings[:1]
     for_torch = [
         {
             **{key: value for key, value in group.items() if key != "regularize"},

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from matrices import matrix, set_gradients
 
@@ -46,7 +47,7 @@ def train(optimizers: list[Any], params: list[torch.nn.Parameter], first: int, l
             optimizer.step()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, search=200)
 @given(
     of_groups=st.tuples(SETTINGS, SETTINGS, SETTINGS),
     build=st.sampled_from([SGDCPR, AdamCPR]),
