@@ -44,6 +44,7 @@ class Attached(ABC):
         groups = param_groups(params)
         chosen = select(groups)
         self.names = [name for name, _, _ in chosen]
+        self._positions = groups.positions_of([p for _, p, _ in chosen])
         self.parameters: list[Tensor] = [p for _, p, _ in chosen]
         if not chosen:
             warnings.warn(
@@ -280,8 +281,8 @@ class Attached(ABC):
         """
         self._state = self._checked(state_dict)
 
-    def _checked(self, saved: Any) -> dict[str, Tensor]:
-        return saved_state.checked(self.title, saved, self.state_dict())
+    def _checked(self, saved: Any, order: list[str] | None = None) -> dict[str, Tensor]:
+        return saved_state.checked(self.title, saved, self.state_dict(), self._positions, order)
 
     def _add_to_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         state = state_dict[self.state_key] = self.state_dict()
@@ -290,8 +291,9 @@ class Attached(ABC):
             state_dict["param_groups"] = [{**first, self.state_key: state}, *others]
 
     def _check_loaded_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        self._pending_state = None  # of a load that torch refused
         groups = state_dict.get("param_groups")
-        if groups is None:
+        if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
             raise ValueError("this is no state of an optimizer: it has no param_groups")
         saved = [holder[self.state_key] for holder in (state_dict, *groups) if self.state_key in holder]
         if not saved:
@@ -300,10 +302,12 @@ class Attached(ABC):
                 f"{self.title} has found; to start {self.title} anew from it, load it before attaching "
                 f"{self.title}"
             )
-        pending = self._checked(saved[0])
+        names = [group.get("param_names") for group in groups]
+        order = None if None in names else [str(name) for own in names for name in own]
+        pending = self._checked(saved[0], order)
         if state_dict.get("state"):
-            names = saved_state.under_names(saved[0], self.names)["names"]
-            self._check_order(optimizer, names)
+            renamed = saved_state.under_names(saved[0], self.names, self._positions, order)
+            self._check_order(optimizer, renamed["names"])
         self._pending_state = pending
         state_dict["param_groups"] = [
             {key: value for key, value in group.items() if key != self.state_key} for group in groups

@@ -194,7 +194,8 @@ def as_bound(kappa: Bound | str) -> Bound:
         return kappa
     if not isinstance(kappa, str):
         raise TypeError(
-            f"kappa must be a bound such as KappaWS(1000), or a word such as 'ws1000', got {kappa!r}"
+            f"kappa must be a bound such as KappaWS(1000), or a word such as 'ws1000', got "
+            f"{' '.join(repr(kappa).split())[:100]}"
         )
     return read_bound(kappa)
 

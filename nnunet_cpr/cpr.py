@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from nnunet_cpr.attached import Attached
 from nnunet_cpr.bounds import Bound, KappaWS, as_bound
 from nnunet_cpr.regularizers import L2, Regularizer, accumulator, get_regularizer
+from nnunet_cpr.saved_state import short
 from nnunet_cpr.selection import Params, param_groups, select
 from nnunet_cpr.sharding import Shards, local_parts
 from nnunet_cpr.transfer import to_device
@@ -35,16 +36,19 @@ class Settings:
         """Read the settings from the values under :data:`KEYS`, as arguments or groups give them.
 
         Raises:
-            TypeError: ``kappa`` is neither a bound nor a word.
+            TypeError: ``kappa`` is neither a bound nor a word, or ``adaptive`` is no bool.
             ValueError: a value that its setting cannot have.
         """
-        mu = given["mu"]
-        if isinstance(mu, bool) or not isinstance(mu, (int, float)) or not math.isfinite(mu):
-            raise ValueError(f"mu must be a finite number, got {mu!r}")
-        if mu <= 0:
-            raise ValueError(f"mu must be positive, got {mu!r}")
+        mu, adaptive = given["mu"], given["adaptive"]
+        limits = torch.finfo(torch.float32)  # the dtype of the multipliers
+        if isinstance(mu, bool) or not isinstance(mu, (int, float)) or not abs(mu) <= limits.max:
+            raise ValueError(f"mu must be a finite number, got {short(mu)}")
+        if mu < limits.tiny:
+            raise ValueError(f"mu must be positive, got {short(mu)}")
+        if not isinstance(adaptive, bool):
+            raise TypeError(f"adaptive must be True or False, got {short(adaptive)}")
         bound, regularizer = as_bound(given["kappa"]), get_regularizer(given["regularizer"])
-        return cls(bound, regularizer, float(mu), bool(given["adaptive"]))
+        return cls(bound, regularizer, float(mu), adaptive)
 
     @property
     def largest_multiplier(self) -> float:
@@ -241,7 +245,7 @@ class CPR(Attached):
         ]
         if len(values) == 1:
             return values[0]
-        measure = torch.zeros(len(self.parameters), device=self._device())
+        measure = torch.zeros(len(self.parameters), dtype=torch.float32, device=self._device())
         for part, value in zip(self._parts, values):
             measure[self._at(part)] = value
         return measure
@@ -342,7 +346,7 @@ class CPR(Attached):
         """Return the numbers of elements, ``[J]``; on a GPU they stay there."""
         sizes, device = [p.numel() for p in self.parameters], self._device()
         if device.type == "cpu":
-            return torch.tensor(sizes, dtype=accumulator(device))
+            return torch.tensor(sizes, dtype=accumulator(device), device=device)
         return self._constant("numel", sizes, accumulator(device))
 
     def l2_from(self, sums_of_squares: Tensor) -> Tensor:

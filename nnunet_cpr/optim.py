@@ -17,8 +17,9 @@ from nnunet_cpr.kernels.memory import Memory, is_cut_short, laid_out_like
 from nnunet_cpr.kernels.self_check import passes_self_check
 from nnunet_cpr.regularizers import REGULARIZERS, Regularizer
 from nnunet_cpr.row_norms import is_dense
+from nnunet_cpr.saved_state import short
 from nnunet_cpr.selection import Params, param_groups
-from nnunet_cpr.sharding import is_sharded, local_parts, refuse_zero_redundancy
+from nnunet_cpr.sharding import is_placed_alike, is_sharded, local_parts, refuse_zero_redundancy
 
 
 class CPROptimizer(torch.optim.Optimizer, ABC):
@@ -34,20 +35,21 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
     _choose_one_pass = staticmethod(one_pass_for)
     _step_uncompiled: Callable[..., Any] | None = None
 
-    def _attach(self, cpr: CPR, settings: list[dict[str, Any]], *, announce_fused: bool) -> None:
+    def _attach(self, cpr: CPR, settings: list[dict[str, Any]], fused: bool | None) -> None:
         refuse_zero_redundancy(type(self).__name__, f"torch.optim.{self._torch_class.__name__}")
         self.cpr = cpr
         self._settings = settings
         # With it GradScaler leaves unscaling to the step, and libraries refuse to clip gradients. As in
         # torch, only who asks for fused=True gets that.
-        self._step_supports_amp_scaling = announce_fused
+        self._step_supports_amp_scaling = bool(fused)
         cpr.attach(self)
         self.register_load_state_dict_post_hook(_own_loaded_state)  # type: ignore[arg-type]
         if CPROptimizer._step_uncompiled is None:  # not at import: it takes torch a second
             CPROptimizer._step_uncompiled = staticmethod(
                 torch.compiler.disable(CPROptimizer._step_eagerly)
             )
-        self._fused_is_on = fused_steps_are_on()
+        self._fused_is_on = fused_steps_are_on() and fused is not False
+        self._groups_are = self._group_marks()
         self._columns: dict[int, list[Memory]] = {}  # of each group, as the last step found them
         self._matrix = {id(p): j for j, p in enumerate(cpr.parameters)}
         self._has_shards = any(is_sharded(p) for g in self.param_groups for p in g["params"])
@@ -88,7 +90,10 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
             if "found_inf" in scaler:
                 self._count_steps(groups, scaler["found_inf"])
             return loss
-        fits = [group is not None and group.has_one_dtype() for group in groups]
+        fits = [
+            group is not None and group.has_one_dtype() and self._torch_fuses(settings)
+            for group, settings in zip(groups, self.param_groups)
+        ]
         for settings, fit in zip(self.param_groups, fits):
             if not fit:
                 self._refuse_unfit(settings["params"])
@@ -142,9 +147,9 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
 
     def _look_at(self, place: int, group: dict[str, Any]) -> GroupStep | None:
         """Return the group's tensors for a fused step, ours or torch's; None if it has to be unfused."""
-        # torch has no fused SGD of DTensors, so there fused is not set.
-        is_wanted = self._fused_is_on and (group["fused"] or self._has_shards)
-        if not is_wanted or not self._allows_fused(group):
+        # For DTensors of SGD fused is not set, since torch has no such step.
+        is_set = group["fused"] or (self._has_shards and not self._torch_fuses_shards)
+        if not (self._fused_is_on and is_set and self._allows_fused(group)):
             return None
         stepped = [p for p in group["params"] if p.grad is not None]
         grads = [p.grad for p in stepped]
@@ -152,19 +157,28 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
             return None
         if [g.dtype for g in grads] != [p.dtype for p in stepped]:
             return None
+        # A gradient may be a sum over processes that is still to be taken, as torch's unfused step does.
+        if self._has_shards and not all(map(is_placed_alike, stepped, grads)):
+            return None
         tensors = self._tensors(group, stepped, grads)
+        if tensors is None:
+            return None
         if not tensors.look(self._columns.get(place, ())):
             _lay_out(self, stepped)
             tensors = self._tensors(group, stepped, [p.grad for p in stepped])
-            if not tensors.look():
+            if tensors is None or not tensors.look():
                 return None
         self._columns[place] = tensors.columns
         return tensors
 
-    def _tensors(self, group: dict[str, Any], stepped: list[Tensor], grads: list[Any]) -> GroupStep:
+    def _tensors(
+        self, group: dict[str, Any], stepped: list[Tensor], grads: list[Any]
+    ) -> GroupStep | None:
         params = stepped
         state, steps = self._state_of(group, stepped)
         if self._has_shards:
+            if not all(all(map(is_placed_alike, stepped, column)) for column in state if column):
+                return None
             params = [self._local[id(p)] for p in stepped]
             grads = local_parts(grads)
             state = [local_parts(column) for column in state]
@@ -231,7 +245,15 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
             for group in unfit:
                 group["fused"] = True
 
+    def _torch_fuses(self, group: dict[str, Any]) -> bool:
+        """Return True if torch has a fused step for the group's kinds of tensors."""
+        sharded = {is_sharded(p) for p in group["params"]} if self._has_shards else {False}
+        return sharded == {False} or (sharded == {True} and self._torch_fuses_shards)
+
     # What a subclass says of its step
+
+    _torch_fuses_shards = False
+    """True if torch's fused step takes DTensors."""
 
     _state_keys: tuple[str, ...]
     """Keys of the state that has the parameters' shapes."""
@@ -267,15 +289,25 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
         """Raise if settings of CPR in a parameter group have been changed, which would do nothing.
 
         Raises:
-            ValueError: they have.
+            ValueError: they have, or groups were added, removed or reordered.
         """
+        if self._groups_are != self._group_marks():
+            raise ValueError(
+                f"parameter groups of {type(self).__name__} were added, removed or reordered; build a "
+                "new optimizer"
+            )
         for i, (group, own) in enumerate(zip(self.param_groups, self._settings)):
             for key in Settings.KEYS:
-                if group.get(key) != own[key]:
+                now = group.get(key)
+                if isinstance(now, Tensor) or now != own[key]:
                     raise ValueError(
-                        f"{key} of parameter group {i} was {own[key]!r} and is now {group.get(key)!r}; "
+                        f"{key} of parameter group {i} was {own[key]!r} and is now {short(now)}; "
                         "CPR's settings cannot be changed later, build a new optimizer"
                     )
+
+    def _group_marks(self) -> list[tuple[int, ...]]:
+        """Return the number of parameters and the first one of each group."""
+        return [(len(g["params"]), *map(id, g["params"][:1])) for g in self.param_groups]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group while the optimizer is being built; later it is refused.
@@ -484,7 +516,7 @@ class SGDCPR(CPROptimizer, torch.optim.SGD):
             maximize=maximize,
             fused=_choose_fused(fused, groups, is_sgd=True),
         )
-        self._attach(cpr, settings, announce_fused=bool(fused))
+        self._attach(cpr, settings, fused)
 
     def _allows_fused(self, group: dict[str, Any]) -> bool:
         return group["dampening"] == 0 and not group["differentiable"]
@@ -540,6 +572,7 @@ class AdamCPR(CPROptimizer, torch.optim.Adam):
 
     _torch_class = torch.optim.Adam
     _state_keys = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+    _torch_fuses_shards = True
 
     def __init__(
         self,
@@ -571,7 +604,7 @@ class AdamCPR(CPROptimizer, torch.optim.Adam):
             capturable=capturable,
             fused=_choose_fused(fused, groups, is_sgd=False),
         )
-        self._attach(cpr, settings, announce_fused=bool(fused))
+        self._attach(cpr, settings, fused)
 
     def _allows_fused(self, group: dict[str, Any]) -> bool:
         return not group["differentiable"] and not any(isinstance(b, Tensor) for b in group["betas"])

@@ -156,7 +156,8 @@ def get_regularizer(regularizer: str | Regularizer) -> Regularizer:
         return REGULARIZERS[regularizer]
     except (KeyError, TypeError):
         known_names = ", ".join(REGULARIZERS)
-        raise ValueError(f"unknown regularizer {regularizer!r}; choose from {known_names}") from None
+        given = " ".join(repr(regularizer).split())[:100]
+        raise ValueError(f"unknown regularizer {given}; choose from {known_names}") from None
 
 
 def accumulator(device: torch.device) -> torch.dtype:

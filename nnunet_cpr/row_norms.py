@@ -35,9 +35,10 @@ def sums_of_squares(tensors: Sequence[Tensor]) -> Tensor:
         norms.append(torch.stack(torch._foreach_norm([x for _, x in some], dtype=dtype)))
         owners += [j for j, _ in some]
         counts += [1] * len(some)
-    sums = torch.zeros(len(tensors), dtype=torch.float64)
+    sums = torch.zeros(len(tensors), dtype=torch.float64, device="cpu")
     if norms:
-        places = torch.repeat_interleave(torch.tensor(owners), torch.tensor(counts))
+        whose, how_many = torch.tensor([owners, counts], device="cpu")
+        places = torch.repeat_interleave(whose, how_many)
         sums.index_add_(0, places, torch.cat(norms).double().square_())
     return sums
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,23 +17,30 @@ _POSITION = re.compile(r"[0-9]+(\.[0-9]+)?")  # what nnunet_cpr.selection names 
 _MAY_BE_NAN = ("last_sample", "last_difference")  # KappaIP's, before it has any
 
 
-def checked(title: str, saved: Any, own: Mapping[str, Any]) -> dict[str, Tensor]:
+def checked(
+    title: str,
+    saved: Any,
+    own: Mapping[str, Any],
+    positions: Positions,
+    held: list[str] | None = None,
+) -> dict[str, Tensor]:
     """The tensors of a saved state, in the order of the names of one's own.
 
     Args:
         title: what error messages call the regularizer.
         saved: what its ``state_dict()`` gave once.
         own: what it gives now.
+        positions, held: as in :func:`under_names`.
 
     Raises:
         ValueError: it is damaged, or its version, configuration, names or shapes differ.
     """
     problem = f"cannot load the {title} state"
     _check_kinds(problem, saved)
-    saved = under_names(saved, own["names"])
+    saved = under_names(saved, own["names"], positions, held)
     config = saved["config"]
     different = [
-        f"{key} was {_short(config.get(key))} and is {_short(value)} now"
+        f"{key} was {short(config.get(key))} and is {short(value)} now"
         for key, value in own["config"].items()
         if not (_is_of_matrices(value, own) or _is_of_matrices(config.get(key), saved))
         and not _is(config.get(key), value)
@@ -47,13 +55,13 @@ def checked(title: str, saved: Any, own: Mapping[str, Any]) -> dict[str, Tensor]
         for name, place, setting in zip(own["names"], order, now):
             if not _is(before[place], setting):
                 raise ValueError(
-                    f"{problem}: {key} of {name!r} was {_short(before[place])} and is "
-                    f"{_short(setting)} now"
+                    f"{problem}: {key} of {name!r} was {short(before[place])} and is "
+                    f"{short(setting)} now"
                 )
     for name, place, shape in zip(own["names"], order, own["shapes"]):
         before = saved["shapes"][place]
         if not _is(before, shape):
-            raise ValueError(f"{problem}: {name!r} had shape {_short(before)} and has {shape} now")
+            raise ValueError(f"{problem}: {name!r} had shape {short(before)} and has {shape} now")
     _refuse_unknown(problem, "tensor", saved["state"], own["state"])
     return {
         key: _checked_tensor(problem, key, saved["state"].get(key), value, order)
@@ -61,21 +69,58 @@ def checked(title: str, saved: Any, own: Mapping[str, Any]) -> dict[str, Tensor]
     }
 
 
-def under_names(saved: Mapping[str, Any], own: list[str]) -> Mapping[str, Any]:
-    """Return a saved state under one's own names if one side was built from parameters without names.
+@dataclass(frozen=True)
+class Positions:
+    """Names that parameters have if nobody names them, one for each regularized parameter.
+
+    Attributes:
+        are_named: True if they have been named.
+        in_all: their positions among all parameters, such as ``"3"``.
+        in_group: their group and their position in it, such as ``"1.3"``.
+    """
+
+    are_named: bool
+    in_all: list[str]
+    in_group: list[str]
+
+
+def under_names(
+    saved: Mapping[str, Any], own: list[str], positions: Positions, held: list[str] | None
+) -> Mapping[str, Any]:
+    """Return a saved state under one's own names if one of the sides was built without names.
 
     As torch does, such a state is matched by the order of the parameters.
+
+    Args:
+        saved: the state.
+        own: one's own names.
+        positions: what they would be without names.
+        held: the names of all parameters of the saved optimizer, None if they are not known.
     """
     names = saved["names"]
-    positional = all(map(_POSITION.fullmatch, names)) or all(map(_POSITION.fullmatch, own))
-    if set(names) == set(own) or len(names) != len(own) or not positional:
+    if set(names) == set(own) or len(names) != len(own):
         return saved
-    return {**saved, "names": list(own)}
+    was_unnamed = held is None and all(map(_POSITION.fullmatch, names))
+    if was_unnamed:
+        for places in (positions.in_all, positions.in_group):
+            if set(names) == set(places):
+                name_at = dict(zip(places, own))
+                return {**saved, "names": [name_at[name] for name in names]}
+        return saved
+    if positions.are_named:
+        return saved
+    if held is None or not set(names) <= set(held):
+        return {**saved, "names": list(own)}
+    places = [str(held.index(name)) for name in names]
+    if set(places) != set(positions.in_all):
+        return saved
+    name_at = dict(zip(positions.in_all, own))
+    return {**saved, "names": [name_at[place] for place in places]}
 
 
 def some(names: list[str]) -> str:
     """The first few names, quoted."""
-    shown = ", ".join(_short(n) for n in names[:3])
+    shown = ", ".join(short(n) for n in names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
@@ -94,8 +139,8 @@ def _is(value: Any, own: Any) -> bool:
     return type(value) is type(own) and repr(value) == repr(own)
 
 
-def _short(value: Any) -> str:
-    """On one line."""
+def short(value: Any) -> str:
+    """Return what a value prints, on one line of at most 100 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 100 else f"{text[:97]}..."
 
@@ -103,13 +148,13 @@ def _short(value: Any) -> str:
 def _refuse_unknown(problem: str, what: str, saved: Mapping[Any, Any], own: Iterable[str]) -> None:
     unknown = [key for key in saved if key not in set(own)]
     if unknown:
-        raise ValueError(f"{problem}: it has a {what} that is not known here, {_short(unknown[0])}")
+        raise ValueError(f"{problem}: it has a {what} that is not known here, {short(unknown[0])}")
 
 
 def _check_kinds(problem: str, saved: Any) -> None:
     version = saved.get("version") if isinstance(saved, Mapping) else None
     if not _is(version, VERSION):
-        raise ValueError(f"{problem}: it has version {_short(version)}, this is {VERSION}")
+        raise ValueError(f"{problem}: it has version {short(version)}, this is {VERSION}")
     kinds = {"config": Mapping, "names": list, "shapes": list, "state": Mapping}
     damaged = [key for key, kind in kinds.items() if not isinstance(saved.get(key), kind)]
     names = saved.get("names")

@@ -10,12 +10,13 @@ weights of normalization layers and ``nn.Embedding``, parameters named ``bias``,
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from nnunet_cpr.saved_state import Positions
 from nnunet_cpr.sharding import refuse_flat_shards
 
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
@@ -36,9 +37,23 @@ class ParamGroups(list[dict[str, Any]]):
 
     Attributes:
         has_names: True if the names were given and not made from positions.
+        order: the parameters as torch's optimizers hold them, if it is not the order of the groups.
     """
 
     has_names: bool = False
+    order: Sequence[Tensor] | None = None
+
+    def positions_of(self, params: Iterable[Tensor]) -> Positions:
+        """Return under which names the parameters would be without names."""
+        held = (
+            [list(self.order)] if self.order is not None else [[p for _, p in g["params"]] for g in self]
+        )
+        in_group = {id(p): f"{i}.{n}" for i, group in enumerate(held) for n, p in enumerate(group)}
+        in_all = {id(p): str(n) for n, p in enumerate(p for group in held for p in group)}
+        wanted = list(params)
+        return Positions(
+            self.has_names, [in_all[id(p)] for p in wanted], [in_group[id(p)] for p in wanted]
+        )
 
 
 def param_groups(params: Params) -> ParamGroups:
@@ -80,6 +95,8 @@ def param_groups(params: Params) -> ParamGroups:
         members = _members(group)
         named += sum(isinstance(member, tuple) for member in members)
         rest = {key: value for key, value in group.items() if key != "param_names"}
+        if rest.get("weight_decay", 0) is None:
+            raise TypeError("weight_decay of a parameter group must be a number, got None")
         if rest.get("weight_decay", 0) < 0:
             raise ValueError(f"Invalid weight_decay value: {rest['weight_decay']}")
         groups.append({**rest, "params": list(_name(members, prefix))})
@@ -173,6 +190,7 @@ def _module_groups(module: nn.Module) -> ParamGroups:
     ]
     groups = ParamGroups(group for group in parts if group["params"])
     groups.has_names = True
+    groups.order = list(module.parameters())
     return groups
 
 

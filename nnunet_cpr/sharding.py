@@ -33,6 +33,13 @@ def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
         return [t.to_local() if is_sharded(t) else t for t in tensors]  # type: ignore[attr-defined]
 
 
+def is_placed_alike(p: Tensor, t: Tensor) -> bool:
+    """Return True if a gradient or state has its parameter's placements, or both are plain tensors."""
+    if not is_sharded(p) or not is_sharded(t):
+        return is_sharded(p) == is_sharded(t)
+    return t.placements == p.placements and t.device_mesh == p.device_mesh  # type: ignore[attr-defined]
+
+
 def refuse_flat_shards(name: str, p: Tensor) -> None:
     """Raise for a parameter in which its matrix cannot be told from others.
 

@@ -14,7 +14,7 @@ def to_device(values: Sequence[int], dtype: torch.dtype, device: torch.device) -
     A copy from pageable memory would make the host wait for the GPU. The pinned memory is kept by
     torch's allocator until the copy is done.
     """
-    host = torch.tensor(values, dtype=dtype)
+    host = torch.tensor(values, dtype=dtype, device="cpu")
     if device.type != "cuda":
         return host.to(device)
     return host.pin_memory().to(device, non_blocking=True)

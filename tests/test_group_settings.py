@@ -163,11 +163,16 @@ def test_a_key_that_means_nothing_is_refused(build: type) -> None:
         ({"regularizer": "l3"}, ValueError, "unknown regularizer 'l3'; choose from l2, l1"),
         ({"mu": -1.0}, ValueError, "mu must be positive"),
         ({"mu": float("nan")}, ValueError, "mu must be a finite number"),
+        ({"mu": 10**400}, ValueError, "mu must be a finite number"),
+        ({"mu": torch.ones(3, 3)}, ValueError, "mu must be a finite number, got tensor"),
+        ({"adaptive": "no"}, TypeError, "adaptive must be True or False, got 'no'"),
+        ({"weight_decay": None}, TypeError, "weight_decay of a parameter group must be a number"),
     ],
 )
 def test_wrong_settings_of_a_group_are_refused(wrong: dict, kind: type, message: str) -> None:
-    with pytest.raises(kind, match=message):
+    with pytest.raises(kind, match=message) as caught:
         AdamCPR([{"params": [matrix()], **wrong}])
+    assert len(str(caught.value).splitlines()) == 1
 
 
 # Spellings

@@ -188,6 +188,79 @@ def test_unnamed_states_of_other_shapes_are_refused() -> None:
         SGDCPR([("a", matrix())]).load_state_dict(saved)
 
 
+def test_unnamed_states_go_by_their_positions() -> None:
+    """Of another selection they are refused: torch gives the momenta to those at the same positions."""
+
+    def built(frozen: int) -> SGDCPR:
+        params = [nn.Parameter((i + 1.0) * torch.ones(4, 4)) for i in range(3)]
+        params[frozen].requires_grad_(False)
+        return SGDCPR(params, kappa="ki0x1")
+
+    first = built(frozen=1)
+    steps(first)
+    with pytest.raises(ValueError, match="it lacks '1' and it has '2'"):
+        built(frozen=2).load_state_dict(first.state_dict())
+    m = nn.ParameterDict({name: matrix() for name in ("1", "5")})
+    twin = nn.ParameterDict({name: matrix() for name in ("0", "1")})
+    with pytest.raises(ValueError, match="it lacks '5'"):
+        SGDCPR(m).load_state_dict(SGDCPR(twin).state_dict())
+
+
+def test_states_load_between_a_list_and_one_group() -> None:
+    first = SGDCPR([matrix(), matrix(2.0)], kappa="ki0x1")
+    steps(first)
+    second = SGDCPR([{"params": [matrix(), matrix(2.0)]}], kappa="ki0x1")
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(second.cpr.kappa, first.cpr.kappa)
+
+
+@BUILDS
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_does_not_matter(
+    build: type, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+    for default in (torch.float32, dtype):
+        monkeypatch.setattr("nnunet_cpr.kernels.self_check._passed", {})
+        p, q = nn.Parameter(torch.ones(4, 3)), nn.Parameter(torch.ones(2, 3))
+        torch.set_default_dtype(default)
+        try:
+            groups = [{"params": [p], "kappa": "k0p5"}, {"params": [q], "regularizer": "l1"}]
+            optimizer = build(groups, lr=0.1)
+            steps(optimizer)
+            steps(build([p, q], lr=0.1))
+            assert optimizer.cpr.measure.dtype is torch.float32
+        finally:
+            torch.set_default_dtype(torch.float32)
+        results.append((p, q))
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+@BUILDS
+def test_the_default_device_does_not_matter(build: type) -> None:
+    m = model()
+    torch.set_default_device("meta")
+    try:
+        for fused in (None, False):
+            optimizer = build(m, lr=0.1, fused=fused)
+            for _ in range(3):
+                for p in m.parameters():
+                    p.grad = torch.ones_like(p)
+                optimizer.step()
+    finally:
+        torch.set_default_device(None)
+    assert all(p.isfinite().all() for p in m.parameters())
+
+
+@BUILDS
+def test_groups_that_were_removed_or_reordered_are_refused(build: type) -> None:
+    for change in (lambda groups: groups.pop(0), lambda groups: groups.reverse()):
+        optimizer = build([{"params": [matrix()]}, {"params": [matrix()], "kappa": "ws5"}])
+        change(optimizer.param_groups)
+        with pytest.raises(ValueError, match=r"added, removed or reordered|does not hold"):
+            steps(optimizer)
+
+
 @BUILDS
 def test_mixed_names_are_refused(build: type) -> None:
     p, q = matrix(), matrix()

@@ -30,7 +30,7 @@ def fused_steps_are_on() -> bool:
     Raises:
         ValueError: the variable is neither 0 nor 1.
     """
-    value = os.environ.get(SWITCH, "1")
+    value = os.environ.get(SWITCH) or "1"
     if value not in ("0", "1"):
         raise ValueError(f"environment variable {SWITCH}: expected 0 or 1, got {value!r}")
     return value == "1"

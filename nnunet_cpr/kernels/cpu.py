@@ -44,7 +44,7 @@ class CPUPass(OnePass):
         counts = [chunk_count(numel, CHUNK) for numel in self.sizes]
         self._first_partials = np.array([0, *accumulate(counts)], np.int32)
         self._tables: dict[Any, Tables] = {}
-        self._sums = torch.zeros(len(self.matrices), dtype=torch.float64)
+        self._sums = torch.zeros(len(self.matrices), dtype=torch.float64, device="cpu")
 
     def _sums_of_squares(self) -> Tensor:
         return self._sums

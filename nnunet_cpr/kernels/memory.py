@@ -51,7 +51,8 @@ def _marks(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
 def describe(tensors: Sequence[Tensor], before: Memory | None = None) -> Memory | None:
     """Return where the tensors lie; None if one has no memory of its own that holds all its elements.
 
-    Such are tensor subclasses, sparse and meta tensors, and tensors whose storage has been resized.
+    Such are tensor subclasses, sparse and meta tensors, lazily negated views, and tensors whose storage
+    has been resized.
 
     Args:
         tensors: the tensors.
@@ -64,6 +65,8 @@ def describe(tensors: Sequence[Tensor], before: Memory | None = None) -> Memory 
     marks = _marks(tensors)
     if before is not None and before.marks == marks:
         return before
+    if any(t.is_neg() for t in tensors):  # its elements are the negatives of what is in memory
+        return None
     for t, (address, _, _, _, stored) in zip(tensors, marks):
         if t.nbytes and (not address or stored < t.nbytes + t.storage_offset() * t.itemsize):
             return None
