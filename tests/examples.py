@@ -1,4 +1,4 @@
-"""How many examples hypothesis tries: few fixed ones by default, many random ones in the slow stage."""
+"""Number of hypothesis examples: few fixed ones by default, many random ones in the slow stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch's optimizers accept and refuse, as far as ours could differ."""
+"""Conventions of torch's optimizers: parameters and arguments that they accept or refuse."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_unnamed_states_of_other_shapes_are_refused() -> None:
 
 
 def test_unnamed_states_go_by_their_positions() -> None:
-    """Of another selection they are refused: torch gives the momenta to those at the same positions."""
+    """Another selection is refused, since torch matches the momenta by position."""
 
     def built(frozen: int) -> SGDCPR:
         params = [nn.Parameter((i + 1.0) * torch.ones(4, 4)) for i in range(3)]

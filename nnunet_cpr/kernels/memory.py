@@ -22,7 +22,7 @@ _PLAIN = {Tensor, torch.nn.Parameter, torch.nn.Buffer}
 
 @dataclass(eq=False)
 class Memory:
-    """Where a list of tensors lies; each field has one entry for each tensor.
+    """Memory layout of a list of tensors; each field has one entry for each tensor.
 
     Objects are compared by identity: :func:`describe` returns the same one as long as nothing changes.
     """
@@ -33,7 +33,7 @@ class Memory:
     shapes: list[torch.Size]
     strides: list[tuple[int, ...]]
     marks: list[tuple[Any, ...]]
-    """What tells whether a tensor lies as before, see :func:`_marks`."""
+    """Values by which a change is noticed, see :func:`_marks`."""
 
     def part(self, indices: Sequence[int]) -> Memory:
         """Return the description of the tensors with these indices."""

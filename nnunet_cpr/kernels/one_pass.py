@@ -30,7 +30,7 @@ class Rule:
 
 @dataclass
 class GroupStep:
-    """What an optimizer step of one parameter group reads and writes, for each of its parameters.
+    """Tensors that an optimizer step of one parameter group reads and writes.
 
     Of DTensors these are the parts that this process has.
     """
@@ -45,7 +45,7 @@ class GroupStep:
     matrices: list[int]
     """The number j of each parameter among the regularized ones, -1 for the others."""
     columns: list[Memory] = field(default_factory=list)
-    """Where ``params``, ``grads``, ``state`` and ``steps`` lie, as :meth:`look` found them."""
+    """Memory layout of ``params``, ``grads``, ``state`` and ``steps``, as :meth:`look` found it."""
 
     def look(self, before: Sequence[Memory] = ()) -> bool:
         """Look where the tensors lie; return True if a kernel may reach them by their addresses.

@@ -47,7 +47,7 @@ class StudyRun:
         return out + err
 
     def refusal(self, *options: str) -> str:
-        """What the command says that fails, run in this process."""
+        """Return the error of a failing command that is run in this process."""
         with pytest.MonkeyPatch.context() as patch:
             for name in FOLDERS:
                 patch.delenv(name, raising=False)
