@@ -42,7 +42,7 @@ def test_what_no_pass_covers_goes_the_plain_way() -> None:
     for dtype in (torch.bfloat16, torch.float16):
         assert one_pass_steps(parameters(dtype), AdamCPR, eps=1e-4) is None
         assert not SGDCPR(parameters(dtype), lr=0.1).defaults["fused"]  # torch 2.6's is wrong on a CPU
-    assert one_pass_steps(parameters(), SGDCPR, fused=False) == 0
+    assert one_pass_steps(parameters(), SGDCPR, fused=False) is None
     options = {"momentum": 0.9, "nesterov": False}
     assert one_pass_steps(parameters(), SGDCPR, dampen, **options) == 0
     matrix, bias = parameters(shapes=[(5, 4), (4,)])
