@@ -343,7 +343,9 @@ def _lay_out(optimizer: torch.optim.Optimizer, params: Iterable[Tensor]) -> None
             if grad is not p.grad:
                 p.grad = grad
         for key, value in optimizer.state.get(p, {}).items():
-            if isinstance(value, Tensor) and 0 not in value.stride():  # torch refuses expanded state
+            if not isinstance(value, Tensor) or value.layout is not torch.strided:
+                continue
+            if 0 not in value.stride():  # torch refuses expanded state
                 optimizer.state[p][key] = laid_out_like(p, value)
 
 

@@ -139,6 +139,18 @@ def test_sgd_takes_sparse_gradients_of_parameters() -> None:
         torch.testing.assert_close(p, q)
 
 
+def test_a_sparse_momentum_is_loaded_and_stepped_on() -> None:
+    p = nn.Parameter(torch.ones(6, 3))
+    optimizer = SGDCPR([p], lr=0.1, momentum=0.9, nesterov=False)
+    p.grad = torch.ones(6, 3).to_sparse()
+    optimizer.step()
+    assert optimizer.state[p]["momentum_buffer"].is_sparse
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    p.grad = torch.ones(6, 3).to_sparse()
+    optimizer.step()
+    torch.testing.assert_close(p, torch.full_like(p, 1 - 0.1 - 0.19))
+
+
 def test_adam_refuses_sparse_gradients_as_torch_does() -> None:
     m = nn.Sequential(nn.Embedding(6, 3, sparse=True), nn.Linear(3, 2))
     optimizer = AdamCPR(m.parameters(), lr=0.1)
