@@ -18,7 +18,7 @@ def main(output: Annotated[Path, typer.Argument(help="Folder for the tables and 
     output.mkdir(parents=True, exist_ok=True)
     device = ["--device", "cuda", "--output", str(output)]
     commands = {
-        "tests": ["-m", "pytest", "-q", "tests/kernels", "tests/test_gpu.py"],
+        "tests": ["-m", "pytest", "-q", "tests/fused", "tests/test_gpu.py"],
         "bars": ["-m", "benchmarks.step_time", "--device", "cuda", "--check"],
         "step_time": ["-m", "benchmarks.step_time", *device],
         "train_step": ["-m", "benchmarks.train_step", *device, "--check", "--no-compiled"],

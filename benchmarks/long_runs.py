@@ -22,7 +22,8 @@ from torch.optim import Optimizer
 from benchmarks.bars import Bar, check
 from benchmarks.measure import machine
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaWS
-from nnunet_cpr.nnunet.history import CSV_NAME, FIGURE_NAME, History
+from nnunet_cpr.nnunet.history import CSV_NAME, History
+from nnunet_cpr.nnunet.progress_figure import FIGURE_NAME, draw_progress
 
 WINDOW = 1000
 """Steps of the warm-up, and of each end whose times are compared."""
@@ -217,7 +218,7 @@ def record(folder: Path, epochs: int = 1000, matrices: int = 300) -> Record:
 
     for _ in range(epochs - 1):
         epoch()
-    last = _seconds(epoch) + _seconds(history.draw)
+    last = _seconds(epoch) + _seconds(lambda: draw_progress(history))
     resuming = _seconds(lambda: History.resume(folder, epochs, names))
     return Record(
         csv_bytes=(folder / CSV_NAME).stat().st_size,

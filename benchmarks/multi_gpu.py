@@ -17,7 +17,8 @@ import torch
 import typer
 from torch import Tensor
 
-from nnunet_cpr.nnunet import demo, phantom
+from nnunet_cpr import demo
+from nnunet_cpr.datasets import phantom
 from nnunet_cpr.nnunet.commands import CommandFailed, nnunet_environment, run
 
 GPUS = 2
@@ -28,7 +29,7 @@ INITIAL = "nnUNetTrainerWatchedInitial"
 TRAINERS = f'''
 import torch
 
-from nnunet_cpr.nnunet.names import parse
+from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.nnunet.trainer import nnUNetTrainerAdamCPR, nnUNetTrainerCPR
 
 
@@ -46,11 +47,13 @@ class Watched:
 
 
 class {WARM}(Watched, nnUNetTrainerCPR):
-    settings = parse("nnUNetTrainerCPR_ws10_{EPOCHS}epochs_{ITERATIONS}iters_seed1")
+    settings = parse_trainer_name("nnUNetTrainerCPR_ws10_{EPOCHS}epochs_{ITERATIONS}iters_seed1")
 
 
 class {INITIAL}(Watched, nnUNetTrainerAdamCPR):
-    settings = parse("nnUNetTrainerAdamCPR_ki0x0p9_warmup5_{EPOCHS}epochs_{ITERATIONS}iters_seed1")
+    settings = parse_trainer_name(
+        "nnUNetTrainerAdamCPR_ki0x0p9_warmup5_{EPOCHS}epochs_{ITERATIONS}iters_seed1"
+    )
 '''
 
 

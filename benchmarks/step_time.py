@@ -17,7 +17,7 @@ from benchmarks.bars import Bar, check
 from benchmarks.competitors import ADAM, BASE, COMPETITORS, IN_SWEEPS, SGD
 from benchmarks.figure import draw
 from benchmarks.measure import Timing, as_json, free_bytes, machine, memory, require_device, step_times
-from nnunet_cpr.files import replacing
+from nnunet_cpr._files import replacing
 
 CHECKED = "nnU-Net"  # the network whose ratios have bars
 _STOCK = "SGD as nnU-Net builds it"

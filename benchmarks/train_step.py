@@ -19,7 +19,7 @@ from rich.table import Table
 
 from benchmarks.bars import Bar, check
 from benchmarks.measure import Timing, as_json, in_turn, machine, require_device
-from nnunet_cpr.files import replacing
+from nnunet_cpr._files import replacing
 
 _DATASET, _CONFIGURATION = "Dataset902_Benchmark", "3d_fullres"
 PAIRS = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nnunet_cpr.bounds import KappaIP, KappaK, KappaKI0, KappaWS
     from nnunet_cpr.cpr import CPR
-    from nnunet_cpr.optim import SGDCPR, AdamCPR
+    from nnunet_cpr.optimizers import SGDCPR, AdamCPR
 
 __version__ = "0.1.0"
 
@@ -18,8 +18,8 @@ __all__ = ["CPR", "SGDCPR", "AdamCPR", "KappaIP", "KappaK", "KappaKI0", "KappaWS
 
 _MODULES = {
     "CPR": "cpr",
-    "AdamCPR": "optim",
-    "SGDCPR": "optim",
+    "AdamCPR": "optimizers",
+    "SGDCPR": "optimizers",
     "KappaIP": "bounds",
     "KappaK": "bounds",
     "KappaKI0": "bounds",

@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from nnunet_cpr.spelling import (
+from nnunet_cpr._spelling import (
     COUNT,
     EXPLANATION,
     NUMBER,

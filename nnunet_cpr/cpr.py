@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nnunet_cpr.attached import Attached
+from nnunet_cpr._attachment import Attached
+from nnunet_cpr._device import to_device
+from nnunet_cpr._distributed import Shards, local_parts
+from nnunet_cpr._state_dict import short
 from nnunet_cpr.bounds import Bound, KappaWS, as_bound
+from nnunet_cpr.param_groups import Params, param_groups, select
 from nnunet_cpr.regularizers import L2, Regularizer, accumulator, get_regularizer
-from nnunet_cpr.saved_state import short
-from nnunet_cpr.selection import Params, param_groups, select
-from nnunet_cpr.sharding import Shards, local_parts
-from nnunet_cpr.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class CPR(Attached):
 
     Args:
         params: a module, named parameters, parameters or parameter groups; see
-            :mod:`nnunet_cpr.selection` for which of them are regularized. A group may set its own
+            :mod:`nnunet_cpr.param_groups` for which of them are regularized. A group may set its own
             ``kappa``, ``regularizer``, ``mu`` and ``adaptive``.
         kappa: how the bounds are found, see :mod:`nnunet_cpr.bounds`; a bound or its word, such as
             ``KappaWS(1000)`` or ``"ws1000"``.

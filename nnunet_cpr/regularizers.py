@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from nnunet_cpr.row_norms import sums_of_squares
+from nnunet_cpr._row_norms import sums_of_squares
 
 
 class Regularizer(ABC):

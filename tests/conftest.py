@@ -4,14 +4,19 @@ import os
 import random
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import examples
 import hypothesis
 import nnunet_cpr_discovery
 import numpy as np
 import pytest
 import torch
 from hypothesis.internal.conjecture import providers
+
+from tests.helpers import ROOT, examples
+
+if TYPE_CHECKING:
+    from tests.helpers.workspace import Workspace
 
 # What a user's shell has set must not change a test. Some of these are read at import.
 _PREFIXES = ("nnUNet", "NNUNET_CPR", "SLURM_", "SUBMITIT_", "TYPER_")
@@ -92,10 +97,17 @@ def model() -> torch.nn.Module:
 
 
 @pytest.fixture(scope="session")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A small data set, planned and preprocessed by nnU-Net, for tests that run its commands."""
+    from tests.helpers.workspace import make_workspace  # imports nnU-Net
+
+    return make_workspace(tmp_path_factory.mktemp("nnunet"))
+
+
+@pytest.fixture(scope="session")
 def real_data() -> Path:
     """The Decathlon's Task04_Hippocampus, where the project has it."""
-    root = Path(__file__).resolve().parents[1]
-    for folder in (root / "shared" / "data", root.parent / "shared" / "data"):
+    for folder in (ROOT / "shared" / "data", ROOT.parent / "shared" / "data"):
         if (folder / "Task04_Hippocampus" / "dataset.json").exists():
             return folder / "Task04_Hippocampus"
     pytest.skip("the Hippocampus data is not here")

@@ -13,12 +13,13 @@ import pytest
 import torch
 from rich.console import Console
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.helpers import ROOT
+
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import measure, shapes  # noqa: E402
-from benchmarks.bars import Bar, check  # noqa: E402
-from benchmarks.competitors import BASE, COMPETITORS  # noqa: E402
+from benchmarks import measure, shapes
+from benchmarks.bars import Bar, check
+from benchmarks.competitors import BASE, COMPETITORS
 
 
 def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from matrices import matrix, set_gradients
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS
+from tests.helpers.matrices import matrix, set_gradients
 
 
 @pytest.mark.parametrize("regularizer", ["l2", "l1", "std", "huber"])

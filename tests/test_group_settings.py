@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from matrices import matrix, set_gradients
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS
+from nnunet_cpr._spelling import WrongName
 from nnunet_cpr.bounds import Bound, as_bound, read_bound
 from nnunet_cpr.regularizers import L2, Huber, Regularizer
-from nnunet_cpr.spelling import WrongName
+from tests.helpers.examples import examples
+from tests.helpers.matrices import matrix, set_gradients
 
 SETTINGS = st.fixed_dictionaries(
     {},

@@ -7,13 +7,14 @@ import sys
 import types
 from pathlib import Path
 
-import examples
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
+
+from tests.helpers import examples
 
 
 @pytest.mark.parametrize("turn", [1, 2])

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from oracle import OracleAdam, OracleCPR, OracleSGD, measure
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS
+from tests.helpers.oracle import OracleAdam, OracleCPR, OracleSGD, measure
 
 SHAPES = {"a": (6, 5), "b": (3, 4, 2, 2), "c": (1, 7), "bias": (6,)}
 STEPS = 300

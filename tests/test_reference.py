@@ -27,7 +27,7 @@ def _start() -> torch.nn.Parameter:
 
 
 def _measure(regularizer: str) -> float:
-    from oracle import measure
+    from tests.helpers.oracle import measure
 
     return measure(regularizer, _start().detach().double().numpy())
 

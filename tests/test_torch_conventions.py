@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from matrices import matrix, set_gradients
 from torch import nn
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaWS
 from nnunet_cpr.baselines import DecoupledDecay
+from tests.helpers.matrices import matrix, set_gradients
 
 BUILDS = pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
 
@@ -233,7 +233,7 @@ def test_the_default_dtype_does_not_matter(
 ) -> None:
     results = []
     for default in (torch.float32, dtype):
-        monkeypatch.setattr("nnunet_cpr.kernels.self_check._passed", {})
+        monkeypatch.setattr("nnunet_cpr.fused._self_check._passed", {})
         p, q = nn.Parameter(torch.ones(4, 3)), nn.Parameter(torch.ones(2, 3))
         torch.set_default_dtype(default)
         try:

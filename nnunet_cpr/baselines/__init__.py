@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from nnunet_cpr.baselines._base import Baseline
 from nnunet_cpr.baselines.adadecay import AdaDecay
 from nnunet_cpr.baselines.adaptive import AdaptiveWeightDecay
 from nnunet_cpr.baselines.amos import amos
-from nnunet_cpr.baselines.baseline import Baseline
 from nnunet_cpr.baselines.decoupled import CosineDecay, DecoupledDecay
 from nnunet_cpr.baselines.rescaling import NormRescaling
-from nnunet_cpr.selection import Params
+from nnunet_cpr.param_groups import Params
 
 __all__ = [
     "BASELINES",

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nnunet_cpr.baselines.baseline import Baseline, checked_number, shrink_
-from nnunet_cpr.selection import Params
+from nnunet_cpr.baselines._base import Baseline, checked_number, shrink_
+from nnunet_cpr.param_groups import Params
 
 
 class AdaDecay(Baseline):

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nnunet_cpr.baselines.baseline import Baseline, checked_number, shrink_, total_norm
-from nnunet_cpr.selection import Params
+from nnunet_cpr.baselines._base import Baseline, checked_number, shrink_, total_norm
+from nnunet_cpr.param_groups import Params
 
 _KEPT = 0.1
 """Weight of the past in the average over steps (the paper's Algorithm 1)."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from nnunet_cpr.baselines.baseline import checked_number
+from nnunet_cpr.baselines._base import checked_number
 from nnunet_cpr.baselines.decoupled import DecoupledDecay
-from nnunet_cpr.selection import Params, param_groups
+from nnunet_cpr.param_groups import Params, param_groups
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

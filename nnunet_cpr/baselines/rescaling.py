@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nnunet_cpr.baselines.baseline import Baseline, checked_number, shrink_, total_norm
-from nnunet_cpr.selection import Params
+from nnunet_cpr.baselines._base import Baseline, checked_number, shrink_, total_norm
+from nnunet_cpr.param_groups import Params
 
 
 class NormRescaling(Baseline):

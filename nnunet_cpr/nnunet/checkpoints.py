@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nnunet_cpr._state_dict import some
 from nnunet_cpr.cpr import Settings
-from nnunet_cpr.saved_state import some
 
 if TYPE_CHECKING:
     from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer

@@ -44,7 +44,7 @@ def examine() -> Iterator[Finding]:
         nnunet = _nnunet()
         yield nnunet
         if nnunet.remedy is None:
-            from nnunet_cpr.nnunet.names import FAMILIES
+            from nnunet_cpr.names.trainer_name import FAMILIES
 
             yield from (_trainer(name) for name in FAMILIES)
             yield _trainer("nnUNetTrainerCPR_ws200_40epochs_50iters")

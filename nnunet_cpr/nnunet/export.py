@@ -21,9 +21,9 @@ from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
-from nnunet_cpr.files import appearing, save_with_torch
+from nnunet_cpr._files import appearing, save_with_torch
 from nnunet_cpr.nnunet import checkpoints
-from nnunet_cpr.nnunet.trainer import NamedTrainer
+from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 
 STOCK = nnUNetTrainer.__name__
 READ = ("network_weights", "init_args", "trainer_name")

@@ -1,4 +1,4 @@
-"""What CPR did, epoch by epoch: ``cpr_history.csv`` and ``cpr_progress.png`` in the fold's folder."""
+"""What CPR did, epoch by epoch: ``cpr_history.csv`` in the fold's folder."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from nnunet_cpr._files import replacing
 from nnunet_cpr.cpr import CPR
-from nnunet_cpr.files import replacing
-from nnunet_cpr.nnunet.figures import draw_progress
 
 CSV_NAME = "cpr_history.csv"
-FIGURE_NAME = "cpr_progress.png"
 COLUMNS = ["epoch", "step", "parameter", "measure", "kappa", "multiplier"]
 
 
@@ -78,15 +76,6 @@ class History:
             cpr.lagrange_multiplier.cpu().numpy(),
         )
         self._write()
-
-    def draw(self) -> None:
-        """Write ``cpr_progress.png``.
-
-        Raises:
-            OSError: the file cannot be written; the one before stays.
-        """
-        with replacing(self.folder / FIGURE_NAME) as path:
-            draw_progress(self, path)
 
     def _add(
         self,

@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from nnunet_cpr.cpr import CPR
+from nnunet_cpr.param_groups import regularized
 from nnunet_cpr.regularizers import L2
-from nnunet_cpr.selection import regularized
 
 COLUMNS = ["step", "parameter", "measure", "kappa", "multiplier"]
 

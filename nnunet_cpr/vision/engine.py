@@ -21,10 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nnunet_cpr.files import replacing, save_with_torch
+from nnunet_cpr._files import replacing, save_with_torch
+from nnunet_cpr.names.run_name import RunName
 from nnunet_cpr.vision import dynamics
-from nnunet_cpr.vision.figures import draw_dynamics
-from nnunet_cpr.vision.fingerprint import fingerprint
+from nnunet_cpr.vision.cosine_lr import learning_rate
+from nnunet_cpr.vision.data_fingerprint import fingerprint
+from nnunet_cpr.vision.dynamics_figure import draw_dynamics
 from nnunet_cpr.vision.folder import (
     CHECKPOINT,
     DYNAMICS,
@@ -37,9 +39,7 @@ from nnunet_cpr.vision.folder import (
     locked,
     result_of,
 )
-from nnunet_cpr.vision.names import RunName
 from nnunet_cpr.vision.optimizers import build_optimizer
-from nnunet_cpr.vision.schedule import learning_rate
 from nnunet_cpr.vision.task import Batch, CannotTrain, Diverged, Options, Prepared, Task
 
 Progress = Callable[[int, int, dict[str, float]], None]

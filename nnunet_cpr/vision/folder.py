@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nnunet_cpr.files import read_json
-from nnunet_cpr.vision.names import RunName
+from nnunet_cpr._files import read_json
+from nnunet_cpr.names.run_name import RunName
 from nnunet_cpr.vision.task import InUse, Task
 
 CHECKPOINT, MODEL, RESULT = "checkpoint.pt", "model.pt", "result.json"

@@ -20,10 +20,10 @@ from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from nnunet_cpr.files import finite_number, replacing
-from nnunet_cpr.vision.figures import CannotDraw
+from nnunet_cpr._files import finite_number, replacing
+from nnunet_cpr.names.run_name import RunName
+from nnunet_cpr.vision.dynamics_figure import CannotDraw
 from nnunet_cpr.vision.folder import folder_of, result_of
-from nnunet_cpr.vision.names import RunName
 from nnunet_cpr.vision.sweeps import Panel, Sweep
 from nnunet_cpr.vision.task import Task
 from nnunet_cpr.vision.tasks import TASKS

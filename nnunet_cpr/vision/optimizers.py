@@ -9,9 +9,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from nnunet_cpr.baselines import amos
-from nnunet_cpr.optim import SGDCPR, AdamCPR
-from nnunet_cpr.selection import regularized
-from nnunet_cpr.vision.names import RunName
+from nnunet_cpr.names.run_name import RunName
+from nnunet_cpr.optimizers import SGDCPR, AdamCPR
+from nnunet_cpr.param_groups import regularized
 from nnunet_cpr.vision.task import Task
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from nnunet_cpr.bounds import KappaWS
-from nnunet_cpr.naming import WrongName
-from nnunet_cpr.vision.names import RunName
+from nnunet_cpr.names import WrongName
+from nnunet_cpr.names.run_name import RunName
 
 Batch = Any
 """What a task's data gives and its loss takes; tensors in lists, tuples and dicts."""

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 import torch
-from matrices import set_gradients
 from pytorch_optimizer import Amos
 
 from nnunet_cpr.baselines import DecoupledDecay, amos
+from tests.helpers.matrices import set_gradients
 
 
 def small_model() -> torch.nn.Module:

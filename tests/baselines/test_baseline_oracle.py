@@ -8,20 +8,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from baseline_kinds import matrix
-from baseline_oracle import (
-    OracleAdaDecay,
-    OracleAWD,
-    OracleBaseline,
-    OracleCosine,
-    OracleDecoupled,
-    OracleRescaling,
-)
-from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from matrices import set_gradients, take_same_steps
-from oracle import OracleAdam, OracleSGD
 
 from nnunet_cpr.baselines import (
     AdaDecay,
@@ -30,6 +18,18 @@ from nnunet_cpr.baselines import (
     DecoupledDecay,
     NormRescaling,
 )
+from tests.helpers.baseline_kinds import matrix
+from tests.helpers.baseline_oracle import (
+    OracleAdaDecay,
+    OracleAWD,
+    OracleBaseline,
+    OracleCosine,
+    OracleDecoupled,
+    OracleRescaling,
+)
+from tests.helpers.examples import examples
+from tests.helpers.matrices import set_gradients, take_same_steps
+from tests.helpers.oracle import OracleAdam, OracleSGD
 
 STEPS = 250
 SHAPES = {"a": (6, 5), "b": (3, 4, 2, 2), "c": (1, 7), "bias": (6,)}

@@ -7,11 +7,8 @@ import io
 
 import pytest
 import torch
-from baseline_kinds import KINDS, every_baseline, same_states
-from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from matrices import set_gradients
 
 from nnunet_cpr import CPR, SGDCPR
 from nnunet_cpr.baselines import (
@@ -23,6 +20,9 @@ from nnunet_cpr.baselines import (
     NormRescaling,
     Training,
 )
+from tests.helpers.baseline_kinds import KINDS, every_baseline, same_states
+from tests.helpers.examples import examples
+from tests.helpers.matrices import set_gradients
 
 STEPS = 12
 

@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
-from baseline_kinds import KINDS, every_baseline, matrix, same_states
-from matrices import calls_of_its_closure, set_gradients, take_steps_by_closure
 
 from nnunet_cpr.baselines import AdaDecay, AdaptiveWeightDecay, DecoupledDecay, NormRescaling
+from tests.helpers.baseline_kinds import KINDS, every_baseline, matrix, same_states
+from tests.helpers.matrices import calls_of_its_closure, set_gradients, take_steps_by_closure
 
 
 def values(*params: torch.Tensor) -> list[torch.Tensor]:

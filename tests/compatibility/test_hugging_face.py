@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from client_training import (
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
+
+from tests.helpers.client_training import (
     METHODS,
     assert_regularized,
     assert_same,
@@ -22,9 +25,7 @@ from client_training import (
     state_of,
     train_plainly,
 )
-from gloo_launch import run_in_two_processes
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
+from tests.helpers.gloo_launch import run_in_two_processes
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from client_training import (
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.helpers.client_training import (
     METHODS,
     assert_regularized,
     assert_same,
@@ -19,9 +22,7 @@ from client_training import (
     state_of,
     train_plainly,
 )
-from gloo_launch import run_in_two_processes
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from tests.helpers.gloo_launch import run_in_two_processes
 
 lightning = pytest.importorskip("lightning")
 

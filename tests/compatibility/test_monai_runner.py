@@ -16,17 +16,18 @@ import pandas as pd
 import pytest
 import SimpleITK
 import torch
-from client_training import assert_regularized, assert_same
 
-from nnunet_cpr.nnunet import phantom
+from nnunet_cpr.datasets import phantom
 from nnunet_cpr.nnunet.commands import nnunet_environment
+from tests.helpers import ROOT
+from tests.helpers.client_training import assert_regularized, assert_same
 
 pytest.importorskip("monai")
 
 pytestmark = pytest.mark.slow
 
 TRAINER = "nnUNetTrainerCPR_ws2_1epochs_4iters_seed1"
-PIPELINE = Path(__file__).with_name("monai_pipeline.py")
+PIPELINE = ROOT / "tests" / "helpers" / "monai_pipeline.py"
 CASES = 5
 
 

@@ -9,15 +9,6 @@ from typing import Any
 import pytest
 import timm
 import torch
-from small_problems import (
-    assert_all_equal,
-    assert_equal,
-    backward,
-    linear_problem,
-    matrix_with_gradient,
-    minimize,
-    small_model,
-)
 from timm.optim import (
     create_optimizer_v2,
     get_optimizer_class,
@@ -35,8 +26,17 @@ from timm.scheduler import (
 )
 from torch import nn
 
-import nnunet_cpr.vision.timm_optimizers  # noqa: F401 (registers the optimizers)
+import nnunet_cpr.integrations.timm  # noqa: F401 (registers the optimizers)
 from nnunet_cpr import SGDCPR, AdamCPR
+from tests.helpers.small_problems import (
+    assert_all_equal,
+    assert_equal,
+    backward,
+    linear_problem,
+    matrix_with_gradient,
+    minimize,
+    small_model,
+)
 
 CLASSES = {"adamcpr": AdamCPR, "sgdcpr": SGDCPR}
 NAMES = [*CLASSES, *(f"lookahead_{name}" for name in CLASSES)]

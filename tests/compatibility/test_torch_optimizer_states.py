@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from small_problems import (
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from tests.helpers.small_problems import (
     assert_all_equal,
     assert_equal,
     matrix_with_gradient,
@@ -19,12 +23,9 @@ from small_problems import (
     small_model,
     train,
 )
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 if TYPE_CHECKING:
-    from optimizer_infos import CPROptimizerInfo
+    from tests.helpers.optimizer_infos import CPROptimizerInfo
 
 each_fused = pytest.mark.parametrize("fused", [None, False, True])
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from small_problems import (
+from torch import Tensor, nn
+
+from tests.helpers.small_problems import (
     assert_all_equal,
     assert_equal,
     assert_right_direction,
@@ -22,10 +24,9 @@ from small_problems import (
     small_model,
     train,
 )
-from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from optimizer_infos import CPROptimizerInfo
+    from tests.helpers.optimizer_infos import CPROptimizerInfo
 
 TORCH_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 # Unfused steps round intermediate results of half-precision parameters, fused ones do not.
@@ -55,7 +56,7 @@ def test_torchs_test_utilities_leave_flags_settable(info: CPROptimizerInfo) -> N
 
 
 def test_wrong_arguments_are_refused(info: CPROptimizerInfo) -> None:
-    from optimizer_infos import OptimizerErrorEnum
+    from tests.helpers.optimizer_infos import OptimizerErrorEnum
 
     for error in info.optim_error_inputs_func("cpu", torch.float32):
         wrong = error.optimizer_error_input
@@ -212,7 +213,7 @@ def test_fused_steps_match_forloop(info: CPROptimizerInfo, dtype: torch.dtype) -
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_unbounded_steps_equal_those_of_torch(info: CPROptimizerInfo, fused: bool) -> None:
-    from optimizer_infos import UNREACHED
+    from tests.helpers.optimizer_infos import UNREACHED
 
     for kwargs in info.inputs(fused=fused, bounds=False):
         models = [small_model(torch.float64), small_model(torch.float64)]
@@ -426,7 +427,7 @@ def test_infinite_gradients_skip_the_step(info: CPROptimizerInfo) -> None:
 
 @pytest.mark.parametrize("fused", [None, False])
 def test_sparse_gradients_equal_dense_ones(fused: bool | None) -> None:
-    from optimizer_infos import optimizer_infos
+    from tests.helpers.optimizer_infos import optimizer_infos
 
     (info,) = (info for info in optimizer_infos if info.supports_sparse)
     for kwargs in ({}, {"momentum": 0, "nesterov": False, "maximize": True}, info.bounded):
@@ -446,7 +447,7 @@ def test_sparse_gradients_equal_dense_ones(fused: bool | None) -> None:
 
 
 def test_sparse_gradients_of_embeddings_train() -> None:
-    from optimizer_infos import optimizer_infos
+    from tests.helpers.optimizer_infos import optimizer_infos
 
     (info,) = (info for info in optimizer_infos if info.supports_sparse)
     model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 1))

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from small_problems import (
+from torch import nn
+
+from tests.helpers.small_problems import (
     assert_right_direction,
     copies,
     linear_problem,
@@ -15,10 +17,9 @@ from small_problems import (
     minimize,
     named,
 )
-from torch import nn
 
 if TYPE_CHECKING:
-    from optimizer_infos import CPROptimizerInfo, Kwargs
+    from tests.helpers.optimizer_infos import CPROptimizerInfo, Kwargs
 
 each_fused = pytest.mark.parametrize("fused", [None, False, True])
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from small_problems import assert_all_equal, backward, matrix_with_gradient, small_model
 from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import SWALR
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR
+from tests.helpers.small_problems import assert_all_equal, backward, matrix_with_gradient, small_model
 
 Scheduler = Any
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from crew import Crew, crew
+
+from tests.helpers.crew import Crew, crew
 
 
 @pytest.fixture(scope="session")

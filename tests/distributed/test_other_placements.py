@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from crew import Crew
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -18,6 +17,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from nnunet_cpr import SGDCPR, AdamCPR
+from tests.helpers.crew import Crew
 
 KINDS: dict[str, tuple[type, dict[str, Any]]] = {
     "AdamCPR": (AdamCPR, {"kappa": "ws1000000"}),

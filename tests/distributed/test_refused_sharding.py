@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from crew import Crew
-from sharded_training import Net, fsdp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -18,6 +16,8 @@ from torch.distributed.tensor import DTensor, Partial
 
 from nnunet_cpr import CPR, SGDCPR
 from nnunet_cpr.baselines import BASELINES, Training
+from tests.helpers.crew import Crew
+from tests.helpers.sharded_training import Net, fsdp
 
 
 def message(refused: Callable[[], Any]) -> str:

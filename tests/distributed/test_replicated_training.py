@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from crew import Crew
-from sharded_training import Method, Net, agree, alone, found, train
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from nnunet_cpr import CPR, AdamCPR, KappaWS
+from tests.helpers.crew import Crew
+from tests.helpers.sharded_training import Method, Net, agree, alone, found, train
 
 STEPS, SAVED = 8, 4
 

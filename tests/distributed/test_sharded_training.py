@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from crew import Crew
-from sharded_training import (
+
+from tests.helpers.crew import Crew
+from tests.helpers.sharded_training import (
     Method,
     agree,
     alone,

@@ -1,4 +1,4 @@
-"""Names under a coverage-guided fuzz: ``python tests/fuzz/fuzz_names.py -max_total_time=60``."""
+"""Names under a coverage-guided fuzz: ``python -m tests.fuzz.fuzz_names -max_total_time=60``."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["nnunet_cpr.naming", "nnunet_cpr.nnunet.names"]):
-    from promises import name_is_read_or_refused
-
-    from nnunet_cpr.nnunet import names as trainers
-    from nnunet_cpr.vision import names as runs
+with atheris.instrument_imports(include=["nnunet_cpr.names", "nnunet_cpr.names.trainer_name"]):
+    from nnunet_cpr.names import run_name as runs
+    from nnunet_cpr.names import trainer_name as trainers
+    from tests.helpers.promises import name_is_read_or_refused
 
 SUFFIXES = (*trainers.SUFFIXES, *runs.SUFFIXES)
 WORDS = [

@@ -1,4 +1,4 @@
-"""Saved states under a coverage-guided fuzz: ``python tests/fuzz/fuzz_state_dict.py -runs=10000``."""
+"""Saved states under a coverage-guided fuzz: ``python -m tests.fuzz.fuzz_state_dict -runs=10000``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["nnunet_cpr.saved_state", "nnunet_cpr.attached"]):
-    from promises import Loading
+with atheris.instrument_imports(include=["nnunet_cpr._state_dict", "nnunet_cpr._attachment"]):
+    from tests.helpers.promises import Loading
 
 loading = Loading()
 

@@ -1,4 +1,4 @@
-"""Study files under a coverage-guided fuzz: ``python tests/fuzz/fuzz_study_file.py -runs=10000``."""
+"""Study files under a coverage-guided fuzz: ``python -m tests.fuzz.fuzz_study_file -runs=10000``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["nnunet_cpr.nnunet.study.definition"]):
-    from promises import study_file_is_read_or_refused
+with atheris.instrument_imports(include=["nnunet_cpr.studies.definition"]):
+    from tests.helpers.promises import study_file_is_read_or_refused
 
 LINES = [
     *("datasets:", "trainers:", "folds:", "configurations:", "plans:", "name:", "reference:", "source:"),

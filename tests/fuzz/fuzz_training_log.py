@@ -1,4 +1,4 @@
-"""Training logs under a coverage-guided fuzz: ``python tests/fuzz/fuzz_training_log.py -runs=10000``."""
+"""Training logs under a coverage-guided fuzz: ``python -m tests.fuzz.fuzz_training_log -runs=10000``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["nnunet_cpr.nnunet.fold_files"]):
-    from promises import log_is_read
+    from tests.helpers.promises import log_is_read
 
 WORDS = [
     *("\n2026-01-01 10:00:00.0: ", "Epoch ", "Epoch time: ", " s", "train_loss ", "val_loss ", ": "),

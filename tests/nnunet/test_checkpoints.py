@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from nnunetv2.run.run_training import maybe_load_checkpoint
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
-from workspace import Workspace
 
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.checkpoints import DamagedCheckpoint, UnusableCheckpoint
+from tests.helpers.examples import examples
+from tests.helpers.workspace import Workspace
 
 CPR = "nnUNetTrainerCPR_ws1_seed1"
 STOCK = "nnUNetTrainer"

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from workspace import PLANS, Workspace
+
+from tests.helpers import ROOT
+from tests.helpers.workspace import PLANS, Workspace
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(__file__).with_name("gloo_training.py")
+SCRIPT = ROOT / "tests" / "helpers" / "gloo_training.py"
 RANKS = 2
 
 
@@ -142,7 +144,7 @@ def test_bounds_from_the_initial_weights_are_those_that_all_ranks_start_from(
 def test_the_check_on_two_gpus_refuses_in_one_line_where_there_are_none(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.multi_gpu", str(tmp_path / "new")],
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from nnunet_cpr.names.trainer_name import FAMILIES
+from tests.helpers import ROOT
+
 DISCOVERY = ROOT / "nnunet_cpr" / "nnunet" / "discovery" / "nnunet_cpr_discovery.py"
 TRAINER = "nnUNetTrainerCPR_ws20_3epochs"
 
@@ -24,12 +26,15 @@ TRAINER = "nnUNetTrainerCPR_ws20_3epochs"
 
 
 @pytest.fixture
-def installed(tmp_path: Path) -> tuple[Path, str]:
-    """The discovery module beside a folder of trainers, as in site-packages."""
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
+    """The discovery module, the package and a folder of trainers, as in site-packages."""
     module = tmp_path / "nnunet_cpr_discovery.py"
     shutil.copy(DISCOVERY, module)
+    (tmp_path / "nnunet_cpr").mkdir()
+    (tmp_path / "nnunet_cpr" / "__init__.py").touch()
     trainers = tmp_path / "nnunet_cpr_trainers"
-    trainers.mkdir()
+    shutil.copytree(ROOT / "trainers", trainers)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     return module, str(trainers)
 
 
@@ -48,7 +53,7 @@ def test_our_folder_comes_after_the_users_and_once(installed, monkeypatch, befor
 def test_nothing_is_set_where_the_folder_is_gone(installed, monkeypatch) -> None:
     module, trainers = installed
     monkeypatch.delenv("nnUNet_extTrainer", raising=False)
-    os.rmdir(trainers)
+    shutil.rmtree(trainers)
     runpy.run_path(str(module))
     assert "nnUNet_extTrainer" not in os.environ
 
@@ -62,13 +67,41 @@ def test_it_imports_the_standard_library_alone_and_at_once() -> None:
     assert all(name.split(".")[0] in sys.stdlib_module_names for name in done.stdout.split())
 
 
-def test_the_trainers_module_imports_nothing_before_it_is_asked(monkeypatch) -> None:
-    path = ROOT / "trainers" / "nnunet_cpr_trainers.py"
+def test_an_edit_in_a_checkout_is_seen_without_installing(tmp_path: Path) -> None:
+    for name in ("trainers", "nnunet_cpr"):
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignore)
+    trainer = tmp_path / "trainers" / "nnUNetTrainerCPR.py"
+    trainer.write_text(trainer.read_text().replace("momentum=0.99", "momentum=0.5"))
+    shutil.copy(DISCOVERY, tmp_path)
     code = (
-        f"import sys, runpy; m = runpy.run_path({str(path)!r}); "
-        "assert 'torch' not in sys.modules and 'nnunet_cpr' not in sys.modules"
+        "import nnunet_cpr_discovery\n"
+        "from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name as find\n"
+        "print(find('nnUNetTrainerCPR_ws5').build_optimizer.__code__.co_consts)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    environment = {k: v for k, v in os.environ.items() if k != "nnUNet_extTrainer"}
+    environment["PYTHONPATH"] = str(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    constants = done.stdout.splitlines()[-1]
+    assert "0.5" in constants and "0.99" not in constants, done.stdout
+
+
+def test_trainer_modules_import_little_more_than_nnunet() -> None:
+    modules = sorted(path.stem for path in (ROOT / "trainers").glob("*.py"))
+    assert modules == sorted(FAMILIES)
+    code = (
+        "import sys\n"
+        "import nnunetv2.training.nnUNetTrainer.nnUNetTrainer\n"
+        f"sys.path.insert(0, {str(ROOT / 'trainers')!r})\n"
+        "before = {name.split('.')[0] for name in sys.modules}\n"
+        + "".join(f"import {module}\n" for module in modules)
+        + "print(*{name.split('.')[0] for name in sys.modules} - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    added = set(done.stdout.split()) - set(sys.stdlib_module_names) - set(modules)
+    assert added == {"nnunet_cpr"}
 
 
 # Fresh environments

@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 import torch
 from packaging.requirements import Requirement
-from workspace import Workspace
+
+from tests.helpers import ROOT
+from tests.helpers.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
-CORE = Path(__file__).with_name("core_steps.py")
+CORE = ROOT / "tests" / "helpers" / "core_steps.py"
 TRAINER = "nnUNetTrainerCPR_ws3_4epochs_4iters_seed1"
 
 

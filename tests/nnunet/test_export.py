@@ -17,12 +17,12 @@ import pytest
 import SimpleITK
 import torch
 from typer.testing import CliRunner
-from workspace import PLANS, Workspace
 
+from nnunet_cpr._files import UNFINISHED
 from nnunet_cpr.cli import app
-from nnunet_cpr.files import UNFINISHED
 from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint
 from nnunet_cpr.nnunet.export import ExportError, export
+from tests.helpers.workspace import PLANS, Workspace
 
 CPR = "nnUNetTrainerCPR_ws1_seed2"
 FINAL = ["checkpoint_final.pth"]

@@ -13,13 +13,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from examples import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from nnunet_cpr import CPR, SGDCPR, KappaK, KappaWS
 from nnunet_cpr.nnunet.history import COLUMNS, History
+from nnunet_cpr.nnunet.progress_figure import draw_progress
+from tests.helpers.examples import examples
 
 NAMES = ["layer.weight"]
 
@@ -100,7 +102,7 @@ def test_an_epoch_that_is_not_whole_is_left_out(run: History, damage) -> None:
     assert resumed.epochs == [0, 2, 3, 4]
     assert resumed.set_aside.read_bytes() == damaged and "damaged or of other" in resumed.reason
     append(resumed, 5)
-    resumed.draw()
+    draw_progress(resumed)
 
     # What has been told is not told again.
     again = History.resume(run.folder, 6, NAMES)
@@ -114,10 +116,10 @@ def test_a_measure_that_is_not_a_number_is_kept(tmp_path: Path) -> None:
     train(history, range(3), optimizer, p)
     p.data.fill_(float("nan"))
     train(history, range(3, 5), optimizer, p)
-    history.draw()
+    draw_progress(history)
     resumed = History.resume(tmp_path, 5, NAMES)
     assert resumed.epochs == [0, 1, 2, 3, 4] and np.isnan(resumed.measure[4][0])
-    resumed.draw()
+    draw_progress(resumed)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 100, b"a,b\n1,2\n", b"\xff\xfe"])
@@ -321,7 +323,7 @@ def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
     assert "No space left on device" in str(failed) and str(path) in str(failed)
     assert path.read_bytes() == before
     with pytest.raises(OSError, match=r"No space left on device.*cpr_progress.png"):
-        history.draw()
+        draw_progress(history)
     resumed = History.resume(small_disk, epoch, TWO)  # as after a kill
     assert_same_epochs(resumed, history, epoch)
     with pytest.raises(OSError, match=r"No space left on device.*cpr_history.csv"):
@@ -337,7 +339,7 @@ def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
 def test_a_read_only_folder_loses_nothing(small_disk: Path) -> None:
     history, _ = whole_file(small_disk)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    for write in (lambda: append(history, 3), history.draw):
+    for write in (lambda: append(history, 3), lambda: draw_progress(history)):
         with pytest.raises(OSError, match="Read-only"):
             write()
     assert_same_epochs(History.resume(small_disk, 3, TWO), history, 3)
@@ -366,7 +368,7 @@ LONG = [f"encoder.stages.{i // 40}.blocks.{i % 40}.conv2.all_modules.0.weight" f
 
 
 def test_the_picture_appears_whole_and_alone(run: History) -> None:
-    run.draw()
+    draw_progress(run)
     picture = imread(run.folder / "cpr_progress.png")
     assert picture.shape[1] > 1000 and picture.std() > 0.05
     assert sorted(f.name for f in run.folder.iterdir()) == ["cpr_history.csv", "cpr_progress.png"]
@@ -376,7 +378,7 @@ def test_a_picture_can_be_drawn_before_any_bound_is_set(tmp_path: Path) -> None:
     history = History.resume(tmp_path, 0, NAMES)
     p = torch.nn.Parameter(torch.ones(2, 2))
     train(history, range(1), SGDCPR([("layer.weight", p)], lr=0.1), p)
-    history.draw()
+    draw_progress(history)
     assert (tmp_path / "cpr_progress.png").exists()
 
 
@@ -398,20 +400,20 @@ def test_any_numbers_can_be_drawn(epochs: list[tuple[list[float], ...]]) -> None
             history._add(epoch, epoch, *(np.array(v, np.float32) for v in values))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            history.draw()
+            draw_progress(history)
         assert imread(Path(folder) / "cpr_progress.png").std() > 0.05
 
 
 def test_a_picture_that_cannot_be_written_leaves_nothing_half_written(run: History, monkeypatch) -> None:
-    run.draw()
+    draw_progress(run)
     before = (run.folder / "cpr_progress.png").read_bytes()
 
-    def full_disk(history: History, path: Path) -> None:
+    def full_disk(figure: Figure, path: Path, dpi: int) -> None:
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("nnunet_cpr.nnunet.history.draw_progress", full_disk)
+    monkeypatch.setattr(Figure, "savefig", full_disk)
     with pytest.raises(OSError, match="No space"):
-        run.draw()
+        draw_progress(run)
     assert (run.folder / "cpr_progress.png").read_bytes() == before
     assert len(list(run.folder.iterdir())) == 2

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from workspace import Workspace
+
+from tests.helpers.workspace import Workspace
 
 KILLS = 10  # of each of the two trainings
 AIMED = 4  # of them while a checkpoint is written
@@ -21,12 +22,12 @@ EPOCHS = 8
 
 TRAINER = "nnUNetTrainerKilled"
 MODULE = f"""
-from nnunet_cpr.nnunet.names import parse
+from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.nnunet.trainer import nnUNetTrainerCPR
 
 
 class {TRAINER}(nnUNetTrainerCPR):
-    settings = parse("nnUNetTrainerCPR_ws6_{EPOCHS}epochs_4iters_seed1")
+    settings = parse_trainer_name("nnUNetTrainerCPR_ws6_{EPOCHS}epochs_4iters_seed1")
 
     def __init__(self, plans, configuration, fold, dataset_json, device):
         super().__init__(plans, configuration, fold, dataset_json, device)

@@ -11,7 +11,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from matrix_space import IGNORE, REGIONS, UNSEEN, MatrixSpace, Model, array, make_space, read
+
+from tests.helpers.matrix_space import (
+    IGNORE,
+    REGIONS,
+    UNSEEN,
+    MatrixSpace,
+    Model,
+    array,
+    make_space,
+    read,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
-from workspace import PLANS, Workspace
 
-from nnunet_cpr.nnunet import demo
+from nnunet_cpr import demo
 from nnunet_cpr.nnunet.commands import nnunet_environment
+from tests.helpers.workspace import PLANS, Workspace
 
 TRAINER = "nnUNetTrainerCPR_ws20_2epochs_40iters"
 CASES = 100

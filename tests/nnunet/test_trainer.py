@@ -10,10 +10,11 @@ import torch
 from nnunetv2.inference.predict_from_raw_data import predict_entry_point
 from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
-from workspace import PLANS, Workspace
 
-from nnunet_cpr.nnunet.schedule import warmup_poly
-from nnunet_cpr.nnunet.trainer import LOGGED, trainer_class
+from nnunet_cpr.nnunet.base_trainer import LOGGED
+from nnunet_cpr.nnunet.poly_lr import warmup_poly
+from nnunet_cpr.nnunet.trainer import trainer_class
+from tests.helpers.workspace import PLANS, Workspace
 
 CPR = "nnUNetTrainerCPR_ws6_4epochs_4iters_seed1"
 

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import recipe_runs
 import torch
+
+from tests.helpers import recipe_runs
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import recipe_runs
 import torch
+
+from tests.helpers import recipe_runs
 
 lightning = pytest.importorskip("lightning")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import recipe_runs
 import torch
 
 import nnunet_cpr
+from tests.helpers import recipe_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 

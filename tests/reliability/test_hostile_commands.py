@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import typer
-from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from nnunet.report.report_folds import both, write_fold
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
+from tests.helpers.examples import examples
+from tests.helpers.report_folds import both, write_fold
 
 TRAINS = {"demo", "doctor", "vision digits", "vision grokking", "vision run", "vision sweep"}
 """What takes minutes where the command line is right; they are given wrong ones alone, below."""

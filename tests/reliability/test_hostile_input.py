@@ -20,34 +20,31 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import archives
 import numpy as np
 import pytest
-from examples import examples
-from fuzz import promises
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from nnunet_cpr._files import read_json
 from nnunet_cpr.bounds import read_bound
-from nnunet_cpr.files import read_json
-from nnunet_cpr.naming import WrongName
-from nnunet_cpr.nnunet import names as trainers
+from nnunet_cpr.datasets.archive import PrepareError
+from nnunet_cpr.datasets.description import read_description
+from nnunet_cpr.datasets.registry import DATA_SETS
+from nnunet_cpr.datasets.volume import Unreadable, read_with_nibabel, read_with_simpleitk
+from nnunet_cpr.names import WrongName
+from nnunet_cpr.names import trainer_name as trainers
 from nnunet_cpr.nnunet.fold_files import RESOURCES
-from nnunet_cpr.nnunet.prepare.archive import PrepareError
-from nnunet_cpr.nnunet.prepare.description import read_description
-from nnunet_cpr.nnunet.prepare.registry import DATA_SETS
-from nnunet_cpr.nnunet.prepare.volume import Unreadable, read_with_nibabel, read_with_simpleitk
-from nnunet_cpr.nnunet.report.plots import heat_maps
-from nnunet_cpr.nnunet.report.results import read_results
-from nnunet_cpr.nnunet.study.definition import Cell, Row, Study, StudyError, load
-from nnunet_cpr.nnunet.study.preparation import dataset_name, prepare
-from nnunet_cpr.nnunet.study.running import queued_cells
-from nnunet_cpr.nnunet.study.state import Places, Stage, is_running, state_of
-from nnunet_cpr.nnunet.study.status import states, table
-from nnunet_cpr.nnunet.study.training import _Usage
-
-FUZZ = Path(__file__).parents[1] / "fuzz"
+from nnunet_cpr.reports.plots import heat_maps
+from nnunet_cpr.reports.results import read_results
+from nnunet_cpr.studies.definition import Cell, Row, Study, StudyError, load
+from nnunet_cpr.studies.preparation import dataset_name, prepare
+from nnunet_cpr.studies.running import queued_cells
+from nnunet_cpr.studies.state import Places, Stage, is_running, state_of
+from nnunet_cpr.studies.status import states, table
+from nnunet_cpr.studies.training import _Usage
+from tests.helpers import ROOT, archives, promises
+from tests.helpers.examples import examples
 
 DEEP = "[" * 100_000
 
@@ -73,10 +70,10 @@ def test_any_name_is_read_or_refused_in_one_line(text: str) -> None:
 def test_a_name_longer_than_a_folders_is_refused_at_once(tail: str) -> None:
     """The spelling of a long one took minutes to correct."""
     with pytest.raises(WrongName, match="characters, and a name can have 255"):
-        trainers.parse("nnUNetTrainerCPR" + tail)
+        trainers.parse_trainer_name("nnUNetTrainerCPR" + tail)
     with pytest.raises(WrongName, match="characters, and a name can have 255"):
         read_bound(tail)
-    assert trainers.parse("Theirs" + tail) is None
+    assert trainers.parse_trainer_name("Theirs" + tail) is None
 
 
 # Studies
@@ -444,7 +441,7 @@ def test_an_epoch_of_ages_has_no_time_left(tmp_path: Path) -> None:
     places = Places(tmp_path, tmp_path / "s")
     cell = Cell(CELL.dataset, CELL.configuration, CELL.plans, 0, "nnUNetTrainer")
     study = Study("s", [cell.dataset], [Row("nnUNetTrainer")], "nnUNetTrainer", folds=(0,))
-    from nnunet_cpr.nnunet.study.state import at_work
+    from nnunet_cpr.studies.state import at_work
 
     fold.rename(tmp_path / "moved")
     cell.folder(tmp_path).parent.mkdir(parents=True)
@@ -487,7 +484,7 @@ def test_damaged_files_of_a_data_set_stop_a_study_in_one_line(
     (home / "splits_final.json").write_bytes(splits)
     (home / "dataset.json").write_bytes(description)
     study = Study("s", ["Dataset001_A"], [Row("nnUNetTrainer")], "nnUNetTrainer", (0,), ("2d",))
-    from nnunet_cpr.nnunet.study import preparation
+    from nnunet_cpr.studies import preparation
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preparation, "run", _no_command)
@@ -627,8 +624,8 @@ def test_any_dataset_json_is_read_or_refused_and_leads_nowhere_else(
 def test_a_short_fuzz_finds_nothing(harness: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("atheris") is None:
         pytest.skip("atheris is not installed")
-    command = [sys.executable, str(FUZZ / f"fuzz_{harness}.py"), "-max_total_time=15", "-timeout=30"]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", f"tests.fuzz.fuzz_{harness}", "-max_total_time=15", "-timeout=30"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, errors="replace"
     )

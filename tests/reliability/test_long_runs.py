@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.helpers import ROOT
+
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import long_runs  # noqa: E402
-from benchmarks.bars import Bar  # noqa: E402
+from benchmarks import long_runs
+from benchmarks.bars import Bar
 
 STEPS = 3000
 Hook = Callable[[torch.optim.Optimizer], None]

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from resume_cases import BASELINES, OURS, TORCH, Case, Training, differences
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaKI0, KappaWS
+from tests.helpers.examples import examples
+from tests.helpers.resume_cases import BASELINES, OURS, TORCH, Case, Training, differences
 
 STEPS = 12
 

@@ -16,11 +16,14 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
-from examples import examples
 from hypothesis import event, example, given
 from hypothesis import strategies as st
-from matrices import set_gradients
-from resume_cases import (
+
+from nnunet_cpr import CPR, SGDCPR, KappaWS
+from nnunet_cpr.fused import cpu
+from tests.helpers.examples import examples
+from tests.helpers.matrices import set_gradients
+from tests.helpers.resume_cases import (
     BASELINES,
     CHUNK,
     OURS,
@@ -30,9 +33,6 @@ from resume_cases import (
     Training,
     differences,
 )
-
-from nnunet_cpr import CPR, SGDCPR, KappaWS
-from nnunet_cpr.kernels import cpu
 
 
 @pytest.fixture(autouse=True)
@@ -55,9 +55,8 @@ class Worker:
 
     def __init__(self, folder: Path) -> None:
         self.checkpoint, self.result = folder / "checkpoint.pt", folder / "result.pt"
-        script = Path(__file__).parent / "resume_worker.py"
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(script)],
+            [sys.executable, "-W", "ignore", "-m", "tests.helpers.resume_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -289,7 +288,7 @@ def test_a_checkpoint_that_is_read_with_mmap_can_be_written_over(tmp_path: Path)
     code = """
 import sys
 from pathlib import Path
-from resume_cases import Case, Training
+from tests.helpers.resume_cases import Case, Training
 path = Path(sys.argv[1])
 for optimizer in ("SGDCPR", "AdamCPR"):
     training = Training(Case(optimizer))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import errno
 import os
 import socket
@@ -12,18 +11,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import archives
 import pytest
 import torch
-from fuzz.promises import assert_one_line
 from rich.console import Console
 
-import nnunet_cpr
-from nnunet_cpr.files import replacing, save_with_torch
-from nnunet_cpr.nnunet.prepare.archive import PrepareError
-from nnunet_cpr.nnunet.prepare.writing import verify
-
-PACKAGE = Path(nnunet_cpr.__file__).parent
+from nnunet_cpr._files import replacing, save_with_torch
+from nnunet_cpr.datasets.archive import PrepareError
+from nnunet_cpr.datasets.writing import verify
+from tests.helpers import archives
+from tests.helpers.promises import assert_one_line
 
 # replacing
 
@@ -57,7 +53,7 @@ def test_the_content_is_on_the_disk_before_it_takes_the_place(
 KILLED = """
 import sys, time
 from pathlib import Path
-from nnunet_cpr.files import replacing
+from nnunet_cpr._files import replacing
 with replacing(Path(sys.argv[1])) as temporary:
     temporary.write_text("half")
     print("writing", flush=True)
@@ -206,7 +202,7 @@ def test_study_report_on_a_full_disk(full_disk: Path, tmp_path: Path) -> None:
 
 def finished_study(folder: Path) -> dict[str, Path]:
     """``toy.yaml`` and the results of its one fold; nnU-Net's folders."""
-    from nnunet.report.report_folds import both, write_fold
+    from tests.helpers.report_folds import both, write_fold
 
     names = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
     folders = {name: folder / name for name in names}
@@ -279,105 +275,3 @@ def test_a_folder_that_is_only_read(small_disk: Path, tmp_path: Path) -> None:
     assert_told(cli("study", "report", tmp_path / "toy.yaml", "-o", small_disk, **folders), small_disk)
     source = archives.make_btcv(tmp_path)
     assert_told(cli("prepare", "btcv", source, nnUNet_raw=small_disk), small_disk)
-
-
-# Every write in the package
-
-
-WRITERS = {
-    *("write_text", "write_bytes", "savefig", "to_csv", "to_json", "to_parquet", "to_html", "tofile"),
-    *("torch.save", "json.dump", "pickle.dump", "yaml.dump", "np.save", "np.savez", "WriteImage"),
-    *("shutil.copy", "shutil.copy2", "shutil.copyfile", "shutil.copytree", "shutil.move", "open"),
-    *("print_to", "generate_dataset_json", "imsave"),
-}
-IN_MEMORY = "into memory"
-ITS_CALLERS = "its callers give it what replacing gave them"
-ELSEWHERE = "in a folder that appears whole or not at all"
-A_LOG = "a log, which grows while a process runs"
-A_LOCK = "a lock, whose content says nothing or is for people"
-ALLOWED = {
-    "files.py:replacing": "it is replacing",
-    "nnunet/commands.py:run": A_LOG,
-    "nnunet/demo.py:keep_only": "moves what is whole within a folder",
-    "nnunet/export.py:_copy": ELSEWHERE,
-    "nnunet/figures.py:draw_progress": ITS_CALLERS,
-    "nnunet/history.py:_write": "adds rows; torn ones are taken back, or dropped when it is read",
-    "nnunet/phantom.py:_write": "the demo's own data, made anew by each run",
-    "nnunet/phantom.py:write_dataset": "the demo's own data, made anew by each run",
-    "nnunet/prepare/writing.py:_write": ELSEWHERE,
-    "nnunet/prepare/writing.py:write_cases": ELSEWHERE,
-    "nnunet/report/__init__.py:_csv": IN_MEMORY,
-    "nnunet/report/overlays.py:_draw": IN_MEMORY,
-    "nnunet/report/plots.py:_svg": IN_MEMORY,
-    "nnunet/study/running.py:_stderr_into": A_LOG,
-    "nnunet/study/state.py:at_work": A_LOCK,
-    "vision/folder.py:locked": A_LOCK,
-}
-
-
-def test_every_write_goes_through_replacing() -> None:
-    places = set()
-    wrong = []
-    for file in sorted(PACKAGE.rglob("*.py")):
-        for function, call in _writes(ast.parse(file.read_text())):
-            place = f"{file.relative_to(PACKAGE).as_posix()}:{function}"
-            places.add(place)
-            if place not in ALLOWED:
-                wrong.append(f"{place}, line {call.lineno}: {ast.unparse(call)}")
-    assert not wrong, "these write without replacing"
-    assert places == set(ALLOWED), "these do not write any more"
-
-
-def test_the_search_for_writes_finds_them() -> None:
-    source = """
-def good():
-    with replacing(a) as b, open(b, "w") as file:
-        file.write("")
-        json.dump({}, file)
-    with replacing(a) as b:
-        b.write_text("")
-        open(c).read()
-def bad():
-    open(a, "w"); open(b, mode="ab"); c.open("x"); d.write_text(""); figure.savefig(e); torch.save(f, g)
-    with replacing(a) as b:
-        c.write_text("")
-"""
-    found = [(function, call.lineno) for function, call in _writes(ast.parse(source))]
-    assert found == [("bad", 10)] * 6 + [("bad", 12)]
-
-
-def _writes(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """(function, call) of what writes and not to a name that ``with replacing(...)`` has given."""
-
-    def visit(node: ast.AST, function: str, safe: frozenset[str]) -> Iterator[tuple[str, ast.Call]]:
-        if isinstance(node, ast.FunctionDef):
-            function = node.name
-        if isinstance(node, ast.With):
-            for item in node.items:
-                yield from visit(item.context_expr, function, safe)
-                call = item.context_expr
-                if isinstance(call, ast.Call) and item.optional_vars is not None:
-                    names = {n.id for n in ast.walk(call) if isinstance(n, ast.Name)}
-                    if "replacing" in names or names & safe:
-                        safe |= {item.optional_vars.id}
-            for child in node.body:
-                yield from visit(child, function, safe)
-            return
-        if isinstance(node, ast.Call) and _is_writer(node):
-            names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-            if not names & safe:
-                yield function, node
-        for child in ast.iter_child_nodes(node):
-            yield from visit(child, function, safe)
-
-    yield from visit(tree, "", frozenset())
-
-
-def _is_writer(call: ast.Call) -> bool:
-    name = ast.unparse(call.func)
-    last = name.rpartition(".")[2]
-    if last == "open":
-        given = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
-        modes = [a.value for a in given if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-        return any(set(mode) <= set("rwaxbt+") and set(mode) & set("wax+") for mode in modes)
-    return name in WRITERS or last in WRITERS

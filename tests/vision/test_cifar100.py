@@ -11,21 +11,30 @@ import pandas as pd
 import pytest
 import torch
 import torchvision
-from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_data import BATCH, EXTRA, TEST, TRAIN, images, labels, write_cifar100, write_corrupted
 from torch import Tensor, nn
 
+from nnunet_cpr.names.run_name import RunName, parse_run_name
 from nnunet_cpr.vision import engine
 from nnunet_cpr.vision.engine import train
 from nnunet_cpr.vision.folder import folder_of
 from nnunet_cpr.vision.heatmaps import draw_sweep
-from nnunet_cpr.vision.names import RunName, parse
 from nnunet_cpr.vision.sweeps import Sweep, grid
 from nnunet_cpr.vision.task import CannotTrain, Options, Task
 from nnunet_cpr.vision.tasks import TASKS, cifar100
 from nnunet_cpr.vision.tasks.cifar100 import CIFAR100, CIFAR100_C, CORRUPTIONS
+from tests.helpers.examples import examples
+from tests.helpers.tiny_data import (
+    BATCH,
+    EXTRA,
+    TEST,
+    TRAIN,
+    images,
+    labels,
+    write_cifar100,
+    write_corrupted,
+)
 
 
 @pytest.fixture
@@ -217,9 +226,9 @@ def test_a_finished_run_leaves_no_memory_on_the_gpu(
     data: Path, is_narrow: None, without_figures: None, tmp_path: Path
 ) -> None:
     options = Options(data=data, device=torch.device("cuda"))
-    train(short(CIFAR100), parse("AdamCPR_ws2"), tmp_path, options)
+    train(short(CIFAR100), parse_run_name("AdamCPR_ws2"), tmp_path, options)
     after_one = torch.cuda.memory_allocated()
-    train(short(CIFAR100), parse("AdamCPR_ws2_seed2"), tmp_path, options)
+    train(short(CIFAR100), parse_run_name("AdamCPR_ws2_seed2"), tmp_path, options)
     assert torch.cuda.memory_allocated() <= after_one
 
 
@@ -322,7 +331,11 @@ def files(folder: Path) -> dict[str, Any]:
 
 
 def test_a_resnet_run_that_was_stopped_ends_as_if_it_had_not_been(data: Path, tmp_path: Path) -> None:
-    task, name, options = short(CIFAR100, steps=4), parse("AdamCPR_ws3_seed1"), Options(data=data)
+    task, name, options = (
+        short(CIFAR100, steps=4),
+        parse_run_name("AdamCPR_ws3_seed1"),
+        Options(data=data),
+    )
     whole = train(task, name, tmp_path / "whole", options)
     assert whole["step"] == 4
     assert 0 <= whole["accuracy"] <= 100
@@ -362,7 +375,7 @@ def test_every_method_trains_and_can_be_stopped(
 ) -> None:
     if text.startswith("AMOS"):
         pytest.importorskip("pytorch_optimizer")
-    task, name, options = short(CIFAR100), parse(text), Options(data=data)
+    task, name, options = short(CIFAR100), parse_run_name(text), Options(data=data)
 
     def stop(done: int, steps: int, numbers: dict[str, float]) -> None:
         if done == 5:
@@ -380,7 +393,7 @@ def test_corrupted_images_are_evaluated_at_the_end_and_only_then(
     data: Path, is_narrow: None, tmp_path: Path
 ) -> None:
     write_corrupted(data / "CIFAR-100-C")
-    result = train(short(CIFAR100_C), parse("AdamW"), tmp_path, Options(data=data))
+    result = train(short(CIFAR100_C), parse_run_name("AdamW"), tmp_path, Options(data=data))
     assert result["metric"] == "corrupted_accuracy"
     assert {f"accuracy_{name}" for name in CORRUPTIONS} < set(result)
     history = pd.read_csv(tmp_path / "cifar100-c" / "AdamW_seed1" / "history.csv")
@@ -394,11 +407,11 @@ def test_other_corrupted_images_are_other_data(data: Path, is_narrow: None, tmp_
     noise = data / "CIFAR-100-C"
     write_corrupted(noise)
     results = tmp_path / "results"
-    train(short(CIFAR100_C), parse("AdamW"), results, Options(data=data))
-    train(short(CIFAR100_C), parse("AdamW"), results, Options(data=data))
+    train(short(CIFAR100_C), parse_run_name("AdamW"), results, Options(data=data))
+    train(short(CIFAR100_C), parse_run_name("AdamW"), results, Options(data=data))
     np.save(noise / "brightness.npy", images(5 * TEST, 7))
     with pytest.raises(CannotTrain, match="use other --results"):
-        train(short(CIFAR100_C), parse("AdamW"), results, Options(data=data))
+        train(short(CIFAR100_C), parse_run_name("AdamW"), results, Options(data=data))
 
 
 def test_a_sweep_from_images_to_figure(

@@ -6,10 +6,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-from tiny_data import write_cifar100, write_corrupted, write_imagenet
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
+from tests.helpers.tiny_data import write_cifar100, write_corrupted, write_imagenet
 
 DOCS = Path(__file__).parents[2] / "docs"
 COMMANDS = sorted(

@@ -13,18 +13,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnunet_cpr.naming import WrongName
+from nnunet_cpr.names import WrongName
+from nnunet_cpr.names.run_name import FAMILIES, parse_run_name
 from nnunet_cpr.vision import engine
+from nnunet_cpr.vision.cosine_lr import warmup_cosine
+from nnunet_cpr.vision.dynamics_figure import CannotDraw, draw_dynamics
 from nnunet_cpr.vision.engine import train
-from nnunet_cpr.vision.figures import CannotDraw, draw_dynamics
 from nnunet_cpr.vision.folder import CHECKPOINT, DYNAMICS, FIGURE, HISTORY, LOCK, RESULT, folder_of
-from nnunet_cpr.vision.names import FAMILIES, parse
-from nnunet_cpr.vision.schedule import warmup_cosine
 from nnunet_cpr.vision.task import CannotTrain, Diverged, Options, Prepared, Task
+from tests.helpers.examples import examples
 
 CPU = Options()
 
@@ -101,11 +101,11 @@ def test_stopped_anywhere_a_run_ends_as_if_it_had_not_been(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = weights(monkeypatch)
-    whole = train(TASK, parse(name), tmp_path / "whole", CPU)
+    whole = train(TASK, parse_run_name(name), tmp_path / "whole", CPU)
     for step in (3, 17):
         with pytest.raises(Stopped):
-            train(TASK, parse(name), tmp_path / "parts", CPU, stop_at(step))
-    parts = train(TASK, parse(name), tmp_path / "parts", CPU)
+            train(TASK, parse_run_name(name), tmp_path / "parts", CPU, stop_at(step))
+    parts = train(TASK, parse_run_name(name), tmp_path / "parts", CPU)
 
     def without_time(result: dict) -> dict:
         return {key: value for key, value in result.items() if key != "seconds"}
@@ -115,12 +115,12 @@ def test_stopped_anywhere_a_run_ends_as_if_it_had_not_been(
     for key, value in kept[0]["model"].items():
         assert torch.equal(value, kept[1]["model"][key])
     for file in (HISTORY, DYNAMICS):
-        a, b = (folder_of(tmp_path / f, TASK, parse(name)) / file for f in ("whole", "parts"))
+        a, b = (folder_of(tmp_path / f, TASK, parse_run_name(name)) / file for f in ("whole", "parts"))
         assert a.read_bytes() == b.read_bytes()
 
 
 def test_what_a_run_leaves(tmp_path: Path) -> None:
-    result = train(TASK, parse("AdamCPR_ws9_seed2"), tmp_path, CPU)
+    result = train(TASK, parse_run_name("AdamCPR_ws9_seed2"), tmp_path, CPU)
     folder = tmp_path / "line" / "AdamCPR_ws9_seed2"
     assert {f.name for f in folder.iterdir()} == {HISTORY, DYNAMICS, FIGURE, "result.json", LOCK}
     assert json.loads((folder / "result.json").read_text()) == result
@@ -140,40 +140,40 @@ def test_the_trained_weights_are_kept_where_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = weights(monkeypatch)
-    train(TASK, parse("SGD"), tmp_path, dataclasses.replace(CPU, keep_model=True))
-    saved = torch.load(folder_of(tmp_path, TASK, parse("SGD")) / "model.pt", weights_only=True)
+    train(TASK, parse_run_name("SGD"), tmp_path, dataclasses.replace(CPU, keep_model=True))
+    saved = torch.load(folder_of(tmp_path, TASK, parse_run_name("SGD")) / "model.pt", weights_only=True)
     assert all(torch.equal(value, kept[0]["model"][key]) for key, value in saved.items())
 
 
 def test_without_cpr_the_measure_is_recorded_all_the_same(tmp_path: Path) -> None:
-    train(TASK, parse("AdamW_wd0p1"), tmp_path, CPU)
-    dynamics = pd.read_csv(folder_of(tmp_path, TASK, parse("AdamW_wd0p1")) / DYNAMICS)
+    train(TASK, parse_run_name("AdamW_wd0p1"), tmp_path, CPU)
+    dynamics = pd.read_csv(folder_of(tmp_path, TASK, parse_run_name("AdamW_wd0p1")) / DYNAMICS)
     torch.manual_seed(0)
     assert (dynamics["measure"] > 0).all() and dynamics[["kappa", "multiplier"]].isna().all().all()
 
 
 def test_what_is_done_is_not_trained_again(tmp_path: Path) -> None:
-    name = parse("SGD_4steps_warmup0")
+    name = parse_run_name("SGD_4steps_warmup0")
     first = train(TASK, name, tmp_path, CPU)
     assert train(REFUSES, name, tmp_path, CPU) == first
 
 
 def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
-    train(TASK, parse("SGD"), tmp_path, CPU)
+    train(TASK, parse_run_name("SGD"), tmp_path, CPU)
     longer = dataclasses.replace(TASK, steps=30)
     with pytest.raises(CannotTrain, match=r"is of SGD_.*26steps, not of SGD_.*30steps; use other"):
-        train(longer, parse("SGD"), tmp_path, CPU)
+        train(longer, parse_run_name("SGD"), tmp_path, CPU)
     with pytest.raises(Stopped):
-        train(TASK, parse("SGD_seed2"), tmp_path, CPU, stop_at(6))
+        train(TASK, parse_run_name("SGD_seed2"), tmp_path, CPU, stop_at(6))
     with pytest.raises(CannotTrain, match=f"{CHECKPOINT} is of SGD_"):
-        train(longer, parse("SGD_seed2"), tmp_path, CPU)
+        train(longer, parse_run_name("SGD_seed2"), tmp_path, CPU)
     other = dataclasses.replace(CPU, settings={"width": "8"})
     with pytest.raises(CannotTrain, match=r"26steps, not of SGD_.*26steps width=8"):
-        train(TASK, parse("SGD"), tmp_path, other)
+        train(TASK, parse_run_name("SGD"), tmp_path, other)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
-    name = parse("SGD_lr1e30")
+    name = parse_run_name("SGD_lr1e30")
     with pytest.raises(Diverged, match=r"was not finite before step .*; try a smaller _lr<V>") as first:
         train(TASK, name, tmp_path, CPU)
     folder = folder_of(tmp_path, TASK, name)
@@ -189,7 +189,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
 def test_a_run_is_trained_again_where_asked_for(name: str, tmp_path: Path) -> None:
     def attempt(task: Task, options: Options, progress: engine.Progress = lambda *_: None) -> str:
         try:
-            return str(train(task, parse(name), tmp_path, options, progress)["loss"])
+            return str(train(task, parse_run_name(name), tmp_path, options, progress)["loss"])
         except Diverged as error:
             return str(error)
 
@@ -200,7 +200,7 @@ def test_a_run_is_trained_again_where_asked_for(name: str, tmp_path: Path) -> No
     assert attempt(REFUSES, CPU) == first
     with pytest.raises(Stopped):
         attempt(TASK, again, stop_at(2))
-    folder = folder_of(tmp_path, TASK, parse(name))
+    folder = folder_of(tmp_path, TASK, parse_run_name(name))
     assert {file.name for file in folder.iterdir()} == {LOCK}
     if name == "SGD":
         with pytest.raises(Stopped):
@@ -213,7 +213,7 @@ def test_a_run_is_trained_again_where_asked_for(name: str, tmp_path: Path) -> No
 
 def test_a_warm_up_longer_than_the_training_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WrongName, match="warm-up of 4 steps is not shorter"):
-        train(TASK, parse("SGD_3steps"), tmp_path, CPU)
+        train(TASK, parse_run_name("SGD_3steps"), tmp_path, CPU)
     assert not tmp_path.joinpath("line").exists()
 
 
@@ -229,7 +229,7 @@ def test_batches_in_parts_give_the_same_gradient(
     kept = weights(monkeypatch)
     for parts in (1, 5):  # five parts of 12 are of unequal size
         options = dataclasses.replace(CPU, microbatches=parts)
-        train(task, parse("SGD"), tmp_path / str(parts), options)
+        train(task, parse_run_name("SGD"), tmp_path / str(parts), options)
     for key, value in kept[0]["model"].items():
         torch.testing.assert_close(value, kept[1]["model"][key], rtol=1e-4, atol=1e-6)
 
@@ -237,7 +237,7 @@ def test_batches_in_parts_give_the_same_gradient(
 def test_gradients_are_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = weights(monkeypatch)
     tiny = dataclasses.replace(TASK, clip=1e-9)
-    train(tiny, parse("SGD_lr0p1_4steps_warmup0_wd0"), tmp_path, CPU)
+    train(tiny, parse_run_name("SGD_lr0p1_4steps_warmup0_wd0"), tmp_path, CPU)
     torch.manual_seed(0)
     engine._seed(1, 0)
     start = prepare(CPU).model.state_dict()
@@ -259,20 +259,22 @@ def test_killed_between_checkpoint_and_tables_it_goes_on(
             raise Stopped
         write(record, folder)
 
-    whole = train(TASK, parse("SGD"), tmp_path / "whole", CPU)
+    whole = train(TASK, parse_run_name("SGD"), tmp_path / "whole", CPU)
     monkeypatch.setattr(engine._Record, "write", killed)
     with pytest.raises(Stopped):
-        train(TASK, parse("SGD"), tmp_path / "parts", CPU)
+        train(TASK, parse_run_name("SGD"), tmp_path / "parts", CPU)
     monkeypatch.setattr(engine._Record, "write", write)
-    assert train(TASK, parse("SGD"), tmp_path / "parts", CPU)["loss"] == whole["loss"]
-    a, b = (folder_of(tmp_path / f, TASK, parse("SGD")) / HISTORY for f in ("whole", "parts"))
+    assert train(TASK, parse_run_name("SGD"), tmp_path / "parts", CPU)["loss"] == whole["loss"]
+    a, b = (folder_of(tmp_path / f, TASK, parse_run_name("SGD")) / HISTORY for f in ("whole", "parts"))
     assert a.read_bytes() == b.read_bytes()
 
 
 def test_a_setting_without_effect_does_not_part_runs(tmp_path: Path) -> None:
     task = dataclasses.replace(TASK, settings_without_effect=("download",))
-    first = train(task, parse("SGD"), tmp_path, dataclasses.replace(CPU, settings={"download": "yes"}))
-    assert train(task, parse("SGD"), tmp_path, CPU) == first
+    first = train(
+        task, parse_run_name("SGD"), tmp_path, dataclasses.replace(CPU, settings={"download": "yes"})
+    )
+    assert train(task, parse_run_name("SGD"), tmp_path, CPU) == first
 
 
 @pytest.mark.parametrize(
@@ -283,12 +285,12 @@ def test_a_setting_that_the_task_does_not_know_is_refused(
 ) -> None:
     task = dataclasses.replace(TASK, settings=known)
     with pytest.raises(CannotTrain, match=f"^line has no setting 'widht'; {message}$"):
-        train(task, parse("SGD"), tmp_path, dataclasses.replace(CPU, settings={"widht": "8"}))
+        train(task, parse_run_name("SGD"), tmp_path, dataclasses.replace(CPU, settings={"widht": "8"}))
     assert not list(tmp_path.iterdir())
 
 
 def test_too_little_memory_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
-    whole = train(TASK, parse("SGD"), tmp_path / "whole", CPU)
+    whole = train(TASK, parse_run_name("SGD"), tmp_path / "whole", CPU)
     room = [17]
 
     def small(options: Options) -> Prepared:
@@ -304,9 +306,9 @@ def test_too_little_memory_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
 
     task = dataclasses.replace(TASK, prepare=small)
     with pytest.raises(CannotTrain, match=r"^cpu has too little memory .* --microbatches 2; it goes on"):
-        train(task, parse("SGD"), tmp_path / "parts", CPU)
+        train(task, parse_run_name("SGD"), tmp_path / "parts", CPU)
     room[0] = 11  # from the last checkpoint, not from the start
-    assert train(task, parse("SGD"), tmp_path / "parts", CPU)["loss"] == whole["loss"]
+    assert train(task, parse_run_name("SGD"), tmp_path / "parts", CPU)["loss"] == whole["loss"]
 
 
 # Data
@@ -343,35 +345,35 @@ def other_pixels(folder: Path) -> None:
 @pytest.mark.parametrize("change", [one_more_image, other_names, other_pixels])
 def test_other_data_is_noticed(change: Callable[[Path], None], of_files: Task, tmp_path: Path) -> None:
     data, results = tmp_path / "data", tmp_path / "results"
-    train(of_files, parse("SGD"), results, with_data(data))
+    train(of_files, parse_run_name("SGD"), results, with_data(data))
     with pytest.raises(Stopped):
-        train(of_files, parse("SGD_seed2"), results, with_data(data), stop_at(6))
+        train(of_files, parse_run_name("SGD_seed2"), results, with_data(data), stop_at(6))
     change(data)
     for name, file in (("SGD", RESULT), ("SGD_seed2", CHECKPOINT)):
         with pytest.raises(
             CannotTrain, match=rf"{file} is of .* data=\d+ files .*; use other --results"
         ):
-            train(of_files, parse(name), results, with_data(data))
+            train(of_files, parse_run_name(name), results, with_data(data))
 
 
 def test_data_may_move_and_need_not_be_there_for_what_is_done(of_files: Task, tmp_path: Path) -> None:
     data, results = tmp_path / "data", tmp_path / "results"
-    first = train(of_files, parse("SGD"), results, with_data(data))
+    first = train(of_files, parse_run_name("SGD"), results, with_data(data))
     with pytest.raises(Stopped):
-        train(of_files, parse("SGD_seed2"), results, with_data(data), stop_at(6))
+        train(of_files, parse_run_name("SGD_seed2"), results, with_data(data), stop_at(6))
     moved = data.rename(tmp_path / "elsewhere")
     (moved / "more.txt").write_text("beside the data")
     (moved / "train" / ".DS_Store").write_text("hidden")
     refuses = dataclasses.replace(REFUSES, data_folders=("train",))
     for options in (with_data(moved), CPU):
-        assert train(refuses, parse("SGD"), results, options) == first
-    assert train(of_files, parse("SGD_seed2"), results, with_data(moved))["step"] == 26
+        assert train(refuses, parse_run_name("SGD"), results, options) == first
+    assert train(of_files, parse_run_name("SGD_seed2"), results, with_data(moved))["step"] == 26
 
 
 def test_bfloat16_is_another_run(tmp_path: Path) -> None:
-    train(TASK, parse("SGD"), tmp_path, CPU)
+    train(TASK, parse_run_name("SGD"), tmp_path, CPU)
     with pytest.raises(CannotTrain, match=r"26steps, not of SGD_.*26steps bf16=yes"):
-        train(TASK, parse("SGD"), tmp_path, dataclasses.replace(CPU, bf16=True))
+        train(TASK, parse_run_name("SGD"), tmp_path, dataclasses.replace(CPU, bf16=True))
 
 
 def test_a_normalized_batch_is_not_split(tmp_path: Path) -> None:
@@ -382,36 +384,36 @@ def test_a_normalized_batch_is_not_split(tmp_path: Path) -> None:
 
     task = dataclasses.replace(TASK, prepare=normalized)
     with pytest.raises(CannotTrain, match="normalizes over the whole batch"):
-        train(task, parse("SGD"), tmp_path, dataclasses.replace(CPU, microbatches=2))
+        train(task, parse_run_name("SGD"), tmp_path, dataclasses.replace(CPU, microbatches=2))
 
 
 def test_a_bound_that_comes_too_late_is_told(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="regularizes nothing: no bound is set before step 26"):
-        train(TASK, parse("AdamCPR_ws26"), tmp_path, CPU)
+        train(TASK, parse_run_name("AdamCPR_ws26"), tmp_path, CPU)
 
 
 def test_a_baseline_that_would_decay_nothing_is_refused() -> None:
     with pytest.raises(WrongName, match="would decay nothing; say one with _wd<V>"):
-        TASK.complete(parse("AdamW_awd"))
-    assert TASK.complete(parse("AdamW_awd_wd0")).weight_decay == 0
-    assert TASK.complete(parse("AdamW_rescale2")).weight_decay is None
+        TASK.complete(parse_run_name("AdamW_awd"))
+    assert TASK.complete(parse_run_name("AdamW_awd_wd0")).weight_decay == 0
+    assert TASK.complete(parse_run_name("AdamW_rescale2")).weight_decay is None
 
 
 @pytest.mark.parametrize(
     "name", ["AdamCPR_ws8_l2_mu1_lr0p01_warmup4_26steps_seed1", "AdamCPR_seed1", "AdamCPR_ws8"]
 )
 def test_a_run_has_one_folder_however_much_its_name_says(name: str) -> None:
-    assert str(TASK.shorten(parse(name))) == "AdamCPR_seed1"
+    assert str(TASK.shorten(parse_run_name(name))) == "AdamCPR_seed1"
 
 
 @pytest.mark.parametrize("file", [CHECKPOINT, "result.json"])
 @pytest.mark.parametrize("content", [b"", b"{}", b"garbage" * 99])
 def test_damaged_files_are_named(file: str, content: bytes, tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, TASK, parse("SGD"))
+    folder = folder_of(tmp_path, TASK, parse_run_name("SGD"))
     folder.mkdir(parents=True)
     (folder / file).write_bytes(content)
     with pytest.raises((CannotTrain, OSError), match=f"{file} is damaged; delete it"):
-        train(TASK, parse("SGD"), tmp_path, CPU)
+        train(TASK, parse_run_name("SGD"), tmp_path, CPU)
 
 
 # The schedule
@@ -439,10 +441,10 @@ def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_has_a_run(family: str) -> None:
-    run = TASK.complete(parse(family))
+    run = TASK.complete(parse_run_name(family))
     assert (run.total_steps, run.warmup_steps, run.seed) == (26, 4, 1)
     assert run.lr == TASK.lr[FAMILIES[family].optimizer]
-    assert parse(str(run)) == run
+    assert parse_run_name(str(run)) == run
     assert run.default_warm_start == 8  # twice the warm-up
 
 
@@ -458,7 +460,7 @@ def test_every_family_has_a_run(family: str) -> None:
 )
 def test_wrong_names_are_one_line(text: str, message: str) -> None:
     with pytest.raises(WrongName, match=message) as caught:
-        parse(text)
+        parse_run_name(text)
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -468,8 +470,8 @@ def test_wrong_names_are_one_line(text: str, message: str) -> None:
 def test_runs_are_drawn_together(tmp_path: Path) -> None:
     folders = {}
     for name in ("AdamCPR_ws9", "AdamW_wd0p1"):
-        train(TASK, parse(name), tmp_path, CPU)
-        folders[name] = folder_of(tmp_path, TASK, parse(name))
+        train(TASK, parse_run_name(name), tmp_path, CPU)
+        folders[name] = folder_of(tmp_path, TASK, parse_run_name(name))
     figure = tmp_path / "both.png"
     draw_dynamics(folders, figure, ["3.weight"])
     assert figure.stat().st_size > 10_000

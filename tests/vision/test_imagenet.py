@@ -11,16 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_data import CLASSES, write_imagenet
 from torch import nn
+
+from tests.helpers.tiny_data import CLASSES, write_imagenet
 
 pytest.importorskip("timm")
 
-from nnunet_cpr.naming import WrongName
+from nnunet_cpr.names import WrongName
+from nnunet_cpr.names.run_name import parse_run_name
+from nnunet_cpr.vision.cosine_lr import learning_rate
 from nnunet_cpr.vision.engine import train
-from nnunet_cpr.vision.names import parse
 from nnunet_cpr.vision.optimizers import build_optimizer
-from nnunet_cpr.vision.schedule import learning_rate
 from nnunet_cpr.vision.sweeps import SWEEPS
 from nnunet_cpr.vision.task import CannotTrain, Options
 from nnunet_cpr.vision.tasks import TASKS
@@ -67,7 +68,7 @@ def contents(folder, task, name):
     ],
 )
 def test_preset_trains_on_a_tiny_imagenet(task, name, data, tmp_path):
-    result = train(TASKS[task], parse(name), tmp_path, options(data))
+    result = train(TASKS[task], parse_run_name(name), tmp_path, options(data))
     assert result["step"] == 3
     assert (
         0 <= result["accuracy"] <= result["top5"] == 100
@@ -93,7 +94,7 @@ def test_every_cell_of_the_tables_takes_a_step(task, data):
 @pytest.mark.parametrize("task", PRESETS)
 def test_real_model_takes_two_steps(task, data, tmp_path):
     settings = Options(data=data, settings={"batch": "2", "pretrained": "no"})
-    result = train(TASKS[task], parse("AdamCPR_ws1_warmup1_2steps"), tmp_path, settings)
+    result = train(TASKS[task], parse_run_name("AdamCPR_ws1_warmup1_2steps"), tmp_path, settings)
     assert result["step"] == 2 and math.isfinite(result["loss"])
 
 
@@ -108,13 +109,13 @@ def test_stopped_run_goes_on_as_if_it_had_not_been(workers, data, tmp_path):
 
     task, name = TASKS["deit-base"], "AdamCPR_ws1_warmup1_seed1_4steps"
     given = options(data, workers)
-    train(task, parse(name), tmp_path / "whole", given)
+    train(task, parse_run_name(name), tmp_path / "whole", given)
     with pytest.raises(Stopped):
-        train(task, parse(name), tmp_path / "stopped", given, stop_in_second_epoch)
+        train(task, parse_run_name(name), tmp_path / "stopped", given, stop_in_second_epoch)
     random.seed(7)  # a later session begins with other generators
     np.random.seed(7)
     torch.manual_seed(7)
-    train(task, parse(name), tmp_path / "stopped", given)
+    train(task, parse_run_name(name), tmp_path / "stopped", given)
     assert contents(tmp_path / "whole", task.name, name) == contents(
         tmp_path / "stopped", task.name, name
     )
@@ -221,7 +222,10 @@ def test_steps_are_the_papers():
     for name in PRESETS[:2]:
         task = TASKS[name]
         assert task.warmup == 6280 and task.steps == 300 / 5 * 6280
-        assert str(task.complete(parse("AdamW"))) == "AdamW_lr1en3_wd0p05_warmup6280_seed1_376800steps"
+        assert (
+            str(task.complete(parse_run_name("AdamW")))
+            == "AdamW_lr1en3_wd0p05_warmup6280_seed1_376800steps"
+        )
     # Eight loading processes on each of four GPUs, each with whole batches of 256.
     assert 5 * 8 * math.ceil(math.ceil(ALL_TRAINING_IMAGES / 32) / 256) == 6280
     assert TASKS["clip-vit-b32"].steps == 10 * (ALL_TRAINING_IMAGES // 512)
@@ -273,7 +277,7 @@ def test_clip_starts_from_openais_weights_and_activation(data, monkeypatch):
 
 
 def test_embeddings_are_not_regularized(data):
-    from nnunet_cpr.selection import regularized
+    from nnunet_cpr.param_groups import regularized
 
     names = list(regularized(TASKS["deit-small"].prepare(options(data)).model))
     assert "patch_embed.proj.weight" in names and "head.weight" in names
@@ -297,7 +301,7 @@ def test_wrong_setting_is_one_clear_line(settings, message, data):
 
 
 def test_other_images_are_noticed(data, tmp_path):
-    task, name = TASKS["clip-vit-b32"], parse("AdamCPR_ws1_warmup1_2steps")
+    task, name = TASKS["clip-vit-b32"], parse_run_name("AdamCPR_ws1_warmup1_2steps")
     train(task, name, tmp_path / "results", options(data))
     copy = Path(shutil.copytree(data, tmp_path / "copy"))
     (copy / "ORIGIN.txt").write_text("not an image, and beside them")
@@ -310,7 +314,7 @@ def test_other_images_are_noticed(data, tmp_path):
 @pytest.mark.parametrize("task", PRESETS)
 def test_unknown_setting_is_one_clear_line(task, data, tmp_path):
     with pytest.raises(CannotTrain, match=r"no setting 'size'; there are model, batch, pretrained"):
-        train(TASKS[task], parse("AdamW"), tmp_path, options(data, size="3"))
+        train(TASKS[task], parse_run_name("AdamW"), tmp_path, options(data, size="3"))
 
 
 def test_missing_data_is_one_clear_line(data, tmp_path):
@@ -338,6 +342,6 @@ def test_validation_that_does_not_fit_is_refused(data, tmp_path):
 
 def test_optimizer_without_a_learning_rate_is_told():
     with pytest.raises(WrongName, match="no learning rate for SGD; say it with _lr"):
-        TASKS["deit-base"].complete(parse("SGD"))
-    completed = TASKS["deit-base"].complete(parse("SGD_lr0p1"))
+        TASKS["deit-base"].complete(parse_run_name("SGD"))
+    completed = TASKS["deit-base"].complete(parse_run_name("SGD_lr0p1"))
     assert dataclasses.asdict(completed)["lr"] == 0.1

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from nnunet_cpr.names.run_name import parse_run_name
 from nnunet_cpr.vision.engine import train
 from nnunet_cpr.vision.folder import LOCK, folder_of, locked
-from nnunet_cpr.vision.names import parse
 from nnunet_cpr.vision.task import InUse, Options
 from nnunet_cpr.vision.tasks import TASKS
 
-DIGITS, NAME = TASKS["digits"], parse("SGD_24steps_warmup4")
+DIGITS, NAME = TASKS["digits"], parse_run_name("SGD_24steps_warmup4")
 
 SWEEP = """
 import dataclasses, os, sys, time
@@ -54,7 +54,7 @@ KILLED_SAVING = """
 import pathlib, sys, time
 import torch
 from nnunet_cpr.vision.engine import train
-from nnunet_cpr.vision.names import parse
+from nnunet_cpr.names.run_name import parse_run_name
 from nnunet_cpr.vision.task import Options
 from nnunet_cpr.vision.tasks import TASKS
 
@@ -67,7 +67,7 @@ def half(state, file):
 
 
 torch.save = half
-train(TASKS["digits"], parse(sys.argv[2]), pathlib.Path(sys.argv[1]), Options())
+train(TASKS["digits"], parse_run_name(sys.argv[2]), pathlib.Path(sys.argv[1]), Options())
 """
 
 

@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from nnunet_cpr.baselines import BASELINES
 from nnunet_cpr.bounds import KappaIP, KappaK, KappaKI0, KappaWS
+from nnunet_cpr.names.run_name import RunName, parse_run_name
 from nnunet_cpr.vision import heatmaps
-from nnunet_cpr.vision.figures import CannotDraw
+from nnunet_cpr.vision.dynamics_figure import CannotDraw
 from nnunet_cpr.vision.folder import folder_of
 from nnunet_cpr.vision.heatmaps import draw_sweep, table
-from nnunet_cpr.vision.names import RunName, parse
 from nnunet_cpr.vision.sweeps import SWEEPS, Axis, Panel, Sweep, grid
 from nnunet_cpr.vision.tasks import TASKS
+from tests.helpers.examples import examples
 
 CIFAR = {name: sweep for name, sweep in SWEEPS.items() if name.startswith("cifar100-")}
 
@@ -34,7 +34,7 @@ def test_every_cell_is_a_run_of_its_task_by_its_name(sweep: Sweep) -> None:
     cells = sweep.cells()
     assert len(set(map(str, cells))) == len(cells)
     for cell in cells:
-        assert parse(str(cell)) == cell
+        assert parse_run_name(str(cell)) == cell
         run = TASKS[sweep.task].complete(cell)
         assert run.bound.earliest < run.total_steps
 

@@ -1,18 +1,33 @@
 """Lets nnU-Net find the trainers of nnunet-cpr, in every Python process and with nothing to set up.
 
-``nnunet_cpr.pth`` imports this module when an interpreter starts. It appends the folder of trainers
-to ``nnUNet_extTrainer``, the list of folders that nnU-Net searches after its own.
+``nnunet_cpr.pth`` imports this module when an interpreter starts. It appends the folder of trainers to
+``nnUNet_extTrainer``, the list of folders that nnU-Net searches after its own.
 """
 
 import os
+from importlib.machinery import PathFinder
 
-TRAINERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nnunet_cpr_trainers")
+
+def trainer_folder() -> "str | None":
+    """Return the folder of trainers beside the package, None if there is none."""
+    package = PathFinder.find_spec("nnunet_cpr")  # does not import it
+    if package is None or not package.submodule_search_locations:
+        return None
+    beside = os.path.dirname(os.path.abspath(next(iter(package.submodule_search_locations))))
+    # "nnunet_cpr_trainers" where a wheel has been installed, "trainers" in a checkout.
+    for name in ("nnunet_cpr_trainers", "trainers"):
+        folder = os.path.join(beside, name)
+        if os.path.isfile(os.path.join(folder, "nnUNetTrainerCPR.py")):
+            return folder
+    return None
 
 
 def register() -> None:
+    """Append the folder of trainers to ``nnUNet_extTrainer``, unless it is there."""
+    folder = trainer_folder()
     folders = [f for f in os.environ.get("nnUNet_extTrainer", "").split(os.pathsep) if f]
-    if TRAINERS not in folders and os.path.isdir(TRAINERS):
-        os.environ["nnUNet_extTrainer"] = os.pathsep.join([*folders, TRAINERS])
+    if folder is not None and folder not in folders:
+        os.environ["nnUNet_extTrainer"] = os.pathsep.join([*folders, folder])
 
 
 register()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nnunet_cpr.bounds import KappaIP, KappaK, KappaKI0, KappaWS
-from nnunet_cpr.naming import BaselineChoice
+from nnunet_cpr.names import BaselineChoice
 from nnunet_cpr.vision.sweeps.sweep import Panel, Settings, Sweep, grid, settings
 from nnunet_cpr.vision.tasks.cifar100 import CIFAR100, CIFAR100_C
 

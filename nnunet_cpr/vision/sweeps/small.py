@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nnunet_cpr.bounds import KappaIP, KappaK, KappaKI0, KappaWS
-from nnunet_cpr.naming import BaselineChoice
-from nnunet_cpr.vision.names import RunName
+from nnunet_cpr.names import BaselineChoice
+from nnunet_cpr.names.run_name import RunName
 from nnunet_cpr.vision.sweeps.sweep import Axis, Panel, Sweep
 from nnunet_cpr.vision.tasks.digits import DIGITS
 from nnunet_cpr.vision.tasks.grokking import GROKKING

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nnunet_cpr.vision.names import RunName
+from nnunet_cpr.names.run_name import RunName
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Sweep:
 
 
 Settings = Mapping[str, Mapping[str, Any]]
-"""Labels of an axis, and the fields of :class:`~nnunet_cpr.vision.names.RunName` that each means."""
+"""Labels of an axis, and the fields of :class:`~nnunet_cpr.names.run_name.RunName` that each means."""
 
 
 def grid(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nnunet_cpr.transfer import to_device
+from nnunet_cpr._device import to_device
 from nnunet_cpr.vision.task import CannotTrain, Options, Prepared, Task
 from nnunet_cpr.vision.tasks.in_memory import Pairs, accuracy_of, cross_entropy, shuffled_batches
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nnunet_cpr.transfer import to_device
+from nnunet_cpr._device import to_device
 
 Pairs = tuple[Tensor, Tensor]
 """Inputs ``[N, ...]`` and class labels ``[N]``."""

@@ -1,0 +1,65 @@
+"""The ``nnunet-cpr`` command. Subcommands import what takes time when they run."""
+
+from __future__ import annotations
+
+import io
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+
+from nnunet_cpr.cli import study, vision
+from nnunet_cpr.cli.demo import demo
+from nnunet_cpr.cli.doctor import doctor
+from nnunet_cpr.cli.export import export
+from nnunet_cpr.cli.prepare import prepare
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Constrained Parameter Regularization for nnU-Net. Train with nnU-Net's own command: "
+    "nnUNetv2_train DATASET CONFIGURATION FOLD -tr nnUNetTrainerCPR",
+)
+for command in (prepare, export, demo, doctor):
+    app.command()(command)
+app.add_typer(study.app, name="study")
+app.add_typer(vision.app, name="vision")
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        from nnunet_cpr import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point of the ``nnunet-cpr`` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a path may be no text
+    warnings.showwarning = _show_warning
+    warnings.filterwarnings("ignore", r".*torch\.jit\.", FutureWarning)  # timm's, when it is imported
+    app()
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """One of ours in one line, as errors are; those of libraries as ever."""
+    text = warnings.formatwarning(message, category, filename, lineno, line)
+    if Path(filename).is_relative_to(Path(__file__).parents[1]):
+        text = f"nnunet-cpr: warning: {message}\n"
+    print(text, end="", file=sys.stderr)

@@ -1,0 +1,206 @@
+"""``nnunet-cpr demo``: the main job on a small synthetic data set, through nnU-Net's own commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from nnunet_cpr._files import naming, replacing
+from nnunet_cpr.datasets import phantom
+from nnunet_cpr.names.trainer_name import parse_trainer_name
+from nnunet_cpr.nnunet.commands import nnunet_environment, run
+from nnunet_cpr.nnunet.history import CSV_NAME
+from nnunet_cpr.nnunet.progress_figure import FIGURE_NAME
+
+DATASET = "Dataset901_Phantoms"
+CONFIGURATION = "3d_fullres"
+PLANS = "nnUNetPlansDemo"
+TRAINERS = {
+    "nnUNetTrainerAdamCPR_ws70_lr3en3_warmup30_3epochs_70iters_seed0": "Adam + CPR",
+    "nnUNetTrainerAdamW_lr3en3_warmup30_3epochs_70iters_seed0": "Adam + weight decay",
+}
+
+
+@dataclass
+class Result:
+    """What one trainer reached: foreground Dice, in [0, 1], optimizer steps and seconds."""
+
+    trainer: str
+    validation_dice: float
+    unseen_dice: float
+    steps: int
+    seconds: float
+    folder: Path
+
+
+def run_demo(folder: Path, console: Console) -> list[Result]:
+    """Make the data, train both trainers, validate, predict an unseen case; everything in ``folder``.
+
+    Raises:
+        CommandFailed: one of nnU-Net's commands failed.
+    """
+    processes = max(1, min(4, (os.cpu_count() or 1) // 2))
+    environment = nnunet_environment(folder, processes)
+    environment["nnUNet_compile"] = "f"  # compiling would take longer than the training
+    raw = folder / "nnUNet_raw" / DATASET
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    columns = (
+        TextColumn("{task.description:<44}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+
+        def stage(title: str, total: int = 1) -> Callable[[int], None]:
+            task = progress.add_task(title, total=total)
+            return lambda done: progress.update(task, completed=done)
+
+        done = stage("making 10 phantoms and an unseen one")
+        with naming(raw):
+            phantom.write_dataset(raw)
+        done(1)
+
+        done = stage("nnU-Net plans and preprocesses")
+        dataset_id = DATASET[len("Dataset") :].split("_")[0]
+        run(
+            ["nnUNetv2_plan_and_preprocess", "-d", dataset_id, "-c", CONFIGURATION]
+            + ["-np", str(processes)],
+            folder / "logs" / "plan_and_preprocess.log",
+            environment,
+        )
+        shrink_plans(folder / "nnUNet_preprocessed" / DATASET, "nnUNetPlans", PLANS)
+        done(1)
+
+        results = []
+        for trainer, label in TRAINERS.items():
+            name = parse_trainer_name(trainer)
+            assert name is not None and name.epochs is not None
+            model = ["-tr", trainer, "-p", PLANS, "-device", device]
+            output = (
+                folder / "nnUNet_results" / DATASET / f"{trainer}__{PLANS}__{CONFIGURATION}" / "fold_0"
+            )
+            done = stage(f"training and validating {label}", name.epochs)
+            start = time.monotonic()
+            run(
+                ["nnUNetv2_train", dataset_id, CONFIGURATION, "0", *model],
+                folder / "logs" / f"train_{trainer}.log",
+                environment,
+                on_wait=lambda: done(_epochs_done(output)),  # noqa: B023  (used within this turn)
+            )
+            seconds = time.monotonic() - start
+            done(name.epochs)
+
+            done = stage(f"predicting the unseen case, {label}")
+            predictions = folder / "predictions" / trainer
+            run(
+                ["nnUNetv2_predict", "-i", str(raw / "imagesTs"), "-o", str(predictions)]
+                + ["-d", dataset_id, "-c", CONFIGURATION, "-f", "0", *model]
+                + ["-npp", "1", "-nps", "1"],
+                folder / "logs" / f"predict_{trainer}.log",
+                environment,
+            )
+            done(1)
+            results.append(
+                Result(
+                    trainer,
+                    _validation_dice(output / "validation" / "summary.json"),
+                    _mean_dice(raw / "labelsTs", predictions),
+                    name.total_steps,
+                    seconds,
+                    output,
+                )
+            )
+    return results
+
+
+def print_results(results: list[Result], files: list[Path], console: Console) -> None:
+    """One table, and where the pictures are."""
+    table = Table(title="Foreground Dice on synthetic phantoms")
+    for heading in ("trainer", "2 validation cases", "unseen case", "steps", "seconds"):
+        table.add_column(heading, justify="left" if heading == "trainer" else "right")
+    for r in results:
+        table.add_row(
+            TRAINERS[r.trainer],
+            f"{r.validation_dice:.3f}",
+            f"{r.unseen_dice:.3f}",
+            str(r.steps),
+            f"{r.seconds:.0f}",
+        )
+    console.print(table)
+    console.print("Two short runs on easy data show that everything works, not which trainer is better.")
+    for file in files:
+        console.print(f"to look at: {file}", soft_wrap=True, markup=False)
+
+
+def pictures(results: list[Result]) -> list[Path]:
+    """The files to look at."""
+    files = (r.folder / name for r in results for name in (FIGURE_NAME, CSV_NAME, "progress.png"))
+    return [file for file in files if file.exists()]
+
+
+def keep_only(files: list[Path], folder: Path) -> list[Path]:
+    """Move files to the top of ``folder``, each under its trainer's name, and delete the rest."""
+    kept = []
+    for file in files:
+        trainer = file.parent.parent.name.split("__")[0]
+        kept.append(folder / f"{trainer}_{file.name}")
+        shutil.move(file, kept[-1])
+    for child in folder.iterdir():
+        if child.is_dir():
+            shutil.rmtree(child)
+    return kept
+
+
+def shrink_plans(folder: Path, source: str, target: str) -> None:
+    """A copy of a data set's plans with a network, patches and batches that suit a CPU.
+
+    Args:
+        folder: the preprocessed data set's folder.
+        source, target: identifiers of the plans, their files' names without ``.json``.
+    """
+    plans = json.loads((folder / f"{source}.json").read_text())
+    plans["plans_name"] = target
+    configuration = plans["configurations"][CONFIGURATION]
+    configuration["batch_size"] = 2
+    configuration["patch_size"] = [min(n, 32) for n in configuration["patch_size"]]
+    network = configuration["architecture"]["arch_kwargs"]
+    network["features_per_stage"] = [8 * 2**i for i in range(network["n_stages"])]
+    with replacing(folder / f"{target}.json") as path:
+        path.write_text(json.dumps(plans, indent=2))
+
+
+def _epochs_done(output: Path) -> int:
+    logs = sorted(output.glob("training_log_*.txt"))
+    return logs[-1].read_text(errors="replace").count("Epoch time:") if logs else 0
+
+
+def _mean_dice(labels: Path, predictions: Path) -> float:
+    """Mean Dice over the cases and foreground labels, by nnU-Net's own measure."""
+    from nnunetv2.evaluation.evaluate_predictions import compute_metrics
+    from nnunetv2.imageio.simpleitk_reader_writer import SimpleITKIO
+
+    foreground = [label for label in phantom.LABELS.values() if label]
+    values = [
+        metrics["Dice"]
+        for truth in sorted(labels.glob("*.nii.gz"))
+        for metrics in compute_metrics(
+            str(truth), str(predictions / truth.name), SimpleITKIO(), foreground
+        )["metrics"].values()
+    ]
+    return sum(values) / len(values)
+
+
+def _validation_dice(summary: Path) -> float:
+    return float(json.loads(summary.read_text())["foreground_mean"]["Dice"])

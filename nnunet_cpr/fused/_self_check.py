@@ -1,0 +1,145 @@
+"""Comparison of a backend's step with torch's unfused one, before a training relies on it.
+
+A kernel that a compiler, a driver or a GPU gets wrong would spoil a training of days without a message.
+At the first use of each rule and dtype in a process, one step on small random tensors is taken both
+ways on the device of the training.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nnunet_cpr.fused.backend import GroupStep, OnePass, Rule
+
+_SHAPES = ((70, 300), (5, 3), (1, 1))
+_TOLERANCE = 32
+"""Multiple of the dtype's precision by which an element may differ: kernels may contract and reorder."""
+
+_passed: dict[Any, bool] = {}
+
+
+def passes_self_check(backend: OnePass, groups: Sequence[GroupStep]) -> bool:
+    """Return True if the backend steps small tensors with these rules and dtypes as torch does.
+
+    The result is kept for the process. With a difference beyond rounding a warning asks for a report.
+    """
+    kinds = {kind for group in groups for kind in _kinds(group)}
+    if _is_captured(backend.device):  # by then the steps before it have been checked
+        return all(_passed.get((type(backend), backend.device, *kind), True) for kind in kinds)
+    return all(_passes(backend, *kind) for kind in kinds)
+
+
+def _kinds(group: GroupStep) -> set[tuple[Any, ...]]:
+    """Return rule and dtypes of the launches that a group makes, without the numbers in the rule."""
+    rule = group.rule
+    params, _, *state, _ = group.columns
+    moments = next((column.dtypes for column in state if column.addresses), None)
+    amsgrad = rule.adam and bool(state[-1].addresses)
+    has_momentum = rule.adam or rule.beta1 != 0
+    name = (rule.adam, has_momentum, bool(rule.nesterov), amsgrad, bool(rule.maximize))
+    return {(*name, *dtypes) for dtypes in set(zip(params.dtypes, moments or params.dtypes))}
+
+
+def _passes(backend: OnePass, *kind: Any) -> bool:
+    key = (type(backend), backend.device, *kind)
+    if key not in _passed:
+        worst = _difference(backend, *kind)
+        _passed[key] = worst <= _TOLERANCE
+        if not _passed[key]:
+            warnings.warn(
+                f"CPR's fused step on {backend.device} differs from torch's step by {worst:.3g} times "
+                f"the precision of {kind[-2]} (adam, momentum, nesterov, amsgrad, maximize: {kind[:5]}"
+                "), so it is off in this process and the unfused step is taken; please report this with "
+                "the versions of torch, Triton and Numba and the kind of device",
+                stacklevel=2,
+            )
+    return _passed[key]
+
+
+def _difference(
+    backend: OnePass,
+    adam: bool,
+    has_momentum: bool,
+    nesterov: bool,
+    amsgrad: bool,
+    maximize: bool,
+    dtype: torch.dtype,
+    moment: torch.dtype,
+) -> float:
+    """Return the largest difference after a step, in units of the dtype's precision."""
+    rule = Rule(
+        adam=adam,
+        lr=0.05,
+        beta1=0.9 if has_momentum else 0.0,
+        beta2=0.99 if adam else 0.0,
+        eps=1e-3,
+        nesterov=nesterov,
+        maximize=maximize,
+    )
+    generator = torch.Generator("cpu").manual_seed(0)  # not the training's random numbers
+
+    def made(dtype: torch.dtype, positive: bool = False) -> list[Tensor]:
+        like: Any = {"generator": generator, "dtype": torch.float64, "device": "cpu"}
+        values = [torch.randn(s, **like) for s in _SHAPES]
+        return [(v.abs() if positive else v).to(backend.device, dtype) for v in values]
+
+    params, grads = made(dtype), made(dtype)
+    state = [made(moment) if has_momentum else []]
+    if adam:
+        state += [made(moment, positive=True), made(moment, positive=True) if amsgrad else []]
+    count = torch.full((), 3.0, dtype=torch.float32, device=backend.device)
+    steps = [count.clone() for _ in params] if adam else []
+    matrices = [0, -1, 1]
+    multiplier = torch.tensor([0.1, 0.0], dtype=torch.float32, device=backend.device)
+    group = GroupStep(rule, params, grads, state, steps, matrices)
+    expected = _unfused(group, [0.1, 0.0, 0.0])
+
+    trial = type(backend)([params[0], params[2]], backend.device)
+    if not (group.look() and trial.covers([group])):
+        return float("inf")
+    trial.step([group], multiplier)
+    sums = trial.sums_of_squares()
+    found = [*params, *(t for column in state for t in column)]
+    worst = max(_distance(t, e, torch.finfo(t.dtype).eps) for t, e in zip(found, expected, strict=True))
+    squares = torch.stack([p.double().square().sum() for p in (params[0], params[2])])
+    return max(worst, _distance(sums, squares, torch.finfo(torch.float32).eps))
+
+
+def _unfused(group: GroupStep, multipliers: list[float]) -> list[Tensor]:
+    """Return parameters and state after CPR's correction and torch's unfused step, in float64."""
+    rule = group.rule
+    params = [torch.nn.Parameter(p.double()) for p in group.params]
+    keys = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if rule.adam else ("momentum_buffer",)
+    columns = [[t.double() for t in column] for column in group.state]
+    common: Any = {"lr": rule.lr, "maximize": rule.maximize, "foreach": False, "fused": False}
+    optimizer: torch.optim.Optimizer
+    if rule.adam:
+        betas, amsgrad = (rule.beta1, rule.beta2), bool(group.state[2])
+        optimizer = torch.optim.Adam(params, betas=betas, eps=rule.eps, amsgrad=amsgrad, **common)
+    else:
+        optimizer = torch.optim.SGD(params, momentum=rule.beta1, nesterov=rule.nesterov, **common)
+    for i, p in enumerate(params):
+        p.grad = group.grads[i].double()
+        state = {key: column[i] for key, column in zip(keys, columns) if column}
+        if rule.adam:
+            state["step"] = group.steps[i].cpu() - 1  # the fused step is given counts after the step
+        optimizer.state[p].update(state)
+        with torch.no_grad():
+            p.mul_(1 - 2 * multipliers[i])
+    optimizer.step()
+    return [p.detach() for p in params] + [t for column in columns for t in column]
+
+
+def _distance(found: Tensor, expected: Tensor, precision: float) -> float:
+    difference = (found.double() - expected.double()).abs() / (expected.double().abs() + 1)
+    worst = float(difference.max()) / precision
+    return worst if worst == worst else float("inf")
+
+
+def _is_captured(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,1 @@
+"""CPR in other libraries, under their own conventions."""

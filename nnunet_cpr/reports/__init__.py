@@ -1,0 +1,108 @@
+"""``nnunet-cpr study report``: what a cross-validation study shows, as tables, statistics and a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+
+from nnunet_cpr._files import replacing
+from nnunet_cpr.reports import page
+from nnunet_cpr.reports.comparisons import CAVEAT, Comparison, compare_all, comparison_table
+from nnunet_cpr.reports.results import ReportError, Results, full_title, read_results
+from nnunet_cpr.reports.tables import (
+    Table,
+    class_table,
+    latex,
+    layout,
+    layout_notes,
+    main_table,
+    markdown,
+    print_table,
+    time_table,
+)
+from nnunet_cpr.studies.definition import Study
+
+__all__ = ["ReportError", "write_report"]
+
+
+def write_report(
+    study: Study,
+    results: Path,
+    raw: Path | None,
+    preprocessed: Path | None,
+    output: Path,
+    console: Console,
+) -> list[Path]:
+    """Print the main table and the comparisons, and write the whole report.
+
+    Args:
+        study: what was to be trained.
+        results: nnU-Net's ``nnUNet_results``.
+        raw: nnU-Net's ``nnUNet_raw``; without it there are no pictures of cases.
+        preprocessed: nnU-Net's ``nnUNet_preprocessed``, for names of classes and truths.
+        output: the folder to write to; made where it is missing.
+        console: where to print.
+
+    Returns:
+        The files, the page first. The same results give the same bytes.
+
+    Raises:
+        ReportError: the study names no data set, or no fold has finished.
+        OSError: a file cannot be written.
+    """
+    found = read_results(study, results, raw, preprocessed)
+    numbers = main_table(found)
+    table = layout(found, numbers)
+    comparisons = compare_all(found)
+    notes = layout_notes(found)
+    documents = {
+        "report.html": page.render(found, table, comparisons, raw, preprocessed),
+        "report.md": _markdown(found, table, comparisons),
+        "report.tex": latex(table, notes),
+        "table.csv": _csv(numbers),
+        "comparisons.csv": _csv(comparison_table(found, comparisons)),
+        "cases.csv": _csv(found.cases),
+    }
+    output.mkdir(parents=True, exist_ok=True)
+    for name, text in documents.items():
+        with replacing(output / name) as path:
+            path.write_text(text, encoding="utf-8", newline="\n")
+    print_table(table, f"Study {study.name}", console)
+    sentences = ["", *(c.sentence for c in comparisons), CAVEAT] if comparisons else []
+    for line in [*notes, *sentences, *found.notes]:
+        console.print(line, markup=False, highlight=False)
+    return [output / name for name in documents]
+
+
+def _csv(table: pd.DataFrame) -> str:
+    return str(table.to_csv(index=False, lineterminator="\n"))
+
+
+def _markdown(results: Results, main: Table, comparisons: list[Comparison]) -> str:
+    study = results.study
+    parts = [f"# Study {study.name}\n", "## Result\n", markdown(main)]
+    parts += [f"{note}\n" for note in [*layout_notes(results), *results.notes]]
+    parts.append("\n".join(f"- {full_title(row)}: `{row.trainer}`" for row in study.rows) + "\n")
+    parts += ["## Comparisons\n", f"{CAVEAT}\n"]
+    for setting in results.settings:
+        here = [c for c in comparisons if c.setting == setting]
+        parts.append(f"### {results.title(setting)}\n")
+        parts.append(
+            "\n".join(f"- {c.sentence}" for c in here) + "\n" if here else "One trainer only.\n"
+        )
+        if compared := [c for c in here if c.paired.cases]:
+            reference = full_title(study.row(study.reference))
+            parts.append(markdown(page.comparison_text(compared, reference)))
+    parts.append("## Classes\n")
+    parts.append("Dice in percent, mean over the folds that a trainer has finished.\n")
+    for setting in results.settings:
+        classes = class_table(results, setting)
+        parts.append(f"### {results.title(setting)}\n")
+        parts.append(markdown(classes) if classes else "No fold has finished.\n")
+    parts.append("## Time and memory\n")
+    for setting in results.settings:
+        parts += [f"### {results.title(setting)}\n", markdown(time_table(results, setting))]
+    parts.append("Every case and class is in `cases.csv`; `report.html` has the pictures.\n")
+    return "\n".join(parts)

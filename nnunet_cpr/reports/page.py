@@ -1,0 +1,183 @@
+"""``report.html``: one page without anything from outside, made from ``page.html.j2``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from nnunet_cpr.names import WrongName
+from nnunet_cpr.names.trainer_name import parse_trainer_name
+from nnunet_cpr.reports import plots
+from nnunet_cpr.reports.comparisons import CAVEAT, Comparison
+from nnunet_cpr.reports.overlays import OTHER, REFERENCE, TRUTH, Overlay, overlays
+from nnunet_cpr.reports.plots import HeatMaps, Picture, Stroke
+from nnunet_cpr.reports.results import Results, Setting, full_title
+from nnunet_cpr.reports.statistics import RESAMPLES, p_number
+from nnunet_cpr.reports.tables import (
+    Line,
+    Table,
+    Value,
+    case_table,
+    class_table,
+    layout_notes,
+    time_table,
+)
+
+
+@dataclass(frozen=True)
+class PairedPlots:
+    """The two pictures of a comparison."""
+
+    title: str
+    pictures: tuple[Picture, ...]
+
+
+@dataclass(frozen=True)
+class SettingPage:
+    """What the page shows of one data set (x configuration x plans)."""
+
+    title: str
+    comparisons: list[Comparison]
+    comparison_table: Table | None
+    classes: Table | None
+    cases: Table | None
+    paired: list[PairedPlots]
+    curves: list[Picture]
+    times: Table
+    heat_maps: list[tuple[str, HeatMaps]]
+    without_history: list[str]
+    overlays_with: str
+    overlays: list[Overlay]
+    overlay_notes: list[str]
+
+
+def render(
+    results: Results,
+    main: Table,
+    comparisons: list[Comparison],
+    raw: Path | None,
+    preprocessed: Path | None,
+) -> str:
+    """The page's text."""
+    study = results.study
+    lines = plots.strokes(study)
+    settings = [
+        _setting_page(
+            results, setting, [c for c in comparisons if c.setting == setting], raw, preprocessed
+        )
+        for setting in results.settings
+    ]
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["svg"] = lambda picture: Markup(picture.svg)
+    legend: list[tuple[str, Stroke]] = [(full_title(row), lines[row.trainer]) for row in study.rows]
+    page = environment.get_template("page.html.j2").render(
+        study=study,
+        reference=full_title(study.row(study.reference)),
+        main=main,
+        main_notes=layout_notes(results),
+        settings=settings,
+        legend=legend,
+        full_title=full_title,
+        colours={"truth": TRUTH, "reference": REFERENCE, "other": OTHER},
+        notes=results.notes,
+        caveat=CAVEAT,
+        resamples=f"{RESAMPLES:,}",
+    )
+    return page.rstrip("\n") + "\n"
+
+
+def _setting_page(
+    results: Results,
+    setting: Setting,
+    comparisons: list[Comparison],
+    raw: Path | None,
+    preprocessed: Path | None,
+) -> SettingPage:
+    study = results.study
+    reference = full_title(study.row(study.reference))
+    compared = [c for c in comparisons if c.paired.cases]
+    pictures: list[Overlay] = []
+    notes: list[str] = []
+    best = max(compared, key=lambda c: c.paired.difference, default=None)
+    if best is not None:
+        pictures, notes = overlays(results, best, raw, preprocessed)
+    with_history = [row for row in study.rows if (setting, row.trainer) in results.histories]
+    return SettingPage(
+        title=results.title(setting),
+        comparisons=comparisons,
+        comparison_table=comparison_text(compared, reference) if compared else None,
+        classes=class_table(results, setting),
+        cases=case_table(results, setting),
+        paired=[
+            PairedPlots(
+                f"{full_title(c.row)} against {reference}",
+                (plots.paired_scatter(c, study), plots.difference_histogram(c, study)),
+            )
+            for c in compared
+        ],
+        curves=[p for p in (plots.curves(results, setting, m) for m in plots.CURVES) if p is not None],
+        times=time_table(results, setting),
+        heat_maps=[
+            (
+                full_title(row),
+                plots.heat_maps(setting, row.trainer, *results.histories[setting, row.trainer]),
+            )
+            for row in with_history
+        ],
+        without_history=[
+            full_title(row) for row in study.rows if row not in with_history and _has_cpr(row.trainer)
+        ],
+        overlays_with=full_title(best.row) if best is not None else "",
+        overlays=pictures,
+        overlay_notes=notes,
+    )
+
+
+def comparison_text(comparisons: list[Comparison], reference: str) -> Table:
+    """The comparisons of one setting in numbers."""
+
+    def number(value: float, form: str = "{:+.2f}") -> str:
+        return "-" if value != value else form.format(value)
+
+    lines = []
+    for c in comparisons:
+        p = c.paired
+        interval = f"{number(p.low)} to {number(p.high)}" if p.enough else "-"
+        texts = (
+            number(p.difference),
+            interval,
+            p_number(p.p) if p.enough else "-",
+            p_number(c.p_holm) if p.enough else "-",
+            f"{p.wins} / {p.ties} / {p.losses}",
+            str(p.cases),
+            str(len(c.folds)),
+        )
+        lines.append(Line(full_title(c.row), tuple(map(Value, texts))))
+    columns = (
+        "points of Dice",
+        "95 % interval",
+        "p",
+        "p after Holm",
+        "better / equal / worse",
+        "cases",
+        "folds",
+    )
+    return Table(f"compared with {reference}", columns, tuple(lines))
+
+
+def _has_cpr(trainer: str) -> bool:
+    """Whether a trainer of this package should have left a history."""
+    try:
+        name = parse_trainer_name(trainer)
+    except WrongName:
+        return False
+    return name is not None and name.defaults.cpr

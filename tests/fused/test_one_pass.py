@@ -1,0 +1,209 @@
+"""Steps in one pass, on the CPU and in Triton, against the plain way in float64.
+
+The plain way is CPR's correction and then torch's own step; tests/test_oracle.py holds it, and the CPU's
+pass, to an oracle that knows neither. Without a GPU the Triton kernels run in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from nnunet_cpr import SGDCPR, AdamCPR, KappaKI0
+from tests.helpers.stepping import (
+    BOUNDED,
+    DEVICE,
+    SHAPES,
+    VARIANTS,
+    assert_same,
+    parameters,
+    run,
+    set_gradients,
+    use,
+    values,
+)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_pass_is_the_plain_way(variant: str, backend: str) -> None:
+    build, options = VARIANTS[variant]
+    options = {**BOUNDED, **options}
+    expected = run(build, "plain", torch.float64, **options)
+    assert_same(run(build, backend, **options), expected, rtol=2e-6)
+    if "lr-0" not in variant:
+        assert expected.cpr.lagrange_multiplier.max() > 1e-3
+    if backend == "cpu":
+        assert_same(run(build, backend, torch.float64, **options), expected, rtol=1e-7)
+
+
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+def test_the_cpu_gives_the_same_bits_with_any_number_of_threads(build: type) -> None:
+    """In chunks of their real size, some thirty of them in a thread's share."""
+    shapes = [(700, 1000), (30, 64, 3, 3, 3), (1500, 1000), (9,)]
+    threads_before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            params = parameters(shapes=shapes)
+            optimizer = build(params, lr=0.02, **BOUNDED)
+            for t in range(5):
+                set_gradients(params, t)
+                optimizer.step()
+            assert optimizer._one_pass.reused_measures == 4
+            results.append(optimizer)
+    finally:
+        torch.set_num_threads(threads_before)
+    for other in results[1:]:
+        assert all(torch.equal(p, q) for p, q in zip(values(results[0]), values(other)))
+        multipliers = [o.cpr.lagrange_multiplier for o in (results[0], other)]
+        assert torch.equal(*multipliers) and multipliers[0].max() > 1e-3
+
+
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_parameters_have_float32_arithmetic(
+    build: type, dtype: torch.dtype, backend: str
+) -> None:
+    if backend == "cpu":
+        pytest.skip("goes the plain way")
+    options = {"eps": 1e-4} if build is AdamCPR else {}
+    ours = run(build, backend, dtype, lr=0.02, **options, **BOUNDED)
+    assert {t.dtype for t in (ours.cpr.kappa, ours.cpr.lagrange_multiplier)} == {torch.float32}
+    expected = run(build, "plain", torch.float64, lr=0.02, **options, **BOUNDED)
+    epsilon = torch.finfo(dtype).eps
+    for p, q in zip(values(ours), values(expected)):
+        assert p.isfinite().all()
+        torch.testing.assert_close(p, q, rtol=8 * epsilon, atol=16 * epsilon)
+
+
+def test_parameters_of_several_dtypes_and_groups(backend: str) -> None:
+    """Half or double matrices beside float32 biases, and two learning rates."""
+    other = torch.bfloat16 if backend == "triton" else torch.float64
+    for build in (SGDCPR, AdamCPR):
+        both = []
+        for way in (backend, "plain"):
+            first = parameters(other, DEVICE.get(way, "cpu"), SHAPES[:1])
+            full = parameters(torch.float32, DEVICE.get(way, "cpu"), SHAPES[1:5])
+            groups = [{"params": [*first, full[0]], "lr": 0.05}, {"params": full[1:]}]
+            optimizer = build(groups, lr=0.01, **{**BOUNDED, "fused": way == backend})
+            use(optimizer, way)
+            for t in range(6):
+                set_gradients([*first, *full], t)
+                optimizer.step()
+            both.append(optimizer)
+        # The plain way rounds to bfloat16 after the correction and again after the step.
+        assert_same(both[0], both[1], rtol=2e-2 if backend == "triton" else 2e-6)
+
+
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+def test_float32_moments_of_half_precision_parameters(build: type, backend: str) -> None:
+    if backend == "cpu":
+        pytest.skip("goes the plain way")
+    optimizer = run(build, backend, torch.bfloat16, steps=1, lr=0.02, **BOUNDED)
+    for state in optimizer.state.values():
+        for key in state.keys() - {"step"}:
+            state[key] = state[key].float()
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    set_gradients(params, 1)
+    optimizer.step()
+    assert all(v.dtype == torch.float32 for s in optimizer.state.values() for v in s.values())
+    assert all(p.isfinite().all() and p.dtype == torch.bfloat16 for p in params)
+
+
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+def test_strides_do_not_matter(build: type, backend: str) -> None:
+    """Channels-last and transposed parameters, gradients and loaded moments in another order."""
+    shape = (6, 50, 5, 3)
+    start = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    results = []
+    for layout in ("contiguous", "channels_last", "transposed", "every_second"):
+        value = start.clone()
+        if layout == "channels_last":
+            value = value.to(memory_format=torch.channels_last)
+        elif layout == "transposed":
+            value = value.transpose(0, 1).contiguous().transpose(0, 1)
+        elif layout == "every_second":
+            value = value.repeat_interleave(2, dim=1)[:, ::2]
+        p = torch.nn.Parameter(value.to(DEVICE[backend]))
+        optimizer = build([p], lr=0.01, kappa=KappaKI0(0.9))
+        if layout != "every_second":
+            use(optimizer, backend)
+        for t in range(4):
+            noise = torch.randn(shape, generator=torch.Generator().manual_seed(t))
+            p.grad = noise.to(p.device)  # contiguous
+            if t == 2:
+                state = optimizer.state_dict()
+                for entry in state["state"].values():
+                    for key, moment in entry.items():
+                        entry[key] = moment.contiguous()
+                optimizer.load_state_dict(state)
+            optimizer.step()
+        assert p.stride() == value.stride()
+        results.append(p.detach().cpu())
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+def test_the_gradient_scalers_wishes(build: type, scale: float, backend: str) -> None:
+    """Torch hands a fused optimizer ``grad_scale`` and ``found_inf``: unscale, or do not step."""
+    device = DEVICE[backend]
+    both = []
+    for way in (backend, "none"):
+        params = parameters(device=device)
+        optimizer = build(params, lr=0.02, **BOUNDED)
+        if way == backend:
+            use(optimizer, backend)
+        for t in range(6):
+            skipped = way == backend and t in (0, 3)
+            if way == backend:
+                optimizer.grad_scale = torch.tensor(scale, device=device)
+                optimizer.found_inf = torch.tensor(float(skipped), device=device)
+            if t in (0, 3) and way != backend:
+                continue
+            set_gradients(params, t, scale if way == backend else 1.0)
+            if skipped:
+                params[0].grad = torch.full_like(params[0], math.inf)
+            optimizer.step()
+        both.append(optimizer)
+    assert both[0].cpr.step_count == 4
+    assert_same(both[0], both[1], rtol=1e-6)
+    if build is AdamCPR:
+        assert {float(s["step"]) for s in both[0].state.values()} <= {3.0, 4.0}
+    ours, plain = ([p.grad for p in o.param_groups[0]["params"]] for o in both)
+    for g, h in zip(ours, plain):  # as torch leaves them
+        torch.testing.assert_close(g, h)
+
+
+def test_empty_tensors_are_no_trouble(backend: str) -> None:
+    for build in (SGDCPR, AdamCPR):
+        matrix, empty = parameters(device=DEVICE[backend], shapes=[(5, 4), (0, 3)])
+        optimizer = build([{"params": [matrix]}, {"params": [empty]}], lr=0.1)
+        use(optimizer, backend)
+        set_gradients([matrix, empty], 10)
+        optimizer.step()
+        assert optimizer.cpr.names == ["0.0"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_broken_matrix_does_not_break_the_others(bad: float, backend: str) -> None:
+    p, q = parameters(device=DEVICE[backend], shapes=[(60, 50), (60, 50)])
+    optimizer = SGDCPR([p, q], lr=0.1, kappa=KappaKI0(0.99), mu=0.1)
+    use(optimizer, backend)
+    set_gradients([p, q], 20)
+    optimizer.step()
+    before = optimizer.cpr.lagrange_multiplier
+    set_gradients([p, q], 21)
+    p.grad[3, 4] = bad
+    optimizer.step()
+    middle = optimizer.cpr.lagrange_multiplier
+    set_gradients([p, q], 22)
+    optimizer.step()
+    after = optimizer.cpr.lagrange_multiplier
+    assert middle[0] > before[0] and after[0] == middle[0] and after[1] > middle[1] > before[1]
+    assert optimizer.cpr.metrics()["skipped_updates"] == 1
+    assert q.isfinite().all() and p.isfinite().sum() == p.numel() - 1

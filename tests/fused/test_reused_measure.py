@@ -1,0 +1,166 @@
+"""When the measure that a step took may be used by the next."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnunet_cpr import SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS
+from nnunet_cpr.bounds import Bound
+from tests.helpers.examples import examples
+from tests.helpers.stepping import (
+    BOUNDED,
+    DEVICE,
+    assert_same,
+    parameters,
+    run,
+    set_gradients,
+    use,
+)
+
+
+def grow_in_place(p: torch.nn.Parameter) -> None:
+    with torch.no_grad():
+        p.mul_(2)
+
+
+def grow_through_a_view(p: torch.nn.Parameter) -> None:
+    p.detach()[0].mul_(2)
+
+
+def replace_the_memory(p: torch.nn.Parameter) -> None:
+    p.data = p.data * 2
+
+
+def load_another(p: torch.nn.Parameter) -> None:
+    holder = torch.nn.ParameterList([p])
+    holder.load_state_dict({"0": 2 * p.detach()})
+
+
+@pytest.mark.parametrize(
+    "change", [grow_in_place, grow_through_a_view, replace_the_memory, load_another, None]
+)
+def test_a_parameter_changed_from_outside_is_measured_anew(
+    change: Callable[[torch.nn.Parameter], None] | None, backend: str
+) -> None:
+    device = DEVICE[backend]
+    p, q = parameters(device=device, shapes=[(60, 50), (5, 4)])
+    optimizer = SGDCPR([p, q], lr=0.0, kappa=KappaKI0(1.0))
+    one_pass = use(optimizer, backend)
+    for t in range(3):
+        set_gradients([p, q], t + 10)
+        optimizer.step()
+        if t == 1 and change is not None:
+            change(p)
+    measure = p.detach().double().square().mean().item()
+    assert one_pass is not None and one_pass.reused_measures == (2 if change is None else 1)
+    bound = optimizer.cpr.kappa[0].item()
+    assert optimizer.cpr.lagrange_multiplier[0].item() > 0.02 * bound or change is None
+    assert optimizer.cpr.measure[0].item() == pytest.approx(measure, rel=1e-6)
+
+
+def test_a_parameter_of_another_size_is_followed(backend: str) -> None:
+    """Without momentum, which has a size of its own, torch takes it."""
+    for replace in (lambda x: x[:2], lambda x: torch.cat([x] * 300)):
+        results = []
+        for way in (backend, "plain"):
+            params = parameters(device=DEVICE.get(way, "cpu"), shapes=[(64, 100), (5, 7), (30, 30)])
+            optimizer = SGDCPR(params, lr=0.02, momentum=0.0, nesterov=False, **BOUNDED)
+            use(optimizer, way)
+            for t in range(6):
+                if t == 3:
+                    params[1].data = replace(params[1].data)
+                set_gradients(params, t + 10)
+                optimizer.step()
+            results.append(optimizer)
+        assert_same(results[0], results[1], rtol=2e-5)
+
+
+def test_steps_that_the_pass_does_not_see_are_seen(backend: str) -> None:
+    """Steps that go the plain way in between, and another optimizer over the same parameters."""
+    for other in (False, True):
+        results = []
+        for way in (backend, "plain"):
+            params = parameters(device=DEVICE.get(way, "cpu"), shapes=[(64, 100), (5, 7)])
+            optimizer = SGDCPR(params, lr=0.02, **BOUNDED)
+            second = AdamCPR(params, lr=0.01, kappa=KappaWS(100))
+            for each in (optimizer, second):
+                use(each, way)
+            for t in range(8):
+                set_gradients(params, t + 10)
+                optimizer.param_groups[0]["dampening"] = 0.0 if other or t % 3 else 1e-9
+                optimizer.param_groups[0]["nesterov"] = bool(other or t % 3)
+                optimizer.step()
+                if other:
+                    second.step()
+            results.append(optimizer)
+        assert_same(results[0], results[1], rtol=2e-5)
+
+
+def test_a_change_that_torch_cannot_see_is_measured_a_step_later(backend: str) -> None:
+    """What docs/library.md says of ``.data``, and its way out."""
+    for announce in (False, True):
+        p = parameters(device=DEVICE[backend], shapes=[(60, 50)])[0]
+        optimizer = SGDCPR([p], lr=0.0, kappa=KappaKI0(1.0))
+        use(optimizer, backend)
+        p.grad = torch.zeros_like(p)
+        optimizer.step()
+        p.data.mul_(2)
+        if announce:
+            torch.autograd.graph.increment_version(p)
+        optimizer.step()
+        assert (optimizer.cpr.lagrange_multiplier.item() > 0) == announce
+        optimizer.step()
+        assert optimizer.cpr.lagrange_multiplier.item() > 0
+
+
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+@examples(4, search=30)
+@given(stop=st.integers(0, 7), bound=st.sampled_from([KappaWS(3), KappaK(0.5), KappaIP(1, ema=0.5)]))
+def test_a_resumed_run_is_bit_identical(build: type, stop: int, bound: Bound) -> None:
+    """A measure that was reused and one that was taken after loading are the same number.
+
+    On the CPU with large tensors; test_a_fresh_measure_is_the_reused_one has the other backend.
+    """
+    shapes = [(1100, 1000), (4097, 3), (9, 9)]
+
+    def start() -> tuple[list[torch.nn.Parameter], Any]:
+        params = parameters(shapes=shapes)
+        return params, build(params, lr=0.02, kappa=bound, mu=0.1)
+
+    params, optimizer = start()
+    saved = io.BytesIO()
+    for t in range(8):
+        if t == stop:
+            torch.save(([p.detach() for p in params], optimizer.state_dict()), saved)
+        set_gradients(params, t)
+        optimizer.step()
+    resumed, other = start()
+    saved.seek(0)
+    loaded, state = torch.load(saved, weights_only=True)
+    with torch.no_grad():
+        for p, value in zip(resumed, loaded):
+            p.copy_(value)
+    other.load_state_dict(state)
+    for t in range(stop, 8):
+        set_gradients(resumed, t)
+        other.step()
+    assert all(torch.equal(p, q) for p, q in zip(params, resumed))
+    assert torch.equal(optimizer.cpr.lagrange_multiplier, other.cpr.lagrange_multiplier)
+
+
+def test_a_fresh_measure_is_the_reused_one(backend: str) -> None:
+    for build in (SGDCPR, AdamCPR):
+        optimizer = run(build, backend, lr=0.02, **BOUNDED)
+        one_pass = optimizer._one_pass
+        reused = one_pass.sums_of_squares().clone()
+        one_pass.forget_measure()
+        assert torch.equal(one_pass.sums_of_squares(), reused)
+        expected = torch.stack([p.detach().double().square().sum() for p in one_pass.matrices])
+        torch.testing.assert_close(reused.cpu().double(), expected.cpu(), rtol=1e-6, atol=0)

@@ -1,0 +1,111 @@
+"""The comparison of a fused step with torch's before it is used."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from nnunet_cpr import SGDCPR, AdamCPR
+from nnunet_cpr.fused import _self_check
+from nnunet_cpr.fused.backend import OnePass
+from tests.helpers.stepping import BOUNDED, VARIANTS, parameters, set_gradients, use
+
+
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> dict[Any, bool]:
+    """Forget what has been checked in this process."""
+    results: dict[Any, bool] = {}
+    monkeypatch.setattr(_self_check, "_passed", results)
+    return results
+
+
+def steps(build: type, backend: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    params = parameters(dtype, shapes=[(60, 50), (5, 4), (7,)])
+    optimizer = build(params, **options)
+    use(optimizer, backend)
+    for t in range(3):
+        set_gradients(params, t + 10)
+        optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_sound_kernels_pass_for_every_rule(variant: str, backend: str, unchecked: dict) -> None:
+    build, options = VARIANTS[variant]
+    dtypes = [torch.float32, torch.bfloat16] if backend == "triton" else [torch.float32, torch.float64]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for dtype in dtypes:
+            optimizer = steps(build, backend, dtype, **{**BOUNDED, **options})
+            assert optimizer._one_pass.reused_measures == 2
+    assert len(unchecked) == 2 and all(unchecked.values())
+
+
+def test_each_rule_and_dtype_is_checked_once(unchecked: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    difference = _self_check._difference
+    monkeypatch.setattr(
+        _self_check, "_difference", lambda *kind: calls.append(kind[1:]) or difference(*kind)
+    )
+    for _ in range(2):
+        steps(SGDCPR, "cpu", lr=0.1)
+        steps(SGDCPR, "cpu", lr=0.2, nesterov=False)
+        steps(AdamCPR, "cpu", lr=0.1)
+        steps(AdamCPR, "cpu", torch.float64, lr=0.1, amsgrad=True)
+    assert len(calls) == len(set(calls)) == 4
+
+
+FAULTS = {
+    "parameters": lambda group: group.params[0].mul_(1.001),
+    "momentum": lambda group: group.state[0][2].add_(1e-3),
+    "not a number": lambda group: group.params[1].view(-1)[3:4].fill_(float("nan")),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+def test_a_wrong_kernel_is_turned_off_with_a_warning(
+    fault: str, build: type, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    correct = OnePass.step
+
+    def wrong(self: OnePass, groups: Any, *rest: Any, **more: Any) -> None:
+        correct(self, groups, *rest, **more)
+        with torch.no_grad():
+            FAULTS[fault](groups[0])
+
+    monkeypatch.setattr(OnePass, "step", wrong)
+    with pytest.warns(UserWarning, match="differs from torch's step.*is off in this process.*report"):
+        found = steps(build, backend, lr=0.02, **BOUNDED)
+    assert found._one_pass.reused_measures == 0
+    expected = steps(build, "plain", lr=0.02, **BOUNDED)
+    for p, q in zip(found.param_groups[0]["params"], expected.param_groups[0]["params"]):
+        torch.testing.assert_close(p.cpu(), q)
+
+
+def test_the_check_leaves_the_random_numbers_alone() -> None:
+    torch.manual_seed(0)
+    expected = torch.randn(3)
+    torch.manual_seed(0)
+    steps(AdamCPR, "cpu", lr=0.1)
+    assert torch.equal(torch.randn(3), expected)
+
+
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+def test_an_environment_variable_turns_fused_steps_off(
+    build: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NNUNET_CPR_FUSED", "0")
+    for fused in (None, True):
+        optimizer = build(parameters(shapes=[(5, 4)]), lr=0.1, fused=fused)
+        assert optimizer._one_pass is None
+        monkeypatch.setattr(torch, "_fused_sgd_", None)
+        monkeypatch.setattr(torch, "_fused_adam_", None)
+        set_gradients(optimizer.param_groups[0]["params"], 10)
+        optimizer.step()
+    monkeypatch.setenv("NNUNET_CPR_FUSED", "no")
+    with pytest.raises(ValueError, match="NNUNET_CPR_FUSED: expected 0 or 1, got 'no'"):
+        build(parameters(shapes=[(5, 4)]), lr=0.1)

@@ -1,0 +1,110 @@
+"""The baselines in NumPy and float64, written from their papers and independent of the package.
+
+Each gives, for one step of the training, the points after its own correction; the optimizer's moves come
+from tests/helpers/oracle.py. Parameters are dicts by name; a gradient that is missing is None.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+Points = dict[str, np.ndarray]
+Gradients = dict[str, "np.ndarray | None"]
+Rates = dict[str, float]
+
+
+class OracleBaseline:
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        """The points that the optimizer's moves are added to; only those with a gradient."""
+        return {n: x for n, x in points.items() if gradients[n] is not None}
+
+    def after(self, points: Points) -> Points:
+        return points
+
+
+@dataclass
+class OracleDecoupled(OracleBaseline):
+    """Loshchilov and Hutter 2019, Algorithm 2: the learning rate's schedule scales the decay."""
+
+    weight_decay: float
+
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        moving = super().before(points, gradients, lr)
+        return {n: x - lr[n] * self.weight_decay * x for n, x in moving.items()}
+
+
+@dataclass
+class OracleCosine(OracleBaseline):
+    """Half a cosine between two coefficients, as Caron et al. 2021 raise theirs."""
+
+    first: float
+    last: float
+    steps: int
+    t: int = 0
+
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        moving = super().before(points, gradients, lr)
+        way = (1 - math.cos(math.pi * min(self.t, self.steps) / self.steps)) / 2
+        self.t += 1
+        now = (1 - way) * self.first + way * self.last
+        return {n: x - lr[n] * now * x for n, x in moving.items()}
+
+
+@dataclass
+class OracleAdaDecay(OracleBaseline):
+    """Nakamura and Hong 2019: sizes of gradients, standardised within the layer, in a sigmoid."""
+
+    weight_decay: float
+    alpha: float
+
+    def rate(self, gradient: np.ndarray) -> np.ndarray:
+        size = np.abs(gradient)
+        deviation = size - size.mean()
+        std = math.sqrt(float((deviation**2).mean()))
+        standard = deviation / std if std else np.zeros_like(size)
+        return 2 / (1 + np.exp(-self.alpha * standard))
+
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        moving = super().before(points, gradients, lr)
+        return {
+            n: x - lr[n] * self.weight_decay * self.rate(gradients[n]) * x for n, x in moving.items()
+        }
+
+
+@dataclass
+class OracleAWD(OracleBaseline):
+    """Ghiasi et al. 2022, Algorithm 1: one coefficient for all, an average over the steps."""
+
+    weight_decay: float
+    coefficient: float = 0.0
+
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        moving = super().before(points, gradients, lr)
+        of_gradients = np.concatenate([gradients[n].ravel() for n in moving])
+        of_weights = np.concatenate([x.ravel() for x in moving.values()])
+        present = self.weight_decay * np.linalg.norm(of_gradients) / np.linalg.norm(of_weights)
+        self.coefficient = 0.1 * self.coefficient + 0.9 * float(present)
+        return {n: x - lr[n] * self.coefficient * x for n, x in moving.items()}
+
+
+@dataclass
+class OracleRescaling(OracleBaseline):
+    """Liu et al. 2023 (Omnigrok): training on a sphere in the space of all weights."""
+
+    factor: float
+    initial: float | None = None
+
+    def norm(self, points: Points) -> float:
+        return math.sqrt(sum(float((x**2).sum()) for x in points.values()))
+
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        if self.initial is None:
+            self.initial = self.norm(points)
+        return super().before(points, gradients, lr)
+
+    def after(self, points: Points) -> Points:
+        norm = self.norm(points)
+        return {n: x * (self.factor * self.initial / norm) for n, x in points.items()}

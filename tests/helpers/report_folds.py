@@ -1,0 +1,158 @@
+"""Folders as nnU-Net leaves them, made up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import SimpleITK as sitk
+
+from nnunet_cpr.studies.definition import Cell, Row, Study
+
+DATASET = "Dataset001_Toy"
+LABELS = {"background": 0, "liver": 1, "left_kidney": 2}
+NAN = float("nan")
+
+
+def study(*trainers: str | Row, **changes: object) -> Study:
+    rows = tuple(t if isinstance(t, Row) else Row(t) for t in trainers)
+    values = {
+        "name": "toy",
+        "datasets": (DATASET,),
+        "reference": rows[0].trainer,
+        "folds": (0, 1),
+        **changes,
+    }
+    return Study(rows=rows, **values)
+
+
+def write_json(path: Path, content: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def write_fold(
+    results: Path,
+    trainer: str,
+    fold: int,
+    dice: Mapping[str, Mapping[str, float]],
+    dataset: str = DATASET,
+    configuration: str = "3d_fullres",
+    labels: Mapping[str, object] | None = LABELS,
+) -> Path:
+    """A validated fold; ``dice`` is {case: {class's key in nnU-Net's file: Dice}}."""
+    cell = Cell(dataset, configuration, "nnUNetPlans", fold, trainer)
+    folder = cell.folder(results)
+    cases = [
+        {
+            "metrics": {key: {"Dice": value, "IoU": 0.0} for key, value in classes.items()},
+            "prediction_file": f"/somewhere/else/validation/{case}.nii.gz",
+            "reference_file": f"/somewhere/else/gt_segmentations/{case}.nii.gz",
+        }
+        for case, classes in dice.items()
+    ]
+    write_json(folder / "validation" / "summary.json", {"metric_per_case": cases})
+    if labels is not None:
+        write_json(folder.parent / "dataset.json", {"labels": labels, "file_ending": ".nii.gz"})
+    return folder
+
+
+def both(value: float) -> dict[str, float]:
+    return {"1": value, "2": value}
+
+
+def write_log(
+    folder: Path,
+    epochs: Mapping[int, tuple[float, float, float, float]],
+    name: str = "2026_1_2_03_04_05",
+) -> None:
+    """``epochs``: {epoch: (training loss, validation loss, pseudo Dice, seconds)}."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stamp = "2026-01-02 03:04:05.678901:"
+    lines = ["", "#######", "Please cite the following paper", ""]
+    for epoch, (train, val, dice, seconds) in epochs.items():
+        lines += [
+            f"{stamp}  ",
+            f"{stamp} Epoch {epoch} ",
+            f"{stamp} Current learning rate: 0.01 ",
+            f"{stamp} train_loss {train} ",
+            f"{stamp} val_loss {val} ",
+            f"{stamp} Pseudo dice [np.float32({dice}), np.float32(nan), {dice}] ",
+            f"{stamp} Epoch time: {seconds} s ",
+        ]
+    (folder / f"training_log_{name}.txt").write_text("\n".join(lines) + "\n")
+
+
+def write_history(folder: Path, epochs: int = 5, matrices: int = 4, bound_from: int = 2) -> None:
+    lines = ["epoch,step,parameter,measure,kappa,multiplier"]
+    for epoch in range(epochs):
+        for matrix in range(matrices):
+            bounded = epoch >= bound_from
+            kappa, multiplier = (0.1, 0.01 * matrix * epoch) if bounded else ("inf", 0)
+            measure = 0.1 + 0.001 * (matrix - 1)
+            lines.append(f"{epoch},{10 * epoch},stage.{matrix}.weight,{measure},{kappa},{multiplier}")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cpr_history.csv").write_text("\n".join(lines) + "\n")
+
+
+def write_volume(array: np.ndarray, path: Path) -> None:
+    """[z, y, x] with voxels of 1 x 1 x 2 mm."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = sitk.GetImageFromArray(array)
+    image.SetSpacing((1.0, 1.0, 2.0))
+    sitk.WriteImage(image, str(path))
+
+
+def sphere(radius: float, shape: tuple[int, int, int] = (12, 32, 40)) -> np.ndarray:
+    z, y, x = np.indices(shape)
+    distance = np.sqrt((2 * (z - 6)) ** 2 + (y - 16) ** 2 + (x - 18) ** 2)
+    return ((distance < radius).astype(np.uint8)) + (distance < radius / 2)
+
+
+def whole(
+    folder: Path, planned: Study, cases: int = 8, epochs: int = 6, seed: int = 0
+) -> tuple[Path, Path, Path]:
+    """A study with everything: the results, the raw and the preprocessed data."""
+    rng = np.random.default_rng(seed)
+    results, raw, preprocessed = (folder / f"nnUNet_{n}" for n in ("results", "raw", "preprocessed"))
+    for dataset in planned.datasets:
+        write_json(preprocessed / dataset / "dataset.json", {"labels": LABELS, "file_ending": ".nii.gz"})
+        for fold in planned.folds:
+            names = [f"case_{fold}{number:03d}" for number in range(cases)]
+            hard = {name: rng.uniform(0.6, 0.95) for name in names}
+            for name in names[:3]:
+                image = 100 * sphere(9).astype(np.float32) + rng.normal(0, 20, (12, 32, 40))
+                write_volume(
+                    image.astype(np.float32), raw / dataset / "imagesTr" / f"{name}_0000.nii.gz"
+                )
+                write_volume(sphere(9), preprocessed / dataset / "gt_segmentations" / f"{name}.nii.gz")
+            for position, row in enumerate(planned.rows):
+                dice = {
+                    name: {
+                        key: float(np.clip(hard[name] + rng.normal(0.004 * position, 0.02), 0, 1))
+                        for key in ("1", "2")
+                    }
+                    for name in names
+                }
+                cell = write_fold(results, row.trainer, fold, dice, dataset)
+                for name in names[:3]:
+                    write_volume(sphere(8 + position), cell / "validation" / f"{name}.nii.gz")
+                curve = {
+                    e: (
+                        round(-0.8 + np.exp(-6 * e / epochs) + rng.normal(0, 0.02), 4),
+                        round(-0.7 + np.exp(-6 * e / epochs) + rng.normal(0, 0.03), 4),
+                        round(0.9 - 0.9 * np.exp(-8 * e / epochs) + rng.normal(0, 0.005), 4),
+                        round(20 + rng.uniform(), 2),
+                    )
+                    for e in range(epochs)
+                }
+                write_log(cell, curve)
+                write_json(
+                    cell / "resources.json",
+                    {"seconds": 5000.0, "peak_memory_bytes": 3 * 2**30, "peak_gpu_memory_bytes": None},
+                )
+                if "CPR" in row.trainer:
+                    write_history(cell, epochs)
+    return results, raw, preprocessed

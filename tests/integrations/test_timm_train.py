@@ -1,0 +1,96 @@
+"""A script like timm's own, started through the launcher."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nnunet_cpr.integrations import timm_train as timm_run
+
+SCRIPT = """
+import argparse, json, sys
+import timm
+from timm.optim import create_optimizer_v2, optimizer_kwargs
+from timm.utils import ParseKwargs
+import helper  # lies beside the script
+
+parser = argparse.ArgumentParser()
+parser.add_argument("data")
+parser.add_argument("--model")
+parser.add_argument("--opt", default="sgd")
+parser.add_argument("--lr", type=float, default=0.01)
+parser.add_argument("--weight-decay", type=float, default=2e-5)
+parser.add_argument("--momentum", type=float, default=0.9)
+parser.add_argument("--opt-kwargs", nargs="*", default={}, action=ParseKwargs)
+
+
+def main():
+    args = parser.parse_args()
+    model = timm.create_model(args.model, img_size=32, depth=1)
+    optimizer = create_optimizer_v2(model, **optimizer_kwargs(cfg=args), **args.opt_kwargs)
+    found = {"kappa": repr(optimizer.cpr.bound), "names": optimizer.cpr.names, "data": args.data}
+    open(helper.RESULT, "w").write(json.dumps({**found, "argv": sys.argv, "file": __file__}))
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def launched(folder: Path, *start: str) -> subprocess.CompletedProcess[str]:
+    """The script in that folder, started from another one."""
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    options = "DATA --model vit_tiny_patch16_224 --opt adamcpr --opt-kwargs kappa=ws6280 mu=1.0"
+    command = [
+        sys.executable,
+        "-m",
+        *start,
+        "nnunet_cpr.integrations.timm_train",
+        "../train.py",
+        *options.split(),
+    ]
+    return subprocess.run(command, cwd=elsewhere, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "start", [[], ["torch.distributed.run", "--standalone", "-m"]], ids=["python", "torchrun"]
+)
+def test_a_script_like_timms_is_launched(tmp_path: Path, start: list[str]) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "helper.py").write_text(f"RESULT = {str(tmp_path / 'result.json')!r}\n")
+    done = launched(tmp_path, *start)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert found["kappa"] == "KappaWS(steps=6280)"
+    assert "blocks.0.attn.qkv.weight" in found["names"] and "pos_embed" not in found["names"]
+    assert (found["data"], found["argv"][:2]) == ("DATA", ["../train.py", "DATA"])
+    assert found["file"] == "../train.py"
+
+
+def test_the_timm_beside_the_script_is_the_one(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import timm")
+    (tmp_path / "timm.py").write_text("raise SystemExit('the timm of this script')")
+    assert "the timm of this script" in launched(tmp_path).stderr
+
+
+def test_a_missing_script_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["timm_run", "none.py"])
+    with pytest.raises(SystemExit, match=r"^timm_run: there is no script 'none.py'; usage: .*SCRIPT"):
+        timm_run.main()
+
+
+@pytest.mark.parametrize(("words", "status"), [([], 2), (["--help"], 0)])
+def test_the_launchers_usage(
+    words: list[str], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["timm_run", *words])
+    with pytest.raises(SystemExit) as ended:
+        timm_run.main()
+    assert ended.value.code == status
+    out, err = capsys.readouterr()
+    assert (out or err).startswith("usage: ") and bool(out) == (status == 0)

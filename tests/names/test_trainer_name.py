@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnunet_cpr import KappaIP, KappaK, KappaKI0, KappaWS
+from nnunet_cpr.baselines import BASELINES
+from nnunet_cpr.names import BaselineChoice, WrongName
+from nnunet_cpr.names.trainer_name import FAMILIES, SUFFIXES, TrainerName, parse_trainer_name
+from tests.helpers.examples import examples
+
+POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+FLOAT32 = st.floats(1e-30, 1e30)
+COUNT = st.integers(1, 10**9 - 1)
+
+
+@st.composite
+def trainer_names(draw: st.DrawFn) -> TrainerName:
+    family = draw(st.sampled_from(sorted(FAMILIES)))
+    bounds = st.one_of(
+        st.builds(KappaK, FLOAT32),
+        st.builds(KappaKI0, FLOAT32),
+        st.builds(KappaWS, COUNT),
+        st.builds(KappaIP, COUNT),
+    )
+    epochs, iterations = draw(st.none() | COUNT), draw(st.none() | COUNT)
+    total = (epochs or 1000) * (iterations or 250)
+    with_cpr = FAMILIES[family].cpr
+    has_baseline = not with_cpr and family != "nnUNetTrainerAMOS" and draw(st.booleans())
+    entry = draw(st.sampled_from(list(BASELINES.values()))) if has_baseline else None
+    value = draw(POSITIVE) if entry is not None and entry.setting is not None else None
+    decays = not with_cpr and (entry is None or entry.decays)
+    # A family's own warm-up may be too long for a short training; then the name must give one.
+    needs_warmup = total <= FAMILIES[family].warmup
+    warmup = st.integers(0, min(total, 10**9) - 1)
+    return TrainerName(
+        family,
+        kappa=draw(st.none() | bounds) if with_cpr else None,
+        regularizer=draw(st.sampled_from([None, "l2", "l1", "std", "huber"])) if with_cpr else None,
+        mu=draw(st.none() | POSITIVE) if with_cpr else None,
+        adaptive=draw(st.booleans()) if with_cpr else False,
+        lr=draw(st.none() | POSITIVE),
+        baseline=None if entry is None else BaselineChoice(entry.keyword, value),
+        weight_decay=draw(st.none() | st.just(0.0) | POSITIVE) if decays else None,
+        warmup=draw(warmup if needs_warmup else st.none() | warmup),
+        epochs=epochs,
+        iterations=iterations,
+        seed=draw(st.none() | st.integers(0, 10**9 - 1)),
+    )
+
+
+@examples(100, search=2000)
+@given(trainer_names(), st.randoms())
+def test_parse_and_print_are_inverse(name: TrainerName, random) -> None:
+    printed = str(name)
+    assert parse_trainer_name(printed) == name
+    assert str(parse_trainer_name(printed)) == printed
+    family, *suffixes = printed.split("_")
+    random.shuffle(suffixes)
+    assert parse_trainer_name("_".join([family, *suffixes])) == name
+
+
+@examples(100, search=2000)
+@given(st.text(alphabet="nUNetTrainerCPRSGDAdamW_wsk0123456789pe.xiµ²", max_size=40) | st.text())
+def test_any_text_is_a_name_not_ours_or_one_line(tail: str) -> None:
+    for text in (tail, "nnUNetTrainerCPR_" + tail, "nnUNetTrainer" + tail):
+        try:
+            name, message = parse_trainer_name(text), ""
+        except WrongName as error:
+            name, message = None, str(error)
+        assert len(message.splitlines()) <= 1
+        assert name is None or parse_trainer_name(str(name)) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("nnUNetTrainerCPR", {}),
+        (
+            "nnUNetTrainerCPR_ws2000_warmup2000_100epochs",
+            {"kappa": KappaWS(2000), "warmup": 2000, "epochs": 100},
+        ),
+        ("nnUNetTrainerAdamCPR_k0p005_mu0p5", {"kappa": KappaK(0.005), "mu": 0.5}),
+        (
+            "nnUNetTrainerCPR_ki0x1p5_std_ada",
+            {"kappa": KappaKI0(1.5), "regularizer": "std", "adaptive": True},
+        ),
+        ("nnUNetTrainerCPR_ip200_lr1en3", {"kappa": KappaIP(200), "lr": 1e-3}),
+        (
+            "nnUNetTrainerSGD_wd3en5_50iters_seed7",
+            {"weight_decay": 3e-5, "iterations": 50, "seed": 7},
+        ),
+        ("nnUNetTrainerAdamW_wd0", {"weight_decay": 0.0}),
+        (
+            "nnUNetTrainerSGD_adadecay4_wd1en3",
+            {"baseline": BaselineChoice("adadecay", 4.0), "weight_decay": 1e-3},
+        ),
+        ("nnUNetTrainerAdamW_awd", {"baseline": BaselineChoice("awd")}),
+        ("nnUNetTrainerAMOS_wd0p1", {"weight_decay": 0.1}),
+    ],
+)
+def test_examples(text: str, settings: dict) -> None:
+    assert parse_trainer_name(text) == TrainerName(text.split("_")[0], **settings)
+
+
+@pytest.mark.parametrize("value", [1e-5, 1e-3, 0.005, 0.01, 0.1, 0.5, 1.0, 10.0, 1e6, 2.5e-4])
+def test_numbers_are_spelt_as_nnunet_spells_them(value: float) -> None:
+    spelt = {1e-5: "1en5", 1e-3: "1en3", 0.005: "5en3", 0.01: "0p01", 0.1: "0p1", 0.5: "0p5"}
+    spelt |= {1.0: "1", 10.0: "10", 1e6: "1e6", 2.5e-4: "2p5en4"}
+    assert str(TrainerName("nnUNetTrainerCPR", lr=value)) == f"nnUNetTrainerCPR_lr{spelt[value]}"
+
+
+def test_defaults_are_the_papers() -> None:
+    assert parse_trainer_name("nnUNetTrainerCPR").bound == KappaWS(1000)
+    assert parse_trainer_name("nnUNetTrainerAdamCPR").bound == KappaWS(3000)
+    assert parse_trainer_name("nnUNetTrainerAdamCPR").warmup_steps == 2000
+    assert parse_trainer_name("nnUNetTrainerAdamCPR_warmup500").bound == KappaWS(1500)
+    assert parse_trainer_name("nnUNetTrainerAdamCPR_ws4000").bound == KappaWS(4000)
+    assert parse_trainer_name("nnUNetTrainerSGD_100epochs").total_steps == 25_000
+
+
+@pytest.mark.parametrize("text", ["nnUNetTrainer", "nnUNetTrainerDA5", "nnUNetTrainerMine", "x", ""])
+def test_other_peoples_names_are_not_ours(text: str) -> None:
+    assert parse_trainer_name(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nnUNetTrainerCPR_ws2k", "did you mean nnUNetTrainerCPR_ws2000?"),
+        ("nnUNetTrainerCRP_ws200", "did you mean nnUNetTrainerCPR_ws200?"),
+        ("nnunettrainercpr", "did you mean nnUNetTrainerCPR?"),
+        ("nnUNetTrainerCPR_lr1e-3", "did you mean nnUNetTrainerCPR_lr1en3?"),
+        ("nnUNetTrainerCPR_lr0.1", "did you mean nnUNetTrainerCPR_lr0p1?"),
+        ("nnUNetTrainerCPR_lr.001", "did you mean nnUNetTrainerCPR_lr0p001?"),
+        ("nnUNetTrainerSGDCPR", "did you mean nnUNetTrainerCPR?"),
+        (
+            "nnUNetTrainerCPRws200",
+            "did you mean nnUNetTrainerCPR? Every suffix begins with an underscore",
+        ),
+        ("nnUNetTrainerCPRAdam_ws9", "did you mean nnUNetTrainerAdamCPR_ws9?"),
+        ("nnUNetTrainerCPR_k1en60", "positive and finite in float32"),
+        ("nnUNetTrainerCPR_100epoch_ws5", "did you mean nnUNetTrainerCPR_100epochs_ws5?"),
+        ("nnUNetTrainerCPR_hubber", "did you mean nnUNetTrainerCPR_huber?"),
+        ("nnUNetTrainerCPR_ws1p5", "it is spelt _ws<N>, where <N> is a whole number"),
+        ("nnUNetTrainerCPR_ws", "it is spelt _ws<N>"),
+        ("nnUNetTrainerCPR_", "the suffixes are _k<V> _ki0x<V> _ws<N> _ip<N>"),
+        ("nnUNetTrainerCPR_ws100_k0p1", "_ws100 and _k0p1 in .* contradict each other"),
+        ("nnUNetTrainerCPR_l1_std", "_l1 and _std in .* contradict each other"),
+        ("nnUNetTrainerCPR_ws0", "steps must be a whole number above 0"),
+        ("nnUNetTrainerCPR_k0", "value must be positive"),
+        ("nnUNetTrainerCPR_mu0", "must be positive"),
+        ("nnUNetTrainerCPR_lr1e999", "must be positive and finite"),
+        ("nnUNetTrainerCPR_0epochs", "must be at least 1"),
+        ("nnUNetTrainerCPR_wd1en5", "takes no _wd1en5; leave it out"),
+        (
+            "nnUNetTrainerSGD_ws100",
+            "_ws100 has no meaning; the one with CPR is nnUNetTrainerCPR",
+        ),
+        ("nnUNetTrainerAdamW_ada", "the one with CPR is nnUNetTrainerAdamCPR"),
+        ("nnUNetTrainerCPR_awd", "CPR takes the place of weight decay, .* takes no _awd; leave it out"),
+        ("nnUNetTrainerSGD_awd_rescale2", "_awd and _rescale2 in .* contradict each other"),
+        ("nnUNetTrainerSGD_rescale2_wd0p1", "_rescale2 takes the place of weight decay"),
+        ("nnUNetTrainerSGD_adadecay", "it is spelt _adadecay<V>"),
+        ("nnUNetTrainerSGD_adadecy4", "did you mean nnUNetTrainerSGD_adadecay4?"),
+        ("nnUNetTrainerAMOS_awd", "has a decay of its own, so it takes no _awd"),
+        ("nnUNetTrainerAMOS_ws100", "has no CPR, so _ws100 has no meaning"),
+        (
+            "nnUNetTrainerAdamCPR_5epochs",
+            "warm-up of 2000 steps is not shorter than the training of 1250",
+        ),
+    ],
+)
+def test_a_name_that_is_almost_right_says_what_is_nearest(text: str, message: str) -> None:
+    with pytest.raises(WrongName, match=message.replace("?", r"\?").replace("(", r"\(")):
+        parse_trainer_name(text)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lr": -1.0},
+        {"lr": float("nan")},
+        {"mu": 0.0},
+        {"regularizer": "l3"},
+        {"epochs": 0},
+        {"seed": -1},
+    ],
+)
+def test_settings_that_no_name_can_say_are_refused(settings: dict) -> None:
+    with pytest.raises(ValueError, match=r"must be|unknown regularizer"):
+        TrainerName("nnUNetTrainerCPR", **settings)
+
+
+def test_a_bound_that_a_name_cannot_say_is_not_printed_wrongly() -> None:
+    with pytest.raises(WrongName, match="no name can say"):
+        str(TrainerName("nnUNetTrainerCPR", kappa=KappaIP(10, ema=0.5)))
+
+
+def test_the_documentation_lists_every_suffix() -> None:
+    from pathlib import Path
+
+    text = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text()
+    for suffix in SUFFIXES:
+        assert f"`{suffix.shape}`" in text

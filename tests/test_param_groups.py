@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from nnunet_cpr import CPR, SGDCPR
+from nnunet_cpr.param_groups import regularized
+
+
+class Everything(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(1, 2, 3)
+        self.linear = nn.Linear(3, 4)
+        self.embedding = nn.Embedding(5, 6)
+        self.bag = nn.EmbeddingBag(5, 6)
+        self.norms = nn.ModuleList(
+            [
+                nn.BatchNorm1d(4),
+                nn.LayerNorm((2, 3)),
+                nn.GroupNorm(1, 4),
+                nn.InstanceNorm2d(4, affine=True),
+            ]
+        )
+        self.position = nn.Parameter(torch.zeros(2, 3))
+        self.table = nn.Module()
+        self.table.bias = nn.Parameter(torch.zeros(2, 3))
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+        self.empty = nn.Parameter(torch.zeros(0, 3))
+
+    def no_weight_decay(self) -> set[str]:
+        return {"position"}
+
+
+def test_matrices_and_kernels_of_a_module() -> None:
+    assert list(regularized(Everything())) == ["conv.weight", "linear.weight"]
+
+
+def test_no_weight_decay_of_a_part() -> None:
+    assert list(regularized(nn.ModuleDict({"a": Everything()}))) == [
+        "a.conv.weight",
+        "a.linear.weight",
+    ]
+
+
+def test_named_parameters_parameters_and_groups() -> None:
+    m = nn.Linear(3, 4)
+    assert list(regularized(m.named_parameters())) == ["weight"]
+    assert list(regularized(m.parameters())) == ["0"]
+    assert list(regularized([{"params": [m.bias]}, {"params": m.weight}])) == ["1.0"]
+    assert list(regularized([{"params": m.named_parameters()}])) == ["weight"]
+
+
+def test_groups_that_ask_to_be_left_alone() -> None:
+    a, b = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2, 2))
+    assert list(regularized([{"params": [a], "regularize": False}, {"params": [b]}])) == ["1.0"]
+    decay = [{"params": [a], "weight_decay": 0.0}, {"params": [b], "weight_decay": 0.1}]
+    assert list(regularized(decay)) == ["1.0"]
+    # Where no group decays, a 0 says nothing.
+    assert (
+        len(regularized([{"params": [a], "weight_decay": 0}, {"params": [b], "weight_decay": 0}])) == 2
+    )
+    # And CPR takes the place of the positive one.
+    assert {g["weight_decay"] for g in SGDCPR(decay, lr=0.1).param_groups} == {0}
+
+
+def test_nothing_to_regularize_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match="no parameter to regularize, so CPR has nothing to do"):
+        assert CPR(nn.BatchNorm2d(3)).names == []
+    with pytest.raises(ValueError, match="empty parameter list"):
+        CPR([])
+
+
+def test_what_is_no_parameter_is_refused() -> None:
+    with pytest.raises(TypeError, match="found a int"):
+        CPR([1, 2])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="one tensor"):
+        CPR(torch.zeros(2, 2))
+    with pytest.raises(TypeError, match="complex"):
+        CPR([nn.Parameter(torch.zeros(2, 2, dtype=torch.complex64))])
+    with pytest.raises(TypeError, match="mixes"):
+        CPR([{"params": []}, nn.Parameter(torch.zeros(2, 2))])  # type: ignore[list-item]
+
+
+def test_two_parameters_of_one_name_are_refused() -> None:
+    a, b = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2, 2))
+    with pytest.raises(ValueError, match="two different parameters are named 'w'"):
+        CPR([("w", a), ("w", b)])

@@ -1,0 +1,17 @@
+"""Adam with CPR, as in the paper's BTCV, Heart and BraTS runs."""
+
+from nnunet_cpr.names.trainer_name import TrainerName
+from nnunet_cpr.nnunet.base_trainer import ADAM_BETAS, CPRTrainer, with_suffixes
+from nnunet_cpr.optimizers import AdamCPR
+
+
+class nnUNetTrainerAdamCPR(CPRTrainer):
+    """Adam with CPR, as in the paper's BTCV, Heart and BraTS runs."""
+
+    settings = TrainerName("nnUNetTrainerAdamCPR")
+
+    def build_optimizer(self):
+        return AdamCPR(self.network, self.initial_lr, betas=ADAM_BETAS, **self.settings.cpr_settings)
+
+
+__getattr__ = with_suffixes(nnUNetTrainerAdamCPR)

@@ -1,0 +1,24 @@
+"""Adam with decoupled weight decay, the comparison for ``nnUNetTrainerAdamCPR``."""
+
+import torch
+
+from nnunet_cpr.names.trainer_name import TrainerName
+from nnunet_cpr.nnunet.base_trainer import ADAM_BETAS, NamedTrainer, with_suffixes
+
+
+class nnUNetTrainerAdamW(NamedTrainer):
+    """Adam with decoupled weight decay, the comparison for ``nnUNetTrainerAdamCPR``."""
+
+    settings = TrainerName("nnUNetTrainerAdamW")
+
+    def build_optimizer(self):
+        return torch.optim.AdamW(
+            self.network.parameters(),
+            self.initial_lr,
+            betas=ADAM_BETAS,
+            weight_decay=self.weight_decay,
+            fused=self.device.type in ("cpu", "cuda"),
+        )
+
+
+__getattr__ = with_suffixes(nnUNetTrainerAdamW)

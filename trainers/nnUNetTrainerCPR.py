@@ -1,0 +1,17 @@
+"""nnU-Net's SGD with CPR in place of weight decay."""
+
+from nnunet_cpr.names.trainer_name import TrainerName
+from nnunet_cpr.nnunet.base_trainer import CPRTrainer, with_suffixes
+from nnunet_cpr.optimizers import SGDCPR
+
+
+class nnUNetTrainerCPR(CPRTrainer):
+    """nnU-Net's SGD with CPR in place of weight decay."""
+
+    settings = TrainerName("nnUNetTrainerCPR")
+
+    def build_optimizer(self):
+        return SGDCPR(self.network, self.initial_lr, momentum=0.99, **self.settings.cpr_settings)
+
+
+__getattr__ = with_suffixes(nnUNetTrainerCPR)
