@@ -17,7 +17,7 @@ from benchmarks.bars import Bar, check
 from benchmarks.competitors import ADAM, BASE, COMPETITORS, IN_SWEEPS, SGD
 from benchmarks.figure import draw
 from benchmarks.measure import Timing, as_json, free_bytes, machine, memory, require_device, step_times
-from nnunet_cpr._files import replacing
+from nnunet_cpr._files import atomic_write
 
 CHECKED = "nnU-Net"  # the network whose ratios have bars
 _STOCK = "SGD as nnU-Net builds it"
@@ -75,9 +75,9 @@ def main(
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         file = output / f"step_time_{device}.json"
-        with replacing(file) as temporary:
+        with atomic_write(file) as temporary:
             temporary.write_text(json.dumps(document, indent=1) + "\n")
-        with replacing(file.with_suffix(".png")) as temporary:
+        with atomic_write(file.with_suffix(".png")) as temporary:
             draw(document, temporary)
         console.print(f"to look at: {file}, {file.with_suffix('.png')}", soft_wrap=True)
     if checks and not check(_bars(results[CHECKED], device), console):

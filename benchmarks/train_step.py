@@ -19,7 +19,7 @@ from rich.table import Table
 
 from benchmarks.bars import Bar, check
 from benchmarks.measure import Timing, as_json, in_turn, machine, require_device
-from nnunet_cpr._files import replacing
+from nnunet_cpr._files import atomic_write
 
 _DATASET, _CONFIGURATION = "Dataset902_Benchmark", "3d_fullres"
 PAIRS = {
@@ -70,7 +70,7 @@ def main(
         document = {"machine": found, "device": device, "patch": edge, "pairs": pairs}
         document["ratio_with_the_rest_shared"] = shared
         file = output / f"train_step_{device}.json"
-        with replacing(file) as temporary:
+        with atomic_write(file) as temporary:
             temporary.write_text(json.dumps(document, indent=1) + "\n")
         console.print(f"to look at: {file}", soft_wrap=True)
     if checks:

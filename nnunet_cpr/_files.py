@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, and what others have left read with suspicion."""
+"""Atomic file writes and validated reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,34 +15,47 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-UNFINISHED = ".nnunet-cpr-writing-"
-"""What the names of folders begin with that are being written: nnU-Net and its users pass over it."""
+import psutil
+from filelock import FileLock, Timeout
 
-_A_DAY = 24 * 60 * 60
+TEMPORARY_PREFIX = ".nnunet-cpr-tmp-"
+"""Prefix of temporary directories; nnU-Net ignores names that do not start with ``Dataset``."""
+
+_DAY = 24 * 60 * 60
+_WRITER = re.compile(r"\.(?P<pid>\d+)@(?P<host>.+)\.tmp")
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` to write to; it takes the place of ``path`` on success.
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path in the same folder, which replaces ``path`` on success.
 
-    The content is on the disk before it takes the place (``fsync``): file systems may write the new name
-    down first, and a power cut between the two would leave an empty file where there was a good one.
-    That costs a millisecond, or for a checkpoint as long as the disk takes to write it, and is worth it.
-    The folder is not synchronized: at worst the old file is there again.
+    The content is synced to the disk before the rename, and the folder after it, so that a power cut
+    leaves either the old file or the new one. Temporary files of killed processes are removed first.
 
-    What processes that were killed have left of this file is removed first.
+    Args:
+        path: the file to write.
 
     Raises:
-        OSError: it cannot be written; the error names ``path``, which is as it was.
+        OSError: the file cannot be written; the error names ``path``, which is unchanged.
+
+    Example:
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> with atomic_write(folder / "result.txt") as temporary:
+        ...     _ = temporary.write_text("done")
+        >>> [file.name for file in folder.iterdir()]
+        ['result.txt']
     """
-    writer = f"{os.getpid()}-{socket.gethostname()}"
-    temporary = path.with_name(f"{_beginning(path)}{writer}.writing{path.suffix}")
+    stem = f".{path.stem[:60]}"  # a name may have as many characters as the file system allows
+    temporary = path.with_name(f"{stem}.{os.getpid()}@{socket.gethostname()}.tmp{path.suffix}")
     try:
-        _remove_abandoned(path)
+        for name in os.listdir(path.parent):
+            writer = _WRITER.fullmatch(name.removeprefix(stem).removesuffix(path.suffix))
+            if name.startswith(stem) and writer and _is_stale(path.with_name(name), writer):
+                path.with_name(name).unlink(missing_ok=True)
         yield temporary
-        with open(temporary, "r+b") as file:  # Windows flushes only what may be written
-            os.fsync(file.fileno())
+        _sync(temporary)
         os.replace(temporary, path)
+        _sync(path.parent)
     except OSError as error:
         about = str(error.filename)  # None where writing failed, not opening
         if error.errno is None or about not in ("None", str(temporary), str(path.parent)):
@@ -54,37 +66,52 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink()
 
 
-@contextmanager
-def appearing(target: Path) -> Iterator[Path]:
-    """A folder to make, in a temporary one beside ``target`` whose place it takes on success.
+def remove_temporary_files(folder: Path, *patterns: str) -> None:
+    """Remove temporary files of :func:`atomic_write` for files that only this process may write.
 
-    What processes that were killed have left there is removed first.
+    Args:
+        folder: where the files are.
+        patterns: glob patterns of their names without suffix, such as ``checkpoint_*``.
+    """
+    for pattern in patterns:
+        for path in folder.glob(f".{pattern}.tmp*"):
+            if _WRITER.search(path.name):
+                path.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_directory(target: Path) -> Iterator[Path]:
+    """Yield a path for a new directory, which is moved to ``target`` on success.
+
+    Temporary directories of killed processes are removed first.
 
     Raises:
-        OSError: it cannot be written; nothing is left of it.
+        OSError: the directory cannot be written; nothing is left of it.
     """
-    for left in target.parent.glob(f"{UNFINISHED}*"):
-        with _locked(left) as abandoned:
-            if abandoned:
-                shutil.rmtree(left, ignore_errors=True)
-    temporary = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=target.parent))
+    for stale in target.parent.glob(f"{TEMPORARY_PREFIX}*"):
+        try:
+            with FileLock(stale / ".lock", timeout=0):
+                shutil.rmtree(stale, ignore_errors=True)
+        except (Timeout, OSError):
+            pass  # another process writes there, or has just removed it
+    temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=target.parent))
     try:
-        with _locked(temporary):
+        with FileLock(temporary / ".lock"):
             yield temporary / target.name
             os.replace(temporary / target.name, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def save_with_torch(content: Any, path: Path) -> None:
-    """``torch.save`` into a file that appears whole or not at all.
+def atomic_torch_save(content: Any, path: Path) -> None:
+    """Save with ``torch.save`` through :func:`atomic_write`.
 
     Raises:
-        OSError: it cannot be written; the error names ``path``, which is as it was.
+        OSError: the file cannot be written; the error names ``path``, which is unchanged.
     """
     import torch
 
-    with replacing(path) as temporary, open(temporary, "wb") as file:
+    with atomic_write(path) as temporary, open(temporary, "wb") as file:
         try:
             torch.save(content, file)
         except RuntimeError as error:
@@ -95,16 +122,16 @@ def save_with_torch(content: Any, path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file says.
+    """Return the content of a JSON file.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged.
+        OSError: the file cannot be read.
+        ValueError: the file is damaged.
     """
     try:
         return json.loads(path.read_bytes())
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("nested too deeply") from None
 
 
 def finite_number(value: Any) -> float | None:
@@ -123,11 +150,11 @@ def finite_number(value: Any) -> float | None:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """An error that does not say which file or folder it is about gets this one.
+def add_path_to_os_errors(path: Path) -> Iterator[None]:
+    """Add ``path`` to an OSError that names no file.
 
     Raises:
-        OSError: as it came, with a path.
+        OSError: the original error, with a path.
     """
     try:
         yield
@@ -137,52 +164,22 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _beginning(path: Path) -> str:
-    return f".{path.stem[:60]}."  # a name may be as long as can be already
-
-
-def _remove_abandoned(path: Path) -> None:
-    ours = re.compile(re.escape(_beginning(path)) + r"(\d+)-(.+)\.writing" + re.escape(path.suffix))
-    for name in os.listdir(path.parent):
-        left, match = path.with_name(name), ours.fullmatch(name)
-        if match and _is_abandoned(left, int(match[1]), match[2]):
-            left.unlink(missing_ok=True)
-
-
-def _is_abandoned(temporary: Path, pid: int, host: str) -> bool:
-    """Whether the process that wrote it is gone: what another machine's does shows in the time alone."""
-    if host == socket.gethostname() and os.name == "posix":
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        except (OSError, OverflowError):
-            pass
+def _sync(path: Path) -> None:
+    """Write a file or folder to the disk."""
+    if path.is_dir() and os.name != "posix":
+        return  # Windows syncs no folders
+    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:
-        return time.time() - temporary.stat().st_mtime > _A_DAY
-    except FileNotFoundError:
-        return False
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Whether this process could lock the folder. The system ends the lock with the process."""
-    if sys.platform == "win32":
-        yield False  # without locks of folders, those of killed runs stay
-        return
-    import fcntl
-
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
-        yield False  # its own process has removed it meanwhile
-        return
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # another process's; or a file system without locks
-            yield False
-        else:
-            yield True
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _is_stale(temporary: Path, writer: re.Match[str]) -> bool:
+    """Return True if the process that wrote a temporary file is gone."""
+    if writer["host"] == socket.gethostname() and not psutil.pid_exists(int(writer["pid"][:9])):
+        return True
+    try:
+        return time.time() - temporary.stat().st_mtime > _DAY  # processes of other machines are unknown
+    except FileNotFoundError:
+        return False

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from nnunet_cpr._files import naming, replacing
+from nnunet_cpr._files import add_path_to_os_errors, atomic_write
 from nnunet_cpr.datasets import phantom
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.nnunet.commands import nnunet_environment, run
@@ -68,7 +68,7 @@ def run_demo(folder: Path, console: Console) -> list[Result]:
             return lambda done: progress.update(task, completed=done)
 
         done = stage("making 10 phantoms and an unseen one")
-        with naming(raw):
+        with add_path_to_os_errors(raw):
             phantom.write_dataset(raw)
         done(1)
 
@@ -177,7 +177,7 @@ def shrink_plans(folder: Path, source: str, target: str) -> None:
     configuration["patch_size"] = [min(n, 32) for n in configuration["patch_size"]]
     network = configuration["architecture"]["arch_kwargs"]
     network["features_per_stage"] = [8 * 2**i for i in range(network["n_stages"])]
-    with replacing(folder / f"{target}.json") as path:
+    with atomic_write(folder / f"{target}.json") as path:
         path.write_text(json.dumps(plans, indent=2))
 
 

@@ -68,7 +68,7 @@ def new(
     file: Annotated[Path, typer.Argument(help="The new study.")],
 ) -> None:
     """Copy a preset into a file to edit."""
-    from nnunet_cpr._files import replacing
+    from nnunet_cpr._files import atomic_write
     from nnunet_cpr.studies.definition import PRESETS
     from nnunet_cpr.studies.definition import presets as names
 
@@ -77,7 +77,7 @@ def new(
     with _told():
         if file.exists():
             stop(f"{file} is there already")
-        with replacing(file) as temporary:
+        with atomic_write(file) as temporary:
             temporary.write_bytes((PRESETS / f"{preset}.yaml").read_bytes())
     print(f"edit {file}, then: nnunet-cpr study run {file}")
 

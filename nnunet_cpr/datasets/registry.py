@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from nnunet_cpr._files import appearing, naming
+from nnunet_cpr._files import add_path_to_os_errors, atomic_directory
 from nnunet_cpr.datasets.amos22 import AMOS22
 from nnunet_cpr.datasets.archive import DataSet, PrepareError, check
 from nnunet_cpr.datasets.brats2020 import BraTS2020
@@ -44,7 +44,7 @@ def prepare(data_set: DataSet, source: Path, target: Path, processes: int, conso
     for remark in archive.remarks:
         console.print(f"note: {remark}", markup=False, soft_wrap=True)
     check(archive, processes, console)
-    with naming(target), appearing(target) as folder:
+    with add_path_to_os_errors(target), atomic_directory(target) as folder:
         data_set.write(archive, folder, processes, console)
         verify(folder, processes, console)
 

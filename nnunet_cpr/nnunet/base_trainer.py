@@ -8,7 +8,6 @@ suffixes, such as ``nnUNetTrainerCPR_ws2000``, finds a subclass of the family th
 from __future__ import annotations
 
 import functools
-import random
 import sys
 import traceback
 from abc import ABC, abstractmethod
@@ -16,13 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-import numpy as np
 import torch
 from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from torch.optim import Optimizer
 
-from nnunet_cpr._files import replacing
+from nnunet_cpr._files import atomic_write, remove_temporary_files
+from nnunet_cpr._seeding import seed_all
 from nnunet_cpr.cpr import CPR
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.trainer_name import TrainerName, parse_trainer_name
@@ -92,9 +91,7 @@ class NamedTrainer(nnUNetTrainer, ABC):
     def on_train_start(self) -> None:
         super().on_train_start()
         if self.local_rank == 0:
-            for leftover in Path(self.output_folder).glob(".c*"):  # of a write that was killed
-                if leftover.name.startswith((".checkpoint_", ".cpr_")):
-                    leftover.unlink(missing_ok=True)
+            remove_temporary_files(Path(self.output_folder), "checkpoint_*", "cpr_*")
         self.logger.plot_progress_png = self._if_it_can(self.logger.plot_progress_png, "progress.png")
         if self.baseline is not None:
             self.print_to_log_file(f"Regularizing with {self.baseline!r}")
@@ -114,7 +111,7 @@ class NamedTrainer(nnUNetTrainer, ABC):
             super().save_checkpoint(filename)
             return
         try:
-            with replacing(Path(filename)) as temporary, open(temporary, "wb") as file:
+            with atomic_write(Path(filename)) as temporary, open(temporary, "wb") as file:
                 # Goes to torch.save, which says what failed when it has a file and not a name.
                 super().save_checkpoint(file)
         except (OSError, RuntimeError) as error:
@@ -174,11 +171,7 @@ class NamedTrainer(nnUNetTrainer, ABC):
     def _seed(self, stream: int) -> None:
         if self.settings.seed is None:
             return
-        words = np.random.SeedSequence([self.settings.seed, self.local_rank, stream])
-        seed = int(words.generate_state(1)[0])
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.manual_seed(seed)
+        seed_all(self.settings.seed, self.local_rank, stream)
 
 
 class CPRTrainer(NamedTrainer):

@@ -21,7 +21,7 @@ from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
-from nnunet_cpr._files import appearing, save_with_torch
+from nnunet_cpr._files import atomic_directory, atomic_torch_save
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 
@@ -83,7 +83,7 @@ def export(model: Path, output: Path, folds: Sequence[str] | None, names: Sequen
     made = [folder for folder in target.parents if not folder.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with appearing(target) as work:
+        with atomic_directory(target) as work:
             for i, place in enumerate(places):
                 _convert(model / place, work / place, trainer, configuration, len(places) - i)
             _copy(model, work, MODEL_FILES)
@@ -169,7 +169,7 @@ def _convert(source: Path, target: Path, trainer: str, configuration: str, left:
     axes = "inference_allowed_mirroring_axes"
     if axes in checkpoint:
         kept[axes] = checkpoint[axes]
-    save_with_torch(kept, target)
+    atomic_torch_save(kept, target)
 
 
 def _copy(model: Path, work: Path, names: Iterable[str]) -> None:

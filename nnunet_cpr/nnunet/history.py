@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nnunet_cpr._files import replacing
+from nnunet_cpr._files import atomic_write
 from nnunet_cpr.cpr import CPR
 
 CSV_NAME = "cpr_history.csv"
@@ -154,7 +154,7 @@ class History:
         """Bring the file up to date."""
         path = self.folder / CSV_NAME
         if self._size != (path.stat().st_size if path.exists() else 0):
-            with replacing(path) as temporary:
+            with atomic_write(path) as temporary:
                 whole = [f"{','.join(COLUMNS)}\r\n", *self._rows(range(len(self.epochs)))]
                 temporary.write_bytes("".join(whole).encode())
             self._size = path.stat().st_size

@@ -10,7 +10,7 @@ from matplotlib.colors import LogNorm, Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from nnunet_cpr._files import replacing
+from nnunet_cpr._files import atomic_write
 from nnunet_cpr.nnunet.history import History
 
 FIGURE_NAME = "cpr_progress.png"
@@ -29,7 +29,7 @@ def draw_progress(history: History) -> None:
     """
     target = history.folder / FIGURE_NAME
     # nnU-Net sets global styles for its own progress.png; draw with matplotlib's.
-    with matplotlib.rc_context(matplotlib.rcParamsDefault), replacing(target) as path:
+    with matplotlib.rc_context(matplotlib.rcParamsDefault), atomic_write(target) as path:
         kappa = _finite(history.kappa)
         ratio = _finite(history.measure) / np.where(kappa == 0, np.nan, kappa)
         multiplier = np.where(np.isnan(kappa), np.nan, _finite(history.multiplier))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
-from nnunet_cpr._files import replacing
+from nnunet_cpr._files import atomic_write
 from nnunet_cpr.reports import page
 from nnunet_cpr.reports.comparisons import CAVEAT, Comparison, compare_all, comparison_table
 from nnunet_cpr.reports.results import ReportError, Results, full_title, read_results
@@ -67,7 +67,7 @@ def write_report(
     }
     output.mkdir(parents=True, exist_ok=True)
     for name, text in documents.items():
-        with replacing(output / name) as path:
+        with atomic_write(output / name) as path:
             path.write_text(text, encoding="utf-8", newline="\n")
     print_table(table, f"Study {study.name}", console)
     sentences = ["", *(c.sentence for c in comparisons), CAVEAT] if comparisons else []

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from nnunet_cpr._files import replacing
+from nnunet_cpr._files import atomic_write
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -147,7 +147,7 @@ def save(study: Study, path: Path) -> None:
     document = asdict(study)
     document["trainers"] = [{k: v for k, v in row.items() if v} for row in document.pop("rows")]
     lists = {key: list(document[key]) for key in _LISTS}
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(yaml.safe_dump({**document, **lists}, sort_keys=False))
 
 

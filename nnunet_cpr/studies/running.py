@@ -15,7 +15,7 @@ from typing import Any
 
 import submitit
 
-from nnunet_cpr._files import naming, read_json
+from nnunet_cpr._files import add_path_to_os_errors, read_json
 from nnunet_cpr.nnunet.commands import CommandFailed
 from nnunet_cpr.studies.definition import Cell, StudyError
 from nnunet_cpr.studies.state import Places, Stage, state_of, write_json
@@ -80,7 +80,7 @@ class Local:
                     if slot not in slots and waiting:
                         started[slot] = waiting.pop(0)
                         jobs = places.study / "jobs"
-                        with naming(jobs), _stderr_into(jobs / "controllers.log"):
+                        with add_path_to_os_errors(jobs), _stderr_into(jobs / "controllers.log"):
                             slots[slot] = executor.submit(
                                 self._training(started[slot], slot, places, folders)
                             )
@@ -186,7 +186,7 @@ class Slurm:
         for cell in todo:  # what failed before is tried again
             places.failure(cell).unlink(missing_ok=True)
         try:
-            with naming(places.study / "jobs"):
+            with add_path_to_os_errors(places.study / "jobs"):
                 jobs = executor.submit_array(trainings)
         except (subprocess.CalledProcessError, submitit.core.utils.FailedJobError) as error:
             said = str(getattr(error, "stderr", None) or error).strip().splitlines()

@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
-from nnunet_cpr._files import read_json, replacing
+from nnunet_cpr._files import atomic_write, read_json
 from nnunet_cpr.nnunet.commands import last_lines
 from nnunet_cpr.nnunet.fold_files import read_logs
 from nnunet_cpr.studies.definition import Cell
@@ -232,5 +232,5 @@ def _training_process(folder: Path) -> int | None:
 
 def write_json(path: Path, content: Any) -> None:
     """Write it whole or not at all."""
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import submitit
 
-from nnunet_cpr._files import read_json, replacing
+from nnunet_cpr._files import atomic_write, read_json
 from nnunet_cpr.nnunet.commands import CommandFailed, last_lines, run
 from nnunet_cpr.nnunet.fold_files import RESOURCES, measurement
 from nnunet_cpr.studies.definition import Cell
@@ -75,7 +75,7 @@ class Training:
     def _note_failure(self, lines: list[str]) -> None:
         failure = self.places.failure(self.cell)
         failure.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(failure) as temporary:
+        with atomic_write(failure) as temporary:
             temporary.write_text("\n".join(lines) + "\n")
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:

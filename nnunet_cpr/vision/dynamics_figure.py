@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from nnunet_cpr._files import replacing
+from nnunet_cpr._files import atomic_write
 from nnunet_cpr.vision.folder import DYNAMICS, HISTORY, read_table
 
 _COLUMNS = 3
@@ -42,7 +42,7 @@ def draw_dynamics(runs: Mapping[str, Path], path: Path, parameters: Sequence[str
     if unknown:
         raise CannotDraw(f"no matrix is named {unknown[0]!r}; there are {', '.join(names)}")
     shown = list(parameters) or _spread(names)
-    with matplotlib.rc_context(matplotlib.rcParamsDefault), replacing(path) as temporary:
+    with matplotlib.rc_context(matplotlib.rcParamsDefault), atomic_write(path) as temporary:
         figure = Figure(figsize=(4.2 * len(shown) + 0.6, 8.6), layout="constrained")
         FigureCanvasAgg(figure)
         grid = figure.subplots(4, len(shown), sharex=True, squeeze=False)

@@ -6,7 +6,6 @@ import dataclasses
 import gc
 import json
 import pickle
-import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nnunet_cpr._files import replacing, save_with_torch
+from nnunet_cpr._files import atomic_torch_save, atomic_write
+from nnunet_cpr._seeding import seed_all
 from nnunet_cpr.names.run_name import RunName
 from nnunet_cpr.vision import dynamics
 from nnunet_cpr.vision.cosine_lr import learning_rate
@@ -60,7 +60,7 @@ class _Record:
             DYNAMICS: pd.DataFrame(self.dynamics, columns=dynamics.COLUMNS),
         }
         for name, table in tables.items():
-            with replacing(folder / name) as path:
+            with atomic_write(folder / name) as path:
                 table.to_csv(path, index=False, float_format="%.9g")
 
 
@@ -149,7 +149,7 @@ def _prepared(task: Task, run: RunName, options: Options) -> Prepared:
             stacklevel=4,
         )
     assert run.seed is not None
-    _seed(run.seed, 0)
+    seed_all(run.seed, 0)
     prepared = task.prepare(options)
     if options.microbatches > 1 and any(map(_sees_batches, prepared.model.modules())):
         raise CannotTrain(
@@ -227,7 +227,7 @@ class _Training:
             outcome: dict[str, Any] = self.record.history[-1]
             draw_dynamics({str(self.run): self.folder}, self.folder / FIGURE)
             if self.options.keep_model:
-                save_with_torch(self.model.state_dict(), self.folder / MODEL)
+                atomic_torch_save(self.model.state_dict(), self.folder / MODEL)
         except Diverged:
             outcome = {"diverged": self.step}
         result = {
@@ -238,7 +238,7 @@ class _Training:
             **outcome,
             "seconds": round(self.record.seconds, 1),
         }
-        with replacing(self.folder / RESULT) as path:
+        with atomic_write(self.folder / RESULT) as path:
             path.write_text(json.dumps(result, indent=2) + "\n")
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
         return result
@@ -271,7 +271,7 @@ class _Training:
     def _train_epoch(self) -> float:
         """Until the epoch or the training ends; the mean loss."""
         assert self.run.seed is not None
-        _seed(self.run.seed, 1 + self.epoch)
+        seed_all(self.run.seed, 1 + self.epoch)
         self.model.train()
         losses = []
         for batch in self.prepared.epoch(self.epoch):
@@ -325,22 +325,13 @@ class _Training:
             "dynamics": self.record.dynamics,
             "seconds": self.record.seconds,
         }
-        save_with_torch(state, self.folder / CHECKPOINT)
+        atomic_torch_save(state, self.folder / CHECKPOINT)
         self.record.write(self.folder)
 
 
 def _check_finite(loss: float) -> None:
     if not np.isfinite(loss):
         raise Diverged
-
-
-def _seed(seed: int, stream: int) -> None:
-    """Seed all global generators; stream 0 is the initial weights, 1 + e is epoch e."""
-    words = np.random.SeedSequence([seed, stream])
-    number = int(words.generate_state(1)[0])
-    random.seed(number)
-    np.random.seed(number)
-    torch.manual_seed(number)
 
 
 def _to(batch: Batch, device: torch.device) -> Batch:

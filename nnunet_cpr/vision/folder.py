@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nnunet_cpr._files import read_json
+from nnunet_cpr._files import read_json, remove_temporary_files
 from nnunet_cpr.names.run_name import RunName
 from nnunet_cpr.vision.task import InUse, Task
 
@@ -121,12 +121,5 @@ def locked(folder: Path) -> Iterator[None]:
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
             file.flush()
-            _delete_leftovers(folder)
+            remove_temporary_files(folder, "*")
         yield
-
-
-def _delete_leftovers(folder: Path) -> None:
-    """Delete what processes that were killed were writing, here or on another machine."""
-    for name in map(Path, (CHECKPOINT, MODEL, RESULT, HISTORY, DYNAMICS, FIGURE)):
-        for path in folder.glob(f".{name.stem}.*{name.suffix}"):  # the names that replacing gives
-            path.unlink(missing_ok=True)

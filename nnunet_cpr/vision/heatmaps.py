@@ -20,7 +20,7 @@ from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from nnunet_cpr._files import finite_number, replacing
+from nnunet_cpr._files import atomic_write, finite_number
 from nnunet_cpr.names.run_name import RunName
 from nnunet_cpr.vision.dynamics_figure import CannotDraw
 from nnunet_cpr.vision.folder import folder_of, result_of
@@ -111,9 +111,9 @@ def draw_sweep(sweep: Sweep, results: Path, path: Path) -> pd.DataFrame:
         OSError: as :func:`table`, or the figure cannot be written.
     """
     cells = table(sweep, results)
-    with replacing(path.with_suffix(".csv")) as temporary:
+    with atomic_write(path.with_suffix(".csv")) as temporary:
         cells.to_csv(temporary, index=False, float_format="%.6g")
-    with matplotlib.rc_context(matplotlib.rcParamsDefault), replacing(path) as temporary:
+    with matplotlib.rc_context(matplotlib.rcParamsDefault), atomic_write(path) as temporary:
         _figure(sweep, cells).savefig(temporary, dpi=130)
     return cells
 

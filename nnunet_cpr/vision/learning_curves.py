@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from nnunet_cpr._files import replacing
+from nnunet_cpr._files import atomic_write
 from nnunet_cpr.vision.folder import HISTORY, folder_of, read_table
 from nnunet_cpr.vision.sweeps import Sweep
 from nnunet_cpr.vision.tasks import TASKS
@@ -46,7 +46,7 @@ def draw_curves(sweep: Sweep, results: Path, path: Path) -> None:
     """
     table = curves(sweep, results)
     rows, columns = len(sweep.curves), len(sweep.panels)
-    with matplotlib.rc_context(matplotlib.rcParamsDefault), replacing(path) as temporary:
+    with matplotlib.rc_context(matplotlib.rcParamsDefault), atomic_write(path) as temporary:
         figure = Figure(figsize=(4.6 * columns, 3.4 * rows + 1.4), layout="constrained")
         FigureCanvasAgg(figure)
         grid = figure.subplots(rows, columns, sharex=True, sharey="row", squeeze=False)

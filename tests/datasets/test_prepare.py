@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from nnunet_cpr._files import UNFINISHED, appearing
+from nnunet_cpr._files import TEMPORARY_PREFIX, atomic_directory
 from nnunet_cpr.cli.prepare import prepare
 from nnunet_cpr.datasets import _run_converter, writing
 from nnunet_cpr.datasets.archive import check
@@ -287,7 +287,7 @@ def start_and_signal(raw: Path, tmp_path: Path, number: int) -> tuple[int, str]:
         start_new_session=True,
     )
     deadline = time.monotonic() + 600
-    while not list(raw.glob(f"{UNFINISHED}*/Dataset*")):
+    while not list(raw.glob(f"{TEMPORARY_PREFIX}*/Dataset*")):
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -307,7 +307,7 @@ def test_what_a_kill_leaves_is_not_a_data_set_and_is_cleaned(raw: Path, tmp_path
     assert status == -signal.SIGKILL
     (left,) = os.listdir(raw)
     assert not left.startswith("Dataset")
-    with appearing(raw / "Dataset001_Next") as folder:
+    with atomic_directory(raw / "Dataset001_Next") as folder:
         assert not (raw / left).exists()
         folder.mkdir()
     assert os.listdir(raw) == ["Dataset001_Next"]
@@ -324,7 +324,7 @@ def test_a_converter_ends_with_the_command_that_was_killed() -> None:
 
 
 def test_a_run_leaves_the_folder_of_another_one_alone(raw: Path) -> None:
-    with appearing(raw / "Dataset001_A") as one, appearing(raw / "Dataset002_B") as other:
+    with atomic_directory(raw / "Dataset001_A") as one, atomic_directory(raw / "Dataset002_B") as other:
         assert one.parent.is_dir()
         one.mkdir()
         other.mkdir()

@@ -114,7 +114,7 @@ def test_what_killed_writes_have_left_is_removed_when_a_training_starts(
 ) -> None:
     trainer = space.build(CPR, monkeypatch)
     fold = space.fold(CPR)
-    for name in (".checkpoint_best.writing-host-1.pth", ".cpr_progress.writing-host-1.png", ".mine"):
+    for name in (".checkpoint_best.1@host.tmp.pth", ".cpr_progress.1@host.tmp.png", ".mine"):
         (fold / name).write_text("torn")
     trainer.on_train_start()
     assert [f.name for f in fold.iterdir() if f.name.startswith(".")] == [".mine"]

@@ -18,7 +18,7 @@ import SimpleITK
 import torch
 from typer.testing import CliRunner
 
-from nnunet_cpr._files import UNFINISHED
+from nnunet_cpr._files import TEMPORARY_PREFIX
 from nnunet_cpr.cli import app
 from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint
 from nnunet_cpr.nnunet.export import ExportError, export
@@ -244,7 +244,7 @@ def test_a_write_that_fails_leaves_nothing(model: Path, refused) -> None:
 
 def test_what_a_killed_export_has_left_goes_with_the_next(model: Path, tmp_path: Path) -> None:
     beside = tmp_path / "exported" / "Dataset901_Phantoms"
-    left = beside / f"{UNFINISHED}abcdefgh" / COPY / "fold_0"
+    left = beside / f"{TEMPORARY_PREFIX}abcdefgh" / COPY / "fold_0"
     left.mkdir(parents=True)
     (left / "checkpoint_final.pth").write_bytes(b"half")
     export(model, tmp_path / "exported", None, FINAL)

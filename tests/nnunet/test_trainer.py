@@ -241,13 +241,11 @@ def test_a_picture_that_cannot_be_drawn_does_not_stop_the_training(
 ) -> None:
     trainer = workspace.build("nnUNetTrainerCPR_ws1_seed9", monkeypatch)
 
-    def full_disk() -> None:
+    def full_disk(history: object) -> None:
         raise OSError(28, "No space left on device")
 
-    class FullDisk:
-        draw = staticmethod(full_disk)
-
-    trainer.history = FullDisk()
+    trainer.history = object()
+    monkeypatch.setattr("nnunet_cpr.nnunet.base_trainer.draw_progress", full_disk)
     monkeypatch.setattr(nnUNetTrainer, "on_epoch_end", lambda self: None)
     trainer.on_epoch_end()
     log = workspace.logs("nnUNetTrainerCPR_ws1_seed9")[-1].read_text()

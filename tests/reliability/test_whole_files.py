@@ -15,23 +15,23 @@ import pytest
 import torch
 from rich.console import Console
 
-from nnunet_cpr._files import replacing, save_with_torch
+from nnunet_cpr._files import atomic_torch_save, atomic_write
 from nnunet_cpr.datasets.archive import PrepareError
 from nnunet_cpr.datasets.writing import verify
 from tests.helpers import archives
 from tests.helpers.promises import assert_one_line
 
-# replacing
+# Atomic writes
 
 
 def test_what_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text("before")
-    with pytest.raises(KeyboardInterrupt), replacing(file) as temporary:  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), atomic_write(file) as temporary:  # noqa: PT012
         temporary.write_text("half")
         raise KeyboardInterrupt
     assert os.listdir(tmp_path) == ["a.txt"] and file.read_text() == "before"
-    with replacing(file) as temporary:
+    with atomic_write(file) as temporary:
         temporary.write_text("after")
         assert temporary.suffix == ".txt" and temporary.parent == tmp_path  # by which writers go
     assert os.listdir(tmp_path) == ["a.txt"] and file.read_text() == "after"
@@ -45,16 +45,16 @@ def test_the_content_is_on_the_disk_before_it_takes_the_place(
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda f: happened.append(os.fstat(f).st_ino) or fsync(f))
     monkeypatch.setattr(os, "replace", lambda a, b: happened.append("replaced") or replace(a, b))
-    with replacing(tmp_path / "a") as temporary:
+    with atomic_write(tmp_path / "a") as temporary:
         temporary.write_text("content")
-    assert happened == [(tmp_path / "a").stat().st_ino, "replaced"]
+    assert happened == [(tmp_path / "a").stat().st_ino, "replaced", tmp_path.stat().st_ino]
 
 
 KILLED = """
 import sys, time
 from pathlib import Path
-from nnunet_cpr._files import replacing
-with replacing(Path(sys.argv[1])) as temporary:
+from nnunet_cpr._files import atomic_write
+with atomic_write(Path(sys.argv[1])) as temporary:
     temporary.write_text("half")
     print("writing", flush=True)
     time.sleep(600)
@@ -73,7 +73,7 @@ def test_what_a_killed_process_has_left_goes_with_the_next_write(tmp_path: Path)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as living:
         assert living.stdout is not None and living.stdout.readline() == "writing\n"
         assert left not in os.listdir(tmp_path)
-        with replacing(file) as temporary:
+        with atomic_write(file) as temporary:
             temporary.write_text("ours")
         assert len(os.listdir(tmp_path)) == 2, "another process is still writing"
         living.kill()
@@ -82,26 +82,25 @@ def test_what_a_killed_process_has_left_goes_with_the_next_write(tmp_path: Path)
 
 def test_what_another_machine_writes_is_left_alone_for_a_day(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
-    theirs = tmp_path / ".a.1-elsewhere.writing.json"
+    theirs = tmp_path / ".a.1@elsewhere.tmp.json"
     mine = [
-        tmp_path / name
-        for name in (".a.json", ".a.old.json", f".ab.9-{socket.gethostname()}.writing.json")
+        tmp_path / name for name in (".a.json", ".a.old.json", f".ab.9@{socket.gethostname()}.tmp.json")
     ]
     for path in (theirs, *mine):
         path.write_text("")
     os.utime(theirs, (time.time() - 3600,) * 2)
-    with replacing(file) as temporary:
+    with atomic_write(file) as temporary:
         temporary.write_text("")
     assert theirs.exists()
     for path in (theirs, *mine):
         os.utime(path, (0, 0))
-    with replacing(file) as temporary:
+    with atomic_write(file) as temporary:
         temporary.write_text("")
     assert not theirs.exists() and all(path.exists() for path in mine)
 
 
 def test_a_name_as_long_as_can_be_can_be_replaced(tmp_path: Path) -> None:
-    with replacing(tmp_path / ("x" * 251 + ".txt")) as temporary:
+    with atomic_write(tmp_path / ("x" * 251 + ".txt")) as temporary:
         temporary.write_text("content")
     assert os.listdir(tmp_path) == ["x" * 251 + ".txt"]
 
@@ -109,10 +108,10 @@ def test_a_name_as_long_as_can_be_can_be_replaced(tmp_path: Path) -> None:
 def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "gone"):
-        with pytest.raises(OSError, match="txt") as caught, replacing(folder / "a.txt") as temporary:
+        with pytest.raises(OSError, match="txt") as caught, atomic_write(folder / "a.txt") as temporary:
             temporary.write_text("content")
         assert caught.value.filename == str(folder / "a.txt")
-    with pytest.raises(FileNotFoundError, match="other"), replacing(tmp_path / "b.txt"):
+    with pytest.raises(FileNotFoundError, match="other"), atomic_write(tmp_path / "b.txt"):
         Path("other.txt").read_text()
     assert os.listdir(tmp_path) == ["file"]
 
@@ -151,9 +150,9 @@ def full_disk(small_disk: Path) -> Path:
 def test_torch_says_that_the_disk_is_full(small_disk: Path) -> None:
     """By itself torch.save fails with "unexpected pos 640 vs 598" then."""
     file = small_disk / "checkpoint.pt"
-    save_with_torch({"a": torch.zeros(10)}, file)
+    atomic_torch_save({"a": torch.zeros(10)}, file)
     with pytest.raises(OSError, match=r"No space left on device: .*checkpoint\.pt"):
-        save_with_torch({"a": torch.zeros(10**6)}, file)
+        atomic_torch_save({"a": torch.zeros(10**6)}, file)
     assert os.listdir(small_disk) == ["checkpoint.pt"]
     assert torch.load(file)["a"].shape == (10,)
 

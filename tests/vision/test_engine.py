@@ -239,7 +239,7 @@ def test_gradients_are_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     tiny = dataclasses.replace(TASK, clip=1e-9)
     train(tiny, parse_run_name("SGD_lr0p1_4steps_warmup0_wd0"), tmp_path, CPU)
     torch.manual_seed(0)
-    engine._seed(1, 0)
+    engine.seed_all(1, 0)
     start = prepare(CPU).model.state_dict()
     for key, value in kept[0]["model"].items():
         torch.testing.assert_close(value, start[key], rtol=0, atol=1e-7)

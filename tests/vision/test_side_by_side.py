@@ -132,7 +132,7 @@ def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest
     def refused(*arguments: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    written = tmp_path / ".checkpoint.writing-here-1.pt"
+    written = tmp_path / ".checkpoint.1@here.tmp.pt"
     written.touch()
     monkeypatch.setattr(fcntl, "flock", refused)
     with (
