@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+import nnunet_cpr
 from nnunet_cpr.cli import app
 from nnunet_cpr.cli import study as cli_study
 from nnunet_cpr.names.trainer_name import FAMILIES
@@ -20,7 +21,7 @@ runner = CliRunner()
 
 
 def test_version() -> None:
-    assert runner.invoke(app, ["--version"]).stdout.strip() == "0.1.0"
+    assert runner.invoke(app, ["--version"]).stdout.strip() == nnunet_cpr.__version__
 
 
 # doctor
@@ -30,7 +31,7 @@ def test_doctor_is_content_here() -> None:
     result = runner.invoke(app, ["doctor"])
     assert result.exit_code == 0, result.output
     for subject in (
-        "nnunet-cpr: 0.1.0",
+        f"nnunet-cpr: {nnunet_cpr.__version__}",
         "torch:",
         "nnU-Net:",
         "nnUNetTrainerAdamCPR: found by nnU-Net",

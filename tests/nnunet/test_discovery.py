@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import nnunet_cpr
 from nnunet_cpr.names.trainer_name import FAMILIES
 from tests.helpers import ROOT
 
@@ -221,7 +222,7 @@ def test_every_combination_of_installs(
 
     doctor = env.run("nnunet-cpr", "doctor")
     assert f"nnU-Net: {importlib.metadata.version('nnunetv2')}, {nnunet} install" in doctor.stdout
-    assert f"nnunet-cpr: 0.1.0, {ours} install" in doctor.stdout
+    assert f"nnunet-cpr: {nnunet_cpr.__version__}, {ours} install" in doctor.stdout
 
     # nnU-Net's command gets past the search for its trainer, to the missing data set.
     folders = {f"nnUNet_{n}": str(tmp_path) for n in ("raw", "preprocessed", "results")}
