@@ -192,10 +192,10 @@ class CPRTrainer(NamedTrainer):
                 self.history = History.resume(self.output_folder, self.current_epoch, self.cpr.names)
             except OSError as error:
                 self._stop(f"cannot continue {error.filename}: {error.strerror}")
-            if self.history.set_aside is not None:
+            if self.history.backup is not None:
                 self._say(
-                    f"{CSV_NAME} could not be continued as it was ({self.history.reason}); it is "
-                    f"{self.history.set_aside.name} now"
+                    f"{CSV_NAME} could not be continued completely ({self.history.backup_reason}); "
+                    f"the previous file is {self.history.backup.name}"
                 )
         self.print_to_log_file(f"Regularizing with {self.cpr!r}")
         self.print_to_log_file("Regularized:", ", ".join(self.cpr.names))

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from nnunet_cpr import CPR, SGDCPR, KappaK, KappaWS
-from nnunet_cpr.nnunet.history import COLUMNS, History
+from nnunet_cpr.nnunet.history import COLUMNS, History, read_history
 from nnunet_cpr.nnunet.progress_figure import draw_progress
 from tests.helpers.examples import examples
 
@@ -100,13 +100,13 @@ def test_an_epoch_that_is_not_whole_is_left_out(run: History, damage) -> None:
     damaged = path.read_bytes()
     resumed = History.resume(run.folder, 5, NAMES)
     assert resumed.epochs == [0, 2, 3, 4]
-    assert resumed.set_aside.read_bytes() == damaged and "damaged or of other" in resumed.reason
+    assert resumed.backup.read_bytes() == damaged and "damaged or of other" in resumed.backup_reason
     append(resumed, 5)
     draw_progress(resumed)
 
     # What has been told is not told again.
     again = History.resume(run.folder, 6, NAMES)
-    assert again.epochs == [0, 2, 3, 4, 5] and again.set_aside is None and again.reason == ""
+    assert again.epochs == [0, 2, 3, 4, 5] and again.backup is None and again.backup_reason == ""
 
 
 def test_a_measure_that_is_not_a_number_is_kept(tmp_path: Path) -> None:
@@ -123,30 +123,30 @@ def test_a_measure_that_is_not_a_number_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 100, b"a,b\n1,2\n", b"\xff\xfe"])
-def test_a_file_that_is_no_history_is_set_aside(run: History, content: bytes) -> None:
+def test_a_file_that_is_no_history_is_backup(run: History, content: bytes) -> None:
     path = run.folder / "cpr_history.csv"
     for kept in ("cpr_history.unreadable.csv", "cpr_history.unreadable-2.csv"):
         path.write_bytes(content)
         resumed = History.resume(run.folder, 3, NAMES)
-        assert resumed.epochs == [] and resumed.set_aside == run.folder / kept
-        assert resumed.reason == "its first line is not that of a history"
-        assert resumed.set_aside.read_bytes() == content
+        assert resumed.epochs == [] and resumed.backup == run.folder / kept
+        assert resumed.backup_reason == "it is not a CPR history"
+        assert resumed.backup.read_bytes() == content
 
 
 def test_other_matrices_are_not_continued_and_kept(run: History) -> None:
     before = (run.folder / "cpr_history.csv").read_bytes()
     resumed = History.resume(run.folder, 3, ["other.weight"])
-    assert resumed.epochs == [] and "other matrices: 3" in resumed.reason
-    assert resumed.set_aside.read_bytes() == before
+    assert resumed.epochs == [] and "of other parameters" in resumed.backup_reason
+    assert resumed.backup.read_bytes() == before
 
 
-def test_what_is_in_the_place_of_the_file_is_set_aside(run: History) -> None:
+def test_what_is_in_the_place_of_the_file_is_backup(run: History) -> None:
     path = run.folder / "cpr_history.csv"
     path.unlink()
     path.mkdir()
     (path / "inside").touch()
     resumed = History.resume(run.folder, 3, NAMES)
-    assert resumed.reason == "not a file" and (resumed.set_aside / "inside").exists()
+    assert resumed.backup_reason == "not a file" and (resumed.backup / "inside").exists()
     append(resumed, 3)
     assert pd.read_csv(path)["epoch"].tolist() == [3]
 
@@ -160,7 +160,7 @@ def test_a_new_training_starts_a_new_file(run: History) -> None:
 
 def test_resuming_without_the_file_starts_one(tmp_path: Path) -> None:
     history = History.resume(tmp_path, 7, NAMES)
-    assert history.epochs == [] and history.set_aside is None
+    assert history.epochs == [] and history.backup is None
     append(history, 7)
     assert pd.read_csv(tmp_path / "cpr_history.csv")["epoch"].tolist() == [7]
 
@@ -169,7 +169,7 @@ def test_resuming_without_the_file_starts_one(tmp_path: Path) -> None:
 def test_names_come_back_as_they_are(name: str, tmp_path: Path) -> None:
     append(History.resume(tmp_path, 0, [name]), 0)
     resumed = History.resume(tmp_path, 1, [name])
-    assert resumed.epochs == [0] and resumed.set_aside is None
+    assert resumed.epochs == [0] and resumed.backup is None
     assert pd.read_csv(tmp_path / "cpr_history.csv")["parameter"].tolist() == [name]
 
 
@@ -195,10 +195,10 @@ def test_a_file_cut_at_any_byte_gives_the_epochs_before_the_cut(tmp_path: Path) 
         whole = sum(end <= cut for end in ends[2::2])  # after the header, two rows an epoch
         assert_same_epochs(resumed, history, whole)
         torn_off = cut not in (ends[0], *ends[2::2])
-        assert (resumed.set_aside is not None) == bool(resumed.reason) == torn_off, cut
-        if resumed.set_aside is not None:
-            assert resumed.set_aside.read_bytes() == content[:cut]
-            resumed.set_aside.unlink()
+        assert (resumed.backup is not None) == bool(resumed.backup_reason) == torn_off, cut
+        if resumed.backup is not None:
+            assert resumed.backup.read_bytes() == content[:cut]
+            resumed.backup.unlink()
 
 
 numbers = st.floats(width=32) | st.sampled_from(["1e300", "nan", "-inf", "x", "", "1" * 5000])
@@ -250,17 +250,17 @@ def test_any_bytes_give_a_history_and_nothing_is_lost(content: bytes, before: in
         assert resumed.epochs == sorted(set(resumed.epochs)) and set(resumed.epochs) <= set(
             range(before)
         )
-        if resumed.set_aside is None:
+        if resumed.backup is None:
             # Then every line is in the history, or of an epoch that is done again.
             again = [int(line.split(b",")[0]) >= before for line in content.split(b"\n")[1:] if line]
             assert again.count(False) == 2 * len(resumed.epochs) and path.read_bytes() == content
         else:
-            assert resumed.set_aside.read_bytes() == content and resumed.reason
+            assert resumed.backup.read_bytes() == content and resumed.backup_reason
 
         # It goes on, and what it writes is well.
         append(resumed, before)
         once_more = History.resume(folder, before + 1, TWO)
-        assert once_more.set_aside is None
+        assert once_more.backup is None
         assert_same_epochs(once_more, resumed, len(resumed.epochs))
 
 
@@ -301,7 +301,7 @@ def test_a_row_that_does_not_fit_is_written_later(run: History) -> None:
     append(run, 7)
     assert path.read_bytes().startswith(before)
     resumed = History.resume(run.folder, 8, NAMES)
-    assert resumed.epochs == [0, 1, 2, 3, 4, 5, 6, 7] and resumed.set_aside is None
+    assert resumed.epochs == [0, 1, 2, 3, 4, 5, 6, 7] and resumed.backup is None
     assert_same_epochs(resumed, run, 8)
 
 
@@ -417,3 +417,20 @@ def test_a_picture_that_cannot_be_written_leaves_nothing_half_written(run: Histo
         draw_progress(run)
     assert (run.folder / "cpr_progress.png").read_bytes() == before
     assert len(list(run.folder.iterdir())) == 2
+
+
+# The reader of the reports
+
+
+def test_read_history_returns_what_was_written(run: History) -> None:
+    table = read_history(run.folder / "cpr_history.csv")
+    assert table.columns.tolist() == COLUMNS and table["epoch"].tolist() == run.epochs
+    np.testing.assert_array_equal(table["kappa"].astype(np.float32), np.concatenate(run.kappa))
+
+
+@pytest.mark.parametrize("content", ["", "nonsense\n\x00\n", ",".join(COLUMNS) + "\n0,1,a,1,-1,0\n"])
+def test_read_history_refuses_files_without_rows(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "cpr_history.csv"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"columns|no row|No columns"):
+        read_history(path)
