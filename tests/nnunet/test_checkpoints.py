@@ -103,7 +103,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert stopped.value.code == 1
     assert refusal(capsys) == (
-        f"nnunet-cpr: cannot write {path}: File too large; mend that and continue with --c"
+        f"nnunet-cpr: cannot write {path}: File too large; fix this and continue with --c"
     )
     assert path.read_bytes() == before
     assert [f.name for f in path.parent.iterdir() if "checkpoint" in f.name] == [path.name]
@@ -251,27 +251,27 @@ def test_it_is_loaded_where_the_meaning_is_clear(
     trainer = space.build(reader, monkeypatch)
     capsys.readouterr()
     trainer.load_checkpoint(str(path))
-    assert refusal(capsys) == f"nnunet-cpr: {path} is {writer}'s, and is continued here"
+    assert refusal(capsys) == f"nnunet-cpr: continuing {path}, which was written by {writer}"
     checkpoint = torch.load(path, weights_only=False)
     assert trainer.current_epoch == 5 and trainer._best_ema == 0.5
     assert same(dict(trainer.network.state_dict()), dict(checkpoint["network_weights"]))
 
 
 REFUSED = [
-    (STOCK, CPR, {}, "is nnUNetTrainer's, without CPR, unlike"),
-    ("nnUNetTrainerSGD", CPR, {}, "is nnUNetTrainerSGD's, without CPR, unlike"),
-    (CPR, "nnUNetTrainerSGD", {}, f"is {CPR}'s, with CPR, unlike nnUNetTrainerSGD; "),
-    ("nnUNetTrainerSGD_decoupled", "nnUNetTrainerSGD", {}, "with the regularizer, unlike"),
-    (STOCK, "nnUNetTrainerSGD_wd1en3", {}, "with weight_decay 3e-05 instead of the 0.001 of"),
-    ("nnUNetTrainerAdamW", "nnUNetTrainerSGD", {}, "with another optimizer than that of"),
-    (CPR, "nnUNetTrainerAdamCPR_ws1", {}, "with another optimizer than that of"),
+    (STOCK, CPR, {}, f"was written by nnUNetTrainer, expected {CPR}: without CPR"),
+    ("nnUNetTrainerSGD", CPR, {}, f"was written by nnUNetTrainerSGD, expected {CPR}: without CPR"),
+    (CPR, "nnUNetTrainerSGD", {}, f"was written by {CPR}, expected nnUNetTrainerSGD: with CPR; "),
+    ("nnUNetTrainerSGD_decoupled", "nnUNetTrainerSGD", {}, "with a comparison method"),
+    (STOCK, "nnUNetTrainerSGD_wd1en3", {}, "weight_decay: expected 0.001, got 3e-05"),
+    ("nnUNetTrainerAdamW", "nnUNetTrainerSGD", {}, "with another optimizer"),
+    (CPR, "nnUNetTrainerAdamCPR_ws1", {}, "with another optimizer"),
     (CPR, "nnUNetTrainerCPR_ws2", {}, "kappa was 'KappaWS(steps=1)' and is 'KappaWS(steps=2)' now"),
     (CPR, "nnUNetTrainerCPR_ws1_std", {}, "regularizer was 'l2' and is 'std' now"),
     (CPR, "nnUNetTrainerCPR_ws1_mu0p5", {}, "mu was 1.0 and is 0.5 now"),
     (CPR, "nnUNetTrainerCPR_ws1_ada", {}, "adaptive was False and is True now"),
-    (CPR, CPR, {"features": 8}, "is of another network: 'encoder.stages.0.0.convs.0.conv.weight' has "
-        "shape [8, 1, 3, 3, 3] there and [4, 1, 3, 3, 3] here"),
-    (CPR, CPR, {"fold": 1}, "is of fold 1, and this is fold 0"),
+    (CPR, CPR, {"features": 8}, "belongs to another network: 'encoder.stages.0.0.convs.0.conv.weight': "
+        "expected shape [4, 1, 3, 3, 3], got [8, 1, 3, 3, 3]"),
+    (CPR, CPR, {"fold": 1}, "belongs to another fold: expected 0, got 1"),
 ]  # fmt: skip
 
 
@@ -289,8 +289,11 @@ def test_it_is_refused_where_it_is_not(
     said = refusal(capsys)
     assert said.startswith(f"nnunet-cpr: {path} ") and reason in said
     helps = "network" not in reason and "fold" not in reason
-    assert said.endswith("to begin a training with its weights give it to -pretrained_weights") == helps
-    if "was" not in reason:  # CPR's own state is looked at last
+    assert (
+        said.endswith("to start a new training from its weights, pass it to -pretrained_weights")
+        == helps
+    )
+    if "' now" not in reason and "now" not in reason:  # the state of CPR is loaded last
         assert same(dict(trainer.network.state_dict()), before)
 
 
@@ -377,7 +380,7 @@ def test_a_file_that_runs_something_is_refused(
         checkpoints.read(path)
     assert not any(tmp_path.glob("created*"))
     said = str(error.value)
-    assert said.startswith(f"{path} carries ") and "which no checkpoint of nnU-Net's needs" in said
+    assert said.startswith(f"{path} contains ") and "which checkpoints of nnU-Net do not need" in said
     assert "\n" not in said and not isinstance(error.value, DamagedCheckpoint)
 
     torch.load(path, weights_only=False)
@@ -398,11 +401,11 @@ def test_trainings_do_not_run_it(
     put("checkpoint_best.pth")
     with pytest.raises(SystemExit):
         continued(space, monkeypatch)
-    assert "carries posix.system" in refusal(capsys)
+    assert "contains posix.system" in refusal(capsys)
     trainer = space.build(CPR, monkeypatch)
     with pytest.raises(SystemExit):
         maybe_load_checkpoint(trainer, continue_training=False, validation_only=True)
-    assert "carries posix.system" in refusal(capsys)
+    assert "contains posix.system" in refusal(capsys)
     assert os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD") == (None if wish is None else "1")
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
 
@@ -412,7 +415,7 @@ def test_nor_does_the_command(space: Workspace, put, created: Path) -> None:
     path = put("checkpoint_final.pth", lambda checkpoint: checkpoint.update(more=system(created)))
     done = space.train(CPR, "--val", check=False)
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert f"nnunet-cpr: {path} carries posix.system, which no checkpoint" in done.stderr
+    assert f"nnunet-cpr: {path} contains posix.system, which checkpoints" in done.stderr
 
 
 NONSENSE: dict[str, Callable[[dict], Any]] = {

@@ -171,7 +171,7 @@ def test_a_warm_start_longer_than_the_training_is_said(workspace: Workspace) -> 
     name = "nnUNetTrainerCPR_1epochs_2iters"
     workspace.train(name, "--disable_checkpointing")
     text = workspace.logs(name)[0].read_text()
-    assert "WARNING! No bound is set before step 1000 and this training has 2 steps" in text
+    assert "WARNING! The bounds are set at step 1000 or later, but this training has 2 steps" in text
 
 
 def test_a_misspelt_name_is_one_line_and_writes_nothing(
@@ -249,7 +249,7 @@ def test_a_picture_that_cannot_be_drawn_does_not_stop_the_training(
     monkeypatch.setattr(nnUNetTrainer, "on_epoch_end", lambda self: None)
     trainer.on_epoch_end()
     log = workspace.logs("nnUNetTrainerCPR_ws1_seed9")[-1].read_text()
-    assert "could not draw cpr_progress.png: OSError: [Errno 28] No space left" in log
+    assert "cannot draw cpr_progress.png: OSError: [Errno 28] No space left" in log
 
 
 def test_nor_does_one_of_nnunets_own(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +258,7 @@ def test_nor_does_one_of_nnunets_own(workspace: Workspace, monkeypatch: pytest.M
     trainer.on_train_start()
     (workspace.fold(name) / "progress.png").mkdir()
     trainer.logger.plot_progress_png(trainer.output_folder)  # as nnU-Net does after every epoch
-    assert "could not draw progress.png: IsADirectoryError" in workspace.logs(name)[-1].read_text()
+    assert "cannot draw progress.png: IsADirectoryError" in workspace.logs(name)[-1].read_text()
 
 
 def test_a_record_that_cannot_be_written_does_not_stop_the_training(
@@ -269,7 +269,7 @@ def test_a_record_that_cannot_be_written_does_not_stop_the_training(
     trainer.on_train_start()
     (workspace.fold(name) / "cpr_history.csv").mkdir()
     trainer.on_train_epoch_end([{"loss": np.float32(1)}])
-    assert "could not write cpr_history.csv: [Errno" in workspace.logs(name)[-1].read_text()
+    assert "cannot write cpr_history.csv: [Errno" in workspace.logs(name)[-1].read_text()
 
 
 def test_suffixes_reach_the_trainer(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
