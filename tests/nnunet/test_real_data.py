@@ -1,4 +1,4 @@
-"""The Decathlon's Hippocampus data through nnU-Net's own converter and commands, where it is."""
+"""Training on the Decathlon's Hippocampus data, if it is available."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CASES = 100
 
 
 def first_cases(archive: Path, folder: Path) -> Path:
-    """An archive of the Decathlon with its first cases alone."""
+    """Copy the first cases of an archive of the Decathlon."""
     description = json.loads((archive / "dataset.json").read_text())
     description["training"] = description["training"][:CASES]
     description["numTraining"] = CASES
@@ -42,7 +42,7 @@ def keep_patch_size(preprocessed: Path) -> None:
 
 
 @pytest.mark.slow
-def test_converted_planned_trained_and_continued(real_data: Path, tmp_path: Path) -> None:
+def test_hippocampus_is_trained_and_continued(real_data: Path, tmp_path: Path) -> None:
     cores = os.cpu_count() or 1
     space = Workspace(tmp_path, "Dataset004_Hippocampus", nnunet_environment(tmp_path, cores))
     space.environment["nnUNet_compile"] = "f"
