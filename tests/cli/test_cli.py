@@ -7,11 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from nnunet_cpr import __version__
 from nnunet_cpr.cli import app
 from nnunet_cpr.cli import study as cli_study
+from nnunet_cpr.cli._errors import report_errors
 from nnunet_cpr.names.trainer_name import FAMILIES
 from nnunet_cpr.nnunet import doctor
 from nnunet_cpr.nnunet.commands import CommandFailed, run
@@ -122,6 +124,18 @@ def test_interrupt_kills_the_command(tmp_path: Path) -> None:
         run([Path(sys.executable).name, "-c", code], tmp_path / "log", {}, on_wait=interrupt)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [(OSError("a\nb"), 1, "nnunet-cpr: a b\n"), (KeyboardInterrupt(), 130, "nnunet-cpr: stopped\n")],
+)
+def test_report_errors_prints_one_line(error, status: int, line: str, capsys) -> None:
+    with pytest.raises(typer.Exit) as stopped, report_errors(OSError):
+        raise error
+    assert stopped.value.exit_code == status and capsys.readouterr().err == line
+    with pytest.raises(ValueError, match="other"), report_errors(OSError):
+        raise ValueError("other")
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ class Distributed(Workspace):
             )
 
     def train_on_all(self, trainer: str, *options: str) -> list[dict[str, Any]]:
-        """What every rank held at the end."""
+        """Train and return the final values of every rank."""
         process = self.start(trainer, *options)
         try:
             assert process.wait(timeout=600) == 0, self.output.read_text()[-4000:]
@@ -99,7 +99,7 @@ def assert_same(a: Any, b: Any, place: str = "") -> None:
 
 
 def check_history(space: Distributed, trainer: str, state: dict[str, Any], steps: list[int]) -> None:
-    """One row for each matrix and epoch, with what the ranks held at the end."""
+    """Check that the history has a row for each parameter and epoch and ends with the ranks' values."""
     history = space.history(trainer)
     cpr = state["optimizer"]["cpr"]
     assert history["parameter"].tolist() == cpr["names"] * len(steps)

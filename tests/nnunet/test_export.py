@@ -65,7 +65,7 @@ def change(path: Path, how: Callable[[dict], object]) -> None:
 
 @pytest.fixture(scope="module")
 def trained(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model with two folds and a cross-validation's results."""
+    """Return the folder of a model with two folds and cross-validation results."""
     space = workspace.with_results_in(tmp_path_factory.mktemp("trained"))
     first, second = space.finish(CPR), space.model(CPR) / "fold_1"
     (first / "validation").mkdir()
@@ -84,13 +84,13 @@ def trained(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture
 def model(trained: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be changed."""
+    """Copy the model, so that it can be changed."""
     return Path(shutil.copytree(trained, tmp_path / "results" / "Dataset901_Phantoms" / trained.name))
 
 
 @pytest.fixture
 def refused(model: Path, tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Asserts that a model is refused in one line, which it returns, and that nothing is written."""
+    """Return a function that checks a refusal without written files and returns its message."""
 
     def refused(*folds: str, output: Path = tmp_path / "exported", names: list[str] = FINAL) -> str:
         before = contents(tmp_path)
@@ -345,7 +345,7 @@ def test_exported_model_predicts_the_same_without_package(
 def test_installed_zip_predicts_the_same_voxels(
     workspace: Workspace, trained: Path, tmp_path: Path
 ) -> None:
-    """nnU-Net's zip of a model under its own trainer, for those who have this package."""
+    """nnU-Net packs a model under its own trainer name."""
     space = workspace.with_results_in(trained.parents[2])
     other = workspace.with_results_in(tmp_path / "other")
     results = tmp_path / "other" / "nnUNet_results"

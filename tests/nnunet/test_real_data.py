@@ -14,7 +14,7 @@ from tests.helpers.workspace import PLANS, Workspace
 
 TRAINER = "nnUNetTrainerCPR_ws20_2epochs_40iters"
 CASES = 100
-"""Of the 260; all of them would take minutes more and show no more."""
+"""Number of the 260 cases to use, to save time."""
 
 
 def first_cases(archive: Path, folder: Path) -> Path:
@@ -32,7 +32,7 @@ def first_cases(archive: Path, folder: Path) -> Path:
 
 
 def keep_patch_size(preprocessed: Path) -> None:
-    """That of nnU-Net's own plans, which takes in a whole case: nothing has to slide to predict it."""
+    """Keep the patch size of nnU-Net's plans, which covers a whole case."""
     own, tiny = (
         json.loads((preprocessed / f"{plans}.json").read_text()) for plans in ("nnUNetPlans", PLANS)
     )
