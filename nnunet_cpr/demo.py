@@ -1,4 +1,4 @@
-"""``nnunet-cpr demo``: the main job on a small synthetic data set, through nnU-Net's own commands."""
+"""Demonstration of CPR on a small synthetic data set, with nnU-Net's own commands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,15 @@ TRAINERS = {
 
 @dataclass
 class Result:
-    """What one trainer reached: foreground Dice, in [0, 1], optimizer steps and seconds."""
+    """Result of one trainer.
+
+    Attributes:
+        trainer: name of the trainer.
+        validation_dice, unseen_dice: mean foreground Dice in [0, 1].
+        steps: number of optimizer steps.
+        seconds: duration of training and validation.
+        folder: folder of the fold.
+    """
 
     trainer: str
     validation_dice: float
@@ -44,7 +52,7 @@ class Result:
 
 
 def run_demo(folder: Path, console: Console) -> list[Result]:
-    """Make the data, train both trainers, validate, predict an unseen case; everything in ``folder``.
+    """Generate data, train and validate both trainers and predict an unseen case, all in ``folder``.
 
     Raises:
         CommandFailed: one of nnU-Net's commands failed.
@@ -67,12 +75,12 @@ def run_demo(folder: Path, console: Console) -> list[Result]:
             task = progress.add_task(title, total=total)
             return lambda done: progress.update(task, completed=done)
 
-        done = stage("making 10 phantoms and an unseen one")
+        done = stage("generating 10 phantoms and an unseen one")
         with add_path_to_os_errors(raw):
             phantom.write_dataset(raw)
         done(1)
 
-        done = stage("nnU-Net plans and preprocesses")
+        done = stage("planning and preprocessing")
         dataset_id = DATASET[len("Dataset") :].split("_")[0]
         run(
             ["nnUNetv2_plan_and_preprocess", "-d", dataset_id, "-c", CONFIGURATION]
@@ -97,7 +105,7 @@ def run_demo(folder: Path, console: Console) -> list[Result]:
                 ["nnUNetv2_train", dataset_id, CONFIGURATION, "0", *model],
                 folder / "logs" / f"train_{trainer}.log",
                 environment,
-                on_wait=lambda: done(_epochs_done(output)),  # noqa: B023  (used within this turn)
+                on_wait=lambda: done(_epochs_done(output)),  # noqa: B023  (used within the iteration)
             )
             seconds = time.monotonic() - start
             done(name.epochs)
@@ -126,7 +134,7 @@ def run_demo(folder: Path, console: Console) -> list[Result]:
 
 
 def print_results(results: list[Result], files: list[Path], console: Console) -> None:
-    """One table, and where the pictures are."""
+    """Print a table of the results and the paths of the figures."""
     table = Table(title="Foreground Dice on synthetic phantoms")
     for heading in ("trainer", "2 validation cases", "unseen case", "steps", "seconds"):
         table.add_column(heading, justify="left" if heading == "trainer" else "right")
@@ -139,19 +147,21 @@ def print_results(results: list[Result], files: list[Path], console: Console) ->
             f"{r.seconds:.0f}",
         )
     console.print(table)
-    console.print("Two short runs on easy data show that everything works, not which trainer is better.")
+    console.print(
+        "These short runs on easy data show that everything works, not which trainer is better."
+    )
     for file in files:
-        console.print(f"to look at: {file}", soft_wrap=True, markup=False)
+        console.print(f"see {file}", soft_wrap=True, markup=False)
 
 
-def pictures(results: list[Result]) -> list[Path]:
-    """The files to look at."""
+def figures(results: list[Result]) -> list[Path]:
+    """Return the figures and records of the results."""
     files = (r.folder / name for r in results for name in (FIGURE_NAME, CSV_NAME, "progress.png"))
     return [file for file in files if file.exists()]
 
 
 def keep_only(files: list[Path], folder: Path) -> list[Path]:
-    """Move files to the top of ``folder``, each under its trainer's name, and delete the rest."""
+    """Move files to the top of ``folder``, prefixed with the trainer's name, and delete the rest."""
     kept = []
     for file in files:
         trainer = file.parent.parent.name.split("__")[0]
@@ -164,11 +174,11 @@ def keep_only(files: list[Path], folder: Path) -> list[Path]:
 
 
 def shrink_plans(folder: Path, source: str, target: str) -> None:
-    """A copy of a data set's plans with a network, patches and batches that suit a CPU.
+    """Copy plans with network, patches and batches small enough for a CPU.
 
     Args:
-        folder: the preprocessed data set's folder.
-        source, target: identifiers of the plans, their files' names without ``.json``.
+        folder: folder of the preprocessed data set.
+        source, target: identifiers of the plans, which are their file names without ``.json``.
     """
     plans = json.loads((folder / f"{source}.json").read_text())
     plans["plans_name"] = target
@@ -187,7 +197,7 @@ def _epochs_done(output: Path) -> int:
 
 
 def _mean_dice(labels: Path, predictions: Path) -> float:
-    """Mean Dice over the cases and foreground labels, by nnU-Net's own measure."""
+    """Return the mean Dice over cases and foreground labels as computed by nnU-Net."""
     from nnunetv2.evaluation.evaluate_predictions import compute_metrics
     from nnunetv2.imageio.simpleitk_reader_writer import SimpleITKIO
 

@@ -1,4 +1,7 @@
-"""The ``nnunet-cpr`` command. Subcommands import what takes time when they run."""
+"""The ``nnunet-cpr`` command, one module for each subcommand.
+
+Slow imports are done when a subcommand runs.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +47,9 @@ def main() -> None:
     """Entry point of the ``nnunet-cpr`` command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a path may be no text
+            stream.reconfigure(errors="backslashreplace")  # paths may contain bytes that are not text
     warnings.showwarning = _show_warning
-    warnings.filterwarnings("ignore", r".*torch\.jit\.", FutureWarning)  # timm's, when it is imported
+    warnings.filterwarnings("ignore", r".*torch\.jit\.", FutureWarning)  # from timm
     app()
 
 
@@ -58,7 +61,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """One of ours in one line, as errors are; those of libraries as ever."""
+    """Show warnings of this package in one line and those of libraries as usual."""
     text = warnings.formatwarning(message, category, filename, lineno, line)
     if Path(filename).is_relative_to(Path(__file__).parents[1]):
         text = f"nnunet-cpr: warning: {message}\n"

@@ -1,14 +1,48 @@
-"""How every command ends on an error."""
+"""Errors of the commands: one line on stderr and an exit status."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import typer
 
 
 def stop(message: str, status: int = 1) -> NoReturn:
-    """Say in one line on stderr what is wrong, and end with this exit status."""
+    """Print one line on stderr and end the command.
+
+    Args:
+        message: the error; line breaks become spaces.
+        status: the exit status.
+
+    Raises:
+        typer.Exit: always.
+    """
     print(f"nnunet-cpr: {' '.join(message.splitlines())}", file=sys.stderr)
     raise typer.Exit(status)
+
+
+@contextmanager
+def report_errors(*errors: type[Exception], interrupted: str = "stopped") -> Iterator[None]:
+    """End the command with :func:`stop` on expected errors and on Ctrl-C.
+
+    Args:
+        errors: exceptions whose message is meant for the user; exit status 1.
+        interrupted: message for Ctrl-C; exit status 130, as shells use it.
+
+    Raises:
+        typer.Exit: one of ``errors`` or KeyboardInterrupt was raised.
+
+    Example:
+        >>> with report_errors(OSError):
+        ...     print("no error")
+        no error
+    """
+    try:
+        yield
+    except errors as error:
+        stop(str(error))
+    except KeyboardInterrupt:
+        stop(interrupted, status=130)

@@ -6,19 +6,19 @@ from nnunet_cpr.cli._errors import stop
 
 
 def doctor() -> None:
-    """Say whether everything fits together; exit status 1 when something is wrong."""
+    """Check the installation and print a command for each problem; exit status 1 if there is one."""
     from rich.console import Console
 
-    from nnunet_cpr.nnunet.doctor import examine
+    from nnunet_cpr.nnunet.doctor import check_installation
 
     console = Console(highlight=False)
-    wrong = 0
-    for finding in examine():
+    problems = 0
+    for finding in check_installation():
         mark = "[red]wrong[/red]" if finding.remedy else "[green]ok[/green]   "
         console.print(f"{mark} [bold]{finding.subject}[/bold]", end=": ")
-        console.print(finding.what, markup=False, soft_wrap=True)
+        console.print(finding.message, markup=False, soft_wrap=True)
         if finding.remedy:
-            wrong += 1
+            problems += 1
             console.print(f"      run: {finding.remedy}", markup=False, soft_wrap=True)
-    if wrong:
-        stop(f"{wrong} thing{'s are' if wrong > 1 else ' is'} wrong, see above")
+    if problems:
+        stop(f"{problems} problem{'s' if problems > 1 else ''} found, see above")

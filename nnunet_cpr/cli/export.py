@@ -1,4 +1,4 @@
-"""``nnunet-cpr export``: a trained model for plain nnU-Net."""
+"""``nnunet-cpr export``: convert a trained model for plain nnU-Net."""
 
 from __future__ import annotations
 
@@ -7,44 +7,42 @@ from typing import Annotated
 
 import typer
 
-from nnunet_cpr.cli._errors import stop
+from nnunet_cpr.cli._errors import report_errors
 
 
 def export(
     model_folder: Annotated[
         Path,
-        typer.Argument(help="The trained model: TRAINER__PLANS__CONFIGURATION in nnUNet_results."),
+        typer.Argument(help="Trained model: TRAINER__PLANS__CONFIGURATION in nnUNet_results."),
     ],
     output: Annotated[
-        Path, typer.Argument(help="Folder for the copy, laid out as nnUNet_results.")
+        Path, typer.Argument(help="Folder for the copy, with the layout of nnUNet_results.")
     ] = Path("exported"),
     folds: Annotated[
-        str | None, typer.Option(help="Such as 0,1,2 or all; without it every fold that is there.")
+        str | None, typer.Option(help="Folds such as 0,1,2 or all; by default every existing fold.")
     ] = None,
     checkpoint: Annotated[
         list[str] | None,
         typer.Option(
-            help="Such as checkpoint_best.pth, instead of checkpoint_final.pth; may be repeated."
+            help="Checkpoint such as checkpoint_best.pth, checkpoint_final.pth by default; repeatable."
         ),
     ] = None,
 ) -> None:
-    """Copy a trained model so that nnU-Net predicts with it where nnunet-cpr is not installed."""
+    """Copy a trained model so that nnU-Net can predict with it where nnunet-cpr is not installed."""
     import shlex
 
     from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint
-    from nnunet_cpr.nnunet.export import ExportError
-    from nnunet_cpr.nnunet.export import export as export_model
+    from nnunet_cpr.nnunet.export import ExportError, export_model
+    from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT
 
-    names = checkpoint or ["checkpoint_final.pth"]
-    try:
+    names = checkpoint or [FINAL_CHECKPOINT]
+    with report_errors(
+        ExportError, UnusableCheckpoint, OSError, interrupted="interrupted; nothing was written"
+    ):
         copy = export_model(model_folder, output, folds.split(",") if folds else None, names)
-    except (ExportError, UnusableCheckpoint, OSError) as error:
-        stop(str(error))
-    except KeyboardInterrupt:
-        stop("interrupted; nothing was written", status=130)
     written = sorted(copy.glob("fold_*"))
     size = sum(file.stat().st_size for file in copy.rglob("*") if file.is_file()) / 1e6
     print(f"{copy}: {', '.join(fold.name for fold in written)}, {size:,.1f} MB. Predict with it:")
-    options = [] if names == ["checkpoint_final.pth"] else ["-chk", names[0]]
+    options = [] if names == [FINAL_CHECKPOINT] else ["-chk", names[0]]
     arguments = ["-m", str(copy), "-f", *(fold.name.removeprefix("fold_") for fold in written), *options]
     print(f"  nnUNetv2_predict_from_modelfolder {shlex.join(arguments)} -i IMAGES -o SEGMENTATIONS")

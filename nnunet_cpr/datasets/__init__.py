@@ -1,7 +1,8 @@
-"""From a challenge's archive as it is shipped to a checked data set in nnU-Net's raw format.
+"""Conversion of challenge archives, as they are shipped, to verified data sets in nnU-Net's raw format.
 
-A new data set is a subclass of :class:`~nnunet_cpr.datasets.archive.DataSet` in a module of its
-own and a line of ``DATA_SETS`` in :mod:`~nnunet_cpr.datasets.registry`.
+To add a data set, write a subclass of :class:`~nnunet_cpr.datasets.archive.DataSet` in a module of its
+own, such as :mod:`~nnunet_cpr.datasets.btcv`, and add a line to ``DATA_SETS`` in
+:mod:`~nnunet_cpr.datasets.registry`.
 """
 
 from __future__ import annotations

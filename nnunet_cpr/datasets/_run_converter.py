@@ -1,6 +1,6 @@
-"""Calls one function, in a process that ends with the one that started it.
+"""Script that calls one function and exits when its parent process exits.
 
-``python -m nnunet_cpr.datasets._run_converter MODULE FUNCTION ARGUMENTS``, the arguments as JSON.
+``python -m nnunet_cpr.datasets._run_converter MODULE FUNCTION ARGUMENTS``, with the arguments as JSON.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import threading
 import time
 
 
-def _end_with(parent: int) -> None:
-    """End this process and those of its session once its parent is gone, even by SIGKILL."""
+def _exit_with(parent: int) -> None:
+    """Kill this process group when its parent has exited, even by SIGKILL."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os.killpg(os.getpgrp(), signal.SIGKILL)
@@ -23,6 +23,6 @@ def _end_with(parent: int) -> None:
 
 if __name__ == "__main__":
     if hasattr(os, "killpg"):
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
     module, function, arguments = sys.argv[1:]
     getattr(importlib.import_module(module), function)(**json.loads(arguments))

@@ -1,4 +1,4 @@
-"""AMOS22, task 1: CT, 15 organs, through nnU-Net's own converter."""
+"""AMOS22, task 1: CT, 15 organs, converted by nnU-Net."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from rich.console import Console
 from nnunet_cpr.datasets.archive import AGAIN, Archive, Case, DataSet, PrepareError, find_folder
 from nnunet_cpr.datasets.description import ENDING, read_description
 from nnunet_cpr.datasets.volume import read_with_nibabel
-from nnunet_cpr.datasets.writing import convert
+from nnunet_cpr.datasets.writing import convert_with_nnunet
 
-# The lists of dataset.json, their folders' endings, and the last case of each that the converter takes
-# for CT: MRI has higher numbers.
+# Lists of dataset.json with the suffix of their folders and the last case number that nnU-Net's
+# converter takes for CT. Cases of MRI have higher numbers.
 PARTS = {"training": ("Tr", 410), "validation": ("Va", 409), "test": ("Ts", 500)}
 
 
 class AMOS22(DataSet):
-    """``dataset.json``, ``imagesTr``, ``labelsTr``, ``imagesVa``, ``labelsVa`` and ``imagesTs``.
+    """AMOS22: ``dataset.json``, ``imagesTr``, ``labelsTr``, ``imagesVa``, ``labelsVa``, ``imagesTs``.
 
-    It must be the archive from after the challenge, which has the validation cases' labels: nnU-Net's
-    converter makes them training cases. MRI is left alone, as it is there.
+    nnU-Net's converter uses the validation cases for training, so the archive must be the one published
+    after the challenge, which has their labels. Cases of MRI are ignored.
     """
 
     number = 218
@@ -47,11 +47,11 @@ class AMOS22(DataSet):
             unseen=cases["test"],
             channels=("CT",),
             labels=description.labels,
-            read=read_with_nibabel,  # as nnU-Net will: the converter says so in its dataset.json
+            read=read_with_nibabel,  # the reader that the converter writes to dataset.json
         )
 
     def write(self, archive: Archive, folder: Path, processes: int, console: Console) -> None:
-        convert(
+        convert_with_nnunet(
             "nnunetv2.dataset_conversion.Dataset218_Amos2022_task1",
             "convert_amos_task1",
             {"amos_base_dir": str(archive.folder)},
@@ -65,6 +65,6 @@ def _number(name: str, folder: Path) -> int:
     digits = name.rpartition("_")[2]
     if not digits.isdecimal() or len(digits) > 9:
         raise PrepareError(
-            f"{folder / 'dataset.json'} lists {name!r}, which is no name such as amos_0001; {AGAIN}"
+            f"{folder / 'dataset.json'}: expected a name such as amos_0001, got {name!r}; {AGAIN}"
         )
     return int(digits)

@@ -1,4 +1,4 @@
-"""A challenge's archive as a list of cases, and the check of all of them before anything is written."""
+"""Cases of a challenge archive, and their check before anything is written."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import pandas as pd
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from nnunet_cpr.datasets.volume import Reader, Unreadable, Volume, differences
+from nnunet_cpr.datasets.volume import Reader, Unreadable, Volume, geometry_differences
 
-AGAIN = "take it from the archive again"
+AGAIN = "extract it from the archive again"
 
 
 class PrepareError(ValueError):
-    """A data set cannot be prepared; the message is one line."""
+    """Data set that cannot be prepared; the message is one line."""
 
 
-class BadCases(PrepareError):
-    """The archive's check failed.
+class InvalidCases(PrepareError):
+    """Cases of an archive that failed the check.
 
     Attributes:
-        lines: one for each thing that is wrong: the case, what, and what to do.
+        lines: one line for each problem, with the case and the remedy.
     """
 
     def __init__(self, message: str, lines: Sequence[str]) -> None:
@@ -38,12 +38,12 @@ class BadCases(PrepareError):
 
 @dataclass(frozen=True)
 class Case:
-    """One case and where its files must be; whether they are there, the check says.
+    """Expected files of one case; :func:`check_cases` checks that they exist.
 
     Attributes:
-        name: nnU-Net's identifier.
-        images: one file for each channel, or one with all channels in its fourth dimension.
-        label: None for a case to predict.
+        name: nnU-Net's case identifier.
+        images: one file for each channel, or one with all channels in the fourth dimension.
+        label: segmentation, None for a test case.
     """
 
     name: str
@@ -53,17 +53,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Archive:
-    """What an archive holds.
+    """Contents of an archive.
 
     Attributes:
-        folder: where its files begin.
-        training: the cases with labels.
-        unseen: those to predict.
-        channels: their names, in nnU-Net's order.
-        labels: the value that each name has in the archive's files, the background's too.
-        read: reads one file; the library must be the one that nnU-Net will read the data set with.
-        problems: what was found to be wrong without opening an image, as lines of :class:`BadCases`.
-        remarks: what is worth to be told although nothing is wrong.
+        folder: root of its files.
+        training: cases with labels.
+        unseen: cases without labels.
+        channels: names of the channels in nnU-Net's order.
+        labels: value of each label in the archive's files, including the background.
+        read: reader of one file, with the library that nnU-Net will use for the data set.
+        problems: problems found without opening an image, as lines of :class:`InvalidCases`.
+        remarks: notes for the user that are not problems.
     """
 
     folder: Path
@@ -77,16 +77,16 @@ class Archive:
 
     @property
     def cases(self) -> list[Case]:
-        """All of them."""
+        """Cases with and without labels."""
         return [*self.training, *self.unseen]
 
 
 class DataSet(ABC):
-    """How one challenge's archive is laid out, and how it becomes nnU-Net's raw format.
+    """Base class of the data sets: layout of the archive and conversion to nnU-Net's raw format.
 
     Attributes:
-        number: nnU-Net's id for it, unless another one is asked for.
-        name: nnU-Net's name for it, without ``DatasetXXX_``.
+        number: default dataset id of nnU-Net.
+        name: default dataset name of nnU-Net, without ``DatasetXXX_``.
     """
 
     number: int
@@ -97,70 +97,68 @@ class DataSet(ABC):
         """List the archive's cases.
 
         Raises:
-            PrepareError: the folder is not laid out like this archive.
+            PrepareError: the folder does not have the layout of this archive.
         """
 
     @abstractmethod
     def write(self, archive: Archive, folder: Path, processes: int, console: Console) -> None:
-        """Write nnU-Net's raw format of a checked archive.
+        """Write a checked archive in nnU-Net's raw format.
 
         Args:
-            archive: what :meth:`open` returned.
-            folder: ``DatasetXXX_Name`` in a folder with nothing else in it; not there yet.
-            processes: how much to do at the same time.
+            archive: result of :meth:`open`.
+            folder: new folder ``DatasetXXX_Name`` in an otherwise empty folder.
+            processes: number of parallel processes or threads.
             console: for a progress bar.
         """
 
 
-def check(archive: Archive, processes: int, console: Console) -> None:
-    """Read every image and label to the last voxel.
+def check_cases(archive: Archive, threads: int, console: Console) -> None:
+    """Check every image and label of an archive, up to the last voxel.
 
     Raises:
-        PrepareError: it is empty; as :class:`BadCases`, with everything that is wrong in it.
+        PrepareError: the archive has no training case.
+        InvalidCases: with all problems of all cases.
     """
     if not archive.training:
-        raise PrepareError(f"there is no training case in {archive.folder}; extract the archive again")
+        raise PrepareError(f"{archive.folder}: found no training case; extract the archive again")
     cases = archive.cases
-    found = in_parallel(lambda case: _check_case(case, archive), cases, processes, "checking", console)
+    found = map_in_threads(lambda case: _check_case(case, archive), cases, threads, "checking", console)
     lines = [
         *archive.problems,
         *(f"{case.name}: {problem}" for case, problems in zip(cases, found) for problem in problems),
     ]
     if lines:
-        many = "1 thing is" if len(lines) == 1 else f"{len(lines)} things are"
-        raise BadCases(f"{many} wrong in {archive.folder}, see above; nothing was written", lines)
+        problems = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
+        raise InvalidCases(f"{archive.folder}: {problems}, see above; nothing was written", lines)
 
 
 def find_folder(source: Path, places: Iterable[str], content: Sequence[str], layout: str) -> Path:
-    """The first of some folders in and below ``source`` that has the archive's content.
+    """Return the first folder that has the contents of the archive.
 
     Args:
-        source: what the user named.
-        places: folders to try, relative to it.
-        content: patterns of files and folders, each of which must be in it.
-        layout: what is expected, for the error's message.
+        source: folder given by the user.
+        places: candidates relative to it.
+        content: glob patterns of required files and folders.
+        layout: description of the expected layout for the error message.
 
     Raises:
-        PrepareError: there is none.
+        PrepareError: no candidate has them.
     """
-    source = Path(os.path.abspath(source))  # with a name even for ".", and links are left as they are
-    if not source.exists():
-        raise PrepareError(f"{source} does not exist; name the folder of the extracted archive")
+    source = Path(os.path.abspath(source))  # has a name even for "."; links are not resolved
     if not source.is_dir():
-        if source.suffix.lower() in (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"):
-            raise PrepareError(f"{source} is the archive itself; extract it and name its folder")
-        raise PrepareError(f"{source} is not a folder; name the folder of the extracted archive")
+        found = "a file" if source.exists() else "nothing"
+        raise PrepareError(f"{source}: expected the folder of the extracted archive, found {found}")
     for place in places:
         folder = source / place
         if all(any(folder.glob(pattern)) for pattern in content):
             return folder
     names = sorted(path.name for path in source.iterdir())
     shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-    raise PrepareError(f"expected {layout} in {source}, found {shown or 'nothing'}")
+    raise PrepareError(f"{source}: expected {layout}, found {shown or 'nothing'}")
 
 
-def visible_images(folder: Path) -> list[Path]:
-    """The NIfTI files of a folder without what macOS leaves beside them (``._name``)."""
+def nifti_files(folder: Path) -> list[Path]:
+    """Return the NIfTI files of a folder, without the metadata files of macOS (``._name``)."""
     if not folder.is_dir():
         return []
     return sorted(
@@ -170,8 +168,13 @@ def visible_images(folder: Path) -> list[Path]:
     )
 
 
-def identifier(path: Path) -> str:
-    """A file's name without ``.nii`` or ``.nii.gz``."""
+def case_identifier(path: Path) -> str:
+    """Return a file name without ``.nii`` or ``.nii.gz``.
+
+    Example:
+        >>> case_identifier(Path("img0001.nii.gz"))
+        'img0001'
+    """
     return path.name.removesuffix(".gz").removesuffix(".nii")
 
 
@@ -179,16 +182,16 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-def in_parallel(
+def map_in_threads(
     function: Callable[[_Item], _Result],
     items: Sequence[_Item],
     threads: int,
     title: str,
     console: Console,
 ) -> list[_Result]:
-    """The function's results in the order of the items, with a progress bar.
+    """Return the results of a function in the order of the items, with a progress bar.
 
-    Threads do: decompression, SimpleITK and NumPy let others run meanwhile.
+    Threads suffice, since decompression, SimpleITK and NumPy release the GIL.
     """
     with ThreadPoolExecutor(threads) as pool, progress_bar(console) as progress:
         bar = progress.add_task(title, total=len(items))
@@ -204,7 +207,7 @@ def in_parallel(
 
 
 def progress_bar(console: Console) -> Progress:
-    """A bar that counts cases."""
+    """Return a progress bar with counts."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -215,28 +218,28 @@ def progress_bar(console: Console) -> Progress:
 
 
 def _check_case(case: Case, archive: Archive) -> list[str]:
-    """What is wrong with a case, each in a few words and with what to do."""
+    """Return the problems of a case, each with its remedy."""
     problems: list[str] = []
 
-    def read(path: Path, what: str, volumes: int) -> Volume | None:
-        where = os.path.relpath(path, archive.folder)
+    def read(path: Path, kind: str, volumes: int) -> Volume | None:
+        subject = f"{kind} {os.path.relpath(path, archive.folder)}"
         if not path.is_file():
-            problems.append(f"its {what} {where} is missing; {AGAIN}")
+            problems.append(f"{subject} is missing; {AGAIN}")
             return None
         try:
             volume = archive.read(path)
         except Unreadable as error:
-            problems.append(f"its {what} {where} cannot be read ({error}); {AGAIN}")
+            problems.append(f"{subject} cannot be read ({error}); {AGAIN}")
             return None
         if volume.volumes != volumes:
-            problems.append(f"its {what} {where} has {volume.volumes} volumes, not {volumes}; {AGAIN}")
+            problems.append(f"{subject}: expected {volumes} volumes, got {volume.volumes}; {AGAIN}")
             return None
-        if what == "image":
+        if kind == "image":
             if volume.voxels.dtype.kind == "f" and np.isnan(volume.voxels).any():
-                problems.append(f"its {what} {where} has voxels that are no numbers (NaN); {AGAIN}")
-        elif strange := _strange_values(volume.voxels, archive.labels.values()):
+                problems.append(f"{subject} has NaN voxels; {AGAIN}")
+        elif unknown := _unknown_values(volume.voxels, archive.labels.values()):
             allowed = ", ".join(map(str, sorted(archive.labels.values())))
-            problems.append(f"its {what} {where} has the value {strange}, not of {allowed}; {AGAIN}")
+            problems.append(f"{subject}: expected values of {allowed}, got {unknown}; {AGAIN}")
         return volume
 
     volumes = len(archive.channels) // len(case.images)
@@ -246,16 +249,16 @@ def _check_case(case: Case, archive: Archive) -> list[str]:
     complete = [(path, volume) for path, volume in read_files if volume is not None]
     for path, volume in complete[1:]:
         first, reference = complete[0]
-        if different := differences(reference, volume):
+        if different := geometry_differences(reference, volume):
             where, other = (os.path.relpath(p, archive.folder) for p in (path, first))
             problems.append(
-                f"its files must lie on the same grid, but {where} has {' and '.join(different)} "
-                f"as {other} has; take both from the archive again or correct the wrong header"
+                f"{where}: expected the geometry of {other}, got {' and '.join(different)}; extract "
+                "both from the archive again or correct the wrong header"
             )
     return problems
 
 
-def _strange_values(voxels: np.ndarray, allowed: Iterable[int]) -> str:
-    """Values that a label must not have, the first few of them, in words."""
+def _unknown_values(voxels: np.ndarray, allowed: Iterable[int]) -> str:
+    """Return the first values that are not allowed, as text."""
     found = sorted(set(pd.unique(voxels.ravel()).tolist()) - set(allowed))
     return ", ".join(f"{value:g}" for value in found[:5]) + (" and more" if len(found) > 5 else "")

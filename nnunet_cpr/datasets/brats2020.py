@@ -1,4 +1,4 @@
-"""BraTS 2020: MRI of brain tumours in four modalities, with three nested regions."""
+"""BraTS 2020: MRI of brain tumors in four modalities, with three nested regions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from nnunet_cpr.datasets.archive import (
     Archive,
     Case,
     DataSet,
+    case_identifier,
     find_folder,
-    identifier,
-    visible_images,
+    nifti_files,
 )
 from nnunet_cpr.datasets.volume import read_with_simpleitk
 from nnunet_cpr.datasets.writing import write_cases
 
 MODALITIES = {"t1": "T1", "t1ce": "T1ce", "t2": "T2", "flair": "Flair"}  # nnU-Net's order and names
 LABELS = {"background": 0, "necrotic and non-enhancing core": 1, "edema": 2, "enhancing tumor": 4}
-# nnU-Net wants values without a gap, and regions in the order in which they overwrite each other. These
-# are the values of its own converters of BraTS.
+# nnU-Net requires consecutive values, and regions in the order in which they overwrite each other. These
+# are the values of its own converters for BraTS.
 TO_NNUNET = {0: 0, 2: 1, 1: 2, 4: 3}
 REGIONS: dict[str, int | Sequence[int]] = {
     "background": 0,
@@ -31,11 +31,11 @@ REGIONS: dict[str, int | Sequence[int]] = {
     "enhancing tumor": (3,),
 }
 REGIONS_CLASS_ORDER = (1, 2, 3)
-WHOLE = 369  # training cases of the challenge
+CHALLENGE_CASES = 369  # training cases of the challenge
 
 
 class BraTS2020(DataSet):
-    """``BraTS20_Training_001/BraTS20_Training_001_{t1,t1ce,t2,flair,seg}.nii``, or ``.nii.gz``."""
+    """BraTS 2020 with ``BraTS20_Training_001/BraTS20_Training_001_{t1,t1ce,t2,flair,seg}.nii``."""
 
     number = 82
     name = "BraTS2020"
@@ -58,8 +58,10 @@ class BraTS2020(DataSet):
                 case, remark = _case(path)
                 cases.append(case)
                 remarks += remark
-        if len(cases) != WHOLE:
-            remarks.append(f"{len(cases)} training cases, where the challenge has {WHOLE}")
+        if len(cases) != CHALLENGE_CASES:
+            remarks.append(
+                f"expected the {CHALLENGE_CASES} training cases of the challenge, found {len(cases)}"
+            )
         return Archive(
             folder=folder,
             training=cases,
@@ -85,16 +87,16 @@ class BraTS2020(DataSet):
 
 
 def _case(folder: Path) -> tuple[Case, list[str]]:
-    """The case in a folder, and what is to be told of it."""
-    files = {identifier(path): path for path in visible_images(folder)}
+    """Return the case in a folder, and remarks about it."""
+    files = {case_identifier(path): path for path in nifti_files(folder)}
     expected = {what: f"{folder.name}_{what}" for what in (*MODALITIES, "seg")}
     found = {what: files.pop(name, folder / f"{name}.nii.gz") for what, name in expected.items()}
     remarks = []
-    # Case 355 of the challenge has its segmentation under the name that it had in another collection.
+    # The segmentation of case 355 has the name of another collection.
     if not found["seg"].is_file() and len(files) == 1:
         ((name, path),) = files.items()
         if "seg" in name.lower():
             found["seg"] = path
-            remarks.append(f"{folder.name}: {path.name} is taken for {expected['seg']}")
+            remarks.append(f"{folder.name}: using {path.name} as {expected['seg']}")
     images = tuple(found[modality] for modality in MODALITIES)
     return Case(folder.name, images, found["seg"]), remarks

@@ -1,4 +1,4 @@
-"""The abdomen of BTCV (Beyond the Cranial Vault): CT, 13 organs."""
+"""Abdomen of BTCV (Beyond the Cranial Vault): CT, 13 organs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from nnunet_cpr.datasets.archive import (
     Archive,
     Case,
     DataSet,
+    case_identifier,
     find_folder,
-    identifier,
-    visible_images,
+    nifti_files,
 )
 from nnunet_cpr.datasets.volume import read_with_simpleitk
 from nnunet_cpr.datasets.writing import write_cases
@@ -34,11 +34,11 @@ LABELS = {
     "right adrenal gland": 12,
     "left adrenal gland": 13,
 }
-WHOLE = 30  # training cases of the challenge
+CHALLENGE_CASES = 30  # training cases of the challenge
 
 
 class BTCV(DataSet):
-    """``Training/img/img0001.nii.gz`` with ``Training/label/label0001.nii.gz``, ``Testing/img``."""
+    """BTCV: ``Training/img/img0001.nii.gz``, ``Training/label/label0001.nii.gz``, ``Testing/img``."""
 
     number = 17
     name = "BTCV"
@@ -60,7 +60,7 @@ class BTCV(DataSet):
             for number in sorted(images.keys() | labels.keys())
         ]
         unseen = _numbered(training.parent / "Testing" / "img")
-        few = f"{len(cases)} training cases, where the challenge has {WHOLE}"
+        few = f"expected the {CHALLENGE_CASES} training cases of the challenge, found {len(cases)}"
         return Archive(
             folder=training,
             training=cases,
@@ -68,7 +68,7 @@ class BTCV(DataSet):
             channels=("CT",),
             labels=LABELS,
             read=read_with_simpleitk,
-            remarks=() if len(cases) == WHOLE else (few,),
+            remarks=() if len(cases) == CHALLENGE_CASES else (few,),
         )
 
     def write(self, archive: Archive, folder: Path, processes: int, console: Console) -> None:
@@ -84,9 +84,9 @@ class BTCV(DataSet):
 
 
 def _numbered(folder: Path) -> dict[str, Path]:
-    """The images of ``img`` or ``label`` by the digits in their names."""
+    """Return the files of ``img`` or ``label`` by the digits in their names."""
     found = {}
-    for path in visible_images(folder):
-        if match := re.fullmatch(rf"{folder.name}(\d+)", identifier(path)):
+    for path in nifti_files(folder):
+        if match := re.fullmatch(rf"{folder.name}(\d+)", case_identifier(path)):
             found[match[1]] = path
     return found

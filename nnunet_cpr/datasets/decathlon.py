@@ -1,4 +1,4 @@
-"""The tasks of the Medical Segmentation Decathlon, through nnU-Net's own converter."""
+"""Tasks of the Medical Segmentation Decathlon, converted by nnU-Net."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from nnunet_cpr.datasets.archive import (
 )
 from nnunet_cpr.datasets.description import ENDING, read_description
 from nnunet_cpr.datasets.volume import read_with_simpleitk
-from nnunet_cpr.datasets.writing import convert
+from nnunet_cpr.datasets.writing import convert_with_nnunet
 
 
 class Decathlon(DataSet):
-    """``TaskXX_Name`` with ``dataset.json``, ``imagesTr``, ``labelsTr`` and ``imagesTs``.
+    """Decathlon: ``TaskXX_Name`` with ``dataset.json``, ``imagesTr``, ``labelsTr`` and ``imagesTs``.
 
     Args:
-        task: the folder's name, such as ``Task02_Heart``; nnU-Net's id and name are taken from it.
+        task: name of the folder, such as ``Task02_Heart``, which gives the dataset id and name.
     """
 
     def __init__(self, task: str) -> None:
@@ -35,23 +35,23 @@ class Decathlon(DataSet):
         parts = ("dataset.json", "imagesTr", "labelsTr", "imagesTs")
         layout = f"{self.task} with {', '.join(parts)}"
         folder = find_folder(source, (".", self.task), parts, layout)
-        if folder.name != self.task:  # the converter reads it
-            raise PrepareError(f"expected a folder of the name {self.task}, found {folder}; rename it")
+        if folder.name != self.task:  # the converter parses it
+            raise PrepareError(f"{folder}: expected the name {self.task}; rename it")
         description = read_description(folder, ("training", "test"))
         if not description.channels:
             raise PrepareError(f"{folder / 'dataset.json'} has no entry 'modality'; {AGAIN}")
-        # The converter takes the files that are in the folders, whatever dataset.json lists.
+        # The converter takes all files in the folders, even those that dataset.json does not list.
         listed = set(description.lists["training"])
-        there = _names(folder / "imagesTr") | _names(folder / "labelsTr")
+        existing = _names(folder / "imagesTr") | _names(folder / "labelsTr")
         unseen = set(description.lists["test"]) | _names(folder / "imagesTs")
         problems = [
-            f"{name}: it is not in the list of dataset.json; remove its files or take dataset.json "
-            "from the archive again"
-            for name in sorted(there - listed)
+            f"{name}: not listed in dataset.json; remove its files or extract dataset.json from the "
+            "archive again"
+            for name in sorted(existing - listed)
         ]
         if description.training_cases != len(listed):
             problems.append(
-                f"dataset.json: it lists {len(listed)} training cases and says that there are "
+                f"dataset.json: expected numTraining {len(listed)}, the length of its list, got "
                 f"{description.training_cases}; {AGAIN}"
             )
         return Archive(
@@ -62,7 +62,7 @@ class Decathlon(DataSet):
                     (folder / "imagesTr" / f"{name}{ENDING}",),
                     folder / "labelsTr" / f"{name}{ENDING}",
                 )
-                for name in sorted(there | listed)
+                for name in sorted(existing | listed)
             ],
             unseen=[Case(name, (folder / "imagesTs" / f"{name}{ENDING}",)) for name in sorted(unseen)],
             channels=description.channels,
@@ -72,7 +72,7 @@ class Decathlon(DataSet):
         )
 
     def write(self, archive: Archive, folder: Path, processes: int, console: Console) -> None:
-        convert(
+        convert_with_nnunet(
             "nnunetv2.dataset_conversion.convert_MSD_dataset",
             "convert_msd_dataset",
             {"source_folder": str(archive.folder), "num_processes": processes},
@@ -83,7 +83,7 @@ class Decathlon(DataSet):
 
 
 def _names(folder: Path) -> set[str]:
-    """What the converter takes: no other ending, nothing that macOS leaves beside files (``._name``)."""
+    """Return the names of the files that the converter takes, without metadata of macOS (``._name``)."""
     return {
         path.name.removesuffix(ENDING)
         for path in folder.glob(f"*{ENDING}")

@@ -1,4 +1,4 @@
-"""The ``dataset.json`` of an archive in the Decathlon's layout, which AMOS22 has too."""
+"""Reader of ``dataset.json`` in archives with the Decathlon's layout, which AMOS22 has as well."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ ENDING = ".nii.gz"
 
 @dataclass(frozen=True)
 class Description:
-    """What ``dataset.json`` says.
+    """Contents of ``dataset.json``.
 
     Attributes:
-        lists: the images' names without their ending, for each list that was asked for.
-        labels: each name's value.
-        channels: names in the order of their numbers, none where it does not say.
-        training_cases: how many it says there are, if it does.
+        lists: names of the images without file ending, for each requested list.
+        labels: value of each label.
+        channels: names of the channels in order, empty if the file has none.
+        training_cases: number of training cases, None if the file has none.
     """
 
     lists: Mapping[str, Sequence[str]]
@@ -30,10 +30,10 @@ class Description:
 
 
 def read_description(folder: Path, lists: Sequence[str]) -> Description:
-    """Read an archive's ``dataset.json``.
+    """Read the ``dataset.json`` of an archive.
 
     Raises:
-        PrepareError: it is damaged or lacks something.
+        PrepareError: it is damaged or incomplete.
     """
     path = folder / "dataset.json"
     try:
@@ -51,6 +51,6 @@ def read_description(folder: Path, lists: Sequence[str]) -> Description:
 
 
 def _identifier(entry: str | dict[str, str]) -> str:
-    """Training cases are told of as ``{"image": ..., "label": ...}``, others by a path alone."""
+    """Return the name of a case; training cases are ``{"image": ..., "label": ...}``, others paths."""
     path = entry if isinstance(entry, str) else entry["image"]
     return Path(path).name.removesuffix(ENDING)

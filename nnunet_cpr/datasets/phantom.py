@@ -1,9 +1,9 @@
-"""A synthetic 3-D data set in nnU-Net's raw format.
+"""Synthetic 3-D data set in nnU-Net's raw format.
 
-Each case is a crop around two touching structures of random smooth shape, the labels 1 and 2, inside
-tissue of another intensity and beside a third, unlabelled structure that looks like the first. The
-picture is made on a grid twice as fine and averaged down, which gives partial volume at every border,
-then shaded by a bias field and covered with noise.
+Each case has two touching structures of random smooth shape, labels 1 and 2, in tissue of another
+intensity and next to a third, unlabelled structure that looks like the first. Images are rendered at
+twice the resolution and averaged, which gives partial volumes at the borders, then multiplied by a bias
+field and corrupted by Rician noise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ _INTENSITY = {"outside": 0.1, "tissue": 0.45, "body": 0.75, "head": 0.95, "neigh
 
 
 def make_case(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Image (float32) and labels (uint8) of one case, both of :data:`SHAPE`."""
+    """Return the image (float32) and the labels (uint8) of one case, both of :data:`SHAPE`.
+
+    Example:
+        >>> image, labels = make_case(0)
+        >>> image.shape == labels.shape == SHAPE
+        True
+    """
     rng = np.random.default_rng(seed)
     fine = tuple(2 * n for n in SHAPE)
     axes = np.meshgrid(*[np.linspace(-1, 1, n) for n in fine], indexing="ij")
@@ -39,7 +45,7 @@ def make_case(seed: int) -> tuple[np.ndarray, np.ndarray]:
     picture = np.where(tissue < 0, _INTENSITY["tissue"], _INTENSITY["outside"])
     picture[neighbour < 0] = _INTENSITY["neighbour"]
     picture[body < 0] = _INTENSITY["body"]
-    is_head = (head < 0) & (head < body)  # they touch where both reach
+    is_head = (head < 0) & (head < body)  # they share a border where they overlap
     picture[is_head] = _INTENSITY["head"]
     picture += 0.05 * _smooth_noise(rng, fine, 2)  # texture
 
@@ -56,8 +62,8 @@ def write_dataset(folder: Path, training_cases: int = 10, unseen_cases: int = 1)
     """Write ``imagesTr``, ``labelsTr``, ``imagesTs``, ``labelsTs`` and ``dataset.json``.
 
     Args:
-        folder: the data set's folder, ``DatasetXXX_Name`` below ``nnUNet_raw``; made here.
-        training_cases, unseen_cases: how many; the unseen ones have labels too, to compare with.
+        folder: new folder ``DatasetXXX_Name`` in ``nnUNet_raw``.
+        training_cases, unseen_cases: number of cases; the unseen ones have labels for evaluation.
     """
     from nnunetv2.dataset_conversion.generate_dataset_json import generate_dataset_json
 
@@ -89,12 +95,12 @@ def _write(array: np.ndarray, path: Path) -> None:
 
 
 def _smooth_noise(rng: np.random.Generator, shape: tuple[int, ...], sigma: float) -> np.ndarray:
-    """Gaussian noise, smoothed over ``sigma`` voxels, of mean 0 and standard deviation 1."""
+    """Return Gaussian noise, smoothed over ``sigma`` voxels, of mean 0 and standard deviation 1."""
     noise = gaussian_filter(rng.normal(size=shape), sigma, mode="wrap")
     return (noise - noise.mean()) / noise.std()
 
 
 def _half(array: np.ndarray) -> np.ndarray:
-    """Average over blocks of 2 x 2 x 2."""
+    """Return the averages of blocks of 2 x 2 x 2."""
     a, b, c = (n // 2 for n in array.shape)
     return array.reshape(a, 2, b, 2, c, 2).mean(axis=(1, 3, 5))

@@ -1,4 +1,4 @@
-"""Reading one image file whole, and comparing the grids that two of them lie on."""
+"""Complete reading of image files, and comparison of their geometry."""
 
 from __future__ import annotations
 
@@ -16,33 +16,31 @@ import SimpleITK as sitk
 from nibabel.openers import ImageOpener
 from nibabel.spatialimages import HeaderDataError
 
-# nnU-Net's integrity check refuses spacings that differ by more than a part in 100,000, so more than
-# that would only be refused later. It merely warns of origins and directions, although a label that is
-# a voxel off is of no use, so they are refused here; but by a hundredth of a voxel and by 0.0001 in a
-# cosine, which is 0.05 voxels at the end of 500: headers are single precision, often rounded from text
-# or computed from quaternions, and what nnU-Net warns of (1e-8 beside a zero) occurs in good archives.
-SPACING_TOLERANCE = 1e-5  # of the spacing
-ORIGIN_TOLERANCE = 1e-2  # of the smallest spacing
-DIRECTION_TOLERANCE = 1e-4  # of a direction's cosines
-_FARTHEST = 1e9  # mm
-_DEFLATION = 1032  # bytes that gzip can put into one, at the most
+# The spacing tolerance is that of nnU-Net's integrity check. nnU-Net only warns of different origins and
+# directions, but a label that is a voxel off is useless. The tolerances allow for rounding in headers,
+# which are single precision; 1e-4 in a cosine is 0.05 voxels at the end of 500.
+SPACING_TOLERANCE = 1e-5  # relative
+ORIGIN_TOLERANCE = 1e-2  # relative to the smallest spacing
+DIRECTION_TOLERANCE = 1e-4  # of the direction cosines
+_MAX_COORDINATE = 1e9  # mm
+_MAX_COMPRESSION = 1032  # ratio of gzip
 
 
 class Unreadable(ValueError):
-    """The file cannot be read, or not to its end; the message says why, without its name."""
+    """File that cannot be read completely; the message is the reason, without the file name."""
 
 
 @dataclass(frozen=True)
 class Volume:
-    """One file's voxels and where they lie, the same whatever read it.
+    """Voxels and geometry of one file.
 
     Attributes:
-        voxels: in any order of the axes.
-        size: voxels along x, y, z.
-        volumes: how many of that size the file holds; more than 1 in files of 4 dimensions.
+        voxels: values, in any order of the axes.
+        size: number of voxels along x, y, z.
+        volumes: size of the fourth dimension, 1 for files of 3 dimensions.
         spacing: mm along x, y, z.
         origin: mm.
-        direction: 3 x 3 cosines, a column for each axis.
+        direction: 3 x 3 direction cosines, one column for each axis.
     """
 
     voxels: np.ndarray
@@ -57,10 +55,10 @@ Reader = Callable[[Path], Volume]
 
 
 def read_with_simpleitk(path: Path) -> Volume:
-    """A file on the grid that nnU-Net's SimpleITKIO sees.
+    """Read a file with the geometry of nnU-Net's SimpleITKIO.
 
     Raises:
-        Unreadable: it is damaged, not an image, or not of 3 or 4 dimensions.
+        Unreadable: it is damaged, not an image, or does not have 3 or 4 dimensions.
     """
     voxels, _ = read_voxels(path)
     header = sitk.ImageFileReader()
@@ -83,10 +81,10 @@ def read_with_simpleitk(path: Path) -> Volume:
 
 
 def read_with_nibabel(path: Path) -> Volume:
-    """A file on the grid that nnU-Net's NibabelIO sees, which takes axes that are not orthogonal too.
+    """Read a file with the geometry of nnU-Net's NibabelIO, whose axes need not be orthogonal.
 
     Raises:
-        Unreadable: it is damaged, not an image, or not of 3 dimensions.
+        Unreadable: it is damaged, not an image, or does not have 3 dimensions.
     """
     voxels, affine = read_voxels(path)
     _check_dimensions(voxels.ndim, (3,))
@@ -102,19 +100,19 @@ def read_with_nibabel(path: Path) -> Volume:
 
 
 def simpleitk_reason(error: RuntimeError) -> str:
-    """What SimpleITK complains of, without where in its source."""
+    """Return the message of an error of SimpleITK without the position in its source code."""
     return _one_line(str(error).rpartition("ERROR:")[2])
 
 
-def differences(image: Volume, other: Volume) -> list[str]:
-    """What tells the two grids apart, in words; nothing if they are the same."""
+def geometry_differences(image: Volume, other: Volume) -> list[str]:
+    """Return the differences in geometry between two volumes, as text."""
     found = []
     if image.size != other.size:
         found.append(f"size {_numbers(other.size)} instead of {_numbers(image.size)}")
     if not np.allclose(other.spacing, image.spacing, rtol=SPACING_TOLERANCE):
         found.append(f"spacing {_numbers(other.spacing)} instead of {_numbers(image.spacing)}")
-    farthest = ORIGIN_TOLERANCE * image.spacing.min()
-    if not np.allclose(other.origin, image.origin, rtol=0, atol=farthest):
+    tolerance = ORIGIN_TOLERANCE * image.spacing.min()
+    if not np.allclose(other.origin, image.origin, rtol=0, atol=tolerance):
         found.append(f"origin {_numbers(other.origin)} instead of {_numbers(image.origin)}")
     if not np.allclose(other.direction, image.direction, rtol=0, atol=DIRECTION_TOLERANCE):
         found.append(
@@ -125,9 +123,9 @@ def differences(image: Volume, other: Volume) -> list[str]:
 
 
 def read_voxels(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """All voxels of a file that is whole, and its affine matrix.
+    """Read the voxels and the affine matrix of a file.
 
-    Not by SimpleITK: it returns a file that was cut short without an error, and 0 for NaN.
+    nibabel is used since SimpleITK reads truncated files without an error, and NaN as 0.
 
     Raises:
         Unreadable: it is damaged, or not an image.
@@ -135,33 +133,33 @@ def read_voxels(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         image: Any = nibabel.load(path)
         declared = math.prod(map(int, image.dataobj.shape)) * image.dataobj.dtype.itemsize
-        if declared > path.stat().st_size * _DEFLATION:  # or its memory would be asked for
-            raise Unreadable("its header tells of more voxels than the file can hold")
+        if declared > path.stat().st_size * _MAX_COMPRESSION:  # before the memory is allocated
+            raise Unreadable("its header declares more voxels than the file can hold")
         with ImageOpener(str(path)) as file:
-            # Not image.header, which nibabel has set right where SimpleITK takes it as it is.
+            # image.header has been corrected by nibabel; SimpleITK uses the original.
             header = type(image.header).from_fileobj(file, check=False)
-        if not _is_somewhere(header):
+        if not _has_finite_geometry(header):
             raise Unreadable("its header has no finite spacing, origin or direction")
         if path.suffix == ".gz":
             with gzip.open(path) as file:
                 while file.read(2**20):
-                    pass  # at its end gzip compares the check sum, which may lie behind all voxels
+                    pass  # at the end gzip verifies the checksum
         voxels = np.asarray(image.dataobj)
     except nibabel.filebasedimages.ImageFileError as error:
-        raise Unreadable("damaged, or no NIfTI file") from error
+        raise Unreadable("damaged, or not a NIfTI file") from error
     except MemoryError as error:
-        raise Unreadable("there is not enough memory for its voxels") from error
+        raise Unreadable("not enough memory for its voxels") from error
     except (OSError, EOFError, ValueError, OverflowError, zlib.error, HeaderDataError) as error:
         raise Unreadable(_one_line(str(error))) from error
     if voxels.dtype.kind not in "iuf":
-        raise Unreadable("its voxels are no single numbers")
-    return voxels.astype(voxels.dtype.newbyteorder("="), copy=False), image.affine  # as pandas wants it
+        raise Unreadable("its voxels are not numbers")
+    return voxels.astype(voxels.dtype.newbyteorder("="), copy=False), image.affine  # pandas needs it
 
 
-def _is_somewhere(header: Mapping[str, Any]) -> bool:
-    """Whether the numbers that say where the voxels are can be computed with.
+def _has_finite_geometry(header: Mapping[str, Any]) -> bool:
+    """Return True if spacing, origin and direction are finite.
 
-    SimpleITK, and so nnU-Net, never comes back from a matrix with an infinity in it.
+    SimpleITK, and so nnU-Net, does not return from a matrix with an infinite element.
     """
     fields = []
     if header["qform_code"] > 0:
@@ -169,16 +167,16 @@ def _is_somewhere(header: Mapping[str, Any]) -> bool:
     if header["sform_code"] > 0:
         fields += ["srow_x", "srow_y", "srow_z"]
     numbers = [header["pixdim"][: 1 + header["dim"][0]], *(header[field] for field in fields)]
-    return all(np.all(np.abs(number) < _FARTHEST) for number in numbers)
+    return all(np.all(np.abs(number) < _MAX_COORDINATE) for number in numbers)
 
 
 def _check_dimensions(dimensions: int, allowed: tuple[int, ...]) -> None:
     if dimensions not in allowed:
-        raise Unreadable(f"{dimensions} dimensions instead of 3")
+        raise Unreadable(f"expected 3 dimensions, got {dimensions}")
 
 
 def _numbers(values: np.ndarray | tuple[int, ...]) -> str:
-    return "(" + ", ".join(f"{value + 0:.7g}" for value in values) + ")"  # + 0: not "-0"
+    return "(" + ", ".join(f"{value + 0:.7g}" for value in values) + ")"  # + 0 turns -0 into 0
 
 
 def _one_line(message: str) -> str:

@@ -1,4 +1,4 @@
-"""Writing nnU-Net's raw format so that a data set appears whole and checked, or not at all."""
+"""Writing and verification of nnU-Net's raw format."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import SimpleITK as sitk
 from rich.console import Console
 
 from nnunet_cpr.datasets import _run_converter
-from nnunet_cpr.datasets.archive import Archive, Case, PrepareError, in_parallel, progress_bar
+from nnunet_cpr.datasets.archive import Archive, Case, PrepareError, map_in_threads, progress_bar
 from nnunet_cpr.datasets.volume import Unreadable, read_voxels, simpleitk_reason
-from nnunet_cpr.nnunet.commands import CommandFailed, run
+from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, CommandFailed, run
 
 
 def write_cases(
     archive: Archive,
     folder: Path,
-    processes: int,
+    threads: int,
     console: Console,
     labels: Mapping[str, int | Sequence[int]],
     new_values: Mapping[int, int] | None = None,
@@ -31,17 +31,17 @@ def write_cases(
 ) -> None:
     """Write every case with SimpleITK, and ``dataset.json``.
 
-    Images keep their type of voxels; labels become uint8. All files of a case get the geometry of its
-    first image, which the check has found equal up to rounding: so nnU-Net sees no difference at all.
+    Images keep their voxel type; labels become uint8. All files of a case get the geometry of its first
+    image, which the check has found equal up to rounding.
 
     Args:
-        archive: a checked one with one channel in each image file.
-        folder: the data set's; not there yet.
-        processes: how many cases at the same time.
+        archive: a checked archive with one channel in each image file.
+        folder: new folder of the data set.
+        threads: number of cases to write in parallel.
         console: for a progress bar.
-        labels: for ``dataset.json``.
-        new_values: what each value of the archive's labels becomes, if not what it is.
-        dataset_json: more entries for it.
+        labels: labels in ``dataset.json``.
+        new_values: new value of each label value of the archive; None keeps them.
+        dataset_json: further entries of ``dataset.json``.
     """
     from nnunetv2.dataset_conversion.generate_dataset_json import generate_dataset_json
 
@@ -65,7 +65,7 @@ def write_cases(
             label.CopyInformation(first)
             _write(label, folder / "labelsTr" / f"{case.name}.nii.gz")
 
-    in_parallel(write, archive.cases, processes, "writing", console)
+    map_in_threads(write, archive.cases, threads, "writing", console)
     generate_dataset_json(
         str(folder),
         channel_names=dict(enumerate(archive.channels)),
@@ -79,7 +79,7 @@ def write_cases(
     )
 
 
-def convert(
+def convert_with_nnunet(
     module: str,
     function: str,
     arguments: Mapping[str, Any],
@@ -87,13 +87,13 @@ def convert(
     folder: Path,
     console: Console,
 ) -> None:
-    """Run one of nnU-Net's converters, which write to the ``nnUNet_raw`` of their environment.
+    """Run a converter of nnU-Net.
 
     Args:
         module, function, arguments: the converter.
-        archive: what it converts, for the progress bar.
-        folder: ``DatasetXXX_Name``, in a folder that is ``nnUNet_raw`` meanwhile. The converter makes
-            a name of its own, which this one replaces.
+        archive: the archive that it converts, for the progress bar.
+        folder: new folder ``DatasetXXX_Name``, whose parent is the converter's ``nnUNet_raw``. The
+            converter's own name of the data set is replaced.
         console: for the progress bar.
     """
     raw = folder.parent
@@ -110,15 +110,15 @@ def convert(
     written.rename(folder)
 
 
-def verify(folder: Path, processes: int, console: Console) -> None:
-    """Read all that was written to its end, then nnU-Net's own check of a data set.
+def verify_data_set(folder: Path, processes: int, console: Console) -> None:
+    """Read all written files completely and run nnU-Net's integrity check.
 
-    SimpleITK, which the converters use, too, says nothing when the disk is full, and nnU-Net's check
-    takes what is missing in a file for zeros.
+    SimpleITK, which the converters use as well, does not report a full disk, and nnU-Net's check reads
+    missing voxels as zeros.
 
     Raises:
-        PrepareError: a file is not whole.
-        CommandFailed: nnU-Net found something; the message names the file with its words.
+        PrepareError: a file is incomplete.
+        CommandFailed: nnU-Net's check failed; the message names the file with its output.
     """
 
     def check(path: Path) -> None:
@@ -126,9 +126,9 @@ def verify(folder: Path, processes: int, console: Console) -> None:
             read_voxels(path)
         except Unreadable as error:
             place = path.relative_to(folder.parent)
-            raise PrepareError(f"{place} was not written whole ({error}); is the disk full?") from error
+            raise PrepareError(f"{place} is incomplete ({error}); is the disk full?") from error
 
-    in_parallel(check, sorted(folder.glob("*/*.nii.gz")), processes, "reading what was written", console)
+    map_in_threads(check, sorted(folder.glob("*/*.nii.gz")), processes, "verifying", console)
     with console.status("nnU-Net's integrity check"):
         _call(
             "nnunetv2.experiment_planning.verify_dataset_integrity",
@@ -145,12 +145,12 @@ def _call(
     raw: Path,
     on_wait: Callable[[], None] = lambda: None,
 ) -> None:
-    """Call a function of nnU-Net in a process of its own, with ``raw`` as its ``nnUNet_raw``.
+    """Call a function of nnU-Net in a new process, with ``raw`` as its ``nnUNet_raw``.
 
-    Its other folders are unknown there: whether a number is free has been seen before.
+    Its other folders are unset, since their data sets would make the dataset id ambiguous.
     """
     environment = {**os.environ, "nnUNet_raw": str(raw)}
-    for name in ("nnUNet_preprocessed", "nnUNet_results"):
+    for name in FOLDER_VARIABLES[1:]:
         environment.pop(name, None)
     descriptor, log = tempfile.mkstemp(prefix="nnunet-cpr-prepare-", suffix=".log")
     os.close(descriptor)

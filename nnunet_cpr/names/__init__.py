@@ -1,16 +1,18 @@
-"""Names that carry the settings of an optimizer and its regularizer: ``AdamCPR_ws2000_mu0p5_lr1en3``.
+"""Names that encode an optimizer, its regularization and their settings: ``AdamCPR_ws2000_lr1en3``.
 
-A trainer of nnU-Net is chosen by its name and by nothing else, and a result folder is named after it;
-so is every run of :mod:`nnunet_cpr.vision`. Numbers are spelt as in nnU-Net's own trainer names: 1e-3 is
-``1en3``, 0.5 is ``0p5``. Suffixes may come in any order.
+nnU-Net selects a trainer by its class name alone and names the result folder after it; the runs of
+:mod:`nnunet_cpr.vision` are named in the same way. Numbers are spelt as in nnU-Net's own trainer names:
+1e-3 is ``1en3``, 0.5 is ``0p5``. Suffixes may come in any order.
 
-The grammar of what all names share is here, and the machinery that a kind of names extends: a subclass
-of :class:`MethodName` with its families and with the suffixes for its further fields.
+Two kinds of names exist, each a subclass of :class:`MethodName` with its families and suffixes:
+:mod:`~nnunet_cpr.names.trainer_name` for nnU-Net's trainers, parsed by ``parse_trainer_name``, and
+:mod:`~nnunet_cpr.names.run_name` for other runs, parsed by ``parse_run_name``. Both use
+:func:`parse_name`. A new setting is a field of the subclass and a :class:`Suffix`.
 """
 
 from nnunet_cpr._spelling import WrongName
 from nnunet_cpr.names.method import Family, MethodName
-from nnunet_cpr.names.parsing import parse
+from nnunet_cpr.names.parsing import parse_name
 from nnunet_cpr.names.suffixes import METHOD_SUFFIXES, BaselineChoice, Suffix, count
 
 __all__ = [
@@ -21,5 +23,5 @@ __all__ = [
     "Suffix",
     "WrongName",
     "count",
-    "parse",
+    "parse_name",
 ]

@@ -1,15 +1,15 @@
-"""What a name says: an optimizer, its regularizer and their settings."""
+"""Settings encoded in a name: an optimizer, its regularization and their values."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from nnunet_cpr._spelling import WrongName
+from nnunet_cpr._validation import positive_number
 from nnunet_cpr.baselines import BASELINES, Baseline, Training
 from nnunet_cpr.bounds import Bound, KappaWS
 from nnunet_cpr.names.suffixes import BaselineChoice, Suffix
@@ -19,11 +19,18 @@ from nnunet_cpr.regularizers import get_regularizer
 
 @dataclass(frozen=True)
 class Family:
-    """What a name stands for before its suffixes change it."""
+    """First part of a name, with its default settings.
+
+    Attributes:
+        name: the first part itself.
+        optimizer: ``sgd``, ``adam`` or ``amos``.
+        cpr: True if it trains with CPR.
+        warmup: steps of learning-rate warm-up.
+        lr: highest learning rate.
+    """
 
     name: str
     optimizer: str
-    """``sgd``, ``adam`` or ``amos``."""
     cpr: bool = False
     warmup: int = 0
     lr: float = 1e-2
@@ -31,18 +38,29 @@ class Family:
 
 @dataclass(frozen=True)
 class MethodName(ABC):
-    """An optimizer's family and settings; None means the family's own.
+    """Settings of an optimizer and its regularization; None stands for the default of the family.
 
-    ``str()`` gives the name, with the suffixes in the order of :attr:`suffixes`.
+    ``str()`` returns the name, with the suffixes in the order of :attr:`suffixes`.
+
+    Attributes:
+        families: families of this kind of name.
+        suffixes: suffixes of this kind of name.
+        prefix: common prefix of the families.
+        family: key of ``families``.
+        kappa, regularizer, mu, adaptive: arguments of CPR.
+        baseline: comparison method.
+        lr: highest learning rate.
+        weight_decay: weight decay of the optimizer or the comparison method.
+        warmup: steps of learning-rate warm-up.
+        seed: seed of the random number generators.
 
     Raises:
-        WrongName: settings that contradict each other.
+        WrongName: a value is out of range, or settings contradict each other.
     """
 
     families: ClassVar[dict[str, Family]]
     suffixes: ClassVar[tuple[Suffix, ...]]
     prefix: ClassVar[str] = ""
-    """What the names of all families begin with."""
 
     family: str
     kappa: Bound | None = None
@@ -57,9 +75,9 @@ class MethodName(ABC):
 
     def __post_init__(self) -> None:
         if self.family not in self.families:
-            raise WrongName(f"no family is named {self.family!r}; there are {', '.join(self.families)}")
+            raise WrongName(f"unknown family {self.family!r}; choose from {', '.join(self.families)}")
         self._check_values()
-        self._check_regularizers()
+        self._check_combination()
         if self.warmup_steps >= self.total_steps:
             raise WrongName(
                 f"the learning-rate warm-up of {self.warmup_steps} steps is not shorter than the "
@@ -67,56 +85,60 @@ class MethodName(ABC):
             )
 
     def _check_values(self) -> None:
-        """What the grammar cannot spell must not be printed as something else."""
+        """Check that a name can express the settings."""
         if self.regularizer is not None:
             get_regularizer(self.regularizer)
-        for name in ("mu", "lr", "weight_decay"):
-            value = getattr(self, name)
-            is_fine = value is None or 0 < value < math.inf or (name == "weight_decay" and value == 0)
-            if not is_fine:
-                raise WrongName(f"{name} must be positive and finite, got {value!r}")
-        for suffix in self.suffixes:
-            value = getattr(self, suffix.field)
-            if suffix.smallest is None or value is None:
-                continue
-            if not suffix.smallest <= value < 10**9:
-                raise WrongName(f"{suffix.field} must be at least {suffix.smallest}, got {value!r}")
+        numbers = {name: getattr(self, name) for name in ("mu", "lr", "weight_decay")}
         if self.baseline is not None:
             entry = BASELINES.get(self.baseline.keyword)
-            value = self.baseline.value
-            if entry is None or (entry.setting is None) != (value is None):
-                raise WrongName(f"no name can say {self.baseline!r}")
-            if value is not None and not 0 < value < math.inf:
-                raise WrongName(f"{entry.keyword} must be positive and finite, got {value!r}")
+            if entry is None or (entry.setting is None) != (self.baseline.value is None):
+                raise WrongName(f"{self.baseline!r} cannot be written in a name")
+            numbers[entry.keyword] = self.baseline.value
+        for name, value in numbers.items():
+            if value is not None:
+                try:
+                    positive_number(name, value, allow_zero=name == "weight_decay")
+                except ValueError as error:
+                    raise WrongName(str(error)) from None
+        for suffix in self.suffixes:
+            value = getattr(self, suffix.field)
+            if suffix.minimum is None or value is None:
+                continue
+            if not suffix.minimum <= value < 10**9:
+                expected = f"a whole number, {suffix.minimum} or above"
+                raise WrongName(f"{suffix.field}: expected {expected}, got {value!r}")
 
-    def _check_regularizers(self) -> None:
+    def _check_combination(self) -> None:
         given = [f.name for f in dataclasses.fields(self)[1:] if getattr(self, f.name)]
         of_cpr = [name for name in ("kappa", "regularizer", "mu", "adaptive") if name in given]
         if of_cpr and not self.defaults.cpr:
-            twin = [
+            with_cpr = [
                 f.name
                 for f in self.families.values()
                 if f.cpr and f.optimizer == self.defaults.optimizer
             ]
-            advice = f"; the one with CPR is {twin[0]}" if twin else ""
-            raise WrongName(f"{self.family} has no CPR, so {self._words(of_cpr)} has no meaning{advice}")
+            advice = f"use {with_cpr[0]} or " if with_cpr else ""
+            raise WrongName(
+                f"{self.family} trains without CPR and takes no {self._written(of_cpr)}; "
+                f"{advice}leave it out"
+            )
         others = [field for field in ("weight_decay", "baseline") if getattr(self, field) is not None]
         if others and self.defaults.cpr:
             raise WrongName(
-                f"CPR takes the place of weight decay, so {self.family} takes no "
-                f"{self._words(others)}; leave it out"
+                f"{self.family} uses CPR in place of weight decay and takes no "
+                f"{self._written(others)}; leave it out"
             )
         if self.baseline is None:
             return
         if self.defaults.optimizer == "amos":
             raise WrongName(
-                f"{self.family} has a decay of its own, so it takes no {self._words(['baseline'])}; "
+                f"{self.family} has a decay of its own and takes no {self._written(['baseline'])}; "
                 "leave it out"
             )
         if self.weight_decay is not None and not BASELINES[self.baseline.keyword].decays:
             raise WrongName(
-                f"{self._words(['baseline'])} takes the place of weight decay; leave out "
-                f"{self._words(['weight_decay'])}"
+                f"{self._written(['baseline'])} replaces weight decay; leave out "
+                f"{self._written(['weight_decay'])}"
             )
 
     def __str__(self) -> str:
@@ -124,11 +146,12 @@ class MethodName(ABC):
 
     @property
     def defaults(self) -> Family:
+        """Family with its default settings."""
         return self.families[self.family]
 
     @property
     def decays(self) -> bool:
-        """Whether a weight decay has a meaning."""
+        """True if the method has a weight decay."""
         return not self.defaults.cpr and (
             self.baseline is None or BASELINES[self.baseline.keyword].decays
         )
@@ -136,26 +159,26 @@ class MethodName(ABC):
     @property
     @abstractmethod
     def total_steps(self) -> int:
-        """Optimizer steps in the whole training."""
+        """Number of optimizer steps of the training."""
 
     @property
     @abstractmethod
     def default_warm_start(self) -> int:
-        """Steps after which kappa is taken where the name gives no bound."""
+        """Steps before kappa is set if the name has no bound."""
 
     @property
     def warmup_steps(self) -> int:
-        """Steps of the learning rate's linear warm-up."""
+        """Steps of linear learning-rate warm-up."""
         return self.defaults.warmup if self.warmup is None else self.warmup
 
     @property
     def bound(self) -> Bound:
-        """How kappa is found."""
+        """Bound of CPR."""
         return self.kappa or KappaWS(self.default_warm_start)
 
     @property
     def cpr_settings(self) -> dict[str, Any]:
-        """The keyword arguments for :class:`SGDCPR` and :class:`AdamCPR` that the name says."""
+        """Keyword arguments of :class:`SGDCPR` and :class:`AdamCPR`."""
         return {
             "kappa": self.bound,
             "regularizer": self.regularizer or "l2",
@@ -164,21 +187,21 @@ class MethodName(ABC):
         }
 
     def build_baseline(self, params: Params, weight_decay: float) -> Baseline | None:
-        """The baseline that the name says, not attached yet; None if it says none."""
+        """Return the comparison method, not attached yet, or None if the name has none."""
         if self.baseline is None:
             return None
         training = Training(params, weight_decay, self.total_steps)
         return BASELINES[self.baseline.keyword].build(training, self.baseline.value or 0.0)
 
     def _tokens(self) -> list[tuple[str, str]]:
-        """(field, suffix without its underscore) for each setting that is given."""
+        """Return the field and the suffix, without underscore, of each given setting."""
         tokens = []
         for suffix in self.suffixes:
             value = getattr(self, suffix.field)
-            text = None if value is None or value is False else suffix.write(value)
+            text = None if value is None or value is False else suffix.format(value)
             if text is not None:
                 tokens.append((suffix.field, suffix.before + text + suffix.after))
         return tokens
 
-    def _words(self, fields: Sequence[str]) -> str:
+    def _written(self, fields: Sequence[str]) -> str:
         return " ".join(f"_{token}" for field, token in self._tokens() if field in fields)

@@ -1,4 +1,4 @@
-"""From a name to its settings, or to a line that says what is wrong with it and what was meant."""
+"""Parsing of names, with a suggestion for a misspelt name."""
 
 from __future__ import annotations
 
@@ -12,11 +12,23 @@ from nnunet_cpr.names.suffixes import Suffix
 Name = TypeVar("Name", bound=MethodName)
 
 
-def parse(kind: type[Name], name: str) -> Name | None:
-    """The settings in a name of that kind, or None where it is not one, nor meant to be.
+def parse_name(kind: type[Name], name: str) -> Name | None:
+    """Parse a name.
+
+    Args:
+        kind: subclass of :class:`MethodName`, which defines the families and suffixes.
+        name: the text.
+
+    Returns:
+        The settings; None if the name does not resemble one of this kind.
 
     Raises:
-        WrongName: the name is almost right.
+        WrongName: the name is misspelt, or its settings contradict each other.
+
+    Example:
+        >>> from nnunet_cpr.names.run_name import RunName
+        >>> parse_name(RunName, "AdamCPR_lr1en3").lr
+        0.001
     """
     if len(name) > LONGEST and not name.startswith(kind.prefix):
         return None
@@ -27,17 +39,17 @@ def parse(kind: type[Name], name: str) -> Name | None:
         if nearest is None:
             return None
         raise WrongName(
-            f"nothing is named {base!r}; did you mean {'_'.join([nearest, *tokens])}? "
-            "Every suffix begins with an underscore"
+            f"unknown name {base!r}; did you mean {'_'.join([nearest, *tokens])}? "
+            "Every suffix starts with an underscore"
         )
     values: dict[str, Any] = {}
-    words: dict[str, str] = {}
+    seen: dict[str, str] = {}
     for token in tokens:
-        suffix, value = _read(kind, token, name)
-        if suffix.field in words:
-            first = words[suffix.field]
+        suffix, value = _parse_suffix(kind, token, name)
+        if suffix.field in seen:
+            first = seen[suffix.field]
             raise WrongName(f"_{first} and _{token} in {name!r} contradict each other; keep one of them")
-        words[suffix.field] = token
+        seen[suffix.field] = token
         values[suffix.field] = value
     try:
         return kind(base, **values)
@@ -45,19 +57,16 @@ def parse(kind: type[Name], name: str) -> Name | None:
         raise WrongName(f"{name!r}: {error}") from None
 
 
-def _read(kind: type[MethodName], token: str, name: str) -> tuple[Suffix, Any]:
+def _parse_suffix(kind: type[MethodName], token: str, name: str) -> tuple[Suffix, Any]:
     for suffix in kind.suffixes:
         text = suffix.match(token)
         if text is None:
             continue
         try:
-            return suffix, suffix.read(text)
+            return suffix, suffix.parse(text)
         except ValueError as error:
             raise WrongName(f"_{token} in {name!r}: {error}") from None
-    raise WrongName(f"unknown suffix _{token} in {name!r}; {_advice(kind, token, name)}")
-
-
-# What a wrong name was meant to be
+    raise WrongName(f"unknown suffix _{token} in {name!r}; {_suggestion(kind, token, name)}")
 
 
 def _nearest_family(kind: type[MethodName], base: str) -> str | None:
@@ -73,7 +82,7 @@ def _nearest_family(kind: type[MethodName], base: str) -> str | None:
     return rests[close[0]] if close else None
 
 
-def _advice(kind: type[MethodName], token: str, name: str) -> str:
+def _suggestion(kind: type[MethodName], token: str, name: str) -> str:
     letters, number = split_word(token)
     by_letters = {suffix.before + suffix.after: suffix for suffix in kind.suffixes}
     for close in difflib.get_close_matches(letters, by_letters, n=3, cutoff=0.5):
@@ -82,13 +91,13 @@ def _advice(kind: type[MethodName], token: str, name: str) -> str:
         if _is_valid(suffix, guess):
             return f"did you mean {'_'.join(guess if t == token else t for t in name.split('_'))}?"
         if close == letters:
-            return f"it is spelt {suffix.shape}, {EXPLANATION}"
-    return f"the suffixes are {' '.join(suffix.shape for suffix in kind.suffixes)}, {EXPLANATION}"
+            return f"write it as {suffix.syntax}, {EXPLANATION}"
+    return f"choose from {' '.join(suffix.syntax for suffix in kind.suffixes)}, {EXPLANATION}"
 
 
 def _is_valid(suffix: Suffix, token: str) -> bool:
     text = suffix.match(token)
     try:
-        return text is not None and suffix.read(text) is not None
+        return text is not None and suffix.parse(text) is not None
     except ValueError:
         return False

@@ -1,7 +1,7 @@
-"""Names of runs: ``AdamCPR_ws1000_lr1en3_seed1``, by the grammar that nnU-Net's trainers have here.
+"""Names of runs outside of nnU-Net: ``AdamCPR_ws1000_lr1en3_seed1``.
 
-A run's name says its optimizer, its regularizer and its seed; what it does not say comes from the task
-(:mod:`nnunet_cpr.vision.task`). Its folder is named after it.
+A name holds the optimizer, the regularization and the seed of a run; the task
+(:mod:`nnunet_cpr.vision.task`) provides the other settings. The folder of the run is named after it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nnunet_cpr.names import METHOD_SUFFIXES, Family, MethodName, Suffix, WrongName, count
-from nnunet_cpr.names.parsing import parse
+from nnunet_cpr.names.parsing import parse_name
 
 FAMILIES = {
     family.name: family
@@ -25,15 +25,18 @@ FAMILIES = {
 
 SUFFIXES: tuple[Suffix, ...] = (*METHOD_SUFFIXES, count("steps", "", "steps"))
 
-_UNKNOWN = 10**9  # of a name that no task has completed yet
+_UNKNOWN_STEPS = 10**9  # until a task completes the name
 
 
 @dataclass(frozen=True)
 class RunName(MethodName):
-    """An optimizer, its regularizer and seed; None means the task's own.
+    """Settings of a run; None stands for the default of the task.
+
+    Attributes:
+        steps: number of optimizer steps.
 
     Raises:
-        WrongName: settings that contradict each other.
+        WrongName: a value is out of range, or settings contradict each other.
     """
 
     families: ClassVar[dict[str, Family]] = FAMILIES
@@ -43,21 +46,25 @@ class RunName(MethodName):
 
     @property
     def total_steps(self) -> int:
-        return self.steps or _UNKNOWN
+        return self.steps or _UNKNOWN_STEPS
 
     @property
     def default_warm_start(self) -> int:
-        """Twice the learning-rate warm-up, the paper's best choice in its vision experiments."""
+        """Twice the learning-rate warm-up, the best choice in the paper's vision experiments."""
         return 2 * self.warmup_steps or 1000
 
 
 def parse_run_name(name: str) -> RunName:
-    """The settings in a run's name.
+    """Parse the name of a run.
 
     Raises:
-        WrongName: it is none.
+        WrongName: it is not one.
+
+    Example:
+        >>> parse_run_name("AdamCPR_ws2000_seed1").bound
+        KappaWS(steps=2000)
     """
-    parsed = parse(RunName, name)
+    parsed = parse_name(RunName, name)
     if parsed is None:
-        raise WrongName(f"{name!r} is no run; its name begins with {', '.join(FAMILIES)}")
+        raise WrongName(f"unknown run {name!r}; its name starts with one of {', '.join(FAMILIES)}")
     return parsed

@@ -1,15 +1,15 @@
-"""Suffixes: how one setting is written in a name and read from it."""
+"""Suffixes: the notation of one setting in a name."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from nnunet_cpr._spelling import COUNT, NUMBER, WrongName, parse_number, print_number
+from nnunet_cpr._validation import positive_number
 from nnunet_cpr.baselines import BASELINES, Entry
 from nnunet_cpr.bounds import BOUNDS, Bound
 from nnunet_cpr.regularizers import REGULARIZERS
@@ -17,110 +17,115 @@ from nnunet_cpr.regularizers import REGULARIZERS
 
 @dataclass(frozen=True)
 class BaselineChoice:
-    """One of :data:`~nnunet_cpr.baselines.BASELINES`, with its number where it has one."""
+    """Comparison method of a name.
+
+    Attributes:
+        keyword: key of :data:`~nnunet_cpr.baselines.BASELINES`.
+        value: its setting, None if it has none.
+    """
 
     keyword: str
     value: float | None = None
 
 
-# One suffix
-
-
 @dataclass(frozen=True)
 class Suffix:
-    """One suffix: ``before`` + value + ``after``, which sets one field of a :class:`MethodName`."""
+    """Notation of one field of a :class:`MethodName`: ``before`` + value + ``after``.
+
+    Attributes:
+        field: name of the field.
+        before, after: fixed text around the value.
+        pattern: regular expression of the value's text.
+        parse: converts the text to the value; raises ValueError if it is out of range.
+        format: converts the value to text; returns None if another suffix of the field writes it.
+        placeholder: ``<N>`` for a whole number, ``<V>`` for a number, empty for a word.
+        minimum: lower limit of a whole number.
+    """
 
     field: str
     before: str
     pattern: re.Pattern[str]
-    read: Callable[[str], Any]
-    write: Callable[[Any], str | None]
+    parse: Callable[[str], Any]
+    format: Callable[[Any], str | None]
     after: str = ""
     placeholder: str = ""
-    smallest: int | None = None
-    """Of a count, the least that it can be."""
+    minimum: int | None = None
 
     @property
-    def shape(self) -> str:
+    def syntax(self) -> str:
+        """Notation with a placeholder, such as ``_ws<N>``."""
         return f"_{self.before}{self.placeholder}{self.after}"
 
     def match(self, token: str) -> str | None:
-        """The value's text, or None where the token is not of this suffix."""
+        """Return the text of the value, None if the token is another suffix."""
         if not token.startswith(self.before) or not token.endswith(self.after):
             return None
         text = token[len(self.before) : len(token) - len(self.after)]
         return text if self.pattern.fullmatch(text) else None
 
 
-_NOTHING = re.compile(r"")
+def count(field: str, before: str, after: str = "", minimum: int = 1) -> Suffix:
+    """Return the suffix of a whole number.
+
+    Example:
+        >>> count("epochs", "", "epochs").syntax
+        '_<N>epochs'
+    """
+
+    def parse(text: str) -> int:
+        if int(text) < minimum:
+            raise ValueError(f"expected a whole number, {minimum} or above, got {text}")
+        return int(text)
+
+    return Suffix(field, before, COUNT, parse, str, after, "<N>", minimum)
 
 
-def _at_least(smallest: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        value = int(text)
-        if value < smallest:
-            raise ValueError(f"must be at least {smallest}")
-        return value
+def number(field: str, before: str, allow_zero: bool = False) -> Suffix:
+    """Return the suffix of a positive number."""
 
-    return read
+    def parse(text: str) -> float:
+        return positive_number(field, parse_number(text), allow_zero=allow_zero)
 
-
-def _positive(text: str) -> float:
-    value = parse_number(text)
-    if not (0 < value < math.inf):
-        raise ValueError("must be positive and finite")
-    return value
+    return Suffix(field, before, NUMBER, parse, print_number, placeholder="<V>")
 
 
-def _not_negative(text: str) -> float:
-    return 0.0 if float(parse_number(text)) == 0 else _positive(text)
-
-
-def count(field: str, before: str, after: str = "", smallest: int = 1) -> Suffix:
-    """A suffix with a whole number."""
-    return Suffix(field, before, COUNT, _at_least(smallest), str, after, "<N>", smallest)
-
-
-def number(field: str, before: str, read: Callable[[str], float] = _positive) -> Suffix:
-    """A suffix with a positive number."""
-    return Suffix(field, before, NUMBER, read, print_number, placeholder="<V>")
+def word(field: str, word: str, value: Any) -> Suffix:
+    """Return the suffix of a fixed value."""
+    return Suffix(
+        field, word, re.compile(""), lambda _: value, lambda given: "" if given == value else None
+    )
 
 
 def _bound(bound: type[Bound]) -> Suffix:
     setting = dataclasses.fields(bound)[0].name
-    counted = dataclasses.fields(bound)[0].type == "int"
+    is_count = dataclasses.fields(bound)[0].type == "int"
 
-    def write(value: Bound) -> str | None:
+    def parse(text: str) -> Bound:
+        return bound(**{setting: int(text) if is_count else parse_number(text)})
+
+    def format(value: Bound) -> str | None:
         if type(value) is not bound:
             return None
-        if value != bound(**{setting: getattr(value, setting)}):
-            raise WrongName(f"no name can say {value!r}")
         number = getattr(value, setting)
-        return str(number) if counted else print_number(number)
+        if value != bound(**{setting: number}):
+            raise WrongName(f"{value!r} cannot be written in a name")
+        return str(number) if is_count else print_number(number)
 
-    def read(text: str) -> Bound:
-        return bound(**{setting: int(text) if counted else parse_number(text)})
-
-    pattern, placeholder = (COUNT, "<N>") if counted else (NUMBER, "<V>")
-    return Suffix("kappa", bound.keyword, pattern, read, write, placeholder=placeholder)
+    pattern, placeholder = (COUNT, "<N>") if is_count else (NUMBER, "<V>")
+    return Suffix("kappa", bound.keyword, pattern, parse, format, placeholder=placeholder)
 
 
 def _baseline(entry: Entry) -> Suffix:
     if entry.setting is None:
         return word("baseline", entry.keyword, BaselineChoice(entry.keyword))
 
-    def read(text: str) -> BaselineChoice:
-        return BaselineChoice(entry.keyword, _positive(text))
+    def parse(text: str) -> BaselineChoice:
+        return BaselineChoice(entry.keyword, positive_number(entry.keyword, parse_number(text)))
 
-    def write(value: BaselineChoice) -> str | None:
+    def format(value: BaselineChoice) -> str | None:
         return print_number(value.value) if value.keyword == entry.keyword and value.value else None
 
-    return Suffix("baseline", entry.keyword, NUMBER, read, write, placeholder="<V>")
-
-
-def word(field: str, word: str, value: Any) -> Suffix:
-    """A suffix that is there or is not."""
-    return Suffix(field, word, _NOTHING, lambda _: value, lambda v: "" if v == value else None)
+    return Suffix("baseline", entry.keyword, NUMBER, parse, format, placeholder="<V>")
 
 
 METHOD_SUFFIXES: tuple[Suffix, ...] = (
@@ -130,8 +135,9 @@ METHOD_SUFFIXES: tuple[Suffix, ...] = (
     word("adaptive", "ada", True),
     *(_baseline(entry) for entry in BASELINES.values()),
     number("lr", "lr"),
-    number("weight_decay", "wd", _not_negative),
-    count("warmup", "warmup", smallest=0),
-    count("seed", "seed", smallest=0),
+    number("weight_decay", "wd", allow_zero=True),
+    count("warmup", "warmup", minimum=0),
+    count("seed", "seed", minimum=0),
 )
-"""What every kind of names shares. A bound, measure or baseline is here once it is in its registry."""
+"""Suffixes of all kinds of names. Entries of the registries of bounds, regularization functions and
+comparison methods are added automatically."""

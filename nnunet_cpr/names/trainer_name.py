@@ -1,8 +1,8 @@
-"""Trainer names that carry their settings: ``nnUNetTrainerCPR_ws2000_warmup2000_100epochs``.
+"""Names of nnU-Net trainers: ``nnUNetTrainerCPR_ws2000_warmup2000_100epochs``.
 
-nnU-Net's command takes a trainer's name and no other options, names its result folders after it, and
-finds the trainer again by it at inference. So the settings stand in the name, by the grammar of
-:mod:`nnunet_cpr.names`. This module does not import nnU-Net.
+nnU-Net's command has no option for the settings of a trainer, names result folders after the trainer and
+searches for it by name at inference. The name therefore holds the settings. This module does not import
+nnU-Net.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nnunet_cpr.names import METHOD_SUFFIXES, Family, MethodName, Suffix, count
-from nnunet_cpr.names.parsing import parse
+from nnunet_cpr.names.parsing import parse_name
 
 DEFAULT_EPOCHS = 1000
 DEFAULT_ITERATIONS = 250
 STEPS_AFTER_WARMUP = 1000
-"""The paper's best warm start on average: this many steps after the learning-rate warm-up."""
+"""Steps from the learning-rate warm-up to the warm start of kappa, the best on average in the paper."""
 
 FAMILIES = {
     family.name: family
@@ -34,15 +34,23 @@ SUFFIXES: tuple[Suffix, ...] = (
     count("epochs", "", "epochs"),
     count("iterations", "", "iters"),
 )
-"""The whole grammar of trainer names."""
+"""All suffixes of trainer names."""
 
 
 @dataclass(frozen=True)
 class TrainerName(MethodName):
-    """A trainer family and its settings; None means the family's own.
+    """Settings of a trainer; None stands for the default of the family.
+
+    Attributes:
+        epochs: number of epochs.
+        iterations: optimizer steps per epoch.
 
     Raises:
-        WrongName: settings that contradict each other.
+        WrongName: a value is out of range, or settings contradict each other.
+
+    Example:
+        >>> str(TrainerName("nnUNetTrainerCPR", mu=0.5, epochs=100))
+        'nnUNetTrainerCPR_mu0p5_100epochs'
     """
 
     families: ClassVar[dict[str, Family]] = FAMILIES
@@ -62,9 +70,18 @@ class TrainerName(MethodName):
 
 
 def parse_trainer_name(name: str) -> TrainerName | None:
-    """The settings in a trainer's name, or None where the name is not one of ours, nor meant to be.
+    """Parse the name of a trainer.
+
+    Returns:
+        The settings; None if the name does not resemble a trainer of this package.
 
     Raises:
-        WrongName: the name is almost one of ours.
+        WrongName: the name is misspelt, or its settings contradict each other.
+
+    Example:
+        >>> parse_trainer_name("nnUNetTrainerCPR_100epochs").epochs
+        100
+        >>> parse_trainer_name("nnUNetTrainerDA5") is None
+        True
     """
-    return parse(TrainerName, name)
+    return parse_name(TrainerName, name)

@@ -1,1 +1,1 @@
-"""Everything that knows nnU-Net: trainers and their names, what they record, and the demo."""
+"""Code that runs inside nnU-Net or reads its files: trainers, checkpoints, history, export."""

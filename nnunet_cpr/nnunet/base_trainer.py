@@ -1,8 +1,7 @@
 """Base classes of the trainers in ``trainers/``.
 
-A trainer family is a subclass of a few lines that builds the optimizer. nnU-Net's search for a name with
-suffixes, such as ``nnUNetTrainerCPR_ws2000``, finds a subclass of the family through
-:func:`with_suffixes`.
+A trainer family is a short subclass that builds the optimizer. When nnU-Net searches for a name with
+suffixes, such as ``nnUNetTrainerCPR_ws2000``, :func:`with_suffixes` creates a subclass of the family.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from torch.optim import Optimizer
 
 from nnunet_cpr._files import atomic_write, remove_temporary_files
 from nnunet_cpr._seeding import seed_all
+from nnunet_cpr.baselines import Baseline
 from nnunet_cpr.cpr import CPR
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.trainer_name import TrainerName, parse_trainer_name
@@ -34,13 +34,18 @@ from nnunet_cpr.optimizers import SGDCPR, AdamCPR
 
 
 class NamedTrainer(nnUNetTrainer, ABC):
-    """nnU-Net's trainer with the optimizer and the settings that its name says.
+    """nnU-Net's trainer with the settings of its class name.
 
-    Without a warm-up the learning rate is nnU-Net's own, set every epoch; with one it is the paper's,
-    set every iteration.
+    Without learning-rate warm-up the schedule is nnU-Net's own, set every epoch; with warm-up it is the
+    paper's, set every iteration.
+
+    Attributes:
+        settings: settings parsed from the class name.
+        baseline: comparison method attached to the optimizer, None if the name has none.
     """
 
     settings: ClassVar[TrainerName]
+    baseline: Baseline | None
 
     def __init__(
         self,
@@ -50,7 +55,7 @@ class NamedTrainer(nnUNetTrainer, ABC):
         dataset_json: dict,
         device: torch.device = torch.device("cuda"),
     ) -> None:
-        self.continues: bool = plans.get("continue_training", False)  # --c; nnU-Net takes it out
+        self.continues: bool = plans.get("continue_training", False)  # --c; nnU-Net removes the entry
         super().__init__(plans, configuration, fold, dataset_json, device)
         settings = self.settings
         self.initial_lr = settings.lr or settings.defaults.lr
@@ -58,7 +63,7 @@ class NamedTrainer(nnUNetTrainer, ABC):
             self.weight_decay = settings.weight_decay
         self.baseline_decay = self.weight_decay
         if settings.defaults.cpr or settings.baseline is not None:
-            self.weight_decay = 0.0  # what nnU-Net gives its optimizer
+            self.weight_decay = 0.0  # of the optimizer
         if settings.epochs is not None:
             self.num_epochs = settings.epochs
         if settings.iterations is not None:
@@ -67,7 +72,7 @@ class NamedTrainer(nnUNetTrainer, ABC):
 
     @abstractmethod
     def build_optimizer(self) -> Optimizer:
-        """The optimizer over ``self.network``."""
+        """Return the optimizer of ``self.network``."""
 
     def configure_optimizers(self) -> tuple[Optimizer, Any]:
         optimizer = self.build_optimizer()
@@ -92,12 +97,14 @@ class NamedTrainer(nnUNetTrainer, ABC):
         super().on_train_start()
         if self.local_rank == 0:
             remove_temporary_files(Path(self.output_folder), "checkpoint_*", "cpr_*")
-        self.logger.plot_progress_png = self._if_it_can(self.logger.plot_progress_png, "progress.png")
+        self.logger.plot_progress_png = self._log_plotting_errors(
+            self.logger.plot_progress_png, "progress.png"
+        )
         if self.baseline is not None:
             self.print_to_log_file(f"Regularizing with {self.baseline!r}")
 
     def on_train_epoch_start(self) -> None:
-        # From the epoch's number, so that a resumed training draws what an uninterrupted one does.
+        # Depends on the epoch alone, so that a resumed training draws the same random numbers.
         self._seed(1 + self.current_epoch)
         super().on_train_epoch_start()
 
@@ -112,13 +119,13 @@ class NamedTrainer(nnUNetTrainer, ABC):
             return
         try:
             with atomic_write(Path(filename)) as temporary, open(temporary, "wb") as file:
-                # Goes to torch.save, which says what failed when it has a file and not a name.
+                # torch.save reports the cause of an error for a file object, but not for a path.
                 super().save_checkpoint(file)
         except (OSError, RuntimeError) as error:
             failed = error if isinstance(error, OSError) else error.__context__
             if not isinstance(failed, OSError):
                 raise
-            self._stop(f"cannot write {filename}: {failed.strerror}; mend that and continue with --c")
+            self._exit(f"cannot write {filename}: {failed.strerror}; fix this and continue with --c")
 
     def load_checkpoint(self, filename_or_checkpoint: dict | str) -> None:
         if not isinstance(filename_or_checkpoint, str):
@@ -127,45 +134,46 @@ class NamedTrainer(nnUNetTrainer, ABC):
         if not self.was_initialized:
             self.initialize()
         path = Path(filename_or_checkpoint)
-        older = checkpoints.older_than(path) if self.continues else []
+        fallbacks = checkpoints.fallbacks(path) if self.continues else []
         try:
-            path, checkpoint = checkpoints.read_first_whole([path, *older], self._say)
-            checkpoints.check_fits(path, checkpoint, self)
-            writer = checkpoint["trainer_name"]
+            path, checkpoint = checkpoints.read_first_intact([path, *fallbacks], self._warn)
+            checkpoints.check_matches(path, checkpoint, self)
+            written_by = checkpoint["trainer_name"]
             del checkpoint
             with checkpoints.restricted_loading():
                 super().load_checkpoint(str(path))
-            if writer != type(self).__name__:
-                self._say(f"{path} is {writer}'s, and is continued here")
+            if written_by != type(self).__name__:
+                self._warn(f"continuing {path}, which was written by {written_by}")
         except DamagedCheckpoint as error:
-            self._stop(f"{error}; move it away and continue with --c")
+            self._exit(f"{error}; move it away and continue with --c")
         except UnusableCheckpoint as error:
-            self._stop(str(error))
-        except ValueError as error:  # the optimizer's, or CPR's
-            self._stop(f"{path} does not fit: {error}; {checkpoints.BEGIN_ANEW}")
-        except Exception as error:  # whatever a made-up file may say
+            self._exit(str(error))
+        except ValueError as error:  # from load_state_dict of the optimizer or CPR
+            self._exit(f"{path} does not match: {error}; {checkpoints.START_ANEW}")
+        except Exception as error:  # a crafted file can fail in any way
             self.print_to_log_file(traceback.format_exc(), also_print_to_console=False)
-            self._stop(f"{path} cannot be loaded ({type(error).__name__}, see {self.log_file})")
+            self._exit(f"{path} cannot be loaded ({type(error).__name__}, see {self.log_file})")
 
-    def _if_it_can(self, draw: Callable[..., None], picture: str) -> Callable[..., None]:
-        """``draw``, whose failure costs the picture and not the training; it is told."""
+    def _log_plotting_errors(self, draw: Callable[..., None], file: str) -> Callable[..., None]:
+        """Return ``draw`` with its errors logged instead of raised."""
 
-        def told(*args: Any) -> None:
+        @functools.wraps(draw)
+        def draw_and_log(*args: Any) -> None:
             try:
                 draw(*args)
             except Exception as error:
-                self._say(f"could not draw {picture}: {type(error).__name__}: {error}")
+                self._warn(f"cannot draw {file}: {type(error).__name__}: {error}")
 
-        return told
+        return draw_and_log
 
-    def _say(self, sentence: str) -> None:
-        """To the log and in one line on stderr."""
+    def _warn(self, message: str) -> None:
+        """Write a message to the log and in one line to stderr."""
         if self.local_rank == 0:
-            self.print_to_log_file(f"WARNING! {sentence}", also_print_to_console=False)
-            print(f"nnunet-cpr: {sentence}", file=sys.stderr)
+            self.print_to_log_file(f"WARNING! {message}", also_print_to_console=False)
+            print(f"nnunet-cpr: {message}", file=sys.stderr)
 
-    def _stop(self, sentence: str) -> NoReturn:
-        self._say(sentence)
+    def _exit(self, message: str) -> NoReturn:
+        self._warn(message)
         raise SystemExit(1)
 
     def _seed(self, stream: int) -> None:
@@ -175,13 +183,18 @@ class NamedTrainer(nnUNetTrainer, ABC):
 
 
 class CPRTrainer(NamedTrainer):
-    """What the trainers with CPR add: the regularizer's settings and the record of its work."""
+    """Base class of the trainers with CPR, whose values it logs, records and plots every epoch.
+
+    Attributes:
+        history: record of the training on rank 0, None on other ranks and before the training starts.
+    """
 
     optimizer: SGDCPR | AdamCPR
-    history: History | None = None  # on the first rank, from on_train_start on
+    history: History | None = None
 
     @property
     def cpr(self) -> CPR:
+        """CPR of the optimizer."""
         return self.optimizer.cpr
 
     def on_train_start(self) -> None:
@@ -191,20 +204,20 @@ class CPRTrainer(NamedTrainer):
             try:
                 self.history = History.resume(self.output_folder, self.current_epoch, self.cpr.names)
             except OSError as error:
-                self._stop(f"cannot continue {error.filename}: {error.strerror}")
-            if self.history.set_aside is not None:
-                self._say(
-                    f"{CSV_NAME} could not be continued as it was ({self.history.reason}); it is "
-                    f"{self.history.set_aside.name} now"
+                self._exit(f"cannot continue {error.filename}: {error.strerror}")
+            if self.history.backup is not None:
+                self._warn(
+                    f"{CSV_NAME} could not be continued completely ({self.history.backup_reason}); "
+                    f"the previous file is {self.history.backup.name}"
                 )
         self.print_to_log_file(f"Regularizing with {self.cpr!r}")
         self.print_to_log_file("Regularized:", ", ".join(self.cpr.names))
         steps = self.num_epochs * self.num_iterations_per_epoch
         if self.cpr.bound.earliest >= steps:
             self.print_to_log_file(
-                f"WARNING! No bound is set before step {self.cpr.bound.earliest} and this training has "
-                f"{steps} steps: nothing will be regularized. Name a trainer with a smaller "
-                f"_{self.cpr.bound.keyword}<N>."
+                f"WARNING! The bounds are set at step {self.cpr.bound.earliest} or later, but this "
+                f"training has {steps} steps: nothing will be regularized. Choose a smaller "
+                f"_{self.cpr.bound.keyword}<N> in the trainer's name."
             )
 
     def on_train_epoch_end(self, train_outputs: list[dict]) -> None:
@@ -215,29 +228,30 @@ class CPRTrainer(NamedTrainer):
         self.print_to_log_file(
             "CPR: step {step}, measure/bound {measure_to_kappa:.4f}, multiplier mean "
             "{lagrange_multiplier_mean:.3g} max {lagrange_multiplier_max:.3g}, bounds set "
-            "{bounded:.0%}, multipliers above 0 {active:.0%}, updates left out {skipped_updates:.0f}, "
-            "corrections at their limit {limited_corrections:.0f}".format(
-                step=self.cpr.step_count, **metrics
-            )
+            "{bounded:.0%}, multipliers above 0 {active:.0%}, skipped updates {skipped_updates:.0f}, "
+            "limited corrections {limited_corrections:.0f}".format(step=self.cpr.step_count, **metrics)
         )
         if self.history is not None:
             try:
                 self.history.append(self.current_epoch, self.cpr)
-            except OSError as error:  # a full disk costs the record, not the training
-                self._say(f"could not write {CSV_NAME}: {error}; its rows are kept for the next epoch")
+            except OSError as error:  # a full disk must not end the training
+                self._warn(f"cannot write {CSV_NAME}: {error}; trying again after the next epoch")
 
     def on_epoch_end(self) -> None:
         super().on_epoch_end()
         if self.history is not None:
-            self._if_it_can(draw_progress, FIGURE_NAME)(self.history)
+            self._log_plotting_errors(draw_progress, FIGURE_NAME)(self.history)
 
 
 LOGGED = ("measure_to_kappa", "lagrange_multiplier_mean", "lagrange_multiplier_max", "active")
-"""The epoch means that go into nnU-Net's logger, and from it to W&B, as ``cpr_<name>``."""
+"""Metrics of CPR in nnU-Net's logger, and through it in W&B, as ``cpr_<name>``."""
 
 
 def _prepare_logger(logger: Any, epochs_done: int) -> None:
-    """nnU-Net's logger takes only keys it has, with one value for every epoch so far."""
+    """Add the metrics of CPR to nnU-Net's logger, with NaN for the epochs done before.
+
+    The logger accepts only keys that it has, with one value for every epoch so far.
+    """
     values = logger.local_logger.my_fantastic_logging
     for key in LOGGED:
         logged = values.setdefault(f"cpr_{key}", [])
@@ -245,7 +259,7 @@ def _prepare_logger(logger: Any, epochs_done: int) -> None:
 
 
 ADAM_BETAS = (0.9, 0.99)
-"""Betas of Adam in the paper's segmentation runs."""
+"""Coefficients of Adam's running averages in the paper's segmentation runs."""
 
 
 def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrainer]]:
@@ -256,22 +270,22 @@ def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrain
 
     Returns:
         A function that takes a name such as ``nnUNetTrainerCPR_ws2000`` and returns a subclass of
-        ``family`` of that name with its settings. It raises AttributeError for the names of other
-        trainers, and prints what is wrong with a name that is almost one of ours.
+        ``family`` of that name with its settings. It raises AttributeError for other names; for a
+        misspelt name of a trainer of this package it prints a correction.
     """
 
     def __getattr__(name: str) -> type[NamedTrainer]:  # noqa: N807
-        settings = _settings_in(name)
+        settings = _parse_name(name)
         if settings is None or settings.family != family.__name__:
             raise AttributeError(name)
-        # nnU-Net stores the class's name in checkpoints and looks it up again as it was typed.
+        # nnU-Net stores the class name in checkpoints and searches for it again at inference.
         return type(name, (family,), {"settings": settings, "__doc__": family.__doc__})
 
     return __getattr__
 
 
-@functools.cache  # so that a wrong name is reported once, not by each family's module
-def _settings_in(name: str) -> TrainerName | None:
+@functools.cache  # so that a misspelt name is reported once, not by the module of each family
+def _parse_name(name: str) -> TrainerName | None:
     if not name.lower().startswith("nnunettrainer"):
         return None
     try:

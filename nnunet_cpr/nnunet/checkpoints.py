@@ -1,7 +1,7 @@
-"""nnU-Net's checkpoints: read without trusting them, and refused where they do not fit.
+"""Safe loading of nnU-Net's checkpoints, and checks that they match the training.
 
-A checkpoint is a zip file with a pickle in it, and a pickle can run anything. So only tensors, plain
-values and what nnU-Net's logger leaves (:data:`NEEDED`) are read, and nothing else is run.
+A checkpoint is a zip file with a pickle, and unpickling can execute arbitrary code. Only tensors, plain
+values and the types in :data:`SAFE_GLOBALS` are loaded.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from torch.optim import Optimizer
 
 from nnunet_cpr._state_dict import some
 from nnunet_cpr.cpr import Settings
+from nnunet_cpr.nnunet.fold_files import CHECKPOINTS, is_complete_checkpoint
 
 if TYPE_CHECKING:
     from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
-RESUMED_FROM = ("checkpoint_final.pth", "checkpoint_latest.pth", "checkpoint_best.pth")
-"""What ``--c`` continues from: the first that is there."""
-
-BEGIN_ANEW = "to begin a training with its weights give it to -pretrained_weights"
+START_ANEW = "to start a new training from its weights, pass it to -pretrained_weights"
 
 _numpy_scalar = np.float32(0).__reduce__()[0]
-NEEDED: tuple[Any, ...] = (
+SAFE_GLOBALS: tuple[Any, ...] = (
     (_numpy_scalar, "numpy._core.multiarray.scalar"),
     (_numpy_scalar, "numpy.core.multiarray.scalar"),  # written with numpy 1
     np.dtype,
     type(np.dtype(np.float32)),
     type(np.dtype(np.float64)),
 )
-"""What nnU-Net's checkpoints hold beyond tensors and plain values: numpy's numbers, in the logs."""
+"""Types beyond tensors and plain values that nnU-Net's checkpoints need: NumPy scalars in the logs."""
+
+NOT_NNUNET = "is not a checkpoint of nnU-Net"
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "network_weights": Mapping,
@@ -55,14 +55,14 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 
 class UnusableCheckpoint(RuntimeError):
-    """A checkpoint that cannot be used; the message names the file and the reason, in one line."""
+    """Checkpoint that cannot be used; the message is one line with the file and the reason."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path} {reason}")
 
 
 class DamagedCheckpoint(UnusableCheckpoint):
-    """A file that is torn, cut short or has flipped bits."""
+    """Checkpoint that is truncated or corrupted."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(path, f"is damaged: {reason}")
@@ -70,12 +70,12 @@ class DamagedCheckpoint(UnusableCheckpoint):
 
 @contextmanager
 def restricted_loading() -> Iterator[None]:
-    """Within it ``torch.load`` reads what :func:`read` does and nothing more, whoever calls it."""
+    """Restrict every ``torch.load`` in this context to what :func:`read` loads."""
     names = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
     before = {name: os.environ.pop(name, None) for name in names}
     os.environ[names[0]] = "1"
     try:
-        with torch.serialization.safe_globals(list(NEEDED)):
+        with torch.serialization.safe_globals(list(SAFE_GLOBALS)):
             yield
     finally:
         del os.environ[names[0]]
@@ -83,94 +83,97 @@ def restricted_loading() -> Iterator[None]:
 
 
 def read(path: Path, needed: Collection[str] = tuple(_KINDS)) -> dict[str, Any]:
-    """A checkpoint of nnU-Net, on the CPU.
+    """Load a checkpoint of nnU-Net to the CPU.
 
     Args:
         path: the file.
-        needed: the entries that it must have.
+        needed: required entries.
 
     Raises:
-        DamagedCheckpoint: it is not whole.
-        UnusableCheckpoint: it cannot be opened, is no checkpoint of nnU-Net's, or carries more than
-            such a one needs.
+        DamagedCheckpoint: it is truncated or corrupted.
+        UnusableCheckpoint: it cannot be opened, is not a checkpoint of nnU-Net, or contains objects
+            that such a checkpoint does not need.
     """
     try:
-        _check_whole(path)
+        _check_integrity(path)
         with restricted_loading():
             checkpoint = _load(path)
     except OSError as error:
         raise UnusableCheckpoint(path, f"cannot be read: {error.strerror or error}") from error
     if not isinstance(checkpoint, dict):
-        raise UnusableCheckpoint(path, "is no checkpoint of nnU-Net's")
+        raise UnusableCheckpoint(path, NOT_NNUNET)
     wrong = [
         key for key in needed if key not in checkpoint or not isinstance(checkpoint[key], _KINDS[key])
     ]
     if not wrong and not all(isinstance(w, Tensor) for w in checkpoint["network_weights"].values()):
         wrong = ["network_weights"]
     if wrong:
-        raise UnusableCheckpoint(path, f"is no checkpoint of nnU-Net's: {some(wrong)} is not as there")
+        raise UnusableCheckpoint(path, f"{NOT_NNUNET}: {some(wrong)} is missing or of another type")
     return checkpoint
 
 
-def older_than(path: Path) -> list[Path]:
-    """The other checkpoints of its fold that ``--c`` may continue from when this one is damaged."""
-    names = RESUMED_FROM[RESUMED_FROM.index(path.name) + 1 :] if path.name in RESUMED_FROM else ()
+def fallbacks(path: Path) -> list[Path]:
+    """Return the checkpoints of the fold that ``--c`` continues from when this one is damaged."""
+    names = CHECKPOINTS[CHECKPOINTS.index(path.name) + 1 :] if path.name in CHECKPOINTS else ()
     return [other for other in map(path.with_name, names) if other.exists()]
 
 
-def read_first_whole(paths: Sequence[Path], say: Callable[[str], None]) -> tuple[Path, dict[str, Any]]:
-    """The first of some checkpoints that is not damaged, and its path.
+def read_first_intact(paths: Sequence[Path], warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]]:
+    """Load the first checkpoint that is not damaged.
 
     Args:
         paths: the files, at least one.
-        say: told of every damaged one before it.
+        warn: called with a message for every damaged file before it.
+
+    Returns:
+        The path and the checkpoint.
 
     Raises:
-        DamagedCheckpoint: all are; the error is the last one's.
+        DamagedCheckpoint: all are damaged; the error is that of the last one.
         UnusableCheckpoint: as :func:`read`.
     """
-    for path, older in itertools.pairwise(paths):
+    for path, fallback in itertools.pairwise(paths):
         try:
             return path, read(path)
         except DamagedCheckpoint as error:
-            say(f"{error}; trying {older.name}")
+            warn(f"{error}; trying {fallback.name}")
     return paths[-1], read(paths[-1])
 
 
-def _check_whole(path: Path) -> None:
-    """Compare what is in the file with its checksums, which torch writes and does not look at."""
-    if path.stat().st_size == 0:
-        raise DamagedCheckpoint(path, "it is empty")
+def _check_integrity(path: Path) -> None:
+    """Compare the contents with their checksums, which torch writes but does not verify."""
+    with open(path, "rb"):
+        pass  # an OSError if it cannot be read
+    if not is_complete_checkpoint(path):
+        raise DamagedCheckpoint(path, "it is truncated or not a checkpoint")
     try:
         with zipfile.ZipFile(path) as archive:
-            torn = archive.testzip()
+            corrupted = archive.testzip()
     except OSError:
         raise
-    except zipfile.BadZipFile:
-        raise DamagedCheckpoint(path, "it is cut short, or no checkpoint at all") from None
-    except Exception as error:  # zipfile meets flipped bits in many ways
+    except Exception as error:  # zipfile fails in many ways on flipped bits
         raise DamagedCheckpoint(path, _first_line(error)) from error
-    if torn is not None:
-        raise DamagedCheckpoint(path, f"the checksum of {torn!r} is wrong")
+    if corrupted is not None:
+        raise DamagedCheckpoint(path, f"the checksum of {corrupted!r} is wrong")
 
 
 def _load(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise UnusableCheckpoint(path, _not_allowed(path, error)) from error
+        raise UnusableCheckpoint(path, _refusal(error)) from error
     except OSError:
         raise
-    except Exception as error:  # a made-up pickle can fail in any way
+    except Exception as error:  # a crafted pickle can fail in any way
         raise DamagedCheckpoint(path, _first_line(error)) from error
 
 
-def _not_allowed(path: Path, error: Exception) -> str:
+def _refusal(error: pickle.UnpicklingError) -> str:
     found = re.findall(r"(?:GLOBAL|unrecognized function|class) ([\w.]+)", str(error))
-    what = found[0] if found else "something"
+    name = found[0] if found else "an object"
     return (
-        f"carries {what}, which no checkpoint of nnU-Net's needs; it was not run. "
-        "Do not use this file if it comes from a stranger"
+        f"contains {name}, which checkpoints of nnU-Net do not need; it was not executed. "
+        "Do not use this file unless you trust its source"
     )
 
 
@@ -178,14 +181,11 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-# Does it fit?
-
-
-def check_fits(path: Path, checkpoint: Mapping[str, Any], trainer: nnUNetTrainer) -> None:
-    """That a checkpoint means for this trainer what it meant where it was written.
+def check_matches(path: Path, checkpoint: Mapping[str, Any], trainer: nnUNetTrainer) -> None:
+    """Check that a checkpoint was written by an equivalent training.
 
     Raises:
-        UnusableCheckpoint: it does not.
+        UnusableCheckpoint: data set, configuration, fold, network or optimizer differ.
     """
     _check_training(path, checkpoint["init_args"], trainer)
     network = trainer.network.module if trainer.is_ddp else trainer.network
@@ -193,29 +193,31 @@ def check_fits(path: Path, checkpoint: Mapping[str, Any], trainer: nnUNetTrainer
     # As nnU-Net does, for weights saved from within torch's DataParallel.
     weights = {key.removeprefix("module."): value for key, value in weights.items()}
     check_network(path, weights, getattr(network, "_orig_mod", network))
-    different = _optimizer_differs(checkpoint["optimizer_state"], trainer.optimizer)
-    if different:
-        writer, own = checkpoint["trainer_name"], type(trainer).__name__
-        raise UnusableCheckpoint(path, f"is {writer}'s, {different} {own}; {BEGIN_ANEW}")
+    difference = _optimizer_difference(checkpoint["optimizer_state"], trainer.optimizer)
+    if difference:
+        written_by, expected = checkpoint["trainer_name"], type(trainer).__name__
+        raise UnusableCheckpoint(
+            path, f"was written by {written_by}, expected {expected}: {difference}; {START_ANEW}"
+        )
 
 
 def check_network(path: Path, weights: Mapping[str, Tensor], network: nn.Module) -> None:
-    """That the weights are those of the network.
+    """Check that the weights have the names and shapes of the network's parameters.
 
     Raises:
-        UnusableCheckpoint: they are not.
+        UnusableCheckpoint: they do not.
     """
     own = {key: list(value.shape) for key, value in network.state_dict().items()}
     missing = [key for key in own if key not in weights]
     unknown = [key for key in weights if key not in own]
     if missing or unknown:
-        what = f"lacks {some(missing)}" if missing else f"has {some(unknown)}, which is not here"
-        raise UnusableCheckpoint(path, f"is of another network: it {what}")
+        what = f"{some(missing)} is missing" if missing else f"{some(unknown)} is unexpected"
+        raise UnusableCheckpoint(path, f"belongs to another network: {what}")
     for key, shape in own.items():
         before = list(weights[key].shape)
         if before != shape:
             raise UnusableCheckpoint(
-                path, f"is of another network: {key!r} has shape {before} there and {shape} here"
+                path, f"belongs to another network: {key!r}: expected shape {shape}, got {before}"
             )
 
 
@@ -231,41 +233,38 @@ def _check_training(path: Path, init_args: Mapping[str, Any], trainer: nnUNetTra
         ("fold", init_args.get("fold"), trainer.fold),
     ):
         if before != now:
-            raise UnusableCheckpoint(path, f"is of {what} {before}, and this is {what} {now}")
+            raise UnusableCheckpoint(path, f"belongs to another {what}: expected {now}, got {before}")
 
 
 _NOT_COMPARED = {
     "params",
     "lr",  # the schedule sets it
     "initial_lr",
-    "foreach",  # how a step is computed, not what
+    "foreach",  # the implementation of the step, not its result
     "fused",
     "capturable",
     "differentiable",
     "param_names",  # the network's own names have been compared
-    *Settings.KEYS,  # CPR compares them itself, matrix by matrix
+    *Settings.KEYS,  # CPR compares them itself, for each parameter
 }
 
 
-def _optimizer_differs(saved: Mapping[str, Any], optimizer: Optimizer) -> str | None:
-    """What torch would take over in silence, though it is not what the optimizer does.
+def _optimizer_difference(saved: Mapping[str, Any], optimizer: Optimizer) -> str | None:
+    """Return the first difference that ``load_state_dict`` would not report, None if there is none.
 
-    torch takes the settings of the saved one, whatever one's own are, and ignores what it does not know.
-
-    Returns:
-        Words between the names of the trainer that wrote it and of the one that reads it, or None.
+    torch replaces the optimizer's settings by the saved ones and ignores unknown entries.
     """
     own = optimizer.state_dict()
-    for key, title in (("cpr", "CPR"), ("baseline", "the regularizer")):
+    for key, title in (("cpr", "CPR"), ("baseline", "a comparison method")):
         if (key in saved) != (key in own):
-            return f"with {title}, unlike" if key in saved else f"without {title}, unlike"
+            return f"{'with' if key in saved else 'without'} {title}"
     groups = saved.get("param_groups")
     if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
-        return "with a damaged optimizer state, of no use to"
+        return "its optimizer state is damaged"
     for group, before in zip(own["param_groups"], groups):
         if any((key in group) != (key in before) for key in ("momentum", "betas")):
-            return "with another optimizer than that of"
+            return "with another optimizer"
         for key in sorted(group.keys() & before.keys() - _NOT_COMPARED):
             if before[key] != group[key]:
-                return f"with {key} {before[key]} instead of the {group[key]} of"
+                return f"{key}: expected {group[key]}, got {before[key]}"
     return None

@@ -1,32 +1,43 @@
-"""nnU-Net's own commands, run as processes with their output in a log file."""
+"""Running nnU-Net's commands as processes, with their output in a log file."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sysconfig
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+FOLDER_VARIABLES = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
+"""Environment variables that name nnU-Net's folders."""
+
 
 class CommandFailed(RuntimeError):
-    """A command ended with an exit status other than 0; the message has the end of its log."""
+    """Command that ended with a non-zero exit status; the message has the last lines of its log."""
 
 
 def nnunet_environment(folder: Path, processes: int) -> dict[str, str]:
-    """The environment for nnU-Net with all of its folders below ``folder``."""
+    """Return environment variables for nnU-Net with its folders below ``folder``.
+
+    Args:
+        folder: parent of nnU-Net's three folders.
+        processes: number of worker processes.
+
+    Example:
+        >>> nnunet_environment(Path("work"), processes=2)["nnUNet_def_n_proc"]
+        '2'
+    """
     return {
         **os.environ,
-        "nnUNet_raw": str(folder / "nnUNet_raw"),
-        "nnUNet_preprocessed": str(folder / "nnUNet_preprocessed"),
-        "nnUNet_results": str(folder / "nnUNet_results"),
+        **{name: str(folder / name) for name in FOLDER_VARIABLES},
         "nnUNet_def_n_proc": str(processes),
         "nnUNet_n_proc_DA": str(processes),
         "nnUNet_wandb_enabled": "0",
-        # Threads that wait by spinning make two busy processes on few cores many times slower.
+        # Threads that wait in a busy loop make two processes on few cores many times slower.
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
     }
 
@@ -38,14 +49,14 @@ def run(
     on_wait: Callable[[], None] = lambda: None,
     on_start: Callable[[int], None] = lambda process: None,
 ) -> None:
-    """Run a command to its end; an exception ends it and whatever it has started.
+    """Run a command to completion; an exception kills it and its child processes.
 
     Args:
-        command: its name, found beside this Python first, and its arguments.
-        log: file for everything it prints.
-        environment: all of its environment variables.
-        on_wait: called a few times a second while it runs.
-        on_start: called once with its process number, which is that of its group, too.
+        command: its name, searched first in the scripts folder of this Python, and its arguments.
+        log: file for its output.
+        environment: its environment variables.
+        on_wait: called several times a second while it runs.
+        on_start: called once with the process id, which is also the id of its process group.
 
     Raises:
         CommandFailed: it is not installed, or it failed.
@@ -54,7 +65,7 @@ def run(
     search = os.pathsep.join([scripts, environment.get("PATH", os.defpath)])
     program = shutil.which(command[0], path=search)
     if program is None:
-        raise CommandFailed(f"the command {command[0]} is not installed; run: pip install nnunetv2")
+        raise CommandFailed(f"{command[0]} is not installed; run: pip install nnunetv2")
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "w") as output:
         process = subprocess.Popen(
@@ -63,7 +74,7 @@ def run(
             stdout=output,
             stderr=subprocess.STDOUT,
             env=dict(environment),
-            start_new_session=True,  # its worker processes end with it
+            start_new_session=True,  # a process group, so that its workers can be killed with it
         )
         try:
             on_start(process.pid)
@@ -71,33 +82,31 @@ def run(
                 on_wait()
                 time.sleep(0.2)
         except BaseException:
-            _end_group(process)
+            _kill_group(process)
             raise
     if process.returncode != 0:
         tail = " | ".join(last_lines(log, 3))
-        raise CommandFailed(f"{command[0]} {_ending(process.returncode)}, see {log}: {tail}")
+        raise CommandFailed(f"{command[0]} {_outcome(process.returncode)}, see {log}: {tail}")
 
 
 def last_lines(log: Path, count: int) -> list[str]:
-    """The last lines of a log that say something."""
+    """Return the last non-empty lines of a log."""
     lines = log.read_text(errors="replace").splitlines()
     return [line for line in lines if line.strip()][-count:]
 
 
-def _ending(status: int) -> str:
+def _outcome(status: int) -> str:
     if status >= 0:
         return "failed"
-    import signal
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
 
-    known = {number.value: number.name for number in signal.Signals}
-    return f"was ended by {known.get(-status, f'signal {-status}')}"
 
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
     if hasattr(os, "killpg"):
-        import signal
-
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
             os.killpg(process.pid, signal.SIGKILL)
     else:
         process.kill()

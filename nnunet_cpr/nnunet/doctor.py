@@ -1,4 +1,4 @@
-"""``nnunet-cpr doctor``: whether everything fits, and the one command that mends what does not."""
+"""Checks of the installation, each with a command that fixes a problem."""
 
 from __future__ import annotations
 
@@ -19,22 +19,28 @@ from pathlib import Path
 from packaging.version import Version
 
 from nnunet_cpr import __version__
+from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES
 
 OLDEST_NNUNET = Version("2.8.0")
-NNUNET_FOLDERS = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the diagnosis. Something is wrong where there is a ``remedy``, a command to run."""
+    """Result of one check.
+
+    Attributes:
+        subject: checked component.
+        message: state of the component.
+        remedy: shell command that fixes the problem, None if there is none.
+    """
 
     subject: str
-    what: str
+    message: str
     remedy: str | None = None
 
 
-def examine() -> Iterator[Finding]:
-    """Look at everything, in the order in which things depend on each other."""
+def check_installation() -> Iterator[Finding]:
+    """Check all components, each after those that it depends on."""
     yield Finding("python", platform.python_version())
     yield Finding("nnunet-cpr", f"{__version__}, {_installed_how('nnunet-cpr')}")
     torch = _torch()
@@ -48,14 +54,14 @@ def examine() -> Iterator[Finding]:
 
             yield from (_trainer(name) for name in FAMILIES)
             yield _trainer("nnUNetTrainerCPR_ws200_40epochs_50iters")
-    yield from (_folder(name) for name in NNUNET_FOLDERS)
+    yield from (_folder(name) for name in FOLDER_VARIABLES)
 
 
 def _torch() -> Finding:
     try:
         import torch
     except ImportError as error:
-        return Finding("torch", f"cannot be imported: {error}", "pip install torch")
+        return Finding("torch", f"import failed: {error}", "pip install torch")
     return Finding("torch", torch.__version__)
 
 
@@ -68,10 +74,10 @@ def _accelerator() -> Finding:
     if shutil.which("nvidia-smi") and "CUDA_VISIBLE_DEVICES" not in os.environ:
         return Finding(
             "GPU",
-            f"there is an NVIDIA driver, but torch {torch.__version__} cannot use it",
+            f"torch {torch.__version__} cannot use the installed NVIDIA driver",
             "pip install --upgrade --force-reinstall torch",
         )
-    return Finding("GPU", f"none that torch can use ({triton} Triton): train with -device cpu")
+    return Finding("GPU", f"none available to torch ({triton} Triton): train with -device cpu")
 
 
 def _nnunet() -> Finding:
@@ -83,32 +89,32 @@ def _nnunet() -> Finding:
         leftover = next(iter(spec.submodule_search_locations or ["nnunetv2"]))
         return Finding(
             "nnU-Net",
-            f"hidden by a leftover folder {leftover} without an __init__.py",
+            f"hidden by the leftover folder {leftover}, which has no __init__.py",
             f"rm -r {shlex.quote(leftover)}",
         )
     try:
         version = importlib.metadata.version("nnunetv2")
     except importlib.metadata.PackageNotFoundError:
-        return Finding("nnU-Net", f"{spec.origin} belongs to no installed package", install)
-    what = f"{version}, {_installed_how('nnunetv2')}, {Path(spec.origin).parent}"
+        return Finding("nnU-Net", f"{spec.origin} does not belong to an installed package", install)
+    message = f"{version}, {_installed_how('nnunetv2')}, {Path(spec.origin).parent}"
     if Version(version) < OLDEST_NNUNET:
-        return Finding("nnU-Net", f"{what}: too old to find trainers in other folders", install)
+        return Finding("nnU-Net", f"{message}: too old to find trainers in other folders", install)
     try:
         _find_trainer("nnUNetTrainer")
-    except Exception as error:  # whatever keeps nnU-Net from it is the finding
+    except Exception as error:  # any error is the finding
         return Finding(
             "nnU-Net",
-            f"{what}: does not find its own trainer: {_first_line(error)}",
+            f"{message}: cannot find its own trainer: {_first_line(error)}",
             "pip install --upgrade --force-reinstall nnunetv2",
         )
-    return Finding("nnU-Net", what)
+    return Finding("nnU-Net", message)
 
 
 def _trainer(name: str) -> Finding:
-    """Found the way nnU-Net finds it."""
+    """Search for a trainer in the same way as nnU-Net."""
     try:
         found = _find_trainer(name)
-    except Exception as error:  # whatever keeps nnU-Net from it is the finding
+    except Exception as error:  # any error is the finding
         return Finding(
             name,
             f"not found by nnU-Net: {_first_line(error)}",
@@ -118,7 +124,7 @@ def _trainer(name: str) -> Finding:
 
 
 def _find_trainer(name: str) -> type:
-    # nnU-Net tells on stdout where it searches.
+    # nnU-Net prints the searched folders.
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
@@ -133,14 +139,14 @@ def _first_line(error: Exception) -> str:
 def _folder(name: str) -> Finding:
     value = os.environ.get(name)
     if not value:
-        return Finding(name, f"not set; before preparing data: export {name}=/path/to/{name}")
+        return Finding(name, f"not set; before you prepare data, run: export {name}=/path/to/{name}")
     if not os.path.isdir(value):
         return Finding(name, f"{value} is not a folder", f"mkdir -p {shlex.quote(value)}")
     return Finding(name, value)
 
 
 def _direct_url(distribution: str) -> dict:
-    """Where pip installed a distribution from, {} where that was a package index."""
+    """Return the origin of an installed distribution as noted by pip, {} for a package index."""
     try:
         text = importlib.metadata.distribution(distribution).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
@@ -148,7 +154,7 @@ def _direct_url(distribution: str) -> dict:
     try:
         return dict(json.loads(text)) if text else {}
     except (ValueError, TypeError):
-        return {}  # as good as not written
+        return {}
 
 
 def _installed_how(distribution: str) -> str:
@@ -157,7 +163,7 @@ def _installed_how(distribution: str) -> str:
 
 
 def _origin(distribution: str) -> str:
-    """What to give to ``pip install`` to install it again."""
+    """Return the argument of ``pip install`` that reinstalls a distribution."""
     origin = _direct_url(distribution)
     if not origin:
         return distribution

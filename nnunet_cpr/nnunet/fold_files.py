@@ -1,40 +1,54 @@
-"""What trainings leave in a fold's folder that the study and its report both read."""
+"""Names and readers of the files in a fold's folder."""
 
 from __future__ import annotations
 
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+FINAL_CHECKPOINT = "checkpoint_final.pth"
+LATEST_CHECKPOINT = "checkpoint_latest.pth"
+BEST_CHECKPOINT = "checkpoint_best.pth"
+CHECKPOINTS = (FINAL_CHECKPOINT, LATEST_CHECKPOINT, BEST_CHECKPOINT)
+"""nnU-Net's checkpoints in the order in which ``--c`` looks for them."""
+
 RESOURCES = "resources.json"
 """Seconds and peak memory, bytes, of a fold's training and validation, from the study's worker."""
 
 LOG_COLUMNS = ["epoch", "train_loss", "val_loss", "pseudo_dice", "seconds"]
 
-LARGEST = 3.4e38
-"""Of float32; what is beyond was not computed by a training."""
+FLOAT32_MAX = 3.4e38
+LARGEST = FLOAT32_MAX
 
-_LARGEST_MEASUREMENT = 1e30
-"""In seconds or bytes."""
+_MAX_MEASUREMENT = 1e30  # seconds or bytes
 
 _NUMBER = r"(?<![\w.])(?:-?\d+(?:\.\d*)?(?:e[-+]?\d+)?|nan)(?![\w.])"
+
+
+def is_complete_checkpoint(path: Path) -> bool:
+    """Return True if a checkpoint was written to its end.
+
+    torch writes zip files, whose list of contents comes last. The contents are not read.
+    """
+    return path.is_file() and zipfile.is_zipfile(path)
 
 
 def measurement(value: Any) -> float | None:
     """Return a number of :data:`RESOURCES`, or None if it is not a finite number of seconds or bytes."""
     is_number = type(value) in (int, float)
-    return value if is_number and 0 <= value < _LARGEST_MEASUREMENT else None
+    return value if is_number and 0 <= value < _MAX_MEASUREMENT else None
 
 
 def read_logs(fold: Path) -> pd.DataFrame:
-    """The epochs in nnU-Net's training logs; after a continued training the later values stand.
+    """Read the epochs in nnU-Net's training logs; later logs replace epochs of earlier ones.
 
     Returns:
         Columns epoch, train_loss, val_loss, pseudo_dice (mean over the classes), seconds, with NaN
-        for what an epoch cut short did not come to write.
+        for values that an interrupted epoch did not log.
     """
     # The parts of the time in a log's name need not have the same width.
     logs = sorted(
@@ -49,18 +63,18 @@ def read_logs(fold: Path) -> pd.DataFrame:
             if match := re.fullmatch(r"Epoch (\d{1,9})\s*", text):
                 current = epochs[int(match[1])] = {}
             elif match := re.match(rf"(train_loss|val_loss)\s+({_NUMBER})", text):
-                current[match[1]] = _finite(match[2])
+                current[match[1]] = _float32(match[2])
             elif text.startswith("Pseudo dice"):
                 values = [float(number) for number in re.findall(_NUMBER, text)]
                 defined = [value for value in values if 0 <= value <= 1]
                 current["pseudo_dice"] = float(np.mean(defined)) if defined else np.nan
             elif match := re.match(rf"Epoch time: ({_NUMBER}) s", text):
-                current["seconds"] = _finite(match[1])
+                current["seconds"] = _float32(match[1])
     rows = [{"epoch": epoch, **values} for epoch, values in sorted(epochs.items()) if values]
     return pd.DataFrame(rows, columns=LOG_COLUMNS).astype(dict.fromkeys(LOG_COLUMNS[1:], float))
 
 
-def _finite(text: str) -> float:
-    """A number of a log; one that is too large is as good as none."""
+def _float32(text: str) -> float:
+    """Return a number of a log, NaN if it is beyond the range of float32."""
     value = float(text)
-    return value if abs(value) <= LARGEST else np.nan
+    return value if abs(value) <= FLOAT32_MAX else np.nan

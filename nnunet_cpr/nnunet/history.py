@@ -1,29 +1,65 @@
-"""What CPR did, epoch by epoch: ``cpr_history.csv`` in the fold's folder."""
+"""Reading and writing ``cpr_history.csv``, the record of CPR in a fold's folder."""
 
 from __future__ import annotations
 
 import csv
 import io
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from nnunet_cpr._files import atomic_write
 from nnunet_cpr.cpr import CPR
+from nnunet_cpr.nnunet.fold_files import FLOAT32_MAX
 
 CSV_NAME = "cpr_history.csv"
 COLUMNS = ["epoch", "step", "parameter", "measure", "kappa", "multiplier"]
 
+_HEADER = ",".join(COLUMNS) + "\r\n"
+_VALUES = ["measure", "kappa", "multiplier"]
+_LIMITS = {"epoch": 10**6, "step": 2**53}  # larger numbers are damage
+_FLOAT32_TINY = 1e-45
+
+
+def read_history(path: Path) -> pd.DataFrame:
+    """Read the rows of a history that are complete and plausible.
+
+    Values that a training cannot have computed come from damaged files: rows with such a bound or
+    multiplier are left out, and such a measure is NaN.
+
+    Args:
+        path: a ``cpr_history.csv``, which may end within a line.
+
+    Returns:
+        The columns of :data:`COLUMNS`; ``kappa`` is infinite before the bound is set.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it has no such row.
+    """
+    rows = _parse_rows(path.read_bytes().decode(errors="replace"))
+    rows[_VALUES] = rows[_VALUES].mask(rows[_VALUES].abs() < _FLOAT32_TINY, 0.0)
+    rows["measure"] = rows["measure"].where(rows["measure"].abs() <= FLOAT32_MAX)
+    rows = rows[(rows["kappa"] >= 0) & rows["multiplier"].between(0, FLOAT32_MAX)]
+    if rows.empty:
+        raise ValueError(f"{path}: expected a CPR history, found no row of one")
+    return rows.reset_index(drop=True)
+
 
 @dataclass
 class History:
-    """A row for every epoch and matrix, kept in a CSV file and in memory.
+    """Measure, bound and multiplier of each regularized parameter, epoch by epoch.
 
-    ``measure``, ``kappa`` and ``multiplier`` hold an array of length J, in the order of ``names``, for
-    each of ``epochs``.
+    Attributes:
+        folder: folder of ``cpr_history.csv``.
+        names: names of the J regularized parameters.
+        epochs, steps: for each recorded epoch its number and the optimizer steps done at its end.
+        measure, kappa, multiplier: for each recorded epoch an array of length J, float32.
+        backup: new path of a file that could not be continued completely, None if there is none.
+        backup_reason: reason for the backup.
     """
 
     folder: Path
@@ -33,169 +69,126 @@ class History:
     measure: list[np.ndarray] = field(default_factory=list)
     kappa: list[np.ndarray] = field(default_factory=list)
     multiplier: list[np.ndarray] = field(default_factory=list)
-    set_aside: Path | None = None
-    """Where the file went that was not taken over whole."""
-    reason: str = ""
-    """Why it was not."""
-
-    _written: int = 0  # epochs that are in the file
-    _size: int = -1  # of the file when it held just these; another size was not our doing
+    backup: Path | None = None
+    backup_reason: str = ""
 
     def __post_init__(self) -> None:
-        self._fields = [_as_field(name) for name in self.names]
+        self._fields = [_quote(name) for name in self.names]
+        self._text: list[str] = []  # the lines of each epoch
 
     @classmethod
     def resume(cls, folder: str | os.PathLike[str], epoch: int, names: list[str]) -> History:
         """Continue the history in ``folder`` for a training that is about to start ``epoch``.
 
-        Rows of that epoch and later ones are dropped: they belong to work that is done again, or to
-        an earlier training. So are epochs that are not whole, and those of other matrices; the file
-        is kept under another name then, see ``set_aside``. The new file appears with the first
-        :meth:`append`.
+        Rows of that epoch and later ones are dropped, since these epochs are trained again. Epochs that
+        are incomplete or of other parameters are dropped too; the file is then renamed, see ``backup``.
+        The next :meth:`append` writes the file.
 
         Raises:
-            OSError: the file can neither be taken over nor be given another name.
+            OSError: the file can neither be read nor be renamed.
         """
         history = cls(Path(folder), list(names))
-        if epoch > 0:
-            history._read(epoch)
+        path = history.folder / CSV_NAME
+        if epoch > 0 and os.path.lexists(path):
+            try:
+                history.backup_reason = history._read(path, epoch) if path.is_file() else "not a file"
+            except OSError as error:
+                history.backup_reason = str(error.strerror)
+            if history.backup_reason:
+                history.backup = _unused(path.with_name("cpr_history.unreadable.csv"))
+                os.replace(path, history.backup)
         return history
 
     def append(self, epoch: int, cpr: CPR) -> None:
-        """Add the state that CPR has at the end of an epoch.
+        """Add the state of CPR at the end of an epoch and write the file.
 
         Raises:
-            OSError: the file cannot be written. It holds what it held before, and the next call
-                writes this epoch as well.
+            OSError: the file cannot be written. It is unchanged, and the next call writes this epoch
+                as well.
         """
-        self._add(
-            epoch,
-            cpr.step_count,
-            cpr.measure.cpu().numpy(),
-            cpr.kappa.cpu().numpy(),
-            cpr.lagrange_multiplier.cpu().numpy(),
-        )
-        self._write()
+        values = (cpr.measure, cpr.kappa, cpr.lagrange_multiplier)
+        self._add(epoch, cpr.step_count, *(value.cpu().numpy() for value in values))
+        with atomic_write(self.folder / CSV_NAME) as temporary:
+            temporary.write_bytes("".join([_HEADER, *self._text]).encode())
 
     def _add(
-        self,
-        epoch: int,
-        step: int,
-        measure: np.ndarray,
-        kappa: np.ndarray,
-        multiplier: np.ndarray,
+        self, epoch: int, step: int, measure: np.ndarray, kappa: np.ndarray, multiplier: np.ndarray
     ) -> None:
         self.epochs.append(epoch)
         self.steps.append(step)
         self.measure.append(measure)
         self.kappa.append(kappa)
         self.multiplier.append(multiplier)
+        lines = []
+        for name, *values in zip(self._fields, measure, kappa, multiplier):
+            numbers = ",".join(f"{value:.9g}" for value in values)  # restores a float32 exactly
+            lines.append(f"{epoch},{step},{name},{numbers}\r\n")
+        self._text.append("".join(lines))
 
-    # Reading
+    def _read(self, path: Path, before: int) -> str:
+        """Add the complete epochs of a file.
 
-    def _read(self, before: int) -> None:
-        """Take over the epochs that are whole; a kill or a full disk may have torn the others."""
-        path = self.folder / CSV_NAME
-        if not os.path.lexists(path):
-            return
-        try:
-            self.reason = self._take_over(path.read_bytes(), before) if path.is_file() else "not a file"
-        except OSError as error:
-            self.reason = str(error.strerror)
-        if self.reason:
-            self.set_aside = _unused(path.with_name("cpr_history.unreadable.csv"))
-            os.replace(path, self.set_aside)
-
-    def _take_over(self, content: bytes, before: int) -> str:
-        """Add the epochs that are whole.
+        Args:
+            path: the file.
+            before: the first epoch that is trained again.
 
         Returns:
-            What is wrong with the file; empty if it is well, or torn only where work is done again.
+            Reason for a backup, empty if no row before that epoch is lost.
         """
-        text = content.decode("utf-8", errors="replace").replace("\r\n", "\n")
-        *lines, torn = text.split("\n")  # a whole line ends with a line break
-        if not lines or lines[0] != ",".join(COLUMNS):
-            return "its first line is not that of a history"
-        found: dict[int, list[str]] = {}
-        dropped = 0
-        for line in lines[1:]:
-            epoch = _epoch(line)
-            if 0 <= epoch < before:
-                found.setdefault(epoch, []).append(line)
-            dropped += epoch < 0
-        for epoch in sorted(found):
-            if not self._take_epoch(epoch, found[epoch]):
-                dropped += len(found[epoch])
-        dropped += torn != "" and _epoch(torn) < before
-        return f"lines that are damaged or of other matrices: {dropped}" if dropped else ""
-
-    def _take_epoch(self, epoch: int, lines: list[str]) -> bool:
-        """Add an epoch, if its rows are those of all matrices."""
-        steps, fields, values = set(), [], []
+        text = path.read_bytes().decode(errors="replace")
         try:
-            for line in lines:
-                _, step, rest = line.split(",", 2)
-                name, measure, kappa, multiplier = rest.rsplit(",", 3)
-                steps.add(int(step))
-                fields.append(name)
-                # A measure may be NaN, as may the weights of a training that went wrong.
-                values.append([float(measure), float(kappa), float(multiplier)])
+            rows = _parse_rows(text)
         except ValueError:
-            return False
-        if fields != self._fields or len(steps) != 1 or min(steps) < 0:
-            return False
-        with np.errstate(over="ignore"):
-            self._add(epoch, steps.pop(), *np.array(values).T.astype(np.float32))
-        return True
+            return "it is not a CPR history"
+        for epoch, of_epoch in rows[rows["epoch"] < before].groupby("epoch", sort=True):
+            steps = of_epoch["step"].unique()
+            if of_epoch["parameter"].tolist() == self.names and len(steps) == 1:
+                with np.errstate(over="ignore"):
+                    values = of_epoch[_VALUES].to_numpy().T.astype(np.float32)
+                self._add(int(epoch), int(steps[0]), *values)
+        kept = "".join([_HEADER, *self._text])
+        rest = text.removeprefix(kept).split("\n")
+        if text.startswith(kept) and all(_epoch(line) >= before for line in rest if line):
+            return ""
+        return "rows are damaged or of other parameters"
 
-    # Writing
 
-    def _write(self) -> None:
-        """Bring the file up to date."""
-        path = self.folder / CSV_NAME
-        if self._size != (path.stat().st_size if path.exists() else 0):
-            with atomic_write(path) as temporary:
-                whole = [f"{','.join(COLUMNS)}\r\n", *self._rows(range(len(self.epochs)))]
-                temporary.write_bytes("".join(whole).encode())
-            self._size = path.stat().st_size
-        else:
-            new = "".join(self._rows(range(self._written, len(self.epochs)))).encode()
-            with open(path, "ab", buffering=0) as file:
-                try:
-                    left = new
-                    while left:
-                        left = left[file.write(left) :]
-                except OSError as error:
-                    file.truncate(self._size)
-                    raise OSError(error.errno, error.strerror, str(path)) from error
-            self._size += len(new)
-        self._written = len(self.epochs)
+def _parse_rows(text: str) -> pd.DataFrame:
+    """Return the complete rows of a history.
 
-    def _rows(self, places: Iterable[int]) -> Iterable[str]:
-        """The rows of some epochs; nine digits give a float32 back exactly."""
-        for i in places:
-            for name, *values in zip(self._fields, self.measure[i], self.kappa[i], self.multiplier[i]):
-                numbers = ",".join(f"{value:.9g}" for value in values)
-                yield f"{self.epochs[i]},{self.steps[i]},{name},{numbers}\r\n"
+    Raises:
+        ValueError: the first line is not that of a history.
+    """
+    text = text[: text.rfind("\n") + 1]  # a killed training may have left half a line
+    rows = pd.read_csv(
+        io.StringIO(text), dtype=str, keep_default_na=False, on_bad_lines="skip", index_col=False
+    )
+    if rows.columns.tolist() != COLUMNS:
+        raise ValueError(f"expected the columns {COLUMNS}, got {rows.columns.tolist()}")
+    for column in ("epoch", "step", *_VALUES):
+        is_nan = rows[column] == "nan"
+        rows[column] = pd.to_numeric(rows[column], errors="coerce").astype(float)
+        rows = rows[rows[column].notna() | is_nan]
+    for column, limit in _LIMITS.items():
+        rows = rows[rows[column].between(0, limit) & (rows[column] % 1 == 0)]
+    return rows.astype(dict.fromkeys(_LIMITS, int))
 
 
 def _epoch(line: str) -> int:
-    """The epoch that a row is of, -1 if it does not say."""
-    try:
-        return max(int(line.partition(",")[0]), -1)
-    except ValueError:
-        return -1
+    """Return the epoch of a row, or -1 if the row has none."""
+    digits = line.partition(",")[0]
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else -1
 
 
-def _as_field(name: str) -> str:
-    """A name as it stands in a CSV file."""
+def _quote(name: str) -> str:
+    """Return a name as a field of a CSV file."""
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow([name])
     return text.getvalue()
 
 
 def _unused(path: Path) -> Path:
-    """This path, with a number if there is such a file already."""
+    """Return ``path``, with a number if it exists."""
     number, candidate = 1, path
     while os.path.lexists(candidate):
         number += 1

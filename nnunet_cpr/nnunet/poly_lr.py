@@ -1,4 +1,4 @@
-"""The learning-rate schedule of the paper's segmentation runs."""
+"""Polynomial learning-rate schedule with warm-up, as in the paper's segmentation runs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ EXPONENT = 0.9
 
 
 def warmup_poly(iteration: int, lr: float, warmup: int, total: int) -> float:
-    """Learning rate of an iteration: a linear warm-up, then polynomial decay to 0.
+    """Return the learning rate of an iteration: linear warm-up, then polynomial decay to 0.
 
     Args:
-        iteration: 0 for the first optimizer step of the training.
-        lr: the highest learning rate, reached at the warm-up's last iteration.
-        warmup: iterations of the warm-up.
-        total: iterations of the whole training.
+        iteration: index of the iteration, starting at 0.
+        lr: the highest learning rate, reached in the last iteration of the warm-up.
+        warmup: number of warm-up iterations.
+        total: number of iterations of the training.
+
+    Example:
+        >>> [warmup_poly(i, lr=0.1, warmup=2, total=4) for i in (0, 1, 2)]
+        [0.05, 0.1, 0.1]
     """
     if iteration < warmup:
         return lr * (iteration + 1) / warmup
@@ -22,10 +26,10 @@ def warmup_poly(iteration: int, lr: float, warmup: int, total: int) -> float:
 
 
 class WarmupPolyLRScheduler:
-    """Sets :func:`warmup_poly` at every iteration.
+    """Learning-rate scheduler that sets :func:`warmup_poly` at every iteration.
 
     nnU-Net calls ``step(epoch)`` when an epoch starts; the trainer calls ``step_iteration()`` before
-    each iteration. There is no state: a resumed training starts an epoch like any other.
+    each iteration. It has no state to save, since trainings are resumed at the start of an epoch.
     """
 
     def __init__(
@@ -39,12 +43,12 @@ class WarmupPolyLRScheduler:
         self._next = 0
 
     def step(self, epoch: int) -> None:
-        """Start an epoch: its first iteration's learning rate is set."""
+        """Set the learning rate of the epoch's first iteration."""
         self._next = epoch * self.iterations_per_epoch
         self._set()
 
     def step_iteration(self) -> None:
-        """Set the learning rate of the iteration that comes now."""
+        """Set the learning rate of the next iteration."""
         self._set()
         self._next += 1
 
@@ -54,4 +58,5 @@ class WarmupPolyLRScheduler:
             group["lr"] = lr
 
     def get_last_lr(self) -> list[float]:
+        """Return the learning rate of each parameter group."""
         return [group["lr"] for group in self.optimizer.param_groups]

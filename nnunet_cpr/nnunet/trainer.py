@@ -1,6 +1,6 @@
-"""The trainers of the folder ``trainers/`` by name, for scripts and for subclasses.
+"""Import of the trainers in ``trainers/`` by name, for scripts and for subclasses.
 
-nnU-Net finds the trainers by itself. To derive a class from one of them:
+nnU-Net itself does not need this module. To derive a class from a trainer:
 
     from nnunet_cpr.nnunet.trainer import nnUNetTrainerCPR
 """
@@ -21,13 +21,13 @@ from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 
 @functools.cache
 def trainer_class(name: str) -> type[NamedTrainer] | None:
-    """Return the trainer class of that name, None for a trainer that is not one of ours.
+    """Return the trainer class of a name, None if it is not a trainer of this package.
 
     Args:
         name: a trainer family, with or without suffixes.
 
     Raises:
-        WrongName: the name is almost one of ours.
+        WrongName: the name is misspelt.
 
     Example:
         >>> trainer_class("nnUNetTrainerCPR_ws2000").settings.bound
@@ -48,12 +48,12 @@ def __getattr__(name: str) -> Any:
 
 @functools.cache
 def _module(family: str) -> ModuleType:
-    """Import a module of the trainers' folder."""
-    beside = Path(nnunet_cpr.__file__).parents[1]
-    # "nnunet_cpr_trainers" where a wheel has been installed, "trainers" in a checkout.
-    files = [beside / folder / f"{family}.py" for folder in ("nnunet_cpr_trainers", "trainers")]
+    """Import the module of a trainer family."""
+    parent = Path(nnunet_cpr.__file__).parents[1]
+    # "nnunet_cpr_trainers" in an installed wheel, "trainers" in a checkout.
+    files = [parent / folder / f"{family}.py" for folder in ("nnunet_cpr_trainers", "trainers")]
     path = next(path for path in files if path.is_file())
-    # Not under the file's own name, which a trainer module of somebody else may have.
+    # A qualified name, since another package may have a module with the file's name.
     spec = spec_from_file_location(f"{__name__}.{family}", path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""From a challenge's archive to the study's report, by the commands of docs/studies.md."""
+"""Commands of docs/studies.md, from a challenge archive to the report."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ TRAINERS = ["nnUNetTrainerSGD_1epochs_1iters", "nnUNetTrainerCPR_k0p01_1epochs_1
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MAKE)
-def test_from_the_archive_to_the_report(name: str, tmp_path: Path) -> None:
-    """With the preset's data set, and trainers that take one step instead of the preset's thousands."""
+def test_archive_becomes_a_report(name: str, tmp_path: Path) -> None:
+    """Uses the data set of the preset, with trainers of one step."""
     environment = nnunet_environment(tmp_path, processes=1)
     environment["OMP_NUM_THREADS"] = "1"
     for folder in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):

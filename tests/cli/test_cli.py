@@ -7,11 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-import nnunet_cpr
+from nnunet_cpr import __version__
 from nnunet_cpr.cli import app
 from nnunet_cpr.cli import study as cli_study
+from nnunet_cpr.cli._errors import report_errors
 from nnunet_cpr.names.trainer_name import FAMILIES
 from nnunet_cpr.nnunet import doctor
 from nnunet_cpr.nnunet.commands import CommandFailed, run
@@ -20,18 +22,15 @@ from nnunet_cpr.studies.definition import StudyError
 runner = CliRunner()
 
 
-def test_version() -> None:
-    assert runner.invoke(app, ["--version"]).stdout.strip() == nnunet_cpr.__version__
+def test_version_is_printed() -> None:
+    assert runner.invoke(app, ["--version"]).stdout.strip() == __version__
 
 
-# doctor
-
-
-def test_doctor_is_content_here() -> None:
+def test_doctor_finds_no_problem_here() -> None:
     result = runner.invoke(app, ["doctor"])
     assert result.exit_code == 0, result.output
     for subject in (
-        f"nnunet-cpr: {nnunet_cpr.__version__}",
+        f"nnunet-cpr: {__version__}",
         "torch:",
         "nnU-Net:",
         "nnUNetTrainerAdamCPR: found by nnU-Net",
@@ -39,66 +38,63 @@ def test_doctor_is_content_here() -> None:
         assert subject in result.output
 
 
-def test_doctor_names_the_remedy_for_trainers_that_are_not_found(monkeypatch) -> None:
+def test_doctor_remedies_missing_trainers(monkeypatch) -> None:
     monkeypatch.delenv("nnUNet_extTrainer")
     monkeypatch.setattr(doctor, "_direct_url", lambda name: {})
     result = runner.invoke(app, ["doctor"])
     assert result.exit_code == 1
     assert "run: pip install --force-reinstall --no-deps nnunet-cpr" in result.output
-    assert f"{len(FAMILIES) + 1} things are wrong" in result.output
+    assert f"{len(FAMILIES) + 1} problems found" in result.output
 
 
-def test_doctor_says_where_to_install_from(monkeypatch) -> None:
+def test_doctor_reinstalls_from_the_same_origin(monkeypatch) -> None:
     origin = {"url": "file:///a b/c", "dir_info": {"editable": True}}
     monkeypatch.setattr(doctor, "_direct_url", lambda name: origin)
     assert doctor._origin("nnunet-cpr") == "-e '/a b/c'"
 
 
-def test_doctor_does_without_torch() -> None:
+def test_doctor_runs_without_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None; "
         "from nnunet_cpr.cli import main; sys.argv = ['nnunet-cpr', 'doctor']; main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1 and "run: pip install torch" in done.stdout
-    assert done.stderr.splitlines() == ["nnunet-cpr: 1 thing is wrong, see above"]
+    assert done.stderr.splitlines() == ["nnunet-cpr: 1 problem found, see above"]
 
 
-def test_doctor_names_the_remedy_for_a_missing_folder(monkeypatch, tmp_path: Path) -> None:
+def test_doctor_remedies_a_missing_folder(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("nnUNet_raw", str(tmp_path / "gone"))
     result = runner.invoke(app, ["doctor"])
     assert result.exit_code == 1 and f"run: mkdir -p {tmp_path / 'gone'}" in result.output
 
 
-def test_doctor_names_the_remedy_for_nnunet(monkeypatch, tmp_path: Path) -> None:
+def test_doctor_remedies_an_old_nnunet(monkeypatch, tmp_path: Path) -> None:
     upgrade = 'pip install --upgrade "nnunetv2>=2.8.0"'
     monkeypatch.setattr("importlib.metadata.version", lambda name: "2.7.0")
     finding = doctor._nnunet()
-    assert "too old" in finding.what and finding.remedy == upgrade
+    assert "too old" in finding.message and finding.remedy == upgrade
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert doctor._nnunet().remedy == upgrade
 
 
-def test_doctor_sees_what_is_left_of_a_broken_nnunet(monkeypatch) -> None:
+def test_doctor_remedies_a_leftover_nnunet_folder(monkeypatch) -> None:
     """A folder without __init__.py hides an editable nnU-Net: nnunetv2.__file__ is None then."""
     spec = SimpleNamespace(origin=None, submodule_search_locations=["/site packages/nnunetv2"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
     finding = doctor._nnunet()
-    assert "hidden by a leftover folder" in finding.what
+    assert "hidden by the leftover folder" in finding.message
     assert finding.remedy == "rm -r '/site packages/nnunetv2'"
 
 
-# demo and the commands it runs
-
-
-def test_demo_does_not_touch_a_folder_with_something_in_it(tmp_path: Path) -> None:
+def test_demo_refuses_a_folder_with_files(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
     result = runner.invoke(app, ["demo", "--folder", str(tmp_path)])
-    assert result.exit_code == 1 and "is not an empty folder" in result.output
+    assert result.exit_code == 1 and "expected a new or empty folder" in result.output
     assert [f.name for f in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_failing_command_shows_the_end_of_its_log(tmp_path: Path) -> None:
+def test_failed_command_shows_the_end_of_its_log(tmp_path: Path) -> None:
     command = [
         Path(sys.executable).name,
         "-c",
@@ -108,12 +104,12 @@ def test_a_failing_command_shows_the_end_of_its_log(tmp_path: Path) -> None:
         run(command, tmp_path / "logs" / "a.log", {"PATH": str(Path(sys.executable).parent)})
 
 
-def test_a_missing_command_is_said(tmp_path: Path) -> None:
+def test_missing_command_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="nnUNetv2_dance is not installed"):
         run(["nnUNetv2_dance"], tmp_path / "log", {"PATH": "/nowhere"})
 
 
-def test_an_interrupt_ends_the_command(tmp_path: Path) -> None:
+def test_interrupt_kills_the_command(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     code = (
         "import os, time, pathlib; "
@@ -130,8 +126,20 @@ def test_an_interrupt_ends_the_command(tmp_path: Path) -> None:
         os.kill(int(pid_file.read_text()), 0)
 
 
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [(OSError("a\nb"), 1, "nnunet-cpr: a b\n"), (KeyboardInterrupt(), 130, "nnunet-cpr: stopped\n")],
+)
+def test_report_errors_prints_one_line(error, status: int, line: str, capsys) -> None:
+    with pytest.raises(typer.Exit) as stopped, report_errors(OSError):
+        raise error
+    assert stopped.value.exit_code == status and capsys.readouterr().err == line
+    with pytest.raises(ValueError, match="other"), report_errors(OSError):
+        raise ValueError("other")
+
+
 @pytest.mark.slow
-def test_demo_ends_with_its_table_and_pictures(tmp_path: Path) -> None:
+def test_demo_prints_a_table_and_keeps_figures(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     done = subprocess.run(
         [str(Path(sys.executable).parent / "nnunet-cpr"), "demo", "--folder", str(folder)],
@@ -153,11 +161,11 @@ def test_demo_ends_with_its_table_and_pictures(tmp_path: Path) -> None:
     ("text", "minutes"),
     [("90", 90), ("90:30", 91), ("24:00:00", 1440), ("2-0", 2880), ("1-12:30", 2190), ("0:00:01", 1)],
 )
-def test_times_are_spelt_as_slurm_spells_them(text: str, minutes: int) -> None:
+def test_slurm_times_are_parsed(text: str, minutes: int) -> None:
     assert cli_study._minutes(text) == minutes
 
 
 @pytest.mark.parametrize("text", ["", "-5", "x", "1-", "1:2:3:4", "1:", "1.5"])
-def test_other_times_are_refused(text: str) -> None:
-    with pytest.raises(StudyError, match="--time must be minutes"):
+def test_invalid_slurm_times_are_refused(text: str) -> None:
+    with pytest.raises(StudyError, match="--time"):
         cli_study._minutes(text)

@@ -1,4 +1,4 @@
-"""MONAI's nnUNetV2Runner with a trainer of ours, compared with nnU-Net's own command."""
+"""MONAI's nnUNetV2Runner with CPR, compared with nnU-Net's own command."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write_cpu_command(folder: Path) -> None:
 
 
 def write_data_list(folder: Path) -> None:
-    """Write phantoms under names that nnU-Net would not take, with MONAI's list of them."""
+    """Write phantoms under names that nnU-Net rejects, with MONAI's list of them."""
     phantom.write_dataset(folder / "made", training_cases=CASES)
     (folder / "phantoms").mkdir()
     entries: dict[str, list[dict[str, str]]] = {}

@@ -9,13 +9,13 @@ from scipy.ndimage import binary_dilation
 from nnunet_cpr.datasets import phantom
 
 
-def test_cases_have_both_structures_touching_and_differ() -> None:
+def test_phantoms_have_two_touching_structures() -> None:
     cases = [phantom.make_case(seed) for seed in range(4)]
     for image, labels in cases:
         assert image.shape == labels.shape == phantom.SHAPE
         assert image.dtype == np.float32 and np.isfinite(image).all()
         assert min((labels == 1).sum(), (labels == 2).sum()) > 200
-        # Brighter than what is around it, but not everywhere: worth segmenting.
+        # Intensities overlap, so that segmentation is not trivial.
         assert image[labels == 2].mean() > image[labels == 0].mean()
         assert (image[labels == 0] > np.quantile(image[labels == 1], 0.25)).sum() > 50
     assert any((binary_dilation(labels == 1) & (labels == 2)).any() for _, labels in cases)
@@ -23,7 +23,7 @@ def test_cases_have_both_structures_touching_and_differ() -> None:
     assert np.array_equal(cases[0][0], phantom.make_case(0)[0])
 
 
-def test_the_data_set_is_in_nnunets_raw_format(tmp_path: Path) -> None:
+def test_phantom_data_set_has_nnunets_raw_format(tmp_path: Path) -> None:
     folder = tmp_path / "Dataset901_Phantoms"
     phantom.write_dataset(folder, training_cases=2)
     names = sorted(str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file())

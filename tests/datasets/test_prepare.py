@@ -1,4 +1,4 @@
-"""``nnunet-cpr prepare`` on tiny archives: what it writes, whole or not at all."""
+"""Data sets that ``nnunet-cpr prepare`` writes from tiny archives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from nnunet_cpr._files import TEMPORARY_PREFIX, atomic_directory
 from nnunet_cpr.cli.prepare import prepare
 from nnunet_cpr.datasets import _run_converter, writing
-from nnunet_cpr.datasets.archive import check
+from nnunet_cpr.datasets.archive import check_cases
 from nnunet_cpr.datasets.registry import DATA_SETS
 from nnunet_cpr.datasets.volume import read_with_simpleitk
 from nnunet_cpr.studies.definition import load
@@ -78,7 +78,7 @@ def files(folder: Path, part: str) -> list[str]:
 
 
 def assert_same(written: Path, source: Path) -> None:
-    """The same voxels of the same type on the same grid."""
+    """Check that voxels, voxel type and geometry are equal."""
     one, other = sitk.ReadImage(str(written)), sitk.ReadImage(str(source))
     assert one.GetPixelID() == other.GetPixelID()
     np.testing.assert_array_equal(sitk.GetArrayFromImage(one), sitk.GetArrayFromImage(other))
@@ -93,20 +93,17 @@ def assert_on_grid(path: Path) -> None:
     np.testing.assert_allclose(image.GetDirection(), archives.DIRECTION, atol=1e-6)
 
 
-# What comes out
-
-
-def test_names_are_those_of_the_presets() -> None:
+def test_data_sets_have_names_of_the_presets() -> None:
     for preset, data_set in DATA_SETS.items():
         assert load(preset).datasets == (f"Dataset{data_set.number:03d}_{data_set.name}",)
 
 
-def test_btcv(raw: Path, tmp_path: Path) -> None:
+def test_btcv_is_converted(raw: Path, tmp_path: Path) -> None:
     source = archives.make_btcv(tmp_path)
     output = run("btcv", source)
     folder = raw / "Dataset017_BTCV"
     for line in (
-        "note: 4 training cases, where the challenge has 30",
+        "note: expected the 30 training cases of the challenge, found 4",
         f"{folder} is ready. Next:",
         "nnUNetv2_plan_and_preprocess -d 17 --verify_dataset_integrity",
         "nnunet-cpr study run btcv\n",
@@ -124,20 +121,22 @@ def test_btcv(raw: Path, tmp_path: Path) -> None:
         expected = archives.read(training / f"label/label{n:04d}.nii.gz")
         np.testing.assert_array_equal(archives.read(label), expected)
         assert_on_grid(label)
-    said = description(folder)
-    assert said["channel_names"] == {"0": "CT"} and said["numTraining"] == 4
-    assert said["labels"]["background"] == 0 and said["labels"]["left adrenal gland"] == 13
-    assert sorted(said["labels"].values()) == list(range(14))
-    assert said["file_ending"] == ".nii.gz" and said["overwrite_image_reader_writer"] == "SimpleITKIO"
+    written = description(folder)
+    assert written["channel_names"] == {"0": "CT"} and written["numTraining"] == 4
+    assert written["labels"]["background"] == 0 and written["labels"]["left adrenal gland"] == 13
+    assert sorted(written["labels"].values()) == list(range(14))
+    assert (
+        written["file_ending"] == ".nii.gz" and written["overwrite_image_reader_writer"] == "SimpleITKIO"
+    )
 
 
-def test_brats2020(raw: Path, tmp_path: Path) -> None:
+def test_brats2020_is_converted(raw: Path, tmp_path: Path) -> None:
     source = archives.make_brats(tmp_path)
     strange = "W39_1998.09.19_Segm.nii"  # as case 355 of the challenge has it
     case = source / "BraTS20_Training_002"
     (case / "BraTS20_Training_002_seg.nii").rename(case / strange)
     output = run_here("brats2020", tmp_path)
-    assert f"BraTS20_Training_002: {strange} is taken for BraTS20_Training_002_seg" in output
+    assert f"BraTS20_Training_002: using {strange} as BraTS20_Training_002_seg" in output
     folder = raw / "Dataset082_BraTS2020"
     for n in (1, 2, 3):
         name = f"BraTS20_Training_{n:03d}"
@@ -152,18 +151,18 @@ def test_brats2020(raw: Path, tmp_path: Path) -> None:
             np.testing.assert_array_equal(before == old, after == new)
         assert_on_grid(folder / "labelsTr" / f"{name}.nii.gz")
     assert len(files(folder, "imagesTr")) == 12 and len(files(folder, "labelsTr")) == 3
-    said = description(folder)
-    assert said["channel_names"] == {"0": "T1", "1": "T1ce", "2": "T2", "3": "Flair"}
-    assert said["labels"] == {
+    written = description(folder)
+    assert written["channel_names"] == {"0": "T1", "1": "T1ce", "2": "T2", "3": "Flair"}
+    assert written["labels"] == {
         "background": 0,
         "whole tumor": [1, 2, 3],
         "tumor core": [2, 3],
         "enhancing tumor": [3],
     }
-    assert said["regions_class_order"] == [1, 2, 3]
+    assert written["regions_class_order"] == [1, 2, 3]
 
 
-def test_heart_under_another_number_and_name(raw: Path, tmp_path: Path) -> None:
+def test_heart_is_converted_with_another_id_and_name(raw: Path, tmp_path: Path) -> None:
     source = archives.make_decathlon(tmp_path)
     output = run_here("heart", source, "--dataset-id", 502, "--name", "Left_Atrium")
     folder = raw / "Dataset502_Left_Atrium"
@@ -174,14 +173,14 @@ def test_heart_under_another_number_and_name(raw: Path, tmp_path: Path) -> None:
         assert_same(folder / f"imagesTr/la_{n:03d}_0000.nii.gz", source / f"imagesTr/la_{n:03d}.nii.gz")
         assert_same(folder / f"labelsTr/la_{n:03d}.nii.gz", source / f"labelsTr/la_{n:03d}.nii.gz")
     assert len(files(folder, "imagesTr")) == 3 and files(folder, "imagesTs") == ["la_001_0000.nii.gz"]
-    said = description(folder)
-    assert said["channel_names"] == {"0": "MRI"} and said["numTraining"] == 3
-    assert said["labels"] == {"background": 0, "left atrium": 1}
+    written = description(folder)
+    assert written["channel_names"] == {"0": "MRI"} and written["numTraining"] == 3
+    assert written["labels"] == {"background": 0, "left atrium": 1}
 
 
-def test_amos22(raw: Path, tmp_path: Path) -> None:
+def test_amos22_is_converted(raw: Path, tmp_path: Path) -> None:
     source = archives.make_amos(tmp_path)
-    archives.cut(source / "imagesTr" / "amos_0507.nii.gz")  # MRI, which is not looked at
+    archives.cut(source / "imagesTr" / "amos_0507.nii.gz")  # MRI, which is ignored
     run_here("amos22", tmp_path)
     folder = raw / "Dataset218_AMOS2022_postChallenge_task1"
     assert os.listdir(raw) == [folder.name]
@@ -191,12 +190,12 @@ def test_amos22(raw: Path, tmp_path: Path) -> None:
         name = f"amos_{n:04d}"
         assert_same(folder / f"imagesTr/{name}_0000.nii.gz", source / f"images{part}/{name}.nii.gz")
         assert_same(folder / f"labelsTr/{name}.nii.gz", source / f"labels{part}/{name}.nii.gz")
-    said = description(folder)
-    assert said["numTraining"] == 3 and sorted(said["labels"].values()) == list(range(16))
+    written = description(folder)
+    assert written["numTraining"] == 3 and sorted(written["labels"].values()) == list(range(16))
 
 
 @pytest.mark.slow
-def test_nnunet_plans_and_preprocesses(
+def test_prepared_data_set_can_be_preprocessed(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archives, "SIZE", (32, 28, 16))
@@ -217,17 +216,14 @@ def test_nnunet_plans_and_preprocesses(
 
 
 @pytest.mark.slow
-def test_hippocampus_as_it_is_shipped(raw: Path, real_data: Path) -> None:
+def test_real_hippocampus_archive_is_converted(raw: Path, real_data: Path) -> None:
     run("hippocampus", real_data)
     cases = len(description(real_data)["training"])
     assert len(files(raw / "Dataset004_Hippocampus", "labelsTr")) == cases
 
 
-# Layouts
-
-
 @pytest.mark.parametrize("place", [".", "Abdomen", "Abdomen/RawData", "Abdomen/RawData/Training"])
-def test_btcv_is_found_from_any_of_its_folders(
+def test_btcv_is_found_in_each_folder(
     tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archives.make_btcv(tmp_path)
@@ -235,25 +231,25 @@ def test_btcv_is_found_from_any_of_its_folders(
     archive = DATA_SETS["btcv"].open(Path("."))
     assert len(archive.training) == 4
     assert [case.name for case in archive.unseen] == ["img0061"]
-    check(archive, 2, QUIET)
+    check_cases(archive, 2, QUIET)
 
 
 @pytest.mark.parametrize("ending", [".nii", ".nii.gz"])
-def test_brats2020_in_both_endings(tmp_path: Path, ending: str) -> None:
+def test_brats2020_may_be_compressed(tmp_path: Path, ending: str) -> None:
     source = archives.make_brats(tmp_path, ending=ending)
     archive = DATA_SETS["brats2020"].open(source)
-    check(archive, 2, QUIET)
+    check_cases(archive, 2, QUIET)
     assert archive.training[0].label == source / f"BraTS20_Training_001/BraTS20_Training_001_seg{ending}"
 
 
-def test_channels_in_the_fourth_dimension(tmp_path: Path) -> None:
+def test_fourth_dimension_holds_channels(tmp_path: Path) -> None:
     source = archives.make_decathlon(tmp_path, "Task04_Hippocampus", channels=2)
     archive = DATA_SETS["hippocampus"].open(source)
-    check(archive, 2, QUIET)
+    check_cases(archive, 2, QUIET)
     assert archive.channels == ["MRI0", "MRI1"]
 
 
-def test_files_that_differ_by_rounding_get_one_geometry(tmp_path: Path) -> None:
+def test_rounding_differences_in_geometry_are_removed(tmp_path: Path) -> None:
     training = archives.make_btcv(tmp_path) / "RawData" / "Training"
     archives.write(
         training / "label" / "label0002.nii.gz",
@@ -263,7 +259,7 @@ def test_files_that_differ_by_rounding_get_one_geometry(tmp_path: Path) -> None:
     )
     data_set = DATA_SETS["btcv"]
     archive = data_set.open(training)
-    check(archive, 1, QUIET)
+    check_cases(archive, 1, QUIET)
     folder = tmp_path / "Dataset017_BTCV"
     data_set.write(archive, folder, 2, QUIET)
     image = read_with_simpleitk(folder / "imagesTr" / "img0002_0000.nii.gz")
@@ -273,11 +269,8 @@ def test_files_that_differ_by_rounding_get_one_geometry(tmp_path: Path) -> None:
     np.testing.assert_array_equal(image.direction, label.direction)
 
 
-# Whole or not at all
-
-
 def start_and_signal(raw: Path, tmp_path: Path, number: int) -> tuple[int, str]:
-    """Signal the command when it has begun to write; its exit status and what it says on stderr."""
+    """Signal the command when it has begun to write; return its exit status and stderr."""
     source = archives.make_decathlon(tmp_path)
     process = subprocess.Popen(
         [*COMMAND, "heart", str(source), "-np", "1"],
@@ -296,7 +289,7 @@ def start_and_signal(raw: Path, tmp_path: Path, number: int) -> tuple[int, str]:
     return process.returncode, said
 
 
-def test_an_interrupt_leaves_nothing(raw: Path, tmp_path: Path) -> None:
+def test_interrupt_leaves_nothing(raw: Path, tmp_path: Path) -> None:
     status, said = start_and_signal(raw, tmp_path, signal.SIGINT)
     assert status == 130 and said == "nnunet-cpr: interrupted; nothing was written\n"
     assert os.listdir(raw) == []
@@ -313,7 +306,7 @@ def test_what_a_kill_leaves_is_not_a_data_set_and_is_cleaned(raw: Path, tmp_path
     assert os.listdir(raw) == ["Dataset001_Next"]
 
 
-def test_a_converter_ends_with_the_command_that_was_killed() -> None:
+def test_converter_exits_with_the_killed_command() -> None:
     arguments = json.dumps({"args": ["sh", "-c", "echo started; sleep 3600"]})
     converter = [sys.executable, "-m", _run_converter.__name__, "subprocess", "run", arguments]
     command = f"import subprocess; subprocess.run({converter!r}, start_new_session=True)"
@@ -323,7 +316,7 @@ def test_a_converter_ends_with_the_command_that_was_killed() -> None:
     process.communicate(timeout=300)  # the pipe closes when the last of them has ended
 
 
-def test_a_run_leaves_the_folder_of_another_one_alone(raw: Path) -> None:
+def test_concurrent_runs_keep_their_temporary_folders(raw: Path) -> None:
     with atomic_directory(raw / "Dataset001_A") as one, atomic_directory(raw / "Dataset002_B") as other:
         assert one.parent.is_dir()
         one.mkdir()
@@ -331,7 +324,7 @@ def test_a_run_leaves_the_folder_of_another_one_alone(raw: Path) -> None:
     assert sorted(os.listdir(raw)) == ["Dataset001_A", "Dataset002_B"]
 
 
-def test_a_full_disk_leaves_nothing(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_nothing(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = archives.make_btcv(tmp_path)
 
     def fail(image: sitk.Image, path: str, **_: object) -> None:
@@ -347,7 +340,7 @@ def test_a_full_disk_leaves_nothing(raw: Path, tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_what_nnunets_check_refuses_does_not_appear(
+def test_data_set_failing_the_integrity_check_is_removed(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = archives.make_btcv(tmp_path)

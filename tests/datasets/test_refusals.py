@@ -1,4 +1,4 @@
-"""What ``nnunet-cpr prepare`` refuses: everything that is wrong in one go, and nothing is written."""
+"""Archives that ``nnunet-cpr prepare`` refuses, with all problems at once."""
 
 from __future__ import annotations
 
@@ -34,25 +34,24 @@ def raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(*arguments: object) -> list[str]:
-    """The lines on stderr of the command, which must fail."""
+    """Return the lines on stderr of the command, which must fail."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == 1, result.output
     return result.stderr.splitlines()
 
 
-def assert_told(lines: list[str], expected: dict[str, str], raw: Path) -> None:
-    """One line for each case that begins with its name and has the words; nothing was written."""
-    *told, last = lines
-    assert [line.partition(": ")[0] for line in told] == list(expected)
-    for line, words in zip(told, expected.values()):
+def assert_reported(lines: list[str], expected: dict[str, str], raw: Path) -> None:
+    """Check that each case has a line with the expected words and that nothing was written."""
+    *reported, last = lines
+    assert [line.partition(": ")[0] for line in reported] == list(expected)
+    for line, words in zip(reported, expected.values()):
         assert words in line, line
         assert "again" in line  # what to do
-    assert last.startswith(f"nnunet-cpr: {len(expected)} things are wrong in ")
-    assert last.endswith("see above; nothing was written")
+    assert last.endswith(f": {len(expected)} problems, see above; nothing was written")
     assert os.listdir(raw) == []
 
 
-def test_btcv_tells_of_every_bad_case(raw: Path, tmp_path: Path) -> None:
+def test_btcv_reports_every_invalid_case(raw: Path, tmp_path: Path) -> None:
     training = archives.make_btcv(tmp_path, cases=16) / "RawData" / "Training"
 
     def image(n: int) -> Path:
@@ -67,7 +66,7 @@ def test_btcv_tells_of_every_bad_case(raw: Path, tmp_path: Path) -> None:
     label(2).unlink()
     image(3).unlink()
     archives.cut(image(4))
-    archives.cut(label(5), 0.995)  # all voxels are there, the check sum is not
+    archives.cut(label(5), 0.995)  # complete voxels, truncated checksum
     image(6).write_bytes(b"")
     image(7).write_bytes(b"<html>Please log in</html>")
     archives.write(label(8), np.where(values(8) == 13, 14, values(8)))
@@ -84,27 +83,27 @@ def test_btcv_tells_of_every_bad_case(raw: Path, tmp_path: Path) -> None:
     archives.write(image(16), lost)
     archives.cut(training.parent / "Testing" / "img" / "img0061.nii.gz")
     expected = {
-        "img0002": "its label label/label0002.nii.gz is missing",
-        "img0003": "its image img/img0003.nii.gz is missing",
-        "img0004": "its image img/img0004.nii.gz cannot be read (Compressed file ended",
-        "img0005": "its label label/label0005.nii.gz cannot be read (Compressed file ended",
-        "img0006": "cannot be read (damaged, or no NIfTI file)",
-        "img0007": "cannot be read (damaged, or no NIfTI file)",
-        "img0008": "its label label/label0008.nii.gz has the value 14, not of 0, 1, 2",
-        "img0009": "has the value 3.5, not of",
-        "img0010": "has the value -1, not of",
-        "img0011": "label/label0011.nii.gz has size (12, 10, 7) instead of (12, 10, 8)",
-        "img0012": "has spacing (0.75, 0.9, 2.51) instead of (0.75, 0.9, 2.5)",
-        "img0013": "has origin (-171.5, 20.25, -297.625) instead of (-171.5, 20.25, -300.125)",
-        "img0014": "has direction (1, 0, 0, 0, 1, 0, 0, 0, 1) instead of (-0.9553365,",
-        "img0015": "2 dimensions instead of 3",
-        "img0016": "voxels that are no numbers",
-        "img0061": "its image ../Testing/img/img0061.nii.gz cannot be read",
+        "img0002": "label label/label0002.nii.gz is missing",
+        "img0003": "image img/img0003.nii.gz is missing",
+        "img0004": "image img/img0004.nii.gz cannot be read (Compressed file ended",
+        "img0005": "label label/label0005.nii.gz cannot be read (Compressed file ended",
+        "img0006": "cannot be read (damaged, or not a NIfTI file)",
+        "img0007": "cannot be read (damaged, or not a NIfTI file)",
+        "img0008": "label label/label0008.nii.gz: expected values of 0, 1, 2, 3, 4",
+        "img0009": "13, got 3.5; ",
+        "img0010": "13, got -1; ",
+        "img0011": "expected the geometry of img/img0011.nii.gz, got size (12, 10, 7) instead",
+        "img0012": "got spacing (0.75, 0.9, 2.51) instead of (0.75, 0.9, 2.5)",
+        "img0013": "got origin (-171.5, 20.25, -297.625) instead of (-171.5, 20.25, -300.125)",
+        "img0014": "got direction (1, 0, 0, 0, 1, 0, 0, 0, 1) instead of (-0.9553365,",
+        "img0015": "expected 3 dimensions, got 2",
+        "img0016": "has NaN voxels",
+        "img0061": "image ../Testing/img/img0061.nii.gz cannot be read",
     }
-    assert_told(refused("btcv", tmp_path), expected, raw)
+    assert_reported(refused("btcv", tmp_path), expected, raw)
 
 
-def test_brats2020_tells_of_every_bad_case(raw: Path, tmp_path: Path) -> None:
+def test_brats2020_reports_every_invalid_case(raw: Path, tmp_path: Path) -> None:
     source = archives.make_brats(tmp_path, cases=8)
 
     def file(n: int, what: str) -> Path:
@@ -123,16 +122,16 @@ def test_brats2020_tells_of_every_bad_case(raw: Path, tmp_path: Path) -> None:
     expected = {
         "BraTS20_Training_002": "BraTS20_Training_002_t1ce.nii.gz is missing",
         "BraTS20_Training_003": "BraTS20_Training_003_t2.nii cannot be read (Expected 1920 bytes, got",
-        "BraTS20_Training_004": "has the value 3, not of 0, 1, 2, 4",
-        "BraTS20_Training_005": "BraTS20_Training_005_flair.nii has spacing (1, 1, 1) instead of",
-        "BraTS20_Training_006": "its label BraTS20_Training_006/BraTS20_Training_006_seg",
+        "BraTS20_Training_004": "expected values of 0, 1, 2, 4, got 3; ",
+        "BraTS20_Training_005": "got spacing (1, 1, 1) instead of",
+        "BraTS20_Training_006": "label BraTS20_Training_006/BraTS20_Training_006_seg",
         "BraTS20_Training_007": "BraTS20_Training_007_seg.nii.gz is missing",
-        "BraTS20_Training_008": "BraTS20_Training_008_t1.nii has 2 volumes, not 1",
+        "BraTS20_Training_008": "BraTS20_Training_008_t1.nii: expected 1 volumes, got 2",
     }
-    assert_told(refused("brats2020", source), expected, raw)
+    assert_reported(refused("brats2020", source), expected, raw)
 
 
-def test_heart_tells_of_every_bad_case(raw: Path, tmp_path: Path) -> None:
+def test_heart_reports_every_invalid_case(raw: Path, tmp_path: Path) -> None:
     source = archives.make_decathlon(tmp_path, cases=7)  # la_003 to la_009
     (source / "labelsTr" / "la_004.nii.gz").unlink()
     (source / "imagesTr" / "la_005.nii.gz").unlink()
@@ -143,18 +142,18 @@ def test_heart_tells_of_every_bad_case(raw: Path, tmp_path: Path) -> None:
     archives.write(source / "labelsTr" / "la_099.nii.gz", archives.labels(99, (0, 1)))
     (source / "imagesTs" / "la_001.nii.gz").unlink()
     expected = {
-        "la_099": "it is not in the list of dataset.json",
-        "la_004": "its label labelsTr/la_004.nii.gz is missing",
-        "la_005": "its image imagesTr/la_005.nii.gz is missing",
-        "la_006": "its image imagesTr/la_006.nii.gz cannot be read",
-        "la_007": "has the value 2, not of 0, 1",
-        "la_008": "has spacing (1, 1, 1) instead of",
-        "la_001": "its image imagesTs/la_001.nii.gz is missing",
+        "la_099": "not listed in dataset.json",
+        "la_004": "label labelsTr/la_004.nii.gz is missing",
+        "la_005": "image imagesTr/la_005.nii.gz is missing",
+        "la_006": "image imagesTr/la_006.nii.gz cannot be read",
+        "la_007": "expected values of 0, 1, got 2; ",
+        "la_008": "got spacing (1, 1, 1) instead of",
+        "la_001": "image imagesTs/la_001.nii.gz is missing",
     }
-    assert_told(refused("heart", source), expected, raw)
+    assert_reported(refused("heart", source), expected, raw)
 
 
-def test_amos22_tells_of_every_bad_case(raw: Path, tmp_path: Path) -> None:
+def test_amos22_reports_every_invalid_case(raw: Path, tmp_path: Path) -> None:
     source = archives.make_amos(tmp_path)
     archives.write(source / "labelsTr" / "amos_0001.nii.gz", archives.labels(1, tuple(range(17))))
     archives.write(
@@ -163,15 +162,15 @@ def test_amos22_tells_of_every_bad_case(raw: Path, tmp_path: Path) -> None:
     (source / "labelsVa" / "amos_0008.nii.gz").unlink()
     archives.cut(source / "imagesTs" / "amos_0002.nii.gz")
     expected = {
-        "amos_0001": "has the value 16, not of 0, 1, 2",
-        "amos_0004": "has origin (0, 0, 0) instead of",
-        "amos_0008": "its label labelsVa/amos_0008.nii.gz is missing",
-        "amos_0002": "its image imagesTs/amos_0002.nii.gz cannot be read",
+        "amos_0001": "15, got 16; ",
+        "amos_0004": "got origin (0, 0, 0) instead of",
+        "amos_0008": "label labelsVa/amos_0008.nii.gz is missing",
+        "amos_0002": "image imagesTs/amos_0002.nii.gz cannot be read",
     }
-    assert_told(refused("amos22", tmp_path), expected, raw)
+    assert_reported(refused("amos22", tmp_path), expected, raw)
 
 
-def test_dataset_json_that_does_not_say_enough(raw: Path, tmp_path: Path) -> None:
+def test_incomplete_dataset_json_is_refused(raw: Path, tmp_path: Path) -> None:
     source = archives.make_decathlon(tmp_path)
     path = source / "dataset.json"
     whole = json.loads(path.read_text())
@@ -184,7 +183,7 @@ def test_dataset_json_that_does_not_say_enough(raw: Path, tmp_path: Path) -> Non
         (line,) = refused("heart", source)
         assert f"{path} is damaged" in line
     path.write_text(json.dumps({**whole, "numTraining": 20}))
-    assert "it lists 3 training cases and says that there are 20" in refused("heart", source)[0]
+    assert "expected numTraining 3, the length of its list, got 20" in refused("heart", source)[0]
     assert os.listdir(raw) == []
 
 
@@ -192,85 +191,78 @@ def test_dataset_json_that_does_not_say_enough(raw: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("preset", DATA_SETS)
-def test_another_layout(raw: Path, tmp_path: Path, preset: str) -> None:
+def test_other_layouts_are_refused(raw: Path, tmp_path: Path, preset: str) -> None:
     folder = tmp_path / "downloads"
     folder.mkdir()
     (line,) = refused(preset, folder)
-    assert line.startswith("nnunet-cpr: expected ") and line.endswith(f"in {folder}, found nothing")
+    assert line.startswith(f"nnunet-cpr: {folder}: expected ") and line.endswith(", found nothing")
     for name in "abcdefgh":
         (folder / name).mkdir()
     (line,) = refused(preset, folder)
     assert line.endswith("found a, b, c, d, e, f and 2 more")
 
 
-@pytest.mark.parametrize("name", ["RawData.zip", "Task02_Heart.tar", "BraTS.tar.gz"])
-def test_the_archive_file_itself(raw: Path, tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"PK")
-    assert refused("btcv", tmp_path / name) == [
-        f"nnunet-cpr: {tmp_path / name} is the archive itself; extract it and name its folder"
-    ]
+def test_source_that_is_no_folder_is_refused(raw: Path, tmp_path: Path) -> None:
+    (tmp_path / "RawData.zip").write_bytes(b"PK")
+    for name, found in (("RawData.zip", "a file"), ("nowhere", "nothing")):
+        expected = f"{tmp_path / name}: expected the folder of the extracted archive, found {found}"
+        assert refused("btcv", tmp_path / name) == [f"nnunet-cpr: {expected}"]
 
 
-def test_a_source_that_is_no_folder(raw: Path, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("")
-    assert "is not a folder" in refused("btcv", tmp_path / "notes.txt")[0]
-    assert "does not exist" in refused("btcv", tmp_path / "nowhere")[0]
-
-
-def test_a_decathlon_task_of_another_name(raw: Path, tmp_path: Path) -> None:
+def test_renamed_decathlon_task_is_refused(raw: Path, tmp_path: Path) -> None:
     source = archives.make_decathlon(tmp_path).rename(tmp_path / "heart")
     (line,) = refused("heart", source)
-    assert "expected a folder of the name Task02_Heart" in line and "rename it" in line
+    assert "expected the name Task02_Heart" in line and "rename it" in line
 
 
 # nnUNet_raw and options
 
 
-def test_a_number_that_is_taken(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_used_dataset_id_is_refused(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = archives.make_btcv(tmp_path)
     for taken in ("Dataset017_BTCV", "Dataset017_Other"):
         (raw / taken).mkdir()
         (line,) = refused("btcv", source)
-        assert f"{raw / taken} is there already; remove it or choose another number with" in line
+        assert f"{raw / taken} exists; remove it or choose another id with" in line
         (raw / taken).rmdir()
     preprocessed = tmp_path / "preprocessed"
     monkeypatch.setenv("nnUNet_preprocessed", str(preprocessed))
     (preprocessed / "Dataset500_Other").mkdir(parents=True)
     (line,) = refused("btcv", source, "--dataset-id", "500")
-    assert f"{preprocessed / 'Dataset500_Other'} is there already" in line
+    assert f"{preprocessed / 'Dataset500_Other'} exists" in line
     assert os.listdir(raw) == []
 
 
-def test_nnunet_raw_is_missing(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_nnunet_raw_is_refused(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("nnUNet_raw", str(tmp_path / "gone"))
     assert refused("btcv", tmp_path) == [
-        f"nnunet-cpr: nnUNet_raw is {tmp_path / 'gone'}, which is not there; "
-        f"run: mkdir -p {tmp_path / 'gone'}"
+        f"nnunet-cpr: nnUNet_raw: {tmp_path / 'gone'} does not exist; run: mkdir -p {tmp_path / 'gone'}"
     ]
     monkeypatch.delenv("nnUNet_raw")
     (line,) = refused("btcv", tmp_path)
     assert "nnUNet_raw is not set; run: export nnUNet_raw=" in line
 
 
-def test_unknown_data_set_and_name(raw: Path, tmp_path: Path) -> None:
+def test_unknown_data_set_and_name_are_refused(raw: Path, tmp_path: Path) -> None:
     assert refused("lits", tmp_path) == [
-        "nnunet-cpr: there is no data set 'lits'; "
-        "choose one of btcv, heart, brats2020, amos22, hippocampus"
+        "nnunet-cpr: unknown data set 'lits'; choose from btcv, heart, brats2020, amos22, hippocampus"
     ]
-    assert "--name must be letters" in refused("btcv", tmp_path, "--name", "../up")[0]
+    assert "--name: expected letters" in refused("btcv", tmp_path, "--name", "../up")[0]
 
 
-def test_help_names_every_data_set() -> None:
+def test_help_lists_every_data_set() -> None:
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
     for preset in DATA_SETS:
         assert preset in shown
 
 
-def test_the_command_is_registered(raw: Path, tmp_path: Path) -> None:
+def test_prepare_is_a_registered_command(raw: Path, tmp_path: Path) -> None:
     code = "from nnunet_cpr.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "prepare", "btcv", str(tmp_path)], capture_output=True, text=True
     )
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.startswith("nnunet-cpr: expected RawData/Training")
+    assert line.startswith(f"nnunet-cpr: {tmp_path}: expected RawData/Training")

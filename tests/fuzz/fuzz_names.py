@@ -1,4 +1,4 @@
-"""Names under a coverage-guided fuzz: ``python -m tests.fuzz.fuzz_names -max_total_time=60``."""
+"""Coverage-guided fuzzing of names: ``python -m tests.fuzz.fuzz_names -max_total_time=60``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS = [
 
 
 def one_input(data: bytes) -> None:
-    """Words of the grammar and any others, in any order."""
+    """Return words of the grammar and others in any order."""
     given = atheris.FuzzedDataProvider(data)
     text = ""
     while given.remaining_bytes():

@@ -1,4 +1,4 @@
-"""Saved states under a coverage-guided fuzz: ``python -m tests.fuzz.fuzz_state_dict -runs=10000``."""
+"""Coverage-guided fuzzing of state dicts: ``python -m tests.fuzz.fuzz_state_dict -runs=10000``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ loading = Loading()
 
 
 def one_input(data: bytes) -> None:
-    """A state with strange things in one or two places."""
+    """Return a state with invalid values in one or two places."""
     given = atheris.FuzzedDataProvider(data)
     loading.is_taken_or_refused(lambda n: given.ConsumeIntInRange(0, n - 1))
 

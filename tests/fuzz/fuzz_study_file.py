@@ -1,4 +1,4 @@
-"""Study files under a coverage-guided fuzz: ``python -m tests.fuzz.fuzz_study_file -runs=10000``."""
+"""Coverage-guided fuzzing of study files: ``python -m tests.fuzz.fuzz_study_file -runs=10000``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ folder = Path(tempfile.mkdtemp(prefix="fuzz-study-"))
 
 
 def one_input(data: bytes) -> None:
-    """Lines of study files and any other bytes, in any order."""
+    """Return lines of study files and other bytes in any order."""
     given = atheris.FuzzedDataProvider(data)
     content = b""
     while given.remaining_bytes():

@@ -1,4 +1,4 @@
-"""Training logs under a coverage-guided fuzz: ``python -m tests.fuzz.fuzz_training_log -runs=10000``."""
+"""Coverage-guided fuzzing of training logs: ``python -m tests.fuzz.fuzz_training_log -runs=10000``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ folder = Path(tempfile.mkdtemp(prefix="fuzz-log-"))
 
 
 def one_input(data: bytes) -> None:
-    """Words of nnU-Net's logs and any other bytes, in any order."""
+    """Return words of nnU-Net's logs and other bytes in any order."""
     given = atheris.FuzzedDataProvider(data)
     content = b""
     while given.remaining_bytes():

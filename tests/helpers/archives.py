@@ -1,4 +1,4 @@
-"""Tiny archives in the layout of the real ones, oblique and with spacings that differ."""
+"""Tiny archives with the layout of the real ones, oblique axes and anisotropic spacing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DIRECTION = (
 
 
 def write(path: Path, array: np.ndarray, **geometry: tuple[float, ...]) -> None:
-    """Write voxels in the order z, y, x with the geometry above, apart from what is given."""
+    """Write voxels in the order z, y, x with the geometry above unless another one is given."""
     path.parent.mkdir(parents=True, exist_ok=True)
     image = sitk.GetImageFromArray(array)
     image.SetSpacing(geometry.get("spacing", SPACING))
@@ -34,14 +34,14 @@ def picture(seed: int, dtype: type = np.int16) -> np.ndarray:
 
 
 def labels(seed: int, values: tuple[int, ...], dtype: type = np.uint8) -> np.ndarray:
-    """Every value somewhere."""
+    """Return labels that contain every value."""
     array = np.random.default_rng(1000 + seed).choice(values, SIZE[::-1]).astype(dtype)
     array.ravel()[: len(values)] = values
     return array
 
 
 def cut(path: Path, part: float = 0.6) -> None:
-    """Cut a file short, as a download or an extraction that was interrupted leaves it."""
+    """Truncate a file as an interrupted download does."""
     content = path.read_bytes()
     path.write_bytes(content[: int(part * len(content))])
 
@@ -102,7 +102,7 @@ def make_decathlon(folder: Path, task: str = "Task02_Heart", cases: int = 3, cha
 
 
 def make_amos(folder: Path, training: tuple[int, ...] = (1, 4, 507)) -> Path:
-    """Training cases, one of validation and one of test in CT; numbers above 410 are MRI."""
+    """Write training cases, a validation and a test case of CT; numbers above 410 are MRI."""
     root = folder / "amos22"
     organs = [f"organ {n}" for n in range(1, 16)]
     parts = {"training": ("Tr", training), "validation": ("Va", (8,)), "test": ("Ts", (2,))}

@@ -25,7 +25,7 @@ PATCH_MEMORY = "0.03"  # GB: so little that nnU-Net plans a low resolution and t
 
 @dataclass(frozen=True)
 class Model:
-    """What nnU-Net's commands call ``-tr``, ``-c``, ``-p`` and ``-f``."""
+    """Options ``-tr``, ``-c``, ``-p`` and ``-f`` of nnU-Net's commands."""
 
     trainer: str
     configuration: str
@@ -79,7 +79,7 @@ class MatrixSpace(Workspace):
         return json.loads((self.fold_folder(model) / "validation" / "summary.json").read_text())
 
     def change_plans(self, source: str, target: str, **changes: object) -> None:
-        """A copy of plans with a network of few features and other settings of each configuration."""
+        """Copy plans with a network of few features and other settings of each configuration."""
         plans = json.loads((self.preprocessed / f"{source}.json").read_text())
         plans["plans_name"] = target
         for configuration in plans["configurations"].values():
@@ -91,7 +91,7 @@ class MatrixSpace(Workspace):
 
 
 def make_space(folder: Path) -> MatrixSpace:
-    """The data, planned and preprocessed by nnU-Net's commands."""
+    """Plan and preprocess the data with nnU-Net's commands."""
     space = MatrixSpace(folder, DATASET, nnunet_environment(folder, processes=1))
     del space.environment["nnUNet_extTrainer"]  # every process finds the trainers by itself
     space.environment["nnUNet_compile"] = "f"
@@ -118,7 +118,7 @@ def array(path: Path) -> np.ndarray:
 
 
 def _write_data(folder: Path) -> None:
-    """The phantoms with a second channel; in the training cases a slab is not annotated."""
+    """Write phantoms with a second channel and, in training cases, an unlabelled slab."""
     phantom.write_dataset(folder, training_cases=5)
     for path in sorted(folder.glob("images*/*_0000.nii.gz")):
         image = read(path)

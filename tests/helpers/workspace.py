@@ -129,7 +129,7 @@ class Workspace:
             process.wait()
 
     def start(self, trainer: str, *options: str, output: IO[str] | int) -> subprocess.Popen[str]:
-        """A training in a process group of its own."""
+        """Start a training in a process group of its own."""
         return subprocess.Popen(
             self.command("nnUNetv2_train", *self.train_arguments(trainer, *options)),
             env=self.environment,
@@ -141,7 +141,7 @@ class Workspace:
         )
 
     def with_results_in(self, folder: Path) -> Workspace:
-        """The same data, and other results."""
+        """Return a workspace with the same data and other results."""
         environment = {**self.environment, "nnUNet_results": str(folder / "nnUNet_results")}
         return Workspace(folder, self.dataset, environment)
 
@@ -154,7 +154,7 @@ class Workspace:
         continues: bool = False,
         features: int | None = None,
     ) -> nnUNetTrainer:
-        """A trainer as nnU-Net makes it, in this process, up to ``initialize``."""
+        """Build a trainer as nnU-Net does, up to ``initialize``."""
         self.set_environment(monkeypatch)
         preprocessed = Path(self.environment["nnUNet_preprocessed"]) / self.dataset
         plans = json.loads((preprocessed / f"{PLANS}.json").read_text())
@@ -172,7 +172,7 @@ class Workspace:
         return built
 
     def finish(self, trainer: str) -> Path:
-        """The folder of a fold trained to its end in this process: an epoch of two iterations."""
+        """Train a fold for an epoch of two iterations and return its folder."""
         with pytest.MonkeyPatch.context() as monkeypatch:
             built = self.build(trainer, monkeypatch)
             built.num_iterations_per_epoch = built.num_val_iterations_per_epoch = 2

@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, made up, or of something else; and how ours are written."""
+"""Writing, safe loading and refusal of checkpoints."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def space(workspace: Workspace, tmp_path: Path) -> Workspace:
 
 @pytest.fixture(scope="module")
 def written(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint with every kind of thing in it that nnU-Net and CPR put there."""
+    """Return a checkpoint of a finished training."""
     space = workspace.with_results_in(tmp_path_factory.mktemp("written"))
     return space.finish(CPR) / "checkpoint_final.pth"
 
 
 @pytest.fixture
 def put(space: Workspace, written: Path) -> Callable[..., Path]:
-    """Puts the checkpoint, changed or as it is, into a fold's folder."""
+    """Return a function that puts the checkpoint, optionally changed, into a fold's folder."""
 
     def put(name: str = "checkpoint_latest.pth", change: Callable[[dict], Any] | None = None) -> Path:
         path = space.fold(CPR) / name
@@ -61,7 +61,7 @@ def put(space: Workspace, written: Path) -> Callable[..., Path]:
 
 
 def continued(space: Workspace, monkeypatch: pytest.MonkeyPatch, name: str = CPR) -> nnUNetTrainer:
-    """What ``nnUNetv2_train ... --c`` has in hand when the training starts."""
+    """Return the trainer as ``nnUNetv2_train ... --c`` prepares it."""
     trainer = space.build(name, monkeypatch, continues=True)
     maybe_load_checkpoint(trainer, continue_training=True, validation_only=False)
     return trainer
@@ -83,10 +83,7 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and (a == b or a != a)
 
 
-# Writing
-
-
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
+def test_failed_write_keeps_the_previous_checkpoint(
     space: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = space.build(CPR, monkeypatch)
@@ -103,13 +100,13 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert stopped.value.code == 1
     assert refusal(capsys) == (
-        f"nnunet-cpr: cannot write {path}: File too large; mend that and continue with --c"
+        f"nnunet-cpr: cannot write {path}: File too large; fix this and continue with --c"
     )
     assert path.read_bytes() == before
     assert [f.name for f in path.parent.iterdir() if "checkpoint" in f.name] == [path.name]
 
 
-def test_what_killed_writes_have_left_is_removed_when_a_training_starts(
+def test_temporary_files_are_removed_at_training_start(
     space: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = space.build(CPR, monkeypatch)
@@ -120,16 +117,13 @@ def test_what_killed_writes_have_left_is_removed_when_a_training_starts(
     assert [f.name for f in fold.iterdir() if f.name.startswith(".")] == [".mine"]
 
 
-# Reading
-
-
-def test_everything_comes_back(written: Path) -> None:
+def test_read_returns_everything(written: Path) -> None:
     assert same(checkpoints.read(written), torch.load(written, weights_only=False, map_location="cpu"))
 
 
 @examples(50, search=500)
 @given(data=st.data())
-def test_a_cut_file_is_always_named(written: Path, tmp_path_factory, data: st.DataObject) -> None:
+def test_truncated_file_is_always_reported(written: Path, tmp_path_factory, data: st.DataObject) -> None:
     content = written.read_bytes()
     length = data.draw(st.integers(0, len(content) - 1))
     path = tmp_path_factory.getbasetemp() / "cut.pth"
@@ -141,7 +135,7 @@ def test_a_cut_file_is_always_named(written: Path, tmp_path_factory, data: st.Da
 
 @examples(50, search=500)
 @given(data=st.data())
-def test_a_flipped_bit_is_named_or_means_nothing(
+def test_flipped_bits_are_reported_or_harmless(
     written: Path, tmp_path_factory, data: st.DataObject
 ) -> None:
     content = bytearray(written.read_bytes())
@@ -173,7 +167,7 @@ def empty(path: Path) -> None:
 
 
 def flip(path: Path) -> None:
-    """In the middle of the last tensor, where torch does not look."""
+    """Flip a bit in a tensor, which torch does not verify."""
     content = bytearray(path.read_bytes())
     weight = torch.load(path, weights_only=False)["network_weights"][
         "encoder.stages.3.0.convs.0.conv.weight"
@@ -184,7 +178,7 @@ def flip(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [zeros, halve, empty, flip])
 @pytest.mark.parametrize("torn", ["checkpoint_final.pth", "checkpoint_latest.pth"])
-def test_continuing_takes_the_checkpoint_before_a_damaged_one(
+def test_continuing_falls_back_from_a_damaged_checkpoint(
     space: Workspace, put, monkeypatch, capsys, torn: str, damage: Callable[[Path], None]
 ) -> None:
     damage(put(torn))
@@ -198,8 +192,8 @@ def test_continuing_takes_the_checkpoint_before_a_damaged_one(
 
 
 @pytest.mark.slow  # 10 seconds
-def test_without_another_one_a_damaged_checkpoint_ends_it(space: Workspace, put) -> None:
-    """The command: one line, no traceback, and the files are as they were."""
+def test_continuing_stops_without_an_intact_checkpoint(space: Workspace, put) -> None:
+    """The command prints one line for each file, without traceback, and changes no file."""
     for name in ("checkpoint_latest.pth", "checkpoint_best.pth"):
         halve(put(name))
     before = {f.name: f.read_bytes() for f in space.fold(CPR).glob("*.pth")}
@@ -212,7 +206,7 @@ def test_without_another_one_a_damaged_checkpoint_ends_it(space: Workspace, put)
     assert {f.name: f.read_bytes() for f in space.fold(CPR).glob("*.pth")} == before
 
 
-def test_a_validation_does_not_take_another_checkpoint(space: Workspace, put, monkeypatch) -> None:
+def test_validation_uses_no_other_checkpoint(space: Workspace, put, monkeypatch) -> None:
     halve(put("checkpoint_final.pth"))
     put("checkpoint_best.pth")
     trainer = space.build(CPR, monkeypatch)
@@ -220,11 +214,8 @@ def test_a_validation_does_not_take_another_checkpoint(space: Workspace, put, mo
         maybe_load_checkpoint(trainer, continue_training=False, validation_only=True)
 
 
-# What it means
-
-
 def write(space: Workspace, name: str, monkeypatch: pytest.MonkeyPatch, **differing: int) -> Path:
-    """The checkpoint of a training that has just begun."""
+    """Write the checkpoint of a training that has just started."""
     trainer = space.build(name, monkeypatch, **differing)
     path = space.folder / "written.pth"
     trainer.current_epoch = 4
@@ -244,39 +235,39 @@ def write(space: Workspace, name: str, monkeypatch: pytest.MonkeyPatch, **differ
         ("nnUNetTrainerAdamCPR_warmup10", "nnUNetTrainerAdamCPR_ws1010_warmup10_lr1en3"),
     ],
 )
-def test_it_is_loaded_where_the_meaning_is_clear(
+def test_equivalent_checkpoints_are_loaded(
     space: Workspace, monkeypatch, capsys, writer: str, reader: str
 ) -> None:
     path = write(space, writer, monkeypatch)
     trainer = space.build(reader, monkeypatch)
     capsys.readouterr()
     trainer.load_checkpoint(str(path))
-    assert refusal(capsys) == f"nnunet-cpr: {path} is {writer}'s, and is continued here"
+    assert refusal(capsys) == f"nnunet-cpr: continuing {path}, which was written by {writer}"
     checkpoint = torch.load(path, weights_only=False)
     assert trainer.current_epoch == 5 and trainer._best_ema == 0.5
     assert same(dict(trainer.network.state_dict()), dict(checkpoint["network_weights"]))
 
 
 REFUSED = [
-    (STOCK, CPR, {}, "is nnUNetTrainer's, without CPR, unlike"),
-    ("nnUNetTrainerSGD", CPR, {}, "is nnUNetTrainerSGD's, without CPR, unlike"),
-    (CPR, "nnUNetTrainerSGD", {}, f"is {CPR}'s, with CPR, unlike nnUNetTrainerSGD; "),
-    ("nnUNetTrainerSGD_decoupled", "nnUNetTrainerSGD", {}, "with the regularizer, unlike"),
-    (STOCK, "nnUNetTrainerSGD_wd1en3", {}, "with weight_decay 3e-05 instead of the 0.001 of"),
-    ("nnUNetTrainerAdamW", "nnUNetTrainerSGD", {}, "with another optimizer than that of"),
-    (CPR, "nnUNetTrainerAdamCPR_ws1", {}, "with another optimizer than that of"),
+    (STOCK, CPR, {}, f"was written by nnUNetTrainer, expected {CPR}: without CPR"),
+    ("nnUNetTrainerSGD", CPR, {}, f"was written by nnUNetTrainerSGD, expected {CPR}: without CPR"),
+    (CPR, "nnUNetTrainerSGD", {}, f"was written by {CPR}, expected nnUNetTrainerSGD: with CPR; "),
+    ("nnUNetTrainerSGD_decoupled", "nnUNetTrainerSGD", {}, "with a comparison method"),
+    (STOCK, "nnUNetTrainerSGD_wd1en3", {}, "weight_decay: expected 0.001, got 3e-05"),
+    ("nnUNetTrainerAdamW", "nnUNetTrainerSGD", {}, "with another optimizer"),
+    (CPR, "nnUNetTrainerAdamCPR_ws1", {}, "with another optimizer"),
     (CPR, "nnUNetTrainerCPR_ws2", {}, "kappa was 'KappaWS(steps=1)' and is 'KappaWS(steps=2)' now"),
     (CPR, "nnUNetTrainerCPR_ws1_std", {}, "regularizer was 'l2' and is 'std' now"),
     (CPR, "nnUNetTrainerCPR_ws1_mu0p5", {}, "mu was 1.0 and is 0.5 now"),
     (CPR, "nnUNetTrainerCPR_ws1_ada", {}, "adaptive was False and is True now"),
-    (CPR, CPR, {"features": 8}, "is of another network: 'encoder.stages.0.0.convs.0.conv.weight' has "
-        "shape [8, 1, 3, 3, 3] there and [4, 1, 3, 3, 3] here"),
-    (CPR, CPR, {"fold": 1}, "is of fold 1, and this is fold 0"),
+    (CPR, CPR, {"features": 8}, "belongs to another network: 'encoder.stages.0.0.convs.0.conv.weight': "
+        "expected shape [4, 1, 3, 3, 3], got [8, 1, 3, 3, 3]"),
+    (CPR, CPR, {"fold": 1}, "belongs to another fold: expected 0, got 1"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("writer", "reader", "differing", "reason"), REFUSED)
-def test_it_is_refused_where_it_is_not(
+def test_other_checkpoints_are_refused(
     space: Workspace, monkeypatch, capsys, writer: str, reader: str, differing: dict, reason: str
 ) -> None:
     path = write(space, writer, monkeypatch, **differing)
@@ -289,22 +280,23 @@ def test_it_is_refused_where_it_is_not(
     said = refusal(capsys)
     assert said.startswith(f"nnunet-cpr: {path} ") and reason in said
     helps = "network" not in reason and "fold" not in reason
-    assert said.endswith("to begin a training with its weights give it to -pretrained_weights") == helps
-    if "was" not in reason:  # CPR's own state is looked at last
+    assert (
+        said.endswith("to start a new training from its weights, pass it to -pretrained_weights")
+        == helps
+    )
+    if "' now" not in reason and "now" not in reason:  # the state of CPR is loaded last
         assert same(dict(trainer.network.state_dict()), before)
 
 
-def test_an_older_state_of_cpr_is_refused_with_its_version(
-    space: Workspace, put, monkeypatch, capsys
-) -> None:
+def test_other_versions_of_cpr_state_are_refused(space: Workspace, put, monkeypatch, capsys) -> None:
     put(change=lambda checkpoint: checkpoint["optimizer_state"]["cpr"].update(version=0))
     with pytest.raises(SystemExit):
         continued(space, monkeypatch)
     assert "it has version 0, this is 1" in refusal(capsys)
 
 
-def test_logs_without_cprs_are_padded(space: Workspace, put, monkeypatch) -> None:
-    """As those of a checkpoint from before a value was logged."""
+def test_missing_log_entries_are_padded(space: Workspace, put, monkeypatch) -> None:
+    """Older checkpoints may lack an entry."""
     put(change=lambda checkpoint: checkpoint["logging"].pop("cpr_active"))
     trainer = continued(space, monkeypatch)
     trainer.on_train_start()
@@ -313,7 +305,7 @@ def test_logs_without_cprs_are_padded(space: Workspace, put, monkeypatch) -> Non
 
 
 @pytest.mark.parametrize("writer", [STOCK, "nnUNetTrainerAdamCPR_ws1"])
-def test_pretrained_weights_are_weights_alone(space: Workspace, monkeypatch, writer: str) -> None:
+def test_pretrained_weights_load_weights_only(space: Workspace, monkeypatch, writer: str) -> None:
     path = write(space, writer, monkeypatch)
     weights = torch.load(path, weights_only=False)["network_weights"]
     trainer = space.build(CPR, monkeypatch)
@@ -323,9 +315,6 @@ def test_pretrained_weights_are_weights_alone(space: Workspace, monkeypatch, wri
     assert all(torch.equal(own[key], weights[key]) for key in taken)
     assert trainer.current_epoch == 0 and trainer.cpr.step_count == 0
     assert trainer.cpr.kappa.isinf().all()
-
-
-# Files from strangers
 
 
 class Payload:
@@ -361,7 +350,7 @@ PLACES: dict[str, Callable[[dict, Payload], Any]] = {
 
 @pytest.fixture
 def created(tmp_path: Path) -> Iterator[Path]:
-    """What a payload creates. That the payload would do so is shown at the end."""
+    """Return the file that a payload would create; it must not exist in the end."""
     target = tmp_path / "created"
     yield target
     assert not any(tmp_path.glob("created*"))
@@ -369,7 +358,7 @@ def created(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_a_file_that_runs_something_is_refused(
+def test_checkpoints_with_code_are_refused(
     put, tmp_path: Path, created: Path, payload: str, place: str
 ) -> None:
     path = put(change=lambda checkpoint: PLACES[place](checkpoint, PAYLOADS[payload](created)))
@@ -377,7 +366,7 @@ def test_a_file_that_runs_something_is_refused(
         checkpoints.read(path)
     assert not any(tmp_path.glob("created*"))
     said = str(error.value)
-    assert said.startswith(f"{path} carries ") and "which no checkpoint of nnU-Net's needs" in said
+    assert said.startswith(f"{path} contains ") and "which checkpoints of nnU-Net do not need" in said
     assert "\n" not in said and not isinstance(error.value, DamagedCheckpoint)
 
     torch.load(path, weights_only=False)
@@ -385,11 +374,11 @@ def test_a_file_that_runs_something_is_refused(
         file.unlink()
         break
     else:
-        pytest.fail("the payload is none")
+        pytest.fail("the payload does nothing")
 
 
 @pytest.mark.parametrize("wish", ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None])
-def test_trainings_do_not_run_it(
+def test_trainings_do_not_execute_code(
     space: Workspace, put, created: Path, monkeypatch, capsys, wish
 ) -> None:
     if wish is not None:
@@ -398,24 +387,24 @@ def test_trainings_do_not_run_it(
     put("checkpoint_best.pth")
     with pytest.raises(SystemExit):
         continued(space, monkeypatch)
-    assert "carries posix.system" in refusal(capsys)
+    assert "contains posix.system" in refusal(capsys)
     trainer = space.build(CPR, monkeypatch)
     with pytest.raises(SystemExit):
         maybe_load_checkpoint(trainer, continue_training=False, validation_only=True)
-    assert "carries posix.system" in refusal(capsys)
+    assert "contains posix.system" in refusal(capsys)
     assert os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD") == (None if wish is None else "1")
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
 
 
 @pytest.mark.slow  # 10 seconds
-def test_nor_does_the_command(space: Workspace, put, created: Path) -> None:
+def test_command_does_not_execute_code(space: Workspace, put, created: Path) -> None:
     path = put("checkpoint_final.pth", lambda checkpoint: checkpoint.update(more=system(created)))
     done = space.train(CPR, "--val", check=False)
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert f"nnunet-cpr: {path} carries posix.system, which no checkpoint" in done.stderr
+    assert f"nnunet-cpr: {path} contains posix.system, which checkpoints" in done.stderr
 
 
-NONSENSE: dict[str, Callable[[dict], Any]] = {
+INVALID: dict[str, Callable[[dict], Any]] = {
     "no groups": lambda state: state["param_groups"].clear(),
     "groups are no list": lambda state: state.update(param_groups={"lr": 1}),
     "a group without parameters": lambda state: state["param_groups"][0].pop("params"),
@@ -427,11 +416,11 @@ NONSENSE: dict[str, Callable[[dict], Any]] = {
 }
 
 
-@pytest.mark.parametrize("nonsense", NONSENSE)
-def test_nonsense_is_refused_in_one_line(
-    space: Workspace, put, monkeypatch, capsys, nonsense: str
+@pytest.mark.parametrize("invalid", INVALID)
+def test_invalid_optimizer_states_are_refused(
+    space: Workspace, put, monkeypatch, capsys, invalid: str
 ) -> None:
-    path = put(change=lambda checkpoint: NONSENSE[nonsense](checkpoint["optimizer_state"]))
+    path = put(change=lambda checkpoint: INVALID[invalid](checkpoint["optimizer_state"]))
     with pytest.raises(SystemExit) as stopped:
         continued(space, monkeypatch)
     assert stopped.value.code == 1 and str(path) in refusal(capsys)
@@ -447,7 +436,7 @@ VALUES = st.recursive(
 
 @examples(20, search=200)
 @given(data=st.data())
-def test_a_made_up_checkpoint_is_loaded_or_refused_in_one_line(
+def test_random_checkpoints_are_loaded_or_refused(
     reader: nnUNetTrainer, written: Path, tmp_path: Path, capsys, data: st.DataObject
 ) -> None:
     checkpoint = torch.load(written, weights_only=False)

@@ -1,4 +1,4 @@
-"""nnU-Net's distributed training with our trainers, on two CPU processes."""
+"""Distributed training of nnU-Net with CPR on two CPU processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RANKS = 2
 
 
 class Distributed(Workspace):
-    """The workspace's data, with results of its own and two processes a training."""
+    """Workspace with its own results and two processes for each training."""
 
     @classmethod
     def beside(cls, space: Workspace, folder: Path) -> Distributed:
@@ -50,7 +50,7 @@ class Distributed(Workspace):
             )
 
     def train_on_all(self, trainer: str, *options: str) -> list[dict[str, Any]]:
-        """What every rank held at the end."""
+        """Train and return the final values of every rank."""
         process = self.start(trainer, *options)
         try:
             assert process.wait(timeout=600) == 0, self.output.read_text()[-4000:]
@@ -99,7 +99,7 @@ def assert_same(a: Any, b: Any, place: str = "") -> None:
 
 
 def check_history(space: Distributed, trainer: str, state: dict[str, Any], steps: list[int]) -> None:
-    """One row for each matrix and epoch, with what the ranks held at the end."""
+    """Check that the history has a row for each parameter and epoch and ends with the ranks' values."""
     history = space.history(trainer)
     cpr = state["optimizer"]["cpr"]
     assert history["parameter"].tolist() == cpr["names"] * len(steps)
@@ -110,7 +110,7 @@ def check_history(space: Distributed, trainer: str, state: dict[str, Any], steps
     assert np.isfinite(last["kappa"]).all() and (last["multiplier"] > 0).any()
 
 
-def test_killed_and_continued_all_ranks_end_as_if_they_had_not_been(
+def test_killed_and_continued_ranks_equal_uninterrupted_ones(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     trainer = "nnUNetTrainerCPR_ws6_4epochs_4iters_seed1"
@@ -130,10 +130,8 @@ def test_killed_and_continued_all_ranks_end_as_if_they_had_not_been(
     assert killed.history(trainer).equals(whole.history(trainer))
 
 
-def test_bounds_from_the_initial_weights_are_those_that_all_ranks_start_from(
-    workspace: Workspace, tmp_path: Path
-) -> None:
-    """Each rank draws weights of its own; then DDP gives all of them the first rank's."""
+def test_initial_bounds_are_equal_on_all_ranks(workspace: Workspace, tmp_path: Path) -> None:
+    """Each rank draws its own weights, which DDP replaces by those of the first rank."""
     trainer = "nnUNetTrainerAdamCPR_ki0x0p9_std_ada_warmup2_1epochs_4iters_seed1"
     space = Distributed.beside(workspace, tmp_path)
     states = space.train_on_all(trainer, "--without-validation")
@@ -141,7 +139,7 @@ def test_bounds_from_the_initial_weights_are_those_that_all_ranks_start_from(
     check_history(space, trainer, states[0], [4])
 
 
-def test_the_check_on_two_gpus_refuses_in_one_line_where_there_are_none(tmp_path: Path) -> None:
+def test_benchmark_without_gpus_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.multi_gpu", str(tmp_path / "new")],
         cwd=ROOT,

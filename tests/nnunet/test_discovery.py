@@ -23,12 +23,9 @@ DISCOVERY = ROOT / "nnunet_cpr" / "nnunet" / "discovery" / "nnunet_cpr_discovery
 TRAINER = "nnUNetTrainerCPR_ws20_3epochs"
 
 
-# The module that runs when an interpreter starts
-
-
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
-    """The discovery module, the package and a folder of trainers, as in site-packages."""
+    """Create the discovery module, the package and a folder of trainers as in site-packages."""
     module = tmp_path / "nnunet_cpr_discovery.py"
     shutil.copy(DISCOVERY, module)
     (tmp_path / "nnunet_cpr").mkdir()
@@ -40,7 +37,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, st
 
 
 @pytest.mark.parametrize("before", [None, "", "/mine", f"/mine{os.pathsep}/yours"])
-def test_our_folder_comes_after_the_users_and_once(installed, monkeypatch, before: str | None) -> None:
+def test_trainer_folder_is_appended_once(installed, monkeypatch, before: str | None) -> None:
     module, trainers = installed
     monkeypatch.delenv("nnUNet_extTrainer", raising=False)
     if before is not None:
@@ -51,7 +48,7 @@ def test_our_folder_comes_after_the_users_and_once(installed, monkeypatch, befor
         assert os.environ["nnUNet_extTrainer"] == expected
 
 
-def test_nothing_is_set_where_the_folder_is_gone(installed, monkeypatch) -> None:
+def test_missing_trainer_folder_is_not_appended(installed, monkeypatch) -> None:
     module, trainers = installed
     monkeypatch.delenv("nnUNet_extTrainer", raising=False)
     shutil.rmtree(trainers)
@@ -59,7 +56,7 @@ def test_nothing_is_set_where_the_folder_is_gone(installed, monkeypatch) -> None
     assert "nnUNet_extTrainer" not in os.environ
 
 
-def test_it_imports_the_standard_library_alone_and_at_once() -> None:
+def test_discovery_imports_the_standard_library_only() -> None:
     code = (
         "import sys; before = set(sys.modules); import runpy; "
         f"runpy.run_path({str(DISCOVERY)!r}); print(*sorted(set(sys.modules) - before))"
@@ -68,7 +65,7 @@ def test_it_imports_the_standard_library_alone_and_at_once() -> None:
     assert all(name.split(".")[0] in sys.stdlib_module_names for name in done.stdout.split())
 
 
-def test_an_edit_in_a_checkout_is_seen_without_installing(tmp_path: Path) -> None:
+def test_edited_trainer_takes_effect_without_installing(tmp_path: Path) -> None:
     for name in ("trainers", "nnunet_cpr"):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, tmp_path / name, ignore=ignore)
@@ -105,12 +102,9 @@ def test_trainer_modules_import_little_more_than_nnunet() -> None:
     assert added == {"nnunet_cpr"}
 
 
-# Fresh environments
-
-
 @pytest.fixture(scope="module")
 def dependencies(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of links to every installed package but nnU-Net and this one.
+    """Create a folder of links to all installed packages except nnU-Net and this one.
 
     Environments of a few megabytes see torch and the rest through it.
     """
@@ -124,7 +118,7 @@ def dependencies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdist, and the wheel that is built from it."""
+    """Build the sdist, and the wheel from it."""
     folder = tmp_path_factory.mktemp("dist")
     subprocess.run(
         [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)],
@@ -136,7 +130,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def nnunet_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The installed nnU-Net as a source tree that pip can install, editable or not."""
+    """Return the installed nnU-Net as a source tree that pip can install, editable or not."""
     spec = importlib.util.find_spec("nnunetv2")
     assert spec is not None and spec.origin is not None
     folder = tmp_path_factory.mktemp("nnunet-source")
@@ -165,7 +159,7 @@ include = ["nnunetv2*"]
 
 
 class Environment:
-    """A virtual environment that sees this one's dependencies."""
+    """Virtual environment with the dependencies of this one."""
 
     def __init__(self, folder: Path, dependencies: Path) -> None:
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
@@ -202,7 +196,7 @@ class Environment:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ours", "nnunet"), list(itertools.product(["regular", "editable"], repeat=2)))
-def test_every_combination_of_installs(
+def test_trainers_are_found_in_every_combination(
     ours: str,
     nnunet: str,
     tmp_path: Path,
@@ -264,7 +258,7 @@ def test_every_combination_of_installs(
 
 
 @pytest.mark.slow
-def test_the_sdist_installs_and_fits(
+def test_sdist_installs(
     tmp_path: Path, dependencies: Path, distributions: Path, nnunet_source: Path
 ) -> None:
     env = Environment(tmp_path / "venv", dependencies)

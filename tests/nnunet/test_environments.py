@@ -30,7 +30,7 @@ TRAINER = "nnUNetTrainerCPR_ws3_4epochs_4iters_seed1"
 
 
 def oldest_dependencies() -> list[str]:
-    """What the package requires at least, as it is allowed to be oldest."""
+    """Return the oldest allowed versions of the requirements."""
     required = map(Requirement, importlib.metadata.requires("nnunet-cpr") or [])
     return [
         f"{r.name}=={specifier.version}"
@@ -53,7 +53,7 @@ KINDS = {
 
 
 def interpreter(version: str) -> str:
-    """A Python of that version, on the PATH or one of pyenv's."""
+    """Return a Python of that version from the PATH or from pyenv."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     candidates = [f"python{version}", *sorted(map(str, pyenv.glob(f"versions/{version}.*/bin/python")))]
     for candidate in candidates:
@@ -70,7 +70,7 @@ def interpreter(version: str) -> str:
 
 @dataclass
 class Environment(Workspace):
-    """A workspace whose commands are those of a virtual environment."""
+    """Workspace with the commands of a virtual environment."""
 
     bin: Path = Path()
 
@@ -82,7 +82,7 @@ Space = TypeVar("Space", bound=Workspace)
 
 
 def with_results(space: Space, folder: Path) -> Space:
-    """The same data and commands, with results in another folder."""
+    """Return a workspace with the same data and commands and other results."""
     variables = {**space.environment, "nnUNet_results": str(folder / "nnUNet_results")}
     return replace(space, folder=folder, environment=variables)
 
@@ -107,7 +107,7 @@ def environment(
 
 @pytest.fixture(scope="module")
 def begun(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """A training that this environment has begun, killed in its third epoch."""
+    """Start a training in this environment and kill it in its third epoch."""
     folder = tmp_path_factory.mktemp("begun")
     space = with_results(workspace, folder)
     space.train_and_kill(TRAINER, "Epoch 2")
@@ -115,13 +115,13 @@ def begun(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Wor
 
 
 def taken_over(begun: Workspace, by: Workspace, folder: Path) -> Workspace:
-    """The same training, to go on with in another environment."""
+    """Copy the training for another environment."""
     shutil.copytree(begun.folder / "nnUNet_results", folder / "nnUNet_results")
     return with_results(by, folder)
 
 
 def check_continued(begun: Workspace, continued: Workspace) -> None:
-    """What was reached stays, the bounds with it, and CPR goes on counting to the end."""
+    """Check that epochs, bounds and step count were continued."""
     start = begun.checkpoint(TRAINER, "checkpoint_best.pth")["current_epoch"]
     assert start >= 1
     before, after = begun.history(TRAINER), continued.history(TRAINER)
@@ -137,9 +137,7 @@ def check_continued(begun: Workspace, continued: Workspace) -> None:
     assert (continued.fold(TRAINER) / "validation" / "summary.json").exists()
 
 
-def test_it_installs_and_the_doctor_finds_nothing_wrong(
-    environment: Environment, tmp_path: Path
-) -> None:
+def test_doctor_finds_no_problem(environment: Environment, tmp_path: Path) -> None:
     (tmp_path / "nnUNet_results").mkdir()
     said = with_results(environment, tmp_path).run("nnunet-cpr", "doctor").stdout
     for title, name in (("nnU-Net", "nnunetv2"), ("torch", "torch")):
@@ -148,10 +146,8 @@ def test_it_installs_and_the_doctor_finds_nothing_wrong(
     assert "study" in environment.run("nnunet-cpr", "--help").stdout
 
 
-def test_a_state_goes_from_one_environment_to_the_other(
-    environment: Environment, tmp_path: Path
-) -> None:
-    """Either way, the steps that follow are the same to rounding."""
+def test_states_are_exchanged_between_environments(environment: Environment, tmp_path: Path) -> None:
+    """In both directions the following steps are equal up to rounding."""
     here, there = [sys.executable], environment.command("python")
 
     def five_steps(python: list[str], name: str, *read: str) -> dict:
@@ -170,8 +166,8 @@ def test_a_state_goes_from_one_environment_to_the_other(
             assert int(state["step"]) == 10 and (state["lagrange_multiplier"] > 0).all()
 
 
-def test_it_trains_is_killed_continues_and_predicts(environment: Environment, tmp_path: Path) -> None:
-    """What is begun there and killed is continued there, and here."""
+def test_killed_training_is_continued_and_predicts(environment: Environment, tmp_path: Path) -> None:
+    """A killed training is continued in its environment and in this one."""
     own = with_results(environment, tmp_path)
     own.train_and_kill(TRAINER, "Epoch 2")
     killed = taken_over(own, own, tmp_path / "killed")
@@ -192,7 +188,7 @@ def test_it_trains_is_killed_continues_and_predicts(environment: Environment, tm
     assert [path.name for path in output.glob("*.nii.gz")] == ["phantom_005.nii.gz"]
 
 
-def test_it_continues_what_was_begun_in_another_environment(
+def test_training_of_another_environment_is_continued(
     environment: Environment, begun: Workspace, tmp_path: Path
 ) -> None:
     continued = taken_over(begun, environment, tmp_path)

@@ -1,4 +1,4 @@
-"""Models for plain nnU-Net: the same predictions without this package, or a refusal."""
+"""Export of models for nnU-Net without this package."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from typer.testing import CliRunner
 from nnunet_cpr._files import TEMPORARY_PREFIX
 from nnunet_cpr.cli import app
 from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint
-from nnunet_cpr.nnunet.export import ExportError, export
+from nnunet_cpr.nnunet.export import ExportError, export_model
 from tests.helpers.workspace import PLANS, Workspace
 
 CPR = "nnUNetTrainerCPR_ws1_seed2"
 FINAL = ["checkpoint_final.pth"]
 COPY = f"nnUNetTrainer__{PLANS}__3d_fullres"
 
-WITHOUT_THE_PACKAGE = """
+WITHOUT_PACKAGE = """
 import os, sys
 
 os.environ.pop("nnUNet_extTrainer", None)
@@ -65,7 +65,7 @@ def change(path: Path, how: Callable[[dict], object]) -> None:
 
 @pytest.fixture(scope="module")
 def trained(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model with two folds and a cross-validation's results."""
+    """Return the folder of a model with two folds and cross-validation results."""
     space = workspace.with_results_in(tmp_path_factory.mktemp("trained"))
     first, second = space.finish(CPR), space.model(CPR) / "fold_1"
     (first / "validation").mkdir()
@@ -84,18 +84,18 @@ def trained(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture
 def model(trained: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be changed."""
+    """Copy the model, so that it can be changed."""
     return Path(shutil.copytree(trained, tmp_path / "results" / "Dataset901_Phantoms" / trained.name))
 
 
 @pytest.fixture
 def refused(model: Path, tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Asserts that a model is refused in one line, which it returns, and that nothing is written."""
+    """Return a function that checks a refusal without written files and returns its message."""
 
     def refused(*folds: str, output: Path = tmp_path / "exported", names: list[str] = FINAL) -> str:
         before = contents(tmp_path)
         with pytest.raises((ExportError, UnusableCheckpoint, OSError)) as error:
-            export(model, output, list(folds) or None, names)
+            export_model(model, output, list(folds) or None, names)
         assert contents(tmp_path) == before
         assert not (tmp_path / "exported").exists()
         assert "\n" not in str(error.value)
@@ -104,9 +104,9 @@ def refused(model: Path, tmp_path: Path) -> Iterator[Callable[..., str]]:
     return refused
 
 
-def test_the_copy_has_what_plain_nnunet_needs_and_no_more(model: Path, tmp_path: Path) -> None:
+def test_export_contains_only_what_nnunet_needs(model: Path, tmp_path: Path) -> None:
     before = contents(model)
-    copy = export(model, tmp_path / "exported", None, FINAL)
+    copy = export_model(model, tmp_path / "exported", None, FINAL)
     assert contents(model) == before
     assert copy == tmp_path / "exported" / "Dataset901_Phantoms" / COPY
     folds = [f"fold_{i}/{name}" for i in (0, 1) for name in
@@ -133,22 +133,22 @@ def test_the_copy_has_what_plain_nnunet_needs_and_no_more(model: Path, tmp_path:
             assert torch.equal(ours["network_weights"][key], weight)
 
 
-def test_the_folds_and_checkpoints_that_are_asked_for(model: Path, tmp_path: Path) -> None:
-    copy = export(model, tmp_path / "exported", ["1"], ["checkpoint_best.pth"])
+def test_export_takes_the_given_folds_and_checkpoints(model: Path, tmp_path: Path) -> None:
+    copy = export_model(model, tmp_path / "exported", ["1"], ["checkpoint_best.pth"])
     assert [f.name for f in copy.glob("fold_*")] == ["fold_1"]
     assert [f.name for f in copy.rglob("*.pth")] == ["checkpoint_best.pth"]
     assert not list(copy.glob("crossval*"))
 
 
-def test_a_model_of_anybody_elses_trainer_is_refused(model: Path, refused) -> None:
+def test_models_of_other_trainers_are_refused(model: Path, refused) -> None:
     change(model / "fold_0" / FINAL[0], lambda c: c.update(trainer_name="nnUNetTrainer_5epochs"))
-    assert "trainer nnUNetTrainer_5epochs is none of nnunet-cpr's" in refused()
+    assert "trainer nnUNetTrainer_5epochs of the model is not from nnunet-cpr" in refused()
     change(model / "fold_0" / FINAL[0], lambda c: c.update(trainer_name="nnUNetTrainerLost"))
-    assert "trainer 'nnUNetTrainerLost' is not found here" in refused()
+    assert "trainer 'nnUNetTrainerLost' of the model was not found" in refused()
 
 
 @pytest.mark.parametrize("changed", [True, False])
-def test_a_network_of_its_own_is_refused(
+def test_trainers_with_another_network_are_refused(
     model: Path, tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch, changed: bool
 ) -> None:
     (tmp_path / "trainers").mkdir()
@@ -162,30 +162,30 @@ def test_a_network_of_its_own_is_refused(
     for fold in ("fold_0", "fold_1"):
         change(model / fold / FINAL[0], lambda c: c.update(trainer_name="nnUNetTrainerMine"))
     if changed:
-        assert "trainer nnUNetTrainerMine makes a network of its own" in refused()
+        assert "trainer nnUNetTrainerMine of the model builds its own network" in refused()
     else:
-        assert export(model, tmp_path / "exported", None, FINAL).is_dir()
+        assert export_model(model, tmp_path / "exported", None, FINAL).is_dir()
 
 
-def test_weights_that_nnunet_does_not_load_are_refused(model: Path, refused) -> None:
+def test_weights_that_nnunet_cannot_load_are_refused(model: Path, refused) -> None:
     change(model / "fold_1" / FINAL[0], lambda c: c["network_weights"].pop("decoder.seg_layers.2.bias"))
     said = refused()
-    assert said.startswith(f"nnU-Net does not load {model / 'fold_1' / FINAL[0]}: ")
+    assert said.startswith(f"{model / 'fold_1' / FINAL[0]}: nnU-Net cannot load it: ")
     assert "decoder.seg_layers.2.bias" in said
 
 
 def test_folds_of_different_trainers_are_refused(model: Path, refused) -> None:
     change(model / "fold_1" / FINAL[0], lambda c: c.update(trainer_name="nnUNetTrainerCPR_ws2"))
-    assert f"is nnUNetTrainerCPR_ws2's 3d_fullres, not {CPR}'s" in refused()
+    assert f"expected {CPR}, 3d_fullres, got nnUNetTrainerCPR_ws2, 3d_fullres" in refused()
 
 
-def test_a_torn_checkpoint_is_refused(model: Path, refused) -> None:
+def test_truncated_checkpoint_is_refused(model: Path, refused) -> None:
     torn = model / "fold_1" / FINAL[0]
     os.truncate(torn, 1000)
-    assert refused() == f"{torn} is damaged: it is cut short, or no checkpoint at all"
+    assert refused() == f"{torn} is damaged: it is truncated or not a checkpoint"
 
 
-def test_a_checkpoint_that_runs_something_is_refused(model: Path, tmp_path: Path, refused) -> None:
+def test_checkpoint_with_code_is_refused(model: Path, tmp_path: Path, refused) -> None:
     created = tmp_path / "created"
 
     class Payload:
@@ -193,46 +193,46 @@ def test_a_checkpoint_that_runs_something_is_refused(model: Path, tmp_path: Path
             return os.system, (f"touch {created}",)
 
     change(model / "fold_1" / FINAL[0], lambda checkpoint: checkpoint.update(more=Payload()))
-    assert "carries posix.system" in refused()
+    assert "contains posix.system" in refused()
     assert not created.exists()
     torch.load(model / "fold_1" / FINAL[0], weights_only=False)
-    assert created.exists(), "the payload is none"
+    assert created.exists(), "the payload does nothing"
 
 
 def test_missing_files_are_named(model: Path, refused) -> None:
-    assert f"{model / 'fold_3' / FINAL[0]} is not there; say which folds" in refused("0", "3")
-    assert "checkpoint_latest.pth is not there" in refused(names=["checkpoint_latest.pth"])
-    assert "is not there" in refused(names=["../fold_0/checkpoint_final.pth"])
-    assert "is not there" in refused("../fold_0")
+    assert f"{model / 'fold_3' / FINAL[0]} does not exist; choose existing folds" in refused("0", "3")
+    assert "checkpoint_latest.pth does not exist" in refused(names=["checkpoint_latest.pth"])
+    assert "does not exist" in refused(names=["../fold_0/checkpoint_final.pth"])
+    assert "does not exist" in refused("../fold_0")
     (model / "dataset.json").write_text("{")
     assert refused().startswith(f"{model / 'dataset.json'} cannot be read: ")
     (model / "plans.json").unlink()
-    assert "is no trained model of nnU-Net's" in refused()
+    assert "expected a trained model of nnU-Net, found no plans.json" in refused()
 
 
 @pytest.mark.parametrize("name", ["../../elsewhere", "/elsewhere", "..", "", "a/b", 3, None])
 def test_names_in_the_plans_stay_within_the_output(model: Path, refused, name: object) -> None:
     plans = json.loads((model / "plans.json").read_text())
     (model / "plans.json").write_text(json.dumps({**plans, "dataset_name": name}))
-    assert f"a name that cannot be a folder's: {name!r}" in refused()
+    assert f"expected a name valid for a folder, got {name!r}" in refused()
 
 
-def test_where_it_would_do_harm_it_does_not_write(model: Path, tmp_path: Path, refused) -> None:
-    assert "would pass for one that was trained without CPR" in refused(output=tmp_path / "results")
-    assert "is in the model's own folder" in refused(output=model / "exported")
+def test_unsafe_outputs_are_refused(model: Path, tmp_path: Path, refused) -> None:
+    assert "would look like a model trained without CPR" in refused(output=tmp_path / "results")
+    assert "is inside the folder of the model" in refused(output=model / "exported")
     (tmp_path / "there" / "Dataset901_Phantoms" / COPY).mkdir(parents=True)
     assert f"{COPY} exists; move it away" in refused(output=tmp_path / "there")
     (tmp_path / "file").write_text("mine")
     assert str(tmp_path / "file") in refused(output=tmp_path / "file")
 
 
-def test_a_disk_that_is_too_small_is_said_before(model: Path, refused) -> None:
+def test_insufficient_disk_space_is_refused(model: Path, refused) -> None:
     huge = torch.zeros(1).expand(10**15)
     change(model / "fold_0" / FINAL[0], lambda c: c["network_weights"].update(huge=huge))
-    assert "MB left, and the model needs 8,000,000,0" in refused()
+    assert "expected 8,000,000,0" in refused()
 
 
-def test_a_write_that_fails_leaves_nothing(model: Path, refused) -> None:
+def test_failed_write_leaves_nothing(model: Path, refused) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
@@ -242,16 +242,16 @@ def test_a_write_that_fails_leaves_nothing(model: Path, refused) -> None:
     assert "File too large" in said and "checkpoint_final.pth" in said
 
 
-def test_what_a_killed_export_has_left_goes_with_the_next(model: Path, tmp_path: Path) -> None:
+def test_next_export_removes_leftovers_of_a_killed_one(model: Path, tmp_path: Path) -> None:
     beside = tmp_path / "exported" / "Dataset901_Phantoms"
     left = beside / f"{TEMPORARY_PREFIX}abcdefgh" / COPY / "fold_0"
     left.mkdir(parents=True)
     (left / "checkpoint_final.pth").write_bytes(b"half")
-    export(model, tmp_path / "exported", None, FINAL)
+    export_model(model, tmp_path / "exported", None, FINAL)
     assert [folder.name for folder in beside.iterdir()] == [COPY]
 
 
-def test_the_command_ends_in_one_line(model: Path, tmp_path: Path) -> None:
+def test_command_prints_how_to_predict(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "exported"
     arguments = [
         "export",
@@ -269,15 +269,15 @@ def test_the_command_ends_in_one_line(model: Path, tmp_path: Path) -> None:
     assert f"nnUNetv2_predict_from_modelfolder -m {copy} -f 1 -chk checkpoint_best.pth -i" in done.stdout
     again = CliRunner().invoke(app, arguments)
     assert again.exit_code == 1
-    assert again.stderr == f"nnunet-cpr: {copy} exists; move it away, or name another folder\n"
+    assert again.stderr == f"nnunet-cpr: {copy} exists; move it away or choose another folder\n"
 
 
 @pytest.mark.slow  # a minute
-def test_plain_nnunet_predicts_the_same_without_the_package(
+def test_exported_model_predicts_the_same_without_package(
     workspace: Workspace, model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "blocked").mkdir()
-    (tmp_path / "blocked" / "sitecustomize.py").write_text(WITHOUT_THE_PACKAGE)
+    (tmp_path / "blocked" / "sitecustomize.py").write_text(WITHOUT_PACKAGE)
     exported = tmp_path / "exported"
     plain = Workspace(
         tmp_path,
@@ -345,7 +345,7 @@ def test_plain_nnunet_predicts_the_same_without_the_package(
 def test_installed_zip_predicts_the_same_voxels(
     workspace: Workspace, trained: Path, tmp_path: Path
 ) -> None:
-    """nnU-Net's zip of a model under its own trainer, for those who have this package."""
+    """nnU-Net packs a model under its own trainer name."""
     space = workspace.with_results_in(trained.parents[2])
     other = workspace.with_results_in(tmp_path / "other")
     results = tmp_path / "other" / "nnUNet_results"

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from nnunet_cpr import CPR, SGDCPR, KappaK, KappaWS
-from nnunet_cpr.nnunet.history import COLUMNS, History
+from nnunet_cpr.nnunet.history import COLUMNS, History, read_history
 from nnunet_cpr.nnunet.progress_figure import draw_progress
 from tests.helpers.examples import examples
 
@@ -34,7 +34,7 @@ def train(history: History, epochs: range, optimizer: SGDCPR, p: torch.nn.Parame
 
 
 def append(history: History, epoch: int) -> None:
-    """One epoch of some training of matrices with these names."""
+    """Append an epoch with arbitrary values."""
     values = torch.tensor([[0.1, -0.2], [0.3, 1 / (epoch + 1)]])
     params = [(name, torch.nn.Parameter(j + values)) for j, name in enumerate(history.names)]
     for _, p in params:
@@ -45,7 +45,7 @@ def append(history: History, epoch: int) -> None:
 
 
 def assert_same_epochs(resumed: History, history: History, count: int) -> None:
-    """The first ones, bit for bit, and no more."""
+    """Check that the first ``count`` epochs, and no others, are equal bit for bit."""
     assert resumed.epochs == history.epochs[:count] and resumed.steps == history.steps[:count]
     for name in ("measure", "kappa", "multiplier"):
         np.testing.assert_array_equal(getattr(resumed, name), getattr(history, name)[:count])
@@ -60,7 +60,7 @@ def run(tmp_path: Path) -> History:
     return history
 
 
-def test_the_file_says_what_was(run: History) -> None:
+def test_file_contains_all_values(run: History) -> None:
     table = pd.read_csv(run.folder / "cpr_history.csv")
     assert table.columns.tolist() == COLUMNS
     assert table["epoch"].tolist() == [0, 1, 2, 3, 4] and table["step"].tolist() == [1, 2, 3, 4, 5]
@@ -74,9 +74,7 @@ def test_the_file_says_what_was(run: History) -> None:
 @pytest.mark.parametrize(
     "torn", [b"", b"5,6,layer.we", b"5,6,layer.weight,1.2,1,0", b"9", b"\x00\x00\x00", b"\xff", b'"x']
 )
-def test_resuming_keeps_the_epochs_before_and_drops_what_is_done_again(
-    run: History, torn: bytes
-) -> None:
+def test_resume_drops_epochs_that_are_trained_again(run: History, torn: bytes) -> None:
     with open(run.folder / "cpr_history.csv", "ab") as file:
         file.write(torn)
     resumed = History.resume(run.folder, 3, NAMES)
@@ -94,22 +92,22 @@ def test_resuming_keeps_the_epochs_before_and_drops_what_is_done_again(
         lambda text: text.replace("\r\n1,2,layer", "\r\n1,2,layer.weight,1,2,3\r\n1,2,layer"),
     ],
 )
-def test_an_epoch_that_is_not_whole_is_left_out(run: History, damage) -> None:
+def test_resume_drops_incomplete_epochs(run: History, damage) -> None:
     path = run.folder / "cpr_history.csv"
     path.write_bytes(damage(path.read_bytes().decode()).encode())
     damaged = path.read_bytes()
     resumed = History.resume(run.folder, 5, NAMES)
     assert resumed.epochs == [0, 2, 3, 4]
-    assert resumed.set_aside.read_bytes() == damaged and "damaged or of other" in resumed.reason
+    assert resumed.backup.read_bytes() == damaged and "damaged or of other" in resumed.backup_reason
     append(resumed, 5)
     draw_progress(resumed)
 
-    # What has been told is not told again.
+    # The warning is not repeated.
     again = History.resume(run.folder, 6, NAMES)
-    assert again.epochs == [0, 2, 3, 4, 5] and again.set_aside is None and again.reason == ""
+    assert again.epochs == [0, 2, 3, 4, 5] and again.backup is None and again.backup_reason == ""
 
 
-def test_a_measure_that_is_not_a_number_is_kept(tmp_path: Path) -> None:
+def test_nan_measures_are_kept(tmp_path: Path) -> None:
     history = History.resume(tmp_path, 0, NAMES)
     p = torch.nn.Parameter(torch.ones(2, 2))
     optimizer = SGDCPR([("layer.weight", p)], lr=0.1, kappa=KappaWS(1))
@@ -123,70 +121,68 @@ def test_a_measure_that_is_not_a_number_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 100, b"a,b\n1,2\n", b"\xff\xfe"])
-def test_a_file_that_is_no_history_is_set_aside(run: History, content: bytes) -> None:
+def test_other_files_are_renamed(run: History, content: bytes) -> None:
     path = run.folder / "cpr_history.csv"
     for kept in ("cpr_history.unreadable.csv", "cpr_history.unreadable-2.csv"):
         path.write_bytes(content)
         resumed = History.resume(run.folder, 3, NAMES)
-        assert resumed.epochs == [] and resumed.set_aside == run.folder / kept
-        assert resumed.reason == "its first line is not that of a history"
-        assert resumed.set_aside.read_bytes() == content
+        assert resumed.epochs == [] and resumed.backup == run.folder / kept
+        assert resumed.backup_reason == "it is not a CPR history"
+        assert resumed.backup.read_bytes() == content
 
 
-def test_other_matrices_are_not_continued_and_kept(run: History) -> None:
+def test_history_of_other_parameters_is_renamed(run: History) -> None:
     before = (run.folder / "cpr_history.csv").read_bytes()
     resumed = History.resume(run.folder, 3, ["other.weight"])
-    assert resumed.epochs == [] and "other matrices: 3" in resumed.reason
-    assert resumed.set_aside.read_bytes() == before
+    assert resumed.epochs == [] and "of other parameters" in resumed.backup_reason
+    assert resumed.backup.read_bytes() == before
 
 
-def test_what_is_in_the_place_of_the_file_is_set_aside(run: History) -> None:
+def test_folder_in_place_of_the_file_is_renamed(run: History) -> None:
     path = run.folder / "cpr_history.csv"
     path.unlink()
     path.mkdir()
     (path / "inside").touch()
     resumed = History.resume(run.folder, 3, NAMES)
-    assert resumed.reason == "not a file" and (resumed.set_aside / "inside").exists()
+    assert resumed.backup_reason == "not a file" and (resumed.backup / "inside").exists()
     append(resumed, 3)
     assert pd.read_csv(path)["epoch"].tolist() == [3]
 
 
-def test_a_new_training_starts_a_new_file(run: History) -> None:
+def test_new_training_starts_a_new_file(run: History) -> None:
     new = History.resume(run.folder, 0, NAMES)
     assert new.epochs == []
     append(new, 0)
     assert pd.read_csv(run.folder / "cpr_history.csv")["epoch"].tolist() == [0]
 
 
-def test_resuming_without_the_file_starts_one(tmp_path: Path) -> None:
+def test_resume_without_file_starts_one(tmp_path: Path) -> None:
     history = History.resume(tmp_path, 7, NAMES)
-    assert history.epochs == [] and history.set_aside is None
+    assert history.epochs == [] and history.backup is None
     append(history, 7)
     assert pd.read_csv(tmp_path / "cpr_history.csv")["epoch"].tolist() == [7]
 
 
 @pytest.mark.parametrize("name", ["a,b", 'a"b', "größe", "a\x85b\u2028c", " "])
-def test_names_come_back_as_they_are(name: str, tmp_path: Path) -> None:
+def test_special_characters_in_names_are_kept(name: str, tmp_path: Path) -> None:
     append(History.resume(tmp_path, 0, [name]), 0)
     resumed = History.resume(tmp_path, 1, [name])
-    assert resumed.epochs == [0] and resumed.set_aside is None
+    assert resumed.epochs == [0] and resumed.backup is None
     assert pd.read_csv(tmp_path / "cpr_history.csv")["parameter"].tolist() == [name]
 
-
-# Whatever the file holds
 
 TWO = ["one.weight", "two.weight"]
 
 
 def whole_file(folder: Path) -> tuple[History, bytes]:
-    """Three epochs of two matrices."""
+    """Write three epochs of two parameters."""
     history = History.resume(folder, 0, TWO)
     for epoch in range(3):
         append(history, epoch)
     return history, (folder / "cpr_history.csv").read_bytes()
 
 
-def test_a_file_cut_at_any_byte_gives_the_epochs_before_the_cut(tmp_path: Path) -> None:
+def test_truncated_file_gives_the_complete_epochs(tmp_path: Path) -> None:
     history, content = whole_file(tmp_path)
     ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
     for cut in range(len(content)):
@@ -195,10 +191,10 @@ def test_a_file_cut_at_any_byte_gives_the_epochs_before_the_cut(tmp_path: Path) 
         whole = sum(end <= cut for end in ends[2::2])  # after the header, two rows an epoch
         assert_same_epochs(resumed, history, whole)
         torn_off = cut not in (ends[0], *ends[2::2])
-        assert (resumed.set_aside is not None) == bool(resumed.reason) == torn_off, cut
-        if resumed.set_aside is not None:
-            assert resumed.set_aside.read_bytes() == content[:cut]
-            resumed.set_aside.unlink()
+        assert (resumed.backup is not None) == bool(resumed.backup_reason) == torn_off, cut
+        if resumed.backup is not None:
+            assert resumed.backup.read_bytes() == content[:cut]
+            resumed.backup.unlink()
 
 
 numbers = st.floats(width=32) | st.sampled_from(["1e300", "nan", "-inf", "x", "", "1" * 5000])
@@ -236,7 +232,7 @@ damages = st.dictionaries(st.integers(0, 250), st.integers(0, 255), max_size=3).
 
 @examples(100, search=1000)
 @given(content=tables | damages | st.binary(max_size=200), before=st.integers(1, 4))
-def test_any_bytes_give_a_history_and_nothing_is_lost(content: bytes, before: int) -> None:
+def test_arbitrary_content_is_resumed_without_loss(content: bytes, before: int) -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
         path = folder / "cpr_history.csv"
@@ -250,26 +246,23 @@ def test_any_bytes_give_a_history_and_nothing_is_lost(content: bytes, before: in
         assert resumed.epochs == sorted(set(resumed.epochs)) and set(resumed.epochs) <= set(
             range(before)
         )
-        if resumed.set_aside is None:
-            # Then every line is in the history, or of an epoch that is done again.
+        if resumed.backup is None:
+            # Every line is in the history or of an epoch that is trained again.
             again = [int(line.split(b",")[0]) >= before for line in content.split(b"\n")[1:] if line]
             assert again.count(False) == 2 * len(resumed.epochs) and path.read_bytes() == content
         else:
-            assert resumed.set_aside.read_bytes() == content and resumed.reason
+            assert resumed.backup.read_bytes() == content and resumed.backup_reason
 
-        # It goes on, and what it writes is well.
+        # The continued history is readable.
         append(resumed, before)
         once_more = History.resume(folder, before + 1, TWO)
-        assert once_more.set_aside is None
+        assert once_more.backup is None
         assert_same_epochs(once_more, resumed, len(resumed.epochs))
-
-
-# What cannot be written
 
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """For this process; the error is another than a full disk's (EFBIG), the way to it the same."""
+    """Limit the size of written files; the error is EFBIG instead of that of a full disk."""
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -281,7 +274,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 kB, where this may be mounted."""
+    """Mount a file system of 64 kB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)]
@@ -291,7 +284,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_row_that_does_not_fit_is_written_later(run: History) -> None:
+def test_rows_of_a_failed_write_are_written_later(run: History) -> None:
     path = run.folder / "cpr_history.csv"
     before = path.read_bytes()
     for epoch in (5, 6):
@@ -301,11 +294,11 @@ def test_a_row_that_does_not_fit_is_written_later(run: History) -> None:
     append(run, 7)
     assert path.read_bytes().startswith(before)
     resumed = History.resume(run.folder, 8, NAMES)
-    assert resumed.epochs == [0, 1, 2, 3, 4, 5, 6, 7] and resumed.set_aside is None
+    assert resumed.epochs == [0, 1, 2, 3, 4, 5, 6, 7] and resumed.backup is None
     assert_same_epochs(resumed, run, 8)
 
 
-def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
+def test_full_disk_loses_no_row(small_disk: Path) -> None:
     history = History.resume(small_disk, 0, TWO)
     append(history, 0)
     path = small_disk / "cpr_history.csv"
@@ -336,7 +329,7 @@ def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
         assert History.resume(small_disk, epoch + 2, TWO).epochs == list(range(epoch + 2))
 
 
-def test_a_read_only_folder_loses_nothing(small_disk: Path) -> None:
+def test_read_only_folder_loses_no_row(small_disk: Path) -> None:
     history, _ = whole_file(small_disk)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     for write in (lambda: append(history, 3), lambda: draw_progress(history)):
@@ -351,7 +344,7 @@ def test_a_read_only_folder_loses_nothing(small_disk: Path) -> None:
     assert History.resume(small_disk, 5, TWO).epochs == [0, 1, 2, 3, 4]
 
 
-def test_a_file_that_somebody_else_changed_is_made_whole_again(run: History) -> None:
+def test_changed_file_is_rewritten(run: History) -> None:
     path = run.folder / "cpr_history.csv"
     for change in (path.unlink, lambda: path.write_bytes(path.read_bytes()[:-30])):
         change()
@@ -359,22 +352,14 @@ def test_a_file_that_somebody_else_changed_is_made_whole_again(run: History) -> 
         assert pd.read_csv(path)["epoch"].tolist() == run.epochs
 
 
-# A long training
-
-LONG = [f"encoder.stages.{i // 40}.blocks.{i % 40}.conv2.all_modules.0.weight" for i in range(300)]
-
-
-# Pictures
-
-
-def test_the_picture_appears_whole_and_alone(run: History) -> None:
+def test_figure_is_written_without_leftovers(run: History) -> None:
     draw_progress(run)
     picture = imread(run.folder / "cpr_progress.png")
     assert picture.shape[1] > 1000 and picture.std() > 0.05
     assert sorted(f.name for f in run.folder.iterdir()) == ["cpr_history.csv", "cpr_progress.png"]
 
 
-def test_a_picture_can_be_drawn_before_any_bound_is_set(tmp_path: Path) -> None:
+def test_figure_without_bounds_can_be_drawn(tmp_path: Path) -> None:
     history = History.resume(tmp_path, 0, NAMES)
     p = torch.nn.Parameter(torch.ones(2, 2))
     train(history, range(1), SGDCPR([("layer.weight", p)], lr=0.1), p)
@@ -392,8 +377,8 @@ arrays = st.lists(
 @given(epochs=arrays)
 @example(epochs=[([1, 1], [0, -0.0], [np.inf, 1e-45])])
 @example(epochs=[([3e38, -3e38], [1e-45, -1e-45], [-1, 3e38]), ([0, 0], [1, 1], [0, 0])])
-def test_any_numbers_can_be_drawn(epochs: list[tuple[list[float], ...]]) -> None:
-    """They may come from a file that is damaged."""
+def test_arbitrary_values_can_be_drawn(epochs: list[tuple[list[float], ...]]) -> None:
+    """Values may come from a damaged file."""
     with TemporaryDirectory() as folder:
         history = History.resume(folder, 0, TWO)
         for epoch, values in enumerate(epochs):
@@ -404,7 +389,7 @@ def test_any_numbers_can_be_drawn(epochs: list[tuple[list[float], ...]]) -> None
         assert imread(Path(folder) / "cpr_progress.png").std() > 0.05
 
 
-def test_a_picture_that_cannot_be_written_leaves_nothing_half_written(run: History, monkeypatch) -> None:
+def test_failed_figure_keeps_the_previous_one(run: History, monkeypatch) -> None:
     draw_progress(run)
     before = (run.folder / "cpr_progress.png").read_bytes()
 
@@ -417,3 +402,17 @@ def test_a_picture_that_cannot_be_written_leaves_nothing_half_written(run: Histo
         draw_progress(run)
     assert (run.folder / "cpr_progress.png").read_bytes() == before
     assert len(list(run.folder.iterdir())) == 2
+
+
+def test_read_history_returns_what_was_written(run: History) -> None:
+    table = read_history(run.folder / "cpr_history.csv")
+    assert table.columns.tolist() == COLUMNS and table["epoch"].tolist() == run.epochs
+    np.testing.assert_array_equal(table["kappa"].astype(np.float32), np.concatenate(run.kappa))
+
+
+@pytest.mark.parametrize("content", ["", "nonsense\n\x00\n", ",".join(COLUMNS) + "\n0,1,a,1,-1,0\n"])
+def test_read_history_refuses_files_without_rows(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "cpr_history.csv"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"columns|no row|No columns"):
+        read_history(path)

@@ -1,4 +1,4 @@
-"""Trainings that are killed again and again, and continued with ``--c`` each time."""
+"""Trainings that are killed repeatedly and continued with ``--c``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 def checkpoint_files(fold: Path) -> dict[str, tuple[int, int]]:
-    """All of them, temporary ones included, with what changes when they are written."""
+    """Return all files, including temporary ones, with size and time of change."""
     found = {}
     for name in os.listdir(fold) if fold.is_dir() else ():
         if "checkpoint" in name:
@@ -65,7 +65,7 @@ def epochs_begun(log: str) -> list[int]:
 
 
 def kill_and_continue(workspace: Workspace, seed: int, seconds: float) -> tuple[int, int]:
-    """Train to the end in spite of the kills, which come within so many seconds of a start.
+    """Train to the end despite kills within the given seconds of each start.
 
     Returns:
         How many kills there were, and how many hit while a checkpoint was written.
@@ -103,9 +103,7 @@ def kill_and_continue(workspace: Workspace, seed: int, seconds: float) -> tuple[
 
 
 @pytest.mark.slow  # 3 minutes on two cores
-def test_killed_at_twenty_moments_and_continued_it_ends_as_if_it_had_not_been(
-    workspace: Workspace, tmp_path: Path
-) -> None:
+def test_twenty_kills_do_not_change_the_result(workspace: Workspace, tmp_path: Path) -> None:
     (tmp_path / "trainers").mkdir()
     (tmp_path / "trainers" / "killed_trainer.py").write_text(MODULE)
     spaces = [workspace.with_results_in(tmp_path / name) for name in ("whole", "first", "second")]

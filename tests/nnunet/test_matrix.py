@@ -1,4 +1,4 @@
-"""nnU-Net's configurations, architectures and commands with our trainers: train, validate, predict."""
+"""nnU-Net's configurations, architectures and commands with CPR."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> MatrixSpace:
 
 @pytest.fixture(scope="module")
 def pair(space: MatrixSpace) -> dict[Model, Path]:
-    """Two configurations trained with ``--npz``, and their predictions with probabilities."""
+    """Train two configurations with ``--npz`` and predict with probabilities."""
     for model in (FLAT, FULL):
         space.train_model(model, "--npz")
     return {model: space.predict(model, "--save_probabilities") for model in (FLAT, FULL)}
@@ -51,13 +51,10 @@ def pair(space: MatrixSpace) -> dict[Model, Path]:
 
 @pytest.fixture(scope="module")
 def low(space: MatrixSpace, pair: dict[Model, Path]) -> Path:
-    """The low resolution, trained on from the full resolution's weights; its predictions."""
+    """Train the low resolution from the weights of the full resolution and predict."""
     start = space.fold_folder(FULL) / "checkpoint_final.pth"
     space.train_model(LOW, "-pretrained_weights", str(start))
     return space.predict(LOW)
-
-
-# What holds of every model
 
 
 def check_model(space: MatrixSpace, model: Model, predictions: Path, dimensions: int = 3) -> None:
@@ -68,7 +65,7 @@ def check_model(space: MatrixSpace, model: Model, predictions: Path, dimensions:
 
 
 def kernels(weights: dict[str, torch.Tensor], dimensions: int) -> list[str]:
-    """The convolution kernels; nnU-Net's U-Nets list some of them under several names."""
+    """Return the convolution kernels; nnU-Net's U-Nets list some of them under several names."""
     first: dict[int, str] = {}
     for name, tensor in weights.items():
         if tensor.ndim == dimensions + 2:
@@ -86,7 +83,7 @@ def check_record(space: MatrixSpace, model: Model, names: list[str]) -> None:
 
 
 def check_labels(space: MatrixSpace, model: Model) -> None:
-    """Every validation case, every region, and of the voxels those that are not to be ignored."""
+    """Check that every validation case and region was evaluated without ignored voxels."""
     splits = json.loads((space.preprocessed / "splits_final.json").read_text())
     every = [p.name[: -len(".nii.gz")] for p in sorted((space.raw / "labelsTr").iterdir())]
     expected = every if model.fold == "all" else splits[int(model.fold)]["val"]
@@ -110,11 +107,8 @@ def check_prediction(space: MatrixSpace, predictions: Path) -> None:
     assert set(np.unique(array(predictions / f"{UNSEEN}.nii.gz"))) <= {0, 1, 2}
 
 
-# The configurations
-
-
 @pytest.mark.parametrize(("model", "dimensions"), [(FLAT, 2), (FULL, 3)], ids=["2d", "3d_fullres"])
-def test_configuration(
+def test_configurations_train_and_predict(
     space: MatrixSpace, pair: dict[Model, Path], model: Model, dimensions: int
 ) -> None:
     check_model(space, model, pair[model], dimensions)
@@ -125,7 +119,7 @@ def test_configuration(
     assert len(heads) == len(REGIONS)  # none for the background, none for what is ignored
 
 
-def test_the_low_resolution_starts_from_pretrained_weights(space: MatrixSpace, low: Path) -> None:
+def test_low_resolution_starts_from_pretrained_weights(space: MatrixSpace, low: Path) -> None:
     check_model(space, LOW, low)
     # The bounds belong to the weights that were loaded, which came after the optimizer was built.
     loaded = space.final(FULL)["network_weights"]
@@ -136,7 +130,7 @@ def test_the_low_resolution_starts_from_pretrained_weights(space: MatrixSpace, l
     np.testing.assert_allclose(history.loc[taken, "kappa"], expected, rtol=1e-5)
 
 
-def test_the_cascade(space: MatrixSpace, low: Path) -> None:
+def test_cascade_trains_and_predicts(space: MatrixSpace, low: Path) -> None:
     space.train_model(CASCADE)
     predictions = space.predict(CASCADE, "-prev_stage_predictions", str(low))
     check_model(space, CASCADE, predictions)
@@ -146,17 +140,14 @@ def test_the_cascade(space: MatrixSpace, low: Path) -> None:
     assert shapes[0][1] == 2 + 2  # channels and the labels of the stage before
 
 
-def test_a_residual_encoder(space: MatrixSpace) -> None:
+def test_residual_encoder_trains_and_predicts(space: MatrixSpace) -> None:
     space.train_model(RESIDUAL)
     check_model(space, RESIDUAL, space.predict(RESIDUAL))
     names = space.final(RESIDUAL)["optimizer_state"]["cpr"]["names"]
     assert any(".skip." in name for name in names) and any(".stem." in name for name in names)
 
 
-# Commands on top of a trained model
-
-
-def test_ensembling_and_the_best_configuration(space: MatrixSpace, pair: dict[Model, Path]) -> None:
+def test_ensemble_and_best_configuration_are_found(space: MatrixSpace, pair: dict[Model, Path]) -> None:
     ensemble = space.folder / "predictions" / "ensemble"
     inputs = [str(folder) for folder in pair.values()]
     space.run("nnUNetv2_ensemble", "-i", *inputs, "-o", str(ensemble), "-np", "1")
@@ -187,8 +178,8 @@ def test_ensembling_and_the_best_configuration(space: MatrixSpace, pair: dict[Mo
     check_prediction(space, cleaned)
 
 
-def test_the_best_checkpoint_is_validated(space: MatrixSpace, pair: dict[Model, Path]) -> None:
-    """``--val_best`` reads checkpoint_best.pth with its CPR state, and leaves the final one alone."""
+def test_best_checkpoint_is_validated(space: MatrixSpace, pair: dict[Model, Path]) -> None:
+    """``--val_best`` reads checkpoint_best.pth with the state of CPR and keeps the final one."""
     fold = space.fold_folder(FLAT)
     final = (fold / "checkpoint_final.pth").read_bytes()
     best = torch.load(fold / "checkpoint_best.pth", weights_only=False)
@@ -205,15 +196,13 @@ def test_the_best_checkpoint_is_validated(space: MatrixSpace, pair: dict[Model, 
     assert (fold / "checkpoint_final.pth").read_bytes() == final
 
 
-# Primus, as docs/supported.md says
-
 RECIPE = Path(__file__).parents[2] / "docs" / "supported.md"
 
 
-def test_primus(space: MatrixSpace, tmp_path: Path) -> None:
+def test_documented_primus_trainer_trains(space: MatrixSpace, tmp_path: Path) -> None:
     recipe = RECIPE.read_text().split("```python\n")[1].split("```")[0]
     name = recipe.split("class ")[1].split("(")[0]
-    settings = recipe.split('parse("')[1].split('"')[0]
+    settings = recipe.split('parse_trainer_name("')[1].split('"')[0]
     (tmp_path / "my_trainers.py").write_text(recipe.replace(settings, INITIAL))
     space = replace(space, environment={**space.environment, "nnUNet_extTrainer": str(tmp_path)})
     space.change_plans("nnUNetPlans", "nnUNetPlansPrimus", patch_size=[24, 24, 24])

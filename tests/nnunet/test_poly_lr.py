@@ -6,7 +6,7 @@ import torch
 from nnunet_cpr.nnunet.poly_lr import WarmupPolyLRScheduler, warmup_poly
 
 
-def test_linear_warm_up_then_polynomial_decay() -> None:
+def test_warmup_is_followed_by_polynomial_decay() -> None:
     lrs = [warmup_poly(i, lr=0.01, warmup=4, total=14) for i in range(14)]
     assert lrs[:4] == pytest.approx([0.0025, 0.005, 0.0075, 0.01])
     assert lrs[4] == 0.01
@@ -14,7 +14,7 @@ def test_linear_warm_up_then_polynomial_decay() -> None:
     assert lrs[13] == pytest.approx(0.01 * 0.1**0.9)
 
 
-def test_the_scheduler_sets_every_iteration_and_resumes_at_any_epoch() -> None:
+def test_scheduler_resumes_at_any_epoch() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
 
     def run(first_epoch: int) -> list[float]:

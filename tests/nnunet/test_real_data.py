@@ -1,4 +1,4 @@
-"""The Decathlon's Hippocampus data through nnU-Net's own converter and commands, where it is."""
+"""Training on the Decathlon's Hippocampus data, if it is available."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.helpers.workspace import PLANS, Workspace
 
 TRAINER = "nnUNetTrainerCPR_ws20_2epochs_40iters"
 CASES = 100
-"""Of the 260; all of them would take minutes more and show no more."""
+"""Number of the 260 cases to use, to save time."""
 
 
 def first_cases(archive: Path, folder: Path) -> Path:
-    """An archive of the Decathlon with its first cases alone."""
+    """Copy the first cases of an archive of the Decathlon."""
     description = json.loads((archive / "dataset.json").read_text())
     description["training"] = description["training"][:CASES]
     description["numTraining"] = CASES
@@ -32,7 +32,7 @@ def first_cases(archive: Path, folder: Path) -> Path:
 
 
 def keep_patch_size(preprocessed: Path) -> None:
-    """That of nnU-Net's own plans, which takes in a whole case: nothing has to slide to predict it."""
+    """Keep the patch size of nnU-Net's plans, which covers a whole case."""
     own, tiny = (
         json.loads((preprocessed / f"{plans}.json").read_text()) for plans in ("nnUNetPlans", PLANS)
     )
@@ -42,7 +42,7 @@ def keep_patch_size(preprocessed: Path) -> None:
 
 
 @pytest.mark.slow
-def test_converted_planned_trained_and_continued(real_data: Path, tmp_path: Path) -> None:
+def test_hippocampus_is_trained_and_continued(real_data: Path, tmp_path: Path) -> None:
     cores = os.cpu_count() or 1
     space = Workspace(tmp_path, "Dataset004_Hippocampus", nnunet_environment(tmp_path, cores))
     space.environment["nnUNet_compile"] = "f"

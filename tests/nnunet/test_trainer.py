@@ -1,4 +1,4 @@
-"""nnU-Net's own commands with our trainers: once in a process of its own, else in this one."""
+"""Trainings with nnU-Net's own commands, most of them within this process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def trained(workspace: Workspace) -> Workspace:
     return workspace
 
 
-def test_training_leaves_what_nnunet_leaves_and_the_record_of_cpr(trained: Workspace) -> None:
+def test_training_writes_all_files(trained: Workspace) -> None:
     fold = trained.fold(CPR)
     names = {f.name for f in fold.iterdir()}
     assert names >= {"checkpoint_final.pth", "progress.png", "cpr_progress.png", "cpr_history.csv"}
@@ -48,7 +48,7 @@ def test_training_leaves_what_nnunet_leaves_and_the_record_of_cpr(trained: Works
     assert "Regularizing with CPR(" in log and "CPR: step 16, measure/bound" in log
 
 
-def test_the_checkpoint_holds_bounds_and_multipliers(trained: Workspace) -> None:
+def test_checkpoint_contains_bounds_and_multipliers(trained: Workspace) -> None:
     checkpoint = trained.checkpoint(CPR)
     assert checkpoint["trainer_name"] == CPR
     cpr = checkpoint["optimizer_state"]["cpr"]
@@ -66,10 +66,10 @@ def test_the_checkpoint_holds_bounds_and_multipliers(trained: Workspace) -> None
         assert len(checkpoint["logging"][f"cpr_{key}"]) == 4
 
 
-def test_continued_run_ends_as_an_uninterrupted_one(
+def test_continued_training_equals_an_uninterrupted_one(
     trained: Workspace, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped by an exception; test_kills.py kills the command's process."""
+    """An exception stops it; test_kills.py kills the process."""
     other = trained.with_results_in(tmp_path_factory.mktemp("stopped"))
     begin = nnUNetTrainer.on_epoch_start
 
@@ -97,13 +97,13 @@ def test_continued_run_ends_as_an_uninterrupted_one(
     assert len(ours["logging"]["cpr_active"]) == 4
 
 
-def test_validation_alone_keeps_the_record(trained: Workspace) -> None:
+def test_validation_keeps_the_history(trained: Workspace) -> None:
     before = (trained.fold(CPR) / "cpr_history.csv").read_bytes()
     trained.train_here(CPR, "--val", "--val_best")
     assert (trained.fold(CPR) / "cpr_history.csv").read_bytes() == before
 
 
-def test_prediction_finds_the_trainer_by_its_name(trained: Workspace) -> None:
+def test_prediction_finds_the_trainer(trained: Workspace) -> None:
     output = trained.folder / "predictions"
     model = ["-d", "901", "-c", "3d_fullres", "-f", "0", "-tr", CPR, "-p", PLANS]
     images = trained.folder / "nnUNet_raw" / trained.dataset / "imagesTs"
@@ -121,7 +121,7 @@ def test_prediction_finds_the_trainer_by_its_name(trained: Workspace) -> None:
         "nnUNetTrainerAdamW_wd1en2_warmup3_2epochs_3iters",
     ],
 )
-def test_the_adam_trainers_train(workspace: Workspace, name: str) -> None:
+def test_adam_trainers_train(workspace: Workspace, name: str) -> None:
     workspace.train_here(name, "--disable_checkpointing")
     lrs = [line for line in workspace.logs(name)[0].read_text().splitlines() if "learning rate" in line]
     assert [float(line.split()[-1]) for line in lrs] == [
@@ -142,7 +142,7 @@ def test_the_adam_trainers_train(workspace: Workspace, name: str) -> None:
         ("nnUNetTrainerSGD_rescale0p8", {"method": "NormRescaling", "factor": 0.8}),
     ],
 )
-def test_a_baseline_takes_the_place_of_the_optimizers_decay(
+def test_comparison_method_replaces_weight_decay(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, name: str, config: dict
 ) -> None:
     trainer = workspace.build(name, monkeypatch)
@@ -150,7 +150,7 @@ def test_a_baseline_takes_the_place_of_the_optimizers_decay(
     assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0}
 
 
-def test_a_baseline_trains_and_is_saved(workspace: Workspace) -> None:
+def test_comparison_method_trains_and_is_saved(workspace: Workspace) -> None:
     name = "nnUNetTrainerSGD_adadecay4_wd1en3_1epochs_3iters_seed1"
     workspace.train_here(name)
     assert "Regularizing with AdaDecay(" in workspace.logs(name)[0].read_text()
@@ -166,15 +166,15 @@ def test_amos_trains(workspace: Workspace) -> None:
     assert 0 <= summary["foreground_mean"]["Dice"] <= 1
 
 
-def test_a_warm_start_longer_than_the_training_is_said(workspace: Workspace) -> None:
-    """By the command, in a process of its own."""
+def test_warm_start_after_the_end_is_reported(workspace: Workspace) -> None:
+    """Runs the command in a process of its own."""
     name = "nnUNetTrainerCPR_1epochs_2iters"
     workspace.train(name, "--disable_checkpointing")
     text = workspace.logs(name)[0].read_text()
-    assert "WARNING! No bound is set before step 1000 and this training has 2 steps" in text
+    assert "WARNING! The bounds are set at step 1000 or later, but this training has 2 steps" in text
 
 
-def test_a_misspelt_name_is_one_line_and_writes_nothing(
+def test_misspelt_name_is_refused_in_one_line(
     workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(RuntimeError, match="Could not find requested nnunet trainer"):
@@ -187,7 +187,7 @@ def test_a_misspelt_name_is_one_line_and_writes_nothing(
     assert not workspace.model("nnUNetTrainerCPR_ws2k").exists()
 
 
-def test_sgd_is_nnunets_own(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sgd_trainer_equals_nnunets(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     stock = workspace.build("nnUNetTrainer", monkeypatch)
     ours = workspace.build("nnUNetTrainerSGD", monkeypatch)
     assert type(ours.optimizer) is type(stock.optimizer) is torch.optim.SGD
@@ -198,7 +198,7 @@ def test_sgd_is_nnunets_own(workspace: Workspace, monkeypatch: pytest.MonkeyPatc
         assert getattr(ours, attribute) == getattr(stock, attribute)
 
 
-def test_cpr_differs_from_nnunet_in_the_regularizer_alone(
+def test_cpr_trainer_changes_the_optimizer_only(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = workspace.build("nnUNetTrainerCPR", monkeypatch)
@@ -216,10 +216,8 @@ def test_cpr_differs_from_nnunet_in_the_regularizer_alone(
     assert set(ours.cpr.names) == kernels
 
 
-def test_epoch_means_reach_nnunets_loggers(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those behind the local one are W&B's."""
+def test_metrics_reach_nnunets_loggers(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loggers after the local one are those of W&B."""
     logged = {}
 
     class Recorder:
@@ -236,7 +234,7 @@ def test_epoch_means_reach_nnunets_loggers(
     assert logged["cpr_active"] == (0.0, 0)
 
 
-def test_a_picture_that_cannot_be_drawn_does_not_stop_the_training(
+def test_plotting_errors_do_not_stop_the_training(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = workspace.build("nnUNetTrainerCPR_ws1_seed9", monkeypatch)
@@ -249,19 +247,21 @@ def test_a_picture_that_cannot_be_drawn_does_not_stop_the_training(
     monkeypatch.setattr(nnUNetTrainer, "on_epoch_end", lambda self: None)
     trainer.on_epoch_end()
     log = workspace.logs("nnUNetTrainerCPR_ws1_seed9")[-1].read_text()
-    assert "could not draw cpr_progress.png: OSError: [Errno 28] No space left" in log
+    assert "cannot draw cpr_progress.png: OSError: [Errno 28] No space left" in log
 
 
-def test_nor_does_one_of_nnunets_own(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plotting_errors_of_nnunet_do_not_either(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = "nnUNetTrainerSGD_seed9"
     trainer = workspace.build(name, monkeypatch)
     trainer.on_train_start()
     (workspace.fold(name) / "progress.png").mkdir()
     trainer.logger.plot_progress_png(trainer.output_folder)  # as nnU-Net does after every epoch
-    assert "could not draw progress.png: IsADirectoryError" in workspace.logs(name)[-1].read_text()
+    assert "cannot draw progress.png: IsADirectoryError" in workspace.logs(name)[-1].read_text()
 
 
-def test_a_record_that_cannot_be_written_does_not_stop_the_training(
+def test_unwritable_history_does_not_stop_the_training(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "nnUNetTrainerCPR_ws1_seed8"
@@ -269,7 +269,7 @@ def test_a_record_that_cannot_be_written_does_not_stop_the_training(
     trainer.on_train_start()
     (workspace.fold(name) / "cpr_history.csv").mkdir()
     trainer.on_train_epoch_end([{"loss": np.float32(1)}])
-    assert "could not write cpr_history.csv: [Errno" in workspace.logs(name)[-1].read_text()
+    assert "cannot write cpr_history.csv: [Errno" in workspace.logs(name)[-1].read_text()
 
 
 def test_suffixes_reach_the_trainer(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,6 +281,6 @@ def test_suffixes_reach_the_trainer(workspace: Workspace, monkeypatch: pytest.Mo
     assert (ours.lr_scheduler.warmup, ours.lr_scheduler.total) == (10, 63)
 
 
-def test_the_same_name_is_the_same_class() -> None:
+def test_same_name_returns_the_same_class() -> None:
     assert trainer_class(CPR) is trainer_class(CPR)
     assert trainer_class(CPR).__name__ == CPR

@@ -1,4 +1,4 @@
-"""Every file that the package writes appears whole or not at all; a full disk is told of in one line."""
+"""Atomic writes, and commands on full or read-only disks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from rich.console import Console
 
 from nnunet_cpr._files import atomic_torch_save, atomic_write
 from nnunet_cpr.datasets.archive import PrepareError
-from nnunet_cpr.datasets.writing import verify
+from nnunet_cpr.datasets.writing import verify_data_set
 from tests.helpers import archives
 from tests.helpers.promises import assert_one_line
 
-# Atomic writes
 
-
-def test_what_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+def test_failed_write_leaves_the_file_unchanged(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text("before")
     with pytest.raises(KeyboardInterrupt), atomic_write(file) as temporary:  # noqa: PT012
@@ -33,14 +31,13 @@ def test_what_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a.txt"] and file.read_text() == "before"
     with atomic_write(file) as temporary:
         temporary.write_text("after")
-        assert temporary.suffix == ".txt" and temporary.parent == tmp_path  # by which writers go
+        assert (
+            temporary.suffix == ".txt" and temporary.parent == tmp_path
+        )  # writers choose the format by it
     assert os.listdir(tmp_path) == ["a.txt"] and file.read_text() == "after"
 
 
-def test_the_content_is_on_the_disk_before_it_takes_the_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A power cut right after the rename must not leave an empty file where there was a good one."""
+def test_content_is_synced_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     happened = []
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda f: happened.append(os.fstat(f).st_ino) or fsync(f))
@@ -61,7 +58,7 @@ with atomic_write(Path(sys.argv[1])) as temporary:
 """
 
 
-def test_what_a_killed_process_has_left_goes_with_the_next_write(tmp_path: Path) -> None:
+def test_stale_temp_files_are_removed_on_next_write(tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     file.write_text("before")
     command = [sys.executable, "-c", KILLED, str(file)]
@@ -80,7 +77,7 @@ def test_what_a_killed_process_has_left_goes_with_the_next_write(tmp_path: Path)
     assert file.read_text() == "ours"
 
 
-def test_what_another_machine_writes_is_left_alone_for_a_day(tmp_path: Path) -> None:
+def test_temp_files_of_other_machines_are_kept_a_day(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     theirs = tmp_path / ".a.1@elsewhere.tmp.json"
     mine = [
@@ -99,13 +96,13 @@ def test_what_another_machine_writes_is_left_alone_for_a_day(tmp_path: Path) -> 
     assert not theirs.exists() and all(path.exists() for path in mine)
 
 
-def test_a_name_as_long_as_can_be_can_be_replaced(tmp_path: Path) -> None:
+def test_longest_file_names_can_be_written(tmp_path: Path) -> None:
     with atomic_write(tmp_path / ("x" * 251 + ".txt")) as temporary:
         temporary.write_text("content")
     assert os.listdir(tmp_path) == ["x" * 251 + ".txt"]
 
 
-def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path: Path) -> None:
+def test_errors_name_the_target_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "gone"):
         with pytest.raises(OSError, match="txt") as caught, atomic_write(folder / "a.txt") as temporary:
@@ -116,12 +113,9 @@ def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path: Path) -> No
     assert os.listdir(tmp_path) == ["file"]
 
 
-# Full disks
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 256 KiB."""
+    """Mount a disk of 256 KiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
@@ -137,7 +131,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def full_disk(small_disk: Path) -> Path:
-    """The same, full."""
+    """Fill the small disk."""
     with (small_disk / "full").open("wb", buffering=0) as file:
         try:
             while True:
@@ -147,8 +141,8 @@ def full_disk(small_disk: Path) -> Path:
     return small_disk
 
 
-def test_torch_says_that_the_disk_is_full(small_disk: Path) -> None:
-    """By itself torch.save fails with "unexpected pos 640 vs 598" then."""
+def test_torch_save_reports_a_full_disk(small_disk: Path) -> None:
+    """torch.save alone fails with "unexpected pos 640 vs 598"."""
     file = small_disk / "checkpoint.pt"
     atomic_torch_save({"a": torch.zeros(10)}, file)
     with pytest.raises(OSError, match=r"No space left on device: .*checkpoint\.pt"):
@@ -166,12 +160,12 @@ def cli(*arguments: object, **variables: Path) -> subprocess.CompletedProcess[st
     )  # fmt: skip
 
 
-def assert_told(done: subprocess.CompletedProcess[str], path: Path) -> None:
+def assert_one_error(done: subprocess.CompletedProcess[str], path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
-    told = [line for line in done.stderr.splitlines() if line.startswith("nnunet-cpr: ")]
-    assert len(told) == 1 and told == done.stderr.splitlines()[-1:], done.stderr
-    assert_one_line(told[0])
-    assert str(path) in told[0], told[0]
+    errors = [line for line in done.stderr.splitlines() if line.startswith("nnunet-cpr: ")]
+    assert len(errors) == 1 and errors == done.stderr.splitlines()[-1:], done.stderr
+    assert_one_line(errors[0])
+    assert str(path) in errors[0], errors[0]
     assert "Traceback" not in done.stdout + done.stderr
 
 
@@ -179,28 +173,28 @@ def below(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_study_new_on_a_full_disk(full_disk: Path) -> None:
-    assert_told(cli("study", "new", "btcv", full_disk / "my.yaml"), full_disk / "my.yaml")
+def test_study_new_reports_a_full_disk(full_disk: Path) -> None:
+    assert_one_error(cli("study", "new", "btcv", full_disk / "my.yaml"), full_disk / "my.yaml")
     assert below(full_disk) == {"full"}
 
 
-def test_study_new_below_a_file(tmp_path: Path) -> None:
+def test_study_new_reports_invalid_folders(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert_told(
+    assert_one_error(
         cli("study", "new", "btcv", tmp_path / "file" / "my.yaml"), tmp_path / "file" / "my.yaml"
     )
-    assert_told(cli("study", "new", "btcv", tmp_path / ("x" * 300)), tmp_path / ("x" * 300))
+    assert_one_error(cli("study", "new", "btcv", tmp_path / ("x" * 300)), tmp_path / ("x" * 300))
 
 
-def test_study_report_on_a_full_disk(full_disk: Path, tmp_path: Path) -> None:
+def test_study_report_reports_a_full_disk(full_disk: Path, tmp_path: Path) -> None:
     folders = finished_study(tmp_path)
     study = tmp_path / "toy.yaml"
-    assert_told(cli("study", "report", study, "-o", full_disk / "r", **folders), full_disk / "r")
+    assert_one_error(cli("study", "report", study, "-o", full_disk / "r", **folders), full_disk / "r")
     assert below(full_disk) == {"full"}
 
 
 def finished_study(folder: Path) -> dict[str, Path]:
-    """``toy.yaml`` and the results of its one fold; nnU-Net's folders."""
+    """Write ``toy.yaml`` and the results of its fold; return nnU-Net's folders."""
     from tests.helpers.report_folds import both, write_fold
 
     names = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
@@ -212,7 +206,7 @@ def finished_study(folder: Path) -> dict[str, Path]:
 
 
 @pytest.mark.slow
-def test_study_run_on_a_full_disk(full_disk: Path, tmp_path: Path) -> None:
+def test_study_run_reports_a_full_disk(full_disk: Path, tmp_path: Path) -> None:
     home = tmp_path / "nnUNet_preprocessed" / "Dataset001_Toy"
     (home / "gt_segmentations").mkdir(parents=True)
     (home / "gt_segmentations" / "a.nii.gz").touch()
@@ -226,12 +220,12 @@ def test_study_run_on_a_full_disk(full_disk: Path, tmp_path: Path) -> None:
     (tmp_path / "toy.yaml").write_text("datasets: Dataset001_Toy\ntrainers: nnUNetTrainer\nfolds: 0\n")
     folders = {"nnUNet_raw": tmp_path, "nnUNet_preprocessed": home.parent, "nnUNet_results": full_disk}
     place = full_disk / "studies" / "toy" / "study.yaml"
-    assert_told(cli("study", "run", tmp_path / "toy.yaml", "--device", "cpu", **folders), place)
+    assert_one_error(cli("study", "run", tmp_path / "toy.yaml", "--device", "cpu", **folders), place)
     assert below(full_disk) == {"full"}
 
 
-def test_prepare_on_a_disk_that_gets_full(small_disk: Path, tmp_path: Path) -> None:
-    """SimpleITK writes nothing then and says nothing; what is missing would have become zeros."""
+def test_prepare_reports_a_disk_that_becomes_full(small_disk: Path, tmp_path: Path) -> None:
+    """SimpleITK does not report a full disk."""
     source = archives.make_btcv(tmp_path, cases=100)
     done = cli("prepare", "btcv", source, "-np", 2, nnUNet_raw=small_disk)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
@@ -241,36 +235,38 @@ def test_prepare_on_a_disk_that_gets_full(small_disk: Path, tmp_path: Path) -> N
     assert os.listdir(small_disk) == []
 
 
-def test_a_data_set_with_a_file_that_was_cut_short_is_refused(tmp_path: Path) -> None:
+def test_truncated_files_of_a_data_set_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "Dataset001_A"
     archives.write(folder / "imagesTr" / "a_0000.nii.gz", archives.picture(0))
     archives.cut(folder / "imagesTr" / "a_0000.nii.gz")
-    with pytest.raises(PrepareError, match=r"a_0000\.nii\.gz was not written whole .*is the disk full"):
-        verify(folder, 1, Console(quiet=True))
+    with pytest.raises(PrepareError, match=r"a_0000\.nii\.gz is incomplete .*is the disk full"):
+        verify_data_set(folder, 1, Console(quiet=True))
 
 
-def test_prepare_below_a_file(tmp_path: Path) -> None:
+def test_prepare_reports_an_invalid_folder(tmp_path: Path) -> None:
     source = archives.make_btcv(tmp_path)
     (tmp_path / "file").write_text("")
     raw = tmp_path / "file" / "nnUNet_raw"
-    assert_told(cli("prepare", "btcv", source, nnUNet_raw=raw), raw)
+    assert_one_error(cli("prepare", "btcv", source, nnUNet_raw=raw), raw)
 
 
 @pytest.mark.slow
-def test_demo_on_a_full_disk(full_disk: Path) -> None:
+def test_demo_reports_a_full_disk(full_disk: Path) -> None:
     folder = full_disk / "demo"
-    assert_told(cli("demo", "--folder", folder), folder)
+    assert_one_error(cli("demo", "--folder", folder), folder)
 
 
-def test_demo_below_a_file(tmp_path: Path) -> None:
+def test_demo_reports_an_invalid_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert_told(cli("demo", "--folder", tmp_path / "file" / "demo"), tmp_path / "file" / "demo")
+    assert_one_error(cli("demo", "--folder", tmp_path / "file" / "demo"), tmp_path / "file" / "demo")
 
 
-def test_a_folder_that_is_only_read(small_disk: Path, tmp_path: Path) -> None:
+def test_commands_report_read_only_folders(small_disk: Path, tmp_path: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    assert_told(cli("study", "new", "btcv", small_disk / "my.yaml"), small_disk / "my.yaml")
+    assert_one_error(cli("study", "new", "btcv", small_disk / "my.yaml"), small_disk / "my.yaml")
     folders = finished_study(tmp_path)
-    assert_told(cli("study", "report", tmp_path / "toy.yaml", "-o", small_disk, **folders), small_disk)
+    assert_one_error(
+        cli("study", "report", tmp_path / "toy.yaml", "-o", small_disk, **folders), small_disk
+    )
     source = archives.make_btcv(tmp_path)
-    assert_told(cli("prepare", "btcv", source, nnUNet_raw=small_disk), small_disk)
+    assert_one_error(cli("prepare", "btcv", source, nnUNet_raw=small_disk), small_disk)
