@@ -149,13 +149,16 @@ def test_markdown_table_has_groups_and_best(unfinished):
     assert common.endswith("| 70.00 | **72.00** |")
 
 
-@pytest.mark.parametrize("width", [80, 45])
-def test_narrow_terminal_gets_transposed_table(unfinished, width):
+@pytest.mark.parametrize("width", [100, 60])
+def test_narrow_terminal_gets_transposed_table(tmp_path, width):
+    for trainer in "ABCD":
+        write_fold(tmp_path, trainer, 0, {"a": both(0.72)})
+    results = read(study(*"ABCD"), tmp_path)
     console = Console(file=io.StringIO(), width=width)
-    print_table(layout(unfinished, main_table(unfinished)), "[toy]", console)
+    print_table(layout(results, main_table(results)), "[toy]", console)
     text = console.file.getvalue()
     assert "[toy]" in text
-    assert ("│ trainer" in text or "┃ trainer" in text) == (width == 45)
+    assert ("│ trainer" in text or "┃ trainer" in text) == (width == 60)
     assert "72.00" in text and "1 of 2 folds" in text
 
 
