@@ -1,4 +1,4 @@
-"""``nnunet-cpr study report``: what a cross-validation study shows, as tables, statistics and a page."""
+"""Report of a cross-validation study: tables, statistics, figures and an HTML page."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def write_report(
     """Print the main table and the comparisons, and write the whole report.
 
     Args:
-        study: what was to be trained.
+        study: the study.
         results: nnU-Net's ``nnUNet_results``.
-        raw: nnU-Net's ``nnUNet_raw``; without it there are no pictures of cases.
-        preprocessed: nnU-Net's ``nnUNet_preprocessed``, for names of classes and truths.
-        output: the folder to write to; made where it is missing.
+        raw: nnU-Net's ``nnUNet_raw``; None leaves out the pictures of cases.
+        preprocessed: nnU-Net's ``nnUNet_preprocessed``, for class names and ground truth.
+        output: the folder to write to; created if missing.
         console: where to print.
 
     Returns:
-        The files, the page first. The same results give the same bytes.
+        The files, the page first. Equal results give equal bytes.
 
     Raises:
-        ReportError: the study names no data set, or no fold has finished.
+        ReportError: the study has no data set, or no fold has finished.
         OSError: a file cannot be written.
     """
     found = read_results(study, results, raw, preprocessed)
@@ -84,7 +84,9 @@ def _markdown(results: Results, main: Table, comparisons: list[Comparison]) -> s
     study = results.study
     parts = [f"# Study {study.name}\n", "## Result\n", markdown(main)]
     parts += [f"{note}\n" for note in [*layout_notes(results), *results.notes]]
-    parts.append("\n".join(f"- {full_title(row)}: `{row.trainer}`" for row in study.rows) + "\n")
+    parts.append(
+        "\n".join(f"- {full_title(entry)}: `{entry.trainer}`" for entry in study.trainers) + "\n"
+    )
     parts += ["## Comparisons\n", f"{CAVEAT}\n"]
     for setting in results.settings:
         here = [c for c in comparisons if c.setting == setting]
@@ -93,8 +95,8 @@ def _markdown(results: Results, main: Table, comparisons: list[Comparison]) -> s
             "\n".join(f"- {c.sentence}" for c in here) + "\n" if here else "One trainer only.\n"
         )
         if compared := [c for c in here if c.paired.cases]:
-            reference = full_title(study.row(study.reference))
-            parts.append(markdown(page.comparison_text(compared, reference)))
+            reference = full_title(study.entry(study.reference))
+            parts.append(markdown(page.comparison_numbers(compared, reference)))
     parts.append("## Classes\n")
     parts.append("Dice in percent, mean over the folds that a trainer has finished.\n")
     for setting in results.settings:

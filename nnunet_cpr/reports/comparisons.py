@@ -1,4 +1,4 @@
-"""Every trainer against the study's reference, on the cases of the folds that both have finished."""
+"""Comparisons of each trainer with the reference, on the cases of the folds that both have finished."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ import pandas as pd
 
 from nnunet_cpr.reports.results import SETTING, Results, Setting, case_means, full_title
 from nnunet_cpr.reports.statistics import Paired, compare, holm, verdict
-from nnunet_cpr.studies.definition import Row
+from nnunet_cpr.studies.definition import TrainerEntry
 
 CAVEAT = (
-    "Intervals and tests say what other cases could change. They do not say what training again, with "
-    "another seed, could change."
+    "Intervals and tests account for the choice of cases. They do not account for the variation between "
+    "trainings with different seeds."
 )
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One trainer and the reference in one setting.
+    """Comparison of one trainer with the reference in one setting.
 
     Attributes:
-        row: the trainer.
-        folds: those that both have finished.
+        entry: the trainer.
+        folds: folds that both have finished.
         pairs: indexed by (fold, case): columns reference and other, mean foreground Dice in percent.
-        left_out: cases of these folds that only one of the two has a Dice for.
-        paired: the statistics, in points of Dice.
-        p_holm: p, corrected over the comparisons of the data set.
-        sentence: says whether the data show a difference.
+        left_out: number of cases of these folds for which only one of the two has a Dice.
+        paired: paired statistics, in points of Dice.
+        p_holm: p after Holm's correction over the comparisons of the data set.
+        sentence: the result in words.
     """
 
     setting: Setting
-    row: Row
+    entry: TrainerEntry
     folds: list[int]
     pairs: pd.DataFrame
     left_out: int
@@ -42,26 +42,26 @@ class Comparison:
 
     @property
     def anchor(self) -> str:
-        """A name that is unique on a page."""
-        return "-".join([*self.setting, self.row.trainer])
+        """Unique name on a page."""
+        return "-".join([*self.setting, self.entry.trainer])
 
 
 def compare_all(results: Results) -> list[Comparison]:
-    """All comparisons, in the study's order; Holm's correction goes over those of a data set."""
+    """Return all comparisons in the study's order, with Holm's correction within each data set."""
     study = results.study
-    reference = study.row(study.reference)
+    reference = study.entry(study.reference)
     means = case_means(results.cases)
     found = [
-        _compare(results, results.of(means, setting), setting, row)
+        _compare(results, results.of(means, setting), setting, entry)
         for setting in results.settings
-        for row in study.rows
-        if row is not reference
+        for entry in study.trainers
+        if entry is not reference
     ]
     corrected = []
     for _, family in groupby(found, key=lambda c: c.setting.dataset):
         members = list(family)
         for member, p in zip(members, holm([m.paired.p for m in members])):
-            text = verdict(member.paired, p, full_title(member.row), full_title(reference))
+            text = verdict(member.paired, p, full_title(member.entry), full_title(reference))
             if 0 < len(member.folds) < len(study.folds):
                 text += f" So far {len(member.folds)} of {len(study.folds)} folds."
             if member.left_out:
@@ -72,7 +72,7 @@ def compare_all(results: Results) -> list[Comparison]:
 
 
 def comparison_table(results: Results, comparisons: list[Comparison]) -> pd.DataFrame:
-    """``comparisons.csv``: Dice in percent and differences in points, other - reference."""
+    """Return ``comparisons.csv``: Dice in percent and differences (other - reference) in points."""
     columns = [
         *SETTING,
         *("reference", "trainer", "folds", "cases", "reference_dice_percent", "dice_percent"),
@@ -85,7 +85,7 @@ def comparison_table(results: Results, comparisons: list[Comparison]) -> pd.Data
             {
                 **c.setting._asdict(),
                 "reference": results.study.reference,
-                "trainer": c.row.trainer,
+                "trainer": c.entry.trainer,
                 "folds": " ".join(map(str, c.folds)),
                 "cases": c.paired.cases,
                 "reference_dice_percent": c.pairs["reference"].mean(),
@@ -105,18 +105,18 @@ def comparison_table(results: Results, comparisons: list[Comparison]) -> pd.Data
     return pd.DataFrame(rows, columns=columns)
 
 
-def _compare(results: Results, means: pd.DataFrame, setting: Setting, row: Row) -> Comparison:
+def _compare(results: Results, means: pd.DataFrame, setting: Setting, entry: TrainerEntry) -> Comparison:
     reference = results.study.reference
-    theirs = results.finished(setting, row.trainer)
+    theirs = results.finished(setting, entry.trainer)
     folds = [fold for fold in results.finished(setting, reference) if fold in theirs]
     values = means[means["fold"].isin(folds)].set_index(["fold", "case"])
     dice = {
         name: 100 * values.loc[values["trainer"] == trainer, "dice"]
-        for name, trainer in (("reference", reference), ("other", row.trainer))
+        for name, trainer in (("reference", reference), ("other", entry.trainer))
     }
     both = pd.concat(dice, axis=1).astype(float).sort_index()
-    # A case without any foreground in truth and predictions has no Dice in either: nothing to compare.
+    # A case without foreground in ground truth and predictions has no Dice.
     pairs = both.dropna()
     left_out = len(both.dropna(how="all")) - len(pairs)
     paired = compare(pairs["reference"].to_numpy(), pairs["other"].to_numpy())
-    return Comparison(setting, row, folds, pairs, left_out, paired)
+    return Comparison(setting, entry, folds, pairs, left_out, paired)

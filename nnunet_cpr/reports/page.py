@@ -1,4 +1,4 @@
-"""``report.html``: one page without anything from outside, made from ``page.html.j2``."""
+"""Self-contained ``report.html``, rendered from ``page.html.j2``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from nnunet_cpr.reports.tables import (
 
 @dataclass(frozen=True)
 class PairedPlots:
-    """The two pictures of a comparison."""
+    """Figures of a comparison."""
 
     title: str
     pictures: tuple[Picture, ...]
@@ -37,7 +37,7 @@ class PairedPlots:
 
 @dataclass(frozen=True)
 class SettingPage:
-    """What the page shows of one data set (x configuration x plans)."""
+    """Content of the page for one setting (data set, configuration, plans)."""
 
     title: str
     comparisons: list[Comparison]
@@ -61,7 +61,7 @@ def render(
     raw: Path | None,
     preprocessed: Path | None,
 ) -> str:
-    """The page's text."""
+    """Return the page as HTML."""
     study = results.study
     lines = plots.strokes(study)
     settings = [
@@ -78,10 +78,12 @@ def render(
         lstrip_blocks=True,
     )
     environment.filters["svg"] = lambda picture: Markup(picture.svg)
-    legend: list[tuple[str, Stroke]] = [(full_title(row), lines[row.trainer]) for row in study.rows]
+    legend: list[tuple[str, Stroke]] = [
+        (full_title(entry), lines[entry.trainer]) for entry in study.trainers
+    ]
     page = environment.get_template("page.html.j2").render(
         study=study,
-        reference=full_title(study.row(study.reference)),
+        reference=full_title(study.entry(study.reference)),
         main=main,
         main_notes=layout_notes(results),
         settings=settings,
@@ -103,23 +105,23 @@ def _setting_page(
     preprocessed: Path | None,
 ) -> SettingPage:
     study = results.study
-    reference = full_title(study.row(study.reference))
+    reference = full_title(study.entry(study.reference))
     compared = [c for c in comparisons if c.paired.cases]
     pictures: list[Overlay] = []
     notes: list[str] = []
     best = max(compared, key=lambda c: c.paired.difference, default=None)
     if best is not None:
         pictures, notes = overlays(results, best, raw, preprocessed)
-    with_history = [row for row in study.rows if (setting, row.trainer) in results.histories]
+    with_history = [entry for entry in study.trainers if (setting, entry.trainer) in results.histories]
     return SettingPage(
         title=results.title(setting),
         comparisons=comparisons,
-        comparison_table=comparison_text(compared, reference) if compared else None,
+        comparison_table=comparison_numbers(compared, reference) if compared else None,
         classes=class_table(results, setting),
         cases=case_table(results, setting),
         paired=[
             PairedPlots(
-                f"{full_title(c.row)} against {reference}",
+                f"{full_title(c.entry)} against {reference}",
                 (plots.paired_scatter(c, study), plots.difference_histogram(c, study)),
             )
             for c in compared
@@ -128,22 +130,24 @@ def _setting_page(
         times=time_table(results, setting),
         heat_maps=[
             (
-                full_title(row),
-                plots.heat_maps(setting, row.trainer, *results.histories[setting, row.trainer]),
+                full_title(entry),
+                plots.heat_maps(setting, entry.trainer, *results.histories[setting, entry.trainer]),
             )
-            for row in with_history
+            for entry in with_history
         ],
         without_history=[
-            full_title(row) for row in study.rows if row not in with_history and _has_cpr(row.trainer)
+            full_title(entry)
+            for entry in study.trainers
+            if entry not in with_history and _has_cpr(entry.trainer)
         ],
-        overlays_with=full_title(best.row) if best is not None else "",
+        overlays_with=full_title(best.entry) if best is not None else "",
         overlays=pictures,
         overlay_notes=notes,
     )
 
 
-def comparison_text(comparisons: list[Comparison], reference: str) -> Table:
-    """The comparisons of one setting in numbers."""
+def comparison_numbers(comparisons: list[Comparison], reference: str) -> Table:
+    """Return the numbers of the comparisons of one setting."""
 
     def number(value: float, form: str = "{:+.2f}") -> str:
         return "-" if value != value else form.format(value)
@@ -161,7 +165,7 @@ def comparison_text(comparisons: list[Comparison], reference: str) -> Table:
             str(p.cases),
             str(len(c.folds)),
         )
-        lines.append(Line(full_title(c.row), tuple(map(Value, texts))))
+        lines.append(Line(full_title(c.entry), tuple(map(Value, texts))))
     columns = (
         "points of Dice",
         "95 % interval",
@@ -175,7 +179,7 @@ def comparison_text(comparisons: list[Comparison], reference: str) -> Table:
 
 
 def _has_cpr(trainer: str) -> bool:
-    """Whether a trainer of this package should have left a history."""
+    """Return True if a trainer writes a history of CPR."""
     try:
         name = parse_trainer_name(trainer)
     except WrongName:

@@ -1,32 +1,34 @@
-"""Pictures for the page, as SVG that takes its colours from the page's style sheet.
+"""Figures of the page, as SVG that takes its colours from the page's style sheet.
 
-Every function gives the SVG element and a text that says in numbers what it shows.
+Each function returns the SVG element and an alternative text with the numbers that it shows.
 """
 
 from __future__ import annotations
 
 import hashlib
+import html
 import io
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from nnunet_cpr._figures import new_figure
 from nnunet_cpr.nnunet.progress_figure import around_one, three_decades
 from nnunet_cpr.reports.comparisons import Comparison
 from nnunet_cpr.reports.results import Results, Setting, full_title, in_order
 from nnunet_cpr.studies.definition import Study
 
-# Colours that no data have; the SVG's text is searched for them and the page's variables put in place.
+# Placeholder colours; in the SVG they are replaced by the variables of the page's style sheet.
 _INK = "#010203"
 _LINES = [f"#0a0b{n:02x}" for n in range(6)]
 _DASHES = ["none", "7 2", "2 2", "7 2 2 2", "12 3"]
@@ -56,20 +58,20 @@ class Picture:
 
 @dataclass(frozen=True)
 class Stroke:
-    """How a trainer's line looks, as SVG has it."""
+    """Colour and dashes of a trainer's line in SVG."""
 
     colour: str
     dashes: str
 
     @property
     def variable(self) -> str:
-        """The colour as the page's style sheet knows it."""
+        """Colour as a variable of the page's style sheet."""
         return _variable(self.colour)
 
 
 def strokes(study: Study) -> dict[str, Stroke]:
-    """A line for each trainer; the reference's is solid and has the text's colour."""
-    others = [row.trainer for row in study.rows if row.trainer != study.reference]
+    """Return the line of each trainer; the reference's is solid and has the colour of the text."""
+    others = [entry.trainer for entry in study.trainers if entry.trainer != study.reference]
     given = {
         trainer: Stroke(_LINES[i % len(_LINES)], _DASHES[(i + i // len(_LINES)) % len(_DASHES)])
         for i, trainer in enumerate(others)
@@ -78,11 +80,11 @@ def strokes(study: Study) -> dict[str, Stroke]:
 
 
 def paired_scatter(comparison: Comparison, study: Study) -> Picture:
-    """Each dot a case: the reference's Dice against the other's."""
+    """Return a scatter plot of the cases: the other trainer's Dice over the reference's."""
     pairs = comparison.pairs
-    reference, other = full_title(study.row(study.reference)), full_title(comparison.row)
-    with matplotlib.rc_context(_STYLE):
-        figure, ax = _figure((3.9, 3.7))
+    reference, other = full_title(study.entry(study.reference)), full_title(comparison.entry)
+    with _new_svg((3.9, 3.7)) as (figure, svg):
+        ax = figure.subplots()
         low = math.floor(min(pairs.min()))
         high = min(100, math.ceil(max(pairs.max())))
         margin = max(0.02 * (high - low), 0.1)
@@ -93,23 +95,23 @@ def paired_scatter(comparison: Comparison, study: Study) -> Picture:
         ax.set(xlabel=f"Dice of {_short(reference)} (%)", ylabel=f"Dice of {_short(other)} (%)")
         ax.set_title(f"above the line: {_short(other)} is better", fontsize=9)
         paired = comparison.paired
-        alt = (
-            f"Scatter plot of {paired.cases} cases, Dice of {reference} from "
-            f"{pairs['reference'].min():.1f} to {pairs['reference'].max():.1f} percent against {other} "
-            f"from {pairs['other'].min():.1f} to {pairs['other'].max():.1f}: {paired.wins} cases "
-            f"above the diagonal, {paired.ties} on it, {paired.losses} below."
-        )
-        return Picture(_svg(figure, f"scatter-{comparison.anchor}", alt), alt)
+    alt = (
+        f"Scatter plot of {paired.cases} cases, Dice of {reference} from "
+        f"{pairs['reference'].min():.1f} to {pairs['reference'].max():.1f} percent against {other} "
+        f"from {pairs['other'].min():.1f} to {pairs['other'].max():.1f}: {paired.wins} cases "
+        f"above the diagonal, {paired.ties} on it, {paired.losses} below."
+    )
+    return _picture(svg, f"scatter-{comparison.anchor}", alt)
 
 
 def difference_histogram(comparison: Comparison, study: Study) -> Picture:
-    """The differences other - reference, their mean and its interval."""
+    """Return a histogram of the differences other - reference, with their mean and its interval."""
     paired = comparison.paired
     differences = (comparison.pairs["other"] - comparison.pairs["reference"]).to_numpy()
-    names = f"{full_title(comparison.row)} minus {full_title(study.row(study.reference))}"
-    with matplotlib.rc_context(_STYLE):
-        figure, ax = _figure((3.9, 3.7))
-        # Equal differences, up to rounding, have no width that could be divided into bins.
+    names = f"{full_title(comparison.entry)} minus {full_title(study.entry(study.reference))}"
+    with _new_svg((3.9, 3.7)) as (figure, svg):
+        ax = figure.subplots()
+        # The range must not be empty if all differences are equal.
         reach = max(float(np.abs(differences).max()), 0.01)
         ax.hist(differences, bins=list(np.linspace(-reach, reach, 32)), color=_LINES[1], alpha=0.75)
         ax.axvline(0, color=_INK, linewidth=0.8)
@@ -121,12 +123,12 @@ def difference_histogram(comparison: Comparison, study: Study) -> Picture:
         ax.set(xlabel="difference of Dice (points)", ylabel="cases")
         ax.yaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set_title("line: mean, band: its 95 % interval", fontsize=9)
-        alt = (
-            f"Histogram of {paired.cases} differences of Dice, {names}: from "
-            f"{differences.min():+.2f} to {differences.max():+.2f} points, median "
-            f"{np.median(differences):+.2f}, mean {paired.difference:+.2f}{interval}."
-        )
-        return Picture(_svg(figure, f"histogram-{comparison.anchor}", alt), alt)
+    alt = (
+        f"Histogram of {paired.cases} differences of Dice, {names}: from "
+        f"{differences.min():+.2f} to {differences.max():+.2f} points, median "
+        f"{np.median(differences):+.2f}, mean {paired.difference:+.2f}{interval}."
+    )
+    return _picture(svg, f"histogram-{comparison.anchor}", alt)
 
 
 CURVES = {
@@ -134,53 +136,54 @@ CURVES = {
     "val_loss": "validation loss",
     "pseudo_dice": "pseudo Dice",
 }
-_POINTS = 250  # of a line, at the most
+_MAX_POINTS = 250
+"""Maximum number of points of a line."""
 
 
 def curves(results: Results, setting: Setting, measure: str) -> Picture | None:
-    """One of :data:`CURVES` over the epochs: thin lines are folds, thick lines their mean."""
+    """Return one of :data:`CURVES` over the epochs: thin lines are folds, thick lines their mean."""
     epochs = results.of(results.epochs, setting).dropna(subset=[measure])
     if epochs.empty:
         return None
     lines = strokes(results.study)
-    says = []
-    with matplotlib.rc_context(_STYLE):
-        figure, ax = _figure(_SIZE)
-        for row in results.study.rows:
-            mine = epochs[epochs["trainer"] == row.trainer]
+    means = []
+    with _new_svg(_SIZE) as (figure, svg):
+        ax = figure.subplots()
+        for entry in results.study.trainers:
+            mine = epochs[epochs["trainer"] == entry.trainer]
             if mine.empty:
                 continue
-            look = lines[row.trainer]
+            stroke = lines[entry.trainer]
             by_fold = mine.pivot(index="epoch", columns="fold", values=measure)
-            # Many folds of a thousand epochs would be megabytes: a point is the mean of some epochs.
-            width = -(-(int(by_fold.index[-1]) + 1) // _POINTS)
+            # A point is the mean of several epochs; all points of many folds would be megabytes.
+            width = -(-(int(by_fold.index[-1]) + 1) // _MAX_POINTS)
             thinned = by_fold.groupby((by_fold.index // width + 0.5) * width - 0.5).mean()
-            ax.plot(thinned.index, thinned, color=look.colour, linewidth=0.5, alpha=0.5)
-            # The mean ends where the first fold ends: beyond, it would be one of other folds.
+            ax.plot(thinned.index, thinned, color=stroke.colour, linewidth=0.5, alpha=0.5)
+            # The mean ends with the shortest fold: beyond it would be a mean over other folds.
             mean = by_fold.dropna().mean(axis=1)
             if mean.empty:
                 continue
             ax.plot(
                 thinned.dropna().mean(axis=1),
-                color=look.colour,
+                color=stroke.colour,
                 linewidth=2,
-                linestyle=_matplotlib_dashes(look.dashes),
+                linestyle=_matplotlib_dashes(stroke.dashes),
                 marker="o" if len(mean) == 1 else None,
             )
-            says.append(f"{full_title(row)} {mean.iloc[0]:.3f} to {mean.iloc[-1]:.3f}")
+            means.append(f"{full_title(entry)} {mean.iloc[0]:.3f} to {mean.iloc[-1]:.3f}")
         ax.set(xlabel="epoch", ylabel=CURVES[measure])
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        alt = (
-            f"Line chart of the {CURVES[measure]} over epochs {epochs['epoch'].min()} to "
-            f"{epochs['epoch'].max()}. Mean over folds, first to last epoch: "
-            f"{'; '.join(says) or 'none'}."
-        )
-        return Picture(_svg(figure, f"curve-{measure}-{'-'.join(setting)}", alt), alt)
+    alt = (
+        f"Line chart of the {CURVES[measure]} over epochs {epochs['epoch'].min()} to "
+        f"{epochs['epoch'].max()}. Mean over folds, first to last epoch: "
+        f"{'; '.join(means) or 'none'}."
+    )
+    return _picture(svg, f"curve-{measure}-{'-'.join(setting)}", alt)
 
 
 @dataclass(frozen=True)
 class HeatMaps:
-    """What CPR did in one fold."""
+    """Heat maps of CPR in one fold."""
 
     fold: int
     multiplier: Picture
@@ -189,11 +192,11 @@ class HeatMaps:
 
 
 def heat_maps(setting: Setting, trainer: str, fold: int, history: pd.DataFrame) -> HeatMaps:
-    """Matrices by epochs: the multiplier, and the measure in relation to its bound.
+    """Return heat maps (parameter matrices x epochs) of the multiplier and of measure / bound.
 
     Args:
-        setting, trainer, fold: where the history is from.
-        history: ``cpr_history.csv``.
+        setting, trainer, fold: origin of the history.
+        history: content of ``cpr_history.csv``.
     """
     names = in_order(history["parameter"])
     table = history.drop_duplicates(["epoch", "parameter"], keep="last")
@@ -209,88 +212,92 @@ def heat_maps(setting: Setting, trainer: str, fold: int, history: pd.DataFrame) 
     what = f"{len(names)} matrices over epochs {epochs[0]} to {epochs[-1]}, fold {fold} of {trainer}"
     key = f"{'-'.join(setting)}-{trainer}"
     if bounded.any():
-        multiplier_says = (
+        multiplier_text = (
             f"the largest is {np.nanmax(multiplier):.3g}, "
             f"{np.mean(multiplier[bounded] > 0):.0%} of them are above 0"
         )
         finite = ratio[np.isfinite(ratio)]
-        ratio_says = (
+        ratio_text = (
             f"median {np.median(finite):.4f}, from {finite.min():.4f} to {finite.max():.4f}, "
             f"{np.mean(finite > 1):.0%} above their bound"
             if finite.size
             else "no finite value"
         )
     else:
-        multiplier_says = ratio_says = "no matrix has a bound yet"
-    with matplotlib.rc_context(_STYLE):
-        return HeatMaps(
-            fold,
-            _heat_map(
-                multiplier,
-                epochs,
-                "viridis",
-                three_decades(multiplier),
-                f"multiplier-{key}",
-                f"Heat map of CPR's multipliers, {what}: {multiplier_says}.",
-            ),
-            _heat_map(
-                ratio,
-                epochs,
-                "RdBu_r",
-                around_one(ratio),
-                f"ratio-{key}",
-                f"Heat map of measure / bound, {what}: {ratio_says}.",
-            ),
-            [name.removesuffix(".weight") for name in names],
-        )
+        multiplier_text = ratio_text = "no matrix has a bound yet"
+    return HeatMaps(
+        fold,
+        _heat_map(
+            multiplier,
+            epochs,
+            "viridis",
+            three_decades(multiplier),
+            f"multiplier-{key}",
+            f"Heat map of CPR's multipliers, {what}: {multiplier_text}.",
+        ),
+        _heat_map(
+            ratio,
+            epochs,
+            "RdBu_r",
+            around_one(ratio),
+            f"ratio-{key}",
+            f"Heat map of measure / bound, {what}: {ratio_text}.",
+        ),
+        [name.removesuffix(".weight") for name in names],
+    )
 
 
 def _heat_map(
     values: np.ndarray, epochs: np.ndarray, colours: str, norm: Normalize, key: str, alt: str
 ) -> Picture:
     rows = len(values)
-    figure, ax = _figure((_SIZE[0] + 0.8, min(max(2.4, 0.07 * rows + 1), 6)))
-    image = ax.imshow(
-        np.ma.masked_invalid(values),
-        aspect="auto",
-        interpolation="nearest",
-        cmap=matplotlib.colormaps[colours].with_extremes(bad="0.6"),
-        norm=norm,
-        extent=(epochs[0] - 0.5, epochs[-1] + 0.5, rows + 0.5, 0.5),
-    )
-    figure.colorbar(image, ax=ax, pad=0.02)
-    ax.set(xlabel="epoch", ylabel="matrix")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
-    return Picture(_svg(figure, key, alt, rasterize_dpi=200), alt)
+    size = (_SIZE[0] + 0.8, min(max(2.4, 0.07 * rows + 1), 6))
+    with _new_svg(size, dpi=200) as (figure, svg):
+        ax = figure.subplots()
+        image = ax.imshow(
+            np.ma.masked_invalid(values),
+            aspect="auto",
+            interpolation="nearest",
+            cmap=matplotlib.colormaps[colours].with_extremes(bad="0.6"),
+            norm=norm,
+            extent=(epochs[0] - 0.5, epochs[-1] + 0.5, rows + 0.5, 0.5),
+        )
+        figure.colorbar(image, ax=ax, pad=0.02)
+        ax.set(xlabel="epoch", ylabel="matrix")
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    return _picture(svg, key, alt)
 
 
-def _figure(size: tuple[float, float]) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasSVG(figure)
-    return figure, figure.subplots()
-
-
-def _svg(figure: Figure, key: str, alt: str, rasterize_dpi: int = 100) -> str:
-    """The figure as an element to put into a page, the same bytes every time."""
-    buffer = io.StringIO()
+@contextmanager
+def _new_svg(size: tuple[float, float], dpi: int = 100) -> Iterator[tuple[Figure, io.BytesIO]]:
+    """Yield a figure and the file to which it is written as SVG at the end."""
+    svg = io.BytesIO()
     metadata = dict.fromkeys(["Creator", "Date", "Format", "Type"])
-    figure.savefig(buffer, format="svg", transparent=True, dpi=rasterize_dpi, metadata=metadata)
-    text = buffer.getvalue()
+    with new_figure(
+        svg, size, _STYLE, format="svg", transparent=True, dpi=dpi, metadata=metadata
+    ) as figure:
+        yield figure, svg
+
+
+def _picture(svg: io.BytesIO, key: str, alt: str) -> Picture:
+    """Return an SVG file as an element of the page; the same figure gives the same bytes."""
+    text = svg.getvalue().decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
     for colour in [_INK, *_LINES]:
         text = text.replace(colour, _variable(colour))
-    # Names are unique within a figure only, and a page has several; most are not used at all.
+    # Ids are unique within one figure only, and most of them are not used.
     used = set(re.findall(r'(?:href="|url\()#([^")]+)', text))
     prefix = "p" + hashlib.sha256(key.encode()).hexdigest()[:8]
     text = re.sub(r' id="([^"]*)"', lambda m: f' id="{prefix}-{m[1]}"' if m[1] in used else "", text)
     text = re.sub(r'(href="|url\()#', rf"\1#{prefix}-", text)
-    # A hundredth of a point is finer than any screen.
+    # A hundredth of a point is precise enough for every screen.
     text = re.sub(r' (?:d|x|y)="[^"]*"', lambda m: re.sub(r"(\.\d\d)\d+", r"\1", m[0]), text)
-    # In HTML these are implied; the page shall not name any address.
+    # HTML implies the name spaces; without them the page contains no address.
     text = re.sub(r' xmlns(:xlink)?="[^"]*"', "", text)
-    return re.sub(r"<svg\b", f'<svg role="img" aria-label="{_attribute(alt)}"', text, count=1)
+    text = text.replace("<svg", f'<svg role="img" aria-label="{html.escape(alt)}"', 1)
+    return Picture(text, alt)
 
 
 def _variable(colour: str) -> str:
@@ -304,10 +311,4 @@ def _matplotlib_dashes(dashes: str) -> str | tuple[float, tuple[float, ...]]:
 
 def _short(text: str) -> str:
     short = text if len(text) <= 32 else text[:31] + "…"
-    return short.replace("$", r"\$")  # else Matplotlib would take it for mathematics
-
-
-def _attribute(text: str) -> str:
-    for character, entity in (("&", "&amp;"), ("<", "&lt;"), ('"', "&quot;")):
-        text = text.replace(character, entity)
-    return text
+    return short.replace("$", r"\$")  # otherwise Matplotlib reads it as mathematics

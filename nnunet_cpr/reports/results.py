@@ -1,4 +1,4 @@
-"""What nnU-Net and the trainers left in the folders of a study's folds, as tables."""
+"""Results of a study's runs, read from nnU-Net's folders into tables."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import pandas as pd
 from nnunet_cpr._files import read_json
 from nnunet_cpr.nnunet.fold_files import LARGEST, LOG_COLUMNS, RESOURCES, measurement, read_logs
 from nnunet_cpr.nnunet.history import COLUMNS, CSV_NAME
-from nnunet_cpr.studies.definition import Cell, Row, Study
+from nnunet_cpr.studies.definition import Run, Study, StudyError, TrainerEntry
 
 
-class ReportError(Exception):
-    """There is nothing to report; the message is one line."""
+class ReportError(StudyError):
+    """No results to report; the message is one line."""
 
 
 class Setting(NamedTuple):
-    """What the trainers of one table row have in common."""
+    """Data set, configuration and plans, which the trainers of one table line share."""
 
     dataset: str
     configuration: str
@@ -32,7 +32,7 @@ class Setting(NamedTuple):
 
 
 _LAST_EPOCH = 10**6
-_TINIEST = 1e-45  # of float32
+_SMALLEST = 1e-45  # of float32
 SETTING = list(Setting._fields)
 CASES = [*SETTING, "fold", "case", "class", "trainer", "dice"]
 EPOCHS = [*SETTING, "fold", "trainer", *LOG_COLUMNS]
@@ -41,18 +41,18 @@ MEASURED = [*SETTING, "fold", "trainer", "seconds", "peak_memory_bytes", "peak_g
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that the report shows.
+    """Content of a report.
 
     Attributes:
-        study: what was to be trained.
+        study: the study.
         folder: nnU-Net's ``nnUNet_results``.
         cases: one row for each class of each validation case of each finished fold; ``dice`` in
             [0, 1], NaN where the class is in neither the truth nor the prediction.
         epochs: one row for each epoch in the training logs, of unfinished folds too; ``pseudo_dice``
             is the mean over the classes, in [0, 1].
-        resources: what was measured from outside, one row for each fold that has it; bytes.
-        histories: of each CPR trainer its first fold that has one, as (fold, table).
-        notes: files that could not be used, one line each.
+        resources: time (seconds) and memory (bytes) of the runs that have recorded them.
+        histories: (fold, history) of the first fold of each CPR trainer that has one.
+        notes: one line for each unreadable file.
     """
 
     study: Study
@@ -66,70 +66,64 @@ class Results:
     @property
     def settings(self) -> list[Setting]:
         """Data sets x configurations x plans, in the study's order."""
-        return settings_of(self.study)
+        study = self.study
+        return [Setting(*s) for s in product(study.datasets, study.configurations, study.plans)]
 
-    def cell(self, setting: Setting, fold: int, trainer: str) -> Cell:
-        """One training of the study."""
-        return Cell(*setting, fold=fold, trainer=trainer)
+    def run(self, setting: Setting, fold: int, trainer: str) -> Run:
+        """Return a run of the study."""
+        return Run(*setting, fold=fold, trainer=trainer)
 
     def finished(self, setting: Setting, trainer: str) -> list[int]:
-        """The folds that have been validated."""
+        """Return the folds that have been validated."""
         rows = self.of(self.cases, setting)
         done = set(rows.loc[rows["trainer"] == trainer, "fold"])
         return [fold for fold in self.study.folds if fold in done]
 
     def of(self, table: pd.DataFrame, setting: Setting) -> pd.DataFrame:
-        """The rows of a table that belong to a setting."""
+        """Return the rows of a table that belong to a setting."""
         return table[(table[SETTING] == list(setting)).all(axis=1)]
 
     def title(self, setting: Setting) -> str:
-        """The data set's name, and what else tells its settings apart."""
+        """Return the data set's name, with configuration and plans if there are several."""
         several = [True, len(self.study.configurations) > 1, len(self.study.plans) > 1]
         return ", ".join(part for part, said in zip(setting, several) if said)
 
 
-def settings_of(study: Study) -> list[Setting]:
-    """Data sets x configurations x plans, in the study's order."""
-    return [Setting(*s) for s in product(study.datasets, study.configurations, study.plans)]
-
-
-def full_title(row: Row) -> str:
-    """A trainer's label with its group's: labels such as "1e-3" say little alone."""
-    return f"{row.group} {row.title}" if row.group else row.title
+def full_title(entry: TrainerEntry) -> str:
+    """Return a trainer's group and label: a label such as "1e-3" is not clear without the group."""
+    return f"{entry.group} {entry.title}" if entry.group else entry.title
 
 
 def read_results(study: Study, results: Path, raw: Path | None, preprocessed: Path | None) -> Results:
     """Read all folds of a study.
 
     Args:
-        study: what was to be trained.
+        study: the study.
         results: nnU-Net's ``nnUNet_results``.
         raw: nnU-Net's ``nnUNet_raw``, if there is one.
         preprocessed: nnU-Net's ``nnUNet_preprocessed``, if there is one.
 
     Raises:
-        ReportError: the study names no data set, or none of its folds has finished.
+        ReportError: the study has no data set, or no fold has finished.
     """
     if not study.datasets:
-        raise ReportError(
-            f"the study {study.name} names no data set; name one in its file or as an option"
-        )
+        raise ReportError(f"study {study.name}: expected a data set, got none; add --dataset")
     cases: list[dict[str, Any]] = []
     epochs: list[pd.DataFrame] = []
     resources: list[dict[str, Any]] = []
     histories: dict[tuple[Setting, str], tuple[int, pd.DataFrame]] = {}
     notes: list[str] = []
-    for cell in study.cells():
-        folder = cell.folder(results)
-        setting = Setting(cell.dataset, cell.configuration, cell.plans)
-        here = {**setting._asdict(), "fold": cell.fold, "trainer": cell.trainer}
+    for run in study.runs():
+        folder = run.folder(results)
+        setting = Setting(run.dataset, run.configuration, run.plans)
+        here = {**setting._asdict(), "fold": run.fold, "trainer": run.trainer}
         try:
-            labels = read_dataset_json(folder, cell.dataset, preprocessed, raw).get("labels")
+            labels = read_dataset_json(folder, run.dataset, preprocessed, raw).get("labels")
             cases += [{**here, **case} for case in _read_cases(folder, labels)]
         except FileNotFoundError:
             pass  # not validated yet
         except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError):
-            notes.append(f"{_name(cell)}: validation/summary.json cannot be read; counted as unfinished")
+            notes.append(f"{_name(run)}: validation/summary.json unreadable; counts as unfinished")
         if not (log := read_logs(folder)).empty:
             epochs.append(log.assign(**here))
         try:
@@ -138,16 +132,16 @@ def read_results(study: Study, results: Path, raw: Path | None, preprocessed: Pa
         except FileNotFoundError:
             pass
         except (OSError, ValueError, AttributeError):
-            notes.append(f"{_name(cell)}: {RESOURCES} cannot be read")
-        if (setting, cell.trainer) not in histories and (folder / CSV_NAME).is_file():
+            notes.append(f"{_name(run)}: {RESOURCES} unreadable")
+        if (setting, run.trainer) not in histories and (folder / CSV_NAME).is_file():
             if (history := _read_history(folder / CSV_NAME)) is not None:
-                histories[setting, cell.trainer] = (cell.fold, history)
+                histories[setting, run.trainer] = (run.fold, history)
             else:
-                notes.append(f"{_name(cell)}: {CSV_NAME} cannot be read")
+                notes.append(f"{_name(run)}: {CSV_NAME} unreadable")
     if not cases:
         raise ReportError(
-            f"no fold of the study {study.name} has finished: "
-            f"none has a validation/summary.json below {results}"
+            f"study {study.name}: no fold has finished; expected a validation/summary.json "
+            f"below {results}"
         )
     return Results(
         study,
@@ -161,9 +155,9 @@ def read_results(study: Study, results: Path, raw: Path | None, preprocessed: Pa
 
 
 def fold_means(cases: pd.DataFrame) -> pd.DataFrame:
-    """The mean foreground Dice of each fold, as nnU-Net has it: the mean of the classes' means.
+    """Return nnU-Net's mean foreground Dice of each fold: the mean of the classes' means.
 
-    A class that no case of the fold has does not count.
+    Classes without a Dice in the fold are ignored.
 
     Returns:
         Columns dataset, configuration, plans, trainer, fold, dice in [0, 1].
@@ -173,13 +167,13 @@ def fold_means(cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def class_means(cases: pd.DataFrame) -> pd.DataFrame:
-    """The mean Dice of each class in each fold, over the cases where it is defined."""
+    """Return the mean Dice of each class in each fold, over the cases where it is defined."""
     by = [*SETTING, "trainer", "fold", "class"]
     return cases.groupby(by, sort=False)["dice"].mean().reset_index()
 
 
 def case_means(cases: pd.DataFrame) -> pd.DataFrame:
-    """The mean foreground Dice of each case, over the classes where it is defined."""
+    """Return the mean foreground Dice of each case, over the classes where it is defined."""
     by = [*SETTING, "trainer", "fold", "case"]
     return cases.groupby(by, sort=False)["dice"].mean().reset_index()
 
@@ -187,7 +181,7 @@ def case_means(cases: pd.DataFrame) -> pd.DataFrame:
 def read_dataset_json(
     fold: Path, dataset: str, preprocessed: Path | None, raw: Path | None
 ) -> dict[str, Any]:
-    """The ``dataset.json`` that the training had, or the data set's; empty where there is none."""
+    """Return the ``dataset.json`` of the training or else of the data set; empty if there is none."""
     for folder in (fold.parent, preprocessed and preprocessed / dataset, raw and raw / dataset):
         try:
             if folder is not None:
@@ -198,12 +192,12 @@ def read_dataset_json(
 
 
 def class_key(value: Any) -> tuple[int, ...]:
-    """The labels of a class or region: from 3, [1, 2], or nnU-Net's keys "3" and "(1, 2)"."""
+    """Return the labels of a class or region, given as 3, [1, 2], "3" or "(1, 2)"."""
     return tuple(int(number) for number in re.findall(r"-?\d+", str(value)))
 
 
 def strip_ending(file: str, ending: str = "") -> str:
-    """A case's name from the name of its file."""
+    """Return the name of a case from the name of its file."""
     name = Path(file).name
     for known in (ending, ".nii.gz"):
         if known and name.endswith(known):
@@ -211,8 +205,8 @@ def strip_ending(file: str, ending: str = "") -> str:
     return Path(name).stem
 
 
-def _name(cell: Cell) -> str:
-    return f"{cell.dataset}, {cell.configuration}, {cell.plans}, {cell.trainer}, fold {cell.fold}"
+def _name(run: Run) -> str:
+    return f"{run.dataset}, {run.configuration}, {run.plans}, {run.trainer}, fold {run.fold}"
 
 
 def _printable(text: str) -> str:
@@ -229,9 +223,9 @@ def _read_cases(fold: Path, labels: Any) -> list[dict[str, Any]]:
     for case in summary["metric_per_case"]:
         name = _printable(strip_ending(case["prediction_file"]))
         if name in seen:
-            raise ValueError(f"{name} is there twice")
+            raise ValueError(f"duplicate case {name}")
         seen.add(name)
-        # JSON's keys are sorted as text, 10 before 2; the data set's order says more.
+        # The keys in the file are sorted as text, 10 before 2; use the data set's order.
         keys = {class_key(text): text for text in case["metrics"]}
         for key in sorted(keys, key=lambda k: (order.get(k, len(order)), k)):
             if key == (0,):
@@ -239,16 +233,16 @@ def _read_cases(fold: Path, labels: Any) -> list[dict[str, Any]]:
             value = case["metrics"][keys[key]]["Dice"]
             dice = np.nan if value is None else float(value)
             if not (0 <= dice <= 1 or np.isnan(dice)):
-                raise ValueError(f"a Dice of {dice}")
+                raise ValueError(f"Dice {dice}")
             label = names.get(key, "label " + " + ".join(map(str, key)))
             rows.append({"case": name, "class": label, "dice": dice})
     if not rows:
-        raise ValueError("a summary without cases")
+        raise ValueError("no cases")
     return sorted(rows, key=lambda row: str(row["case"]))
 
 
 def _read_history(path: Path) -> pd.DataFrame | None:
-    """The rows that are whole; a killed training may have torn the last one."""
+    """Return the complete rows; a killed training may have cut the last one short."""
     try:
         table = pd.read_csv(path, on_bad_lines="skip", encoding_errors="replace", dtype=str)
         numbers = [column for column in COLUMNS if column != "parameter"]
@@ -256,7 +250,7 @@ def _read_history(path: Path) -> pd.DataFrame | None:
     except (OSError, ValueError, KeyError):
         return None
     table = table.dropna(subset=["epoch", "parameter", "kappa", "multiplier"])
-    tiny = table[["measure", "kappa", "multiplier"]].abs() < _TINIEST
+    tiny = table[["measure", "kappa", "multiplier"]].abs() < _SMALLEST
     table[tiny.columns] = table[tiny.columns].mask(tiny, 0.0)
     table = table[
         table["epoch"].between(0, _LAST_EPOCH)
@@ -269,5 +263,5 @@ def _read_history(path: Path) -> pd.DataFrame | None:
 
 
 def in_order(values: Sequence[Any]) -> list[Any]:
-    """Each value once, in the order in which they come first."""
+    """Return the unique values in the order of their first appearance."""
     return list(dict.fromkeys(values))

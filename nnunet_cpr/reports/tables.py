@@ -1,6 +1,7 @@
-"""The tables, and how they are written for a terminal, Markdown and LaTeX.
+"""Tables of the report, and their renderers for a terminal, Markdown and LaTeX.
 
-The main table is a tidy data frame (:func:`main_table`, ``table.csv``); the others are text in cells.
+:func:`main_table` is a tidy data frame (``table.csv``); a :class:`Table` is text for a renderer.
+Pandas' Styler cannot put small lines below a value, so the renderers are our own.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ OWN, COMMON, PUBLISHED = "own folds", "common folds", "published"
 
 @dataclass(frozen=True)
 class Value:
-    """What stands in a table's cell: a number and, below it, smaller, what belongs to it."""
+    """Number in a table, with small lines below it such as a standard deviation."""
 
     text: str
     below: tuple[str, ...] = ()
@@ -49,7 +50,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text; ``groups`` are headings over neighbouring columns, as (heading, columns)."""
+    """Table of text; ``groups`` are (heading, number of columns) of neighbouring columns."""
 
     corner: str
     columns: tuple[str, ...]
@@ -58,25 +59,25 @@ class Table:
 
     @property
     def headings(self) -> list[str]:
-        """The heading over each column; empty where there is none."""
+        """Heading of each column's group; empty if there is none."""
         of_groups = [heading for heading, columns in self.groups for _ in range(columns)]
         return of_groups or [""] * len(self.columns)
 
     @property
     def grouped(self) -> bool:
-        """Whether any heading has words."""
+        """True if any group has a heading."""
         return any(heading for heading, _ in self.groups)
 
 
 def main_table(results: Results) -> pd.DataFrame:
-    """``table.csv``: the mean foreground Dice of every trainer in every setting.
+    """Return ``table.csv``: the mean foreground Dice of every trainer in every setting.
 
     Returns:
         One row for each setting, kind and trainer. ``kind`` is "own folds" (all that the trainer has
-        finished), "common folds" (where trainers differ in them: those that all have which have
-        any), or "published" (of the data set; configuration and plans are empty). ``dice_percent`` is
-        the mean over folds and ``deviation_points`` the standard deviation over folds (n - 1);
-        ``best`` marks the highest of a line whose numbers are of the same folds.
+        finished), "common folds" (finished by all trainers with any results; only if trainers differ
+        in their folds), or "published" (of the data set; configuration and plans are empty).
+        ``dice_percent`` is the mean and ``deviation_points`` the standard deviation (n - 1) over folds;
+        ``best`` marks the highest value of a line with the same folds.
     """
     study = results.study
     means = fold_means(results.cases)
@@ -84,16 +85,16 @@ def main_table(results: Results) -> pd.DataFrame:
 
     def add(setting: Setting, kind: str, folds: dict[str, list[int]]) -> None:
         of_setting = results.of(means, setting)
-        for row in study.rows:
-            wanted = folds[row.trainer]
-            mine = of_setting[(of_setting["trainer"] == row.trainer) & of_setting["fold"].isin(wanted)]
+        for entry in study.trainers:
+            wanted = folds[entry.trainer]
+            mine = of_setting[(of_setting["trainer"] == entry.trainer) & of_setting["fold"].isin(wanted)]
             rows.append(
                 {
                     **setting._asdict(),
                     "kind": kind,
-                    "group": row.group,
-                    "label": row.title,
-                    "trainer": row.trainer,
+                    "group": entry.group,
+                    "label": entry.title,
+                    "trainer": entry.trainer,
                     "dice_percent": 100 * mine["dice"].mean(),
                     "deviation_points": 100 * mine["dice"].std(ddof=1),
                     "folds": " ".join(map(str, wanted)),
@@ -103,29 +104,29 @@ def main_table(results: Results) -> pd.DataFrame:
 
     for dataset, settings in groupby(results.settings, key=lambda s: s.dataset):
         for setting in settings:
-            folds = {row.trainer: results.finished(setting, row.trainer) for row in study.rows}
+            folds = {entry.trainer: results.finished(setting, entry.trainer) for entry in study.trainers}
             add(setting, OWN, folds)
             common = common_folds(folds)
             if common and any(f and f != common for f in folds.values()):
                 add(setting, COMMON, {t: common if f else [] for t, f in folds.items()})
-        published = {row.trainer: row.published.get(dataset, math.nan) for row in study.rows}
+        published = {entry.trainer: entry.published.get(dataset, math.nan) for entry in study.trainers}
         if any(not math.isnan(value) for value in published.values()):
-            for row in study.rows:
+            for entry in study.trainers:
                 rows.append(
                     {
                         **Setting(dataset, "", "")._asdict(),
                         "kind": PUBLISHED,
-                        "group": row.group,
-                        "label": row.title,
-                        "trainer": row.trainer,
-                        "dice_percent": published[row.trainer],
+                        "group": entry.group,
+                        "label": entry.title,
+                        "trainer": entry.trainer,
+                        "dice_percent": published[entry.trainer],
                         "deviation_points": math.nan,
                         "folds": "",
                         "folds_planned": "",
                     }
                 )
     table = pd.DataFrame(rows)
-    # What is shown decides: equal to two decimals is equally good.
+    # Values that are equal in the table's two decimals are equally good.
     shown = table["dice_percent"].round(2)
     line = [*SETTING, "kind"]
     same_folds = (
@@ -141,20 +142,20 @@ def main_table(results: Results) -> pd.DataFrame:
 
 
 def common_folds(folds: dict[str, list[int]]) -> list[int]:
-    """The folds that every trainer has which has any."""
+    """Return the folds that all trainers with any folds have finished."""
     some = [f for f in folds.values() if f]
     return [fold for fold in some[0] if all(fold in f for f in some)] if some else []
 
 
 def layout(results: Results, table: pd.DataFrame) -> Table:
-    """The main table in the paper's layout: data sets down, trainers across under their groups."""
+    """Return the main table in the paper's layout: data sets down, trainers across in their groups."""
     study = results.study
     lines = []
     for (*parts, kind), of_line in table.groupby([*SETTING, "kind"], sort=False):
         setting = Setting(*parts)
         titles = {
             OWN: results.title(setting),
-            COMMON: f"on the folds that all have ({of_line['folds'].max()})",
+            COMMON: f"common folds ({of_line['folds'].max()})",
             PUBLISHED: "published",
         }
         values = []
@@ -167,36 +168,36 @@ def layout(results: Results, table: pd.DataFrame) -> Table:
                 below.append(f"{finished} of {planned} folds")
             values.append(Value(percent(row["dice_percent"]), tuple(below), bool(row["best"])))
         lines.append(Line(titles[kind], tuple(values)))
-    rows = study.rows
-    groups = tuple((heading, len(list(g))) for heading, g in groupby(row.group for row in rows))
-    return Table("data set", tuple(row.title for row in rows), tuple(lines), groups)
+    rows = study.trainers
+    groups = tuple((heading, len(list(g))) for heading, g in groupby(entry.group for entry in rows))
+    return Table("data set", tuple(entry.title for entry in rows), tuple(lines), groups)
 
 
 def layout_notes(results: Results) -> list[str]:
-    """What a reader of the main table must know."""
+    """Return the notes of the main table."""
     folds = len(results.study.folds)
     notes = [
-        "Mean foreground Dice in percent: the mean over folds of each fold's mean"
-        + (", ± the standard deviation over folds (n - 1). " if folds > 1 else ". ")
-        + "The best of a line is bold."
+        "Mean foreground Dice in percent over folds"
+        + (" ± standard deviation over folds (n - 1). " if folds > 1 else ". ")
+        + "The best value of a line is bold."
     ]
-    if any(d in row.published for row in results.study.rows for d in results.study.datasets):
-        notes.append(f"Published numbers: {results.study.source or 'the study names no source'}.")
+    if any(d in entry.published for entry in results.study.trainers for d in results.study.datasets):
+        notes.append(f"Published numbers: {results.study.source or 'source not given'}.")
     unfinished = [
         setting
         for setting in results.settings
-        if any(len(results.finished(setting, row.trainer)) < folds for row in results.study.rows)
+        if any(len(results.finished(setting, entry.trainer)) < folds for entry in results.study.trainers)
     ]
     if unfinished:
         notes.append(
-            "Not all folds have finished: a mean over fewer folds says so below it. Numbers of "
-            "different folds cannot be compared, so only lines of the same folds have a best one."
+            "Not all folds have finished; the number of folds is below the mean. Means over different "
+            "folds cannot be compared, so only lines with the same folds have a best value."
         )
     return notes
 
 
 def class_table(results: Results, setting: Setting) -> Table | None:
-    """Classes down, trainers across: percent of Dice, mean over the trainer's finished folds."""
+    """Return the Dice of each class in percent, mean over the trainer's finished folds."""
     means = results.of(class_means(results.cases), setting)
     if means.empty:
         return None
@@ -206,7 +207,7 @@ def class_table(results: Results, setting: Setting) -> Table | None:
 
 
 def case_table(results: Results, setting: Setting) -> Table | None:
-    """Cases down, trainers across: each case's mean foreground Dice in percent."""
+    """Return the mean foreground Dice of each case in percent."""
     means = results.of(case_means(results.cases), setting)
     if means.empty:
         return None
@@ -219,30 +220,30 @@ def case_table(results: Results, setting: Setting) -> Table | None:
 def _by_trainer(
     results: Results, setting: Setting, corner: str, lines: Sequence[tuple[str, pd.Series]]
 ) -> Table:
-    rows = [row for row in results.study.rows if results.finished(setting, row.trainer)]
+    rows = [entry for entry in results.study.trainers if results.finished(setting, entry.trainer)]
     return Table(
         corner,
-        tuple(full_title(row) for row in rows),
+        tuple(full_title(entry) for entry in rows),
         tuple(
-            Line(title, tuple(Value(percent(values.get(row.trainer, math.nan))) for row in rows))
+            Line(title, tuple(Value(percent(values.get(entry.trainer, math.nan))) for entry in rows))
             for title, values in lines
         ),
     )
 
 
 def time_table(results: Results, setting: Setting) -> Table:
-    """Trainers down: seconds an epoch, hours of training, what was measured from outside."""
+    """Return the times of epochs and runs, and the peak memory, of each trainer."""
     epochs = results.of(results.epochs, setting)
     resources = results.of(results.resources, setting)
     lines = []
-    for row in results.study.rows:
-        finished = results.finished(setting, row.trainer)
-        mine = epochs[epochs["trainer"] == row.trainer]
+    for entry in results.study.trainers:
+        finished = results.finished(setting, entry.trainer)
+        mine = epochs[epochs["trainer"] == entry.trainer]
         whole = mine[mine["fold"].isin(finished)].groupby("fold")["seconds"].sum(min_count=1)
-        measured = resources[resources["trainer"] == row.trainer]
+        measured = resources[resources["trainer"] == entry.trainer]
         lines.append(
             Line(
-                full_title(row),
+                full_title(entry),
                 (
                     Value(_recorded(mine["seconds"].median(), "{:.1f} s")),
                     Value(_duration(whole.mean())),
@@ -252,12 +253,12 @@ def time_table(results: Results, setting: Setting) -> Table:
                 ),
             )
         )
-    columns = ("an epoch (median)", "training of a fold", "with validation", "memory", "GPU memory")
+    columns = ("epoch (median)", "training of a fold", "with validation", "memory", "GPU memory")
     return Table("trainer", columns, tuple(lines))
 
 
 def percent(value: float) -> str:
-    """Two decimals; a dash for NaN."""
+    """Return a number with two decimals, or a dash for NaN."""
     return "-" if math.isnan(value) else f"{value:.2f}"
 
 
@@ -275,10 +276,10 @@ def _duration(seconds: float) -> str:
 
 
 def print_table(table: Table, title: str, console: Console) -> None:
-    """To a terminal; one that is too narrow for the paper's layout gets the trainers as lines."""
+    """Print a table, transposed if the terminal is too narrow for the trainers side by side."""
     rich = _rich(table, title)
     if rich.__rich_measure__(console, console.options).maximum > console.width:
-        rich = _rich(_turned(table), title)
+        rich = _rich(_transposed(table), title)
     console.print(rich)
 
 
@@ -299,8 +300,8 @@ def _rich(table: Table, title: str) -> RichTable:
     return rich
 
 
-def _turned(table: Table) -> Table:
-    """Lines as columns and columns as lines."""
+def _transposed(table: Table) -> Table:
+    """Return the table with lines and columns exchanged."""
     lines = tuple(
         Line(f"{heading} {column}".strip(), tuple(line.values[position] for line in table.lines))
         for position, (heading, column) in enumerate(zip(table.headings, table.columns))
@@ -309,18 +310,18 @@ def _turned(table: Table) -> Table:
 
 
 def markdown(table: Table) -> str:
-    """A pipe table; Markdown has no headings over columns, so the groups stand in the columns' names."""
+    """Return a Markdown table, with the groups in the names of the columns."""
     titles = [
         f"{_md(heading)}<br>{_md(column)}" if heading else _md(column)
         for heading, column in zip(table.headings, table.columns)
     ]
 
-    def cell(value: Value) -> str:
+    def pipe_value(value: Value) -> str:
         text = f"**{value.text}**" if value.best else value.text
         return "<br>".join([text, *value.below])
 
     rows = [[_md(table.corner), *titles], ["---", *["---:"] * len(titles)]]
-    rows += [[_md(line.title), *map(cell, line.values)] for line in table.lines]
+    rows += [[_md(line.title), *map(pipe_value, line.values)] for line in table.lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
@@ -329,12 +330,12 @@ def _md(text: str) -> str:
 
 
 def latex(table: Table, notes: Sequence[str]) -> str:
-    r"""A booktabs table that compiles by itself and by ``\input`` (with booktabs in the preamble)."""
+    r"""Return a booktabs table that compiles by itself and with ``\input`` (with booktabs loaded)."""
     lines = [
         r"% Compile it, or \input it into a document that has \usepackage{booktabs}.",
         r"\makeatletter",
         r"\let\cprreportend\relax",
-        # LaTeX makes \@nodocument harmless at \begin{document}; before, there is no document yet.
+        # Before \begin{document}, \@nodocument is an error: then this file is the document.
         r"\ifx\@nodocument\relax\else",
         r"  \def\cprreportend{\end{document}}",
         r"  \documentclass{article}",
@@ -367,7 +368,7 @@ def latex(table: Table, notes: Sequence[str]) -> str:
     lines += [
         r"\bottomrule",
         r"\end{tabular}}%",
-        # As wide as the table, and one box with it, so that it can be scaled.
+        # The notes have the table's width and share a box with it, so that both can be scaled.
         r"\edef\cprreportwidth{\the\wd0}%",
         r"\parbox{\cprreportwidth}{\usebox0\par\smallskip\raggedright\footnotesize",
         *(_tex(note) + r"\par" for note in notes),
@@ -385,7 +386,7 @@ _TEX = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "±": r"$\pm$",
-    "[": "{[}",  # after \\ a bracket would be an option
+    "[": "{[}",  # after \\ a bracket starts an option
     "]": "{]}",
 }
 

@@ -1,1 +1,1 @@
-"""Cross-validation studies: which trainer is better on a data set, as a table."""
+"""Cross-validation studies: definition, execution on this machine or on Slurm, and state."""

@@ -1,59 +1,43 @@
-"""What a study compares, and the small YAML file that says so."""
+"""Study files: the data sets, trainers and folds that a study compares."""
 
 from __future__ import annotations
 
-import math
 import re
-import unicodedata
+import reprlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from datetime import date
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import pydantic
 import yaml
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
 
 from nnunet_cpr._files import atomic_write
 
 PRESETS = Path(__file__).parent / "presets"
-
-
-_LARGEST = 2**18
-"""Bytes of a study's file."""
-_MOST = 100_000
-"""Trainings of a study."""
+_LONGEST_KEY = 200
+"""Bytes of a run's key; with the suffix of a log or temporary file a file name can have 255."""
 
 
 class StudyError(ValueError):
-    """A study's file says something that cannot be run; the message is one line."""
+    """Invalid study; the message is one line."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(_cut(" ".join(message.splitlines()), 1000))
+        super().__init__(" ".join(message.splitlines()))
 
 
 @dataclass(frozen=True)
-class Row:
-    """One trainer of a study."""
+class Run:
+    """One training and its validation.
 
-    trainer: str
-    """The name that nnU-Net finds it by: ours, nnU-Net's or somebody else's."""
-    label: str = ""
-    """What tables call it; without one its name."""
-    group: str = ""
-    """The heading that it shares with others, such as an optimizer's name."""
-    published: Mapping[str, float] = field(default_factory=dict)
-    """Published mean foreground Dice in percent, for each data set that has one."""
-
-    @property
-    def title(self) -> str:
-        return self.label or self.trainer
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One training and its validation."""
+    Example:
+        >>> run = Run("Dataset004_Hippocampus", "3d_fullres", "nnUNetPlans", 0, "nnUNetTrainerCPR")
+        >>> run.folder(Path("nnUNet_results")).as_posix()
+        'nnUNet_results/Dataset004_Hippocampus/nnUNetTrainerCPR__nnUNetPlans__3d_fullres/fold_0'
+    """
 
     dataset: str
     configuration: str
@@ -63,45 +47,166 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """A name that is good for a file."""
+        """Unique name for the run's files."""
         return f"{self.dataset}__{self.trainer}__{self.plans}__{self.configuration}__fold_{self.fold}"
 
     def folder(self, results: Path) -> Path:
-        """Where nnU-Net puts it below ``nnUNet_results``."""
+        """Return nnU-Net's folder for this run below ``nnUNet_results``."""
         model = f"{self.trainer}__{self.plans}__{self.configuration}"
         return results / self.dataset / model / f"fold_{self.fold}"
 
 
-@dataclass(frozen=True)
+# Types of the entries of a study file
+
+
+def _as_text(value: Any) -> Any:
+    """Return a scalar as one line of text, and anything else as it is."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return " ".join(str(value).split()) if isinstance(value, str) or is_number else value
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("expected printable text")
+    return text
+
+
+def _class_name(text: str) -> str:
+    if not text.isidentifier():
+        raise ValueError("expected the class name of a trainer")
+    return text
+
+
+def _folder_name(text: str) -> str:
+    # A name that starts with a dash would be an option of nnU-Net's commands.
+    if not re.fullmatch(r"\w[\w .+-]*", text):
+        raise ValueError("expected a name of letters, digits, blanks and '_', '-', '.', '+'")
+    return text
+
+
+def _study_name(text: str) -> str:
+    if not re.fullmatch(r"[\w.-]+", text) or not text.strip("."):
+        raise ValueError("expected a name of letters, digits, '_', '-' and '.'")
+    return text
+
+
+def _as_tuple(value: Any) -> Any:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(set(values)) < len(values):
+        raise ValueError("expected each value once")
+    return values
+
+
+def _not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not values:
+        raise ValueError("expected at least one value")
+    return values
+
+
+_Text = Annotated[StrictStr, BeforeValidator(_as_text), AfterValidator(_printable)]
+_FolderName = Annotated[StrictStr, AfterValidator(_folder_name)]
+_FolderNames = Annotated[tuple[_FolderName, ...], BeforeValidator(_as_tuple), AfterValidator(_unique)]
+_Fold = Annotated[StrictInt, Field(ge=0, lt=10**6)]
+_Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class TrainerEntry:
+    """One trainer of a study.
+
+    Attributes:
+        trainer: class name of any trainer that nnU-Net finds.
+        label: name in tables; the class name if empty.
+        group: heading shared with other trainers, such as the name of an optimizer.
+        published: published mean foreground Dice in percent by data set.
+    """
+
+    trainer: Annotated[StrictStr, AfterValidator(_class_name)]
+    label: _Text = ""
+    group: _Text = ""
+    published: Annotated[dict[_FolderName, _Percent], BeforeValidator(lambda value: value or {})] = (
+        Field(default_factory=dict)
+    )
+
+    @property
+    def title(self) -> str:
+        """Name in tables."""
+        return self.label or self.trainer
+
+
+def _as_entry(value: Any) -> Any:
+    return {"trainer": value} if isinstance(value, str) else value
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Study:
     """Data sets x configurations x plans x trainers x folds.
 
     Attributes:
-        name: names its folder.
+        name: name of the study's folder.
         datasets: nnU-Net's names, ``DatasetXXX_Name``.
-        reference: the trainer that the others are compared with.
-        source: where the published numbers are from.
+        trainers: the trainers to compare.
+        reference: class name of the trainer that the others are compared with; the first if empty.
+        folds: numbers of the folds.
+        configurations: nnU-Net's names, such as ``3d_fullres``.
+        plans: nnU-Net's names, such as ``nnUNetPlans``.
+        source: origin of the published numbers.
+
+    Example:
+        >>> study = Study("mine", ["Dataset004_Hippocampus"], ["nnUNetTrainer", "nnUNetTrainerCPR"])
+        >>> study.reference, len(list(study.runs()))
+        ('nnUNetTrainer', 10)
     """
 
-    name: str
-    datasets: Sequence[str]
-    rows: Sequence[Row]
-    reference: str
-    folds: Sequence[int] = (0, 1, 2, 3, 4)
-    configurations: Sequence[str] = ("3d_fullres",)
-    plans: Sequence[str] = ("nnUNetPlans",)
-    source: str = ""
+    name: Annotated[_Text, AfterValidator(_study_name)]
+    datasets: _FolderNames
+    trainers: Annotated[
+        tuple[Annotated[TrainerEntry, BeforeValidator(_as_entry)], ...],
+        BeforeValidator(_as_tuple),
+        AfterValidator(_not_empty),
+    ]
+    reference: _Text = ""
+    folds: Annotated[
+        tuple[_Fold, ...],
+        BeforeValidator(_as_tuple),
+        AfterValidator(_unique),
+        AfterValidator(_not_empty),
+    ] = (0, 1, 2, 3, 4)
+    configurations: Annotated[_FolderNames, AfterValidator(_not_empty)] = ("3d_fullres",)
+    plans: Annotated[_FolderNames, AfterValidator(_not_empty)] = ("nnUNetPlans",)
+    source: _Text = ""
 
-    def cells(self) -> Iterator[Cell]:
-        """All trainings, fold by fold, so that early results compare all trainers."""
-        for dataset, configuration, plans, fold, row in product(
-            self.datasets, self.configurations, self.plans, self.folds, self.rows
+    def __post_init__(self) -> None:
+        names = [entry.trainer for entry in self.trainers]
+        for name, count in Counter(names).items():
+            if count > 1:
+                raise ValueError(f"trainers: expected each trainer once, got {name} {count} times")
+        if not self.reference:
+            object.__setattr__(self, "reference", names[0])
+        if self.reference not in names:
+            raise ValueError(f"reference: expected one of the trainers, got {_shown(self.reference)}")
+        for run in self.runs():
+            if (length := len(run.key.encode())) > _LONGEST_KEY:
+                raise ValueError(
+                    f"{_shown(run.key)}: expected at most {_LONGEST_KEY} bytes, got {length}; "
+                    "shorten the names, as files are named after them"
+                )
+
+    def runs(self) -> Iterator[Run]:
+        """Return all runs, fold by fold, so that early results compare all trainers."""
+        for dataset, configuration, plans, fold, entry in product(
+            self.datasets, self.configurations, self.plans, self.folds, self.trainers
         ):
-            yield Cell(dataset, configuration, plans, fold, row.trainer)
+            yield Run(dataset, configuration, plans, fold, entry.trainer)
 
-    def row(self, trainer: str) -> Row:
-        """The row of a trainer."""
-        return next(row for row in self.rows if row.trainer == trainer)
+    def entry(self, trainer: str) -> TrainerEntry:
+        """Return the entry of a trainer."""
+        return next(entry for entry in self.trainers if entry.trainer == trainer)
 
     def changed(
         self,
@@ -111,179 +216,119 @@ class Study:
         configurations: Sequence[str] = (),
         plans: Sequence[str] = (),
     ) -> Study:
-        """With these instead of its own, where there are any."""
-        given = {"datasets": datasets, "folds": folds, "configurations": configurations, "plans": plans}
-        changes: dict[str, Any] = {k: tuple(v) for k, v in given.items() if v}
-        return _checked(replace(self, name=name or self.name, **changes), name or self.name)
+        """Return a copy in which the arguments that are not empty replace the study's own values.
+
+        Raises:
+            StudyError: a value is invalid.
+        """
+        given: dict[str, Any] = {
+            "name": name,
+            "datasets": datasets,
+            "folds": folds,
+            "configurations": configurations,
+            "plans": plans,
+        }
+        try:
+            return replace(self, **{key: value for key, value in given.items() if value})
+        except pydantic.ValidationError as error:
+            raise StudyError(_first_error(error, self.name)) from None
 
 
 def load(name: str) -> Study:
-    """A study from a YAML file or from a preset's name.
+    """Return the study of a YAML file or preset.
+
+    Args:
+        name: path of a file, or name of a preset.
 
     Raises:
-        StudyError: there is no such file or preset, or it is not a study.
+        StudyError: the file does not exist or is invalid.
+
+    Example:
+        >>> load("quick").folds
+        (0,)
     """
     path = Path(name)
     if not path.is_file():
         path = PRESETS / f"{name}.yaml"
     if not path.is_file():
-        raise StudyError(f"there is no file {name!r}, and the presets are {', '.join(presets())}")
-    if path.stat().st_size > _LARGEST:
-        raise StudyError(f"{path} is not a study: it is larger than {_LARGEST // 1024} KiB")
+        raise StudyError(
+            f"study {name!r}: expected a file or a preset; choose from {', '.join(preset_names())}"
+        )
     try:
-        document = yaml.load(path.read_bytes(), _Loader)
-    except RecursionError as error:
-        raise StudyError(f"{path} is not a study: it is nested too deeply") from error
-    # PyYAML tells of a value that is not what its tag says by whatever fails in it.
+        document = yaml.load(path.read_bytes(), _UniqueKeyLoader)
+    # PyYAML raises errors of any kind for a value that its tag does not fit.
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-        raise StudyError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        raise StudyError(f"{path}: expected YAML, got: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise StudyError(f"{path}: nested too deeply") from error
     if not isinstance(document, dict):
-        raise StudyError(f"{path} is not a study: it must be a mapping with datasets and trainers")
-    return _study(document, path)
+        raise StudyError(f"{path}: expected a mapping with datasets and trainers")
+    try:
+        return _STUDY.validate_python({"name": path.stem, "datasets": (), **document})
+    except pydantic.ValidationError as error:
+        raise StudyError(_first_error(error, str(path))) from None
 
 
 def save(study: Study, path: Path) -> None:
     """Write a study as a file that :func:`load` reads."""
     document = asdict(study)
-    document["trainers"] = [{k: v for k, v in row.items() if v} for row in document.pop("rows")]
-    lists = {key: list(document[key]) for key in _LISTS}
+    document["trainers"] = [{k: v for k, v in entry.items() if v} for entry in document["trainers"]]
     with atomic_write(path) as temporary:
-        temporary.write_text(yaml.safe_dump({**document, **lists}, sort_keys=False))
+        temporary.write_text(yaml.safe_dump(document, sort_keys=False))
 
 
-def presets() -> list[str]:
-    """Their names."""
+def preset_names() -> list[str]:
+    """Return the names of the studies that come with the package.
+
+    Example:
+        >>> "btcv" in preset_names()
+        True
+    """
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
-class _Loader(yaml.SafeLoader):
-    """Plain YAML, each key once, without aliases: they let a small file say something huge."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
-            raise yaml.composer.ComposerError(None, None, "write it out instead of an alias (*)", mark)
-        return super().compose_node(parent, index)
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML loader that refuses duplicate keys."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        mapping = super().construct_mapping(node, deep)
-        if len(mapping) < len(node.value):
-            keys = [key.value for key, _ in node.value]
-            twice = next((_shown(key) for key in keys if keys.count(key) > 1), "a key")
-            mark = node.start_mark
-            raise yaml.constructor.ConstructorError(None, None, f"{twice} is there twice", mark)
-        return mapping
-
-    def construct_yaml_int(self, node: Any) -> int:
-        value: int = super().construct_yaml_int(node)
-        if value.bit_length() > 63:  # Python itself refuses to print much larger ones
-            raise ValueError("a number is too large")
-        return value
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                message = f"duplicate key {_shown(key)}"
+                raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+_STUDY: pydantic.TypeAdapter[Study] = pydantic.TypeAdapter(Study)
 
 
-def _study(document: dict[Any, Any], path: Path) -> Study:
-    known = {f.name for f in fields(Study)} - {"rows"} | {"trainers"}
-    for key in document:
-        if key not in known:
-            raise StudyError(
-                f"{path}: unknown entry {_shown(key)}; a study has {', '.join(sorted(known))}"
-            )
-    entries = _listed(document.get("trainers"))
-    if not entries:
-        raise StudyError(f"{path}: trainers must name at least one trainer")
-    rows = [_row(entry, path) for entry in entries]
-    values = {key: tuple(_listed(value)) for key, value in document.items() if key in _LISTS}
-    study = Study(
-        name=_text(document.get("name", path.stem), "name", path),
-        rows=tuple(rows),
-        reference=_text(document.get("reference", rows[0].trainer), "reference", path),
-        source=_text(document.get("source", ""), "source", path),
-        **{"datasets": (), **values},
-    )
-    return _checked(study, str(path))
-
-
-_LISTS = ("datasets", "folds", "configurations", "plans")
-
-
-def _listed(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _row(entry: Any, path: Path) -> Row:
-    if isinstance(entry, str):
-        return Row(entry)
-    known = {f.name for f in fields(Row)}
-    if not isinstance(entry, dict) or "trainer" not in entry or not entry.keys() <= known:
-        raise StudyError(
-            f"{path}: a trainer is a name or a mapping with 'trainer' and, if wanted, "
-            f"{', '.join(sorted(known - {'trainer'}))}; got {_shown(entry)}"
-        )
-    texts = {k: _text(v, k, path) for k, v in entry.items() if k != "published"}
-    try:
-        published = {str(k): float(v) for k, v in (entry.get("published") or {}).items()}
-    except (AttributeError, TypeError, ValueError):
-        published = {"": math.nan}
-    if not all(0 <= dice <= 100 for dice in published.values()):
-        raise StudyError(f"{path}: published of {texts['trainer']} must be DATASET: DICE, in percent")
-    return Row(**texts, published=published)
-
-
-def _text(value: Any, what: str, path: Path) -> str:
-    """One line of what can be printed."""
-    text = " ".join(str(value).split()) if isinstance(value, str | int | float | date) else None
-    if text is None or any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
-        raise StudyError(f"{path}: {what} must be a line of text, not {_shown(value)}")
-    return text
+def _first_error(error: pydantic.ValidationError, where: str) -> str:
+    """Return the first error as ``<file>: <entry>: expected X, got Y``."""
+    errors = error.errors(include_url=False)
+    # A misspelt entry explains a missing one.
+    first = min(errors, key=lambda each: each["type"] != "unexpected_keyword_argument")
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+    place = _shorten(place.removeprefix("."))
+    if first["type"] == "unexpected_keyword_argument":
+        kind = Study if len(first["loc"]) == 1 else TrainerEntry
+        return f"{where}: unknown entry {place!r}; choose from {', '.join(f.name for f in fields(kind))}"
+    if first["type"] == "missing":
+        return f"{where}: {place}: expected this entry, got none"
+    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    message = re.sub("expected (greater|less)", r"expected a number \1", message)
+    if not place:  # the message of Study.__post_init__ names the entry
+        return f"{where}: {message}"
+    if "instance of TrainerEntry" in message:
+        message = "expected a class name or a mapping with 'trainer'"
+    return f"{where}: {place}: {message}, got {_shown(first['input'])}"
 
 
 def _shown(value: Any) -> str:
-    return _cut(repr(value), 80)
+    try:
+        return _shorten(repr(value) if isinstance(value, str) else reprlib.repr(value))
+    except ValueError:  # Python refuses to print integers of thousands of digits
+        return "a number that is too large"
 
 
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 3]}..."
-
-
-def _checked(study: Study, where: str) -> Study:
-    trainers = [row.trainer for row in study.rows]
-    for trainer in trainers:
-        if not trainer.isidentifier():
-            raise StudyError(f"{where}: {_shown(trainer)} is no name of a trainer")
-    for trainer, times in Counter(trainers).items():
-        if times > 1:
-            raise StudyError(f"{where}: the trainer {trainer} is there twice")
-    if study.reference not in trainers:
-        raise StudyError(f"{where}: the reference {study.reference} is not among its trainers")
-    if not re.fullmatch(r"[\w.-]+", study.name) or not study.name.strip("."):
-        raise StudyError(
-            f"{where}: the name {_shown(study.name)} must be letters, digits, '_', '-', '.'"
-        )
-    for fold in study.folds:
-        if isinstance(fold, bool) or not isinstance(fold, int) or not 0 <= fold < 10**6:
-            raise StudyError(f"{where}: a fold is a number from 0 on, not {_shown(fold)}")
-    for what in _LISTS:
-        values = getattr(study, what)
-        if what != "folds" and not all(_is_name(value) for value in values):
-            raise StudyError(f"{where}: {what} must be names, not {_shown(list(values))}")
-        if len(set(values)) < len(values) or not (values or what == "datasets"):
-            raise StudyError(f"{where}: {what} must be there, each once; got {_shown(list(values))}")
-    names = (study.datasets, trainers, study.plans, study.configurations)
-    if sum(max((len(name.encode()) for name in each), default=0) for each in names) > 200:
-        raise StudyError(f"{where}: its names are too long together, as files are named after them")
-    count = math.prod(
-        map(len, (study.datasets or "?", trainers, *(getattr(study, w) for w in _LISTS[1:])))
-    )
-    if count > _MOST:
-        raise StudyError(f"{where}: these are {count} trainings, and a study has {_MOST} at the most")
-    return study
-
-
-def _is_name(value: Any) -> bool:
-    """Whether it can be a folder's name, and no command would take it for an option."""
-    return isinstance(value, str) and re.fullmatch(r"\w[\w .+-]*", value) is not None
+def _shorten(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."

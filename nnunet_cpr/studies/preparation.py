@@ -1,4 +1,4 @@
-"""What nnU-Net needs before several trainings of a data set may start side by side."""
+"""Planning, preprocessing and splitting of data sets before the first run starts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from nnunet_cpr._files import read_json
 from nnunet_cpr.nnunet.commands import run
 from nnunet_cpr.studies.definition import Study, StudyError
-from nnunet_cpr.studies.state import write_json
+from nnunet_cpr.studies.run_state import write_json
 
 FOLDERS = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
 
 _FOLDS = 5
-"""nnU-Net's own."""
+"""Number of folds of nnU-Net's own split."""
 _PLANNERS = {
     "nnUNetPlans": "ExperimentPlanner",
     **{f"nnUNetResEncUNet{size}Plans": f"nnUNetPlannerResEnc{size}" for size in ("M", "L", "XL")},
@@ -26,22 +26,24 @@ _PLANNERS = {
 
 
 def nnunet_folders(environment: Mapping[str, str]) -> dict[str, str]:
-    """nnU-Net's three folders, by their variables.
+    """Return nnU-Net's three folders by the names of their environment variables.
 
     Raises:
-        StudyError: one is not set.
+        StudyError: a variable is not set.
     """
     missing = [name for name in FOLDERS if not environment.get(name)]
     if missing:
-        raise StudyError(f"{', '.join(missing)} not set; nnU-Net wants its folders in these variables")
+        raise StudyError(
+            f"{', '.join(missing)} not set; set nnU-Net's environment variables to its folders"
+        )
     return {name: str(Path(environment[name]).absolute()) for name in FOLDERS}
 
 
 def dataset_name(given: str, folders: Mapping[str, str]) -> str:
-    """nnU-Net's full name for a number or a name.
+    """Return nnU-Net's full name of a data set, which is given by number or name.
 
     Raises:
-        StudyError: no data set, or several, have this number.
+        StudyError: no data set has this number, or several have.
     """
     if not re.fullmatch(r"[0-9]{1,9}", given):
         return given
@@ -53,24 +55,23 @@ def dataset_name(given: str, folders: Mapping[str, str]) -> str:
         }
     )
     if len(found) != 1:
-        what = (
-            f"is one of {', '.join(found)}"
-            if found
-            else "is in neither nnUNet_raw nor nnUNet_preprocessed"
+        got = ", ".join(found) or "none"
+        raise StudyError(
+            f"data set {given}: expected one Dataset{int(given):03d}_* in nnUNet_raw and "
+            f"nnUNet_preprocessed, got {got}; give the full name"
         )
-        raise StudyError(f"data set {given} {what}; give its full name")
     return found[0]
 
 
 def prepare(study: Study, folders: Mapping[str, str], logs: Path, processes: int) -> None:
-    """Plan, preprocess and split what is not yet, all of it with nnU-Net.
+    """Plan, preprocess and split the data sets with nnU-Net where this has not been done.
 
     Raises:
-        StudyError: a data set, its plans, or a fold is not there.
+        StudyError: a data set, its plans, a trainer or a fold is missing.
         CommandFailed: nnU-Net's planning or preprocessing failed.
     """
     if not study.datasets:
-        raise StudyError(f"the study {study.name} has no data set; name one with --dataset")
+        raise StudyError(f"study {study.name}: expected a data set, got none; add --dataset")
     _find_trainers(study)
     for dataset in study.datasets:
         home = Path(folders["nnUNet_preprocessed"]) / dataset
@@ -80,27 +81,27 @@ def prepare(study: Study, folders: Mapping[str, str], logs: Path, processes: int
         count = len(_entries(home / "splits_final.json", list))
         for fold in study.folds:
             if fold >= count:
-                raise StudyError(f"{dataset} is split into {count} folds, so there is no fold {fold}")
+                raise StudyError(f"fold {fold}: {dataset} has folds 0 to {count - 1} only")
 
 
 def _find_trainers(study: Study) -> None:
-    """As nnU-Net's own command would, but for all of them before the first is trained."""
+    """Search all trainers as nnU-Net does, so that a wrong name is found before the first training."""
     from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
     from nnunet_cpr.names import WrongName
     from nnunet_cpr.names.trainer_name import parse_trainer_name
 
-    for row in study.rows:
+    for entry in study.trainers:
         try:
-            with contextlib.redirect_stdout(io.StringIO()):  # it tells of every folder it looks into
-                recursive_find_trainer_class_by_name(row.trainer)
+            with contextlib.redirect_stdout(io.StringIO()):  # it prints every folder it searches
+                recursive_find_trainer_class_by_name(entry.trainer)
         except RuntimeError as error:
             try:
-                parse_trainer_name(row.trainer)
-                advice = "a trainer of your own must be in a folder that nnUNet_extTrainer names"
+                parse_trainer_name(entry.trainer)
+                advice = "for a trainer of your own set nnUNet_extTrainer to its folder"
             except WrongName as almost:
                 advice = str(almost)
-            raise StudyError(f"nnU-Net finds no trainer {row.trainer}: {advice}") from error
+            raise StudyError(f"trainer {entry.trainer}: not found by nnU-Net; {advice}") from error
 
 
 def _plan_and_preprocess(
@@ -119,10 +120,10 @@ def _plan_and_preprocess(
     if not file.exists():
         if not (raw / "dataset.json").exists():
             raise StudyError(
-                f"{dataset} is not in nnUNet_raw; for the challenges' data sets run nnunet-cpr prepare"
+                f"{dataset}: not found in nnUNet_raw; convert a challenge's data with nnunet-cpr prepare"
             )
         if plans not in _PLANNERS:
-            raise StudyError(f"{dataset} has no plans {plans}: {file} is missing")
+            raise StudyError(f"{dataset}: no plans {plans}; {file} is missing")
         run(
             ["nnUNetv2_extract_fingerprint", "-d", number, "--verify_dataset_integrity"]
             + ["-np", str(processes)],
@@ -137,10 +138,10 @@ def _plan_and_preprocess(
     for configuration in configurations:
         known = _entries(file, dict).get("configurations")
         if not isinstance(known, dict) or not all(isinstance(each, dict) for each in known.values()):
-            raise _damaged(file, "it has no configurations")
+            raise _damaged(file, "no configurations")
         if configuration not in known:
             raise StudyError(
-                f"the plans {plans} of {dataset} have no configuration {configuration}, only "
+                f"{dataset}: unknown configuration {configuration} of {plans}; choose from "
                 f"{', '.join(known)}"
             )
         if not _is_preprocessed(home, file, known, configuration):
@@ -153,13 +154,13 @@ def _plan_and_preprocess(
 
 
 def _is_preprocessed(home: Path, plans: Path, known: dict[str, dict], configuration: str) -> bool:
-    """Whether as many cases are there as nnU-Net has put labels aside for."""
+    """Return True if every case with a label in ``gt_segmentations`` is preprocessed."""
     identifier = None
     name: str | None = configuration
     rest = dict(known)
-    while identifier is None and name is not None:  # a configuration may build on another
+    while identifier is None and name is not None:  # a configuration may inherit from another
         if not isinstance(name, str) or name not in rest:
-            raise _damaged(plans, f"{configuration} builds on {name!r}, which is not there or on it")
+            raise _damaged(plans, f"{configuration} inherits from {name!r}, missing or circular")
         described = rest.pop(name)
         identifier, name = described.get("data_identifier"), described.get("inherits_from")
     cases = {path.stem for path in (home / str(identifier)).glob("*.pkl")}
@@ -170,13 +171,13 @@ def _cases(home: Path) -> list[str]:
     description = home / "dataset.json"
     ending = _entries(description, dict).get("file_ending")
     if not isinstance(ending, str):
-        raise _damaged(description, "it has no file_ending")
+        raise _damaged(description, "no file_ending")
     files = sorted((home / "gt_segmentations").glob(f"*{ending}"))
     return sorted(path.name.removesuffix(ending) for path in files)
 
 
 def _split(home: Path) -> None:
-    """As nnU-Net would, but before its trainings could write the file over one another."""
+    """Write nnU-Net's own split before concurrent trainings could write the file at the same time."""
     file = home / "splits_final.json"
     if file.exists():
         return
@@ -185,23 +186,23 @@ def _split(home: Path) -> None:
     cases = _cases(home)
     if len(cases) < _FOLDS:
         raise StudyError(
-            f"{home.name} has {len(cases)} training cases, too few for nnU-Net's {_FOLDS} folds; write "
-            f"{file} with a split of your own"
+            f"{home.name}: expected at least {_FOLDS} training cases for nnU-Net's {_FOLDS} folds, got "
+            f"{len(cases)}; write a split of your own to {file}"
         )
     splits = generate_crossval_split(cases, seed=12345, n_splits=_FOLDS)
     write_json(file, [{k: list(map(str, v)) for k, v in split.items()} for split in splits])
 
 
 def _entries(path: Path, kind: type) -> Any:
-    """What a file of nnU-Net's says, a list or a dict."""
+    """Return the list or dict in a JSON file of nnU-Net."""
     try:
         content = read_json(path)
     except ValueError as error:
         raise _damaged(path, str(error)) from error
     if not isinstance(content, kind):
-        raise _damaged(path, f"it is no {kind.__name__}")
+        raise _damaged(path, f"expected a {kind.__name__}")
     return content
 
 
-def _damaged(path: Path, why: str) -> StudyError:
-    return StudyError(f"{path} is damaged ({why}); delete it, and have nnU-Net write it again")
+def _damaged(path: Path, reason: str) -> StudyError:
+    return StudyError(f"{path}: damaged ({reason}); delete it, and nnU-Net will write it again")

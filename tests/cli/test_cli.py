@@ -162,10 +162,10 @@ def test_demo_prints_a_table_and_keeps_figures(tmp_path: Path) -> None:
     [("90", 90), ("90:30", 91), ("24:00:00", 1440), ("2-0", 2880), ("1-12:30", 2190), ("0:00:01", 1)],
 )
 def test_slurm_times_are_parsed(text: str, minutes: int) -> None:
-    assert cli_study._minutes(text) == minutes
+    assert cli_study._parse_minutes(text) == minutes
 
 
 @pytest.mark.parametrize("text", ["", "-5", "x", "1-", "1:2:3:4", "1:", "1.5"])
 def test_invalid_slurm_times_are_refused(text: str) -> None:
-    with pytest.raises(StudyError, match="--time"):
-        cli_study._minutes(text)
+    with pytest.raises(StudyError, match="--time: expected minutes"):
+        cli_study._parse_minutes(text)

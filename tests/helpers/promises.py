@@ -1,6 +1,6 @@
-"""What holds for any input whatever; hypothesis and atheris look for one for which it does not.
+"""Properties that hold for any input; hypothesis and atheris search for counterexamples.
 
-A ``pick(n)`` gives a number from 0 to n - 1: hypothesis or atheris decides which.
+A ``pick(n)`` gives a number from 0 to n - 1, chosen by hypothesis or atheris.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def assert_one_line(error: BaseException | str) -> None:
 
 
 def name_is_read_or_refused(text: str) -> None:
-    """A trainer's name, a run's, a bound's word: a result, None, or one line."""
+    """Check that a name of a trainer, run or bound is parsed, not ours, or refused in one line."""
     for parse in (trainers.parse_trainer_name, runs.parse_run_name):
         try:
             name = parse(text)
@@ -56,7 +56,7 @@ def name_is_read_or_refused(text: str) -> None:
 
 
 def study_file_is_read_or_refused(content: bytes, folder: Path) -> Study | None:
-    """A study, which is written and read again without a difference, or one line."""
+    """Check that a study is loaded, and unchanged after saving, or refused in one line."""
     file = folder / "given.yaml"
     file.write_bytes(content)
     try:
@@ -66,14 +66,14 @@ def study_file_is_read_or_refused(content: bytes, folder: Path) -> Study | None:
         return None
     save(study, folder / "again.yaml")
     assert load(str(folder / "again.yaml")) == study
-    for cell in study.cells():
-        assert cell.folder(folder).resolve().is_relative_to(folder.resolve())
+    for run in study.runs():
+        assert run.folder(folder).resolve().is_relative_to(folder.resolve())
         break
     return study
 
 
 def log_is_read(content: bytes, fold: Path) -> None:
-    """The table of a training log has its columns, and numbers or NaN in them."""
+    """Check that the table of a training log has its columns with numbers or NaN."""
     (fold / "training_log_2026_1_1_00_00_00.txt").write_bytes(content)
     table = read_logs(fold)
     assert list(table) == LOG_COLUMNS
@@ -104,21 +104,21 @@ STRANGE: list[Any] = [
 
 
 def mutate(tree: Any, pick: Pick) -> None:
-    """Put something strange into one place of nested dictionaries and lists, or take something out."""
-    places: list[tuple[Any, Any]] = []
+    """Change, rename or delete one place of nested dictionaries and lists."""
+    paths: list[tuple[Any, Any]] = []
 
     def walk(node: Any) -> None:
         keys = (
             list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
         )
         for key in keys:
-            places.append((node, key))
+            paths.append((node, key))
             walk(node[key])
 
     walk(tree)
-    if not places:
+    if not paths:
         return
-    container, key = places[pick(len(places))]
+    container, key = paths[pick(len(paths))]
     what = pick(5)
     if what == 0:
         del container[key]
@@ -137,7 +137,7 @@ def mutate(tree: Any, pick: Pick) -> None:
 
 
 class Loading:
-    """Regularizers of a small model and the states that they may be given."""
+    """Regularizers of a small model that load damaged states."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -156,7 +156,7 @@ class Loading:
             self.optimizers.append((regularizer, optimizer))
 
     def is_taken_or_refused(self, pick: Pick) -> bool:
-        """One damaged state: taken whole and good to go on from, or refused with nothing changed."""
+        """Load one damaged state and check that it is either usable or refused without a change."""
         regularizer, optimizer = self.optimizers[pick(len(self.optimizers))]
         before = optimizer.state_dict()
         damaged = copy.deepcopy(before)
@@ -184,7 +184,7 @@ class Loading:
 
 
 def _plain(tree: Any) -> str:
-    """A text that is the same for the same content, NaN too."""
+    """Return a text that is equal for equal content, NaN included."""
     if isinstance(tree, dict):
         return repr({key: _plain(value) for key, value in tree.items()})
     if isinstance(tree, list):

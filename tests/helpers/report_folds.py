@@ -1,4 +1,4 @@
-"""Folders as nnU-Net leaves them, made up."""
+"""Synthetic result folders of nnU-Net."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ from pathlib import Path
 import numpy as np
 import SimpleITK as sitk
 
-from nnunet_cpr.studies.definition import Cell, Row, Study
+from nnunet_cpr.studies.definition import Run, Study, TrainerEntry
 
 DATASET = "Dataset001_Toy"
 LABELS = {"background": 0, "liver": 1, "left_kidney": 2}
 NAN = float("nan")
 
 
-def study(*trainers: str | Row, **changes: object) -> Study:
-    rows = tuple(t if isinstance(t, Row) else Row(t) for t in trainers)
+def study(*trainers: str | TrainerEntry, **changes: object) -> Study:
     values = {
         "name": "toy",
         "datasets": (DATASET,),
-        "reference": rows[0].trainer,
         "folds": (0, 1),
         **changes,
     }
-    return Study(rows=rows, **values)
+    return Study(trainers=trainers, **values)
 
 
 def write_json(path: Path, content: object) -> None:
@@ -42,9 +40,9 @@ def write_fold(
     configuration: str = "3d_fullres",
     labels: Mapping[str, object] | None = LABELS,
 ) -> Path:
-    """A validated fold; ``dice`` is {case: {class's key in nnU-Net's file: Dice}}."""
-    cell = Cell(dataset, configuration, "nnUNetPlans", fold, trainer)
-    folder = cell.folder(results)
+    """Write a validated fold; ``dice`` is {case: {class's key in nnU-Net's file: Dice}}."""
+    run = Run(dataset, configuration, "nnUNetPlans", fold, trainer)
+    folder = run.folder(results)
     cases = [
         {
             "metrics": {key: {"Dice": value, "IoU": 0.0} for key, value in classes.items()},
@@ -68,7 +66,7 @@ def write_log(
     epochs: Mapping[int, tuple[float, float, float, float]],
     name: str = "2026_1_2_03_04_05",
 ) -> None:
-    """``epochs``: {epoch: (training loss, validation loss, pseudo Dice, seconds)}."""
+    """Write a log; ``epochs`` is {epoch: (training loss, validation loss, pseudo Dice, seconds)}."""
     folder.mkdir(parents=True, exist_ok=True)
     stamp = "2026-01-02 03:04:05.678901:"
     lines = ["", "#######", "Please cite the following paper", ""]
@@ -98,7 +96,7 @@ def write_history(folder: Path, epochs: int = 5, matrices: int = 4, bound_from: 
 
 
 def write_volume(array: np.ndarray, path: Path) -> None:
-    """[z, y, x] with voxels of 1 x 1 x 2 mm."""
+    """Write an array [z, y, x] as an image with voxels of 1 x 1 x 2 mm."""
     path.parent.mkdir(parents=True, exist_ok=True)
     image = sitk.GetImageFromArray(array)
     image.SetSpacing((1.0, 1.0, 2.0))
@@ -114,7 +112,7 @@ def sphere(radius: float, shape: tuple[int, int, int] = (12, 32, 40)) -> np.ndar
 def whole(
     folder: Path, planned: Study, cases: int = 8, epochs: int = 6, seed: int = 0
 ) -> tuple[Path, Path, Path]:
-    """A study with everything: the results, the raw and the preprocessed data."""
+    """Write results, raw and preprocessed data of a study and return their folders."""
     rng = np.random.default_rng(seed)
     results, raw, preprocessed = (folder / f"nnUNet_{n}" for n in ("results", "raw", "preprocessed"))
     for dataset in planned.datasets:
@@ -128,7 +126,7 @@ def whole(
                     image.astype(np.float32), raw / dataset / "imagesTr" / f"{name}_0000.nii.gz"
                 )
                 write_volume(sphere(9), preprocessed / dataset / "gt_segmentations" / f"{name}.nii.gz")
-            for position, row in enumerate(planned.rows):
+            for position, row in enumerate(planned.trainers):
                 dice = {
                     name: {
                         key: float(np.clip(hard[name] + rng.normal(0.004 * position, 0.02), 0, 1))
@@ -136,9 +134,9 @@ def whole(
                     }
                     for name in names
                 }
-                cell = write_fold(results, row.trainer, fold, dice, dataset)
+                run = write_fold(results, row.trainer, fold, dice, dataset)
                 for name in names[:3]:
-                    write_volume(sphere(8 + position), cell / "validation" / f"{name}.nii.gz")
+                    write_volume(sphere(8 + position), run / "validation" / f"{name}.nii.gz")
                 curve = {
                     e: (
                         round(-0.8 + np.exp(-6 * e / epochs) + rng.normal(0, 0.02), 4),
@@ -148,11 +146,11 @@ def whole(
                     )
                     for e in range(epochs)
                 }
-                write_log(cell, curve)
+                write_log(run, curve)
                 write_json(
-                    cell / "resources.json",
+                    run / "resources.json",
                     {"seconds": 5000.0, "peak_memory_bytes": 3 * 2**30, "peak_gpu_memory_bytes": None},
                 )
                 if "CPR" in row.trainer:
-                    write_history(cell, epochs)
+                    write_history(run, epochs)
     return results, raw, preprocessed

@@ -1,4 +1,4 @@
-"""A Slurm cluster of one node, made of Debian's packages slurmctld, slurmd, slurm-client and munge."""
+"""Slurm cluster of one node, from Debian's packages slurmctld, slurmd, slurm-client and munge."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pathlib import Path
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "sinfo")
 
 
-def why_not() -> str | None:
-    """Why a cluster cannot be started here; None where it can."""
+def missing_requirement() -> str | None:
+    """Return the reason why no cluster can be started here, or None."""
     missing = [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
     if missing:
         return f"{', '.join(missing)} not installed: apt-get install slurmctld slurmd slurm-client munge"
-    return None if os.geteuid() == 0 else "a cluster can be started by root only"
+    return None if os.geteuid() == 0 else "only root can start a cluster"
 
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[dict[str, str]]:
-    """Start one; what it gives is the environment of its commands."""
+    """Start a cluster and yield the environment of its commands."""
     folder.mkdir(parents=True)
     host = socket.gethostname().split(".")[0]
     controller_port, node_port = _free_ports(2)
@@ -102,7 +102,7 @@ def _wait_for_idle(environment: dict[str, str], folder: Path) -> None:
 
 
 def _path() -> str:
-    """Daemons are where only root's shells look."""
+    """Return PATH with the folders of daemons, which only root has by default."""
     return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 

@@ -1,4 +1,4 @@
-"""A study as users run it: by the command, in processes that tests may kill."""
+"""Studies run by the command in processes that tests may kill."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMAND = [sys.executable, "-c", "from nnunet_cpr.cli import main; main()"]
 
 
 class StudyRun:
-    """A study on the tests' small data set, run by the command as users do."""
+    """Study on the tests' small data set, run by the command as users do."""
 
     def __init__(self, space: Workspace, name: str, trainers: list[str], folds: list[int]) -> None:
         self.space = space
@@ -67,7 +67,7 @@ class StudyRun:
         return done.stdout
 
     def trainings(self) -> list[int]:
-        """The numbers of all processes of nnU-Net that work in this test's folder."""
+        """Return the numbers of all nnU-Net processes that work in this test's folder."""
         found = []
         for process in Path("/proc").glob("[0-9]*"):
             try:
@@ -80,7 +80,7 @@ class StudyRun:
         return found
 
     def kill_everything(self, process: subprocess.Popen[str]) -> None:
-        """As a power cut would."""
+        """Kill the command and all trainings, as a power cut would."""
         os.killpg(process.pid, signal.SIGKILL)  # the command, submitit's controller and its worker
         for number in self.trainings():
             os.kill(number, signal.SIGKILL)
@@ -98,5 +98,5 @@ def wait_for(
 
 
 def _interruptible() -> None:
-    """Shells start commands in the background with SIGINT ignored, and so a test's may be."""
+    """Enable SIGINT, which shells ignore for commands in the background."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""Command lines of any options and values: a result, or words that say what is wrong; no traceback."""
+"""Command lines of arbitrary options and values give a result or a clear error, no traceback."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.helpers.examples import examples
 from tests.helpers.report_folds import both, write_fold
 
 TRAINS = {"demo", "doctor", "vision digits", "vision grokking", "vision run", "vision sweep"}
-"""What takes minutes where the command line is right; they are given wrong ones alone, below."""
+"""Commands that take minutes if the command line is valid; only invalid ones are tested, below."""
 
 
 def commands(group: Any, name: str = "") -> dict[str, Any]:
-    """Every command by its words."""
+    """Return every command by its name, such as "study run"."""
     found = {}
     for word, command in group.commands.items():
         path = f"{name} {word}".strip()
@@ -83,7 +83,7 @@ VALUES = st.sampled_from(
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished study, a study of a data set that is not there, and files in the way."""
+    """Return a folder with a finished study, a study without data, and obstructing files."""
     folder = tmp_path_factory.mktemp("commands")
     for trainer in ("A", "B"):
         dice = {f"c{n}": both(0.1 * n) for n in range(1, 8)}
@@ -106,14 +106,14 @@ def command_lines(draw: st.DrawFn) -> list[str]:
 
 
 def run(arguments: list[str], place: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
-    """Exit status and stderr of a command, which must end by itself."""
+    """Return exit status and stderr of a command that ends by itself."""
     for name in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
         monkeypatch.setenv(name, str(place / name))
     monkeypatch.chdir(place)
     before = os.listdir(place)
     result = CliRunner().invoke(app, arguments)
     for made in set(os.listdir(place)) - set(before):
-        assert not made.startswith("."), "a temporary file is left"
+        assert not made.startswith("."), "a temporary file remains"
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise AssertionError(arguments) from result.exception
     assert "Traceback" not in result.output
@@ -121,14 +121,14 @@ def run(arguments: list[str], place: Path, monkeypatch: pytest.MonkeyPatch) -> t
         assert result.stderr.splitlines()[-1].startswith("nnunet-cpr: "), result.stderr
     elif result.exit_code:
         assert result.exit_code == 2, result.stderr
-        assert "Error" in result.stderr or "Usage" in result.stderr, result.stderr  # in typer's words
+        assert "Error" in result.stderr or "Usage" in result.stderr, result.stderr  # Typer's messages
     return result.exit_code, result.stderr
 
 
 @pytest.mark.slow
 @examples(10, search=150)
 @given(arguments=command_lines())
-def test_any_command_line_ends_without_a_traceback(
+def test_any_command_line_ends_without_traceback(
     arguments: list[str], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(arguments, place, monkeypatch)
@@ -153,14 +153,14 @@ def test_any_command_line_ends_without_a_traceback(
         ["study", "new", "quick", "x" * 300],
     ],
 )  # fmt: skip
-def test_these_say_what_is_wrong(
+def test_invalid_command_is_refused_in_one_line(
     arguments: list[str], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status, told = run(arguments, place, monkeypatch)
     assert status == 1 and len(told.splitlines()) == 1, told
 
 
-def test_a_report_in_a_folder_with_brackets(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rich would take them for its own."""
+def test_report_folder_may_contain_brackets(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich would interpret brackets as markup."""
     assert run(["study", "report", "toy.yaml", "-o", "[/bold]"], place, monkeypatch)[0] == 0
     assert run(["study", "new", "quick", "[/red].yaml"], place, monkeypatch)[0] == 0

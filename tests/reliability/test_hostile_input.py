@@ -1,6 +1,6 @@
-"""Whatever is given: a result or one clear line; no traceback, no hang, nothing written half.
+"""Arbitrary input gives a result or one clear line: no traceback, no hang, no incomplete file.
 
-The promises themselves are in ``fuzz/promises.py``, which the coverage-guided fuzz has too.
+The properties are in ``tests/helpers/promises.py``, which the coverage-guided fuzz tests share.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from nnunet_cpr.names import trainer_name as trainers
 from nnunet_cpr.nnunet.fold_files import RESOURCES
 from nnunet_cpr.reports.plots import heat_maps
 from nnunet_cpr.reports.results import read_results
-from nnunet_cpr.studies.definition import Cell, Row, Study, StudyError, load
+from nnunet_cpr.studies.definition import Run, Study, StudyError, TrainerEntry, load
+from nnunet_cpr.studies.executors import queued_runs
 from nnunet_cpr.studies.preparation import dataset_name, prepare
-from nnunet_cpr.studies.running import queued_cells
-from nnunet_cpr.studies.state import Places, Stage, is_running, state_of
-from nnunet_cpr.studies.status import states, table
-from nnunet_cpr.studies.training import _Usage
+from nnunet_cpr.studies.resource_usage import ResourceUsage
+from nnunet_cpr.studies.run_state import Stage, StudyPaths, is_running, state_of
+from nnunet_cpr.studies.status_table import states, status_table
 from tests.helpers import ROOT, archives, promises
 from tests.helpers.examples import examples
 
@@ -62,13 +62,13 @@ TOKEN = st.builds("_{}{}{}".format, WORD, NUMBER, WORD | st.just("") | st.text(m
 @given(
     st.text(max_size=300) | st.builds(lambda f, ts: f + "".join(ts), FAMILY, st.lists(TOKEN, max_size=5))
 )
-def test_any_name_is_read_or_refused_in_one_line(text: str) -> None:
+def test_any_name_is_parsed_or_refused(text: str) -> None:
     promises.name_is_read_or_refused(text)
 
 
 @pytest.mark.parametrize("tail", ["_ws" + "1" * 120_000 + "µ", "_" + "1k" * 60_000, "D" * 120_000])
-def test_a_name_longer_than_a_folders_is_refused_at_once(tail: str) -> None:
-    """The spelling of a long one took minutes to correct."""
+def test_too_long_name_is_refused_at_once(tail: str) -> None:
+    """Spelling suggestions for a long name once took minutes."""
     with pytest.raises(WrongName, match="characters, and a name can have 255"):
         trainers.parse_trainer_name("nnUNetTrainerCPR" + tail)
     with pytest.raises(WrongName, match="characters, and a name can have 255"):
@@ -119,7 +119,7 @@ def dumped(document: Any) -> bytes:
 
 @examples(100, search=1000)
 @given(document=DOCUMENT)
-def test_any_document_is_a_study_or_one_line(document: Any, tmp_path: Path) -> None:
+def test_any_document_is_loaded_or_refused(document: Any, tmp_path: Path) -> None:
     promises.study_file_is_read_or_refused(dumped(document), tmp_path)
 
 
@@ -128,55 +128,40 @@ def test_any_document_is_a_study_or_one_line(document: Any, tmp_path: Path) -> N
     content=st.binary(max_size=60)
     | st.text(alphabet="&*!<>{}[]:-?|,#'\"\t\n ab0%@`", max_size=60).map(str.encode)
 )
-def test_any_bytes_are_a_study_or_one_line(content: bytes, tmp_path: Path) -> None:
+def test_any_bytes_are_loaded_or_refused(content: bytes, tmp_path: Path) -> None:
     promises.study_file_is_read_or_refused(content, tmp_path)
     promises.study_file_is_read_or_refused(b"trainers: [A]\nlabel: " + content, tmp_path)
-
-
-BILLION = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
-    f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi")
-)
-MERGES = "a: &a {x: 1}\n" + "".join(
-    f"{b}: &{b} {{<<: [{','.join(['*' + a] * 9)}]}}\n" for a, b in zip("abcdefgh", "bcdefghi")
-)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (BILLION + "trainers: *i", "instead of an alias"),
-        (MERGES + "trainers: *i", "instead of an alias"),
-        ("trainers: [A]\nfolds: [0]\nfolds: [1]", "'folds' is there twice"),
-        ("trainers: [{trainer: A, label: x, label: y}]", "'label' is there twice"),
+        ("trainers: [A]\nfolds: [0]\nfolds: [1]", "duplicate key 'folds'"),
+        ("trainers: [{trainer: A, label: x, label: y}]", "duplicate key 'label'"),
         ("trainers: !!python/object/apply:os.mkdir [PWNED]", "could not determine a constructor"),
         ("trainers: " + DEEP, "nested too deeply"),
-        ("trainers: [A]\nfolds: 0x" + "f" * 10_000, "a number is too large"),
-        ("trainers: [A]\nfolds: " + "9" * 10_000, "is not YAML"),
-        ("trainers: [A]\nfolds: [2020-13-45]", "is not YAML"),
-        ("trainers: !!bool maybe", "is not YAML"),
-        ("trainers: !!int " + "f" * 10_000, "is not YAML"),
-        ("trainers: [A]\nreference: " + "f" * 10_000, "the reference ffff"),
-        ("trainers: [A]\nname: ..", "the name '..'"),
-        ("trainers: [A]\ndatasets: ../../elsewhere", "datasets must be names"),
-        ("trainers: [A]\ndatasets: -h", "datasets must be names"),
-        ("trainers: [A]\nplans: [/etc]", "plans must be names"),
-        ("trainers: [{trainer: A, label: [x]}]", "label must be a line of text"),
-        ('trainers: [{trainer: A, label: "\\ud800"}]', "label must be a line of text"),
-        ("trainers: [{trainer: ~}]", "trainer must be a line of text"),
-        ("trainers: [{trainer: A, published: {B: .inf}}]", "published of A must be"),
-        ("trainers: [{trainer: A, published: [[1, 2]]}]", "published of A must be"),
-        (f"trainers: [{'A' * 300}]", "too long together"),
-        (f"folds: {list(range(50_001))}\ndatasets: [D, E]\ntrainers: [A]", "larger than 256 KiB"),
-        (f"folds: {list(range(1001))}\ndatasets: [{','.join(f'D{n}' for n in range(100))}]\ntrainers: A",
-         "these are 100100 trainings"),
-        ("trainers: [A]\n#" + "x" * 300_000, "larger than 256 KiB"),
-        (b"trainers: [\xff]", "is not YAML"),
-        (b"\xff\xfet\0r\0", "is not"),
-        (b"", "must be a mapping"),
-        (b"\0", "is not YAML"),
+        ("trainers: [A]\nfolds: 0x" + "f" * 10_000, "folds[0]: expected a number less than"),
+        ("trainers: [A]\nfolds: " + "9" * 10_000, "expected YAML"),
+        ("trainers: [A]\nfolds: [2020-13-45]", "expected YAML"),
+        ("trainers: !!bool maybe", "expected YAML"),
+        ("trainers: [A]\nreference: " + "f" * 10_000, "reference: expected one of the trainers"),
+        ("trainers: [A]\nname: ..", "name: expected a name of"),
+        ("trainers: [A]\ndatasets: ../../elsewhere", "datasets[0]: expected a name of"),
+        ("trainers: [A]\ndatasets: -h", "datasets[0]: expected a name of"),
+        ("trainers: [A]\nplans: [/etc]", "plans[0]: expected a name of"),
+        ("trainers: [{trainer: A, label: [x]}]", "trainers[0].label: expected a valid string"),
+        ('trainers: [{trainer: A, label: "\\ud800"}]', "trainers[0].label: expected printable text"),
+        ("trainers: [{trainer: ~}]", "trainers[0].trainer: expected a valid string"),
+        ("trainers: [{trainer: A, published: {B: .inf}}]", "published.B: expected a number less than"),
+        ("trainers: [{trainer: A, published: [[1, 2]]}]", "published: expected a valid dict"),
+        (f"trainers: [{'A' * 300}]\ndatasets: B", "expected at most 200 bytes"),
+        (b"trainers: [\xff]", "expected YAML"),
+        (b"\xff\xfet\0r\0", "expected"),
+        (b"", "expected a mapping"),
+        (b"\0", "expected YAML"),
     ],
 )  # fmt: skip
-def test_what_a_study_must_not_say(
+def test_invalid_study_file_is_refused(
     content: str | bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -187,24 +172,24 @@ def test_what_a_study_must_not_say(
     assert os.listdir() == ["mine.yaml"]
 
 
-def test_a_folder_is_no_study(tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match="there is no file"):
+def test_folder_is_refused_as_study(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="expected a file or a preset"):
         load(str(tmp_path))
 
 
-def test_a_label_of_two_lines_is_one(tmp_path: Path) -> None:
+def test_label_of_two_lines_becomes_one(tmp_path: Path) -> None:
     content = b"trainers: [{trainer: A, label: 'one\n\n  two'}]\nsource: |\n  a\n  paper\n"
     study = promises.study_file_is_read_or_refused(content, tmp_path)
-    assert study is not None and study.rows[0].label == "one two" and study.source == "a paper"
+    assert study is not None and study.trainers[0].label == "one two" and study.source == "a paper"
 
 
 @pytest.mark.parametrize("given", ["²", "9" * 5000, "٣"])
-def test_only_plain_digits_are_a_data_sets_number(given: str, tmp_path: Path) -> None:
+def test_only_ascii_digits_are_data_set_numbers(given: str, tmp_path: Path) -> None:
     folders = {name: str(tmp_path) for name in ("nnUNet_raw", "nnUNet_preprocessed")}
-    assert dataset_name(given, folders) == given  # a name, which no data set has
+    assert dataset_name(given, folders) == given  # a name that no data set has
 
 
-# What trainings leave
+# Files of trainings
 
 
 @examples(100, search=1000)
@@ -230,8 +215,8 @@ def test_any_training_log_is_read(content: bytes, tmp_path: Path) -> None:
     promises.log_is_read(content, tmp_path)
 
 
-CELL = Cell("Dataset001_A", "3d_fullres", "nnUNetPlans", 0, "A")
-STUDY = Study("s", [CELL.dataset], [Row("A"), Row("B")], "A", folds=(0, 1))
+RUN = Run("Dataset001_A", "3d_fullres", "nnUNetPlans", 0, "A")
+STUDY = Study("s", [RUN.dataset], [TrainerEntry("A"), TrainerEntry("B")], "A", folds=(0, 1))
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -244,20 +229,20 @@ JSON = st.recursive(
 
 
 def torn_or_mutated(document: Any) -> st.SearchStrategy[bytes]:
-    """A file of JSON with something strange in one place, cut short, or of any bytes."""
+    """Return JSON files that are changed in one place, truncated, or arbitrary."""
 
     def mutated(draw: st.DrawFn) -> bytes:
         copy = json.loads(json.dumps(document))
-        places = []
+        paths = []
 
         def walk(node: Any) -> None:
             for key in list(node) if isinstance(node, dict) else range(len(node)):
-                places.append((node, key))
+                paths.append((node, key))
                 if isinstance(node[key], dict | list):
                     walk(node[key])
 
         walk(copy)
-        node, key = draw(st.sampled_from(places))
+        node, key = draw(st.sampled_from(paths))
         if draw(st.integers(0, 4)) == 0:
             del node[key]
         elif isinstance(node, dict) and draw(st.integers(0, 4)) == 0:
@@ -318,11 +303,11 @@ GOOD = {
     **{**GOOD, "summary": json.dumps(SUMMARY).replace("0.25", "1" + "0" * 400).encode()},
     resources=json.dumps(SEEN).encode(),
 )
-def test_damaged_files_of_a_fold_stop_neither_status_nor_report(
+def test_damaged_fold_stops_neither_status_nor_report(
     summary: bytes, resources: bytes, running: bytes, labels: bytes, history: bytes, tmp_path: Path
 ) -> None:
-    fold = CELL.folder(tmp_path)
-    good = Cell(CELL.dataset, CELL.configuration, CELL.plans, 0, "B").folder(tmp_path)
+    fold = RUN.folder(tmp_path)
+    good = Run(RUN.dataset, RUN.configuration, RUN.plans, 0, "B").folder(tmp_path)
     for folder in (fold, good):
         (folder / "validation").mkdir(parents=True, exist_ok=True)
     (good / "validation" / "summary.json").write_text(json.dumps(SUMMARY))
@@ -332,17 +317,17 @@ def test_damaged_files_of_a_fold_stop_neither_status_nor_report(
     (fold.parent / "dataset.json").write_bytes(labels)
     (fold / "cpr_history.csv").write_bytes(history)
 
-    places = Places(tmp_path, tmp_path / "studies" / "s")
-    table(STUDY, states(STUDY, places))
+    paths = StudyPaths(tmp_path, tmp_path / "studies" / "s")
+    status_table(STUDY, states(STUDY, paths))
     found = read_results(STUDY, tmp_path, None, None)
     dice = found.cases["dice"].dropna()
     assert dice.between(0, 1).all()
     assert not found.cases[["fold", "trainer", "case", "class"]].duplicated().any()
     for name in [*found.cases["case"], *found.cases["class"]]:
-        name.encode()  # nothing that a report could not write
+        name.encode()  # a report can write every name
     for note in found.notes:
         promises.assert_one_line(note)
-    _Usage(fold, {}).write()
+    ResourceUsage(fold).save()
     assert read_json(fold / RESOURCES)["seconds"] >= 0
 
 
@@ -353,7 +338,7 @@ NOT_FINITE = ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400]
 @pytest.mark.parametrize("number", [*NOT_FINITE, "-1", "true", '"1"', "null"], ids=lambda n: n[:9])
 @pytest.mark.parametrize("key", SEEN)
 def test_unusable_resources_count_as_missing(key: str, number: str, tmp_path: Path) -> None:
-    fold = CELL.folder(tmp_path)
+    fold = RUN.folder(tmp_path)
     (fold / "validation").mkdir(parents=True)
     (fold / "validation" / "summary.json").write_text(json.dumps(SUMMARY))
     seen = {"seconds": 12.5, "peak_memory_bytes": 2**60, "peak_gpu_memory_bytes": 2**60}
@@ -364,7 +349,7 @@ def test_unusable_resources_count_as_missing(key: str, number: str, tmp_path: Pa
     expected = {**seen, key: math.nan}
     np.testing.assert_array_equal(found[list(seen)].astype(float), list(expected.values()))
 
-    _Usage(fold, {}).write()
+    ResourceUsage(fold).save()
     added = read_json(fold / RESOURCES)
     kept = {name: value for name, value in seen.items() if name != key}
     assert added["seconds"] >= kept.get("seconds", 0)
@@ -375,32 +360,32 @@ def test_unusable_resources_count_as_missing(key: str, number: str, tmp_path: Pa
 
 @pytest.mark.parametrize("number", [n for n in NOT_FINITE if n != "NaN"], ids=lambda n: n[:9])
 def test_infinite_dice_leaves_a_fold_unfinished(number: str, tmp_path: Path) -> None:
-    study = Study("s", [CELL.dataset], [Row("A")], "A", folds=(0, 1))
-    places = Places(tmp_path, tmp_path / "s")
-    for cell, dice in zip(study.cells(), (number, "0.5")):
-        finish(cell, dice, tmp_path)
-    damaged, good = study.cells()
-    assert state_of(damaged, places).stage is Stage.WAITING
-    assert state_of(good, places).stage is Stage.DONE
+    study = Study("s", [RUN.dataset], [TrainerEntry("A")], "A", folds=(0, 1))
+    paths = StudyPaths(tmp_path, tmp_path / "s")
+    for run, dice in zip(study.runs(), (number, "0.5")):
+        finish(run, dice, tmp_path)
+    damaged, good = study.runs()
+    assert state_of(damaged, paths).stage is Stage.WAITING
+    assert state_of(good, paths).stage is Stage.DONE
     found = read_results(study, tmp_path, None, None)
     assert set(found.cases["fold"]) == {1} and "summary.json cannot be read" in found.notes[0]
 
 
-def test_undefined_dice_is_missing_and_the_fold_done(tmp_path: Path) -> None:
+def test_undefined_dice_is_missing_in_finished_fold(tmp_path: Path) -> None:
     """nnU-Net writes NaN for a class that is in neither the reference nor the prediction."""
-    study = Study("s", [CELL.dataset], [Row("A")], "A", folds=(0,))
-    places = Places(tmp_path, tmp_path / "s")
-    finish(CELL, "NaN", tmp_path)
-    assert state_of(CELL, places).stage is Stage.DONE
+    study = Study("s", [RUN.dataset], [TrainerEntry("A")], "A", folds=(0,))
+    paths = StudyPaths(tmp_path, tmp_path / "s")
+    finish(RUN, "NaN", tmp_path)
+    assert state_of(RUN, paths).stage is Stage.DONE
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(table(study, states(study, places)))
+    console.print(status_table(study, states(study, paths)))
     assert "1 of 1 done" in (text := console.export_text()) and "nan" not in text
     assert read_results(study, tmp_path, None, None).cases["dice"].isna().all()
 
 
-def finish(cell: Cell, dice: str, results: Path) -> None:
-    """A fold that is trained and validated with this Dice everywhere."""
-    fold = cell.folder(results)
+def finish(run: Run, dice: str, results: Path) -> None:
+    """Write a fold that is trained and validated with this Dice."""
+    fold = run.folder(results)
     (fold / "validation").mkdir(parents=True)
     with zipfile.ZipFile(fold / "checkpoint_final.pth", "w") as checkpoint:
         checkpoint.writestr("data.pkl", b"")
@@ -409,8 +394,8 @@ def finish(cell: Cell, dice: str, results: Path) -> None:
     (fold / "validation" / "summary.json").write_text(summary.replace('"HERE"', dice))
 
 
-def test_numbers_that_no_training_has_are_left_out_of_a_history(tmp_path: Path) -> None:
-    fold = CELL.folder(tmp_path)
+def test_impossible_history_values_are_ignored(tmp_path: Path) -> None:
+    fold = RUN.folder(tmp_path)
     (fold / "validation").mkdir(parents=True)
     (fold / "validation" / "summary.json").write_text(json.dumps(SUMMARY))
     rows = ["0,1,a,1,2,0.5", "1,2,a,1e308,2,1e-320", "2,3,a,1,2,inf", "3,4,a,1,-inf,0", "inf,4,a,1,1,0"]
@@ -420,44 +405,44 @@ def test_numbers_that_no_training_has_are_left_out_of_a_history(tmp_path: Path) 
     ((setting, trainer), (number, history)) = next(iter(found.histories.items()))
     assert history["epoch"].tolist() == [0, 1] and history["multiplier"].tolist() == [0.5, 0]
     assert np.isnan(history["measure"][1])
-    heat_maps(setting, trainer, number, history)  # could not scale its colours
+    heat_maps(setting, trainer, number, history)  # once failed to scale its colours
 
 
 @pytest.mark.parametrize("pid", [0, -1, 2**70, "x", None, [1], 1e400])
-def test_a_strange_process_number_is_nobody_at_work(pid: Any, tmp_path: Path) -> None:
-    """0 and -1 are process groups, to which a signal goes: the cell would run for ever."""
-    folder = CELL.folder(tmp_path)
+def test_invalid_process_number_is_not_running(pid: Any, tmp_path: Path) -> None:
+    """0 and -1 are process groups, which always exist."""
+    folder = RUN.folder(tmp_path)
     folder.mkdir(parents=True)
     (folder / ".study_running.json").write_text(json.dumps({**RUNNING, "pid": pid}))
-    assert not is_running(CELL, Places(tmp_path, tmp_path / "s"))
+    assert not is_running(RUN, StudyPaths(tmp_path, tmp_path / "s"))
 
 
-def test_an_epoch_of_ages_has_no_time_left(tmp_path: Path) -> None:
-    fold = CELL.folder(tmp_path)
+def test_endless_epoch_has_no_time_left(tmp_path: Path) -> None:
+    fold = RUN.folder(tmp_path)
     fold.mkdir(parents=True)
     stamp = "2026-01-01 10:00:00.0: "
     lines = [f"{stamp}Epoch 0", f"{stamp}Epoch time: 1e38 s"]
     (fold / "training_log_2026_1_1_10_00_00.txt").write_text("\n".join(lines))
-    places = Places(tmp_path, tmp_path / "s")
-    cell = Cell(CELL.dataset, CELL.configuration, CELL.plans, 0, "nnUNetTrainer")
-    study = Study("s", [cell.dataset], [Row("nnUNetTrainer")], "nnUNetTrainer", folds=(0,))
-    from nnunet_cpr.studies.state import at_work
+    paths = StudyPaths(tmp_path, tmp_path / "s")
+    run = Run(RUN.dataset, RUN.configuration, RUN.plans, 0, "nnUNetTrainer")
+    study = Study("s", [run.dataset], [TrainerEntry("nnUNetTrainer")], "nnUNetTrainer", folds=(0,))
+    from nnunet_cpr.studies.run_state import claim
 
     fold.rename(tmp_path / "moved")
-    cell.folder(tmp_path).parent.mkdir(parents=True)
-    (tmp_path / "moved").rename(cell.folder(tmp_path))
-    with at_work(cell, places) as ours:
-        assert ours and state_of(cell, places).stage is Stage.RUNNING
-        table(study, states(study, places))
+    run.folder(tmp_path).parent.mkdir(parents=True)
+    (tmp_path / "moved").rename(run.folder(tmp_path))
+    with claim(run, paths) as ours:
+        assert ours and state_of(run, paths).stage is Stage.RUNNING
+        status_table(study, states(study, paths))
 
 
 @pytest.mark.parametrize("content", ["", "[", "[]", "7", '{"a": 7}', '{"a": null}', DEEP])
-def test_a_damaged_list_of_slurm_jobs_is_told_of(content: str, tmp_path: Path) -> None:
-    """As no job at all, they would be submitted again."""
-    places = Places(tmp_path, tmp_path)
+def test_damaged_list_of_slurm_jobs_is_reported(content: str, tmp_path: Path) -> None:
+    """Without an error, the jobs would be submitted again."""
+    paths = StudyPaths(tmp_path, tmp_path)
     (tmp_path / "slurm_jobs.json").write_text(content)
-    with pytest.raises(StudyError, match=r"slurm_jobs\.json is damaged; delete it when") as caught:
-        queued_cells(places)
+    with pytest.raises(StudyError, match=r"slurm_jobs\.json: damaged; delete it when") as caught:
+        queued_runs(paths)
     promises.assert_one_line(caught.value)
 
 
@@ -471,7 +456,7 @@ PLANS = {"configurations": {"2d": {"inherits_from": "2d_base"}, "2d_base": {"dat
     splits=torn_or_mutated([{"train": ["a"], "val": ["b"]}] * 5),
     description=torn_or_mutated(LABELS),
 )
-def test_damaged_files_of_a_data_set_stop_a_study_in_one_line(
+def test_damaged_data_set_is_refused_in_one_line(
     plans: bytes, splits: bytes, description: bytes, tmp_path: Path
 ) -> None:
     folders = {n: str(tmp_path / n) for n in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")}
@@ -483,7 +468,7 @@ def test_damaged_files_of_a_data_set_stop_a_study_in_one_line(
     (home / "nnUNetPlans.json").write_bytes(plans)
     (home / "splits_final.json").write_bytes(splits)
     (home / "dataset.json").write_bytes(description)
-    study = Study("s", ["Dataset001_A"], [Row("nnUNetTrainer")], "nnUNetTrainer", (0,), ("2d",))
+    study = Study("s", ["Dataset001_A"], [TrainerEntry("nnUNetTrainer")], "nnUNetTrainer", (0,), ("2d",))
     from nnunet_cpr.studies import preparation
 
     with pytest.MonkeyPatch.context() as patch:
@@ -496,7 +481,7 @@ def test_damaged_files_of_a_data_set_stop_a_study_in_one_line(
 
 
 def _no_command(*args: Any, **kwargs: Any) -> None:
-    raise StudyError("it would be preprocessed again")
+    raise StudyError("preprocessing started")
 
 
 # State dicts
@@ -504,11 +489,11 @@ def _no_command(*args: Any, **kwargs: Any) -> None:
 
 @examples(100, search=1000)
 @given(data=st.data())
-def test_any_state_is_taken_whole_or_refused_with_nothing_changed(data: st.DataObject) -> None:
+def test_any_state_dict_is_loaded_or_refused_unchanged(data: st.DataObject) -> None:
     loading.is_taken_or_refused(lambda n: data.draw(st.integers(0, n - 1)))
 
 
-def test_every_strange_thing_in_every_place_of_a_state() -> None:
+def test_every_strange_value_in_every_place_of_a_state_dict() -> None:
     for place in range(40):
         for thing in range(len(promises.STRANGE)):
             picks = iter([0, 0, place, 3, thing, 0])
@@ -542,7 +527,7 @@ WORDS = [b"\xff" * 4, b"\0" * 4, b"\x7f" * 4, b"\xff\x7f\xff\x7f", b"\0\0\x80\x7
     length=st.none() | st.integers(0, 400),
     compressed=st.booleans(),
 )
-def test_any_image_is_read_or_said_to_be_unreadable(
+def test_any_image_is_read_or_refused(
     edits: list[tuple[int, bytes]], length: int | None, compressed: bool, nifti: bytes, tmp_path: Path
 ) -> None:
     content = bytearray(nifti)
@@ -560,10 +545,10 @@ def test_any_image_is_read_or_said_to_be_unreadable(
 
 @pytest.mark.parametrize("place", [80, 256, 268, 300])  # pixdim, quatern_b, qoffset_x, srow_y
 @pytest.mark.parametrize("number", [math.inf, math.nan, -3e38])
-def test_an_image_that_lies_nowhere_is_refused_at_once(
+def test_image_without_finite_position_is_refused(
     place: int, number: float, nifti: bytes, tmp_path: Path
 ) -> None:
-    """SimpleITK never came back from an infinity in the matrix."""
+    """SimpleITK never returned for an infinite matrix."""
     content = bytearray(nifti)
     content[place : place + 4] = struct.pack("<f", number)
     file = tmp_path / "a.nii"
@@ -574,10 +559,8 @@ def test_an_image_that_lies_nowhere_is_refused_at_once(
 
 
 @pytest.mark.parametrize("ending", [".nii", ".nii.gz"])
-def test_an_image_that_declares_terabytes_is_refused_at_once(
-    ending: str, nifti: bytes, tmp_path: Path
-) -> None:
-    """Memory for what the header declares was asked for, which took minutes or all there is."""
+def test_image_header_of_terabytes_is_refused(ending: str, nifti: bytes, tmp_path: Path) -> None:
+    """The readers once allocated the declared memory, which took minutes."""
     content = bytearray(nifti)
     content[40:48] = struct.pack("<4h", 3, 32767, 32767, 32767)
     file = tmp_path / f"a{ending}"
@@ -599,9 +582,7 @@ DESCRIPTION = {
 
 @examples(60, search=500)
 @given(content=torn_or_mutated(DESCRIPTION))
-def test_any_dataset_json_is_read_or_refused_and_leads_nowhere_else(
-    content: bytes, tmp_path: Path
-) -> None:
+def test_any_dataset_json_stays_in_its_folder(content: bytes, tmp_path: Path) -> None:
     for part in ("imagesTr", "labelsTr", "imagesVa", "labelsVa", "imagesTs"):
         (tmp_path / part).mkdir(exist_ok=True)
     (tmp_path / "dataset.json").write_bytes(content)
@@ -621,7 +602,7 @@ def test_any_dataset_json_is_read_or_refused_and_leads_nowhere_else(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("harness", ["names", "study_file", "state_dict", "training_log"])
-def test_a_short_fuzz_finds_nothing(harness: str, tmp_path: Path) -> None:
+def test_short_fuzzing_finds_no_error(harness: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("atheris") is None:
         pytest.skip("atheris is not installed")
     command = [sys.executable, "-m", f"tests.fuzz.fuzz_{harness}", "-max_total_time=15", "-timeout=30"]

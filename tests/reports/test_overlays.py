@@ -27,7 +27,7 @@ def pixels(source):
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
 
 
-def test_the_slice_with_the_most_wrong_voxels_or_the_fullest():
+def test_slice_has_most_wrong_voxels():
     truth = sphere(9)
     prediction = truth.copy()
     prediction[2, 3, 3:6] = 1
@@ -35,7 +35,7 @@ def test_the_slice_with_the_most_wrong_voxels_or_the_fullest():
     assert _most_wrong_slice([truth, truth, truth]) == 6  # the middle of the sphere
 
 
-def test_the_cut_is_a_square_in_millimetres_around_the_structures():
+def test_crop_is_a_square_around_the_structures():
     plane = np.zeros((50, 100), int)
     plane[20:30, 40:60] = 1  # of 20 x 20 mm
     rows, columns = _crop([plane, np.zeros_like(plane)], (2.0, 1.0))
@@ -43,7 +43,7 @@ def test_the_cut_is_a_square_in_millimetres_around_the_structures():
     assert _crop([np.zeros((5, 5))], (1.0, 1.0)) == (slice(None), slice(None))
 
 
-def test_contours_are_where_the_labels_end():
+def test_contours_follow_label_borders():
     plane = np.zeros((36, 36), int)
     plane[9:27, 9:27] = 1
     picture = np.tile(np.arange(36.0), (36, 1))
@@ -58,7 +58,7 @@ def test_contours_are_where_the_labels_end():
     assert not yellow[220:500, 220:500].any()
 
 
-def test_flat_pictures_and_colours_are_read(tmp_path):
+def test_2d_and_colour_images_are_read(tmp_path):
     colours = np.zeros((4, 6, 3), np.uint8)
     colours[..., 0] = 7
     sitk.WriteImage(sitk.GetImageFromArray(colours, isVector=True), str(tmp_path / "a.png"))
@@ -69,7 +69,7 @@ def test_flat_pictures_and_colours_are_read(tmp_path):
     assert array.shape == (3, 4, 5) and spacing == pytest.approx((2, 1, 1))
 
 
-def test_the_cases_are_those_of_the_largest_median_and_smallest_difference(tmp_path):
+def test_extreme_cases_have_largest_median_smallest_difference(tmp_path):
     for trainer, step in (("A", 0.0), ("B", 0.01)):
         write_fold(tmp_path, trainer, 0, {f"c{i}": both(0.5 + step * i) for i in range(5)})
     (comparison,) = compare_all(read_results(study("A", "B"), tmp_path, None, None))
@@ -83,21 +83,21 @@ def test_the_cases_are_those_of_the_largest_median_and_smallest_difference(tmp_p
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
-        (lambda raw, pre: shutil.rmtree(raw), "its image case_"),
-        (lambda raw, pre: shutil.rmtree(pre / "gt_segmentations"), "its truth case_"),
+        (lambda raw, pre: shutil.rmtree(raw), "image case_"),
+        (lambda raw, pre: shutil.rmtree(pre / "gt_segmentations"), "ground truth case_"),
         (
             lambda raw, pre: [p.write_bytes(b"no") for p in (raw / "imagesTr").iterdir()],
-            "one of its files cannot be read",
+            "a file cannot be read",
         ),
         (
             lambda raw, pre: [
                 write_volume(np.zeros((2, 3, 4), np.uint8), p) for p in (raw / "imagesTr").iterdir()
             ],
-            "image, truth and predictions are not of the same size",
+            "image, ground truth and predictions differ in size",
         ),
     ],
 )
-def test_what_cannot_be_shown_is_said(tmp_path, harm, reason):
+def test_missing_picture_gives_a_note(tmp_path, harm, reason):
     planned = study("A", "B", folds=(0,))
     folder, raw, preprocessed = whole(tmp_path, planned, cases=3)
     harm(raw / DATASET, preprocessed / DATASET)

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from nnunet_cpr.reports import write_report
-from nnunet_cpr.studies.definition import Row
+from nnunet_cpr.studies.definition import TrainerEntry
 from tests.helpers.report_folds import DATASET, both, study, whole, write_fold, write_history
 
 SECTIONS = [
@@ -19,7 +19,7 @@ VOID = {"br", "img", "link", "meta", "input", "hr"}
 
 
 class Page(HTMLParser):
-    """What the tests look at."""
+    """Parsed elements and texts of a page."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
@@ -62,9 +62,9 @@ def report(tmp_path, planned, results, raw=None, preprocessed=None):
 
 def everything(tmp_path, **changes):
     planned = study(
-        Row("nnUNetTrainerSGD", "3e-5", "weight <decay>", {DATASET: 89.45}),
-        Row("nnUNetTrainerCPR", "2k & more", "CPR"),
-        Row("TheirTrainer"),
+        TrainerEntry("nnUNetTrainerSGD", "3e-5", "weight <decay>", {DATASET: 89.45}),
+        TrainerEntry("nnUNetTrainerCPR", "2k & more", "CPR"),
+        TrainerEntry("TheirTrainer"),
         source='"Somebody" & others',
         **changes,
     )
@@ -81,18 +81,18 @@ def page(page_file):
     return Page(page_file.read_text())
 
 
-def check(page):
-    """What holds for every page."""
+def check_page(page):
+    """Check what holds for every page."""
     assert [a["id"] for a in page.all("section")] == SECTIONS
     ids = [a["id"] for _, a in page.elements if "id" in a]
-    assert len(ids) == len(set(ids)), "ids are there twice"
+    assert len(ids) == len(set(ids)), "duplicate ids"
     for _, attributes in page.elements:
         for reference in ("aria-labelledby", "for"):
             assert attributes.get(reference) is None or attributes[reference] in ids
         for link in ("href", "xlink:href", "src", "srcset", "data"):
             target = attributes.get(link)
             if target is not None:
-                assert target.startswith(("#", "data:")), f"something from outside: {target[:80]}"
+                assert target.startswith(("#", "data:")), f"external resource: {target[:80]}"
                 assert not target.startswith("#") or target[1:] in ids, f"{target} leads nowhere"
         for value in attributes.values():
             for target in re.findall(r"url\(([^)]*)\)", value or ""):
@@ -122,13 +122,13 @@ def check(page):
     assert all(a.get("scope") in ("col", "row", "colgroup") for a in page.all("th"))
 
 
-def test_the_page_is_whole_and_accessible(page, page_file):
-    check(page)
+def test_page_is_complete_and_accessible(page, page_file):
+    check_page(page)
     assert page_file.stat().st_size < 1_500_000
     assert "http" not in re.sub(r"base64,[\w+/=]*", "", page_file.read_text())
 
 
-def test_it_has_every_table_and_picture(page, page_file):
+def test_page_has_every_table_and_figure(page, page_file):
     words = page.words()
     text = page_file.read_text()
     assert "weight &lt;decay&gt;" in text and "&#34;Somebody&#34; &amp; others" in text
@@ -148,52 +148,52 @@ def test_it_has_every_table_and_picture(page, page_file):
     assert text.count("(fold 0)</th>") == text.count("(fold 1)</th>") == 8
 
 
-def test_pictures_of_cases_or_the_reason_why_not(page):
+def test_extreme_cases_have_pictures_or_a_reason(page):
+    """The images of the first three cases exist; seed 0 selects one of them and two others."""
     panels = [a["alt"] for a in page.all("img")]
     reasons = [w for w in page.words() if w.startswith("No picture of")]
-    assert len(panels) % 3 == 0 and len(panels) // 3 + len(reasons) == 3
+    assert panels and len(panels) % 3 == 0 and len(panels) // 3 + len(reasons) == 3
     assert all("imagesTr" in r for r in reasons)
 
 
-def test_a_picture_of_a_case(tmp_path):
+def test_case_pictures_have_alternative_texts(tmp_path):
     planned = study("A", "B", folds=(0,))
     folders = whole(tmp_path, planned, cases=3)
     page = Page(report(tmp_path, planned, *folders).read_text())
-    check(page)
+    check_page(page)
     alts = [a["alt"] for a in page.all("img")]
     assert len(alts) == 9 and all(a["src"].startswith("data:image/webp") for a in page.all("img"))
     assert re.match(
         r"slice 7 of 12 of case_000\d with the contours of the truth: \d+ foreground", alts[0]
     )
     assert "pixels differ from the truth" in alts[1] and "contours of B" in alts[2]
-    assert any("3 cases are too few" in w for w in page.words())
+    assert any("expected at least 6 cases, got 3" in w for w in page.words())
 
 
-def test_without_raw_data_it_says_so(tmp_path):
+def test_missing_raw_data_is_reported(tmp_path):
     planned = study("A", "B")
     results, _, preprocessed = whole(tmp_path, planned)
     page = Page(report(tmp_path, planned, results, None, preprocessed).read_text())
-    check(page)
+    check_page(page)
     assert not page.all("img")
-    assert sum("the folder nnUNet_raw is not known" in w for w in page.words()) == 3
+    assert sum("nnUNet_raw is not set" in w for w in page.words()) == 3
 
 
-def test_one_trainer_finished_and_nothing_else(tmp_path):
+def test_page_of_one_finished_trainer(tmp_path):
     write_fold(tmp_path, "A", 0, {"a": both(0.8)})
     page = Page(report(tmp_path, study("A", "nnUNetTrainerCPR"), tmp_path).read_text())
-    check(page)
+    check_page(page)
     words = page.words()
     for sentence in (
         "nnUNetTrainerCPR and A cannot be compared: no case of a fold that both have finished.",
-        "No two trainers to draw against each other.",
+        "No comparison has cases to show.",
         "There are no training logs.",
-        "No trainer has left a cpr_history.csv.",
-        "No case that two trainers have to show.",
+        "No run has a cpr_history.csv.",
     ):
         assert sentence in words
     path = report(tmp_path, study("A"), tmp_path)
     alone = Page(path.read_text())
-    check(alone)
+    check_page(alone)
     assert (
         path.with_name("comparisons.csv")
         .read_text()
@@ -202,32 +202,32 @@ def test_one_trainer_finished_and_nothing_else(tmp_path):
     assert "The study has one trainer, so there is nothing to compare." in alone.words()
 
 
-def test_regions_and_cases_without_any_foreground(tmp_path):
+def test_regions_and_cases_without_foreground(tmp_path):
     labels = {"background": 0, "whole": [1, 2], "core": 2}
     nan = float("nan")
     for trainer, more in (("A", 0), ("B", 0.01)):
         dice = {f"c{i}": {"(1, 2)": 0.7 + more * i, "2": nan} for i in range(7)}
         write_fold(tmp_path, trainer, 0, {**dice, "empty": {"(1, 2)": nan, "2": nan}}, labels=labels)
     path = report(tmp_path, study("A", "B", folds=(0,)), tmp_path)
-    check(Page(path.read_text()))
+    check_page(Page(path.read_text()))
     text = " ".join(path.read_text().split())
     assert '<th scope="row">whole</th><td>70.00</td><td>73.00</td>' in text
     assert '<th scope="row">core</th><td>-</td><td>-</td>' in text
     assert "nan" not in re.sub(r"base64,[\w+/=]*", "", path.read_text()).lower()
 
 
-def test_a_history_without_bounds(tmp_path):
+def test_history_without_bounds(tmp_path):
     folder = write_fold(tmp_path, "nnUNetTrainerCPR", 0, {"a": both(0.8)})
     write_history(folder, epochs=1, bound_from=9)
     page = Page(report(tmp_path, study("nnUNetTrainerCPR"), tmp_path).read_text())
-    check(page)
+    check_page(page)
     labels = [a["aria-label"] for a in page.all("svg") if "aria-label" in a]
     assert [x for x in labels if x.endswith("no matrix has a bound yet.")]
 
 
-def test_several_settings_have_sections_of_their_own(tmp_path):
+def test_each_setting_has_its_sections(tmp_path):
     page = Page(everything(tmp_path, datasets=(DATASET, "Dataset002_Other"), folds=(0,)).read_text())
-    check(page)
+    check_page(page)
     assert sum(w == "Dataset002_Other" for w in page.words()) == 7
 
 
@@ -256,16 +256,16 @@ def browse(path, profile, *options, width=360):
 
 
 @in_browser
-def test_a_browser_shows_it_without_complaint(page_file, tmp_path):
+def test_browser_shows_page_without_errors(page_file, tmp_path):
     dom = browse(page_file, tmp_path / "profile", "--dump-dom")
     for section in SECTIONS:
         assert f'<section id="{section}"' in dom
-    check(Page(dom))
+    check_page(Page(dom))
 
 
 @in_browser
 @pytest.mark.parametrize("width", [360, 1280])
-def test_the_page_is_no_wider_than_the_window(page_file, tmp_path, width):
+def test_page_fits_the_window(page_file, tmp_path, width):
     # The window of a headless browser may be wider than asked for: a frame is as wide as it says.
     copy = tmp_path / "copy.html"
     script = (

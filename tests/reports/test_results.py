@@ -15,7 +15,7 @@ from nnunet_cpr.reports.results import (
     read_results,
     strip_ending,
 )
-from nnunet_cpr.studies.definition import Row
+from nnunet_cpr.studies.definition import TrainerEntry
 from tests.helpers.report_folds import (
     DATASET,
     LABELS,
@@ -35,7 +35,7 @@ def read(planned, results):
     return read_results(planned, results, None, None)
 
 
-def test_cases_are_tidy_and_classes_have_their_names(tmp_path):
+def test_cases_are_tidy_with_class_names(tmp_path):
     write_fold(tmp_path, "A", 0, {"b": {"1": 0.5, "2": 0.7}, "a": {"1": 0.1, "2": NAN}})
     cases = read(study("A"), tmp_path).cases
     assert cases[["case", "class", "fold", "trainer"]].to_numpy().tolist() == [
@@ -47,12 +47,12 @@ def test_cases_are_tidy_and_classes_have_their_names(tmp_path):
     np.testing.assert_array_equal(cases["dice"], [0.1, NAN, 0.5, 0.7])
 
 
-def test_the_background_is_no_class(tmp_path):
+def test_background_is_ignored(tmp_path):
     write_fold(tmp_path, "A", 0, {"a": {"0": 1.0, "1": 0.5, "2": 0.5}})
     assert read(study("A"), tmp_path).cases["class"].tolist() == ["liver", "left_kidney"]
 
 
-def test_means_are_nnunets_and_ignore_nan(tmp_path):
+def test_means_match_nnunet_and_ignore_nan(tmp_path):
     write_fold(
         tmp_path,
         "A",
@@ -65,14 +65,14 @@ def test_means_are_nnunets_and_ignore_nan(tmp_path):
     np.testing.assert_allclose(case_means(cases)["dice"], [0.2, 0.75, NAN])
 
 
-def test_regions_are_named_after_dataset_json(tmp_path):
+def test_regions_have_names_of_dataset_json(tmp_path):
     labels = {"background": 0, "whole tumor": [1, 2, 3], "core": [2, 3], "enhancing": 3}
     dice = {"a": {"(1, 2, 3)": 0.9, "(2, 3)": 0.8, "3": 0.7}}
     write_fold(tmp_path, "A", 0, dice, labels=labels)
     assert read(study("A"), tmp_path).cases["class"].tolist() == ["whole tumor", "core", "enhancing"]
 
 
-def test_names_come_from_the_preprocessed_data_or_are_the_labels_numbers(tmp_path):
+def test_class_names_fall_back_to_label_numbers(tmp_path):
     write_fold(tmp_path, "A", 0, {"a": {"10": 0.1, "2": 0.2, "(1, 2)": 0.3}}, labels=None)
     assert read(study("A"), tmp_path).cases["class"].tolist() == ["label 1 + 2", "label 2", "label 10"]
     write_json(tmp_path / "pre" / DATASET / "dataset.json", {"labels": {"x": 10, "y": 2, "z": [1, 2]}})
@@ -80,7 +80,7 @@ def test_names_come_from_the_preprocessed_data_or_are_the_labels_numbers(tmp_pat
     assert named.cases["class"].tolist() == ["x", "y", "z"]
 
 
-def test_keys_and_endings():
+def test_class_keys_and_file_endings_are_parsed():
     assert [class_key(v) for v in (3, "3", [1, 2], "(1, 2)", "(3,)")] == [
         (3,),
         (3,),
@@ -92,28 +92,26 @@ def test_keys_and_endings():
     assert strip_ending("case.v1.mha", ".mha") == "case.v1"
 
 
-def test_a_fold_is_finished_once_it_is_validated(tmp_path):
+def test_fold_is_finished_after_validation(tmp_path):
     write_fold(tmp_path, "A", 1, {"a": both(0.5)})
     torn = write_fold(tmp_path, "A", 0, {"a": both(0.5)})
     path = torn / "validation" / "summary.json"
     path.write_text(path.read_text()[:30])
     results = read(study("A", "B"), tmp_path)
     assert results.finished(SETTING, "A") == [1] and results.finished(SETTING, "B") == []
-    assert (
-        len(results.notes) == 1 and "fold 0: validation/summary.json cannot be read" in results.notes[0]
-    )
+    assert len(results.notes) == 1 and "fold 0: validation/summary.json unreadable" in results.notes[0]
 
 
-def test_without_anything_finished_or_any_data_set_one_line_says_so(tmp_path):
+def test_study_without_results_is_refused(tmp_path):
     write_log(tmp_path / DATASET / "A__nnUNetPlans__3d_fullres" / "fold_0", {0: (1, 1, 0, 5)})
-    with pytest.raises(ReportError, match="no fold of the study toy has finished") as error:
+    with pytest.raises(ReportError, match="study toy: no fold has finished") as error:
         read(study("A"), tmp_path)
     assert "\n" not in str(error.value)
-    with pytest.raises(ReportError, match="names no data set"):
+    with pytest.raises(ReportError, match="expected a data set"):
         read(study("A", datasets=()), tmp_path)
 
 
-def test_after_a_continued_training_the_later_log_stands(tmp_path):
+def test_later_log_replaces_repeated_epochs(tmp_path):
     write_log(tmp_path, {0: (0.5, 0.6, 0.1, 10), 1: (0.4, 0.5, 0.2, 11)}, "2026_1_2_03_04_05")
     # In the order of text "2026_10" would come before "2026_9".
     write_log(tmp_path, {1: (0.3, 0.4, 0.3, 12), 2: (0.2, 0.3, 0.4, 13)}, "2026_10_1_00_00_00")
@@ -125,7 +123,7 @@ def test_after_a_continued_training_the_later_log_stands(tmp_path):
     assert log["seconds"].tolist() == [10, 12, 13]
 
 
-def test_an_epoch_cut_short_has_no_time(tmp_path):
+def test_incomplete_epoch_has_no_time(tmp_path):
     write_log(tmp_path, {0: (0.5, 0.6, 0.1, 10), 1: (-1.5e-05, 0.5, 0.2, 11)})
     path = next(tmp_path.glob("training_log_*"))
     path.write_text(path.read_text().rpartition("Epoch time")[0])
@@ -134,7 +132,7 @@ def test_an_epoch_cut_short_has_no_time(tmp_path):
     assert log["seconds"][0] == 10 and math.isnan(log["seconds"][1])
 
 
-def test_histories_are_read_as_far_as_they_are_whole(tmp_path):
+def test_incomplete_history_rows_are_ignored(tmp_path):
     folder = write_fold(tmp_path, "A", 0, {"a": both(0.5)})
     write_history(folder)
     path = folder / "cpr_history.csv"
@@ -143,10 +141,10 @@ def test_histories_are_read_as_far_as_they_are_whole(tmp_path):
     assert fold == 0 and len(history) == 5 * 4 - 1
     path.write_text("nonsense\n\x00")
     results = read(study("A"), tmp_path)
-    assert not results.histories and "cpr_history.csv cannot be read" in results.notes[0]
+    assert not results.histories and "cpr_history.csv unreadable" in results.notes[0]
 
 
-def test_measurements_may_be_missing(tmp_path):
+def test_missing_measurements_are_nan(tmp_path):
     folder = write_fold(tmp_path, "A", 0, {"a": both(0.5)})
     assert read(study("A"), tmp_path).resources.empty
     content = {"seconds": 7.5, "peak_memory_bytes": 100, "peak_gpu_memory_bytes": None}
@@ -157,10 +155,10 @@ def test_measurements_may_be_missing(tmp_path):
 
 
 def comparisons(planned, results):
-    return {c.row.trainer: c for c in compare_all(read(planned, results))}
+    return {c.entry.trainer: c for c in compare_all(read(planned, results))}
 
 
-def test_comparisons_use_the_cases_of_the_folds_that_both_have(tmp_path):
+def test_comparisons_use_cases_of_common_folds(tmp_path):
     names = [f"c{i}" for i in range(8)]
     for fold in (0, 1):
         write_fold(tmp_path, "A", fold, {f"{n}{fold}": both(0.5) for n in names})
@@ -173,11 +171,15 @@ def test_comparisons_use_the_cases_of_the_folds_that_both_have(tmp_path):
     assert b.paired.p == pytest.approx(2 / 2**8) and b.p_holm == pytest.approx(2 * 2 / 2**8)
     assert (b.paired.wins, b.paired.ties, b.paired.losses) == (8, 0, 0)
     assert "B is better" in b.sentence and "So far 1 of 2 folds." in b.sentence
-    assert found["C"].p_holm == 1 and "no difference between C and A: +0.00" in found["C"].sentence
+    assert (
+        found["C"].p_holm == 1
+        and "No statistically significant difference between C and A was found: +0.00"
+        in found["C"].sentence
+    )
     assert found["D"].paired.cases == 0 and "cannot be compared" in found["D"].sentence
 
 
-def test_a_case_with_a_dice_from_one_alone_is_left_out_and_said(tmp_path):
+def test_case_with_one_dice_is_left_out(tmp_path):
     some = {f"c{i}": both(0.5 + 0.01 * i) for i in range(7)}
     nothing = {"1": NAN, "2": NAN}
     write_fold(tmp_path, "A", 0, {**some, "x": nothing, "y": nothing, "only_a": both(0.5)})
@@ -187,7 +189,7 @@ def test_a_case_with_a_dice_from_one_alone_is_left_out_and_said(tmp_path):
     assert "Left out: 2 cases with a Dice from one of the two only." in b.sentence
 
 
-def test_holm_goes_over_the_comparisons_of_a_data_set(tmp_path):
+def test_holm_family_is_the_data_set(tmp_path):
     names = [f"c{i}" for i in range(6)]
     datasets = (DATASET, "Dataset002_Other")
     for dataset in datasets:
@@ -195,7 +197,7 @@ def test_holm_goes_over_the_comparisons_of_a_data_set(tmp_path):
             for position, trainer in enumerate("AB"):
                 dice = {n: both(0.5 + position * 0.01 * (i + 1)) for i, n in enumerate(names)}
                 write_fold(tmp_path, trainer, 0, dice, dataset, configuration, LABELS)
-    planned = study("A", Row("B"), datasets=datasets, configurations=("2d", "3d_fullres"))
+    planned = study("A", TrainerEntry("B"), datasets=datasets, configurations=("2d", "3d_fullres"))
     found = compare_all(read(planned, tmp_path))
     assert len(found) == 4
     assert [c.p_holm for c in found] == pytest.approx([2 * 2 / 2**6] * 4)

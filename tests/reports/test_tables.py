@@ -18,7 +18,7 @@ from nnunet_cpr.reports.tables import (
     print_table,
     time_table,
 )
-from nnunet_cpr.studies.definition import Row
+from nnunet_cpr.studies.definition import TrainerEntry
 from tests.helpers.report_folds import (
     DATASET,
     LABELS,
@@ -31,8 +31,8 @@ from tests.helpers.report_folds import (
 )
 
 SETTING = Setting(DATASET, "3d_fullres", "nnUNetPlans")
-WD = Row("A", "1e-5", "weight_decay", {DATASET: 80.0})
-CPR = Row("B", "1k", "CPR, Kappa-WS", {DATASET: 81.5})
+WD = TrainerEntry("A", "1e-5", "weight_decay", {DATASET: 80.0})
+CPR = TrainerEntry("B", "1k", "CPR, Kappa-WS", {DATASET: 81.5})
 
 
 def read(planned, results):
@@ -52,7 +52,7 @@ def lines(results):
     return layout(results, main_table(results)).lines
 
 
-def test_mean_and_deviation_over_folds(unfinished):
+def test_main_table_has_mean_and_deviation(unfinished):
     table = main_table(unfinished)
     a = table.iloc[0]
     assert a["dice_percent"] == pytest.approx(75)
@@ -60,12 +60,12 @@ def test_mean_and_deviation_over_folds(unfinished):
     assert (a["kind"], a["folds"], a["folds_planned"]) == ("own folds", "0 1", 2)
 
 
-def test_unfinished_folds_are_said_and_not_compared_as_if_complete(unfinished):
+def test_unfinished_folds_are_marked_and_not_compared(unfinished):
     own, common, published = lines(unfinished)
     assert [v.text for v in own.values] == ["75.00", "72.00"]
     assert own.values[0].below == ("± 7.07",) and own.values[1].below == ("1 of 2 folds",)
     assert not any(v.best for v in own.values)
-    assert common.title == "on the folds that all have (0)"
+    assert common.title == "common folds (0)"
     assert [(v.text, v.best) for v in common.values] == [("70.00", False), ("72.00", True)]
     assert published.title == "published"
     assert [(v.text, v.best) for v in published.values] == [("80.00", False), ("81.50", True)]
@@ -74,7 +74,7 @@ def test_unfinished_folds_are_said_and_not_compared_as_if_complete(unfinished):
     assert any("Not all folds" in n for n in notes)
 
 
-def test_the_best_is_what_is_shown_as_the_highest(tmp_path):
+def test_best_compares_rounded_values(tmp_path):
     for trainer, dice in (("A", 0.80001), ("B", 0.80002), ("C", 0.7)):
         for fold in (0, 1):
             write_fold(tmp_path, trainer, fold, {f"a{fold}": both(dice)})
@@ -82,7 +82,7 @@ def test_the_best_is_what_is_shown_as_the_highest(tmp_path):
     assert [v.best for v in line.values] == [True, True, False]
 
 
-def test_one_trainer_alone_is_not_the_best(tmp_path):
+def test_single_trainer_is_not_best(tmp_path):
     write_fold(tmp_path, "B", 0, {"a": both(0.8)})
     (line,) = lines(read(study("A", "B"), tmp_path))
     assert [(v.text, v.below, v.best) for v in line.values] == [
@@ -91,14 +91,14 @@ def test_one_trainer_alone_is_not_the_best(tmp_path):
     ]
 
 
-def test_no_common_fold_no_common_line(tmp_path):
+def test_no_common_fold_gives_no_common_line(tmp_path):
     write_fold(tmp_path, "A", 0, {"a": both(0.8)})
     write_fold(tmp_path, "B", 1, {"b": both(0.9)})
     (line,) = lines(read(study("A", "B"), tmp_path))
     assert not any(v.best for v in line.values)
 
 
-def test_configurations_are_named_when_there_are_several(tmp_path):
+def test_several_configurations_are_named(tmp_path):
     write_fold(tmp_path, "A", 0, {"a": both(0.8)}, configuration="2d")
     planned = study(WD, configurations=("2d", "3d_fullres"))
     first, second, published = lines(read(planned, tmp_path))
@@ -111,15 +111,15 @@ def test_latex_escapes_groups_and_marks_the_best(unfinished):
     assert r"Dataset001\_Toy & 75.00 & 72.00 \\" in text
     assert r"& \multicolumn{1}{c}{weight\_decay} & \multicolumn{1}{c}{CPR, Kappa-WS} \\" in text
     assert r"\cmidrule(lr){2-2} \cmidrule(lr){3-3}" in text
-    assert r"on the folds that all have (0) & 70.00 & \textbf{72.00} \\" in text
+    assert r"common folds (0) & 70.00 & \textbf{72.00} \\" in text
     assert r"published & 80.00 & \textbf{81.50} \\" in text
     assert r"{\scriptsize $\pm$ 7.07} & {\scriptsize 1 of 2 folds} \\" in text
     assert "Somebody et al., table 1" in text
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="LaTeX (pdflatex) is not installed")
-def test_latex_compiles_by_itself_and_in_another_document(tmp_path):
-    hard = Row("A", r"50 % & #1 \x ~^ {a_b} [c] <d> $e", "[x]", {DATASET: 1.0})
+def test_latex_compiles_alone_and_as_input(tmp_path):
+    hard = TrainerEntry("A", r"50 % & #1 \x ~^ {a_b} [c] <d> $e", "[x]", {DATASET: 1.0})
     write_fold(tmp_path, "A", 0, {"a": both(0.7)})
     results = read(study(hard, "B", source="100 % & more_"), tmp_path)
     text = latex(layout(results, main_table(results)), layout_notes(results))
@@ -140,7 +140,7 @@ def test_latex_compiles_by_itself_and_in_another_document(tmp_path):
         assert "(1 page" in done.stdout
 
 
-def test_markdown(unfinished):
+def test_markdown_table_has_groups_and_best(unfinished):
     text = markdown(layout(unfinished, main_table(unfinished)))
     header, rule, own, common, _ = text.splitlines()
     assert header == r"| data set | weight\_decay<br>1e-5 | CPR, Kappa-WS<br>1k |"
@@ -149,17 +149,20 @@ def test_markdown(unfinished):
     assert common.endswith("| 70.00 | **72.00** |")
 
 
-@pytest.mark.parametrize("width", [80, 60])
-def test_a_narrow_terminal_gets_the_trainers_as_lines(unfinished, width):
+@pytest.mark.parametrize("width", [100, 60])
+def test_narrow_terminal_gets_transposed_table(tmp_path, width):
+    for trainer in "ABCD":
+        write_fold(tmp_path, trainer, 0, {"a": both(0.72)})
+    results = read(study(*"ABCD"), tmp_path)
     console = Console(file=io.StringIO(), width=width)
-    print_table(layout(unfinished, main_table(unfinished)), "[toy]", console)
+    print_table(layout(results, main_table(results)), "[toy]", console)
     text = console.file.getvalue()
     assert "[toy]" in text
     assert ("│ trainer" in text or "┃ trainer" in text) == (width == 60)
     assert "72.00" in text and "1 of 2 folds" in text
 
 
-def test_classes_over_folds(tmp_path):
+def test_class_table_averages_over_folds(tmp_path):
     write_fold(tmp_path, "A", 0, {"a": {"1": 0.2, "2": 0.4}, "b": {"1": 0.4, "2": 0.4}})
     write_fold(tmp_path, "A", 1, {"c": {"1": 0.5, "2": float("nan")}})
     table = class_table(read(study("A", "B"), tmp_path), SETTING)
@@ -171,7 +174,7 @@ def test_classes_over_folds(tmp_path):
     ]
 
 
-def test_times_are_medians_and_sums_or_not_recorded(tmp_path):
+def test_time_table_has_medians_and_sums(tmp_path):
     for fold, seconds in ((0, (100.0, 10.0, 10.0)), (1, (20.0, 20.0, 20.0))):
         folder = write_fold(tmp_path, "A", fold, {f"a{fold}": both(0.5)})
         write_log(folder, {e: (0, 0, 0, s) for e, s in enumerate(seconds)})
@@ -186,7 +189,7 @@ def test_times_are_medians_and_sums_or_not_recorded(tmp_path):
     assert [v.text for v in second.values] == ["not recorded"] * 5
 
 
-def test_the_files_say_the_same(tmp_path):
+def test_all_files_have_the_same_results(tmp_path):
     planned = study("nnUNetTrainerSGD", "nnUNetTrainerCPR")
     folders = whole(tmp_path, planned)
     console = Console(file=io.StringIO(), width=100)
@@ -210,7 +213,7 @@ def test_the_files_say_the_same(tmp_path):
         assert f"{mean:.2f}" in text
 
 
-def test_the_same_results_give_the_same_bytes(tmp_path):
+def test_equal_results_give_equal_bytes(tmp_path):
     planned = study("nnUNetTrainerSGD", "nnUNetTrainerCPR")
     folders = whole(tmp_path, planned)
     texts = []

@@ -1,4 +1,4 @@
-"""Study files: what they may say, and the presets."""
+"""Study files and presets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from nnunet_cpr import KappaWS
 from nnunet_cpr.names.trainer_name import parse_trainer_name
-from nnunet_cpr.studies.definition import Cell, Study, StudyError, load, presets, save
+from nnunet_cpr.studies.definition import Run, Study, StudyError, load, preset_names, save
 
 # The paper's table of segmentation results: weight decays 1e-5 to 1e-1, then warm starts of 1k to 4k.
 PAPER = {
@@ -19,28 +19,28 @@ PAPER = {
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_presets_hold_the_papers_rows(name: str) -> None:
+def test_presets_match_the_papers_table(name: str) -> None:
     study = load(name)
     epochs, folds, published = PAPER[name]
     (dataset,) = study.datasets
     assert list(study.folds) == list(range(folds))
-    assert [row.published[dataset] for row in study.rows] == published
-    settings = [parse_trainer_name(row.trainer) for row in study.rows]
+    assert [row.published[dataset] for row in study.trainers] == published
+    settings = [parse_trainer_name(row.trainer) for row in study.trainers]
     assert {(s.epochs, s.warmup, s.defaults.warmup) for s in settings} == {(epochs, None, 2000)}
     assert [s.weight_decay for s in settings[:5]] == [1e-5, 1e-4, 1e-3, 1e-2, 1e-1]
     assert [s.kappa for s in settings[5:]] == [KappaWS(n) for n in (1000, 2000, 3000, 4000)]
-    best = max(study.rows[:5], key=lambda row: row.published[dataset])
+    best = max(study.trainers[:5], key=lambda row: row.published[dataset])
     assert study.reference == best.trainer
 
 
-def test_every_preset_names_trainers_that_exist() -> None:
-    assert set(presets()) == {*PAPER, "amos22", "hippocampus", "quick"}
-    for name in presets():
+def test_preset_trainers_exist() -> None:
+    assert set(preset_names()) == {*PAPER, "amos22", "hippocampus", "quick"}
+    for name in preset_names():
         study = load(name)
-        assert all(parse_trainer_name(row.trainer) is not None for row in study.rows)
+        assert all(parse_trainer_name(row.trainer) is not None for row in study.trainers)
     amos = load("amos22")
-    assert [list(row.published.values()) for row in amos.rows] == [[89.45], [89.59]]
-    assert amos.rows[1].trainer == "nnUNetTrainerCPR"  # a warm start of 1,000 steps, as in the paper
+    assert [list(row.published.values()) for row in amos.trainers] == [[89.45], [89.59]]
+    assert amos.trainers[1].trainer == "nnUNetTrainerCPR"  # a warm start of 1,000 steps, as in the paper
 
 
 def write(folder: Path, text: str) -> str:
@@ -48,60 +48,66 @@ def write(folder: Path, text: str) -> str:
     return str(folder / "mine.yaml")
 
 
-def test_a_short_file_is_enough(tmp_path: Path) -> None:
+def test_short_file_uses_defaults(tmp_path: Path) -> None:
     study = load(write(tmp_path, "datasets: Dataset001_A\ntrainers: [nnUNetTrainer, TheirTrainer]\n"))
     assert study.name == "mine" and study.reference == "nnUNetTrainer"
-    cells = list(study.cells())
-    assert len(cells) == 10
-    assert cells[1] == Cell("Dataset001_A", "3d_fullres", "nnUNetPlans", 0, "TheirTrainer")
+    runs = list(study.runs())
+    assert len(runs) == 10
+    assert runs[1] == Run("Dataset001_A", "3d_fullres", "nnUNetPlans", 0, "TheirTrainer")
     expected = Path("r/Dataset001_A/TheirTrainer__nnUNetPlans__3d_fullres/fold_0")
-    assert cells[1].folder(Path("r")) == expected
+    assert runs[1].folder(Path("r")) == expected
 
 
-def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
-    for name in presets():
+def test_saved_study_loads_unchanged(tmp_path: Path) -> None:
+    for name in preset_names():
         study = load(name)
         save(study, tmp_path / f"{name}.yaml")
         assert load(str(tmp_path / f"{name}.yaml")) == study
 
 
-def test_options_replace_what_the_file_says() -> None:
+def test_changed_replaces_values_of_the_file() -> None:
     study = load("quick").changed("other", ["Dataset004_X"], [2, 0], ["2d"], ["nnUNetPlans"])
-    assert [cell.fold for cell in study.cells()] == [2, 2, 0, 0]
-    assert {cell.configuration for cell in study.cells()} == {"2d"} and study.name == "other"
+    assert [run.fold for run in study.runs()] == [2, 2, 0, 0]
+    assert {run.configuration for run in study.runs()} == {"2d"} and study.name == "other"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [", "is not YAML"),
-        ("- 1", "must be a mapping"),
+        ("a: [", "expected YAML"),
+        ("- 1", "expected a mapping"),
         ("datasets: A\ntrainer: B", "unknown entry 'trainer'"),
-        ("datasets: A", "must name at least one trainer"),
-        ("datasets: A\ntrainers: [B, B]", "is there twice"),
-        ("datasets: A\ntrainers: [B]\nreference: C", "reference C is not among"),
-        ("datasets: A\ntrainers: ['B C']", "is no name of a trainer"),
-        ("datasets: A\ntrainers: [{label: B}]", "a trainer is a name or a mapping"),
-        ("datasets: A\ntrainers: [{trainer: B, published: x}]", "published of B"),
-        ("datasets: A\ntrainers: [B]\nfolds: [-1]", "a fold is a number"),
-        ("datasets: A\ntrainers: [B]\nfolds: all", "a fold is a number"),
-        ("datasets: A\ntrainers: [B]\nfolds: []", "folds must be there"),
-        ("datasets: [A, A]\ntrainers: [B]", "each once"),
-        ("datasets: 4\ntrainers: [B]", "datasets must be names"),
-        ("datasets: A\ntrainers: [B]\nname: a/b", "the name 'a/b'"),
+        ("datasets: A", "trainers: expected this entry"),
+        ("datasets: A\ntrainers: [B, B]", "expected each trainer once, got B 2 times"),
+        ("datasets: A\ntrainers: [B]\nreference: C", "reference: expected one of the trainers, got 'C'"),
+        ("datasets: A\ntrainers: ['B C']", "expected the class name of a trainer"),
+        ("datasets: A\ntrainers: [{label: B}]", r"trainers\[0\].trainer: expected this entry"),
+        (
+            "datasets: A\ntrainers: [{trainer: B, published: x}]",
+            r"trainers\[0\].published: expected a valid dict",
+        ),
+        (
+            "datasets: A\ntrainers: [B]\nfolds: [-1]",
+            "expected a number greater than or equal to 0",
+        ),
+        ("datasets: A\ntrainers: [B]\nfolds: all", "expected a valid integer, got 'all'"),
+        ("datasets: A\ntrainers: [B]\nfolds: []", "folds: expected at least one value"),
+        ("datasets: [A, A]\ntrainers: [B]", "datasets: expected each value once"),
+        ("datasets: 4\ntrainers: [B]", r"datasets\[0\]: expected a valid string, got 4"),
+        ("datasets: A\ntrainers: [B]\nname: a/b", "name: expected a name of letters"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(text: str, message: str, tmp_path: Path) -> None:
+def test_invalid_file_is_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(StudyError, match=message) as caught:
         load(write(tmp_path, text))
     assert "\n" not in str(caught.value)
 
 
-def test_no_such_study() -> None:
-    with pytest.raises(StudyError, match="presets are amos22, brats2020"):
+def test_unknown_study_lists_the_presets() -> None:
+    with pytest.raises(StudyError, match="choose from amos22, brats2020"):
         load("btcw")
 
 
-def test_fold_numbers_are_checked_when_changed_too() -> None:
-    with pytest.raises(StudyError, match="a fold is a number"):
-        Study("a", ["A"], load("quick").rows, "nnUNetTrainerSGD").changed(folds=[-2])
+def test_changed_validates_folds() -> None:
+    with pytest.raises(StudyError, match="expected a number greater than or equal to 0"):
+        Study("a", ["A"], load("quick").trainers, "nnUNetTrainerSGD").changed(folds=[-2])

@@ -11,14 +11,15 @@ import pytest
 
 from tests.helpers import slurm_cluster
 
+MISSING = slurm_cluster.missing_requirement()
 TRAINERS = ["nnUNetTrainerCPR_ws4_10epochs_4iters_seed0", "nnUNetTrainerSGD_10epochs_4iters_seed0"]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(slurm_cluster.why_not() is not None, reason=str(slurm_cluster.why_not()))
-def test_two_cells_one_of_them_killed_half_way(
-    study: Callable, waiting: Callable, tmp_path: Path
-) -> None:
+@pytest.mark.skipif(
+    slurm_cluster.missing_requirement() is not None, reason=str(slurm_cluster.missing_requirement())
+)
+def test_killed_slurm_run_continues(study: Callable, waiting: Callable, tmp_path: Path) -> None:
     mine = study("slurm", TRAINERS, [0])
     fold = mine.space.fold(TRAINERS[0])
     options = ("--executor", "slurm", "--gpus", "0", "--cpus", "1", "--device", "cpu")
@@ -33,7 +34,7 @@ def test_two_cells_one_of_them_killed_half_way(
 
         waiting(lambda: any("Epoch 2" in log.read_text() for log in fold.glob("training_log_*.txt")))
         assert "running" in mine.command("status", "--once")
-        for number in mine.trainings():  # the node dies, for all that the study can tell
+        for number in mine.trainings():  # looks like a dead node to the study
             os.kill(number, signal.SIGKILL)
         waiting(lambda: not mine.trainings() or "failed" in mine.command("status", "--once"))
 

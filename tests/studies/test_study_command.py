@@ -1,4 +1,4 @@
-"""Studies through the command, stopped in every way there is."""
+"""Studies on the command line, stopped in several ways."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class {THEIRS}(nnUNetTrainer):
 
 
 @pytest.mark.slow
-def test_stopped_and_run_again_it_ends_with_all_results(
+def test_stopped_study_continues_to_all_results(
     study: Callable, waiting: Callable, tmp_path: Path
 ) -> None:
-    """With two trainers of somebody else's, one of which does not work."""
+    """Two of the trainers come from another package, and one of these fails."""
     mine = study("stopped", [CPR, BROKEN, THEIRS], [0])
     (tmp_path / "theirs.py").write_text(FILE)
     mine.environment["nnUNet_extTrainer"] = str(tmp_path)
     fold = mine.space.fold(CPR)
 
     def is_training(attempt: int, epochs: int) -> bool:
-        """Whether an attempt, each of which has a log, has begun so many epochs."""
+        """Return True if an attempt, each of which has a log, has started so many epochs."""
         logs = sorted(fold.glob("training_log_*.txt"))
         return len(logs) == attempt and logs[-1].read_text().count(": Epoch ") > epochs
 
@@ -50,7 +50,7 @@ def test_stopped_and_run_again_it_ends_with_all_results(
     waiting(lambda: is_training(attempt=1, epochs=1), process)
     process.send_signal(signal.SIGINT)  # Ctrl-C
     _, err = process.communicate(timeout=300)
-    assert process.returncode == 130 and "goes on from the last checkpoints" in err
+    assert process.returncode == 130 and "continue from the last checkpoints" in err
     assert "Traceback" not in err
     assert mine.trainings() == []
     assert "stopped" in mine.command("status", "--once")
@@ -63,7 +63,7 @@ def test_stopped_and_run_again_it_ends_with_all_results(
 
     process = mine.start()
     waiting(lambda: is_training(attempt=3, epochs=0), process)
-    os.kill(process.pid, signal.SIGKILL)  # the command alone: what it has started goes on
+    os.kill(process.pid, signal.SIGKILL)  # only the command: the training continues
     process.wait()
     assert mine.trainings() != []
 
@@ -71,7 +71,7 @@ def test_stopped_and_run_again_it_ends_with_all_results(
     assert "2 of 3 done, 1 failed" in said
     assert BROKEN in said and "ValueError: broken on purpose" in said
     logs = list(fold.glob("training_log_*.txt"))
-    assert len(logs) == 3, "the training that went on was started again"
+    assert len(logs) == 3, "the running training was started again"
     lines = (fold / "cpr_history.csv").read_text().splitlines()
     assert {line.split(",")[0] for line in lines[1:]} == set(map(str, range(8)))
     for trainer in (CPR, THEIRS):
@@ -87,8 +87,8 @@ def test_stopped_and_run_again_it_ends_with_all_results(
 
 
 @pytest.mark.slow
-def test_several_at_once_through_a_study_that_needs_planning(study: Callable, waiting: Callable) -> None:
-    """The folds of one trainer side by side; nnU-Net's split is made before they start."""
+def test_folds_run_side_by_side_after_the_split(study: Callable, waiting: Callable) -> None:
+    """nnU-Net's split is made before the folds of a trainer start side by side."""
     mine = study("several", ["nnUNetTrainerSGD_1epochs_2iters"], [0, 1])
     split = mine.space.folder / "nnUNet_preprocessed" / mine.space.dataset / "splits_final.json"
     kept = json.loads(split.read_text()) if split.exists() else None
@@ -99,22 +99,22 @@ def test_several_at_once_through_a_study_that_needs_planning(study: Callable, wa
     assert "2 of 2 done" in mine.command("status")
 
 
-def test_what_cannot_be_run_is_said_at_once(study: Callable) -> None:
+def test_invalid_study_is_refused_before_training(study: Callable) -> None:
     mine = study("wrong", [CPR], [9])
-    assert "is split into 5 folds, so there is no fold 9" in mine.run(status=1)  # by the command
-    assert "has no plans nnUNetPlansX" in mine.refusal("--plans", "nnUNetPlansX")
-    assert "no configuration 2d_x" in mine.refusal("--configuration", "2d_x")
-    assert "data set 77 is in neither" in mine.refusal("--dataset", "77")
-    assert "--folds must be numbers" in mine.refusal("--folds", "a")
-    assert "--time must be" in mine.refusal("--executor", "slurm", "--time", "soon")
+    assert "fold 9: Dataset901_Phantoms has folds 0 to 4 only" in mine.run(status=1)  # by the command
+    assert "no plans nnUNetPlansX" in mine.refusal("--plans", "nnUNetPlansX")
+    assert "unknown configuration 2d_x" in mine.refusal("--configuration", "2d_x")
+    assert "data set 77: expected one Dataset077_*" in mine.refusal("--dataset", "77")
+    assert "--folds: expected numbers" in mine.refusal("--folds", "a")
+    assert "--time: expected minutes" in mine.refusal("--executor", "slurm", "--time", "soon")
     misspelt = study("misspelt", [CPR, CPR.replace("epochs", "epochz")], [0])
     assert f"did you mean {CPR}?" in misspelt.refusal()
-    assert "a trainer of your own must be" in study("no", ["NoTrainer"], [0]).refusal()
+    assert "for a trainer of your own set nnUNet_extTrainer" in study("no", ["NoTrainer"], [0]).refusal()
     mine.environment = {k: v for k, v in mine.environment.items() if k != "nnUNet_raw"}
     assert "nnUNet_raw not set" in mine.refusal()
 
 
-def test_a_preset_as_a_new_user_meets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preset_commands_of_a_new_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in nnunet_environment(tmp_path, processes=1).items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
@@ -126,10 +126,10 @@ def test_a_preset_as_a_new_user_meets_it(tmp_path: Path, monkeypatch: pytest.Mon
 
     assert "The row of Heart" in command("presets")
     command("new", "quick", "mine.yaml")
-    assert "is there already" in command("new", "quick", "mine.yaml", status=1)
-    assert "no preset 'quik'" in command("new", "quik", "other.yaml", status=1)
+    assert "mine.yaml: file exists" in command("new", "quick", "mine.yaml", status=1)
+    assert "unknown preset 'quik'" in command("new", "quik", "other.yaml", status=1)
     options = ("mine.yaml", "--dataset", "Dataset004_Hippocampus", "--folds", "0,1")
     assert "0 of 4 done" in command("status", *options, "--once")
     assert len(command("report", *options, status=1).strip().splitlines()) == 1
-    assert "Dataset004_Hippocampus is not in nnUNet_raw" in command("run", *options, status=1)
+    assert "Dataset004_Hippocampus: not found in nnUNet_raw" in command("run", *options, status=1)
     assert command("cancel", "mine.yaml").strip() == "0 jobs cancelled"

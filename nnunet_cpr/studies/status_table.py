@@ -1,4 +1,4 @@
-"""The live table of a study."""
+"""Status of a study as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from nnunet_cpr.studies.definition import Cell, Study
-from nnunet_cpr.studies.running import queued_cells
-from nnunet_cpr.studies.state import Places, Stage, State, state_of
+from nnunet_cpr.studies.definition import Run, Study
+from nnunet_cpr.studies.executors import queued_runs
+from nnunet_cpr.studies.run_state import Stage, State, StudyPaths, state_of
 
-_A_LIFETIME = 3e9  # seconds
+_LONGEST_SHOWN = 3e9
+"""Seconds; a longer estimate comes from a damaged log."""
 _COLOURS = {
     Stage.DONE: "green",
     Stage.RUNNING: "cyan",
@@ -24,14 +25,14 @@ _COLOURS = {
 }
 
 
-def states(study: Study, places: Places) -> dict[Cell, State]:
-    """Of all cells, as they are now."""
-    queued = queued_cells(places)
-    return {cell: state_of(cell, places, queued) for cell in study.cells()}
+def states(study: Study, paths: StudyPaths) -> dict[Run, State]:
+    """Return the present states of all runs."""
+    queued = queued_runs(paths)
+    return {run: state_of(run, paths, queued) for run in study.runs()}
 
 
-def table(study: Study, found: Mapping[Cell, State]) -> RenderableType:
-    """One line a cell, and below it why those that failed did."""
+def status_table(study: Study, found: Mapping[Run, State]) -> RenderableType:
+    """Return a table with one line for each run, and below it the reasons of failures."""
     varying = {"data set": study.datasets, "configuration": study.configurations, "plans": study.plans}
     several = {heading: len(values) > 1 for heading, values in varying.items()}
     lines = Table(title=f"Study {study.name}: {summary(found.values())}")
@@ -43,27 +44,27 @@ def table(study: Study, found: Mapping[Cell, State]) -> RenderableType:
     for heading in ("", "epoch", "pseudo Dice", "Dice"):
         lines.add_column(heading, justify="left" if heading == "" else "right")
     lines.add_column("")
-    for cell, state in found.items():
-        names = (cell.dataset, cell.configuration, cell.plans)
-        what = [name for name, shown in zip(names, several.values()) if shown]
+    for run, state in found.items():
+        values = (run.dataset, run.configuration, run.plans)
+        names = [value for value, is_shown in zip(values, several.values()) if is_shown]
         colour = _COLOURS.get(state.stage)
-        stage = state.stage.value + _left(state)
-        of = "?" if state.epochs is None else str(state.epochs)
+        stage = state.stage.value + _time_left(state)
+        planned = "?" if state.epochs is None else str(state.epochs)
         lines.add_row(
-            *what,
-            str(cell.fold),
-            escape(study.row(cell.trainer).title),
+            *names,
+            str(run.fold),
+            escape(study.entry(run.trainer).title),
             ProgressBar(total=state.epochs or 1000, completed=state.epoch, width=10),
-            f"{state.epoch}/{of}",
-            _number(state.pseudo_dice),
-            _number(state.dice),
+            f"{state.epoch}/{planned}",
+            _dice(state.pseudo_dice),
+            _dice(state.dice),
             f"[{colour}]{stage}[/]" if colour else stage,
         )
     return Group(lines, *_failures(study, found))
 
 
 def summary(found: Iterable[State]) -> str:
-    """Such as "3 of 10 done, 2 running, 1 failed"."""
+    """Return a line such as "3 of 10 done, 2 running, 1 failed"."""
     stages = [state.stage for state in found]
     parts = [f"{stages.count(Stage.DONE)} of {len(stages)} done"]
     for stage in (Stage.RUNNING, Stage.QUEUED, Stage.STOPPED, Stage.FAILED):
@@ -72,25 +73,25 @@ def summary(found: Iterable[State]) -> str:
     return ", ".join(parts)
 
 
-def _failures(study: Study, found: Mapping[Cell, State]) -> Sequence[RenderableType]:
+def _failures(study: Study, found: Mapping[Run, State]) -> Sequence[RenderableType]:
     shown: list[RenderableType] = []
-    for cell, state in found.items():
+    for run, state in found.items():
         if state.stage is Stage.FAILED:
-            title = escape(f"{cell.dataset}, fold {cell.fold}, {study.row(cell.trainer).title}")
+            title = escape(f"{run.dataset}, fold {run.fold}, {study.entry(run.trainer).title}")
             shown.append(f"\n[red]failed[/red] [bold]{title}[/bold]:")
-            shown += [escape(f"  {line}") for line in state.why]
+            shown += [escape(f"  {line}") for line in state.reason]
     return shown
 
 
-def _number(value: float | None) -> str:
+def _dice(value: float | None) -> str:
     return "" if value is None or math.isnan(value) else f"{value:.4f}"
 
 
-def _left(state: State) -> str:
+def _time_left(state: State) -> str:
     if state.stage is not Stage.RUNNING:
         return ""
     if state.epochs is not None and state.epoch >= state.epochs:
-        return ", validates"
-    if state.seconds_left is None or state.seconds_left > _A_LIFETIME:
+        return ", validating"
+    if state.seconds_left is None or state.seconds_left > _LONGEST_SHOWN:
         return ""
     return f", {timedelta(seconds=round(state.seconds_left))} left"

@@ -1,0 +1,236 @@
+"""State of a run, read from the files that nnU-Net and the study's workers leave."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import socket
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+from filelock import FileLock, Timeout
+
+from nnunet_cpr._files import atomic_write, read_json
+from nnunet_cpr.nnunet.commands import last_lines
+from nnunet_cpr.nnunet.fold_files import read_logs
+from nnunet_cpr.studies.definition import Run
+
+_PROCESS = ".study_running.json"
+_LOCK = ".study.lock"
+_LOCK_TIMEOUT = 0.5
+"""Seconds; longer than :func:`is_running` holds the lock."""
+
+
+class Stage(Enum):
+    """Stage of a run."""
+
+    WAITING = "waiting"
+    QUEUED = "in Slurm's queue"
+    RUNNING = "running"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    DONE = "done"
+
+
+@dataclass(frozen=True)
+class State:
+    """Stage and progress of a run.
+
+    Attributes:
+        epoch: number of finished epochs.
+        epochs: planned number of epochs; None if the trainer's name does not give it.
+        pseudo_dice: nnU-Net's pseudo Dice of the last epoch, mean over the classes, in [0, 1].
+        seconds_left: estimated training time left, from the median epoch.
+        dice: mean foreground Dice of the validation, in [0, 1].
+        reason: last lines of the log of a failed run.
+    """
+
+    stage: Stage
+    epoch: int = 0
+    epochs: int | None = None
+    pseudo_dice: float | None = None
+    seconds_left: float | None = None
+    dice: float | None = None
+    reason: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StudyPaths:
+    """Folders of a study.
+
+    Attributes:
+        results: ``nnUNet_results``.
+        study: folder for the study's logs and jobs.
+    """
+
+    results: Path
+    study: Path
+
+    @property
+    def logs(self) -> Path:
+        """Folder of all logs."""
+        return self.study / "logs"
+
+    @property
+    def jobs(self) -> Path:
+        """Folder of submitit's files."""
+        return self.study / "jobs"
+
+    def log(self, run: Run) -> Path:
+        """Return the file with the output of nnU-Net's commands."""
+        return self.logs / f"{run.key}.log"
+
+    def failure(self, run: Run) -> Path:
+        """Return the file that exists while the last attempt has failed."""
+        return self.logs / f"{run.key}.failed"
+
+
+def state_of(run: Run, paths: StudyPaths, queued: frozenset[str] = frozenset()) -> State:
+    """Return the present state of a run.
+
+    Args:
+        run: the run.
+        paths: the study's folders.
+        queued: keys of the runs in Slurm's queue.
+    """
+    folder = run.folder(paths.results)
+    epoch, pseudo_dice, seconds = _progress(folder)
+    epochs = _planned_epochs(run.trainer)
+    dice = validation_dice(folder)
+    if dice is not None:
+        return State(Stage.DONE, epoch, epochs, pseudo_dice, dice=dice)
+    if is_running(run, paths):
+        left = None if epochs is None or seconds is None else max(epochs - epoch, 0) * seconds
+        return State(Stage.RUNNING, epoch, epochs, pseudo_dice, left)
+    if run.key in queued:
+        return State(Stage.QUEUED, epoch, epochs, pseudo_dice)
+    if paths.failure(run).exists():
+        lines = tuple(last_lines(paths.failure(run), 6))
+        return State(Stage.FAILED, epoch, epochs, pseudo_dice, reason=lines)
+    return State(Stage.STOPPED if epoch else Stage.WAITING, epoch, epochs, pseudo_dice)
+
+
+def validation_dice(fold: Path) -> float | None:
+    """Return the mean foreground Dice of a finished and validated training, otherwise None."""
+    if not is_complete(fold / "checkpoint_final.pth"):
+        return None
+    try:
+        summary = read_json(fold / "validation" / "summary.json")
+        dice = float(summary["foreground_mean"]["Dice"])
+    except (OSError, ValueError, ArithmeticError, LookupError, TypeError):
+        return None  # not written yet, or nnU-Net was stopped while it wrote
+    return dice if 0 <= dice <= 1 or math.isnan(dice) else None
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Return True if a checkpoint was written to its end: it is a zip archive, listed at the end."""
+    return checkpoint.is_file() and zipfile.is_zipfile(checkpoint)
+
+
+def _planned_epochs(trainer: str) -> int | None:
+    from nnunet_cpr.names import WrongName
+    from nnunet_cpr.names.trainer_name import parse_trainer_name
+
+    try:
+        ours = parse_trainer_name(trainer)
+    except WrongName:
+        ours = None  # a trainer of another package with a similar name
+    if ours is not None:
+        return ours.epochs or 1000
+    named = re.search(r"_(\d{1,9})epochs?(?:_|$)", trainer)
+    if named:
+        return int(named[1])
+    return 1000 if trainer == "nnUNetTrainer" else None
+
+
+def _progress(fold: Path) -> tuple[int, float | None, float | None]:
+    """Return the number of finished epochs, the last pseudo Dice, and the median epoch's seconds."""
+    stats = ((log, log.stat()) for log in fold.glob("training_log_*.txt"))
+    return _progress_in(fold, frozenset((log, stat.st_size, stat.st_mtime_ns) for log, stat in stats))
+
+
+@lru_cache(maxsize=4096)
+def _progress_in(
+    fold: Path, logs: frozenset[tuple[Path, int, int]]
+) -> tuple[int, float | None, float | None]:
+    # The live table asks every second for every run, and most logs have not changed.
+    finished = read_logs(fold).dropna(subset=["seconds"])
+    if finished.empty:
+        return 0, None, None
+    dice = float(finished["pseudo_dice"].iloc[-1])
+    epochs = int(finished["epoch"].iloc[-1]) + 1
+    return epochs, None if math.isnan(dice) else dice, float(finished["seconds"].median())
+
+
+# Running processes
+
+
+@contextmanager
+def claim(run: Run, paths: StudyPaths) -> Iterator[bool]:
+    """Reserve a run for this process; yield False if another process has it."""
+    folder = run.folder(paths.results)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / _LOCK, timeout=_LOCK_TIMEOUT)
+    try:
+        lock.acquire()
+    except Timeout:
+        yield False
+        return
+    try:
+        if _is_training(folder):
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            (folder / _PROCESS).unlink(missing_ok=True)
+    finally:
+        lock.release()
+
+
+def record_process(run: Run, paths: StudyPaths, pid: int) -> None:
+    """Record the process of a training, which may outlive its worker."""
+    record = {"host": socket.gethostname(), "pid": pid, "trainer": run.trainer}
+    write_json(run.folder(paths.results) / _PROCESS, record)
+
+
+def is_running(run: Run, paths: StudyPaths) -> bool:
+    """Return True if a process trains or validates this run."""
+    folder = run.folder(paths.results)
+    if _is_training(folder):
+        return True
+    if not (folder / _LOCK).exists():
+        return False
+    try:
+        with FileLock(folder / _LOCK, timeout=0):
+            return False
+    except Timeout:
+        return True
+    except PermissionError:
+        return False  # another user's lock; on this machine the process above shows the training
+
+
+def _is_training(folder: Path) -> bool:
+    """Return True if the recorded training still runs on this machine."""
+    try:
+        record = read_json(folder / _PROCESS)
+        # Another process may have the number by now, but not with this trainer among its arguments.
+        return record["host"] == socket.gethostname() and record["trainer"] in (
+            psutil.Process(record["pid"]).cmdline()
+        )
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, psutil.Error):
+        return False
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file atomically."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,0 +1,246 @@
+"""State of a run from its files, its lock and its processes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import psutil
+import pytest
+import torch
+from rich.console import Console
+
+from nnunet_cpr.nnunet.commands import CommandFailed
+from nnunet_cpr.nnunet.fold_files import RESOURCES, read_logs
+from nnunet_cpr.studies.definition import Run, Study, TrainerEntry
+from nnunet_cpr.studies.executors import Local, Slurm
+from nnunet_cpr.studies.run_state import Stage, StudyPaths, claim, record_process, state_of
+from nnunet_cpr.studies.status_table import states, status_table, summary
+from nnunet_cpr.studies.worker import Worker, remove_incomplete_checkpoints
+
+LOG = """
+2026-01-01 10:00:00.0: Epoch {epoch}
+2026-01-01 10:00:00.0: Current learning rate: 0.01
+2026-01-01 10:00:00.0: train_loss -0.1
+2026-01-01 10:00:00.0: val_loss -0.2
+2026-01-01 10:00:00.0: Pseudo dice [{dice}]
+2026-01-01 10:00:00.0: Epoch time: {seconds} s
+"""
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run("Dataset001_A", "3d_fullres", "nnUNetPlans", 0, "nnUNetTrainerCPR_10epochs")
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> StudyPaths:
+    return StudyPaths(tmp_path / "results", tmp_path / "results" / "studies" / "s")
+
+
+@pytest.fixture
+def fold(run: Run, paths: StudyPaths) -> Path:
+    folder = run.folder(paths.results)
+    (folder / "validation").mkdir(parents=True)
+    return folder
+
+
+def finish(fold: Path, dice: float = 0.5) -> None:
+    torch.save({"a": torch.zeros(10)}, fold / "checkpoint_final.pth")
+    summary = {"foreground_mean": {"Dice": dice}}
+    (fold / "validation" / "summary.json").write_text(json.dumps(summary))
+
+
+def test_new_run_is_waiting_or_queued(run: Run, paths: StudyPaths) -> None:
+    assert state_of(run, paths).stage is Stage.WAITING
+    assert state_of(run, paths, frozenset({run.key})).stage is Stage.QUEUED
+    assert state_of(run, paths).epochs == 10
+
+
+def test_progress_combines_all_logs(run: Run, paths: StudyPaths, fold: Path) -> None:
+    first = LOG.format(epoch=0, dice="np.float32(0.25), np.float32(nan)", seconds=10)
+    first += LOG.format(epoch=1, dice="np.float32(0.5), np.float32(0.7)", seconds=30)
+    again = LOG.format(epoch=1, dice="0.5, 0.6", seconds=20)  # repeated after a stop
+    (fold / "training_log_2026_1_1_10_00_00.txt").write_text(first)
+    assert state_of(run, paths).pseudo_dice == pytest.approx(0.6)
+    (fold / "training_log_2026_1_1_11_00_00.txt").write_text(again)
+    with claim(run, paths) as ours:
+        assert ours
+        state = state_of(run, paths)
+    assert (state.stage, state.epoch, state.epochs) == (Stage.RUNNING, 2, 10)
+    assert state.pseudo_dice == pytest.approx(0.55) and state.seconds_left == 8 * 15
+    assert state_of(run, paths).stage is Stage.STOPPED
+
+
+def test_unchanged_logs_are_read_once(
+    run: Run, paths: StudyPaths, fold: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = []
+
+    def read(folder: Path) -> pd.DataFrame:
+        reads.append(folder)
+        return read_logs(folder)
+
+    monkeypatch.setattr("nnunet_cpr.studies.run_state.read_logs", read)
+    log = fold / "training_log_2026_1_1_10_00_00.txt"
+    for epoch in range(3):
+        with log.open("a") as file:
+            file.write(LOG.format(epoch=epoch, dice="0.5, 0.6", seconds=10))
+        assert [state_of(run, paths).epoch for _ in range(5)] == [epoch + 1] * 5
+        assert len(reads) == epoch + 1
+
+
+def test_done_needs_complete_checkpoint_and_summary(run: Run, paths: StudyPaths, fold: Path) -> None:
+    finish(fold, 0.75)
+    assert state_of(run, paths).dice == 0.75
+    checkpoint, result = fold / "checkpoint_final.pth", fold / "validation" / "summary.json"
+    for file in (checkpoint, result):
+        whole = file.read_bytes()
+        file.write_bytes(whole[: len(whole) // 2])
+        assert state_of(run, paths).stage is not Stage.DONE
+        file.write_bytes(whole)
+    assert state_of(run, paths).stage is Stage.DONE
+
+
+def test_incomplete_checkpoints_are_removed(fold: Path) -> None:
+    finish(fold)
+    whole = (fold / "checkpoint_final.pth").read_bytes()
+    (fold / "checkpoint_latest.pth").write_bytes(whole[:-30])
+    (fold / "checkpoint_best.pth").write_bytes(b"")
+    remove_incomplete_checkpoints(fold)
+    assert [path.name for path in sorted(fold.glob("*.pth"))] == ["checkpoint_final.pth"]
+
+
+def test_only_one_process_claims_a_run(run: Run, paths: StudyPaths) -> None:
+    with claim(run, paths) as ours, claim(run, paths) as second:
+        assert ours and not second
+        assert Worker(run, paths)() == "busy"
+    with claim(run, paths) as ours:
+        assert ours
+
+
+def test_training_of_killed_worker_is_running(run: Run, paths: StudyPaths, fold: Path) -> None:
+    code = "import time; time.sleep(600)"
+    training = subprocess.Popen([sys.executable, "-c", code, run.trainer])
+    other = subprocess.Popen([sys.executable, "-c", code])  # has the process number now
+    try:
+        record_process(run, paths, training.pid)
+        assert state_of(run, paths).stage is Stage.RUNNING
+        with claim(run, paths) as ours:
+            assert not ours
+        record_process(run, paths, other.pid)
+        assert state_of(run, paths).stage is Stage.WAITING
+    finally:
+        for process in (training, other):
+            process.kill()
+            process.wait()
+    record_process(run, paths, training.pid)
+    assert state_of(run, paths).stage is Stage.WAITING
+    record = json.loads((fold / ".study_running.json").read_text())
+    assert record["host"] == socket.gethostname()
+
+
+def fake_nnunet(folder: Path, script: str) -> dict[str, str]:
+    """Return an environment whose nnUNetv2_train is a shell script."""
+    folder.mkdir()
+    (folder / "nnUNetv2_train").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "nnUNetv2_train").chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def fake_nvml() -> SimpleNamespace:
+    """Return a pynvml with two GPUs, each used by a foreign process and by nnUNetv2_train."""
+
+    def processes(gpu: int) -> list[SimpleNamespace]:
+        children = psutil.Process().children()
+        ours = [each.pid for each in children if "nnUNetv2_train" in " ".join(each.cmdline())]
+        sizes = {1: 900, **dict.fromkeys(ours, 100)}
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size * 2**20) for pid, size in sizes.items()]
+
+    return SimpleNamespace(
+        NVMLError=RuntimeError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetComputeRunningProcesses=processes,
+    )
+
+
+def test_failure_keeps_the_end_of_its_log(
+    run: Run, paths: StudyPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bin_folder = tmp_path / "bin"
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(bin_folder))
+    environment = fake_nnunet(bin_folder, "echo reading; echo 'out of memory' >&2; exit 3")
+    with pytest.raises(CommandFailed, match="nnUNetv2_train failed"):
+        Worker(run, paths, "cpu", environment)()
+    state = state_of(run, paths)
+    assert state.stage is Stage.FAILED and state.reason[:2] == ("reading", "out of memory")
+    study = Study(
+        "s", [run.dataset], [TrainerEntry(run.trainer, "with [CPR]")], run.trainer, folds=[0, 1]
+    )
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(status_table(study, states(study, paths)))
+    text = console.export_text()
+    assert "0 of 2 done, 1 failed" in text and "out of memory" in text and "with [CPR]" in text
+    assert summary(states(study, paths).values()) == "0 of 2 done, 1 failed"
+
+
+def test_worker_records_time_and_memory(
+    run: Run, paths: StudyPaths, tmp_path: Path, fold: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bin_folder = tmp_path / "bin"
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(bin_folder))
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())
+    script = f"""echo $CUDA_VISIBLE_DEVICES: $@
+sleep 1
+cp -r {tmp_path}/done/* {fold}"""
+    (tmp_path / "done" / "validation").mkdir(parents=True)
+    finish(tmp_path / "done", 0.9)
+    environment = {**fake_nnunet(bin_folder, script), "CUDA_VISIBLE_DEVICES": "3"}
+    assert Worker(run, paths, "cuda", environment)() == "done"
+    assert state_of(run, paths).dice == 0.9
+    resources = json.loads((fold / RESOURCES).read_text())
+    assert resources["seconds"] >= 1 and resources["peak_memory_bytes"] > 100_000
+    assert resources["peak_gpu_memory_bytes"] == 2 * 100 * 2**20
+    said = paths.log(run).read_text().strip()
+    expected = f"3: {run.dataset} 3d_fullres 0 --c -tr {run.trainer} -p nnUNetPlans -device cuda"
+    assert said == expected
+    (fold / "validation" / "summary.json").unlink()
+    assert Worker(run, paths, "cuda", environment)() == "done"
+    assert "--val" in paths.log(run).read_text() and "--c " not in paths.log(run).read_text()
+
+
+def test_local_executor_shares_gpus(run: Run, paths: StudyPaths) -> None:
+    two = Local(at_once=4, gpus=["2", "5"])
+    given = [two.worker(run, slot, paths, {"nnUNet_raw": "r"}) for slot in range(4)]
+    assert [t.environment["CUDA_VISIBLE_DEVICES"] for t in given] == ["2", "5", "2", "5"]
+    assert {t.device for t in given} == {"cuda"} and given[0].environment["nnUNet_raw"] == "r"
+    assert "CUDA_VISIBLE_DEVICES" not in Local().worker(run, 0, paths, {}).environment
+
+
+def test_options_reach_nnunets_command(run: Run, paths: StudyPaths) -> None:
+    here = Local(device="cpu", options=("--npz",)).worker(run, 0, paths, {}).command("--c")
+    assert here == [
+        *("nnUNetv2_train", run.dataset, run.configuration, "0", "--c", "-tr", run.trainer),
+        *("-p", run.plans, "-device", "cpu", "--npz"),
+    ]
+    one, two = (Slurm(gpus=n, device="cuda").worker(run, paths, {}).command("--val") for n in (1, 2))
+    assert two == [*one, "-num_gpus", "2"]
+
+
+def test_full_disk_is_kept_as_the_reason(run: Run, paths: StudyPaths, monkeypatch) -> None:
+    def full(self: Worker) -> None:
+        raise OSError(28, "No space left on device", "/a/file")
+
+    monkeypatch.setattr(Worker, "_train_and_validate", full)
+    with pytest.raises(OSError, match="No space"):
+        Worker(run, paths)()
+    assert state_of(run, paths).reason == ("[Errno 28] No space left on device: '/a/file'",)
