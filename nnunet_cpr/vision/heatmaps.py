@@ -110,7 +110,7 @@ class _Layout:
     """Positions in inches: all cells have the same size, whatever texts are around the panels."""
 
     def __init__(self, sweep: Sweep) -> None:
-        across, panels = sweep.across, sweep.panels
+        across, panels = min(sweep.across, len(sweep.panels)), sweep.panels
         labels = [label for panel in panels for label in panel.rows.labels]
         self._margin = max(map(len, labels)) / _CHARACTERS_PER_INCH + _BESIDE_LABELS
         self._columns = [max(len(p.columns.labels) for p in panels[i::across]) for i in range(across)]

@@ -20,16 +20,7 @@ COMMANDS = sorted(
         if line.strip().startswith("nnunet-cpr vision run ")
     }
 )
-SMALL = [
-    "--set",
-    "model=test_vit",
-    "--set",
-    "image_size=32",
-    "--set",
-    "batch=2",
-    "--set",
-    "pretrained=no",
-]
+SMALL = ("model=test_vit", "image_size=32", "batch=2", "pretrained=no")
 
 
 def test_docs_show_every_task_of_the_paper() -> None:
