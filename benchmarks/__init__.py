@@ -1,8 +1,8 @@
-"""How fast a regularized step is, measured side by side on real shapes.
+"""Benchmarks of regularized steps on real shapes, each against a reference.
 
-``python -m benchmarks.step_time`` and ``python -m benchmarks.train_step``, from the repository's root.
+Run ``python -m benchmarks.step_time`` or ``python -m benchmarks.train_step`` from the repository's root.
 """
 
 import os
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler prints each start otherwise
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise torch's profiler prints each start

@@ -1,4 +1,4 @@
-"""Whose steps are compared. To add one, list it in :data:`COMPETITORS`."""
+"""Optimizers to compare. To add one, list it in :data:`COMPETITORS`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LAMBDA = 1e-5
 
 @dataclass(frozen=True)
 class Competitor:
-    """An optimizer to time, beside others of its family."""
+    """Optimizer to time, compared within its family."""
 
     name: str
     family: str
@@ -45,8 +45,8 @@ def _sgd(**options: Any) -> Callable[[Named], Optimizer]:
     return lambda named: torch.optim.SGD(_tensors(named), **_SGD, weight_decay=3e-5, **options)
 
 
-def _active(cpr: CPR) -> None:
-    """Every matrix above its bound, with a multiplier that stays where it is (mu is tiny)."""
+def _activate(cpr: CPR) -> None:
+    """Give every matrix a positive multiplier, which a tiny mu leaves as it is."""
     state = cpr.state_dict()
     state["state"]["lagrange_multiplier"].fill_(_LAMBDA)
     cpr.load_state_dict(state)
@@ -55,7 +55,7 @@ def _active(cpr: CPR) -> None:
 def _cpr(optimizer: type[SGDCPR] | type[AdamCPR], **options: Any) -> Callable[[Named], Optimizer]:
     def build(named: Named) -> Optimizer:
         built = optimizer(named, kappa=KappaKI0(0.5), mu=1e-12, **options)
-        _active(built.cpr)
+        _activate(built.cpr)
         return built
 
     return build
@@ -64,7 +64,7 @@ def _cpr(optimizer: type[SGDCPR] | type[AdamCPR], **options: Any) -> Callable[[N
 def _hooked(optimizer: Callable[..., Optimizer], **options: Any) -> Callable[[Named], Optimizer]:
     def build(named: Named) -> Optimizer:
         cpr = CPR(named, kappa=KappaKI0(0.5), mu=1e-12)
-        _active(cpr)
+        _activate(cpr)
         return cpr.attach(optimizer(_tensors(named), weight_decay=0.0, **options))
 
     return build
@@ -97,7 +97,7 @@ def _amos(named: Named) -> Optimizer:
 
 ADAM, SGD = "Adam", "SGD"
 BASE = {ADAM: "AdamW fused", SGD: "SGD fused"}
-"""What a family's ratios refer to: torch's fused step, with weight decay and without CPR."""
+"""Reference of a family's ratios: torch's fused step with weight decay."""
 
 COMPETITORS = [
     Competitor("AdamW fused", ADAM, _adamw(fused=True)),

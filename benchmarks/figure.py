@@ -1,4 +1,4 @@
-"""The figure of :mod:`benchmarks.step_time`."""
+"""Figure of :mod:`benchmarks.step_time`."""
 
 from __future__ import annotations
 
@@ -6,57 +6,54 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from benchmarks.competitors import ADAM, BASE, SGD
+from nnunet_cpr._figures import new_figure
 
 _OURS = ("AdamCPR", "SGDCPR")
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """Ratios to torch's fused step: bars for each network, lines for the sweeps.
+    """Draw the ratios to torch's fused step: bars for each network, lines for the sweeps.
 
     Args:
-        document: what :mod:`benchmarks.step_time` writes as JSON.
-        path: where to write the picture.
+        document: the JSON document of :mod:`benchmarks.step_time`.
+        path: figure to write.
     """
     results, sweeps = document["networks"], document["sweeps"]
     bars = max(sum(len(r[f]) for r in results.values()) for f in (ADAM, SGD))
     height = max(3.0, 0.17 * bars + 0.4 * len(results))
     lines = any(sweeps.values())
-    figure = Figure(figsize=(13, height + (4.2 if lines else 0)), layout="constrained")
-    FigureCanvasAgg(figure)
-    found = document["machine"]
-    where = found.get("gpu", found["processor"])
-    figure.suptitle(
-        f"Time of an optimizer step relative to torch's fused step ({document['device']}: {where}, "
-        f"{found['threads']} threads, torch {found['torch']})"
-    )
-    grid = figure.add_gridspec(2 if lines else 1, 2, height_ratios=[height, 4] if lines else [1])
-    for column, family in enumerate((SGD, ADAM)):
-        _bars(figure.add_subplot(grid[0, column]), results, family)
-    for column, (kind, label) in enumerate(
-        (("parameters", "parameters, in 100 tensors"), ("tensors", "tensors of 32 M parameters"))
-    ):
-        if lines:
-            _lines(figure.add_subplot(grid[1, column]), sweeps.get(kind, {}), label)
-    figure.savefig(path, dpi=110)
+    machine = document["machine"]
+    processor = machine.get("gpu", machine["processor"])
+    with new_figure(path, (13, height + (4.2 if lines else 0))) as figure:
+        figure.suptitle(
+            f"Time of an optimizer step relative to torch's fused step ({document['device']}: "
+            f"{processor}, {machine['threads']} threads, torch {machine['torch']})"
+        )
+        grid = figure.add_gridspec(2 if lines else 1, 2, height_ratios=[height, 4] if lines else [1])
+        for column, family in enumerate((SGD, ADAM)):
+            _draw_bars(figure.add_subplot(grid[0, column]), results, family)
+        for column, (kind, label) in enumerate(
+            (("parameters", "parameters, in 100 tensors"), ("tensors", "tensors of 32 M parameters"))
+        ):
+            if lines:
+                _draw_lines(figure.add_subplot(grid[1, column]), sweeps.get(kind, {}), label)
 
 
-def _bars(axes: Axes, results: dict[str, Any], family: str) -> None:
-    place, ticks, labels = 0.0, [], []
+def _draw_bars(axes: Axes, results: dict[str, Any], family: str) -> None:
+    y, ticks, labels = 0.0, [], []
     for network, families in results.items():
-        axes.text(0.52, place - 0.6, network, fontsize=9, fontweight="bold", va="bottom")
+        axes.text(0.52, y - 0.6, network, fontsize=9, fontweight="bold", va="bottom")
         for name, timing in families[family].items():
-            colour = "C1" if name in _OURS else "0.35" if name == BASE[family] else "0.7"
-            axes.barh(place, timing["ratio"], color=colour, height=0.8)
-            axes.text(timing["ratio"] * 1.03, place, f"{timing['ratio']:.2f}", fontsize=7, va="center")
-            ticks.append(place)
+            color = "C1" if name in _OURS else "0.35" if name == BASE[family] else "0.7"
+            axes.barh(y, timing["ratio"], color=color, height=0.8)
+            axes.text(timing["ratio"] * 1.03, y, f"{timing['ratio']:.2f}", fontsize=7, va="center")
+            ticks.append(y)
             labels.append(name)
-            place += 1
-        place += 1.4
+            y += 1
+        y += 1.4
     axes.set_yticks(ticks, labels, fontsize=7)
     axes.set_xscale("log")
     left, right = axes.get_xlim()
@@ -64,22 +61,22 @@ def _bars(axes: Axes, results: dict[str, Any], family: str) -> None:
     axes.xaxis.set_major_locator(FixedLocator([0.5, 1, 2, 5, 10, 20, 50]))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_ylim(place - 0.8, -1.8)
+    axes.set_ylim(y - 0.8, -1.8)
     axes.axvline(1, color="0.35", linewidth=0.8)
     axes.set_xlabel(f"times {BASE[family]} (median of the rounds' ratios)")
     axes.set_title(family)
 
 
-def _lines(axes: Axes, swept: dict[Any, Any], label: str) -> None:
+def _draw_lines(axes: Axes, swept: dict[Any, Any], label: str) -> None:
     names = dict.fromkeys(name for timings in swept.values() for name in timings)
     for name in names:
         if name in BASE.values():
             continue
         points = [(int(x), t[name]["ratio"]) for x, t in swept.items() if name in t]
         style = "-" if name in _OURS else "--"
-        colour = "C1" if name.startswith(("Adam", "pytorch")) else "C0"
+        color = "C1" if name.startswith(("Adam", "pytorch")) else "C0"
         marker = "s" if name.startswith("pytorch") else "o"
-        axes.plot(*zip(*points), style, color=colour, marker=marker, markersize=4, label=name)
+        axes.plot(*zip(*points), style, color=color, marker=marker, markersize=4, label=name)
     axes.axhline(1, color="0.35", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_xlabel(label)

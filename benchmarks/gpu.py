@@ -1,4 +1,4 @@
-"""Everything that only a GPU shows, in one call: ``python -m benchmarks.gpu OUTPUT``."""
+"""All tests and benchmarks of a GPU in one call: ``python -m benchmarks.gpu OUTPUT``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import typer
 
 
 def main(output: Annotated[Path, typer.Argument(help="Folder for the tables and the figure.")]) -> None:
-    """Run the GPU's tests, then both benchmarks with their bars; exit with 1 if any of them fails."""
+    """Run the GPU tests and both benchmarks with their limits; exit with 1 if any of them fails."""
     if not torch.cuda.is_available():
-        raise typer.BadParameter("there is no GPU here")
+        raise typer.BadParameter("no GPU is available")
     output.mkdir(parents=True, exist_ok=True)
     device = ["--device", "cuda", "--output", str(output)]
     commands = {
         "tests": ["-m", "pytest", "-q", "tests/fused", "tests/test_gpu.py"],
-        "bars": ["-m", "benchmarks.step_time", "--device", "cuda", "--check"],
+        "limits": ["-m", "benchmarks.step_time", "--device", "cuda", "--check"],
         "step_time": ["-m", "benchmarks.step_time", *device],
         "train_step": ["-m", "benchmarks.train_step", *device, "--check", "--no-compiled"],
     }

@@ -1,4 +1,4 @@
-"""Whether long trainings, and their record, leak or slow down: ``python -m benchmarks.long_runs``."""
+"""Leaks and slowdowns of long trainings and of their history: ``python -m benchmarks.long_runs``."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rich.console import Console
 from torch import nn
 from torch.optim import Optimizer
 
-from benchmarks.bars import Bar, check
+from benchmarks.limits import Limit, check_limits
 from benchmarks.measure import machine
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaWS
 from nnunet_cpr.nnunet.history import CSV_NAME, History
 from nnunet_cpr.nnunet.progress_figure import FIGURE_NAME, draw_progress
 
 WINDOW = 1000
-"""Steps of the warm-up, and of each end whose times are compared."""
+"""Number of steps before the measurement, and of each compared window."""
 _OVERFLOW_EVERY = 10
 
 app = typer.Typer(add_completion=False)
@@ -34,9 +34,9 @@ app = typer.Typer(add_completion=False)
 
 @dataclass(frozen=True)
 class Case:
-    """What takes the steps; with a GradScaler, every tenth of them overflows and is skipped.
+    """Optimizer to test; with ``scaled``, a GradScaler skips every tenth step.
 
-    Only an explicit ``fused=True`` leaves that to the step.
+    With ``fused=True`` the step itself skips instead.
     """
 
     build: Callable[[nn.Module], Optimizer]
@@ -67,49 +67,49 @@ CASES = {
 
 @dataclass
 class LongRun:
-    """What many steps of an optimizer have cost, those of its warm-up aside."""
+    """Cost of many optimizer steps, without the first :data:`WINDOW`."""
 
     first: float
-    """Median seconds, of the processor's time, of the first thousand steps."""
+    """Median processor time of the first thousand steps, in seconds."""
     last: float
-    """Of the last thousand."""
+    """Median of the last thousand steps."""
     aged: float
-    """Of a thousand more, taken in turn with those of a new optimizer."""
+    """Median of a thousand further steps, interleaved with those of a new optimizer."""
     new: float
-    """Of the new one's, after its warm-up."""
+    """Median of the steps of the new optimizer."""
     tensors: int
-    """How many more live at the end than at the start, by the half in which they grew less."""
+    """Growth of the number of live tensors, twice that of the half with the smaller growth."""
     blocks: int
-    """The same for Python's small blocks of memory."""
+    """Growth of the number of Python's allocated memory blocks."""
     rss: int
-    """The same for the bytes that the process has in memory."""
+    """Growth of the resident memory in bytes."""
 
-    def bars(self, name: str) -> list[tuple[Bar, float]]:
-        """What leaks or slows down by the step does not keep these.
+    def limits(self, name: str) -> list[tuple[Limit, float]]:
+        """Return the limits, which a leak or a slowdown exceeds.
 
-        A machine may become slower by itself between the first step and the last; hence the new one.
+        The new optimizer separates a slowdown of the optimizer from one of the machine.
         """
         return [
-            (Bar(f"{name}: aged / new", 1.1), self.aged / self.new),
-            (Bar(f"{name}: last / first", 2.0), self.last / self.first),
-            (Bar(f"{name}: tensors", 0, number="{:.0f}".format), self.tensors),
-            (Bar(f"{name}: blocks", 150, number="{:.0f}".format), self.blocks),
-            (Bar(f"{name}: MB", 4), self.rss / 1e6),
+            (Limit(f"{name}: aged / new", 1.1), self.aged / self.new),
+            (Limit(f"{name}: last / first", 2.0), self.last / self.first),
+            (Limit(f"{name}: tensors", 0, text="{:.0f}".format), self.tensors),
+            (Limit(f"{name}: blocks", 150, text="{:.0f}".format), self.blocks),
+            (Limit(f"{name}: MB", 4), self.rss / 1e6),
         ]
 
 
 def training(case: Case) -> tuple[Optimizer, Callable[[], float]]:
-    """A small network, and a step of its training that returns its optimizer's seconds."""
+    """Return an optimizer of a small network, and a function that steps and returns the seconds."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 32), nn.Linear(32, 1))
     params = list(model.parameters())
     targets = [2 * torch.randn_like(p) for p in params]
     optimizer = case.build(model)
-    # Between two overflows it grows once, so that it stays where it is.
+    # The scale grows once between two overflows, so that it stays the same.
     scaler = torch.amp.GradScaler(
         "cpu", init_scale=1.0, growth_interval=_OVERFLOW_EVERY - 1, enabled=case.scaled
     )
-    scaler.scale(torch.zeros(()))  # from the first loss on it can be used
+    scaler.scale(torch.zeros(()))  # initializes the scaler
     done = 0
 
     def step() -> float:
@@ -129,23 +129,23 @@ def training(case: Case) -> tuple[Optimizer, Callable[[], float]]:
 
 
 def long_run(begin: Callable[[], Callable[[], float]], steps: int) -> LongRun:
-    """Take so many steps after the warm-up.
+    """Measure a long training.
 
     Args:
-        begin: a training, as the step that :func:`training` gives; another one at each call.
-        steps: at least :data:`WINDOW`.
+        begin: function that starts a new training and returns the step of :func:`training`.
+        steps: number of steps, at least :data:`WINDOW`.
     """
     aged = begin()
     for _ in range(WINDOW):
         aged()
     times = np.zeros(steps)
-    _footprint()  # its own first call leaves something behind
+    _footprint()  # the first call allocates memory of its own
     footprints = [_footprint()]
     for half in np.array_split(np.arange(steps), 2):
         for i in half:
             times[i] = aged()
         footprints.append(_footprint())
-    # A leak grows in both halves; what grows in one alone has come to rest, or has yet to.
+    # A leak grows in both halves; growth in one half is temporary.
     tensors, blocks, rss = (2 * min(b - a, c - b) for a, b, c in zip(*footprints))
     new = begin()
     for _ in range(WINDOW):
@@ -163,14 +163,14 @@ def long_run(begin: Callable[[], Callable[[], float]], steps: int) -> LongRun:
 
 
 def _footprint() -> tuple[int, int, int]:
-    """Tensors, Python's blocks, bytes in memory."""
+    """Return the numbers of tensors, of Python's memory blocks and of resident bytes."""
     gc.collect()
     tensors = sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects())
     return tensors, sys.getallocatedblocks(), _rss()
 
 
 def _rss() -> int:
-    """Bytes in memory; 0 where the system does not say it in this way."""
+    """Return the resident memory in bytes; 0 without /proc."""
     if not os.path.exists("/proc/self/statm"):
         return 0
     with open("/proc/self/statm") as file:
@@ -179,28 +179,28 @@ def _rss() -> int:
 
 @dataclass
 class Record:
-    """What the record of a long training costs at its end."""
+    """Cost of the history of a long training at its end."""
 
     csv_bytes: int
     figure_bytes: int
     epoch: float
-    """Seconds of processor time that the last epoch's rows and picture take."""
+    """Processor time of the last epoch's rows and figure, in seconds."""
     resuming: float
     rss: int
-    """Bytes in memory more than before."""
+    """Growth of the resident memory in bytes."""
 
-    def bars(self) -> list[tuple[Bar, float]]:
+    def limits(self) -> list[tuple[Limit, float]]:
         return [
-            (Bar("cpr_history.csv, MB", 50), self.csv_bytes / 1e6),
-            (Bar("cpr_progress.png, MB", 5), self.figure_bytes / 1e6),
-            (Bar("record of the last epoch, s", 5), self.epoch),
-            (Bar("resuming, s", 5), self.resuming),
-            (Bar("record in memory, MB", 200), self.rss / 1e6),
+            (Limit("cpr_history.csv, MB", 50), self.csv_bytes / 1e6),
+            (Limit("cpr_progress.png, MB", 5), self.figure_bytes / 1e6),
+            (Limit("record of the last epoch, s", 5), self.epoch),
+            (Limit("resuming, s", 5), self.resuming),
+            (Limit("record in memory, MB", 200), self.rss / 1e6),
         ]
 
 
 def record(folder: Path, epochs: int = 1000, matrices: int = 300) -> Record:
-    """Write and draw the record of a training whose epochs have one step each."""
+    """Write and draw the history of a training with one step per epoch."""
     names = [
         f"encoder.stages.{i // 40}.blocks.{i % 40}.conv2.all_modules.0.weight" for i in range(matrices)
     ]
@@ -240,28 +240,28 @@ def main(
     case: Annotated[
         list[str] | None, typer.Option(help="Only this case; may be given several times.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=2 * WINDOW, help="Of every case.")] = 100_000,
-    checks: Annotated[bool, typer.Option("--check", help="Exit with 1 if a bar is missed.")] = False,
+    steps: Annotated[int, typer.Option(min=2 * WINDOW, help="Number of steps of each case.")] = 100_000,
+    checks: Annotated[bool, typer.Option("--check", help="Exit with 1 if a limit is exceeded.")] = False,
 ) -> None:
-    """Take many optimizer steps, and keep the record of 1,000 epochs with 300 matrices."""
+    """Measure many optimizer steps, and the history of 1,000 epochs with 300 matrices."""
     console = Console(width=110)
     unknown = set(case or []) - set(CASES)
     if unknown:
-        raise typer.BadParameter(f"no case is named {unknown.pop()!r}; there are: {'; '.join(CASES)}")
+        raise typer.BadParameter(f"unknown case {unknown.pop()!r}; choose from {'; '.join(CASES)}")
     console.print(", ".join(f"{key} {value}" for key, value in machine("cpu").items()))
-    bars: list[tuple[Bar, float]] = []
+    limits: list[tuple[Limit, float]] = []
     for name in case or CASES:
         run = long_run(lambda: training(CASES[name])[1], steps)  # noqa: B023
         console.print(
             f"{name}: {steps:,} steps, from {1e6 * run.first:.1f} to {1e6 * run.last:.1f} us each, "
-            f"{run.aged / run.new:.3f} times a new one's; {run.tensors:+} tensors, "
+            f"{run.aged / run.new:.3f} times those of a new optimizer; {run.tensors:+} tensors, "
             f"{run.blocks:+} blocks, {run.rss / 1e6:+.1f} MB"
         )
-        bars += run.bars(name)
+        limits += run.limits(name)
     if not case:
         with TemporaryDirectory() as folder:
-            bars += record(Path(folder)).bars()
-    if not check(bars, console) and checks:
+            limits += record(Path(folder)).limits()
+    if not check_limits(limits, console) and checks:
         raise typer.Exit(1)
 
 

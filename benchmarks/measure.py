@@ -1,4 +1,4 @@
-"""Times and memory of several things measured in turn, so that a drifting machine favours none."""
+"""Interleaved measurements of time and memory, so that drift of the machine favors none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmarks.shapes import Shapes
 
 @dataclass
 class Timing:
-    """Of one competitor: medians over the rounds; ratios are of the same round's times."""
+    """Times and memory of a competitor: medians over the rounds, with ratios within a round."""
 
     milliseconds: float
     ratio: float
@@ -32,9 +32,9 @@ class Timing:
     """Third quartile."""
     rounds: int
     kept_bytes: int | None = None
-    """Memory kept between steps beyond that of the base."""
+    """Memory kept between steps, minus that of the base."""
     temporary_bytes: int | None = None
-    """Peak of what a step takes and gives back."""
+    """Peak of the memory that a step allocates and frees."""
 
 
 def in_turn(
@@ -45,7 +45,16 @@ def in_turn(
     least: int = 7,
     most: int = 200,
 ) -> dict[str, Timing]:
-    """Time each action once a round, in an order drawn anew, until the seconds are over."""
+    """Time each action once a round, in random order, until the time is over.
+
+    Args:
+        actions: functions to time, by name.
+        base: name of the reference of the ratios.
+        device: ``cpu`` or ``cuda``.
+        seconds: duration of the measurement.
+        least: minimum number of rounds.
+        most: maximum number of rounds.
+    """
     for action in actions.values():
         for _ in range(min(3, least)):
             action()
@@ -83,7 +92,7 @@ def _timing(times: list[float], base: list[float]) -> Timing:
 
 
 def parameters(shapes: Shapes, device: str) -> Named:
-    """Small random weights, each with a gradient."""
+    """Return named parameters with small random values."""
     generator = torch.Generator(device).manual_seed(0)
     named = []
     for name, shape in shapes:
@@ -93,7 +102,7 @@ def parameters(shapes: Shapes, device: str) -> Named:
 
 
 def gradients(shapes: Shapes, device: str) -> list[torch.Tensor]:
-    """One set for all competitors: their steps only read them."""
+    """Return gradients, which all competitors share because steps only read them."""
     generator = torch.Generator(device).manual_seed(1)
     return [1e-3 * torch.randn(shape, generator=generator, device=device) for _, shape in shapes]
 
@@ -101,7 +110,7 @@ def gradients(shapes: Shapes, device: str) -> list[torch.Tensor]:
 def step_times(
     competitors: list[Competitor], base: str, shapes: Shapes, device: str, seconds: float, least: int
 ) -> dict[str, Timing]:
-    """The optimizer steps of competitors, each with parameters of its own."""
+    """Return the times of the competitors' optimizer steps, each on its own parameters."""
     grads = gradients(shapes, device)
     steps: dict[str, Callable[[], Any]] = {}
     for competitor in competitors:
@@ -113,7 +122,7 @@ def step_times(
 
 
 def memory(competitor: Competitor, shapes: Shapes, device: str) -> tuple[int, int]:
-    """Bytes that an optimizer keeps, and the peak of what one step takes on top."""
+    """Return the bytes that an optimizer keeps, and the peak of what a step allocates on top."""
     grads = gradients(shapes, device)
     named = parameters(shapes, device)
     for (_, p), grad in zip(named, grads):
@@ -130,7 +139,7 @@ def memory(competitor: Competitor, shapes: Shapes, device: str) -> tuple[int, in
 
 
 def _allocated(action: Callable[[], Any], device: str) -> tuple[int, int]:
-    """Bytes left over after an action, and the most at any time, by torch's profiler."""
+    """Return the bytes allocated after an action, and their peak, from torch's profiler."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -153,22 +162,22 @@ def _allocated(action: Callable[[], Any], device: str) -> tuple[int, int]:
 
 
 def require_device(device: str) -> None:
-    """Refuse a device that is not here.
+    """Check that a device is available.
 
     Raises:
-        typer.BadParameter: it is neither ``cpu`` nor a ``cuda`` that can be used.
+        typer.BadParameter: the device is neither ``cpu`` nor an available ``cuda``.
     """
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise typer.BadParameter(f"there is no device {device!r} here; use cpu or cuda")
+        raise typer.BadParameter(f"--device: expected cpu or an available cuda, got {device!r}")
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """Return the processor, the number of cores and threads, and the versions."""
     processor = platform.processor() or platform.machine()
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as lines:
             processor = next((x.split(":")[1].strip() for x in lines if "model name" in x), processor)
-    found: dict[str, Any] = {
+    info: dict[str, Any] = {
         "processor": processor,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -177,12 +186,12 @@ def machine(device: str) -> dict[str, Any]:
     }
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
-        found |= {"gpu": properties.name, "gpu_memory_gib": round(properties.total_memory / 2**30)}
-    return found
+        info |= {"gpu": properties.name, "gpu_memory_gib": round(properties.total_memory / 2**30)}
+    return info
 
 
 def free_bytes(device: str) -> int:
-    """Memory that is free now."""
+    """Return the free memory in bytes."""
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
     if os.path.exists("/proc/meminfo"):
@@ -192,5 +201,5 @@ def free_bytes(device: str) -> int:
 
 
 def as_json(timings: Mapping[str, Timing]) -> dict[str, Any]:
-    """For :func:`json.dumps`."""
+    """Return the timings as dicts, for :func:`json.dumps`."""
     return {name: asdict(timing) for name, timing in timings.items()}

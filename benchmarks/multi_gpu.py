@@ -1,7 +1,7 @@
-"""nnU-Net's ``-num_gpus``, on two GPUs: ``python -m benchmarks.multi_gpu FOLDER``.
+"""Check of nnU-Net's ``-num_gpus`` on two GPUs: ``python -m benchmarks.multi_gpu FOLDER``.
 
-Two processes train, are killed and continue; both must hold the same bounds, multipliers and weights,
-bit for bit. One GPU alone must find the same bounds, where they belong to the initial weights.
+Two processes train, are killed and resume; both must have the same bounds, multipliers and weights, bit
+for bit. Bounds that follow from the initial weights must be the same on one GPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nnunet_cpr.nnunet.trainer import nnUNetTrainerAdamCPR, nnUNetTrainerCPR
 
 
 class Watched:
-    """Leaves what each process holds at the end."""
+    """Save the final state of each process."""
 
     def on_train_end(self):
         held = {{
@@ -58,16 +58,16 @@ class {INITIAL}(Watched, nnUNetTrainerAdamCPR):
 
 
 class EpochReached(Exception):
-    """Ends a training in its midst."""
+    """The epoch at which the training is to be killed."""
 
 
 class Disagreement(Exception):
-    """What should be equal is not."""
+    """States that should be equal are not."""
 
 
 @dataclass
 class Trainings:
-    """The commands, in one folder."""
+    """Commands of nnU-Net in one folder."""
 
     folder: Path
     environment: dict[str, str]
@@ -88,9 +88,9 @@ class Trainings:
         self.environment["nnUNet_extTrainer"] = os.pathsep.join(f for f in folders if f)
 
     def train(self, trainer: str, gpus: int, *options: str, until: str | None = None) -> None:
-        """Train, or train and kill all processes once ``until`` is in the training's log."""
+        """Train, and kill all processes when ``until`` is in the training log."""
 
-        def look() -> None:
+        def check_log() -> None:
             logs = "".join(f.read_text() for f in self.fold(trainer).glob("training_log_*.txt"))
             if until is not None and until in logs:
                 raise EpochReached
@@ -98,7 +98,7 @@ class Trainings:
         print(f"training {trainer} on {gpus} GPUs {' '.join(options)}", flush=True)
         command = ["nnUNetv2_train", "901", demo.CONFIGURATION, "0", "-tr", trainer, "-p", demo.PLANS]
         log = self.folder / "logs" / f"{trainer}_{gpus}{''.join(options)}.log"
-        run([*command, "-num_gpus", str(gpus), *options], log, self.environment, on_wait=look)
+        run([*command, "-num_gpus", str(gpus), *options], log, self.environment, on_wait=check_log)
 
     def held(self, trainer: str, processes: int) -> list[dict[str, Any]]:
         paths = [self.fold(trainer) / f"rank_{rank}.pth" for rank in range(processes)]
@@ -108,8 +108,8 @@ class Trainings:
         return pd.read_csv(self.fold(trainer) / "cpr_history.csv")
 
 
-def check_killed_and_continued(trainings: Trainings) -> None:
-    """Bounds set in the first epoch, a kill in the third, and on."""
+def check_resume_after_kill(trainings: Trainings) -> None:
+    """Check that a training with bounds from its first epoch resumes after a kill in its third."""
     try:
         trainings.train(WARM, GPUS, until="Epoch 2")
     except EpochReached:
@@ -118,17 +118,17 @@ def check_killed_and_continued(trainings: Trainings) -> None:
         raise Disagreement("the training ended before it could be killed")
     best = torch.load(trainings.fold(WARM) / "checkpoint_best.pth", "cpu", weights_only=False)
     before = trainings.history(WARM)
-    before = before[before["epoch"] < best["current_epoch"]]  # where it goes on from
+    before = before[before["epoch"] < best["current_epoch"]]  # from which the training resumes
     trainings.train(WARM, GPUS, "--c")
     check_processes(trainings.held(WARM, GPUS))
     after = trainings.history(WARM)
-    require(after[: len(before)].equals(before), "the epochs that were saved are as they were")
+    require(after[: len(before)].equals(before), "the saved epochs are unchanged")
     check_history(after, trainings.held(WARM, GPUS)[0])
     require((after["multiplier"] > 0).any(), "multipliers rise above 0")
 
 
 def check_against_one_gpu(trainings: Trainings) -> None:
-    """The same seed gives one GPU the weights that two start from."""
+    """Check that one GPU with the same seed, and so the same initial weights, has the same bounds."""
     trainings.train(INITIAL, GPUS)
     two = trainings.held(INITIAL, GPUS)
     check_processes(two)
@@ -143,7 +143,7 @@ def check_against_one_gpu(trainings: Trainings) -> None:
 
 
 def check_processes(held: list[dict[str, Any]]) -> None:
-    """Bit for bit."""
+    """Check that all processes have the same state, bit for bit."""
     first, *others = held
     for other in others:
         for part in ("network", "cpr"):
@@ -155,7 +155,7 @@ def check_processes(held: list[dict[str, Any]]) -> None:
 
 
 def check_history(history: pd.DataFrame, held: dict[str, Any]) -> None:
-    """A row for each matrix and epoch, the last ones with what the processes held."""
+    """Check that the history has every matrix and epoch, and ends with the saved state."""
     names = held["cpr"]["names"]
     require(history["parameter"].tolist() == names * EPOCHS, "the history has every matrix and epoch")
     last = history[-len(names) :]
@@ -167,7 +167,7 @@ def check_history(history: pd.DataFrame, held: dict[str, Any]) -> None:
 
 
 def tensors(state: dict[str, Any]) -> list[Tensor]:
-    """All tensors in a state, in its order."""
+    """Return all tensors in a nested state, in order."""
     found: list[Tensor] = []
     for value in state.values():
         if isinstance(value, Tensor):
@@ -178,27 +178,27 @@ def tensors(state: dict[str, Any]) -> list[Tensor]:
 
 
 def require(holds: bool, what: str) -> None:
-    """Say what holds; stop where it does not."""
+    """Print a condition that holds; raise if it does not hold."""
     if not holds:
-        raise Disagreement(f"it does not hold that {what}")
+        raise Disagreement(f"failed: {what}")
     print(f"ok: {what}", flush=True)
 
 
 def main(folder: Annotated[Path, typer.Argument(help="New folder for data, logs, results.")]) -> None:
-    """Check nnU-Net's training on two GPUs; exit with 1 where something does not hold."""
+    """Check nnU-Net's training on two GPUs; exit with 1 if a check fails."""
     if torch.cuda.device_count() < GPUS:
-        raise SystemExit(f"this needs {GPUS} GPUs, and torch finds {torch.cuda.device_count()}")
+        raise SystemExit(f"expected {GPUS} GPUs, got {torch.cuda.device_count()}")
     if folder.exists():
-        raise SystemExit(f"{folder} exists; name a new folder")
+        raise SystemExit(f"{folder} exists; choose a new folder")
     folder = folder.resolve()
     trainings = Trainings(folder, nnunet_environment(folder, processes=2))
     try:
         trainings.prepare()
-        check_killed_and_continued(trainings)
+        check_resume_after_kill(trainings)
         check_against_one_gpu(trainings)
     except (CommandFailed, Disagreement, OSError) as error:
         raise SystemExit(str(error)) from None
-    print("all of it holds")
+    print("all checks passed")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The parameters of real networks, by name and shape; no weights are made."""
+"""Names and shapes of the parameters of real networks, without weights."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _UNET = {
 
 
 def unet() -> Shapes:
-    """nnU-Net's 3d_fullres network with six stages."""
+    """Return the shapes of nnU-Net's 3d_fullres network with six stages."""
     from dynamic_network_architectures.architectures.unet import PlainConvUNet
 
     return _shapes(PlainConvUNet(**_UNET, n_conv_per_stage=2, n_conv_per_stage_decoder=2))
 
 
 def resenc_l() -> Shapes:
-    """The network of nnU-Net's ResEnc-L plans."""
+    """Return the shapes of the network of nnU-Net's ResEnc-L plans."""
     from dynamic_network_architectures.architectures.unet import ResidualEncoderUNet
 
     return _shapes(
@@ -49,21 +49,21 @@ def resenc_l() -> Shapes:
 
 
 def resnet18() -> Shapes:
-    """Torchvision's ResNet-18."""
+    """Return the shapes of torchvision's ResNet-18."""
     import torchvision
 
     return _shapes(torchvision.models.resnet18())
 
 
 def deit_s() -> Shapes:
-    """Timm's DeiT-S."""
+    """Return the shapes of timm's DeiT-S."""
     import timm
 
     return _shapes(timm.create_model("deit_small_patch16_224"))
 
 
 def gpt2() -> Shapes:
-    """GPT-2 small, with tied embeddings."""
+    """Return the shapes of GPT-2 small with tied embeddings."""
     width, layers = 768, 12
     shapes: Shapes = [("wte.weight", (50257, width)), ("wpe.weight", (1024, width))]
     for i in range(layers):
@@ -80,7 +80,12 @@ def gpt2() -> Shapes:
 
 
 def uniform(total: int, tensors: int) -> Shapes:
-    """``tensors`` square matrices of about ``total`` elements together."""
+    """Return the shapes of square matrices with about ``total`` elements in all.
+
+    Example:
+        >>> uniform(200, 2)
+        [('0.weight', (10, 10)), ('1.weight', (10, 10))]
+    """
     side = max(1, round((total / tensors) ** 0.5))
     return [(f"{i}.weight", (side, side)) for i in range(tensors)]
 
@@ -95,11 +100,11 @@ NETWORKS: dict[str, Callable[[], Shapes]] = {
 
 
 def build(name: str) -> Shapes:
-    """The shapes of one of :data:`NETWORKS`, without memory for its weights."""
+    """Return the shapes of one of :data:`NETWORKS` without allocating its weights."""
     with torch.device("meta"):
         return NETWORKS[name]()
 
 
 def elements(shapes: Shapes) -> int:
-    """Parameters of all shapes together."""
+    """Return the number of parameters."""
     return sum(torch.Size(shape).numel() for _, shape in shapes)

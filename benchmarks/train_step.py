@@ -1,4 +1,7 @@
-"""Whole nnU-Net training iterations with and without CPR: ``python -m benchmarks.train_step --help``."""
+"""Times of nnU-Net training iterations with and without CPR.
+
+Run ``python -m benchmarks.train_step --help``.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bars import Bar, check
+from benchmarks.limits import Limit, check_limits
 from benchmarks.measure import Timing, as_json, in_turn, machine, require_device
 from nnunet_cpr._files import atomic_write
 
@@ -26,7 +29,7 @@ PAIRS = {
     "nnUNetTrainer": "nnUNetTrainerCPR_ki0x0p5_mu1en3",
     "nnUNetTrainerAdamW": "nnUNetTrainerAdamCPR_ki0x0p5_mu1en3",
 }
-"""Trainers with weight decay, and the same with CPR, every matrix above its bound from the start."""
+"""Trainers with weight decay, and the same with CPR, which corrects every matrix from the start."""
 BARS = {"nnUNetTrainer": 1.005}
 
 app = typer.Typer(add_completion=False)
@@ -35,66 +38,66 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def main(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    seconds: Annotated[float, typer.Option(help="For each pair of trainers.")] = 120.0,
-    rounds: Annotated[int, typer.Option(min=2, help="At least so many iterations of each.")] = 7,
-    patch: Annotated[int, typer.Option(help="Edge of the cubic patch; 0: 64 on a CPU, 128 else.")] = 0,
+    seconds: Annotated[float, typer.Option(help="Duration for each pair of trainers.")] = 120.0,
+    rounds: Annotated[int, typer.Option(min=2, help="Minimum number of iterations of each.")] = 7,
+    patch: Annotated[int, typer.Option(help="Side of the patch; 0: 64 on a CPU, 128 on a GPU.")] = 0,
     compiled: Annotated[bool, typer.Option(help="torch.compile the network, as nnU-Net does.")] = True,
-    checks: Annotated[bool, typer.Option("--check", help="Exit with 1 if a bar is missed.")] = False,
+    checks: Annotated[bool, typer.Option("--check", help="Exit with 1 if a limit is exceeded.")] = False,
     output: Annotated[Path | None, typer.Option(help="Folder for train_step_<device>.json.")] = None,
 ) -> None:
-    """Time forward, backward, clipping and step, as nnU-Net's trainers do them, in turn."""
+    """Time training iterations of nnU-Net's trainers: forward, backward, clipping and step."""
     console = Console(width=110)
     require_device(device)
     edge = patch or (64 if device == "cpu" else 128)
     if edge % 32 or edge < 64:
-        raise typer.BadParameter("the patch's edge must be a multiple of 32 from 64 on")
-    found = machine(device)
-    console.print(", ".join(f"{key} {value}" for key, value in found.items()))
+        raise typer.BadParameter(f"--patch: expected a multiple of 32, at least 64, got {edge}")
+    machine_info = machine(device)
+    console.print(", ".join(f"{key} {value}" for key, value in machine_info.items()))
     results: dict[str, dict[str, Timing]] = {}
     shared: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        _use(Path(folder), compiled)
+        _set_environment(Path(folder), compiled)
         for base, ours in PAIRS.items():
             iterations = {name: Iteration(name, device, edge) for name in (base, ours)}
             timings = in_turn({n: i.run for n, i in iterations.items()}, base, device, seconds, rounds)
             results[base] = timings
-            shared[base] = _with_the_rest_shared(iterations, timings, base, ours)
+            shared[base] = _ratio_with_the_rest_shared(iterations, timings, base, ours)
             console.print(_table(f"2 patches of {edge}^3, {device}", base, timings, iterations))
             console.print(
-                f"The two differ in the optimizer's step alone. With the median of all iterations' "
-                f"other part for both: {shared[base]:.4f}\n"
+                "Ratio with the median time of everything but the optimizer step, which is the same "
+                f"code: {shared[base]:.4f}\n"
             )
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         pairs = {base: as_json(timings) for base, timings in results.items()}
-        document = {"machine": found, "device": device, "patch": edge, "pairs": pairs}
+        document = {"machine": machine_info, "device": device, "patch": edge, "pairs": pairs}
         document["ratio_with_the_rest_shared"] = shared
         file = output / f"train_step_{device}.json"
         with atomic_write(file) as temporary:
             temporary.write_text(json.dumps(document, indent=1) + "\n")
-        console.print(f"to look at: {file}", soft_wrap=True)
+        console.print(f"written: {file}", soft_wrap=True)
     if checks:
         measured = [
-            (Bar(f"{PAIRS[base]} / {base}, one iteration", limit), shared[base])
+            (Limit(f"{PAIRS[base]} / {base}, one iteration", limit), shared[base])
             for base, limit in BARS.items()
         ]
-        if not check(measured, console):
+        if not check_limits(measured, console):
             raise typer.Exit(1)
 
 
-def _use(folder: Path, compiled: bool) -> None:
-    """Folders for nnU-Net, which reads its environment once, when it is imported."""
+def _set_environment(folder: Path, compiled: bool) -> None:
+    """Set the environment variables of nnU-Net, which reads them when it is imported."""
     for name in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
         os.environ[name] = str(folder / name)
     os.environ["nnUNet_compile"] = "t" if compiled else "f"
-    # It looks only at the endings of the preprocessed files, to know how they would be read.
+    # nnU-Net infers the format of the preprocessed data from the suffixes of the files.
     preprocessed = folder / "nnUNet_preprocessed" / _DATASET / f"nnUNetPlans_{_CONFIGURATION}"
     preprocessed.mkdir(parents=True)
     (preprocessed / "case.b2nd").touch()
 
 
 class Iteration:
-    """The trainer's own training iteration on one batch of noise, and how long its steps take."""
+    """Training iteration of a trainer on one batch of noise, and the times of its optimizer steps."""
 
     def __init__(self, name: str, device: str, edge: int) -> None:
         from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
@@ -116,12 +119,12 @@ class Iteration:
         data = torch.randn((2, 1, edge, edge, edge), generator=generator)
         self.batch = {"data": data, "target": targets}
         self.step_seconds: list[float] = []
-        if device == "cpu":  # on a GPU, waiting for the step would change what is measured
+        if device == "cpu":  # on a GPU, waiting for the step would change the iteration
             self._step = self.trainer.optimizer.step
             self.trainer.optimizer.step = self._timed_step
 
     def run(self) -> None:
-        """One iteration."""
+        """Run one iteration."""
         self.trainer.train_step(self.batch)
 
     def _timed_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -131,13 +134,13 @@ class Iteration:
         return result
 
 
-def _with_the_rest_shared(
+def _ratio_with_the_rest_shared(
     iterations: dict[str, Iteration], timings: dict[str, Timing], base: str, ours: str
 ) -> float:
-    """The ratio of both iterations if all but their steps took the same time, which is the same code.
+    """Return the ratio of both iterations with the same time for everything but the optimizer step.
 
-    Half a percent of an iteration is far less than iterations vary on a CPU. On a GPU steps are not
-    timed by themselves, and the ratio is that of the iterations.
+    On a CPU iterations vary by far more than half a percent, the difference of interest. On a GPU the
+    steps are not timed separately, and the ratio is that of the iterations.
     """
     if not iterations[base].step_seconds:
         return timings[ours].ratio
@@ -147,7 +150,7 @@ def _with_the_rest_shared(
 
 
 def _plans(edge: int) -> dict[str, Any]:
-    """What nnU-Net plans for one MRI channel, with its largest 3-D U-Net, 31 M parameters."""
+    """Return nnU-Net's plans for one MRI channel with its 3-D U-Net of 31 M parameters."""
     stages = 6
     network = {
         "n_stages": stages,

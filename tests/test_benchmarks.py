@@ -1,4 +1,4 @@
-"""The benchmarks run, and their checks can fail."""
+"""The benchmarks and their limits."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.helpers import ROOT
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import measure, shapes
-from benchmarks.bars import Bar, check
 from benchmarks.competitors import BASE, COMPETITORS
+from benchmarks.limits import Limit, check_limits
 
 
 def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -33,14 +33,14 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_shapes_are_those_of_the_networks() -> None:
+def test_shapes_match_the_networks() -> None:
     unet = shapes.build("nnU-Net")
     assert round(shapes.elements(unet) / 1e6, 1) == 31.2 and len(unet) == 108
     assert round(shapes.elements(shapes.gpt2()) / 1e6) == 124
     assert round(shapes.elements(shapes.build("nnU-Net ResEnc-L")) / 1e6) == 102
 
 
-def test_times_are_taken_in_turn_and_ratios_within_a_round() -> None:
+def test_times_are_interleaved_in_random_order() -> None:
     calls: list[str] = []
     actions = {name: lambda name=name: calls.append(name) for name in ("a", "b", "c")}
     timings = measure.in_turn(actions, base="a", device="cpu", seconds=0, least=9)
@@ -50,21 +50,21 @@ def test_times_are_taken_in_turn_and_ratios_within_a_round() -> None:
     assert len({tuple(r) for r in rounds}) > 1, "always the same order"
 
 
-def test_memory_is_what_torch_allocates() -> None:
-    """Adam keeps two moments and counts, SGD one; steps in one pass take next to nothing."""
+def test_memory_is_that_of_torchs_allocations() -> None:
+    """Adam keeps two moments and step counts, SGD one; fused steps allocate almost nothing."""
     square = [("weight", (1000, 1000)), ("bias", (1000,))]
     of = {c.name: c for c in COMPETITORS}
     kept, _ = measure.memory(of["AdamW fused"], square, "cpu")
     assert kept == 2 * 4 * 1_001_000 + 2 * 4
     ours, ours_temporary = measure.memory(of["AdamCPR"], square, "cpu")
-    # Two floats for the one matrix, three counts, and where the two tensors are. The sum of squares that
-    # the next step needs is in NumPy's memory: another 8 bytes a matrix.
+    # Two floats for the matrix, three counters and the table of two tensors. The sum of squares for the
+    # next step is in NumPy's memory: another 8 bytes per matrix.
     assert ours - kept == 8 + 24 + 2 * 64 + 4
     assert ours_temporary < 100_000
     assert measure.memory(of["SGD as nnU-Net builds it"], square, "cpu")[1] >= 4_000_000
 
 
-def test_every_competitor_of_the_project_steps() -> None:
+def test_every_competitor_steps() -> None:
     pytest.importorskip("pytorch_cpr")
     for competitor in COMPETITORS:
         if competitor.name == "AMOS" and importlib.util.find_spec("pytorch_optimizer") is None:
@@ -80,24 +80,26 @@ def test_every_competitor_of_the_project_steps() -> None:
     assert set(BASE.values()) <= {c.name for c in COMPETITORS}
 
 
-def test_a_missed_bar_is_told() -> None:
+def test_exceeded_limit_fails_the_check() -> None:
     console = Console(record=True, width=100)
-    bar = Bar("ours / theirs", limit=1.05)
-    assert check([(bar, 1.05)], console) and not check([(bar, 1.06), (bar, 1.0)], console)
-    assert "missed" in console.export_text()
+    limit = Limit("ours / theirs", maximum=1.05)
+    assert check_limits([(limit, 1.05)], console) and not check_limits(
+        [(limit, 1.06), (limit, 1.0)], console
+    )
+    assert "failed" in console.export_text()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--network", "U"], "no network is named 'U'"), (["--device", "tpu"], "no device 'tpu'")],
+    [(["--network", "U"], "unknown network 'U'"), (["--device", "tpu"], "got 'tpu'")],
 )
-def test_wrong_arguments_are_told_in_words(arguments: list[str], message: str) -> None:
+def test_wrong_option_is_reported(arguments: list[str], message: str) -> None:
     result = run("step_time", *arguments)
     assert result.returncode == 2 and message in result.stderr and "Traceback" not in result.stderr
 
 
 @pytest.mark.slow
-def test_step_time_writes_its_table_and_figure(tmp_path: Path) -> None:
+def test_step_time_writes_table_and_figure(tmp_path: Path) -> None:
     for package in ("torchvision", "pytorch_cpr", "pytorch_optimizer"):
         pytest.importorskip(package)
     result = run("step_time", "--network", "ResNet-18", "--seconds", "1", "--output", str(tmp_path))
@@ -105,13 +107,13 @@ def test_step_time_writes_its_table_and_figure(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "step_time_cpu.json").read_text())
     adam = document["networks"]["ResNet-18"]["Adam"]
     assert set(adam) == {c.name for c in COMPETITORS if c.family == "Adam"}
-    # Far from the bars, which want a quiet machine: CPR in one pass beats the authors' by much.
+    # Far from the limits, which need an idle machine: our step is much faster than the authors'.
     assert adam["AdamCPR"]["ratio"] < 0.8 * adam["pytorch-cpr AdamCPR, foreach"]["ratio"]
     assert (tmp_path / "step_time_cpu.png").stat().st_size > 10_000
 
 
 @pytest.mark.slow
-def test_train_step_times_nnunets_own_iterations(tmp_path: Path) -> None:
+def test_train_step_times_nnunet_iterations(tmp_path: Path) -> None:
     short = ("--seconds", "1", "--rounds", "2", "--no-compiled")
     result = run("train_step", *short, "--output", str(tmp_path))
     assert result.returncode == 0, result.stdout + result.stderr

@@ -1,22 +1,23 @@
-"""GPT-2 small and medium on OpenWebText: Hugging Face's Trainer with AdamCPR in place of AdamW.
+"""Train GPT-2 small or medium on OpenWebText with Hugging Face's Trainer and AdamCPR.
 
     python gpt2_openwebtext.py --out runs/gpt2s
     python gpt2_openwebtext.py --out runs/local --text folder_of_text_files
     torchrun --nproc-per-node 8 gpt2_openwebtext.py --out runs/gpt2m --size medium
 
-The same command again continues from the last complete checkpoint. The defaults are the paper's: 200,000
-steps, 5,000 of them warm-up, then a cosine down to a tenth of the learning rate, bfloat16, and Kappa-IP,
-which samples every 500 steps, a tenth of the warm-up; ``--warm-start N`` takes Kappa-WS instead.
+The same command resumes from the last complete checkpoint. The defaults are the paper's: 200,000 steps
+with 5,000 steps of learning-rate warm-up, then a cosine to a tenth of the learning rate, bfloat16, and
+Kappa-IP with an interval of 500 steps, a tenth of the warm-up; ``--warm-start N`` selects Kappa-WS.
 
-No perplexity of the paper has been reproduced with this script. What differs from the paper:
+No perplexity of the paper has been reproduced with this script. Differences to the paper:
 
-- The model is transformers' GPT-2: learned positions where the paper rotates half of each head's
-  dimensions, normal weights at the start where the paper has uniform ones, and torch's own attention.
-- Embeddings, the output layer tied to them included, are not regularized; the paper's text leaves out
-  only biases and normalizations. Query, key and value of a layer are one matrix and share one bound.
-- The medium model's inner width is 4,096, which fits the paper's 354 M parameters; its table has 4,048.
-- The table's batch (32, 24) is read as that of each of its 8 GPUs; fewer of them accumulate gradients.
-- The table has no learning rate for these runs; 1e-3 is what the paper's image classification takes.
+- The model is the GPT-2 of transformers: it has learned positions instead of rotary embeddings of half
+  of each head's dimensions, normal instead of uniform initial weights, and torch's attention.
+- Embeddings and the tied output layer are not regularized; the paper's text leaves out only biases and
+  normalizations. Query, key and value of a layer are one matrix and share one bound.
+- The inner width of the medium model is 4,096, which gives the paper's 354 M parameters; the paper's
+  table has 4,048.
+- The batch of the table (32, 24) is read as that of each of 8 GPUs; fewer GPUs accumulate gradients.
+- The table has no learning rate for these runs; 1e-3 is that of the paper's image classification.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# The heavy imports stand in the functions, so that --help answers at once.
+# Slow imports are in the functions, so that --help is fast.
 if TYPE_CHECKING:
     from datasets import DatasetDict
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
@@ -41,14 +42,14 @@ SIZES = {
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command's options; what is not given of a model's size comes from ``--size``."""
+    """Return the options; ``--size`` sets those of the model's size that are not given."""
     about, _, rest = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(
         description=about, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder for checkpoints")
-    add("--text", type=Path, help="folder of .txt files, a document each, to train on instead")
+    add("--text", type=Path, help="folder of .txt files to train on instead, one document each")
     add(
         "--dataset",
         default="Skylion007/openwebtext",
@@ -80,30 +81,30 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def refuse_missing_bf16(bf16: bool) -> None:
-    """Without a GPU that has it the Trainer ends with advice on an option that this script lacks."""
+    """Exit without a GPU with bfloat16; the Trainer's error names an option that this script lacks."""
     from transformers.utils import is_torch_bf16_gpu_available
 
     if bf16 and not is_torch_bf16_gpu_available():
-        sys.exit("there is no GPU with bfloat16 here; train in float32 with --no-bf16")
+        sys.exit("--bf16: no GPU with bfloat16 is available; train in float32 with --no-bf16")
 
 
 def refuse_data_parallel(settings: TrainingArguments) -> None:
-    """Without torchrun the Trainer splits the model over all GPUs and multiplies the batch by them."""
+    """Exit if one process sees several GPUs, because the Trainer would multiply the batch by them."""
     if settings.n_gpu > 1:
         sys.exit(
-            f"{settings.n_gpu} GPUs, one process: start this with torchrun --nproc-per-node "
-            f"{settings.n_gpu}, or show it one GPU with CUDA_VISIBLE_DEVICES=0"
+            f"expected one GPU per process, got {settings.n_gpu}; start with torchrun --nproc-per-node "
+            f"{settings.n_gpu}, or select one GPU with CUDA_VISIBLE_DEVICES=0"
         )
 
 
 def blocks_of_text(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> DatasetDict:
-    """All documents one after the other, cut into samples of equal length; 0.05 % are held out."""
+    """Return all documents joined and cut into samples of equal length; 0.05 % are held out."""
     from datasets import Features, List, Value, load_dataset
 
     if args.text is not None:
         files = [str(path) for path in sorted(args.text.rglob("*.txt"))]
         if not files:
-            sys.exit(f"--text {args.text}: there is no .txt file")
+            sys.exit(f"--text {args.text}: no .txt files found")
         documents = load_dataset("text", data_files=files, sample_by="document", split="train")
     else:
         documents = load_dataset(args.dataset, split="train")
@@ -115,26 +116,26 @@ def blocks_of_text(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase)
         return {"input_ids": [tokens[i : i + args.block] for i in range(0, whole, args.block)]}
 
     if len(documents) < 2:
-        sys.exit(f"documents: {len(documents)}; at least two are needed, one of them to hold out")
+        sys.exit(f"expected at least 2 documents, one of them to hold out, got {len(documents)}")
     parts = documents.train_test_split(test_size=0.0005, seed=args.seed)
     blocks = parts.map(
         cut,
         batched=True,
         num_proc=args.processes,
         remove_columns=documents.column_names,
-        features=Features({"input_ids": List(Value("int32"))}),  # half the disk that int64 takes
+        features=Features({"input_ids": List(Value("int32"))}),  # half the size of int64
     )
     for name, task in (("train", "train on"), ("test", "hold out")):
         if len(blocks[name]) == 0:
             sys.exit(
-                f"too little text to {task}: {len(parts[name])} of {len(documents)} documents, not one "
-                f"sample of {args.block} tokens; give more or longer ones, or a smaller --block"
+                f"too little text to {task}: {len(parts[name])} of {len(documents)} documents have less "
+                f"than one sample of {args.block} tokens; add text, or use a smaller --block"
             )
     return blocks
 
 
 def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """A batch whose labels are its tokens; the model shifts them."""
+    """Return a batch whose labels are its tokens; the model shifts them."""
     import torch
 
     tokens = torch.tensor([sample["input_ids"] for sample in samples])
@@ -142,7 +143,7 @@ def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def new_model(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """A GPT-2 with fresh weights; its three dropouts are at 0.1 by default, as in the paper."""
+    """Return a GPT-2 with initial weights; its dropout rates default to 0.1, as in the paper."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -158,19 +159,15 @@ def new_model(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> P
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """The newest complete one: trainer_state.json is what the Trainer writes last."""
+    """Return the newest complete checkpoint: the Trainer writes trainer_state.json last."""
     complete = [path.parent.name for path in folder.glob("checkpoint-*/trainer_state.json")]
-    steps = [name.removeprefix("checkpoint-") for name in complete]  # of a checkpoint-best it is none
+    steps = [name.removeprefix("checkpoint-") for name in complete]  # checkpoint-best has no step
     newest = max((int(step) for step in steps if step.isdecimal()), default=None)
     return None if newest is None else str(folder / f"checkpoint-{newest}")
 
 
 def main(argv: list[str] | None = None) -> Trainer:
-    """Train, from the last checkpoint on if there is one.
-
-    Returns:
-        The trainer when it is done.
-    """
+    """Train from the last checkpoint, if there is one, and return the trainer."""
     args = parse(argv)
 
     from transformers import AutoTokenizer, Trainer, TrainingArguments, set_seed
@@ -199,7 +196,7 @@ def main(argv: list[str] | None = None) -> Trainer:
     refuse_data_parallel(settings)
     set_seed(args.seed)
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
-    with settings.main_process_first(desc="tokenize"):  # the other processes read what it cached
+    with settings.main_process_first(desc="tokenize"):  # the others read its cache
         blocks = blocks_of_text(args, tokenizer)
     model = new_model(args, tokenizer)
 
@@ -212,7 +209,7 @@ def main(argv: list[str] | None = None) -> Trainer:
         train_dataset=blocks["train"],
         eval_dataset=blocks["test"],
         processing_class=tokenizer,
-        optimizers=(optimizer, None),  # without a scheduler the Trainer makes the one of its settings
+        optimizers=(optimizer, None),  # the Trainer builds the scheduler of its settings
     )
     trainer.train(resume_from_checkpoint=last_checkpoint(args.out))
     loss = trainer.evaluate()["eval_loss"]

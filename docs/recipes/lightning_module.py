@@ -1,9 +1,9 @@
-"""AdamCPR in a LightningModule: a small language model of bytes, trained on one text file.
+"""Train a small byte-level language model on a text file: a LightningModule with AdamCPR.
 
     python lightning_module.py --text ../../README.md --out runs/bytes
 
-It takes a minute at most on a CPU. The same command again continues from the last checkpoint, which is
-written after every epoch.
+It takes at most a minute on a CPU. The same command resumes from the last checkpoint; there is one after
+every epoch.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from nnunet_cpr import AdamCPR, KappaWS
 
 
 class ByteModel(lightning.LightningModule):
-    """A causal transformer that predicts the next byte.
+    """Causal transformer that predicts the next byte.
 
-    Without dropout: Lightning's checkpoints do not hold the state of the random numbers, so with it a
-    resumed run would differ from one in a single piece.
+    It has no dropout, because Lightning's checkpoints do not contain the state of the random number
+    generators, so that a resumed run would differ from an uninterrupted one.
 
     Args:
-        width: of the model; its heads have 32 dimensions each.
+        width: width of the model; each head has 32 dimensions.
         layers: number of transformer layers.
-        length: bytes in a sample.
-        lr: the highest learning rate.
-        warmup: steps of linear warm-up; CPR's bounds are taken after twice as many, one at least.
+        length: number of bytes in a sample.
+        lr: highest learning rate.
+        warmup: steps of linear learning-rate warm-up; CPR sets its bounds after twice as many.
     """
 
     def __init__(self, width: int, layers: int, length: int, lr: float, warmup: int) -> None:
@@ -44,14 +44,14 @@ class ByteModel(lightning.LightningModule):
             width, width // 32, 4 * width, dropout=0.0, batch_first=True, norm_first=True
         )
         self.bytes = nn.Embedding(256, width)
-        self.places = nn.Embedding(length, width)
+        self.positions = nn.Embedding(length, width)
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, 256)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits ``[batch, length, 256]`` of the next bytes, of ``tokens`` ``[batch, length]``."""
+        """Return logits ``[batch, length, 256]`` of the next bytes of ``tokens`` ``[batch, length]``."""
         length = tokens.shape[1]
-        hidden = self.bytes(tokens) + self.places(torch.arange(length, device=tokens.device))
+        hidden = self.bytes(tokens) + self.positions(torch.arange(length, device=tokens.device))
         mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
         return self.head(self.encoder(hidden, mask=mask, is_causal=True))
 
@@ -71,39 +71,37 @@ class ByteModel(lightning.LightningModule):
         optimizer = AdamCPR(self, lr=lr, betas=(0.9, 0.99), kappa=KappaWS(max(1, 2 * warmup)))
         steps = int(self.trainer.estimated_stepping_batches)
 
-        def of_highest(step: int) -> float:
-            """A linear rise, then a cosine down to a tenth."""
+        def factor(step: int) -> float:
+            """Return the learning rate relative to the highest: a linear rise, then a cosine to 0.1."""
             if step < warmup:
                 return (step + 1) / warmup
-            done = (step - warmup) / max(1, steps - warmup)
-            return 0.55 + 0.45 * math.cos(math.pi * min(done, 1.0))
+            progress = (step - warmup) / max(1, steps - warmup)
+            return 0.55 + 0.45 * math.cos(math.pi * min(progress, 1.0))
 
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, of_highest)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def samples(text: Path, length: int) -> TensorDataset:
-    """Pieces of ``length`` + 1 bytes, shuffled once: a resumed run meets them in the same order.
+    """Return chunks of ``length`` + 1 bytes, shuffled once, so that a resumed run has the same order.
 
     Raises:
-        ValueError: the text has not one such piece.
-        OSError: it cannot be read.
+        ValueError: the text is shorter than a chunk.
+        OSError: the text cannot be read.
     """
     content = text.read_bytes()
     if len(content) <= length:
-        raise ValueError(f"{text} has {len(content)} bytes; a sample takes {length + 1} (see --length)")
+        raise ValueError(
+            f"{text}: expected at least {length + 1} bytes, got {len(content)}; use a smaller --length"
+        )
     numbers = torch.frombuffer(bytearray(content), dtype=torch.uint8).long()
-    pieces = numbers.unfold(0, length + 1, length)
-    order = torch.randperm(len(pieces), generator=torch.Generator().manual_seed(0))
-    return TensorDataset(pieces[order])
+    chunks = numbers.unfold(0, length + 1, length)
+    order = torch.randperm(len(chunks), generator=torch.Generator().manual_seed(0))
+    return TensorDataset(chunks[order])
 
 
 def main(argv: list[str] | None = None) -> lightning.Trainer:
-    """Train, from the last checkpoint on if there is one.
-
-    Returns:
-        The trainer when it is done.
-    """
+    """Train from the last checkpoint, if there is one, and return the trainer."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--text", type=Path, required=True, help="text file to learn")
@@ -117,7 +115,7 @@ def main(argv: list[str] | None = None) -> lightning.Trainer:
     add("--warmup", type=int, default=10, help="steps of linear warm-up")
     args = parser.parse_args(argv)
     if args.warmup < 0:
-        sys.exit(f"--warmup {args.warmup}: a number of steps cannot be negative")
+        sys.exit(f"--warmup: expected 0 or more steps, got {args.warmup}")
     try:
         data = samples(args.text, args.length)
     except (OSError, ValueError) as error:

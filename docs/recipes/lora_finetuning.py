@@ -1,20 +1,20 @@
-"""LoRA fine-tuning of a language model: peft and Hugging Face's Trainer with AdamCPR.
+"""Fine-tune a language model with LoRA: peft, Hugging Face's Trainer and AdamCPR.
 
     python lora_finetuning.py --data pairs.jsonl --out runs/mistral
 
 Every line of the data is an object with a ``prompt`` and an ``answer``; the loss is that of the answers.
-The same command again continues from the last complete checkpoint. The defaults are the paper's run on
-PubMedQA's ``pqa_artificial`` (100,000 pairs, one epoch; docs/recipes.md makes the file): Mistral 7B
+The same command resumes from the last complete checkpoint. The defaults are the paper's run on
+``pqa_artificial`` of PubMedQA (100,000 pairs, one epoch; docs/recipes.md creates the file): Mistral 7B
 Instruct, rank 128 and alpha 1 on all projections, learning rate 5e-4 with 50 steps of warm-up, then a
-cosine, 128 pairs a step, and bounds from the weights after 100 steps (Kappa-WS).
+cosine, 128 pairs per step, and bounds from the weights after 100 steps (Kappa-WS).
 
-CPR takes what is trained: the matrices A and B of each projection, each with a bound of its own, and not
-the frozen weights under them. B starts at 0, so a bound in proportion to the start (``KappaKI0``) would
-keep it there; Kappa-WS takes its bound once B has grown.
+CPR regularizes the trainable parameters: the matrices A and B of each projection, each with its own
+bound. B starts at 0, where a bound in proportion to the initial weights (``KappaKI0``) would keep it;
+Kappa-WS sets the bound once B has grown.
 
-No result of the paper has been reproduced with this script. The paper does not say how it writes its
-prompts, nor Adam's betas or a gradient norm; prompts go in here as they stand in the file, the rest is
-as torch and transformers have it.
+No result of the paper has been reproduced with this script. The paper does not state its prompts, Adam's
+betas or a gradient norm; here the prompts are those of the file, and the others are the defaults of
+torch and transformers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# The heavy imports stand in the functions, so that --help answers at once.
+# Slow imports are in the functions, so that --help is fast.
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
@@ -34,7 +34,7 @@ PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command's options."""
+    """Return the options of the command line."""
     about, _, rest = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(
         description=about, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -56,34 +56,36 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--bf16", action=argparse.BooleanOptionalAction, default=True, help="mixed precision")
     args = parser.parse_args(argv)
-    in_one_pass = args.batch_per_device * int(os.environ.get("WORLD_SIZE", "1"))
-    if args.batch % in_one_pass:
-        parser.error(f"--batch {args.batch} is no multiple of the {in_one_pass} pairs of one pass")
-    args.accumulate = args.batch // in_one_pass
+    pairs_per_pass = args.batch_per_device * int(os.environ.get("WORLD_SIZE", "1"))
+    if args.batch % pairs_per_pass:
+        parser.error(
+            f"--batch: expected a multiple of {pairs_per_pass}, the pairs per pass, got {args.batch}"
+        )
+    args.accumulate = args.batch // pairs_per_pass
     if not args.data.is_file():
-        parser.error(f"--data {args.data}: there is no such file")
+        parser.error(f"--data {args.data}: the file does not exist")
     return args
 
 
 def refuse_missing_bf16(bf16: bool) -> None:
-    """Without a GPU that has it the Trainer ends with advice on an option that this script lacks."""
+    """Exit without a GPU with bfloat16; the Trainer's error names an option that this script lacks."""
     from transformers.utils import is_torch_bf16_gpu_available
 
     if bf16 and not is_torch_bf16_gpu_available():
-        sys.exit("there is no GPU with bfloat16 here; train in float32 with --no-bf16")
+        sys.exit("--bf16: no GPU with bfloat16 is available; train in float32 with --no-bf16")
 
 
 def refuse_data_parallel(settings: TrainingArguments) -> None:
-    """Without torchrun the Trainer splits the model over all GPUs and multiplies the batch by them."""
+    """Exit if one process sees several GPUs, because the Trainer would multiply the batch by them."""
     if settings.n_gpu > 1:
         sys.exit(
-            f"{settings.n_gpu} GPUs, one process: start this with torchrun --nproc-per-node "
-            f"{settings.n_gpu}, or show it one GPU with CUDA_VISIBLE_DEVICES=0"
+            f"expected one GPU per process, got {settings.n_gpu}; start with torchrun --nproc-per-node "
+            f"{settings.n_gpu}, or select one GPU with CUDA_VISIBLE_DEVICES=0"
         )
 
 
 def pairs(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Dataset:
-    """Tokens of prompts and answers; the label -100 keeps the prompts out of the loss."""
+    """Return the tokens of prompts and answers; the label -100 excludes the prompts from the loss."""
     from datasets import load_dataset
 
     def encode(pair: dict[str, str]) -> dict[str, list[int]]:
@@ -95,22 +97,22 @@ def pairs(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Datas
     data = load_dataset("json", data_files=str(args.data), split="train")
     encoded = data.map(encode, remove_columns=data.column_names)
     short = encoded.filter(lambda pair: len(pair["input_ids"]) <= args.max_length)
-    print(f"{len(short)} pairs, {len(encoded) - len(short)} left out as too long")
+    print(f"{len(short)} pairs, {len(encoded) - len(short)} longer ones left out")
     if len(short) == 0:
-        sys.exit(f"{args.data}: no pair of at most {args.max_length} tokens; see --max-length")
+        sys.exit(f"--data {args.data}: no pair has at most {args.max_length} tokens; raise --max-length")
     return short
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """The newest complete one: trainer_state.json is what the Trainer writes last."""
+    """Return the newest complete checkpoint: the Trainer writes trainer_state.json last."""
     complete = [path.parent.name for path in folder.glob("checkpoint-*/trainer_state.json")]
-    steps = [name.removeprefix("checkpoint-") for name in complete]  # of a checkpoint-best it is none
+    steps = [name.removeprefix("checkpoint-") for name in complete]  # checkpoint-best has no step
     newest = max((int(step) for step in steps if step.isdecimal()), default=None)
     return None if newest is None else str(folder / f"checkpoint-{newest}")
 
 
 def lora_model(args: argparse.Namespace) -> Any:
-    """The frozen model with matrices A and B beside its projections, those in float32."""
+    """Return the frozen model with float32 matrices A and B beside its projections."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -122,11 +124,7 @@ def lora_model(args: argparse.Namespace) -> Any:
 
 
 def main(argv: list[str] | None = None) -> Trainer:
-    """Fine-tune, from the last checkpoint on if there is one.
-
-    Returns:
-        The trainer when it is done.
-    """
+    """Fine-tune from the last checkpoint, if there is one, and return the trainer."""
     args = parse(argv)
 
     from transformers import (
@@ -158,7 +156,7 @@ def main(argv: list[str] | None = None) -> Trainer:
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    with settings.main_process_first(desc="tokenize"):  # the other processes read what it cached
+    with settings.main_process_first(desc="tokenize"):  # the others read its cache
         data = pairs(args, tokenizer)
     model = lora_model(args)
     model.print_trainable_parameters()
@@ -170,10 +168,10 @@ def main(argv: list[str] | None = None) -> Trainer:
         data_collator=DataCollatorForSeq2Seq(tokenizer),
         train_dataset=data,
         processing_class=tokenizer,
-        optimizers=(optimizer, None),  # without a scheduler the Trainer makes the one of its settings
+        optimizers=(optimizer, None),  # the Trainer builds the scheduler of its settings
     )
     trainer.train(resume_from_checkpoint=last_checkpoint(args.out))
-    trainer.save_model()  # the adapter, into the folder itself
+    trainer.save_model()  # the adapter, in the folder itself
     if trainer.is_world_process_zero():
         print(optimizer.cpr.metrics())
     return trainer

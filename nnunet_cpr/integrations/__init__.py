@@ -1,1 +1,1 @@
-"""CPR in other libraries, under their own conventions."""
+"""Adapters of CPR to other libraries."""

@@ -1,11 +1,15 @@
 """``adamcpr`` and ``sgdcpr`` for timm's optimizer factory; importing this module registers them.
 
-    import nnunet_cpr.integrations.timm
-    optimizer = timm.optim.create_optimizer_v2(model, "adamcpr", lr=1e-3, kappa="ws1000")
+timm passes parameter groups to an optimizer, but not the model. CPR needs the model for the names of the
+parameters in its state dict, and to leave out embeddings when timm has built no group without weight
+decay. The factory is therefore wrapped to provide the model.
 
-timm hands an optimizer the groups that it made of a model's parameters, without the model. CPR wants the
-model: for the names under which it saves its state, and to leave out embeddings where timm was given no
-weight decay and so made no group without. So the factory is also made to tell which model it works on.
+Example:
+    >>> import nnunet_cpr.integrations.timm
+    >>> from timm.optim import create_optimizer_v2
+    >>> optimizer = create_optimizer_v2(nn.Linear(3, 2), "adamcpr", lr=1e-3, kappa="ws1000")
+    >>> optimizer.cpr.names
+    ['weight']
 """
 
 from __future__ import annotations
@@ -18,18 +22,18 @@ from typing import Any
 
 from timm.optim import OptimInfo, list_optimizers
 
-# timm exports no way to its registry.
+# timm does not export its registry.
 from timm.optim._optim_factory import default_registry
 from torch import nn
 
 from nnunet_cpr.optimizers import SGDCPR, AdamCPR, CPROptimizer
 from nnunet_cpr.param_groups import ParamGroups, Params, param_groups, regularized
 
-_model: ContextVar[nn.Module | None] = ContextVar("the model at hand", default=None)
+_model: ContextVar[nn.Module | None] = ContextVar("model", default=None)
 
 
-class _ForTimm(CPROptimizer):
-    """An optimizer built from what timm passes: groups of a model's parameters and strings."""
+class _TimmOptimizer(CPROptimizer):
+    """Optimizer that accepts the arguments of timm's factory."""
 
     def __init__(
         self,
@@ -40,40 +44,47 @@ class _ForTimm(CPROptimizer):
         foreach: bool | None = None,
         **options: Any,
     ) -> None:
-        kind = self._torch_class.__name__ + "CPR"
+        name = self._torch_class.__name__ + "CPR"
         if foreach is not None:
-            raise TypeError(f"{kind} has no foreach; it chooses the fastest step by itself")
+            raise TypeError(f"{name} has no foreach; it selects the fastest step itself")
         known = inspect.signature(super().__init__).parameters
         for option, value in options.items():
-            # From a command line: "false" would count as true.
+            # The string "false" from a command line would count as true.
             if isinstance(value, str) and option in known and option not in ("regularizer", "kappa"):
-                raise ValueError(f"{option} must be a number, True or False, got {value!r}")
-        named: Any = _with_names(params, weight_decay, _model.get())
+                raise ValueError(f"{option}: expected a number, True or False, got {value!r}")
+        named: Any = _add_names(params, weight_decay, _model.get())
         super().__init__(named, lr, *args, **options)  # type: ignore[arg-type]
 
 
-class TimmAdamCPR(_ForTimm, AdamCPR):
-    """:class:`~nnunet_cpr.optimizers.AdamCPR` as timm's factory builds it, under the name ``adamcpr``.
+class TimmAdamCPR(_TimmOptimizer, AdamCPR):
+    """:class:`~nnunet_cpr.optimizers.AdamCPR` for timm's factory, under the name ``adamcpr``.
 
     Args:
-        params: parameters or groups, or a module. CPR takes the matrices that are neither in a group
-            with weight decay 0 beside others with more, nor left out by the model's own rule
-            (:mod:`nnunet_cpr.param_groups`).
-        options: those of the class. ``weight_decay`` is that of groups without one, and does nothing
-            but select.
+        params: parameters, parameter groups or a module. The parameter matrices are selected by
+            :mod:`nnunet_cpr.param_groups`, where a group with weight decay 0 beside groups with a
+            positive one is not regularized.
+        options: options of the base class. ``weight_decay`` is the default of the groups and only
+            selects parameters.
 
     Raises:
-        TypeError: an option that the class does not have, ``foreach`` too.
-        ValueError: a value that its option cannot have.
+        TypeError: the class has no such option, as ``foreach``.
+        ValueError: an option has a wrong value.
+
+    Example:
+        >>> TimmAdamCPR(nn.Linear(2, 2), lr=1e-3, kappa="ws1000").cpr.bound
+        KappaWS(steps=1000)
     """
 
 
-class TimmSGDCPR(_ForTimm, SGDCPR):
-    """:class:`~nnunet_cpr.optimizers.SGDCPR` in the same way, under the name ``sgdcpr``."""
+class TimmSGDCPR(_TimmOptimizer, SGDCPR):
+    """:class:`~nnunet_cpr.optimizers.SGDCPR` for timm's factory, under the name ``sgdcpr``.
+
+    See :class:`TimmAdamCPR`.
+    """
 
 
-def _with_names(params: Params, weight_decay: float, model: nn.Module | None) -> Params:
-    """What an optimizer of ours takes in place of timm's groups: the names in, embeddings out."""
+def _add_names(params: Params, weight_decay: float, model: nn.Module | None) -> Params:
+    """Return timm's groups with the names of the parameters and without regularized embeddings."""
     if isinstance(params, nn.Module):
         return params
     given = param_groups(params)
@@ -84,7 +95,7 @@ def _with_names(params: Params, weight_decay: float, model: nn.Module | None) ->
     held = [id(p) for group in groups for _, p in group["params"]]
     is_whole = len(groups) == 1 and groups[0].keys() == {"params", "weight_decay"}
     if is_whole and held == [id(p) for p in model.parameters()]:
-        return model  # so that its state fits an optimizer built without timm
+        return model  # gives the state dict of an optimizer that is built without timm
 
     names = {id(p): name for group in param_groups(model) for name, p in group["params"]}
     wanted = {id(p) for p in regularized(model).values()}
@@ -95,14 +106,14 @@ def _with_names(params: Params, weight_decay: float, model: nn.Module | None) ->
 
 
 def _split(group: dict[str, Any], left_out: set[int]) -> list[dict[str, Any]]:
-    """The group and, where there are any, one of its parameters that are left out."""
+    """Return the group without the parameters to leave out, and a group of these if there are any."""
     rest = [item for item in group["params"] if id(item[1]) in left_out]
     kept = [item for item in group["params"] if id(item[1]) not in left_out]
     parts = [{**group, "params": kept}, {**group, "params": rest, "regularize": False}]
     return [part for part in parts if part["params"]]
 
 
-def _telling_model(create_optimizer: Callable[..., Any]) -> Callable[..., Any]:
+def _provide_model(create_optimizer: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(create_optimizer)
     def create(model_or_params: Any, *args: Any, **kwargs: Any) -> Any:
         model = model_or_params if isinstance(model_or_params, nn.Module) else None
@@ -116,7 +127,7 @@ def _telling_model(create_optimizer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def register() -> None:
-    """Make timm know ``adamcpr`` and ``sgdcpr``; the import of this module has done it already."""
+    """Register ``adamcpr`` and ``sgdcpr`` in timm; importing this module calls this function."""
     if {"adamcpr", "sgdcpr"} <= set(list_optimizers()):
         return
     registry: Any = default_registry
@@ -137,8 +148,8 @@ def register() -> None:
             has_momentum=True,
         )
     )
-    # Should timm come to build its optimizers another way, then this only finds no model.
-    registry.create_optimizer = _telling_model(registry.create_optimizer)
+    # If a later timm does not call this method, the optimizers are built without the model.
+    registry.create_optimizer = _provide_model(registry.create_optimizer)
 
 
 register()

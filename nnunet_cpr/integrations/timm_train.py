@@ -1,10 +1,9 @@
-"""Run a script, such as timm's own ``train.py``, in which timm knows ``adamcpr`` and ``sgdcpr``.
+"""Launcher for scripts such as timm's ``train.py``, with ``adamcpr`` and ``sgdcpr`` registered in timm.
 
     python -m nnunet_cpr.integrations.timm_train train.py DATA --opt adamcpr --opt-kwargs kappa=ws6280
     torchrun --nproc-per-node 4 -m nnunet_cpr.integrations.timm_train train.py DATA --opt adamcpr
 
-The script runs as ``python train.py`` would run it: the arguments, ``__main__`` and the folder that it
-imports from are its own.
+The script runs as with ``python train.py``: it has its own arguments, ``__main__`` and import folder.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ USAGE = "usage: python -m nnunet_cpr.integrations.timm_train SCRIPT [ARGUMENT ..
 
 
 def main() -> None:
-    """Run the script that the command line names.
+    """Run the script of the command line.
 
     Raises:
-        SystemExit: there is no such script, or no timm.
+        SystemExit: the script does not exist, or timm is not installed.
     """
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -28,17 +27,17 @@ def main() -> None:
         sys.exit(0 if arguments else 2)
     script = arguments[0]
     if not os.path.isfile(script):
-        sys.exit(f"timm_run: there is no script {script!r}; {USAGE}")
+        sys.exit(f"timm_train: script {script!r} does not exist; {USAGE}")
     sys.argv = arguments
     if not getattr(sys.flags, "safe_path", False):  # Python 3.11
         sys.path[0] = os.path.dirname(os.path.abspath(script))
     try:
-        # Not before: beside timm's script may lie the timm that it belongs to.
+        # The script's own timm, which may be in its folder, comes first.
         import nnunet_cpr.integrations.timm  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name != "timm":
             raise
-        sys.exit("timm_run: timm is not installed; pip install 'nnunet-cpr[vision]'")
+        sys.exit("timm_train: timm is not installed; run: pip install 'nnunet-cpr[vision]'")
     runpy.run_path(script, run_name="__main__")
 
 

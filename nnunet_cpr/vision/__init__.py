@@ -1,1 +1,1 @@
-"""Vision and other tasks outside of nnU-Net, on the CPR core: runs, sweeps and their figures."""
+"""Tasks and sweeps outside of nnU-Net: runs, heat maps and other figures."""

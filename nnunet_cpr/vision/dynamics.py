@@ -1,4 +1,4 @@
-"""What the matrices did in a run: ``dynamics.csv``, for runs with CPR and for those without."""
+"""Regularization values, bounds and multipliers of a run: the rows of ``dynamics.csv``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,20 @@ COLUMNS = ["step", "parameter", "measure", "kappa", "multiplier"]
 
 
 class Dynamics:
-    """Reads measure, kappa and lambda of every regularized matrix.
+    """Regularization value, bound and Lagrange multiplier of every parameter matrix.
 
     Args:
-        model: what is trained.
-        optimizer: if it has CPR, its bounds and multipliers are read; without, the measure ``l2``.
+        model: the model in training.
+        optimizer: its optimizer. Without CPR, the value of ``l2`` is recorded and no bounds.
+
+    Example:
+        >>> model = nn.Linear(2, 1, bias=False)
+        >>> _ = nn.init.ones_(model.weight)
+        >>> [(step, name, value, kappa, multiplier)] = Dynamics(
+        ...     model, torch.optim.SGD(model.parameters())
+        ... ).rows(step=0)
+        >>> (step, name, round(value, 3), kappa, multiplier)
+        (0, 'weight', 1.0, nan, nan)
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -29,16 +38,16 @@ class Dynamics:
         self._matrices = regularized(model)
 
     def rows(self, step: int) -> list[tuple[int, str, float, float, float]]:
-        """One row a matrix, in the order of :data:`COLUMNS`; NaN where there is no CPR."""
+        """Return a row for each parameter matrix with :data:`COLUMNS`; NaN stands for no CPR."""
         if self._cpr is not None:
             columns = (self._cpr.measure, self._cpr.kappa, self._cpr.lagrange_multiplier)
             values = [column.tolist() for column in columns]
             return [(step, *row) for row in zip(self._cpr.names, *values)]
-        measures = self._measure()
-        return [(step, n, r, math.nan, math.nan) for n, r in zip(self._matrices, measures)]
+        l2_values = self._l2_values()
+        return [(step, n, r, math.nan, math.nan) for n, r in zip(self._matrices, l2_values)]
 
     @torch.no_grad()
-    def _measure(self) -> list[float]:
+    def _l2_values(self) -> list[float]:
         params = list(self._matrices.values())
         l2 = L2()
         sums = l2.sums(params)

@@ -1,8 +1,7 @@
-"""The training of a run, from its first step or from where it was stopped."""
+"""Training of a run, from its first step or from a checkpoint."""
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import json
 import pickle
@@ -10,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from nnunet_cpr._seeding import seed_all
 from nnunet_cpr.names.run_name import RunName
 from nnunet_cpr.vision import dynamics
 from nnunet_cpr.vision.cosine_lr import learning_rate
-from nnunet_cpr.vision.data_fingerprint import fingerprint
+from nnunet_cpr.vision.data_digest import data_digest
 from nnunet_cpr.vision.dynamics_figure import draw_dynamics
 from nnunet_cpr.vision.folder import (
     CHECKPOINT,
@@ -34,24 +33,24 @@ from nnunet_cpr.vision.folder import (
     HISTORY,
     MODEL,
     RESULT,
-    folder_of,
-    forget,
-    locked,
-    result_of,
+    delete_run_files,
+    lock_folder,
+    read_result,
+    run_folder,
 )
-from nnunet_cpr.vision.optimizers import build_optimizer
-from nnunet_cpr.vision.task import Batch, CannotTrain, Diverged, Options, Prepared, Task
+from nnunet_cpr.vision.optimizer_factory import build_optimizer
+from nnunet_cpr.vision.task import Batch, CannotTrain, Diverged, Options, Setup, Task
 
-Progress = Callable[[int, int, dict[str, float]], None]
-"""Called with the steps done, the steps in all, and the last evaluation."""
+Progress = Callable[[int, int], None]
+"""Function of the steps done and the total number of steps."""
 
 
 @dataclass
 class _Record:
-    """What a run has to show so far; it goes into the checkpoint, so that both always agree."""
+    """Tables of a run so far, saved in the checkpoint, so that both always agree."""
 
-    history: list[dict[str, float]] = dataclasses.field(default_factory=list)
-    dynamics: list[tuple[Any, ...]] = dataclasses.field(default_factory=list)
+    history: list[dict[str, float]] = field(default_factory=list)
+    dynamics: list[tuple[Any, ...]] = field(default_factory=list)
     seconds: float = 0.0
 
     def write(self, folder: Path) -> None:
@@ -69,79 +68,83 @@ def train(
     name: RunName,
     results: Path,
     options: Options,
-    progress: Progress = lambda done, steps, numbers: None,
+    progress: Progress = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Train a run to its end and return its result; one that is done is not trained again.
+    """Train a run and return its result; a finished run is not trained again.
+
+    Args:
+        task: the task.
+        name: name of the run.
+        results: folder of the runs' folders.
+        options: options of the training.
+        progress: function to call after each step.
 
     Raises:
-        CannotTrain: the folder holds the run with other settings or data, the task refuses the options,
+        CannotTrain: the folder holds the run with other settings or data, the task rejects the options,
             or the device has too little memory.
-        Diverged: the loss is not finite, now or when the run was trained.
+        Diverged: the loss is not finite, in this training or in the one that the folder holds.
         InUse: another process trains the run.
-        OSError: the data cannot be read, or the folder not be written.
+        OSError: the data cannot be read, or the folder cannot be written.
     """
-    folder = folder_of(results, task, name)
+    folder = run_folder(results, task, name)
     run = task.complete(name)
     task.check_settings(options.settings)
-    result = _done(folder, run, task, options)
+    result = _read_matching_result(folder, run, task, options)
     if result is None or options.again:
         try:
-            result = _trained(task, run, folder, options, progress)
+            result = _train_locked(task, run, folder, options, progress)
         except torch.OutOfMemoryError as error:
             raise CannotTrain(
-                f"{options.device} has too little memory for {name}; free some, or split batches with "
-                f"--microbatches {2 * options.microbatches}; it goes on from its last checkpoint"
+                f"{options.device} is out of memory for {name}; split the batches with --microbatches "
+                f"{2 * options.microbatches} to resume from the last checkpoint"
             ) from error
         finally:
             if options.device.type != "cpu":
-                gc.collect()  # optimizer and CPR hold each other, and with them the device's memory
+                gc.collect()  # frees the reference cycle of optimizer and CPR
     else:
-        (folder / CHECKPOINT).unlink(missing_ok=True)  # a kill may have left it
+        (folder / CHECKPOINT).unlink(missing_ok=True)  # left by a kill after the result
     if "diverged" in result:
         raise Diverged(
-            f"the loss of {name} was not finite before step {result['diverged']}; try a smaller _lr<V>, "
-            "or train it again with vision run --again"
+            f"{name} diverged: its loss is not finite before step {result['diverged']}; use a smaller "
+            "_lr<V>, or train it again with vision run --again"
         )
     return result
 
 
-def _done(folder: Path, run: RunName, task: Task, options: Options) -> dict[str, Any] | None:
-    """The result of the run that the folder holds, if it is done."""
-    result = result_of(folder)
+def _read_matching_result(
+    folder: Path, run: RunName, task: Task, options: Options
+) -> dict[str, Any] | None:
+    """Return the result of a finished run, which has to be of the same settings."""
+    result = read_result(folder)
     if result is not None:
-        _check_same(folder / RESULT, result, run, _conditions(task, options))
+        _check_settings_match(folder / RESULT, result, run, _recorded_settings(task, options))
     return result
 
 
-def _trained(
+def _train_locked(
     task: Task, run: RunName, folder: Path, options: Options, progress: Progress
 ) -> dict[str, Any]:
     with ExitStack() as stack:
-        # A run that cannot begin leaves no folder; where there is one, the lock comes before the data,
-        # which may take long to load.
+        # A run that cannot start leaves no folder. An existing folder is locked before the data is
+        # loaded, which may take long.
         is_locked = folder.is_dir()
         if is_locked:
-            stack.enter_context(locked(folder))
-        prepared = _prepared(task, run, options)
+            stack.enter_context(lock_folder(folder))
+        setup = _set_up(task, run, options)
         if not is_locked:
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(folder))
-        done = _done(folder, run, task, options)
-        if done is not None and not options.again:
-            return done  # another process has finished it meanwhile
-        if done is not None:
-            forget(folder)
-        model = prepared.model.to(options.device)
-        optimizer = build_optimizer(model, run, task)
-        conditions = _conditions(task, options)
-        training = _Training(
-            task, run, folder, options, conditions, prepared, model, optimizer, progress
-        )
-        training.resume()
-        return training.to_the_end()
+            stack.enter_context(lock_folder(folder))
+        result = _read_matching_result(folder, run, task, options)
+        if result is not None and not options.again:
+            return result  # of another process, which has finished the run in the meantime
+        if result is not None:
+            delete_run_files(folder)
+        loop = _TrainingLoop(task, run, folder, options, setup, progress)
+        loop.resume()
+        return loop.train()
 
 
-def _prepared(task: Task, run: RunName, options: Options) -> Prepared:
+def _set_up(task: Task, run: RunName, options: Options) -> Setup:
     if run.defaults.cpr and run.bound.earliest >= run.total_steps:
         warnings.warn(
             f"{task.shorten(run)} regularizes nothing: no bound is set before step "
@@ -150,61 +153,60 @@ def _prepared(task: Task, run: RunName, options: Options) -> Prepared:
         )
     assert run.seed is not None
     seed_all(run.seed, 0)
-    prepared = task.prepare(options)
-    if options.microbatches > 1 and any(map(_sees_batches, prepared.model.modules())):
+    setup = task.setup(options)
+    batch_norm = nn.modules.batchnorm._BatchNorm
+    if options.microbatches > 1 and any(isinstance(m, batch_norm) for m in setup.model.modules()):
         raise CannotTrain(
-            f"the network of {task.name} normalizes over the whole batch, which cannot be split; "
-            "leave out --microbatches"
+            f"--microbatches {options.microbatches}: the network of {task.name} has batch "
+            "normalization, so its batches cannot be split; leave the option out"
         )
-    return prepared
+    return setup
 
 
-def _sees_batches(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm)
-
-
-def _conditions(task: Task, options: Options) -> dict[str, str]:
-    """What a run is trained with beside its name, if it is not what everybody has."""
-    changed = {"bf16": "yes"} if options.bf16 else {}
+def _recorded_settings(task: Task, options: Options) -> dict[str, str]:
+    """Return the options that change a run, apart from its name."""
+    settings = {"bf16": "yes"} if options.bf16 else {}
     for key, value in options.settings.items():
         if key not in task.settings_without_effect:
-            changed[key] = str(Path(value).resolve()) if Path(value).exists() else value
-    data = None if options.data is None else fingerprint(options.data, task.data_folders)
-    return changed if data is None else changed | {"data": data}
+            settings[key] = str(Path(value).resolve()) if Path(value).exists() else value
+    digest = None if options.data is None else data_digest(options.data, task.data_folders)
+    return settings if digest is None else settings | {"data": digest}
 
 
-def _check_same(path: Path, saved: Mapping[str, Any], run: RunName, conditions: dict[str, str]) -> None:
-    keys = saved["settings"].keys() | conditions.keys()
-    if not ("data" in saved["settings"] and "data" in conditions):
-        keys -= {"data"}  # what is done may be asked for without its data
-    before, now = (
-        " ".join([name, *(f"{key}={settings[key]}" for key in sorted(keys & settings.keys()))])
-        for name, settings in ((saved["run"], saved["settings"]), (str(run), conditions))
+def _check_settings_match(
+    path: Path, saved: Mapping[str, Any], run: RunName, settings: dict[str, str]
+) -> None:
+    keys = saved["settings"].keys() | settings.keys()
+    if not ("data" in saved["settings"] and "data" in settings):
+        keys -= {"data"}  # the result of a finished run is available without its data
+    found, expected = (
+        " ".join([name, *(f"{key}={values[key]}" for key in sorted(keys & values.keys()))])
+        for name, values in ((saved["run"], saved["settings"]), (str(run), settings))
     )
-    if before != now:
-        raise CannotTrain(f"{path} is of {before}, not of {now}; use other --results")
+    if found != expected:
+        raise CannotTrain(f"{path}: expected {expected}, got {found}; use other --results")
 
 
 @dataclass
-class _Training:
+class _TrainingLoop:
     task: Task
     run: RunName
     folder: Path
     options: Options
-    conditions: dict[str, str]
-    prepared: Prepared
-    model: nn.Module
-    optimizer: Optimizer
+    setup: Setup
     progress: Progress
-    record: _Record = dataclasses.field(default_factory=_Record)
+    record: _Record = field(default_factory=_Record)
     epoch: int = 0
     step: int = 0
 
     def __post_init__(self) -> None:
+        self.settings = _recorded_settings(self.task, self.options)
+        self.model = self.setup.model.to(self.options.device)
+        self.optimizer: Optimizer = build_optimizer(self.model, self.run, self.task)
         self.dynamics = dynamics.Dynamics(self.model, self.optimizer)
 
     def resume(self) -> None:
-        """Go on from the folder's checkpoint, if there is one."""
+        """Load the folder's checkpoint, if there is one."""
         path = self.folder / CHECKPOINT
         if not path.exists():
             self.record.dynamics += self.dynamics.rows(0)
@@ -212,18 +214,18 @@ class _Training:
         try:
             saved = torch.load(path, map_location=self.options.device, weights_only=True)
         except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-            raise CannotTrain(f"{path} is damaged; delete it, and the run starts anew") from error
-        _check_same(path, saved, self.run, self.conditions)
+            raise CannotTrain(f"{path} is damaged; delete it to train the run again") from error
+        _check_settings_match(path, saved, self.run, self.settings)
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.epoch, self.step = saved["epoch"], saved["step"]
         self.record = _Record(saved["history"], saved["dynamics"], saved["seconds"])
-        self.record.write(self.folder)  # a kill may have come between it and the checkpoint
+        self.record.write(self.folder)  # a kill after the checkpoint may have left old tables
 
-    def to_the_end(self) -> dict[str, Any]:
-        """Train what is left, and leave the result."""
+    def train(self) -> dict[str, Any]:
+        """Train the remaining steps, write the result and return it."""
         try:
-            self._train()
+            self._train_epochs()
             outcome: dict[str, Any] = self.record.history[-1]
             draw_dynamics({str(self.run): self.folder}, self.folder / FIGURE)
             if self.options.keep_model:
@@ -232,7 +234,7 @@ class _Training:
             outcome = {"diverged": self.step}
         result = {
             "run": str(self.run),
-            "settings": self.conditions,
+            "settings": self.settings,
             "task": self.task.name,
             "metric": self.task.metric,
             **outcome,
@@ -243,24 +245,23 @@ class _Training:
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
         return result
 
-    def _train(self) -> None:
+    def _train_epochs(self) -> None:
         started = time.perf_counter() - self.record.seconds
         total = self.run.total_steps
-        self.progress(self.step, total, self.record.history[-1] if self.record.history else {})
+        self.progress(self.step, total)
         while self.step < total:
             loss = self._train_epoch()
             self.epoch += 1
             if self.epoch % self.task.epochs_between and self.step < total:
                 continue
-            numbers = self._evaluate()
-            _check_finite(numbers["loss"])
+            metrics = self._evaluate()
+            _check_finite(metrics["loss"])
             self.record.history.append(
-                {"step": self.step, "lr": self._lr(), "train_loss": loss} | numbers
+                {"step": self.step, "lr": self._lr(), "train_loss": loss} | metrics
             )
             self.record.dynamics += self.dynamics.rows(self.step)
             self.record.seconds = time.perf_counter() - started
             self._save()
-            self.progress(self.step, total, self.record.history[-1])
 
     def _lr(self) -> float:
         assert self.run.lr is not None
@@ -269,17 +270,17 @@ class _Training:
         )
 
     def _train_epoch(self) -> float:
-        """Until the epoch or the training ends; the mean loss."""
+        """Train to the end of the epoch or of the training, and return the mean loss."""
         assert self.run.seed is not None
         seed_all(self.run.seed, 1 + self.epoch)
         self.model.train()
         losses = []
-        for batch in self.prepared.epoch(self.epoch):
+        for batch in self.setup.epoch(self.epoch):
             for group in self.optimizer.param_groups:
                 group["lr"] = self._lr()
             losses.append(self._train_step(batch))
             self.step += 1
-            self.progress(self.step, self.run.total_steps, {})
+            self.progress(self.step, self.run.total_steps)
             if self.step == self.run.total_steps:
                 break
         mean = torch.stack(losses).mean().item()
@@ -289,11 +290,11 @@ class _Training:
     def _train_step(self, batch: Batch) -> Tensor:
         self.optimizer.zero_grad()
         total = torch.zeros((), device=self.options.device)
-        size = _size(batch)
-        for part in _split(batch, self.options.microbatches):
-            share = _size(part) / size
+        batch_size = _batch_size(batch)
+        for part in _split_batch(batch, self.options.microbatches):
+            weight = _batch_size(part) / batch_size
             with self._autocast():
-                loss = self.prepared.loss(self.model, _to(part, self.options.device)) * share
+                loss = self.setup.loss(self.model, _to_device(part, self.options.device)) * weight
             loss.backward()
             total += loss.detach()
         if self.task.clip is not None:
@@ -305,10 +306,10 @@ class _Training:
     def _evaluate(self) -> dict[str, float]:
         self.model.eval()
         with self._autocast():
-            numbers = self.prepared.evaluate(self.model)
-            if self.step == self.run.total_steps and self.prepared.evaluate_last is not None:
-                numbers |= self.prepared.evaluate_last(self.model)
-        return numbers
+            metrics = self.setup.evaluate(self.model)
+            if self.step == self.run.total_steps and self.setup.evaluate_last is not None:
+                metrics |= self.setup.evaluate_last(self.model)
+        return metrics
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.options.device.type, torch.bfloat16, enabled=self.options.bf16)
@@ -316,7 +317,7 @@ class _Training:
     def _save(self) -> None:
         state = {
             "run": str(self.run),
-            "settings": self.conditions,
+            "settings": self.settings,
             "epoch": self.epoch,
             "step": self.step,
             "model": self.model.state_dict(),
@@ -334,31 +335,31 @@ def _check_finite(loss: float) -> None:
         raise Diverged
 
 
-def _to(batch: Batch, device: torch.device) -> Batch:
+def _to_device(batch: Batch, device: torch.device) -> Batch:
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
-        return {key: _to(value, device) for key, value in batch.items()}
-    return type(batch)(_to(value, device) for value in batch)
+        return {key: _to_device(value, device) for key, value in batch.items()}
+    return type(batch)(_to_device(value, device) for value in batch)
 
 
-def _size(batch: Batch) -> int:
-    """How many samples it holds."""
+def _batch_size(batch: Batch) -> int:
+    """Return the number of samples."""
     while not isinstance(batch, Tensor):
         batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
     return len(batch)
 
 
-def _split(batch: Batch, parts: int) -> Iterator[Batch]:
-    """A batch in parts, for gradients that are added up."""
+def _split_batch(batch: Batch, parts: int) -> Iterator[Batch]:
+    """Yield the parts of a batch, for gradient accumulation."""
     if parts == 1:
         yield batch
         return
     if isinstance(batch, Tensor):
         yield from batch.chunk(parts)
     elif isinstance(batch, dict):
-        columns = [list(_split(value, parts)) for value in batch.values()]
+        columns = [list(_split_batch(value, parts)) for value in batch.values()]
         yield from (dict(zip(batch, row)) for row in zip(*columns))
     else:
-        columns = [list(_split(value, parts)) for value in batch]
+        columns = [list(_split_batch(value, parts)) for value in batch]
         yield from (type(batch)(row) for row in zip(*columns))

@@ -1,20 +1,17 @@
-"""The folder of a run.
+"""Folder of a run.
 
-- ``history.csv``: step, learning rate, training loss and what the task evaluates, at every evaluation;
-- ``dynamics.csv``: measure, kappa and lambda of every matrix, at the same steps;
-- ``dynamics.png``: both as a figure, when the run is done;
-- ``checkpoint.pt``: all that it takes to go on, until the run is done;
-- ``model.pt``: the trained weights, a state dict, where they were asked for;
-- ``result.json``: the last evaluation, or where the run diverged; a run that has it is done;
-- ``.lock``: locked while a process trains the run, whose number and machine it says.
+- ``history.csv``: step, learning rate, training loss and the task's metrics, at every evaluation;
+- ``dynamics.csv``: regularization value, kappa and lambda of every parameter matrix, at the same steps;
+- ``dynamics.png``: both as a figure, once the run is finished;
+- ``checkpoint.pt``: the state to resume from, until the run is finished;
+- ``model.pt``: the trained weights as a state dict, if requested;
+- ``result.json``: the last evaluation, or the step at which the run diverged; it marks a finished run;
+- ``.lock``: locked while a process trains the run.
 """
 
 from __future__ import annotations
 
 import io
-import os
-import socket
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from filelock import FileLock, Timeout
 
 from nnunet_cpr._files import read_json, remove_temporary_files
 from nnunet_cpr.names.run_name import RunName
@@ -32,94 +30,90 @@ CHECKPOINT, MODEL, RESULT = "checkpoint.pt", "model.pt", "result.json"
 HISTORY, DYNAMICS, FIGURE = "history.csv", "dynamics.csv", "dynamics.png"
 LOCK = ".lock"
 
+_RESULT_TYPES: dict[str, Any] = {"run": str, "settings": dict, "metric": str}
+_FINISHED_TYPES: dict[str, Any] = {"loss": float, "step": int, "seconds": (int, float)}
 
-def folder_of(results: Path, task: Task, name: RunName) -> Path:
-    """Where a run's files are: ``results/TASK/NAME``, however much of it the name says.
+
+def run_folder(results: Path, task: Task, name: RunName) -> Path:
+    """Return ``results/TASK/NAME``, which is the same for every spelling of the name.
 
     Raises:
-        WrongName: the name does not go with the task.
+        WrongName: the name does not fit the task.
     """
     return results / task.name / str(task.shorten(name))
 
 
-def result_of(folder: Path) -> dict[str, Any] | None:
-    """What a run ended with, or None where it is not done.
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """Return the result of a run, or None if the run is not finished.
 
     Raises:
-        OSError: the file is there and is none that a run leaves.
+        OSError: the file cannot be read, or it is not a result of a run.
     """
     path = folder / RESULT
     if not path.exists():
         return None
     try:
         result = read_json(path)
-        known: dict[str, type] = {"run": str, "settings": dict, "metric": str}
-        known |= {"diverged": int} if "diverged" in result else {"loss": float}
-        is_whole = all(isinstance(result[key], kind) for key, kind in known.items())
+        types = _RESULT_TYPES | ({"diverged": int} if "diverged" in result else _FINISHED_TYPES)
+        is_complete = all(isinstance(result[key], kind) for key, kind in types.items())
+        is_complete = is_complete and ("diverged" in result or result["metric"] in result)
     except (ValueError, KeyError, TypeError):
-        is_whole = False
-    if not is_whole:
-        raise OSError(f"{path} is damaged; delete it, and the run is done again")
+        is_complete = False
+    if not is_complete:
+        raise OSError(f"{path} is damaged; delete it to train the run again")
     return result
 
 
 def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Read a CSV file of a run; these columns of it are numbers.
+    """Return a CSV file of a run whose ``columns`` are numeric.
 
-    Numbers that are not finite become NaN, and rows without a finite step are left out.
+    Non-finite numbers become NaN, and rows without a finite step are dropped.
 
     Raises:
-        OSError: it cannot be read, or is none that a run leaves.
+        OSError: the file cannot be read, or it is not a table of a run.
     """
     try:
         text = path.read_text()
         table = pd.read_csv(io.StringIO(text), dtype={"parameter": str})
-        numbers = table[list(columns)].dtypes.map(pd.api.types.is_numeric_dtype)
+        is_numeric = table[list(columns)].dtypes.map(pd.api.types.is_numeric_dtype)
         table[list(columns)] = table[list(columns)].replace([np.inf, -np.inf], np.nan)
         table = table.dropna(subset=["step"])
-        is_whole = text.endswith("\n") and len(table) > 0 and numbers.all()
+        is_complete = text.endswith("\n") and len(table) > 0 and is_numeric.all()
     except (ValueError, KeyError):  # pandas' own errors are ValueErrors
-        is_whole = False
-    if not is_whole:
+        is_complete = False
+    if not is_complete:
         run = f"{path.parent.parent.name} {path.parent.name}"
-        raise OSError(f"{path} is damaged; nnunet-cpr vision run {run} --again makes it anew")
+        raise OSError(f"{path} is damaged; train the run again: nnunet-cpr vision run {run} --again")
     return table
 
 
-def forget(folder: Path) -> None:
-    """Delete what a run has left, so that it is trained anew."""
-    # In this order, a kill in between leaves a run that is done or one that has not begun.
+def delete_run_files(folder: Path) -> None:
+    """Delete the files of a run, so that it is trained again."""
+    # In this order a kill in between leaves a finished run or an empty folder.
     for name in (CHECKPOINT, RESULT, MODEL, FIGURE, HISTORY, DYNAMICS):
         (folder / name).unlink(missing_ok=True)
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from training a run; the system ends the lock with the process.
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Lock a run's folder against other processes; the lock ends with the process.
 
     Raises:
-        InUse: another process has it.
+        InUse: another process holds the lock.
     """
-    if sys.platform == "win32":
-        yield  # it has no such locks
-        return
-    import fcntl
-
-    with open(folder / LOCK, "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            owner = file.read() or "another process"
-            raise InUse(f"{folder} is being trained by {owner}") from None
-        except OSError as error:
-            warnings.warn(
-                f"{folder} cannot be locked ({error.strerror}); only one process may train this run",
-                stacklevel=3,
-            )
-        else:
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
-            file.flush()
-            remove_temporary_files(folder, "*")
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise InUse(f"{folder} is in use: another process trains this run") from None
+    except OSError as error:
+        warnings.warn(
+            f"{folder} cannot be locked ({error.strerror}); do not train this run in two processes",
+            stacklevel=3,
+        )
+    else:
+        remove_temporary_files(folder, "*")
+    try:
         yield
+    finally:
+        lock.release()

@@ -1,308 +1,259 @@
-"""Sweeps as the paper draws them: heat maps with mean and standard deviation in each cell."""
+"""Heat maps of a sweep, as in the paper: mean and standard deviation in each cell."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Colormap, Normalize
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from nnunet_cpr._figures import new_figure
 from nnunet_cpr._files import atomic_write, finite_number
-from nnunet_cpr.names.run_name import RunName
 from nnunet_cpr.vision.dynamics_figure import CannotDraw
-from nnunet_cpr.vision.folder import folder_of, result_of
+from nnunet_cpr.vision.folder import read_result, run_folder
 from nnunet_cpr.vision.sweeps import Panel, Sweep
-from nnunet_cpr.vision.task import Task
 from nnunet_cpr.vision.tasks import TASKS
 
 COLUMNS = ["panel", "row", "column", "run", "n", "mean", "std", "diverged", "published"]
 
-_NOT_RUN = "0.85"  # grey
-
-# Inches. Everything has its place by these, so that no text can meet another.
-_CELL = (0.66, 0.46)
-_LEFT, _ABOVE, _BELOW, _BETWEEN = 0.95, 0.32, 0.6, 0.2
-_BAR, _BAR_LABELS, _EDGE = 0.16, 0.75, 0.2
-_LONGEST_BAR = 4.0
-_LINE = 0.2  # of the figure's title and of the remark under it
-_CHARACTERS = 13.5  # to the inch, of that title
-_LABEL_CHARACTERS = 13.0  # to the inch, of a row's label
-_TITLE_CHARACTERS = 13.0  # to the inch, of a panel's title
+_CMAP = "viridis"
+_CELL = (0.66, 0.46)  # inches
+_COLOR_BAR = (0.16, 4.0)  # inches; the height is a maximum
+_BESIDE_LABELS = 0.45  # inches
+_PANEL_TEXTS = 0.95  # inches above and below a panel
+_CHARACTERS_PER_INCH = 12.5
 
 
-def table(sweep: Sweep, results: Path) -> pd.DataFrame:
-    """The cells of a sweep over the seeds that are done.
+def summarize_sweep(sweep: Sweep, results: Path) -> pd.DataFrame:
+    """Return mean and standard deviation of each cell over the seeds.
 
     Args:
-        sweep: what to look for.
-        results: where the runs' folders are.
+        sweep: the sweep.
+        results: folder of the runs' folders.
 
     Returns:
-        One row a cell in the order of the panels: ``panel``, ``row`` and ``column`` are its labels,
-        ``run`` its name without a seed, ``n`` the seeds done, ``mean`` and ``std`` of the task's metric
-        over them, ``diverged`` how many have, ``published`` the paper's number. ``mean`` is NaN where no
-        seed is done, ``std``, of a sample, where only one is, ``published`` where the paper has none.
+        A row for each cell in the order of the panels: ``panel``, ``row`` and ``column`` are its labels,
+        ``run`` is its name without a seed, ``n`` the number of finished runs, ``mean`` and ``std`` those
+        of the task's metric, ``diverged`` the number of diverged runs, and ``published`` the result of
+        the paper. Missing numbers are NaN; ``std`` needs two runs.
 
     Raises:
-        CannotDraw: the runs are not all of the same data.
+        CannotDraw: the runs are of different data.
         OSError: a result is damaged.
     """
     task = TASKS[sweep.task]
     rows = []
-    data: dict[str | None, str] = {}
+    run_by_data: dict[str | None, str] = {}
     for panel in sweep.panels:
-        for row, names in zip(panel.rows.labels, panel.names):
-            for column, name in zip(panel.columns.labels, names):
-                done = _done(task, name, sweep.seeds, results)
-                data |= {result["settings"].get("data"): result["run"] for result in done}
-                found = [finite_number(r.get(task.metric)) for r in done if "diverged" not in r]
-                values = [value for value in found if value is not None]
-                mean = float(np.mean(values)) if values else math.nan
-                std = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-                diverged = sum("diverged" in result for result in done)
-                published = sweep.published.get(str(name), math.nan)
-                cell = (panel.title, row, column, str(name))
-                rows.append((*cell, len(values), mean, std, diverged, published))
-    data.pop(None, None)  # of tasks that have but one data set
-    if len(data) > 1:
-        first, second = list(data.values())[:2]
+        for row, column, name in panel.cells():
+            folders = [
+                run_folder(results, task, dataclasses.replace(name, seed=seed)) for seed in sweep.seeds
+            ]
+            found = [result for folder in folders if (result := read_result(folder)) is not None]
+            run_by_data |= {result["settings"].get("data"): result["run"] for result in found}
+            metrics = [finite_number(r.get(task.metric)) for r in found if "diverged" not in r]
+            values = [value for value in metrics if value is not None]
+            mean = float(np.mean(values)) if values else math.nan
+            std = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+            diverged = sum("diverged" in result for result in found)
+            published = sweep.published.get(str(name), math.nan)
+            rows.append(
+                (panel.title, row, column, str(name), len(values), mean, std, diverged, published)
+            )
+    run_by_data.pop(None, None)  # tasks with a single data set
+    if len(run_by_data) > 1:
+        first, second = list(run_by_data.values())[:2]
         raise CannotDraw(
-            f"{first} and {second} are of different data; keep the runs of each in --results of its own"
+            f"{results}: {first} and {second} are of different data; use a --results folder for each"
         )
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _done(task: Task, name: RunName, seeds: Sequence[int], results: Path) -> list[dict[str, Any]]:
-    runs = [dataclasses.replace(name, seed=seed) for seed in seeds]
-    found = [result_of(folder_of(results, task, run)) for run in runs]
-    return [result for result in found if result is not None]
-
-
 def draw_sweep(sweep: Sweep, results: Path, path: Path) -> pd.DataFrame:
-    """Draw a sweep, and write its :func:`table` beside the figure as CSV.
+    """Draw the heat maps of a sweep, and write its summary beside the figure as CSV.
 
-    All panels have one scale of colours. A frame marks the best mean of a panel and a star the best of
-    all, among the cells with the most seeds done. A cell says how many seeds it has where that is not
-    all of them, and is grey where it has none. The paper's number is below, small, where it is known.
+    All panels share a color scale. Among the cells with the most finished runs, a frame marks the best
+    mean of a panel and a star the best of all. A cell without a finished run is gray. The paper's result
+    is in parentheses.
 
     Args:
-        sweep: what to draw.
-        results: where the runs' folders are.
-        path: where to write; its suffix gives the format.
+        sweep: the sweep.
+        results: folder of the runs' folders.
+        path: figure to write; its suffix gives the format.
 
     Returns:
-        The table.
+        The table of :func:`summarize_sweep`.
 
     Raises:
-        CannotDraw: as :func:`table`.
-        OSError: as :func:`table`, or the figure cannot be written.
+        CannotDraw: the runs are of different data.
+        OSError: a result is damaged, or a file cannot be written.
     """
-    cells = table(sweep, results)
+    summary = summarize_sweep(sweep, results)
     with atomic_write(path.with_suffix(".csv")) as temporary:
-        cells.to_csv(temporary, index=False, float_format="%.6g")
-    with matplotlib.rc_context(matplotlib.rcParamsDefault), atomic_write(path) as temporary:
-        _figure(sweep, cells).savefig(temporary, dpi=130)
-    return cells
+        summary.to_csv(temporary, index=False, float_format="%.6g")
+    layout = _Layout(sweep)
+    # The texts around the panels are outside of the figure's size; "tight" includes them.
+    with new_figure(path, (layout.width, layout.height), dpi=130, bbox_inches="tight") as figure:
+        _draw(figure, sweep, summary, layout)
+    return summary
 
 
-@dataclass(frozen=True)
-class _Shades:
-    """The one scale of colours of a figure."""
+class _Layout:
+    """Positions in inches: all cells have the same size, whatever texts are around the panels."""
 
-    norm: Normalize
-    cmap: Colormap
-    extend: str
+    def __init__(self, sweep: Sweep) -> None:
+        across, panels = min(sweep.across, len(sweep.panels)), sweep.panels
+        labels = [label for panel in panels for label in panel.rows.labels]
+        self._margin = max(map(len, labels)) / _CHARACTERS_PER_INCH + _BESIDE_LABELS
+        self._columns = [max(len(p.columns.labels) for p in panels[i::across]) for i in range(across)]
+        lines = [panels[i : i + across] for i in range(0, len(panels), across)]
+        self._rows = [max(len(p.rows.labels) for p in line) for line in lines]
+        self.width = self._left(across) - self._margin + 0.7 + _COLOR_BAR[0]
+        self.height = self._top(len(lines)) - _PANEL_TEXTS
 
-    @classmethod
-    def of(cls, means: np.ndarray) -> _Shades:
-        """From the best mean down to the worst, but not so far that a failed run blurs all others."""
-        cmap = matplotlib.colormaps["viridis"]
-        finite = means[np.isfinite(means)]
-        if not finite.size:
-            return cls(Normalize(0, 1), cmap, "neither")
-        best, median, worst = finite.max(), float(np.median(finite)), finite.min()
-        lowest = max(worst, median - 3 * (best - median)) if best > median else worst
-        if lowest == best:  # one cell, or equal ones
-            lowest = best - 1
-        return cls(Normalize(lowest, best), cmap, "min" if lowest > worst else "neither")
+    def _left(self, column: int) -> float:
+        return self._margin * (column + 1) + _CELL[0] * sum(self._columns[:column])
 
-    def ink(self, mean: float) -> str:
-        """Black or white, whichever can be read on the colour of this mean."""
-        red, green, blue, _ = self.cmap(self.norm(mean))
-        return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
+    def _top(self, row: int) -> float:
+        return _PANEL_TEXTS * row + _CELL[1] * sum(self._rows[:row])
+
+    def add_panel(self, figure: Figure, row: int, column: int, panel: Panel) -> Axes:
+        size = (len(panel.columns.labels) * _CELL[0], len(panel.rows.labels) * _CELL[1])
+        return self._add_axes(figure, self._left(column), self._top(row), *size)
+
+    def add_color_bar(self, figure: Figure) -> Axes:
+        width, height = _COLOR_BAR
+        return self._add_axes(figure, self.width - width, 0, width, min(height, self.height))
+
+    def _add_axes(self, figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
+        x, y = left / self.width, 1 - (top + height) / self.height
+        return figure.add_axes((x, y, width / self.width, height / self.height))
 
 
-def _figure(sweep: Sweep, cells: pd.DataFrame) -> Figure:
-    lines = [sweep.panels[i : i + sweep.across] for i in range(0, len(sweep.panels), sweep.across)]
-    widths = [max(map(_width, panels)) for panels in _columns(lines)]
-    # To the right of the last column is the bar, which no title may meet.
-    titles = [_left(panel) + len(panel.title) / _TITLE_CHARACTERS for panel in _columns(lines)[-1]]
-    widths[-1] = max(widths[-1], *titles)
-    heights = [max(map(_height, panels)) for panels in lines]
-    width = sum(widths) + _BETWEEN * len(widths) + _BAR + _BAR_LABELS + _EDGE
-    title = textwrap.wrap(_title(sweep, cells), int(_CHARACTERS * (width - 2 * _EDGE)))
-    remark = textwrap.wrap(_remark(sweep), int(_CHARACTERS * (width - 2 * _EDGE)))
-    top = _EDGE + _LINE * len(title)
-    height = top + sum(heights) + _LINE * len(remark) + _EDGE
-    figure = Figure(figsize=(width, height))
-    FigureCanvasAgg(figure)
-    for text, y, style in (
-        (title, height - _EDGE, {"fontsize": 10, "va": "top"}),
-        (remark, _EDGE, {"fontsize": 8.5, "va": "bottom", "color": "0.3"}),
-    ):
-        figure.text(_EDGE / width, y / height, "\n".join(text), **style)  # type: ignore[arg-type]
+def _draw(figure: Figure, sweep: Sweep, summary: pd.DataFrame, layout: _Layout) -> None:
+    figure.set_layout_engine("none")
+    norm, is_clipped = _color_scale(summary["mean"].to_numpy(float))
+    best = _find_best(summary)
+    start = 0
+    for number, panel in enumerate(sweep.panels):
+        axes = layout.add_panel(figure, *divmod(number, sweep.across), panel)
+        stop = start + len(panel.rows.labels) * len(panel.columns.labels)
+        _draw_panel(axes, panel, summary.iloc[start:stop], norm, len(sweep.seeds), best)
+        start = stop
+    if best is not None:
+        bar = figure.colorbar(
+            ScalarMappable(norm, _CMAP),
+            cax=layout.add_color_bar(figure),
+            extend="min" if is_clipped else "neither",
+        )
+        bar.ax.tick_params(labelsize=8)
+        bar.ax.ticklabel_format(useOffset=False)
+        bar.set_label(TASKS[sweep.task].metric.replace("_", " "), fontsize=8.5)
+        bar.outline.set_visible(False)
+    characters = int(_CHARACTERS_PER_INCH * layout.width)
+    above, below = 1 + 0.35 / layout.height, -(_PANEL_TEXTS - 0.3) / layout.height
+    title = textwrap.fill(_title(sweep, summary), characters)
+    figure.text(0, above, title, fontsize=10, va="bottom")
+    legend = textwrap.fill(_legend(sweep), characters)
+    figure.text(0, below, legend, fontsize=8.5, color="0.3", va="top")
 
-    shades = _Shades.of(cells["mean"].to_numpy(float))
-    best = _best(cells)
-    first, y = 0, height - top
-    for panels, line_height in zip(lines, heights):
-        x = 0.0
-        for panel, panel_width in zip(panels, widths):
-            size = _size(panel)
-            box = (x + _left(panel), y - _ABOVE - size[1], *size)
-            ax = figure.add_axes(_fractions(box, width, height))
-            count = len(panel.rows.labels) * len(panel.columns.labels)
-            _draw_panel(ax, panel, cells.iloc[first : first + count], shades, len(sweep.seeds), best)
-            first += count
-            x += panel_width + _BETWEEN
-        y -= line_height
-    bar = min(sum(heights) - _ABOVE - _BELOW, _LONGEST_BAR)
-    box = (sum(widths) + _BETWEEN * len(widths), height - top - _ABOVE - bar, _BAR, bar)
-    _draw_bar(figure, shades, _fractions(box, width, height), _metric(sweep), best is not None)
-    return figure
+
+def _color_scale(means: np.ndarray) -> tuple[Normalize, bool]:
+    """Return the color scale of a figure, and True if means are below it.
+
+    It reaches down to the worst mean, but not so far that a failed run hides the differences of others.
+    """
+    finite = means[np.isfinite(means)]
+    if not finite.size:
+        return Normalize(0, 1), False
+    best, median, worst = finite.max(), float(np.median(finite)), finite.min()
+    lowest = max(worst, median - 3 * (best - median)) if best > median else worst
+    if lowest == best:
+        return Normalize(best - 1, best), False
+    return Normalize(lowest, best), bool(lowest > worst)
 
 
 def _draw_panel(
-    ax: Axes, panel: Panel, cells: pd.DataFrame, shades: _Shades, seeds: int, best: int | None
+    axes: Axes, panel: Panel, cells: pd.DataFrame, norm: Normalize, seeds: int, best: int | None
 ) -> None:
+    import seaborn  # type: ignore[import-untyped]
+
     shape = (len(panel.rows.labels), len(panel.columns.labels))
-    means = np.ma.masked_invalid(cells["mean"].to_numpy(float).reshape(shape))
-    ax.set_facecolor(_NOT_RUN)
-    ax.imshow(means, cmap=shades.cmap, norm=shades.norm, aspect="auto", interpolation="nearest")
-    ax.set_title(panel.title, fontsize=9.5, loc="left", pad=4)
-    ax.set_xticks(range(shape[1]), panel.columns.labels, fontsize=8)
-    ax.set_yticks(range(shape[0]), panel.rows.labels, fontsize=8)
-    ax.set_xlabel(panel.columns.title, fontsize=8.5, labelpad=2)
-    ax.set_ylabel(panel.rows.title, fontsize=8.5)
-    # The same place for all, however long the labels are.
-    ax.yaxis.set_label_coords(-(_left(panel) - 1.5 * _EDGE) / _size(panel)[0], 0.5)
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
-    # White lines part the cells.
-    ax.set_xticks(np.arange(shape[1] + 1) - 0.5, minor=True)
-    ax.set_yticks(np.arange(shape[0] + 1) - 0.5, minor=True)
-    ax.grid(which="minor", color="white", linewidth=1.2)
-    ax.tick_params(which="minor", length=0)
-    own_best = _best(cells)
-    for number, (index, cell) in enumerate(cells.iterrows()):
+    texts = [_cell_text(cell, seeds, index == best) for index, cell in cells.iterrows()]
+    seaborn.heatmap(
+        cells["mean"].to_numpy(float).reshape(shape),
+        ax=axes,
+        cmap=_CMAP,
+        vmin=norm.vmin,  # seaborn warns of missing means without these
+        vmax=norm.vmax,
+        cbar=False,
+        annot=np.array(texts).reshape(shape),
+        fmt="",
+        annot_kws={"fontsize": 7.5},
+        linewidths=1.2,
+        xticklabels=panel.columns.labels,
+        yticklabels=panel.rows.labels,
+    )
+    axes.set_facecolor("0.85")  # cells without a finished run
+    own_best = _find_best(cells)
+    for number, (index, mean) in enumerate(cells["mean"].items()):
         row, column = divmod(number, shape[1])
-        ink = shades.ink(cell["mean"]) if cell["n"] else "0.3"
-        style: dict[str, Any] = {"color": ink, "ha": "center", "va": "center"}
-        is_known = math.isfinite(cell["published"])
-        text = _text(cell, seeds, is_best=index == best)
-        if text:
-            weight = "bold" if index == own_best else "normal"
-            ax.text(column, row - 0.15 * is_known, text, fontsize=7.5, weight=weight, **style)
-        if is_known:
-            ax.text(column, row + 0.27, f"{cell['published']:.2f}", fontsize=6, **style)
+        if math.isnan(mean):  # seaborn leaves out the texts of these cells
+            middle = (column + 0.5, row + 0.5)
+            axes.text(*middle, texts[number], fontsize=7.5, color="0.3", ha="center", va="center")
         if index == own_best:
-            _frame(ax, row, column)
+            frame = Rectangle((column + 0.02, row + 0.02), 0.96, 0.96, fill=False, zorder=5)
+            frame.set(edgecolor="crimson", linewidth=2)
+            axes.add_patch(frame)
+    axes.set_title(panel.title, fontsize=9.5, loc="left", pad=4)
+    axes.set_xlabel(panel.columns.title, fontsize=8.5)
+    axes.set_ylabel(panel.rows.title, fontsize=8.5)
+    axes.tick_params(length=0, labelsize=8, labelrotation=0)
 
 
-def _text(cell: Any, seeds: int, is_best: bool) -> str:
-    if not cell["n"]:
-        return "diverged" if cell["diverged"] else ""
-    lines = [f"{cell['mean']:.2f}" + ("★" if is_best else "")]
-    if cell["n"] > 1:
-        lines.append(f"±{cell['std']:.2f}")
-    if cell["n"] < seeds:
-        lines.append(f"n={cell['n']}")
+def _cell_text(cell: pd.Series, seeds: int, is_best: bool) -> str:
+    lines = []
+    if cell["n"]:
+        lines.append(f"{cell['mean']:.2f}" + ("★" if is_best else ""))
+        if cell["n"] > 1:
+            lines.append(f"±{cell['std']:.2f}")
+        if cell["n"] < seeds:
+            lines.append(f"n={cell['n']}")
+    elif cell["diverged"]:
+        lines.append("diverged")
+    if math.isfinite(cell["published"]):
+        lines.append(f"({cell['published']:.2f})")
     return "\n".join(lines)
 
 
-def _frame(ax: Axes, row: int, column: int) -> None:
-    corner = (column - 0.48, row - 0.48)
-    ax.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, edgecolor="crimson", linewidth=2, zorder=5))
+def _find_best(cells: pd.DataFrame) -> int | None:
+    """Return the index of the best mean among the cells with the most finished runs."""
+    finished = cells[cells["n"] > 0]
+    if finished.empty:
+        return None
+    return int(finished[finished["n"] == finished["n"].max()]["mean"].idxmax())
 
 
-def _draw_bar(
-    figure: Figure, shades: _Shades, box: tuple[float, float, float, float], label: str, is_used: bool
-) -> None:
-    if not is_used:
-        return
-    bar = figure.colorbar(
-        ScalarMappable(shades.norm, shades.cmap), cax=figure.add_axes(box), extend=shades.extend
-    )
-    bar.ax.tick_params(labelsize=8)
-    bar.ax.ticklabel_format(useOffset=False)
-    bar.set_label(label, fontsize=8.5)
-    bar.outline.set_visible(False)
-
-
-def _best(cells: pd.DataFrame) -> int | None:
-    """The index of the largest mean among the cells with the most seeds, if any is done."""
-    done = cells[cells["n"] > 0]
-    return None if done.empty else int(done[done["n"] == done["n"].max()]["mean"].idxmax())
-
-
-def _title(sweep: Sweep, cells: pd.DataFrame) -> str:
-    # A run may be in several cells, and counts once.
-    runs = cells.drop_duplicates("run")
+def _title(sweep: Sweep, summary: pd.DataFrame) -> str:
+    runs = summary.drop_duplicates("run")  # a run may be in several cells
     diverged = f", {runs['diverged'].sum()} diverged" if runs["diverged"].any() else ""
-    return f"{sweep.about}. {runs['n'].sum()} of {len(runs) * len(sweep.seeds)} runs done{diverged}."
+    total = len(runs) * len(sweep.seeds)
+    return f"{sweep.about}. {runs['n'].sum()} of {total} runs finished{diverged}."
 
 
-def _remark(sweep: Sweep) -> str:
+def _legend(sweep: Sweep) -> str:
     seeds = ", ".join(map(str, sweep.seeds))
-    spread = f"mean ± standard deviation over the seeds {seeds}" if len(sweep.seeds) > 1 else "one run"
+    content = f"mean ± standard deviation over the seeds {seeds}" if len(sweep.seeds) > 1 else "one run"
+    published = " In parentheses: result of the paper." if sweep.published else ""
     return (
-        f"In a cell: {spread}. Framed: best of its panel. ★: best of all. n: seeds done, where not all. "
-        "Grey: not run." + (" Small, below: the paper's number." if sweep.published else "")
+        f"Cell: {content}. Frame: best of the panel. ★: best of all. n: number of seeds, if some are "
+        f"missing. Gray: no finished run.{published}"
     )
-
-
-def _metric(sweep: Sweep) -> str:
-    return TASKS[sweep.task].metric.replace("_", " ")
-
-
-def _columns(lines: Sequence[Sequence[Panel]]) -> list[list[Panel]]:
-    return [[line[i] for line in lines if i < len(line)] for i in range(len(lines[0]))]
-
-
-def _size(panel: Panel) -> tuple[float, float]:
-    """Of the cells alone."""
-    return len(panel.columns.labels) * _CELL[0], len(panel.rows.labels) * _CELL[1]
-
-
-def _left(panel: Panel) -> float:
-    """Room for the labels of the rows, and for their title."""
-    labels = max(map(len, panel.rows.labels)) / _LABEL_CHARACTERS
-    return max(_LEFT, _EDGE + labels + (2 * _EDGE if panel.rows.title else 0))
-
-
-def _width(panel: Panel) -> float:
-    return _left(panel) + _size(panel)[0]
-
-
-def _height(panel: Panel) -> float:
-    return _ABOVE + _size(panel)[1] + _BELOW
-
-
-def _fractions(
-    box: tuple[float, float, float, float], width: float, height: float
-) -> tuple[float, float, float, float]:
-    """Left, bottom, width and height in inches as matplotlib wants them, as parts of the figure."""
-    return box[0] / width, box[1] / height, box[2] / width, box[3] / height

@@ -1,71 +1,70 @@
-"""Learning curves of a sweep's cells: the mean over seeds, and their range."""
+"""Learning curves of a sweep: mean and range over the seeds."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
-from nnunet_cpr._files import atomic_write
-from nnunet_cpr.vision.folder import HISTORY, folder_of, read_table
+from nnunet_cpr._figures import new_figure
+from nnunet_cpr.vision.folder import HISTORY, read_table, run_folder
 from nnunet_cpr.vision.sweeps import Sweep
 from nnunet_cpr.vision.tasks import TASKS
 
 
-def curves(sweep: Sweep, results: Path) -> pd.DataFrame:
-    """All evaluations of all cells: the columns of ``history.csv``, ``panel``, ``cell`` and ``seed``."""
+def read_histories(sweep: Sweep, results: Path) -> pd.DataFrame:
+    """Return all evaluations of a sweep's runs.
+
+    Args:
+        sweep: the sweep.
+        results: folder of the runs' folders.
+
+    Returns:
+        The columns of ``history.csv``, and ``panel``, ``label`` and ``seed`` of the run.
+    """
     tables = []
     for panel in sweep.panels:
-        for row, names in zip(panel.rows.labels, panel.names):
-            for column, name in zip(panel.columns.labels, names):
-                for seed in sweep.seeds:
-                    path = (
-                        folder_of(results, TASKS[sweep.task], dataclasses.replace(name, seed=seed))
-                        / HISTORY
-                    )
-                    if path.exists():
-                        cell = f"{row}, {column}" if len(names) > 1 else row
-                        history = read_table(path, ("step", *sweep.curves))
-                        tables.append(history.assign(panel=panel.title, cell=cell, seed=seed))
-    columns = ["panel", "cell", "seed", "step"]
+        for row, column, name in panel.cells():
+            for seed in sweep.seeds:
+                run = dataclasses.replace(name, seed=seed)
+                path = run_folder(results, TASKS[sweep.task], run) / HISTORY
+                if path.exists():
+                    label = f"{row}, {column}" if len(panel.columns.labels) > 1 else row
+                    history = read_table(path, ("step", *sweep.curves))
+                    tables.append(history.assign(panel=panel.title, label=label, seed=seed))
+    columns = ["panel", "label", "seed", "step"]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
 
 
 def draw_curves(sweep: Sweep, results: Path, path: Path) -> None:
-    """One row of axes for each of the sweep's curves, one column for each panel.
+    """Draw a row of axes for each of the sweep's curves and a column for each panel.
 
     Args:
-        sweep: what to draw; its ``curves`` say which columns of ``history.csv``.
-        results: where the runs' folders are.
-        path: where to write; its suffix gives the format.
+        sweep: the sweep; its ``curves`` are columns of ``history.csv``.
+        results: folder of the runs' folders.
+        path: figure to write; its suffix gives the format.
     """
-    table = curves(sweep, results)
+    histories = read_histories(sweep, results)
     rows, columns = len(sweep.curves), len(sweep.panels)
-    with matplotlib.rc_context(matplotlib.rcParamsDefault), atomic_write(path) as temporary:
-        figure = Figure(figsize=(4.6 * columns, 3.4 * rows + 1.4), layout="constrained")
-        FigureCanvasAgg(figure)
+    with new_figure(path, (4.6 * columns, 3.4 * rows + 1.4)) as figure:
         grid = figure.subplots(rows, columns, sharex=True, sharey="row", squeeze=False)
         for column, panel in enumerate(sweep.panels):
-            cells = table[table["panel"] == panel.title]
-            for number, (cell, of_cell) in enumerate(cells.groupby("cell", sort=False)):
-                for row, value in enumerate(sweep.curves):
-                    by_seed = of_cell.pivot(index="step", columns="seed", values=value).dropna()
+            in_panel = histories[histories["panel"] == panel.title]
+            for number, (label, history) in enumerate(in_panel.groupby("label", sort=False)):
+                for row, curve in enumerate(sweep.curves):
+                    by_seed = history.pivot(index="step", columns="seed", values=curve).dropna()
                     steps, values = by_seed.index.to_numpy(), by_seed.to_numpy()
                     axes = grid[row][column]
-                    axes.plot(steps, np.mean(values, axis=1), color=f"C{number}", label=cell)
+                    axes.plot(steps, np.mean(values, axis=1), color=f"C{number}", label=label)
                     low, high = np.min(values, axis=1), np.max(values, axis=1)
                     axes.fill_between(steps, low, high, color=f"C{number}", alpha=0.15, linewidth=0)
             grid[0][column].set_title(panel.title, fontsize=10)
             grid[-1][column].set_xlabel("step")
-            if len(cells):
+            if len(in_panel):
                 grid[-1][column].legend(fontsize=8, loc="best")
-        for row, value in enumerate(sweep.curves):
-            grid[row][0].set_ylabel(value.replace("_", " "))
-            if value == "loss":
+        for row, curve in enumerate(sweep.curves):
+            grid[row][0].set_ylabel(curve.replace("_", " "))
+            if curve == "loss":
                 grid[row][0].set_yscale("log")
-        figure.savefig(temporary, dpi=110)

@@ -1,6 +1,6 @@
-"""What a run trains: a model on data, with the settings that its name does not say.
+"""Tasks: a model, its data, and the settings that a run's name leaves out.
 
-To add a task: write a module in :mod:`nnunet_cpr.vision.tasks` that makes a :class:`Task`, and list it
+To add a task, write a module in :mod:`nnunet_cpr.vision.tasks` that defines a :class:`Task`, and list it
 in :data:`nnunet_cpr.vision.tasks.TASKS`.
 """
 
@@ -20,34 +20,34 @@ from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.run_name import RunName
 
 Batch = Any
-"""What a task's data gives and its loss takes; tensors in lists, tuples and dicts."""
+"""Batch of a task: tensors in lists, tuples and dicts."""
 
 
 class CannotTrain(RuntimeError):
-    """A run that cannot begin or go on; its message, one line, says why."""
+    """Run that cannot start or resume; the message is one line."""
 
 
 class Diverged(CannotTrain):
-    """A run whose loss is no number any more."""
+    """Run with a non-finite loss."""
 
 
 class InUse(CannotTrain):
-    """A run that another process is training."""
+    """Run that another process trains."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user says beside the name of the task and of the run.
+    """Options of a training, besides the names of the task and the run.
 
     Attributes:
-        data: the folder of the data set; None for tasks whose data needs no folder.
-        device: where to train.
-        workers: processes that load data.
-        bf16: train in bfloat16 where autocast allows; off is float32.
-        microbatches: parts that a batch is split into, one after the other, so that it fits.
-        keep_model: leave the trained weights in the run's folder.
-        again: train a run anew that is done or has diverged; others go on.
-        settings: further settings that a task knows, such as ``model``.
+        data: folder of the data set; None for tasks that need none.
+        device: device to train on.
+        workers: number of processes that load data.
+        bf16: train in bfloat16 with autocast instead of float32.
+        microbatches: number of parts into which a batch is split to save memory.
+        keep_model: save the trained weights in the run's folder.
+        again: train a run again that is finished or has diverged; an interrupted run resumes.
+        settings: settings of the task, such as ``model``.
     """
 
     data: Path | None = None
@@ -61,18 +61,19 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A task ready to be trained.
+class Setup:
+    """Model, batches, loss and evaluation of a task.
 
     Attributes:
-        model: initialised from torch's generator, on the CPU.
-        epoch: the batches of an epoch by its number, on the CPU or where the options say to train.
-            Whatever is drawn at random comes from torch's, NumPy's and Python's global generators, which
-            are seeded for each epoch, so that a run that was stopped goes on as if it had not been.
-        loss: of a batch, a scalar.
-        evaluate: the numbers to report, by name; ``loss`` and the task's metric among them. The model is
-            in evaluation mode then.
-        evaluate_last: further numbers, which take too long for more than once: at the end of training.
+        model: model on the CPU, initialized with torch's global generator.
+        epoch: function that yields the batches of an epoch, by its number, on the CPU or on the
+            device of the options. It draws random numbers only from the global generators of torch,
+            NumPy and Python, which are seeded before each epoch, so that a resumed run equals an
+            uninterrupted one.
+        loss: function of the model and a batch that returns a scalar.
+        evaluate: function of the model in evaluation mode that returns the metrics by name, among them
+            ``loss`` and the task's metric.
+        evaluate_last: like ``evaluate``, for metrics that are computed only at the end of training.
     """
 
     model: nn.Module
@@ -84,32 +85,38 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Task:
-    """A model, its data, and the paper's settings for them.
+    """Model, data, and the paper's settings for them.
 
     Attributes:
-        name: in commands and folders.
-        about: one line for the user.
-        prepare: loads the data and makes the model.
-        steps: optimizer steps.
-        warmup: steps of the learning rate's linear warm-up, from 0 or ``first_lr``.
-        lr: highest learning rate by the family's optimizer (``adam``, ``sgd``, ``amos``).
-        final_lr: the last learning rate of the cosine that follows, as a multiple of the highest.
-        first_lr: where the warm-up begins, as a multiple of the highest.
-        betas, eps: of Adam. momentum: of SGD, which is Nesterov's.
-        weight_decay: by the family's optimizer, where the name does not say it; 0 where this neither.
-        clip: largest norm of the gradients, or None.
-        metric: what :class:`Prepared` evaluates, in the end at least, that the runs are compared by; the
-            larger, the better.
-        epochs_between: evaluations and checkpoints, in epochs.
-        seeds: of the paper's repetitions.
-        settings: the keys of :attr:`Options.settings` that it knows.
-        settings_without_effect: those of them that do not change a run.
-        data_folders: the folders in :attr:`Options.data` whose files tell one data set from another.
+        name: name in commands and folders.
+        about: one line for the list of tasks.
+        setup: function that loads the data and builds the model.
+        steps: number of optimizer steps.
+        warmup: number of steps of the linear learning-rate warm-up.
+        lr: highest learning rate, by the optimizer of the family (``adam``, ``sgd``, ``amos``).
+        final_lr: final learning rate of the cosine, as a multiple of the highest.
+        first_lr: learning rate before the first step of the warm-up, as a multiple of the highest.
+        betas, eps: hyperparameters of Adam.
+        momentum: Nesterov momentum of SGD.
+        weight_decay: default weight decay, by the optimizer of the family; 0 for others.
+        clip: maximum norm of the gradients, or None.
+        metric: metric by which runs are compared; larger is better.
+        epochs_between: number of epochs between evaluations, each with a checkpoint.
+        seeds: seeds of the paper's repetitions.
+        settings: keys of :attr:`Options.settings` that the task accepts.
+        settings_without_effect: the keys among them that do not change a run.
+        data_folders: folders in :attr:`Options.data` whose files identify the data set.
+
+    Example:
+        >>> from nnunet_cpr.names.run_name import parse_run_name
+        >>> from nnunet_cpr.vision.tasks import TASKS
+        >>> str(TASKS["digits"].complete(parse_run_name("AdamCPR_ws60")))
+        'AdamCPR_ws60_lr0p01_warmup20_seed1_400steps'
     """
 
     name: str
     about: str
-    prepare: Callable[[Options], Prepared]
+    setup: Callable[[Options], Setup]
     steps: int
     warmup: int
     lr: Mapping[str, float]
@@ -127,51 +134,51 @@ class Task:
     settings_without_effect: tuple[str, ...] = ()
     data_folders: tuple[str, ...] = ()
 
-    def check_settings(self, given: Mapping[str, str]) -> None:
-        """See that the task knows the settings.
+    def check_settings(self, settings: Mapping[str, str]) -> None:
+        """Check that the task accepts the settings.
 
         Raises:
-            CannotTrain: one that it does not know.
+            CannotTrain: the task has no such setting.
         """
-        unknown = [key for key in given if key not in self.settings]
+        unknown = [key for key in settings if key not in self.settings]
         if unknown:
-            known = f"there are {', '.join(self.settings)}" if self.settings else "it has none"
-            raise CannotTrain(f"{self.name} has no setting {unknown[0]!r}; {known}")
+            advice = f"choose from {', '.join(self.settings)}" if self.settings else "it has no settings"
+            raise CannotTrain(f"--set {unknown[0]}: unknown setting of {self.name}; {advice}")
 
     def complete(self, name: RunName) -> RunName:
-        """The run with everything said: what its name leaves out is the task's.
+        """Return the name with the task's defaults for everything that it leaves out.
 
         Raises:
-            WrongName: the warm-up is not shorter than the training, or there is no learning rate for
-                the family.
+            WrongName: the warm-up is not shorter than the training, or the task has no learning rate
+                or weight decay for the family and the name gives none.
         """
-        own = self._settings(name)
-        said = {key: getattr(name, key) for key in own}
-        if name.lr is None and own["lr"] is None:
-            raise WrongName(f"{self.name} has no learning rate for {name.family}; say it with _lr<V>")
-        if name.baseline is not None and name.weight_decay is None and own["weight_decay"] == 0:
+        defaults = self._defaults(name)
+        if name.lr is None and defaults["lr"] is None:
+            raise WrongName(f"{name}: {self.name} has no learning rate for {name.family}; add _lr<V>")
+        if name.baseline is not None and name.weight_decay is None and defaults["weight_decay"] == 0:
             raise WrongName(
-                f"{self.name} has no weight decay of its own for {name.family}, so {name} would decay "
-                "nothing; say one with _wd<V>"
+                f"{name}: {self.name} has no weight decay for {name.family}, so there is none to adapt; "
+                "add _wd<V>"
             )
-        return dataclasses.replace(
-            name, **{key: own[key] if value is None else value for key, value in said.items()}
-        )
+        missing = {key: value for key, value in defaults.items() if getattr(name, key) is None}
+        return dataclasses.replace(name, **missing)
 
     def shorten(self, name: RunName) -> RunName:
-        """The same run without what is the task's own anyway; only the seed is always said.
+        """Return the name of the same run without the task's defaults, except for the seed.
 
         Raises:
-            WrongName: as :meth:`complete`.
+            WrongName: see :meth:`complete`.
         """
-        whole = self.complete(name)
-        own = self._settings(name)
-        own |= {"mu": 1.0, "regularizer": "l2", "kappa": KappaWS(whole.default_warm_start)}
-        needless: dict[str, Any] = {key: None for key in own if getattr(whole, key) == own[key]}
-        return dataclasses.replace(whole, **(needless | {"seed": whole.seed}))
+        complete = self.complete(name)
+        defaults = self._defaults(name)
+        defaults |= {"mu": 1.0, "regularizer": "l2", "kappa": KappaWS(complete.default_warm_start)}
+        omitted: dict[str, Any] = {
+            key: None for key, value in defaults.items() if getattr(complete, key) == value
+        }
+        return dataclasses.replace(complete, **(omitted | {"seed": complete.seed}))
 
-    def _settings(self, name: RunName) -> dict[str, Any]:
-        """What a name with this family and baseline may leave out."""
+    def _defaults(self, name: RunName) -> dict[str, Any]:
+        """Return the task's defaults for a name with this family and comparison method."""
         optimizer = name.defaults.optimizer
         return {
             "lr": self.lr.get(optimizer),

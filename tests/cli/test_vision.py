@@ -1,9 +1,9 @@
-"""``nnunet-cpr vision`` as it is typed."""
+"""The command ``nnunet-cpr vision``."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
+import json
 import subprocess
 import sys
 import warnings
@@ -14,11 +14,11 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from nnunet_cpr.cli import app
+from nnunet_cpr.cli import app, main
 from nnunet_cpr.cli import vision as cli_vision
 from nnunet_cpr.names.run_name import parse_run_name
-from nnunet_cpr.vision import sweeps, tasks
-from nnunet_cpr.vision.folder import locked, read_table
+from nnunet_cpr.vision import engine, sweeps, tasks
+from nnunet_cpr.vision.folder import lock_folder, read_table
 from nnunet_cpr.vision.sweeps import SWEEPS, Axis, Panel, Sweep
 from nnunet_cpr.vision.tasks import TASKS
 
@@ -36,43 +36,54 @@ def results(tmp_path: Path) -> str:
     return str(tmp_path / "results")
 
 
-def test_a_run_leaves_its_model_and_is_not_repeated(results: str) -> None:
-    arguments = (
-        "run",
-        "digits",
-        "AdamCPR_ws10_24steps_warmup4",
-        "--results",
-        results,
-        "--device",
-        "cpu",
-    )
+def test_run_saves_its_model_and_is_not_repeated(results: str) -> None:
+    command = "run digits AdamCPR_ws10_24steps_warmup4 --device cpu --results"
+    arguments = (*command.split(), results)
     first = invoke(*arguments)
     assert "AdamCPR_ws10_warmup4_24steps: accuracy" in first and "24 steps in" in first
     folder = Path(results, "digits", "AdamCPR_ws10_warmup4_seed1_24steps")
     assert (folder / "model.pt").exists() and not (folder / "checkpoint.pt").exists()
+    assert (folder / "dynamics.png").stat().st_size > 10_000
     before = (folder / "result.json").stat().st_mtime_ns
     again = invoke(*arguments)
-    assert ", done before" in again and again.replace(", done before", "") == first
+    assert " (finished before)" in again and again.replace(" (finished before)", "") == first
     assert (folder / "result.json").stat().st_mtime_ns == before
 
 
-def test_a_warning_is_one_line_without_the_source(results: str) -> None:
-    program = [sys.executable, "-c", "from nnunet_cpr.cli import main; main()", "vision", "run"]
-    done = subprocess.run(
-        [*program, "digits", "AdamCPR_ws200_8steps_warmup4", "--results", results, "--device", "cpu"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stderr == (
+def test_warning_is_one_line_without_its_source(
+    results: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "nnunet-cpr vision run digits AdamCPR_ws200_8steps_warmup4 --device cpu --results"
+    monkeypatch.setattr(sys, "argv", [*command.split(), results])
+    with warnings.catch_warnings(), pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().err == (
         "nnunet-cpr: warning: AdamCPR_ws200_warmup4_seed1_8steps regularizes nothing: no bound is set "
         "before step 200, and it has 8 steps\n"
     )
 
 
-def test_a_whole_sweep_is_run_and_drawn(
+@pytest.mark.parametrize("key", ["loss", "step", "seconds", "accuracy", "metric", "run", "settings"])
+def test_result_without_a_key_is_one_line(key: str, results: str) -> None:
+    folder = Path(results, "digits", "SGD_seed1")
+    folder.mkdir(parents=True)
+    result = {"run": str(TASKS["digits"].complete(parse_run_name("SGD_seed1"))), "settings": {}}
+    result |= {"metric": "accuracy", "accuracy": 95.0, "loss": 0.5, "step": 400, "seconds": 2}
+    (folder / "result.json").write_text(json.dumps(result))
+    command = ("run", "digits", "SGD", "--results", results, "--device", "cpu")
+    assert "accuracy 95.00, loss 0.5000, 400 steps in 2 s" in invoke(*command)
+    del result[key]
+    (folder / "result.json").write_text(json.dumps(result))
+    message = f"{folder / 'result.json'} is damaged; delete it to train the run again"
+    assert invoke(*command, status=1).strip() == f"nnunet-cpr: {message}"
+
+
+@pytest.mark.filterwarnings("ignore:.* regularizes nothing:UserWarning")  # in so few steps
+def test_sweep_is_trained_and_drawn(
     results: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(engine, "draw_dynamics", lambda runs, path: None)  # slow, and tested elsewhere
     short = dataclasses.replace(TASKS["digits"], steps=12, warmup=2)
     monkeypatch.setitem(tasks.TASKS, "digits", short)
     whole = SWEEPS["digits"]
@@ -88,18 +99,16 @@ def test_a_whole_sweep_is_run_and_drawn(
     assert len(table) == len(set(table["run"]))
 
 
-def test_a_run_that_diverges_does_not_stop_the_others(results: str) -> None:
+def test_diverged_run_does_not_stop_the_others(results: str) -> None:
     names = ("SGD_lr1e30_12steps_warmup0", "SGD_12steps_warmup0")
     output = invoke("run", "digits", *names, "--results", results, "--device", "cpu", status=1)
-    assert "failed: the loss of SGD_lr1e30" in output and "SGD_warmup0_12steps: accuracy" in output
-    assert "nnunet-cpr: 1 of 2 runs are not done, see above" in output
+    assert "failed: SGD_lr1e30" in output and "SGD_warmup0_12steps: accuracy" in output
+    assert "nnunet-cpr: 1 of 2 runs are not finished, see above" in output
 
 
-def test_a_sweep_trains_a_diverged_run_once_and_draws_it(
-    results: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sweep_trains_a_diverged_run_once(results: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {
-        "falls": parse_run_name("SGD_12steps_warmup2"),
+        "converges": parse_run_name("SGD_12steps_warmup2"),
         "diverges": parse_run_name("SGD_lr1e30_12steps_warmup0"),
     }
     rows, columns = Axis("", tuple(names)), Axis("", ("",))
@@ -113,68 +122,67 @@ def test_a_sweep_trains_a_diverged_run_once_and_draws_it(
     monkeypatch.setitem(
         tasks.TASKS,
         "digits",
-        dataclasses.replace(TASKS["digits"], prepare=lambda options: pytest.fail("trained again")),
+        dataclasses.replace(TASKS["digits"], setup=lambda options: pytest.fail("trained again")),
     )
-    assert invoke(*arguments, status=1).replace(", done before", "") == first
+    assert invoke(*arguments, status=1).replace(" (finished before)", "") == first
 
 
-def test_what_another_process_trains_is_skipped(results: str) -> None:
+def test_run_in_use_is_skipped(results: str) -> None:
     names = ("SGD_24steps_warmup4", "SGD_24steps_warmup4_seed2")
     folder = Path(results, "digits", "SGD_warmup4_seed1_24steps")
     folder.mkdir(parents=True)
     arguments = ("--results", results, "--device", "cpu")
-    with locked(folder):
+    with lock_folder(folder):
         one = invoke("run", "digits", names[0], *arguments, status=1)
         both = invoke("run", "digits", *names, *arguments, status=1)
-    owner = f"{folder} is being trained by process {os.getpid()} on "
-    assert one.strip().startswith(f"nnunet-cpr: {owner}") and len(one.strip().splitlines()) == 1
-    assert f"SGD_warmup4_24steps: skipped: {owner}" in both and "_seed2_24steps: accuracy" in both
-    assert "nnunet-cpr: 1 of 2 runs are not done, see above" in both
+    message = f"{folder} is in use: another process trains this run"
+    assert one.strip() == f"nnunet-cpr: {message}"
+    assert f"SGD_warmup4_24steps: skipped: {message}" in both and "_seed2_24steps: accuracy" in both
+    assert "nnunet-cpr: 1 of 2 runs are not finished, see above" in both
 
 
-def test_weights_that_were_not_kept_can_be_had(results: str) -> None:
+def test_again_saves_a_model_that_was_dropped(results: str) -> None:
     arguments = ("run", "digits", "SGD_12steps_warmup2", "--results", results, "--device", "cpu")
     assert "not kept" not in invoke(*arguments, "--drop-model")
-    assert "; its weights were not kept, --again trains it again and keeps them" in invoke(*arguments)
+    assert "; model.pt was not kept, use --again to train the run again" in invoke(*arguments)
     assert "not kept" not in invoke(*arguments, "--again")
     assert Path(results, "digits", "SGD_warmup2_seed1_12steps", "model.pt").exists()
 
 
-@pytest.mark.parametrize("spoil", ["empty", "torn", "no numbers", "no columns", "no text"])
+@pytest.mark.parametrize("damage", ["empty", "truncated", "no numbers", "no columns", "no text"])
 @pytest.mark.parametrize("file", ["history.csv", "dynamics.csv"])
-def test_damaged_tables_are_one_line(spoil: str, file: str, results: str, tmp_path: Path) -> None:
+def test_damaged_table_is_one_line(damage: str, file: str, results: str, tmp_path: Path) -> None:
     folder = Path(results, "digits", "SGD_seed1")
     folder.mkdir(parents=True)
     (folder / "history.csv").write_text("step,loss,accuracy\n4,0.5,50\n8,0.25,75\n")
     rows = "0,a,0.5,0.1,0\n4,a,0.25,0.1,0.5\n"
     (folder / "dynamics.csv").write_text(f"step,parameter,measure,kappa,multiplier\n{rows}")
     draw = ("dynamics", "digits", "SGD", "--results", results, "-o", str(tmp_path / "figure.png"))
-    if spoil == "empty":  # the files are right
+    if damage == "empty":  # the undamaged files are drawn
         invoke(*draw)
         (tmp_path / "figure.png").unlink()
-    whole = (folder / file).read_bytes()
-    spoilt = {
+    content = (folder / file).read_bytes()
+    damaged = {
         "empty": b"",
-        "torn": whole[:-3],
-        "no numbers": whole.replace(b"0.25", b"x"),
-        "no columns": whole[whole.index(b"\n") + 1 :],
+        "truncated": content[:-3],
+        "no numbers": content.replace(b"0.25", b"x"),
+        "no columns": content[content.index(b"\n") + 1 :],
         "no text": b"\xff\xfe" * 99,
     }
-    (folder / file).write_bytes(spoilt[spoil])
+    (folder / file).write_bytes(damaged[damage])
     commands = [draw] if file == "dynamics.csv" else [draw, ("draw", "digits", "--results", results)]
     for command in commands:
         output = invoke(*command, status=1)
-        told = (
-            f"{folder / file} is damaged; nnunet-cpr vision run digits SGD_seed1 --again makes it anew"
-        )
+        message = f"{folder / file} is damaged; train the run again: "
+        message += "nnunet-cpr vision run digits SGD_seed1 --again"
         lines = [line for line in output.splitlines() if not line.endswith("digits.png")]
-        assert lines == [f"nnunet-cpr: {told}"]
+        assert lines == [f"nnunet-cpr: {message}"]
     assert not (tmp_path / "figure.png").exists()
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
-def test_tables_with_non_finite_numbers_are_drawn(number: str, results: str, tmp_path: Path) -> None:
-    """One in each column, each in a row of its own."""
+def test_table_with_non_finite_numbers_is_drawn(number: str, results: str, tmp_path: Path) -> None:
+    """Each column has one such number, each in another row."""
     folder = Path(results, "digits", "SGD_seed1")
     folder.mkdir(parents=True)
     columns = {
@@ -198,9 +206,11 @@ def test_tables_with_non_finite_numbers_are_drawn(number: str, results: str, tmp
     assert figure.stat().st_size > 10_000
 
 
-def test_nothing_is_drawn_of_no_runs(results: str) -> None:
+def test_draw_without_runs_is_refused(results: str) -> None:
     output = invoke("draw", "digits", "--results", results, status=1)
-    assert output.startswith(f"nnunet-cpr: {results} has no run of digits; run nnunet-cpr vision sweep ")
+    assert output.startswith(
+        f"nnunet-cpr: --results {results}: no runs of digits; run nnunet-cpr vision sweep "
+    )
     assert len(output.splitlines()) == 1
     assert not Path(results).exists()
 
@@ -208,32 +218,32 @@ def test_nothing_is_drawn_of_no_runs(results: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("sweep", "digits"), "stopped; the same command again goes on from the last checkpoint"),
+        (("sweep", "digits"), "stopped; run the same command again to resume from the last checkpoint"),
         (("draw", "digits"), "stopped"),
-        (("cells", "digits"), "stopped"),
+        (("runs", "digits"), "stopped"),
         (("dynamics", "digits", "SGD"), "stopped"),
     ],
 )
-def test_ctrl_c_is_told(
+def test_ctrl_c_is_one_line(
     arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli_vision, "_sweep", interrupted)
-    monkeypatch.setattr(cli_vision, "_task", interrupted)
+    monkeypatch.setattr(cli_vision, "_find_sweep", interrupt)
+    monkeypatch.setattr(cli_vision, "_find_task", interrupt)
     assert invoke(*arguments, status=130) == f"nnunet-cpr: {message}\n"
 
 
-def test_cells_are_runs_by_name() -> None:
-    lines = invoke("cells", "cifar100-main").splitlines()
-    assert len(lines) == len(SWEEPS["cifar100-main"].cells())
+def test_runs_prints_task_and_name() -> None:
+    lines = invoke("runs", "cifar100-main").splitlines()
+    assert len(lines) == len(SWEEPS["cifar100-main"].runs())
     for line in lines:
         task, name = line.split()
         assert task == "cifar100" and str(parse_run_name(name)) == name
 
 
-def test_dynamics_of_several_runs(results: str, tmp_path: Path) -> None:
+def test_dynamics_draws_several_runs(results: str, tmp_path: Path) -> None:
     names = ("AdamCPR_ws10_24steps_warmup4", "AdamW_24steps_warmup4")
     missing = invoke("dynamics", "digits", *names, "--results", results, status=1)
     assert f"run: nnunet-cpr vision run digits {names[0]}" in missing
@@ -243,7 +253,7 @@ def test_dynamics_of_several_runs(results: str, tmp_path: Path) -> None:
     assert figure.stat().st_size > 20_000
 
 
-def test_presets_lists_everything() -> None:
+def test_presets_lists_tasks_and_sweeps() -> None:
     output = invoke("presets")
     assert all(f"  {name} " in output for name in [*TASKS, *SWEEPS])
 
@@ -251,31 +261,43 @@ def test_presets_lists_everything() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("run", "digit", "SGD"), "no task is named 'digit'; there are digits, grokking,"),
+        (("run", "digit", "SGD"), "unknown task 'digit'; choose from digits, grokking,"),
         (("run", "digits", "SDG"), "did you mean SGD?"),
-        (("run", "digits", "SGD", "--set", "x"), "--set takes KEY=VALUE, not 'x'"),
-        (("run", "digits", "SGD", "--set", "x=1"), "digits has no setting 'x'; it has none"),
-        (("run", "grokking", "SGD_wd0", "--set", "x=1"), "grokking has no setting 'x'; it has none"),
-        (("run", "digits", "SGD", "--device", "nowhere"), "--device nowhere cannot be used"),
+        (("run", "digits", "SGD", "--set", "x"), "--set: expected KEY=VALUE, got 'x'"),
+        (
+            ("run", "digits", "SGD", "--set", "x=1"),
+            "--set x: unknown setting of digits; it has",
+        ),
+        (
+            ("run", "grokking", "SGD_wd0", "--set", "x=1"),
+            "--set x: unknown setting of grokking",
+        ),
+        (("run", "digits", "SGD", "--device", "nowhere"), "--device nowhere is not usable"),
         (("run", "digits", "SGD", "SGD_9steps"), "warm-up of 20 steps is not shorter"),
-        (("run", "grokking", "AdamW_awd"), "say one with _wd<V>"),
-        (("dynamics", "digits", "SGD", "-o", "figure.xyz"), "must be a .png, .pdf or .svg file"),
-        (("dynamics", "digits", "SGD", "-o", "nowhere/figure.png"), "in a folder that is there"),
-        (("sweep", "nothing"), "no sweep is named 'nothing'; there are digits,"),
-        (("run", "cifar100", "SGD"), "say where CIFAR-100 is"),
-        (("run", "deit-small", "AdamW"), "say where ImageNet is"),
+        (("run", "grokking", "AdamW_awd"), "add _wd<V>"),
+        (
+            ("dynamics", "digits", "SGD", "-o", "figure.xyz"),
+            "figure.xyz: expected a .png, .pdf or .svg file",
+        ),
+        (
+            ("dynamics", "digits", "SGD", "-o", "nowhere/figure.png"),
+            "the folder nowhere does not exist",
+        ),
+        (("sweep", "nothing"), "unknown sweep 'nothing'; choose from digits,"),
+        (("run", "cifar100", "SGD"), "--data is missing: name the folder of CIFAR-100"),
+        (("run", "deit-small", "AdamW"), "--data is missing: name the folder of ImageNet"),
     ],
 )
-def test_errors_are_one_line(arguments: tuple[str, ...], message: str, results: str) -> None:
+def test_error_is_one_line(arguments: tuple[str, ...], message: str, results: str) -> None:
     output = invoke(*arguments, *(("--results", results) if arguments[0] == "run" else ()), status=1)
     assert message in output and len(output.strip().splitlines()) == 1
     assert not Path(results).exists()
 
 
-def test_help_does_not_wait_for_torch() -> None:
+def test_help_does_not_import_torch() -> None:
     code = (
         "import sys; from nnunet_cpr.cli import vision as cli_vision; "
-        "print([m for m in ('torch', 'timm', 'torchvision') if m in sys.modules])"
+        "print([m for m in ('torch', 'timm', 'torchvision', 'seaborn') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

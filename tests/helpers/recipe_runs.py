@@ -1,4 +1,4 @@
-"""Runs a recipe, here or in a process of its own, and compares what two runs have saved."""
+"""Run a recipe in this or another process, and compare the files of two runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECIPES = Path(__file__).resolve().parents[2] / "docs" / "recipes"
 
 
 class Stopped(Exception):
-    """Stands for whatever ends a run early."""
+    """Interruption of a run."""
 
 
 def load(name: str) -> ModuleType:
@@ -28,7 +28,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def in_a_process(name: str, argv: list[str]) -> None:
+def run_in_process(name: str, argv: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, RECIPES / f"{name}.py", *argv], capture_output=True, text=True
     )
@@ -36,7 +36,7 @@ def in_a_process(name: str, argv: list[str]) -> None:
 
 
 def stop_in_call(patch: pytest.MonkeyPatch, owner: type, method: str, calls: int) -> None:
-    """Have a method raise :class:`Stopped` from its call of that number on."""
+    """Patch a method to raise :class:`Stopped` from this number of calls on."""
     original = getattr(owner, method)
     count = 0
 
@@ -51,7 +51,7 @@ def stop_in_call(patch: pytest.MonkeyPatch, owner: type, method: str, calls: int
 
 
 def assert_same(a: Any, b: Any, where: str = "state") -> None:
-    """Bit for bit, through mappings and lists."""
+    """Assert that two nested states are equal bit for bit."""
     assert type(a) is type(b), where
     if isinstance(a, torch.Tensor):
         assert a.dtype == b.dtype, where
@@ -68,8 +68,8 @@ def assert_same(a: Any, b: Any, where: str = "state") -> None:
         assert a == b, where
 
 
-def saved_by_trainer(folder: Path, step: int) -> dict[str, Any]:
-    """Weights, optimizer and schedule of a checkpoint of Hugging Face's Trainer."""
+def load_trainer_checkpoint(folder: Path, step: int) -> dict[str, Any]:
+    """Return weights, optimizer and schedule of a checkpoint of Hugging Face's Trainer."""
     from safetensors.torch import load_file
 
     checkpoint = folder / f"checkpoint-{step}"
@@ -81,9 +81,9 @@ def saved_by_trainer(folder: Path, step: int) -> dict[str, Any]:
     }
 
 
-def assert_cpr_at_work(saved: dict[str, Any], steps: int) -> None:
-    """Its bounds are found and some of its multipliers positive, after so many steps."""
-    state = saved["cpr"]["state"]
+def assert_cpr_is_active(optimizer_state: dict[str, Any], steps: int) -> None:
+    """Assert that bounds are set and multipliers are positive after this number of steps."""
+    state = optimizer_state["cpr"]["state"]
     assert int(state["step"]) == steps
     assert bool(state["kappa"].isfinite().any())
     assert float(state["lagrange_multiplier"].max()) > 0

@@ -1,4 +1,4 @@
-"""Data sets of a few random images, in the layouts of the real ones."""
+"""Data sets of a few random images, in the layout of the real data sets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def labels(count: int, seed: int) -> list[int]:
 
 
 def write_split(path: Path, count: int, seed: int) -> None:
-    """A file as in cifar-100-python: a row is an image, its three channels one after the other."""
+    """Write a file of cifar-100-python: a row is an image, one channel after the other."""
     rows = images(count, seed).transpose(0, 3, 1, 2).reshape(count, 3 * 32 * 32)
     entry = {
         "filenames": [f"image_{i}.png" for i in range(count)],
@@ -41,7 +41,7 @@ def write_split(path: Path, count: int, seed: int) -> None:
 
 
 def write_cifar100(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two handfuls of images in the published format, and torchvision told to take any checksum."""
+    """Write a few images in the published format, and patch torchvision to accept any checksum."""
     python = folder / "cifar-100-python"
     python.mkdir(parents=True)
     write_split(python / "train", TRAIN, seed=1)
@@ -71,7 +71,7 @@ CLASSES = ["n01440764", "n01443537"]
 
 
 def write_imagenet(folder: Path) -> None:
-    """Two classes; five images to train on, of which batches of two leave one out, and six others."""
+    """Write two classes with five training images (two batches of two) and six validation images."""
     generator = np.random.default_rng(0)
     for split, counts in {"train": (2, 3), "val": (4, 2)}.items():
         for name, count in zip(CLASSES, counts):

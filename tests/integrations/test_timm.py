@@ -24,7 +24,7 @@ NAMES = ["adamcpr", "sgdcpr"]
 
 
 def vit(seed: int = 0) -> nn.Module:
-    """With ``pos_embed`` and ``cls_token``, three-dimensional and without weight decay in timm."""
+    """Return a ViT with ``pos_embed`` and ``cls_token``, to which timm applies no weight decay."""
     torch.manual_seed(seed)
     size = {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 4}
     return timm.create_model("vit_tiny_patch16_224", **size)
@@ -61,7 +61,7 @@ def assert_same_training(one: tuple[nn.Module, Any], other: tuple[nn.Module, Any
 # Creation
 
 
-def test_timm_lists_them() -> None:
+def test_timm_lists_cpr_optimizers() -> None:
     assert set(NAMES) <= set(list_optimizers())
     described = dict(list_optimizers("*cpr", with_description=True))
     assert all("Constrained Parameter Regularization" in described[name] for name in NAMES)
@@ -75,7 +75,7 @@ def test_registering_again_changes_nothing(caplog: pytest.LogCaptureFixture) -> 
     assert timm_optimizers.default_registry.create_optimizer is create
 
 
-def test_options_arrive() -> None:
+def test_options_are_passed_on() -> None:
     optimizer = create_optimizer_v2(
         vit(),
         "adamcpr",
@@ -99,7 +99,7 @@ def test_options_arrive() -> None:
     assert (cpr.bound, cpr.mu, cpr.regularizer.name, cpr.adaptive) == (KappaWS(7), 0.5, "std", True)
 
 
-def test_sgd_has_timms_momentum() -> None:
+def test_sgdcpr_has_timms_momentum() -> None:
     optimizer = create_optimizer_v2(vit(), "sgdcpr", lr=0.1, kappa="ip5", eps=1e-8, betas=(0.9, 0.9))
     assert isinstance(optimizer, SGDCPR)
     assert optimizer.cpr.bound == KappaIP(5)
@@ -108,18 +108,18 @@ def test_sgd_has_timms_momentum() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_defaults(name: str) -> None:
+def test_defaults_are_those_of_the_library(name: str) -> None:
     optimizer = create_optimizer_v2(vit(), name)
     assert optimizer.cpr.bound == KappaWS(1000)
     assert {group["lr"] for group in optimizer.param_groups} == {1e-3}
     copy.deepcopy(optimizer.defaults)  # timm's script logs such a copy
 
 
-def test_other_optimizers_are_as_before() -> None:
+def test_other_optimizers_are_unchanged() -> None:
     assert type(create_optimizer_v2(vit(), "adamw", lr=1e-3, weight_decay=0.05)) is torch.optim.AdamW
 
 
-def test_as_a_class_of_timms() -> None:
+def test_optimizer_class_is_available() -> None:
     model = vit()
     assert timm.optim.get_optimizer_class("sgdcpr")(model.parameters(), lr=0.1).cpr.bound == KappaWS(
         1000
@@ -129,20 +129,20 @@ def test_as_a_class_of_timms() -> None:
     )
 
 
-# Bounds by their words
+# Bounds as strings
 
 
 @pytest.mark.parametrize(
     ("word", "bound"),
     [("ws6280", KappaWS(6280)), ("ip50", KappaIP(50)), ("k0p1", KappaK(0.1)), ("ki0x2", KappaKI0(2.0))],
 )
-def test_bounds_have_words(word: str, bound: Any) -> None:
+def test_bound_is_parsed_from_a_string(word: str, bound: Any) -> None:
     assert read_bound(word) == bound
     assert create_optimizer_v2(vit(), "adamcpr", kappa=word).cpr.bound == bound
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "message"),
     [
         ("k0.1", "no bound is written 'k0.1'; did you mean k0p1?"),
         ("WS1000", "did you mean ws1000?"),
@@ -154,30 +154,30 @@ def test_bounds_have_words(word: str, bound: Any) -> None:
         (None, "or a word such as 'ws1000', got None"),
     ],
 )
-def test_wrong_words_are_told_in_one_line(word: Any, told: str) -> None:
+def test_wrong_bound_is_one_line(word: Any, message: str) -> None:
     with pytest.raises((WrongName, TypeError)) as caught:
         create_optimizer_v2(vit(), "adamcpr", kappa=word)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
-        ({"adaptive": "false"}, "adaptive must be a number, True or False, got 'false'"),
-        ({"mu": "much"}, "mu must be a number, True or False, got 'much'"),
+        ({"adaptive": "false"}, "adaptive: expected a number, True or False, got 'false'"),
+        ({"mu": "much"}, "mu: expected a number, True or False, got 'much'"),
         ({"regularizer": "l3"}, "unknown regularizer 'l3'"),
         ({"foreach": True}, "AdamCPR has no foreach"),
         ({"foreach": False}, "AdamCPR has no foreach"),
         ({"dampening": 0.1}, "dampening"),
     ],
 )
-def test_wrong_options(options: dict[str, Any], told: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=told):
+def test_wrong_option_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
         create_optimizer_v2(vit(), "adamcpr", **options)
 
 
-# Which parameters, and their names
+# Selection and names of parameters
 
 GROUPINGS: list[dict[str, Any]] = [
     {},
@@ -192,7 +192,7 @@ GROUPINGS: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     "grouping", GROUPINGS, ids=lambda options: "-".join(map(str, options)) or "nothing"
 )
-def test_the_models_matrices_by_their_names(grouping: dict[str, Any]) -> None:
+def test_models_matrices_are_selected_by_name(grouping: dict[str, Any]) -> None:
     model = vit()
     cpr = create_optimizer_v2(model, "adamcpr", **grouping).cpr
     assert dict(zip(cpr.names, cpr.parameters)) == regularized(model)
@@ -201,7 +201,7 @@ def test_the_models_matrices_by_their_names(grouping: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.05])
-def test_embeddings_stay_out(weight_decay: float) -> None:
+def test_embeddings_are_not_regularized(weight_decay: float) -> None:
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.LayerNorm((4, 4)))
     optimizer = create_optimizer_v2(model, "sgdcpr", lr=0.1, weight_decay=weight_decay)
     assert optimizer.cpr.names == ["1.weight"]
@@ -209,12 +209,12 @@ def test_embeddings_stay_out(weight_decay: float) -> None:
     assert sorted(held) == sorted(id(p) for p in model.parameters())
 
 
-def test_timms_groups_may_leave_out_more() -> None:
+def test_param_group_fn_may_leave_out_more() -> None:
     model = vit()
     groups = [
         {"params": model.blocks.parameters(), "weight_decay": 0.0, "lr": 1e-4},
         {"params": model.head.parameters()},
-        {"params": [nn.Parameter(torch.zeros(3, 3))]},  # of the loss, say
+        {"params": [nn.Parameter(torch.zeros(3, 3))]},  # such as one of the loss
     ]
     optimizer = create_optimizer_v2(
         model, "adamcpr", lr=1e-3, weight_decay=0.05, param_group_fn=lambda _: groups
@@ -223,15 +223,15 @@ def test_timms_groups_may_leave_out_more() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [1e-4, 1e-3, 1e-3]
 
 
-def test_without_a_model_names_are_places() -> None:
+def test_names_without_a_model_are_positions() -> None:
     model = vit()
     listed = create_optimizer_v2(model.parameters(), "adamcpr")
-    assert listed.cpr.names[0] == "0"  # cls_token: nothing tells that it is one
+    assert listed.cpr.names[0] == "0"  # cls_token, which is not known as such without the model
     groups = [{"params": list(model.norm.parameters())}, {"params": list(model.head.parameters())}]
     assert create_optimizer_v2(groups, "adamcpr").cpr.names == ["1.0"]
 
 
-def test_frozen_parameters_stay_out() -> None:
+def test_frozen_parameters_are_not_regularized() -> None:
     model = vit()
     model.blocks.requires_grad_(False)
     for grouping in GROUPINGS:
@@ -260,25 +260,25 @@ def test_layer_decay_scales_rates_under_timms_schedule() -> None:
     "grouping", GROUPINGS[:2], ids=lambda options: "-".join(map(str, options)) or "nothing"
 )
 @pytest.mark.parametrize("name", NAMES)
-def test_as_built_by_hand(name: str, grouping: dict[str, Any]) -> None:
+def test_training_equals_direct_construction(name: str, grouping: dict[str, Any]) -> None:
     model, twin = vit(), vit()
     optimizer = create_optimizer_v2(model, name, lr=0.01, kappa="ki0x1", mu=0.5, **grouping)
     kappa = KappaKI0(1.0)
-    by_hand = (
+    direct = (
         AdamCPR(twin, 0.01, kappa=kappa, mu=0.5)
         if name == "adamcpr"
         else SGDCPR(twin, 0.01, momentum=0.9, kappa=kappa, mu=0.5)
     )
-    assert optimizer.cpr.names == by_hand.cpr.names
+    assert optimizer.cpr.names == direct.cpr.names
     train(model, optimizer, range(4))
-    train(twin, by_hand, range(4))
-    assert_same_training((model, optimizer), (twin, by_hand))
+    train(twin, direct, range(4))
+    assert_same_training((model, optimizer), (twin, direct))
     if not grouping:
-        by_hand.load_state_dict(optimizer.state_dict())
+        direct.load_state_dict(optimizer.state_dict())
 
 
 @pytest.mark.parametrize("name", ["adamcpr", "sgdcpr", "lookahead_adamcpr"])
-def test_resumed_from_timms_checkpoint_bit_for_bit(name: str, tmp_path: Path) -> None:
+def test_resume_from_timms_checkpoint_is_bit_exact(name: str, tmp_path: Path) -> None:
     def start(seed: int) -> tuple[nn.Module, Any, Any]:
         model = vit(seed)
         options: dict[str, Any] = {"kappa": "ws3", "mu": 0.5, "adaptive": True}
@@ -300,7 +300,7 @@ def test_resumed_from_timms_checkpoint_bit_for_bit(name: str, tmp_path: Path) ->
     assert_same_training((model, optimizer), (resumed, other))
 
 
-def test_another_bound_than_the_checkpoints_is_refused() -> None:
+def test_checkpoint_of_another_bound_is_refused() -> None:
     saved = create_optimizer_v2(vit(), "adamcpr", kappa="ws3").state_dict()
     with pytest.raises(ValueError, match="kappa"):
         create_optimizer_v2(vit(), "adamcpr", kappa="ws4").load_state_dict(saved)
@@ -312,14 +312,14 @@ def test_lookahead_moves_between_corrected_steps() -> None:
     plain = create_optimizer_v2(twin, "adamcpr", lr=0.01, kappa="ki0x1")
     train(model, ahead, range(6))
     train(twin, plain, range(6))
-    assert_same_training((model, ahead), (twin, plain))  # its first move sets the slow weights
+    assert_same_training((model, ahead), (twin, plain))  # the first move sets the slow weights
     slow = [p.detach().clone() for p in model.parameters()]
     train(model, ahead, range(6, 12))
     train(twin, plain, range(6, 12))
     for p, fast, before in zip(model.parameters(), twin.parameters(), slow):
         torch.testing.assert_close(p, (before + fast) / 2)
     assert torch.equal(cpr_of(ahead).lagrange_multiplier, plain.cpr.lagrange_multiplier)
-    train(model, ahead, range(12, 13))  # measures the moved weights, not those that the step left
+    train(model, ahead, range(12, 13))  # measures the moved weights, not those after the step
     train(twin, plain, range(12, 13))
     assert not torch.equal(cpr_of(ahead).lagrange_multiplier, plain.cpr.lagrange_multiplier)
 
@@ -338,7 +338,7 @@ def arguments(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def test_from_timms_arguments() -> None:
+def test_optimizer_is_created_from_timms_arguments() -> None:
     words = (
         "--opt adamcpr --opt-betas 0.9 0.98 --opt-kwargs kappa=ki0x2 mu=1 adaptive=True regularizer=std"
     )

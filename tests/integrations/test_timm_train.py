@@ -1,4 +1,4 @@
-"""A script like timm's own, started through the launcher."""
+"""Launcher for scripts like timm's ``train.py``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from nnunet_cpr.integrations import timm_train as timm_run
+from nnunet_cpr.integrations import timm_train
 
 SCRIPT = """
 import argparse, json, sys
 import timm
 from timm.optim import create_optimizer_v2, optimizer_kwargs
 from timm.utils import ParseKwargs
-import helper  # lies beside the script
+import helper  # in the folder of the script
 
 parser = argparse.ArgumentParser()
 parser.add_argument("data")
@@ -41,29 +41,23 @@ if __name__ == "__main__":
 """
 
 
-def launched(folder: Path, *start: str) -> subprocess.CompletedProcess[str]:
-    """The script in that folder, started from another one."""
+def launch(folder: Path, *start: str) -> subprocess.CompletedProcess[str]:
+    """Run the script in this folder from another folder."""
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     options = "DATA --model vit_tiny_patch16_224 --opt adamcpr --opt-kwargs kappa=ws6280 mu=1.0"
-    command = [
-        sys.executable,
-        "-m",
-        *start,
-        "nnunet_cpr.integrations.timm_train",
-        "../train.py",
-        *options.split(),
-    ]
+    script = ["nnunet_cpr.integrations.timm_train", "../train.py"]
+    command = [sys.executable, "-m", *start, *script, *options.split()]
     return subprocess.run(command, cwd=elsewhere, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(
     "start", [[], ["torch.distributed.run", "--standalone", "-m"]], ids=["python", "torchrun"]
 )
-def test_a_script_like_timms_is_launched(tmp_path: Path, start: list[str]) -> None:
+def test_script_like_timms_is_launched(tmp_path: Path, start: list[str]) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "helper.py").write_text(f"RESULT = {str(tmp_path / 'result.json')!r}\n")
-    done = launched(tmp_path, *start)
+    done = launch(tmp_path, *start)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "result.json").read_text())
     assert found["kappa"] == "KappaWS(steps=6280)"
@@ -72,25 +66,25 @@ def test_a_script_like_timms_is_launched(tmp_path: Path, start: list[str]) -> No
     assert found["file"] == "../train.py"
 
 
-def test_the_timm_beside_the_script_is_the_one(tmp_path: Path) -> None:
+def test_timm_in_the_scripts_folder_is_used(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import timm")
     (tmp_path / "timm.py").write_text("raise SystemExit('the timm of this script')")
-    assert "the timm of this script" in launched(tmp_path).stderr
+    assert "the timm of this script" in launch(tmp_path).stderr
 
 
-def test_a_missing_script_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["timm_run", "none.py"])
-    with pytest.raises(SystemExit, match=r"^timm_run: there is no script 'none.py'; usage: .*SCRIPT"):
-        timm_run.main()
+def test_missing_script_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["timm_train", "none.py"])
+    with pytest.raises(SystemExit, match=r"^timm_train: script 'none.py' does not exist; usage: "):
+        timm_train.main()
 
 
 @pytest.mark.parametrize(("words", "status"), [([], 2), (["--help"], 0)])
-def test_the_launchers_usage(
+def test_launcher_prints_usage(
     words: list[str], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["timm_run", *words])
+    monkeypatch.setattr(sys, "argv", ["timm_train", *words])
     with pytest.raises(SystemExit) as ended:
-        timm_run.main()
+        timm_train.main()
     assert ended.value.code == status
     out, err = capsys.readouterr()
     assert (out or err).startswith("usage: ") and bool(out) == (status == 0)

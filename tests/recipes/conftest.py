@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-# Before any of Hugging Face's libraries is imported: nothing here may look for a hub.
+# Set before the import of Hugging Face's libraries: no test may access the hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture(scope="session")
 def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Thirty documents of random words, the same in every session."""
+    """Return a folder of thirty documents of random words, the same in every session."""
     words = random.Random(0)
     vocabulary = ["".join(words.choices("abcdefghij", k=words.randint(2, 7))) for _ in range(80)]
     folder = tmp_path_factory.mktemp("text")
@@ -23,7 +23,7 @@ def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, text_folder: Path) -> Path:
-    """A byte-level BPE of 300 tokens, trained on those documents."""
+    """Return a byte-level BPE tokenizer of 300 tokens, trained on the documents."""
     tokenizers = pytest.importorskip("tokenizers")
     transformers = pytest.importorskip("transformers")
     bpe = tokenizers.ByteLevelBPETokenizer()
@@ -38,7 +38,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, text_folder: Path
 
 @pytest.fixture
 def dataset_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where datasets keeps what it read and tokenized, here and in processes started from here."""
+    """Return the cache of datasets for this process and its children."""
     datasets = pytest.importorskip("datasets")
     folder = tmp_path / "datasets"
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)

@@ -1,4 +1,4 @@
-"""GPT-2 with Hugging Face's Trainer, tiny: stopped and continued it ends where an unbroken run does."""
+"""The recipe for GPT-2 with Hugging Face's Trainer, on a tiny model."""
 
 from __future__ import annotations
 
@@ -31,33 +31,35 @@ def options(text_folder: Path, tokenizer_folder: Path, dataset_cache: Path) -> l
 
 
 @pytest.mark.parametrize(
-    "elsewhere", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["here", "another process"]
+    "other_process",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["same process", "other process"],
 )
-def test_continues_bit_for_bit(
-    options: list[str], elsewhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_resumed_run_is_bit_exact(
+    options: list[str], other_process: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = recipe_runs.load("gpt2_openwebtext")
-    options = [*options, "--warmup", "10"]  # Kappa-IP, sampled every step
-    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
-    recipe.main([*options, "--out", str(unbroken)])
+    options = [*options, "--warmup", "10"]  # Kappa-IP with interval 1
+    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
+    recipe.main([*options, "--out", str(uninterrupted)])
 
     with monkeypatch.context() as patch:
         recipe_runs.stop_in_call(patch, transformers.Trainer, "training_step", 6 * ACCUMULATE)
         with pytest.raises(recipe_runs.Stopped):
-            recipe.main([*options, "--out", str(broken)])
-    assert [path.name for path in broken.glob("checkpoint-*")] == ["checkpoint-4"]
-    if elsewhere:
-        recipe_runs.in_a_process("gpt2_openwebtext", [*options, "--out", str(broken)])
+            recipe.main([*options, "--out", str(resumed)])
+    assert [path.name for path in resumed.glob("checkpoint-*")] == ["checkpoint-4"]
+    if other_process:
+        recipe_runs.run_in_process("gpt2_openwebtext", [*options, "--out", str(resumed)])
     else:
-        recipe.main([*options, "--out", str(broken)])
+        recipe.main([*options, "--out", str(resumed)])
 
-    expected = recipe_runs.saved_by_trainer(unbroken, STEPS)
-    recipe_runs.assert_cpr_at_work(expected["optimizer"], STEPS)  # steps, not the passes they take
-    recipe_runs.assert_same(recipe_runs.saved_by_trainer(broken, STEPS), expected)
+    expected = recipe_runs.load_trainer_checkpoint(uninterrupted, STEPS)
+    recipe_runs.assert_cpr_is_active(expected["optimizer"], STEPS)  # optimizer steps, not passes
+    recipe_runs.assert_same(recipe_runs.load_trainer_checkpoint(resumed, STEPS), expected)
 
 
 @pytest.mark.parametrize("name", ["gpt2_openwebtext", "lora_finetuning"])
-def test_the_newest_whole_checkpoint_is_taken_and_nothing_else(name: str, tmp_path: Path) -> None:
+def test_newest_complete_checkpoint_is_resumed(name: str, tmp_path: Path) -> None:
     recipe = recipe_runs.load(name)
     assert recipe.last_checkpoint(tmp_path / "nowhere") is None
     for kept in ("best", "best-20", "²", "16-copy"):
@@ -66,26 +68,26 @@ def test_the_newest_whole_checkpoint_is_taken_and_nothing_else(name: str, tmp_pa
     assert recipe.last_checkpoint(tmp_path) is None
     for step in (4, 12, 8):
         (tmp_path / f"checkpoint-{step}").mkdir()
-        if step < 12:  # the newest was cut short
+        if step < 12:  # the newest is incomplete
             (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
     assert recipe.last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-8")
 
 
 @pytest.mark.parametrize(
-    ("texts", "block", "said"),
+    ("texts", "block", "message"),
     [
-        ([], 16, "no .txt file"),
-        (["abc " * 500], 16, "documents: 1"),
-        (["abc"] * 30, 256, "to train on: 29 of 30 documents, not one sample of 256 tokens"),
-        (["abc " * 9] * 30, 64, "to hold out: 1 of 30 documents, not one sample of 64 tokens"),
+        ([], 16, "no .txt files found"),
+        (["abc " * 500], 16, "expected at least 2 documents, .*, got 1"),
+        (["abc"] * 30, 256, "to train on: 29 of 30 documents have less than one sample of 256 tokens"),
+        (["abc " * 9] * 30, 64, "to hold out: 1 of 30 documents have less than one sample of 64 tokens"),
     ],
     ids=["none", "one", "all short", "the one held out short"],
 )
-def test_too_little_text_is_said_before_training(
+def test_too_little_text_is_reported_before_training(
     options: list[str],
     texts: list[str],
     block: int,
-    said: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -96,12 +98,12 @@ def test_too_little_text_is_said_before_training(
     for i, text in enumerate(texts):
         (folder / f"{i}.txt").write_text(text)
     given = ["--text", str(folder), "--block", str(block), "--out", str(tmp_path / "run")]
-    with pytest.raises(SystemExit, match=said) as refusal:
+    with pytest.raises(SystemExit, match=message) as refusal:
         recipe.main([*options, *given])
     assert "\n" not in refusal.value.code
 
 
-def least_options(name: str, folder: Path) -> list[str]:
+def required_options(name: str, folder: Path) -> list[str]:
     return ["--out", str(folder), *(["--data", __file__] if "lora" in name else [])]
 
 
@@ -109,51 +111,51 @@ def least_options(name: str, folder: Path) -> list[str]:
 def test_several_gpus_without_torchrun_are_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the Trainer would do with them multiplies the batch."""
+    """The Trainer would multiply the batch by the number of GPUs."""
     recipe = recipe_runs.load(name)
     monkeypatch.setattr(transformers.TrainingArguments, "n_gpu", 2)
     settings = transformers.TrainingArguments(str(tmp_path), per_device_train_batch_size=4)
     assert settings.train_batch_size == 8
     with pytest.raises(SystemExit, match="torchrun --nproc-per-node 2"):
-        recipe.main(["--no-bf16", *least_options(name, tmp_path)])
+        recipe.main(["--no-bf16", *required_options(name, tmp_path)])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may have bfloat16")
 @pytest.mark.parametrize("name", ["gpt2_openwebtext", "lora_finetuning"])
-def test_without_a_gpu_for_bfloat16_the_option_is_named(name: str, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="no GPU with bfloat16 here; train in float32 with --no-bf16"):
-        recipe_runs.load(name).main(least_options(name, tmp_path))
+def test_missing_bfloat16_names_the_option(name: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        SystemExit, match="no GPU with bfloat16 is available; train in float32 with --no-bf16"
+    ):
+        recipe_runs.load(name).main(required_options(name, tmp_path))
 
 
-def test_the_trainer_keeps_what_cpr_needs(options: list[str], tmp_path: Path) -> None:
+def test_trainer_keeps_names_schedule_and_fused_step(options: list[str], tmp_path: Path) -> None:
     recipe = recipe_runs.load("gpt2_openwebtext")
     trainer = recipe.main(
         [*options, "--out", str(tmp_path / "run"), "--warmup", "4", "--warm-start", "3"]
     )
     optimizer = trainer.optimizer.optimizer
     assert isinstance(optimizer, AdamCPR)
-    assert optimizer._one_pass is not None  # accelerate's wrapper keeps the fast step
+    assert optimizer._one_pass is not None  # accelerate's wrapper keeps the fused step
     rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
     assert rates[0] > rates[1] > rates[2]
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(
-        1e-3
-    )  # a tenth of what it was at its highest
-    # Two layers of attention and MLP, two matrices each; no embedding, nor the head tied to one.
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-3)  # a tenth of the highest
+    # Two layers with two matrices each in attention and MLP; no embedding and no tied output layer.
     assert len(optimizer.cpr.names) == 8
     assert not any("wte" in name or "wpe" in name or "lm_head" in name for name in optimizer.cpr.names)
 
-    # Run once more, a finished training stays as it is.
-    before = recipe_runs.saved_by_trainer(tmp_path / "run", STEPS)
+    # A finished training is not repeated.
+    before = recipe_runs.load_trainer_checkpoint(tmp_path / "run", STEPS)
     again = recipe.main([*options, "--out", str(tmp_path / "run"), "--warmup", "4", "--warm-start", "3"])
-    recipe_runs.assert_same(recipe_runs.saved_by_trainer(tmp_path / "run", STEPS), before)
+    recipe_runs.assert_same(recipe_runs.load_trainer_checkpoint(tmp_path / "run", STEPS), before)
     assert torch.equal(again.optimizer.optimizer.cpr.kappa, optimizer.cpr.kappa)
 
-    # Other settings of CPR are refused, not taken over in silence.
+    # Other settings of CPR are refused.
     with pytest.raises(ValueError, match="kappa"):
         recipe.main([*options, "--out", str(tmp_path / "run"), "--warmup", "4", "--warm-start", "2"])
 
 
-def test_sizes_are_the_papers() -> None:
+def test_sizes_match_the_paper() -> None:
     recipe = recipe_runs.load("gpt2_openwebtext")
 
     class Tokenizer:
@@ -171,7 +173,7 @@ def test_sizes_are_the_papers() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2_openwebtext", "lora_finetuning"])
-def test_help_does_not_wait_for_torch(name: str) -> None:
+def test_help_does_not_import_torch(name: str) -> None:
     code = """
 import runpy, sys
 try:

@@ -1,4 +1,4 @@
-"""LoRA fine-tuning of a tiny Mistral: what is regularized, and that a stopped run goes on as it was."""
+"""The recipe for LoRA fine-tuning, on a tiny Mistral."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 
 @pytest.fixture
 def options(tokenizer_folder: Path, dataset_cache: Path, tmp_path: Path) -> list[str]:
-    """A base model of random weights, 40 pairs and one too long: ten steps of four."""
+    """Return options for ten steps of four pairs, with one pair too long and a random base model."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
     torch.manual_seed(0)
     config = transformers.MistralConfig(
@@ -46,25 +46,25 @@ def options(tokenizer_folder: Path, dataset_cache: Path, tmp_path: Path) -> list
     return ["--data", str(data), "--model", str(tmp_path / "base"), *run.split(), *schedule.split()]
 
 
-def test_continues_bit_for_bit(
+def test_resumed_run_is_bit_exact(
     options: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     recipe = recipe_runs.load("lora_finetuning")
-    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
-    trainer = recipe.main([*options, "--out", str(unbroken)])
-    assert "40 pairs, 1 left out" in capsys.readouterr().out
+    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
+    trainer = recipe.main([*options, "--out", str(uninterrupted)])
+    assert "40 pairs, 1 longer ones left out" in capsys.readouterr().out
 
     cpr = trainer.optimizer.optimizer.cpr
     assert len(cpr.names) == 2 * 2 * len(recipe.PROJECTIONS)  # two layers, A and B of each
     assert all(".lora_A." in name or ".lora_B." in name for name in cpr.names)
-    # B starts at 0 and has a bound all the same.
+    # B starts at 0 and still gets a bound.
     assert bool((cpr.kappa > 0).all() and cpr.kappa.isfinite().all())
     assert (
         trainer.optimizer.optimizer._one_pass is not None
-    )  # the frozen weights do not stand in its way
+    )  # the frozen weights do not prevent the fused step
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base").state_dict()
     now = trainer.model.get_base_model().state_dict()
     for name, weight in base.items():
@@ -74,16 +74,16 @@ def test_continues_bit_for_bit(
     with monkeypatch.context() as patch:
         recipe_runs.stop_in_call(patch, transformers.Trainer, "training_step", 2 * 6)
         with pytest.raises(recipe_runs.Stopped):
-            recipe.main([*options, "--out", str(broken)])
-    recipe.main([*options, "--out", str(broken)])
+            recipe.main([*options, "--out", str(resumed)])
+    recipe.main([*options, "--out", str(resumed)])
 
-    expected = recipe_runs.saved_by_trainer(unbroken, 10)
-    recipe_runs.assert_cpr_at_work(expected["optimizer"], 10)
-    recipe_runs.assert_same(recipe_runs.saved_by_trainer(broken, 10), expected)
-    assert (broken / "adapter_model.safetensors").exists()
+    expected = recipe_runs.load_trainer_checkpoint(uninterrupted, 10)
+    recipe_runs.assert_cpr_is_active(expected["optimizer"], 10)
+    recipe_runs.assert_same(recipe_runs.load_trainer_checkpoint(resumed, 10), expected)
+    assert (resumed / "adapter_model.safetensors").exists()
 
 
-def test_only_the_answer_is_learned(options: list[str], tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_only_the_answer_has_labels(options: list[str], tmp_path: Path, tokenizer_folder: Path) -> None:
     recipe = recipe_runs.load("lora_finetuning")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
     data = recipe.pairs(recipe.parse([*options, "--out", "x"]), tokenizer)
@@ -94,22 +94,20 @@ def test_only_the_answer_is_learned(options: list[str], tmp_path: Path, tokenize
         assert pair["labels"][0] == -100
 
 
-def test_pairs_that_are_all_too_long_are_said_before_training(
-    options: list[str], tmp_path: Path
-) -> None:
+def test_pairs_that_are_too_long_are_reported(options: list[str], tmp_path: Path) -> None:
     recipe = recipe_runs.load("lora_finetuning")
-    with pytest.raises(SystemExit, match="no pair of at most 2 tokens"):
+    with pytest.raises(SystemExit, match="no pair has at most 2 tokens; raise --max-length"):
         recipe.main([*options, "--max-length", "2", "--out", str(tmp_path / "run")])
 
 
-def test_a_batch_that_cannot_be_made_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_batch_that_is_no_multiple_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = recipe_runs.load("lora_finetuning")
     with pytest.raises(SystemExit):
         recipe.parse(["--data", __file__, "--out", "x", "--batch", "6", "--batch-per-device", "4"])
-    assert "--batch 6" in capsys.readouterr().err
+    assert "--batch: expected a multiple of 4, the pairs per pass, got 6" in capsys.readouterr().err
 
 
-def test_data_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_data_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         recipe_runs.load("lora_finetuning").parse(["--data", "nowhere.jsonl", "--out", "x"])
-    assert "--data nowhere.jsonl: there is no such file\n" in capsys.readouterr().err
+    assert "--data nowhere.jsonl: the file does not exist\n" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The snippets of docs/recipes.md, run."""
+"""The snippets of docs/recipes.md."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tiny_gpt2() -> Any:
     )
 
 
-def test_hugging_face(tmp_path: Path) -> None:
+def test_hugging_face_snippet_trains(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     tokens = torch.arange(8)
     names: dict[str, Any] = {"model": tiny_gpt2(), "data": [{"input_ids": tokens, "labels": tokens}] * 8}
@@ -39,7 +39,7 @@ def test_hugging_face(tmp_path: Path) -> None:
     assert "measure_to_kappa" in names["trainer"].state.log_history[-1]
 
 
-def test_lora() -> None:
+def test_lora_snippet_selects_a_and_b() -> None:
     pytest.importorskip("peft")
     names: dict[str, Any] = {
         "base": tiny_gpt2(),
@@ -47,14 +47,14 @@ def test_lora() -> None:
         "KappaWS": nnunet_cpr.KappaWS,
     }
     exec(snippet("all-linear"), names)
-    chosen = names["optimizer"].cpr.names
-    assert len(chosen) == 8
+    selected = names["optimizer"].cpr.names
+    assert len(selected) == 8
     trainable = re.search(r"`(\[\(name, p\) .*?\])`", PAGE)
     assert trainable is not None
-    assert nnunet_cpr.AdamCPR(eval(trainable[1], names)).cpr.names == chosen
+    assert nnunet_cpr.AdamCPR(eval(trainable[1], names)).cpr.names == selected
 
 
-def test_lightning() -> None:
+def test_lightning_snippet_trains() -> None:
     lightning = pytest.importorskip("lightning")
     names: dict[str, Any] = {
         "AdamCPR": nnunet_cpr.AdamCPR,

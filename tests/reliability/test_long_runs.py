@@ -1,4 +1,4 @@
-"""Long trainings leak nothing and slow down by nothing, and neither does their record."""
+"""Leaks and slowdowns of long trainings and of their history."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tests.helpers import ROOT
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import long_runs
-from benchmarks.bars import Bar
+from benchmarks.limits import Limit
 
 STEPS = 3000
 Hook = Callable[[torch.optim.Optimizer], None]
 
 
-def missed(bars: list[tuple[Bar, float]]) -> list[str]:
-    return [bar.what for bar, measured in bars if measured > bar.limit]
+def exceeded(limits: list[tuple[Limit, float]]) -> list[str]:
+    return [limit.name for limit, value in limits if value > limit.maximum]
 
 
 @pytest.fixture
 def _one_thread() -> Iterator[None]:
-    """Let threads not wait for each other in thousands of short steps, which is slow on busy cores."""
+    """Use one thread: several wait for each other in thousands of short steps on busy cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -38,8 +38,8 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_one_thread")
-def test_the_steps_are_those_of_a_training_that_is_regularized() -> None:
-    """Otherwise that they leak nothing says nothing."""
+def test_steps_are_regularized() -> None:
+    """Without regularization the absence of leaks would prove nothing."""
     for name, case in long_runs.CASES.items():
         optimizer, step = long_runs.training(case)
         (cpr,) = (hook.__self__ for hook in optimizer._optimizer_state_dict_post_hooks.values())
@@ -73,7 +73,7 @@ def kept_when_skipped() -> Hook:
 
 
 def kept_memory() -> Hook:
-    """Fresh pages: what the process had once and freed may be handed out again, and shows no growth."""
+    """Use new pages: reused memory of the process would show no growth."""
     kept = mmap.mmap(-1, 8 * STEPS * mmap.PAGESIZE)
     kept_pages = itertools.count()
 
@@ -105,19 +105,19 @@ def growing_list() -> Hook:
         (growing_list, {"aged / new"}),
     ],
 )
-def test_a_fault_is_found(fault: Callable[[], Hook], found: set[str]) -> None:
+def test_leak_or_slowdown_is_found(fault: Callable[[], Hook], found: set[str]) -> None:
     def begin() -> Callable[[], float]:
         optimizer, step = long_runs.training(long_runs.CASES["AdamCPR, adaptive, GradScaler"])
         hook = fault()
         optimizer.register_step_post_hook(lambda optimizer, *_: hook(optimizer))
         return step
 
-    bars = long_runs.long_run(begin, STEPS).bars("run")
-    assert {f"run: {what}" for what in found} <= set(missed(bars)), bars
+    limits = long_runs.long_run(begin, STEPS).limits("run")
+    assert {f"run: {what}" for what in found} <= set(exceeded(limits)), limits
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_steps_and_a_thousand_epochs() -> None:
+def test_long_runs_are_within_limits() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "benchmarks.long_runs", "--check"],
         cwd=ROOT,
@@ -126,11 +126,11 @@ def test_a_hundred_thousand_steps_and_a_thousand_epochs() -> None:
         text=True,
     )
     print(done.stdout)
-    assert done.returncode == 0 and "missed" not in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "failed" not in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.slow
-def test_a_record_that_is_read_again_every_epoch_is_found(
+def test_history_that_is_read_every_epoch_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read_again(history: long_runs.History) -> None:
@@ -139,4 +139,4 @@ def test_a_record_that_is_read_again_every_epoch_is_found(
 
     monkeypatch.setattr(long_runs.History, "draw", read_again)
     (tmp_path / "cpr_progress.png").touch()
-    assert "record of the last epoch, s" in missed(long_runs.record(tmp_path, epochs=150).bars())
+    assert "record of the last epoch, s" in exceeded(long_runs.record(tmp_path, epochs=150).limits())

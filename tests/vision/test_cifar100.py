@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from nnunet_cpr.names.run_name import RunName, parse_run_name
 from nnunet_cpr.vision import engine
 from nnunet_cpr.vision.engine import train
-from nnunet_cpr.vision.folder import folder_of
+from nnunet_cpr.vision.folder import run_folder
 from nnunet_cpr.vision.heatmaps import draw_sweep
 from nnunet_cpr.vision.sweeps import Sweep, grid
 from nnunet_cpr.vision.task import CannotTrain, Options, Task
@@ -61,21 +61,21 @@ def is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the time of a short run."""
+    """Leave out the figure, which takes half of the time of a short run."""
     monkeypatch.setattr(engine, "draw_dynamics", lambda runs, path: None)
 
 
 # Data
 
 
-def test_the_images_are_those_of_the_files(data: Path) -> None:
+def test_images_and_labels_are_read(data: Path) -> None:
     found, found_labels = cifar100._dataset(Options(data=data), train=False)
     assert found.dtype == torch.uint8
     assert np.array_equal(found, images(TEST, 2))
     assert found_labels.tolist() == labels(TEST, 2)
 
 
-def test_normalising_is_torchvisions(data: Path) -> None:
+def test_normalization_is_torchvisions(data: Path) -> None:
     from torchvision.transforms import v2
 
     reference = v2.Compose(
@@ -86,16 +86,16 @@ def test_normalising_is_torchvisions(data: Path) -> None:
         ]
     )
     expected = torch.stack([reference(image) for image in images(3, 5)])
-    torch.testing.assert_close(cifar100._normalised(torch.from_numpy(images(3, 5))), expected)
+    torch.testing.assert_close(cifar100._normalize(torch.from_numpy(images(3, 5))), expected)
 
 
 @examples(5, search=50)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_a_training_image_is_a_window_of_the_padded_one(seed: int) -> None:
+def test_training_image_is_a_crop_of_the_padded_image(seed: int) -> None:
     torch.manual_seed(seed)
     original = torch.from_numpy(images(4, 7))
     padded = nn.functional.pad(original, (0, 0, 4, 4, 4, 4))
-    for image, window in zip(padded, cifar100._windows(padded)):
+    for image, window in zip(padded, cifar100._crop(padded)):
         assert window.shape == (32, 32, 3)
         assert any(
             torch.equal(window, candidate)
@@ -106,11 +106,11 @@ def test_a_training_image_is_a_window_of_the_padded_one(seed: int) -> None:
         )
 
 
-def test_every_window_is_drawn_mirrored_or_not() -> None:
+def test_crops_cover_all_offsets_and_mirror_half() -> None:
     torch.manual_seed(0)
-    # A pixel's value is its place: the first pixels of a row tell the window.
+    # The value of a pixel is its position, so the first pixels of a row identify the crop.
     places = torch.arange(40 * 40).reshape(1, 40, 40, 1).expand(4000, 40, 40, 3)
-    first = cifar100._windows(places)[:, 0, :2, 0]
+    first = cifar100._crop(places)[:, 0, :2, 0]
     top, left = first[:, 0] // 40, first.min(1).values % 40
     mirrored = first[:, 1] < first[:, 0]
     left = torch.where(mirrored, left - 30, left)
@@ -121,8 +121,8 @@ def test_every_window_is_drawn_mirrored_or_not() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_is_drawn_from_torchs_generator(data: Path, is_narrow: None, workers: int) -> None:
-    prepared = CIFAR100.prepare(Options(data=data, workers=workers))
+def test_epoch_depends_on_torchs_seed_only(data: Path, is_narrow: None, workers: int) -> None:
+    prepared = CIFAR100.setup(Options(data=data, workers=workers))
 
     def epoch(seed: int) -> list[tuple[Tensor, Tensor]]:
         torch.manual_seed(seed)
@@ -135,8 +135,8 @@ def test_an_epoch_is_drawn_from_torchs_generator(data: Path, is_narrow: None, wo
     assert not torch.equal(first[0][0], other[0][0])
 
 
-def test_every_image_comes_once_in_an_epoch_with_its_label(data: Path, is_narrow: None) -> None:
-    prepared = CIFAR100.prepare(Options(data=data))
+def test_epoch_has_every_image_once(data: Path, is_narrow: None) -> None:
+    prepared = CIFAR100.setup(Options(data=data))
     seen = torch.cat([y for _, y in prepared.epoch(0)]).tolist()
     left = labels(TRAIN, 1)
     for label in seen:
@@ -147,51 +147,51 @@ def test_every_image_comes_once_in_an_epoch_with_its_label(data: Path, is_narrow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"data": None}, "--data DIR"),
-        ({"settings": {"download": "maybe"}}, "neither yes nor no"),
+        ({"data": None}, "--data is missing"),
+        ({"settings": {"download": "maybe"}}, "--set download: expected yes or no, got 'maybe'"),
     ],
 )
-def test_wrong_options_are_one_line(data: Path, options: dict[str, Any], message: str) -> None:
+def test_wrong_option_is_one_line(data: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(CannotTrain, match=message) as error:
-        CIFAR100.prepare(Options(**{"data": data, **options}))
+        CIFAR100.setup(Options(**{"data": data, **options}))
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_data_set_is_one_line_that_says_how_to_get_it(tmp_path: Path) -> None:
+def test_missing_data_set_names_the_download(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="--set download=yes, or unpack https://") as error:
-        CIFAR100.prepare(Options(data=tmp_path))
+        CIFAR100.setup(Options(data=tmp_path))
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_damaged_data_set_is_told(data: Path) -> None:
+def test_damaged_data_set_is_reported(data: Path) -> None:
     (data / "cifar-100-python" / "test").unlink()
     with pytest.raises(OSError, match="incomplete or damaged"):
-        CIFAR100.prepare(Options(data=data))
+        CIFAR100.setup(Options(data=data))
 
 
-def test_fewer_images_than_a_batch(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_images_than_a_batch_are_refused(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cifar100, "_BATCH", TRAIN + 1)
-    with pytest.raises(CannotTrain, match="fewer than a batch"):
-        CIFAR100.prepare(Options(data=data))
+    with pytest.raises(CannotTrain, match=f"expected at least {TRAIN + 1} training images, got {TRAIN}"):
+        CIFAR100.setup(Options(data=data))
 
 
-def test_a_download_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_download_is_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    urls = []
 
     def download(self: Any) -> None:
-        asked.append(self.url)
+        urls.append(self.url)
         raise RuntimeError("File not found or corrupted.")
 
     monkeypatch.setattr(torchvision.datasets.CIFAR100, "download", download)
     with pytest.raises(OSError, match="incomplete or damaged"):
-        CIFAR100.prepare(Options(data=tmp_path, settings={"download": "yes"}))
-    assert asked == ["https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"]
+        CIFAR100.setup(Options(data=tmp_path, settings={"download": "yes"}))
+    assert urls == ["https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"]
 
 
-def test_batches_are_those_of_a_plain_loop(data: Path, is_narrow: None) -> None:
-    """Order, windows and mirroring as drawn on the CPU: what a resumed run must see again."""
-    prepared = CIFAR100.prepare(Options(data=data))
+def test_batches_equal_a_plain_loop(data: Path, is_narrow: None) -> None:
+    """Order, crops and mirroring are drawn on the CPU, which a resumed run repeats."""
+    prepared = CIFAR100.setup(Options(data=data))
     torch.manual_seed(3)
     found = list(prepared.epoch(0))
     torch.manual_seed(3)
@@ -211,9 +211,9 @@ def test_batches_are_those_of_a_plain_loop(data: Path, is_narrow: None) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_an_epoch_never_waits_for_the_gpu(data: Path, is_narrow: None) -> None:
-    prepared = CIFAR100.prepare(Options(data=data, device=torch.device("cuda")))
-    list(prepared.epoch(0))  # what is copied once
+def test_epoch_does_not_synchronize_the_gpu(data: Path, is_narrow: None) -> None:
+    prepared = CIFAR100.setup(Options(data=data, device=torch.device("cuda")))
+    list(prepared.epoch(0))  # copies the mean and standard deviation once
     torch.cuda.set_sync_debug_mode("error")
     try:
         list(prepared.epoch(1))
@@ -222,7 +222,7 @@ def test_an_epoch_never_waits_for_the_gpu(data: Path, is_narrow: None) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_finished_run_leaves_no_memory_on_the_gpu(
+def test_finished_run_frees_gpu_memory(
     data: Path, is_narrow: None, without_figures: None, tmp_path: Path
 ) -> None:
     options = Options(data=data, device=torch.device("cuda"))
@@ -235,7 +235,7 @@ def test_a_finished_run_leaves_no_memory_on_the_gpu(
 # Model
 
 
-def test_the_network_is_resnet18_for_small_images() -> None:
+def test_network_is_resnet18_for_small_images() -> None:
     network = cifar100._network()
     shapes: dict[str, tuple[int, ...]] = {}
 
@@ -253,35 +253,34 @@ def test_the_network_is_resnet18_for_small_images() -> None:
 # CIFAR-100-C
 
 
-class Remembers(nn.Module):
-    """Right where the first pixel of an image is even."""
+class ParityModel(nn.Module):
+    """Model that is correct if the first pixel of an image is even."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.nothing = nn.Parameter(torch.zeros(()))
-        self.answers: list[int] = []
+        self.unused = nn.Parameter(torch.zeros(()))  # gives the model a device
 
     def forward(self, batch: Tensor) -> Tensor:
         value = batch[:, 0, 0, 0] * cifar100._STD[0] + cifar100._MEAN[0]
         even = (value * 255).round().long() % 2 == 0
-        right = torch.tensor(labels(TEST, 2))
-        chosen = torch.where(even, right, (right + 1) % 100)
-        return nn.functional.one_hot(chosen, 100).float()
+        correct = torch.tensor(labels(TEST, 2))
+        answers = torch.where(even, correct, (correct + 1) % 100)
+        return nn.functional.one_hot(answers, 100).float()
 
 
 def test_accuracy_on_corrupted_images(data: Path, is_narrow: None, tmp_path: Path) -> None:
     write_corrupted(tmp_path / "noise")
     options = Options(data=data, settings={"corrupted": str(tmp_path / "noise")})
-    evaluate = CIFAR100.prepare(options).evaluate_last
+    evaluate = CIFAR100.setup(options).evaluate_last
     assert evaluate is not None
-    numbers = evaluate(Remembers())
+    numbers = evaluate(ParityModel())
     expected = {
         f"accuracy_{name}": 100 * float((images(5 * TEST, 100 + i)[:, 0, 0, 0] % 2 == 0).mean())
         for i, name in enumerate([*CORRUPTIONS, EXTRA])
     }
     mean = np.mean([expected[f"accuracy_{name}"] for name in CORRUPTIONS])
     assert numbers == pytest.approx({**expected, "corrupted_accuracy": mean})
-    assert CIFAR100.prepare(Options(data=data)).evaluate_last is None
+    assert CIFAR100.setup(Options(data=data)).evaluate_last is None
 
 
 def spoil_missing(folder: Path) -> None:
@@ -301,14 +300,14 @@ def spoil_labels(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [spoil_missing, spoil_shape, spoil_file, spoil_labels])
-def test_unusable_corrupted_images_are_told_before_the_training(
+def test_unusable_corrupted_images_are_reported_before_training(
     data: Path, is_narrow: None, spoil: Callable[[Path], None]
 ) -> None:
     write_corrupted(data / "CIFAR-100-C")
-    CIFAR100_C.prepare(Options(data=data))
+    CIFAR100_C.setup(Options(data=data))
     spoil(data / "CIFAR-100-C")
-    with pytest.raises(OSError, match=r"(fog|labels)\.npy.*; CIFAR-100-C is at https://") as error:
-        CIFAR100_C.prepare(Options(data=data))
+    with pytest.raises(OSError, match=r"(fog|labels)\.npy.*; download CIFAR-100-C from") as error:
+        CIFAR100_C.setup(Options(data=data))
     assert "\n" not in str(error.value)
 
 
@@ -330,7 +329,7 @@ def files(folder: Path) -> dict[str, Any]:
     return {**tables, "result": result}
 
 
-def test_a_resnet_run_that_was_stopped_ends_as_if_it_had_not_been(data: Path, tmp_path: Path) -> None:
+def test_resumed_resnet_run_equals_uninterrupted_run(data: Path, tmp_path: Path) -> None:
     task, name, options = (
         short(CIFAR100, steps=4),
         parse_run_name("AdamCPR_ws3_seed1"),
@@ -340,16 +339,16 @@ def test_a_resnet_run_that_was_stopped_ends_as_if_it_had_not_been(data: Path, tm
     assert whole["step"] == 4
     assert 0 <= whole["accuracy"] <= 100
 
-    def stop(done: int, steps: int, numbers: dict[str, float]) -> None:
-        if done == 4:  # a step after the checkpoint that the first epoch, three steps, left
+    def stop(done: int, total: int) -> None:
+        if done == 4:  # one step after the checkpoint of the first epoch
             raise Stop
 
-    stopped = folder_of(tmp_path / "parts", task, name)
+    stopped = run_folder(tmp_path / "parts", task, name)
     with pytest.raises(Stop):
         train(task, name, tmp_path / "parts", options, stop)
     assert (stopped / "checkpoint.pt").exists()
     train(task, name, tmp_path / "parts", options)
-    assert files(stopped) == files(folder_of(tmp_path / "whole", task, name))
+    assert files(stopped) == files(run_folder(tmp_path / "whole", task, name))
     assert not (stopped / "checkpoint.pt").exists()
 
 
@@ -370,14 +369,14 @@ def test_a_resnet_run_that_was_stopped_ends_as_if_it_had_not_been(data: Path, tm
         "AMOS_wd0p01",
     ],
 )
-def test_every_method_trains_and_can_be_stopped(
+def test_every_method_trains_and_resumes(
     data: Path, is_narrow: None, without_figures: None, tmp_path: Path, text: str
 ) -> None:
     if text.startswith("AMOS"):
         pytest.importorskip("pytorch_optimizer")
     task, name, options = short(CIFAR100), parse_run_name(text), Options(data=data)
 
-    def stop(done: int, steps: int, numbers: dict[str, float]) -> None:
+    def stop(done: int, total: int) -> None:
         if done == 5:
             raise Stop
 
@@ -385,11 +384,11 @@ def test_every_method_trains_and_can_be_stopped(
     with pytest.raises(Stop):
         train(task, name, tmp_path / "parts", options, stop)
     train(task, name, tmp_path / "parts", options)
-    whole, parts = (files(folder_of(tmp_path / at, task, name)) for at in ("whole", "parts"))
+    whole, parts = (files(run_folder(tmp_path / at, task, name)) for at in ("whole", "parts"))
     assert parts == whole
 
 
-def test_corrupted_images_are_evaluated_at_the_end_and_only_then(
+def test_corrupted_images_are_evaluated_only_at_the_end(
     data: Path, is_narrow: None, tmp_path: Path
 ) -> None:
     write_corrupted(data / "CIFAR-100-C")
@@ -403,7 +402,7 @@ def test_corrupted_images_are_evaluated_at_the_end_and_only_then(
     assert history["corrupted_accuracy"].iloc[-1] == pytest.approx(result["corrupted_accuracy"])
 
 
-def test_other_corrupted_images_are_other_data(data: Path, is_narrow: None, tmp_path: Path) -> None:
+def test_other_corrupted_images_are_refused(data: Path, is_narrow: None, tmp_path: Path) -> None:
     noise = data / "CIFAR-100-C"
     write_corrupted(noise)
     results = tmp_path / "results"
@@ -414,7 +413,7 @@ def test_other_corrupted_images_are_other_data(data: Path, is_narrow: None, tmp_
         train(short(CIFAR100_C), parse_run_name("AdamW"), results, Options(data=data))
 
 
-def test_a_sweep_from_images_to_figure(
+def test_sweep_trains_and_draws(
     data: Path,
     is_narrow: None,
     without_figures: None,
@@ -426,10 +425,10 @@ def test_a_sweep_from_images_to_figure(
     decays = ("weight decay", {"0": {"weight_decay": 0.0}, "0.1": {"weight_decay": 0.1}})
     rates = ("learning rate", {"0.001": {"lr": 1e-3}, "0.01": {"lr": 1e-2}})
     sweep = Sweep("tiny", "Tiny", "cifar100", (grid("AdamW", decays, rates, "AdamW"),), seeds=(1, 2))
-    for cell in sweep.cells():
-        train(task, cell, tmp_path, Options(data=data))
-    cells = draw_sweep(sweep, tmp_path, tmp_path / "tiny.png")
-    assert cells["n"].tolist() == [2] * 4
-    assert cells["run"].tolist()[1] == str(RunName("AdamW", lr=1e-2, weight_decay=0.0))
+    for run in sweep.runs():
+        train(task, run, tmp_path, Options(data=data))
+    summary = draw_sweep(sweep, tmp_path, tmp_path / "tiny.png")
+    assert summary["n"].tolist() == [2] * 4
+    assert summary["run"].tolist()[1] == str(RunName("AdamW", lr=1e-2, weight_decay=0.0))
     assert (tmp_path / "tiny.png").stat().st_size > 10_000
     assert len(pd.read_csv(tmp_path / "tiny.csv")) == 4

@@ -1,4 +1,4 @@
-"""Runs are trained, stopped, continued and recorded."""
+"""Training, interrupting, resuming and recording of runs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from nnunet_cpr.vision import engine
 from nnunet_cpr.vision.cosine_lr import warmup_cosine
 from nnunet_cpr.vision.dynamics_figure import CannotDraw, draw_dynamics
 from nnunet_cpr.vision.engine import train
-from nnunet_cpr.vision.folder import CHECKPOINT, DYNAMICS, FIGURE, HISTORY, LOCK, RESULT, folder_of
-from nnunet_cpr.vision.task import CannotTrain, Diverged, Options, Prepared, Task
+from nnunet_cpr.vision.folder import CHECKPOINT, DYNAMICS, FIGURE, HISTORY, LOCK, RESULT, run_folder
+from nnunet_cpr.vision.task import CannotTrain, Diverged, Options, Setup, Task
 from tests.helpers.examples import examples
 
 CPU = Options()
 
 
-def prepare(options: Options) -> Prepared:
-    """A line through noise, with dropout, so that a training draws random numbers of its own."""
+def build_setup(options: Options) -> Setup:
+    """Linear separation of noise, with dropout, so that the training draws random numbers."""
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(48, 6, generator=generator)
     y = (x[:, :3].sum(1) > 0).long()
@@ -51,19 +51,19 @@ def prepare(options: Options) -> Prepared:
     model = torch.nn.Sequential(
         torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(16, 2)
     )
-    return Prepared(model, epoch, loss, evaluate)
+    return Setup(model, epoch, loss, evaluate)
 
 
 TASK = Task(
     name="line",
     about="a test",
-    prepare=prepare,
+    setup=build_setup,
     steps=26,
     warmup=4,
     lr={"adam": 1e-2, "sgd": 0.1, "amos": 1e-2},
     settings=("width", "download"),
 )
-REFUSES = dataclasses.replace(TASK, prepare=lambda options: pytest.fail("trained again"))
+REFUSES = dataclasses.replace(TASK, setup=lambda options: pytest.fail("trained again"))
 NAMES = [
     "AdamCPR_ws9", "AdamCPR_ip2", "SGDCPR_ki0x1p1_ada_std", "AdamW_wd0p1", "SGD", "AMOS_wd0p1",
     "AdamW_adadecay4_wd0p1", "SGD_awd_wd0p1", "AdamW_cosine0p1_wd0p1", "SGD_rescale2",
@@ -74,33 +74,39 @@ class Stopped(Exception):
     pass
 
 
+@pytest.fixture(autouse=True)
+def _without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the figure, which takes most of the time of a short run."""
+    monkeypatch.setattr(engine, "draw_dynamics", lambda runs, path: path.touch())
+
+
 def stop_at(step: int):
-    def progress(done: int, steps: int, numbers: dict) -> None:
+    def progress(done: int, total: int) -> None:
         if done == step:
             raise Stopped
 
     return progress
 
 
-def weights(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
-    """Where the trained weights of later runs are put."""
+def collect_weights(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+    """Return a list that collects the trained weights of later runs."""
     kept: list[dict] = []
-    to_the_end = engine._Training.to_the_end
+    loop_train = engine._TrainingLoop.train
 
     def keep(self):
-        result = to_the_end(self)
+        result = loop_train(self)
         kept.append({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
         return result
 
-    monkeypatch.setattr(engine._Training, "to_the_end", keep)
+    monkeypatch.setattr(engine._TrainingLoop, "train", keep)
     return kept
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_stopped_anywhere_a_run_ends_as_if_it_had_not_been(
+def test_resumed_run_equals_uninterrupted_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = weights(monkeypatch)
+    kept = collect_weights(monkeypatch)
     whole = train(TASK, parse_run_name(name), tmp_path / "whole", CPU)
     for step in (3, 17):
         with pytest.raises(Stopped):
@@ -115,11 +121,11 @@ def test_stopped_anywhere_a_run_ends_as_if_it_had_not_been(
     for key, value in kept[0]["model"].items():
         assert torch.equal(value, kept[1]["model"][key])
     for file in (HISTORY, DYNAMICS):
-        a, b = (folder_of(tmp_path / f, TASK, parse_run_name(name)) / file for f in ("whole", "parts"))
+        a, b = (run_folder(tmp_path / f, TASK, parse_run_name(name)) / file for f in ("whole", "parts"))
         assert a.read_bytes() == b.read_bytes()
 
 
-def test_what_a_run_leaves(tmp_path: Path) -> None:
+def test_run_writes_its_files(tmp_path: Path) -> None:
     result = train(TASK, parse_run_name("AdamCPR_ws9_seed2"), tmp_path, CPU)
     folder = tmp_path / "line" / "AdamCPR_ws9_seed2"
     assert {f.name for f in folder.iterdir()} == {HISTORY, DYNAMICS, FIGURE, "result.json", LOCK}
@@ -136,47 +142,45 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
     assert (dynamics.query("step > 9")["multiplier"] > 0).any()
 
 
-def test_the_trained_weights_are_kept_where_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = weights(monkeypatch)
+def test_keep_model_saves_trained_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = collect_weights(monkeypatch)
     train(TASK, parse_run_name("SGD"), tmp_path, dataclasses.replace(CPU, keep_model=True))
-    saved = torch.load(folder_of(tmp_path, TASK, parse_run_name("SGD")) / "model.pt", weights_only=True)
+    saved = torch.load(run_folder(tmp_path, TASK, parse_run_name("SGD")) / "model.pt", weights_only=True)
     assert all(torch.equal(value, kept[0]["model"][key]) for key, value in saved.items())
 
 
-def test_without_cpr_the_measure_is_recorded_all_the_same(tmp_path: Path) -> None:
+def test_run_without_cpr_records_l2_values(tmp_path: Path) -> None:
     train(TASK, parse_run_name("AdamW_wd0p1"), tmp_path, CPU)
-    dynamics = pd.read_csv(folder_of(tmp_path, TASK, parse_run_name("AdamW_wd0p1")) / DYNAMICS)
+    dynamics = pd.read_csv(run_folder(tmp_path, TASK, parse_run_name("AdamW_wd0p1")) / DYNAMICS)
     torch.manual_seed(0)
     assert (dynamics["measure"] > 0).all() and dynamics[["kappa", "multiplier"]].isna().all().all()
 
 
-def test_what_is_done_is_not_trained_again(tmp_path: Path) -> None:
+def test_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     name = parse_run_name("SGD_4steps_warmup0")
     first = train(TASK, name, tmp_path, CPU)
     assert train(REFUSES, name, tmp_path, CPU) == first
 
 
-def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
+def test_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
     train(TASK, parse_run_name("SGD"), tmp_path, CPU)
     longer = dataclasses.replace(TASK, steps=30)
-    with pytest.raises(CannotTrain, match=r"is of SGD_.*26steps, not of SGD_.*30steps; use other"):
+    with pytest.raises(CannotTrain, match=r"expected SGD_.*30steps, got SGD_.*26steps; use other"):
         train(longer, parse_run_name("SGD"), tmp_path, CPU)
     with pytest.raises(Stopped):
         train(TASK, parse_run_name("SGD_seed2"), tmp_path, CPU, stop_at(6))
-    with pytest.raises(CannotTrain, match=f"{CHECKPOINT} is of SGD_"):
+    with pytest.raises(CannotTrain, match=f"{CHECKPOINT}: expected SGD_.*30steps, got SGD_.*26steps"):
         train(longer, parse_run_name("SGD_seed2"), tmp_path, CPU)
     other = dataclasses.replace(CPU, settings={"width": "8"})
-    with pytest.raises(CannotTrain, match=r"26steps, not of SGD_.*26steps width=8"):
+    with pytest.raises(CannotTrain, match=r"expected SGD_.*26steps width=8, got SGD_.*26steps; use"):
         train(TASK, parse_run_name("SGD"), tmp_path, other)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
+def test_non_finite_loss_ends_the_run(tmp_path: Path) -> None:
     name = parse_run_name("SGD_lr1e30")
-    with pytest.raises(Diverged, match=r"was not finite before step .*; try a smaller _lr<V>") as first:
+    with pytest.raises(Diverged, match=r"is not finite before step .*; use a smaller _lr<V>") as first:
         train(TASK, name, tmp_path, CPU)
-    folder = folder_of(tmp_path, TASK, name)
+    folder = run_folder(tmp_path, TASK, name)
     result = json.loads((folder / RESULT).read_text())
     assert f"before step {result['diverged']};" in str(first.value) and "loss" not in result
     assert not (folder / CHECKPOINT).exists()
@@ -186,7 +190,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["SGD", "SGD_lr1e30"])
-def test_a_run_is_trained_again_where_asked_for(name: str, tmp_path: Path) -> None:
+def test_again_trains_a_finished_run(name: str, tmp_path: Path) -> None:
     def attempt(task: Task, options: Options, progress: engine.Progress = lambda *_: None) -> str:
         try:
             return str(train(task, parse_run_name(name), tmp_path, options, progress)["loss"])
@@ -195,39 +199,37 @@ def test_a_run_is_trained_again_where_asked_for(name: str, tmp_path: Path) -> No
 
     first = attempt(TASK, dataclasses.replace(CPU, keep_model=True))
     again = dataclasses.replace(CPU, again=True)
-    with pytest.raises(pytest.fail.Exception):  # a task that cannot begin leaves what is there
+    with pytest.raises(pytest.fail.Exception):  # a task that cannot start keeps the old files
         attempt(REFUSES, again)
     assert attempt(REFUSES, CPU) == first
     with pytest.raises(Stopped):
         attempt(TASK, again, stop_at(2))
-    folder = folder_of(tmp_path, TASK, parse_run_name(name))
+    folder = run_folder(tmp_path, TASK, parse_run_name(name))
     assert {file.name for file in folder.iterdir()} == {LOCK}
     if name == "SGD":
         with pytest.raises(Stopped):
             attempt(TASK, again, stop_at(17))
-        steps = []  # what has begun again goes on
-        attempt(TASK, again, lambda done, *_: steps.append(done))
+        steps = []  # the second training resumes
+        attempt(TASK, again, lambda done, total: steps.append(done))
         assert steps[0] == 16
     assert attempt(TASK, CPU) == first
 
 
-def test_a_warm_up_longer_than_the_training_is_refused(tmp_path: Path) -> None:
+def test_warm_up_longer_than_training_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WrongName, match="warm-up of 4 steps is not shorter"):
         train(TASK, parse_run_name("SGD_3steps"), tmp_path, CPU)
     assert not tmp_path.joinpath("line").exists()
 
 
-def test_batches_in_parts_give_the_same_gradient(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def without_dropout(options: Options) -> Prepared:
-        prepared = prepare(options)
-        prepared.model[2].p = 0.0
-        return prepared
+def test_microbatches_give_the_same_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_dropout(options: Options) -> Setup:
+        setup = build_setup(options)
+        setup.model[2].p = 0.0
+        return setup
 
-    task = dataclasses.replace(TASK, prepare=without_dropout)
-    kept = weights(monkeypatch)
-    for parts in (1, 5):  # five parts of 12 are of unequal size
+    task = dataclasses.replace(TASK, setup=without_dropout)
+    kept = collect_weights(monkeypatch)
+    for parts in (1, 5):  # 12 samples in five parts of unequal size
         options = dataclasses.replace(CPU, microbatches=parts)
         train(task, parse_run_name("SGD"), tmp_path / str(parts), options)
     for key, value in kept[0]["model"].items():
@@ -235,21 +237,21 @@ def test_batches_in_parts_give_the_same_gradient(
 
 
 def test_gradients_are_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = weights(monkeypatch)
+    kept = collect_weights(monkeypatch)
     tiny = dataclasses.replace(TASK, clip=1e-9)
     train(tiny, parse_run_name("SGD_lr0p1_4steps_warmup0_wd0"), tmp_path, CPU)
     torch.manual_seed(0)
     engine.seed_all(1, 0)
-    start = prepare(CPU).model.state_dict()
+    start = build_setup(CPU).model.state_dict()
     for key, value in kept[0]["model"].items():
         torch.testing.assert_close(value, start[key], rtol=0, atol=1e-7)
 
 
-# Defects that were
+# Regressions
 
 
 @pytest.mark.parametrize("step", [8, 26])
-def test_killed_between_checkpoint_and_tables_it_goes_on(
+def test_run_killed_between_checkpoint_and_tables_resumes(
     step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = engine._Record.write
@@ -265,11 +267,11 @@ def test_killed_between_checkpoint_and_tables_it_goes_on(
         train(TASK, parse_run_name("SGD"), tmp_path / "parts", CPU)
     monkeypatch.setattr(engine._Record, "write", write)
     assert train(TASK, parse_run_name("SGD"), tmp_path / "parts", CPU)["loss"] == whole["loss"]
-    a, b = (folder_of(tmp_path / f, TASK, parse_run_name("SGD")) / HISTORY for f in ("whole", "parts"))
+    a, b = (run_folder(tmp_path / f, TASK, parse_run_name("SGD")) / HISTORY for f in ("whole", "parts"))
     assert a.read_bytes() == b.read_bytes()
 
 
-def test_a_setting_without_effect_does_not_part_runs(tmp_path: Path) -> None:
+def test_setting_without_effect_is_the_same_run(tmp_path: Path) -> None:
     task = dataclasses.replace(TASK, settings_without_effect=("download",))
     first = train(
         task, parse_run_name("SGD"), tmp_path, dataclasses.replace(CPU, settings={"download": "yes"})
@@ -278,36 +280,34 @@ def test_a_setting_without_effect_does_not_part_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "message"), [((), "it has none"), (("width", "depth"), "there are width, depth")]
+    ("known", "message"), [((), "it has no settings"), (("width", "depth"), "choose from width, depth")]
 )
-def test_a_setting_that_the_task_does_not_know_is_refused(
-    known: tuple[str, ...], message: str, tmp_path: Path
-) -> None:
+def test_unknown_setting_is_refused(known: tuple[str, ...], message: str, tmp_path: Path) -> None:
     task = dataclasses.replace(TASK, settings=known)
-    with pytest.raises(CannotTrain, match=f"^line has no setting 'widht'; {message}$"):
+    with pytest.raises(CannotTrain, match=f"^--set widht: unknown setting of line; {message}$"):
         train(task, parse_run_name("SGD"), tmp_path, dataclasses.replace(CPU, settings={"widht": "8"}))
     assert not list(tmp_path.iterdir())
 
 
-def test_too_little_memory_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_run_resumes_after_out_of_memory(tmp_path: Path) -> None:
     whole = train(TASK, parse_run_name("SGD"), tmp_path / "whole", CPU)
     room = [17]
 
-    def small(options: Options) -> Prepared:
-        prepared = prepare(options)
+    def small(options: Options) -> Setup:
+        setup = build_setup(options)
 
         def loss(model, batch):
             room[0] -= 1
             if room[0] < 0:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nand so on")
-            return prepared.loss(model, batch)
+            return setup.loss(model, batch)
 
-        return dataclasses.replace(prepared, loss=loss)
+        return dataclasses.replace(setup, loss=loss)
 
-    task = dataclasses.replace(TASK, prepare=small)
-    with pytest.raises(CannotTrain, match=r"^cpu has too little memory .* --microbatches 2; it goes on"):
+    task = dataclasses.replace(TASK, setup=small)
+    with pytest.raises(CannotTrain, match=r"^cpu is out of memory .* --microbatches 2 to resume"):
         train(task, parse_run_name("SGD"), tmp_path / "parts", CPU)
-    room[0] = 11  # from the last checkpoint, not from the start
+    room[0] = 11  # enough from the last checkpoint, not from the start
     assert train(task, parse_run_name("SGD"), tmp_path / "parts", CPU)["loss"] == whole["loss"]
 
 
@@ -315,13 +315,13 @@ def test_too_little_memory_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def of_files(tmp_path: Path) -> Task:
-    """A task whose data are the files in a folder."""
+def file_task(tmp_path: Path) -> Task:
+    """Return a task whose data are the files in a folder."""
     for name in ("a", "b"):
         (tmp_path / "data" / "train" / name).mkdir(parents=True)
         for number in range(20):
             (tmp_path / "data" / "train" / name / f"{number}.jpg").write_bytes(bytes([number] * 99))
-    (tmp_path / "data" / "notes.txt").write_text("of no account")
+    (tmp_path / "data" / "notes.txt").write_text("ignored")
     return dataclasses.replace(TASK, data_folders=("train",))
 
 
@@ -343,57 +343,57 @@ def other_pixels(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [one_more_image, other_names, other_pixels])
-def test_other_data_is_noticed(change: Callable[[Path], None], of_files: Task, tmp_path: Path) -> None:
+def test_other_data_is_refused(change: Callable[[Path], None], file_task: Task, tmp_path: Path) -> None:
     data, results = tmp_path / "data", tmp_path / "results"
-    train(of_files, parse_run_name("SGD"), results, with_data(data))
+    train(file_task, parse_run_name("SGD"), results, with_data(data))
     with pytest.raises(Stopped):
-        train(of_files, parse_run_name("SGD_seed2"), results, with_data(data), stop_at(6))
+        train(file_task, parse_run_name("SGD_seed2"), results, with_data(data), stop_at(6))
     change(data)
     for name, file in (("SGD", RESULT), ("SGD_seed2", CHECKPOINT)):
         with pytest.raises(
-            CannotTrain, match=rf"{file} is of .* data=\d+ files .*; use other --results"
+            CannotTrain, match=rf"{file}: expected .*, got .* data=\d+ files .*; use other --results"
         ):
-            train(of_files, parse_run_name(name), results, with_data(data))
+            train(file_task, parse_run_name(name), results, with_data(data))
 
 
-def test_data_may_move_and_need_not_be_there_for_what_is_done(of_files: Task, tmp_path: Path) -> None:
+def test_data_may_move_or_be_missing_for_finished_runs(file_task: Task, tmp_path: Path) -> None:
     data, results = tmp_path / "data", tmp_path / "results"
-    first = train(of_files, parse_run_name("SGD"), results, with_data(data))
+    first = train(file_task, parse_run_name("SGD"), results, with_data(data))
     with pytest.raises(Stopped):
-        train(of_files, parse_run_name("SGD_seed2"), results, with_data(data), stop_at(6))
+        train(file_task, parse_run_name("SGD_seed2"), results, with_data(data), stop_at(6))
     moved = data.rename(tmp_path / "elsewhere")
     (moved / "more.txt").write_text("beside the data")
     (moved / "train" / ".DS_Store").write_text("hidden")
     refuses = dataclasses.replace(REFUSES, data_folders=("train",))
     for options in (with_data(moved), CPU):
         assert train(refuses, parse_run_name("SGD"), results, options) == first
-    assert train(of_files, parse_run_name("SGD_seed2"), results, with_data(moved))["step"] == 26
+    assert train(file_task, parse_run_name("SGD_seed2"), results, with_data(moved))["step"] == 26
 
 
-def test_bfloat16_is_another_run(tmp_path: Path) -> None:
+def test_bf16_is_another_setting(tmp_path: Path) -> None:
     train(TASK, parse_run_name("SGD"), tmp_path, CPU)
-    with pytest.raises(CannotTrain, match=r"26steps, not of SGD_.*26steps bf16=yes"):
+    with pytest.raises(CannotTrain, match=r"expected SGD_.*26steps bf16=yes, got SGD_.*26steps; use"):
         train(TASK, parse_run_name("SGD"), tmp_path, dataclasses.replace(CPU, bf16=True))
 
 
-def test_a_normalized_batch_is_not_split(tmp_path: Path) -> None:
-    def normalized(options: Options) -> Prepared:
-        prepared = prepare(options)
-        prepared.model.insert(1, torch.nn.BatchNorm1d(16))
-        return prepared
+def test_microbatches_are_refused_with_batch_norm(tmp_path: Path) -> None:
+    def normalized(options: Options) -> Setup:
+        setup = build_setup(options)
+        setup.model.insert(1, torch.nn.BatchNorm1d(16))
+        return setup
 
-    task = dataclasses.replace(TASK, prepare=normalized)
-    with pytest.raises(CannotTrain, match="normalizes over the whole batch"):
+    task = dataclasses.replace(TASK, setup=normalized)
+    with pytest.raises(CannotTrain, match="has batch normalization"):
         train(task, parse_run_name("SGD"), tmp_path, dataclasses.replace(CPU, microbatches=2))
 
 
-def test_a_bound_that_comes_too_late_is_told(tmp_path: Path) -> None:
+def test_bound_after_the_last_step_warns(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="regularizes nothing: no bound is set before step 26"):
         train(TASK, parse_run_name("AdamCPR_ws26"), tmp_path, CPU)
 
 
-def test_a_baseline_that_would_decay_nothing_is_refused() -> None:
-    with pytest.raises(WrongName, match="would decay nothing; say one with _wd<V>"):
+def test_comparison_method_without_weight_decay_is_refused() -> None:
+    with pytest.raises(WrongName, match="there is none to adapt; add _wd<V>"):
         TASK.complete(parse_run_name("AdamW_awd"))
     assert TASK.complete(parse_run_name("AdamW_awd_wd0")).weight_decay == 0
     assert TASK.complete(parse_run_name("AdamW_rescale2")).weight_decay is None
@@ -402,17 +402,17 @@ def test_a_baseline_that_would_decay_nothing_is_refused() -> None:
 @pytest.mark.parametrize(
     "name", ["AdamCPR_ws8_l2_mu1_lr0p01_warmup4_26steps_seed1", "AdamCPR_seed1", "AdamCPR_ws8"]
 )
-def test_a_run_has_one_folder_however_much_its_name_says(name: str) -> None:
+def test_run_has_one_folder_for_every_spelling(name: str) -> None:
     assert str(TASK.shorten(parse_run_name(name))) == "AdamCPR_seed1"
 
 
 @pytest.mark.parametrize("file", [CHECKPOINT, "result.json"])
 @pytest.mark.parametrize("content", [b"", b"{}", b"garbage" * 99])
-def test_damaged_files_are_named(file: str, content: bytes, tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, TASK, parse_run_name("SGD"))
+def test_damaged_file_is_named(file: str, content: bytes, tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, TASK, parse_run_name("SGD"))
     folder.mkdir(parents=True)
     (folder / file).write_bytes(content)
-    with pytest.raises((CannotTrain, OSError), match=f"{file} is damaged; delete it"):
+    with pytest.raises((CannotTrain, OSError), match=f"{file} is damaged; delete it to train"):
         train(TASK, parse_run_name("SGD"), tmp_path, CPU)
 
 
@@ -421,7 +421,7 @@ def test_damaged_files_are_named(file: str, content: bytes, tmp_path: Path) -> N
 
 @examples(50, search=500)
 @given(st.integers(1, 500), st.integers(1, 5000), st.floats(0, 1), st.floats(0, 1))
-def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine(
+def test_learning_rate_rises_linearly_then_follows_cosine(
     warmup: int, rest: int, first: float, final: float
 ) -> None:
     total = warmup + rest
@@ -440,7 +440,7 @@ def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_has_a_run(family: str) -> None:
+def test_every_family_completes(family: str) -> None:
     run = TASK.complete(parse_run_name(family))
     assert (run.total_steps, run.warmup_steps, run.seed) == (26, 4, 1)
     assert run.lr == TASK.lr[FAMILIES[family].optimizer]
@@ -458,7 +458,7 @@ def test_every_family_has_a_run(family: str) -> None:
         ("SGDCPR_wd0p1", "takes no _wd0p1"),
     ],
 )
-def test_wrong_names_are_one_line(text: str, message: str) -> None:
+def test_wrong_name_is_one_line(text: str, message: str) -> None:
     with pytest.raises(WrongName, match=message) as caught:
         parse_run_name(text)
     assert len(str(caught.value).splitlines()) == 1
@@ -467,14 +467,14 @@ def test_wrong_names_are_one_line(text: str, message: str) -> None:
 # Figures
 
 
-def test_runs_are_drawn_together(tmp_path: Path) -> None:
+def test_dynamics_of_two_runs_are_drawn(tmp_path: Path) -> None:
     folders = {}
     for name in ("AdamCPR_ws9", "AdamW_wd0p1"):
         train(TASK, parse_run_name(name), tmp_path, CPU)
-        folders[name] = folder_of(tmp_path, TASK, parse_run_name(name))
+        folders[name] = run_folder(tmp_path, TASK, parse_run_name(name))
     figure = tmp_path / "both.png"
     draw_dynamics(folders, figure, ["3.weight"])
     assert figure.stat().st_size > 10_000
-    with pytest.raises(CannotDraw, match=r"no matrix is named 'x'; there are 0\.weight, 3\.weight"):
+    with pytest.raises(CannotDraw, match=r"unknown parameter 'x'; choose from 0\.weight, 3\.weight"):
         draw_dynamics(folders, tmp_path / "none.png", ["x"])
     assert not (tmp_path / "none.png").exists()

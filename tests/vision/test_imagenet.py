@@ -1,6 +1,4 @@
-"""ImageNet's presets on a tiny data set in its layout: that they start, go on and count as they should,
-not what they reach.
-"""
+"""ImageNet presets on a tiny data set in the layout of ImageNet."""
 
 import dataclasses
 import math
@@ -21,7 +19,7 @@ from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.run_name import parse_run_name
 from nnunet_cpr.vision.cosine_lr import learning_rate
 from nnunet_cpr.vision.engine import train
-from nnunet_cpr.vision.optimizers import build_optimizer
+from nnunet_cpr.vision.optimizer_factory import build_optimizer
 from nnunet_cpr.vision.sweeps import SWEEPS
 from nnunet_cpr.vision.task import CannotTrain, Options
 from nnunet_cpr.vision.tasks import TASKS
@@ -51,7 +49,7 @@ def options(data, workers=0, **settings):
 
 
 def contents(folder, task, name):
-    """What a run left but for the time that it took."""
+    """Return the tables of a run, which do not contain times."""
     folder = folder / task / name
     return {file: (folder / file).read_bytes() for file in ("history.csv", "dynamics.csv")}
 
@@ -70,23 +68,21 @@ def contents(folder, task, name):
 def test_preset_trains_on_a_tiny_imagenet(task, name, data, tmp_path):
     result = train(TASKS[task], parse_run_name(name), tmp_path, options(data))
     assert result["step"] == 3
-    assert (
-        0 <= result["accuracy"] <= result["top5"] == 100
-    )  # of two classes, any is among the first five
+    assert 0 <= result["accuracy"] <= result["top5"] == 100  # there are only two classes
     assert math.isfinite(result["loss"]) and math.isfinite(result["train_loss"])
 
 
 @pytest.mark.parametrize("task", PRESETS)
-def test_every_cell_of_the_tables_takes_a_step(task, data):
-    prepared = TASKS[task].prepare(options(data))
-    initial = {key: value.clone() for key, value in prepared.model.state_dict().items()}
-    batch = next(prepared.epoch(0))
-    for cell in SWEEPS[task].cells():
-        prepared.model.load_state_dict(initial)
-        optimizer = build_optimizer(prepared.model, TASKS[task].complete(cell), TASKS[task])
-        prepared.loss(prepared.model, batch).backward()
+def test_every_run_of_the_tables_takes_a_step(task, data):
+    setup = TASKS[task].setup(options(data))
+    initial = {key: value.clone() for key, value in setup.model.state_dict().items()}
+    batch = next(setup.epoch(0))
+    for run in SWEEPS[task].runs():
+        setup.model.load_state_dict(initial)
+        optimizer = build_optimizer(setup.model, TASKS[task].complete(run), TASKS[task])
+        setup.loss(setup.model, batch).backward()
         optimizer.step()
-        weight = prepared.model.state_dict()["patch_embed.proj.weight"]
+        weight = setup.model.state_dict()["patch_embed.proj.weight"]
         assert not torch.equal(weight, initial["patch_embed.proj.weight"]) and weight.isfinite().all()
 
 
@@ -99,11 +95,11 @@ def test_real_model_takes_two_steps(task, data, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_stopped_run_goes_on_as_if_it_had_not_been(workers, data, tmp_path):
+def test_resumed_run_equals_uninterrupted_run(workers, data, tmp_path):
     class Stopped(Exception):
         pass
 
-    def stop_in_second_epoch(step, steps, numbers):
+    def stop_in_second_epoch(step, total):
         if step == 3:
             raise Stopped
 
@@ -112,7 +108,7 @@ def test_stopped_run_goes_on_as_if_it_had_not_been(workers, data, tmp_path):
     train(task, parse_run_name(name), tmp_path / "whole", given)
     with pytest.raises(Stopped):
         train(task, parse_run_name(name), tmp_path / "stopped", given, stop_in_second_epoch)
-    random.seed(7)  # a later session begins with other generators
+    random.seed(7)  # a later process has another generator state
     np.random.seed(7)
     torch.manual_seed(7)
     train(task, parse_run_name(name), tmp_path / "stopped", given)
@@ -124,28 +120,28 @@ def test_stopped_run_goes_on_as_if_it_had_not_been(workers, data, tmp_path):
 # Data
 
 
-def test_epochs_differ_and_leave_out_the_incomplete_batch(data):
-    prepared = TASKS["deit-small"].prepare(options(data))
-    first, second = list(prepared.epoch(0)), list(prepared.epoch(1))
+def test_epochs_differ_and_drop_the_incomplete_batch(data):
+    setup = TASKS["deit-small"].setup(options(data))
+    first, second = list(setup.epoch(0)), list(setup.epoch(1))
     assert len(first) == len(second) == TRAINING_IMAGES // 2
     assert first[0][0].shape == (2, 3, 32, 32)
     assert not torch.equal(first[0][0], second[0][0])
 
 
-def test_deit_gets_mixed_labels_smoothed_and_clip_gets_plain_ones(data):
-    _, targets = next(TASKS["deit-small"].prepare(options(data)).epoch(0))
+def test_deit_has_mixed_smoothed_labels_and_clip_plain_ones(data):
+    _, targets = next(TASKS["deit-small"].setup(options(data)).epoch(0))
     assert targets.shape == (2, 2)
     torch.testing.assert_close(targets.sum(1), torch.ones(2))
     assert targets.min() >= 0.1 / 2 - 1e-6
-    _, targets = next(TASKS["clip-vit-b32"].prepare(options(data)).epoch(0))
+    _, targets = next(TASKS["clip-vit-b32"].setup(options(data)).epoch(0))
     assert targets.dtype == torch.int64 and targets.shape == (2,)
 
 
-def test_images_are_mixed_within_the_batch_of_one_gpu(data, monkeypatch):
+def test_images_are_mixed_within_256_images(data, monkeypatch):
     from nnunet_cpr.vision.tasks import imagenet
 
     monkeypatch.setattr(imagenet, "_PER_GPU", 4)
-    mix = imagenet._mixing(TASKS["deit-small"].prepare.args[0], 2)
+    mix = imagenet._build_mix(TASKS["deit-small"].setup.args[0], 2)
     images = torch.arange(8.0)[:, None, None, None].expand(8, 3, 16, 16).clone()
     mixed, targets = mix(images, torch.tensor([0, 0, 1, 1, 1, 1, 1, 1]))
     assert mixed[:4].max() <= 3 and mixed[4:].min() >= 4
@@ -154,19 +150,19 @@ def test_images_are_mixed_within_the_batch_of_one_gpu(data, monkeypatch):
 
 def test_augmentation_is_that_of_the_tables(data):
     def transforms(task):
-        loader = TASKS[task].prepare(options(data)).epoch.args[0]
+        loader = TASKS[task].setup(options(data)).epoch.args[0]
         return {type(t).__name__ for t in loader.dataset.transform.transforms}, loader.random_erasing
 
     for task in PRESETS[:2]:
         names, erasing = transforms(task)
-        assert "RandAugment" in names and "ColorJitter" not in names  # timm's rule beside RandAugment
+        assert "RandAugment" in names and "ColorJitter" not in names  # timm skips it beside RandAugment
         assert erasing.probability == 0.25 and erasing.per_pixel
     names, erasing = transforms("clip-vit-b32")
     assert not names & {"RandAugment", "ColorJitter", "RandomHorizontalFlip"} and erasing is None
 
 
-class _Knows(nn.Module):
-    """Says the same of every image: class 0 likeliest, then 1, and so on, of ten."""
+class _ConstantModel(nn.Module):
+    """Model with the same ten logits for every image, in decreasing order."""
 
     def __init__(self):
         super().__init__()
@@ -176,13 +172,13 @@ class _Knows(nn.Module):
         return self.logits.expand(len(images), 10)
 
 
-def test_evaluation_counts_by_hand():
+def test_evaluation_matches_manual_count():
     from nnunet_cpr.vision.tasks.imagenet import _evaluate
 
     labels = torch.tensor([0, 0, 1, 4, 5, 9])
     batches = [(torch.zeros(len(part), 3, 8, 8), part) for part in labels.split(4)]  # 4 and 2
     with torch.no_grad():
-        numbers = _evaluate(batches, _Knows())
+        numbers = _evaluate(batches, _ConstantModel())
     normalizer = math.log(sum(math.exp(10 - k) for k in range(10)))
     losses = [normalizer - (10 - label) for label in labels.tolist()]
     assert numbers["accuracy"] == pytest.approx(100 * 2 / 6)
@@ -190,35 +186,35 @@ def test_evaluation_counts_by_hand():
     assert numbers["loss"] == pytest.approx(sum(losses) / 6)
 
 
-def test_evaluation_sees_each_image_once_in_timms_crop(data):
-    prepared = TASKS["deit-small"].prepare(options(data))
-    loader = prepared.evaluate.args[0]
+def test_evaluation_has_each_image_once_in_timms_crop(data):
+    setup = TASKS["deit-small"].setup(options(data))
+    loader = setup.evaluate.args[0]
     seen = torch.cat([labels for _, labels in loader])
     assert seen.tolist() == [0, 0, 0, 0, 1, 1]
     resize = loader.dataset.transform.transforms[0]
-    assert resize.size == math.floor(32 / prepared.model.pretrained_cfg["crop_pct"])
-    clip = TASKS["clip-vit-b32"].prepare(options(data)).evaluate.args[0]
-    assert clip.dataset.transform.transforms[0].size == 32  # the whole shorter side, as CLIP's own
+    assert resize.size == math.floor(32 / setup.model.pretrained_cfg["crop_pct"])
+    clip = TASKS["clip-vit-b32"].setup(options(data)).evaluate.args[0]
+    assert clip.dataset.transform.transforms[0].size == 32  # the whole shorter side, as in CLIP
 
 
 # Settings
 
 
-def test_sweeps_are_the_papers_tables():
+def test_sweeps_match_the_papers_tables():
     deit = "AdamW_wd5en3 AdamW_wd0p05 AdamW_wd0p5 "
     deit += "AdamCPR_ws6280 AdamCPR_ws12560 AdamCPR_ws25120 AdamCPR_ip628"
     clip = "AdamW_wd1en4 AdamW_wd1en3 AdamW_wd0p01 AdamW_wd0p1 AdamW_wd1 "
     clip += "AdamCPR_ws500 AdamCPR_ws1000 AdamCPR_ws2000 AdamCPR_ip50"
-    for name, cells in zip(PRESETS, (deit, deit, clip)):
+    for name, runs in zip(PRESETS, (deit, deit, clip)):
         sweep = SWEEPS[name]
-        assert [str(cell) for cell in sweep.cells()] == [f"{cell}_seed1" for cell in cells.split()]
-        unknown = {"AdamCPR_ws25120"} if name == "deit-base" else set()
-        assert set(sweep.published) == set(cells.split()) - unknown
+        assert [str(run) for run in sweep.runs()] == [f"{run}_seed1" for run in runs.split()]
+        unpublished = {"AdamCPR_ws25120"} if name == "deit-base" else set()
+        assert set(sweep.published) == set(runs.split()) - unpublished
     best = {name: max(SWEEPS[name].published, key=SWEEPS[name].published.get) for name in PRESETS}
     assert list(best.values()) == ["AdamCPR_ip628", "AdamCPR_ws6280", "AdamCPR_ws1000"]
 
 
-def test_steps_are_the_papers():
+def test_steps_match_the_paper():
     for name in PRESETS[:2]:
         task = TASKS[name]
         assert task.warmup == 6280 and task.steps == 300 / 5 * 6280
@@ -226,13 +222,13 @@ def test_steps_are_the_papers():
             str(task.complete(parse_run_name("AdamW")))
             == "AdamW_lr1en3_wd0p05_warmup6280_seed1_376800steps"
         )
-    # Eight loading processes on each of four GPUs, each with whole batches of 256.
+    # Eight workers on each of four GPUs, each with full batches of 256.
     assert 5 * 8 * math.ceil(math.ceil(ALL_TRAINING_IMAGES / 32) / 256) == 6280
     assert TASKS["clip-vit-b32"].steps == 10 * (ALL_TRAINING_IMAGES // 512)
 
 
 def test_deit_schedule_is_close_to_timms():
-    """timm's cosine begins with the warm-up, the engine's after it, as docs/vision-imagenet.md says."""
+    """The cosine of timm begins with the warm-up, ours after it (docs/vision-imagenet.md)."""
     from timm.scheduler import CosineLRScheduler
 
     task, epoch = TASKS["deit-small"], 1256
@@ -247,13 +243,13 @@ def test_deit_schedule_is_close_to_timms():
     assert 0.01e-3 < max(differences) < 0.02e-3
 
 
-def test_weights_come_from_a_file(data, tmp_path):
+def test_weights_are_loaded_from_a_file(data, tmp_path):
     import timm
 
     source = timm.create_model("test_vit", num_classes=7, img_size=32)
     torch.save(source.state_dict(), tmp_path / "weights.pth")
     file = str(tmp_path / "weights.pth")
-    model = TASKS["clip-vit-b32"].prepare(options(data, pretrained=file)).model
+    model = TASKS["clip-vit-b32"].setup(options(data, pretrained=file)).model
     assert model.head.out_features == len(CLASSES)
     assert torch.equal(model.patch_embed.proj.weight, source.patch_embed.proj.weight)
 
@@ -261,25 +257,25 @@ def test_weights_come_from_a_file(data, tmp_path):
 def test_clip_starts_from_openais_weights_and_activation(data, monkeypatch):
     import timm
 
-    asked = {}
+    called = {}
 
     def create(name, pretrained, **arguments):
-        asked.update(arguments, name=name, pretrained=pretrained)
-        raise OSError("no network\nand more")
+        called.update(arguments, name=name, pretrained=pretrained)
+        raise OSError("no network\nsecond line")
 
     monkeypatch.setattr(timm, "create_model", create)
-    with pytest.raises(CannotTrain, match=r"\(no network\); --set pretrained=PATH"):
-        TASKS["clip-vit-b32"].prepare(Options(data=data, settings={"batch": "2"}))
-    assert asked["pretrained"] is True and "quickgelu" in asked["name"]
+    with pytest.raises(CannotTrain, match=r"\(no network\); use --set pretrained=PATH"):
+        TASKS["clip-vit-b32"].setup(Options(data=data, settings={"batch": "2"}))
+    assert called["pretrained"] is True and "quickgelu" in called["name"]
     monkeypatch.undo()
-    cfg = timm.get_pretrained_cfg(asked["name"])
+    cfg = timm.get_pretrained_cfg(called["name"])
     assert cfg.hf_hub_id == "timm/vit_base_patch32_clip_224.openai"
 
 
 def test_embeddings_are_not_regularized(data):
     from nnunet_cpr.param_groups import regularized
 
-    names = list(regularized(TASKS["deit-small"].prepare(options(data)).model))
+    names = list(regularized(TASKS["deit-small"].setup(options(data)).model))
     assert "patch_embed.proj.weight" in names and "head.weight" in names
     assert not {"pos_embed", "cls_token"} & set(names)
 
@@ -287,61 +283,63 @@ def test_embeddings_are_not_regularized(data):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch": "two"}, "batch=two is no whole number above 0"),
-        ({"batch": "3"}, "batch=3 is odd"),
-        ({"batch": "64"}, "5 images to train on, fewer than a batch of 64"),
-        ({"model": "deit_huge"}, "timm knows no model 'deit_huge'"),
-        ({"pretrained": "/no/file"}, "neither yes, nor no, nor a file"),
+        ({"batch": "two"}, "--set batch: expected a positive integer, got 'two'"),
+        ({"batch": "3"}, "--set batch: expected an even number, got 3"),
+        ({"batch": "64"}, "expected at least 64 training images, got 5; choose a smaller batch"),
+        ({"model": "deit_huge"}, "--set model: unknown timm model 'deit_huge'"),
+        ({"pretrained": "/no/file"}, "--set pretrained: expected yes, no or a file"),
     ],
 )
-def test_wrong_setting_is_one_clear_line(settings, message, data):
-    with pytest.raises(CannotTrain, match=message) as told:
-        TASKS["deit-small"].prepare(options(data, **settings))
-    assert "\n" not in str(told.value)
+def test_wrong_setting_is_one_line(settings, message, data):
+    with pytest.raises(CannotTrain, match=message) as caught:
+        TASKS["deit-small"].setup(options(data, **settings))
+    assert "\n" not in str(caught.value)
 
 
-def test_other_images_are_noticed(data, tmp_path):
+def test_other_images_are_refused(data, tmp_path):
     task, name = TASKS["clip-vit-b32"], parse_run_name("AdamCPR_ws1_warmup1_2steps")
     train(task, name, tmp_path / "results", options(data))
     copy = Path(shutil.copytree(data, tmp_path / "copy"))
-    (copy / "ORIGIN.txt").write_text("not an image, and beside them")
+    (copy / "ORIGIN.txt").write_text("not an image")
     train(task, name, tmp_path / "results", options(copy))
     (copy / "val" / CLASSES[0] / "one_more.JPEG").write_bytes(b"")
-    with pytest.raises(CannotTrain, match=r"data=11 files \(\w+\).*, not of .* data=12 files"):
+    with pytest.raises(CannotTrain, match=r"expected .* data=12 files.*, got .* data=11 files \(\w+\)"):
         train(task, name, tmp_path / "results", options(copy))
 
 
 @pytest.mark.parametrize("task", PRESETS)
-def test_unknown_setting_is_one_clear_line(task, data, tmp_path):
-    with pytest.raises(CannotTrain, match=r"no setting 'size'; there are model, batch, pretrained"):
+def test_unknown_setting_is_one_line(task, data, tmp_path):
+    with pytest.raises(
+        CannotTrain, match=r"--set size: unknown setting of .*; choose from model, batch"
+    ):
         train(TASKS[task], parse_run_name("AdamW"), tmp_path, options(data, size="3"))
 
 
-def test_missing_data_is_one_clear_line(data, tmp_path):
-    prepare = TASKS["deit-small"].prepare
-    with pytest.raises(CannotTrain, match="--data DIR, with DIR/train/CLASS"):
-        prepare(options(None))
-    with pytest.raises(FileNotFoundError, match=f"no folder {tmp_path}/train"):
-        prepare(options(tmp_path))
+def test_missing_data_is_one_line(data, tmp_path):
+    setup = TASKS["deit-small"].setup
+    with pytest.raises(CannotTrain, match=r"--data is missing: .* with DIR/train/CLASS"):
+        setup(options(None))
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/train does not exist"):
+        setup(options(tmp_path))
     for split in ("train", "val"):
         (tmp_path / split).mkdir()
-    with pytest.raises(FileNotFoundError, match=f"{tmp_path} has no images"):
-        prepare(options(tmp_path))
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path}: no images found"):
+        setup(options(tmp_path))
 
 
-def test_validation_that_does_not_fit_is_refused(data, tmp_path):
+def test_validation_of_other_classes_is_refused(data, tmp_path):
     (tmp_path / "train").symlink_to(data / "train")
     (tmp_path / "val").mkdir()
     Path(tmp_path / "val" / "one.JPEG").symlink_to(next((data / "val").rglob("*.JPEG")))
-    with pytest.raises(FileNotFoundError, match="has no images in"):  # as it lies in ImageNet's archive
-        TASKS["deit-small"].prepare(options(tmp_path))
+    with pytest.raises(FileNotFoundError, match="no images found"):  # not sorted into classes
+        TASKS["deit-small"].setup(options(tmp_path))
     (tmp_path / "val" / "n00000000").symlink_to(data / "val" / CLASSES[0])
-    with pytest.raises(CannotTrain, match="has a class n00000000"):
-        TASKS["deit-small"].prepare(options(tmp_path))
+    with pytest.raises(CannotTrain, match="class n00000000 is missing in"):
+        TASKS["deit-small"].setup(options(tmp_path))
 
 
-def test_optimizer_without_a_learning_rate_is_told():
-    with pytest.raises(WrongName, match="no learning rate for SGD; say it with _lr"):
+def test_family_without_learning_rate_is_refused():
+    with pytest.raises(WrongName, match="has no learning rate for SGD; add _lr<V>"):
         TASKS["deit-base"].complete(parse_run_name("SGD"))
     completed = TASKS["deit-base"].complete(parse_run_name("SGD_lr0p1"))
     assert dataclasses.asdict(completed)["lr"] == 0.1

@@ -1,10 +1,9 @@
-"""Processes that work in one folder of results."""
+"""Processes that share a folder of results."""
 
 from __future__ import annotations
 
 import dataclasses
 import errno
-import fcntl
 import json
 import os
 import re
@@ -15,10 +14,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from nnunet_cpr.names.run_name import parse_run_name
 from nnunet_cpr.vision.engine import train
-from nnunet_cpr.vision.folder import LOCK, folder_of, locked
+from nnunet_cpr.vision.folder import LOCK, lock_folder, run_folder
 from nnunet_cpr.vision.task import InUse, Options
 from nnunet_cpr.vision.tasks import TASKS
 
@@ -33,19 +33,19 @@ results, log = sys.argv[1:]
 tasks.TASKS["digits"] = dataclasses.replace(tasks.TASKS["digits"], steps=12, warmup=2)
 whole = sweeps.SWEEPS["digits"]
 sweeps.SWEEPS["digits"] = dataclasses.replace(whole, panels=whole.panels[3:], seeds=(1,))
-train = engine._Training.to_the_end
+train = engine._TrainingLoop.train
 
 
-def noted(self):
+def log_run(self):
     with open(log, "a") as file:
         file.write(f"{os.getpid()} {self.run}\\n")
-    # Nobody ends its first run before the other has begun its own.
+    # Each process waits until both have started their first run.
     while len({line.split()[0] for line in open(log)}) < 2:
         time.sleep(0.02)
     return train(self)
 
 
-engine._Training.to_the_end = noted
+engine._TrainingLoop.train = log_run
 sys.argv[1:] = ["vision", "sweep", "digits", "--results", results, "--device", "cpu"]
 cli.main()
 """
@@ -59,29 +59,29 @@ from nnunet_cpr.vision.task import Options
 from nnunet_cpr.vision.tasks import TASKS
 
 
-def half(state, file):
+def save_half(state, file):
     file.write(b"half a checkpoint")
     file.flush()
     print("saving", flush=True)
     time.sleep(600)
 
 
-torch.save = half
+torch.save = save_half
 train(TASKS["digits"], parse_run_name(sys.argv[2]), pathlib.Path(sys.argv[1]), Options())
 """
 
 
-def started(code: str, *arguments: str) -> subprocess.Popen[str]:
+def start(code: str, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", code, *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(command, text=True, **pipes)
 
 
 @pytest.mark.slow
-def test_two_processes_work_off_one_sweep(tmp_path: Path) -> None:
-    """Each run is trained once, by whoever comes first."""
+def test_two_processes_share_one_sweep(tmp_path: Path) -> None:
+    """Each run is trained once."""
     results, log = tmp_path / "results", tmp_path / "log"
-    both = [started(SWEEP, str(results), str(log)) for _ in range(2)]
+    both = [start(SWEEP, str(results), str(log)) for _ in range(2)]
     try:
         outputs = [process.communicate(timeout=500)[0] for process in both]
     finally:
@@ -93,50 +93,49 @@ def test_two_processes_work_off_one_sweep(tmp_path: Path) -> None:
     assert {pid for pid, _ in trained} == {str(process.pid) for process in both}
     done = [json.loads(file.read_text())["run"] for file in results.glob("digits/*/result.json")]
     assert sorted(done) == sorted(run for _, run in trained) and len(done) == 3
-    skips = re.findall(r"skipped: \S+ is being trained by process (\d+) on \S+", "".join(outputs))
-    assert set(skips) <= {str(process.pid) for process in both} and skips
-    # The last one to end draws all of them.
+    assert re.search(r"skipped: \S+ is in use: another process trains this run", "".join(outputs))
+    # The last process draws all runs.
     assert (results / "digits.csv").read_text().count(",1,") == 3
 
 
-def test_a_killed_process_leaves_neither_its_lock_nor_half_a_file(tmp_path: Path) -> None:
+def test_killed_process_leaves_no_lock_or_temporary_file(tmp_path: Path) -> None:
     whole = train(DIGITS, NAME, tmp_path / "whole", Options())
-    process = started(KILLED_SAVING, str(tmp_path), str(NAME))
+    process = start(KILLED_SAVING, str(tmp_path), str(NAME))
     try:
         assert process.stdout is not None and process.stdout.readline() == "saving\n"
-        folder = folder_of(tmp_path, DIGITS, NAME)
+        folder = run_folder(tmp_path, DIGITS, NAME)
         half = f".checkpoint*{process.pid}*.pt"
         assert len(list(folder.glob(half))) == 1
-        with pytest.raises(InUse, match=f"{folder.name} is being trained by process {process.pid} on "):
+        with pytest.raises(InUse, match=f"{folder.name} is in use: another process trains this run"):
             train(DIGITS, NAME, tmp_path, Options())
         assert len(list(folder.glob(half))) == 1
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    with locked(folder):
+    with lock_folder(folder):
         assert [file.name for file in folder.iterdir()] == [LOCK]
     assert train(DIGITS, NAME, tmp_path, Options())["loss"] == whole["loss"]
 
 
-def test_what_another_process_finishes_meanwhile_is_not_trained_again(tmp_path: Path) -> None:
-    def slow(options: Options):
+def test_run_finished_by_another_process_is_not_repeated(tmp_path: Path) -> None:
+    def finish_elsewhere(options: Options):
         first.append(train(DIGITS, NAME, tmp_path, Options()))
-        return DIGITS.prepare(options)
+        return DIGITS.setup(options)
 
     first: list[dict] = []
-    again = train(dataclasses.replace(DIGITS, prepare=slow), NAME, tmp_path, Options())
+    again = train(dataclasses.replace(DIGITS, setup=finish_elsewhere), NAME, tmp_path, Options())
     assert [again] == first
 
 
-def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*arguments: object) -> None:
+def test_file_system_without_locks_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_no_locks(*arguments: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     written = tmp_path / ".checkpoint.1@here.tmp.pt"
     written.touch()
-    monkeypatch.setattr(fcntl, "flock", refused)
+    monkeypatch.setattr(FileLock, "acquire", raise_no_locks)
     with (
-        pytest.warns(UserWarning, match=r"cannot be locked \(No locks available\); only one process"),
-        locked(tmp_path),
+        pytest.warns(UserWarning, match=r"cannot be locked \(No locks available\); do not train"),
+        lock_folder(tmp_path),
     ):
-        assert written.exists()  # by another process, maybe
+        assert written.exists()  # another process may write it

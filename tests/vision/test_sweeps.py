@@ -13,6 +13,8 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from nnunet_cpr.baselines import BASELINES
@@ -20,8 +22,8 @@ from nnunet_cpr.bounds import KappaIP, KappaK, KappaKI0, KappaWS
 from nnunet_cpr.names.run_name import RunName, parse_run_name
 from nnunet_cpr.vision import heatmaps
 from nnunet_cpr.vision.dynamics_figure import CannotDraw
-from nnunet_cpr.vision.folder import folder_of
-from nnunet_cpr.vision.heatmaps import draw_sweep, table
+from nnunet_cpr.vision.folder import run_folder
+from nnunet_cpr.vision.heatmaps import draw_sweep, summarize_sweep
 from nnunet_cpr.vision.sweeps import SWEEPS, Axis, Panel, Sweep, grid
 from nnunet_cpr.vision.tasks import TASKS
 from tests.helpers.examples import examples
@@ -30,27 +32,27 @@ CIFAR = {name: sweep for name, sweep in SWEEPS.items() if name.startswith("cifar
 
 
 @pytest.mark.parametrize("sweep", SWEEPS.values(), ids=SWEEPS)
-def test_every_cell_is_a_run_of_its_task_by_its_name(sweep: Sweep) -> None:
-    cells = sweep.cells()
-    assert len(set(map(str, cells))) == len(cells)
-    for cell in cells:
-        assert parse_run_name(str(cell)) == cell
-        run = TASKS[sweep.task].complete(cell)
-        assert run.bound.earliest < run.total_steps
+def test_every_run_is_valid_for_its_task(sweep: Sweep) -> None:
+    runs = sweep.runs()
+    assert len(set(map(str, runs))) == len(runs)
+    for run in runs:
+        assert parse_run_name(str(run)) == run
+        complete = TASKS[sweep.task].complete(run)
+        assert complete.bound.earliest < complete.total_steps
 
 
 @pytest.mark.parametrize("sweep", SWEEPS.values(), ids=SWEEPS)
-def test_cells_are_all_panels_with_all_seeds(sweep: Sweep) -> None:
+def test_runs_are_all_cells_with_all_seeds(sweep: Sweep) -> None:
     in_panels = {name for panel in sweep.panels for row in panel.names for name in row}
     assert {name.seed for name in in_panels} == {None}
     expected = {dataclasses.replace(name, seed=seed) for name in in_panels for seed in sweep.seeds}
-    assert set(sweep.cells()) == expected
-    first = sweep.cells()[: len(in_panels)]
-    assert {cell.seed for cell in first} == {sweep.seeds[0]}
+    assert set(sweep.runs()) == expected
+    first = sweep.runs()[: len(in_panels)]
+    assert {run.seed for run in first} == {sweep.seeds[0]}
 
 
 @pytest.mark.parametrize("sweep", SWEEPS.values(), ids=SWEEPS)
-def test_a_panel_names_a_run_once_and_panels_have_titles_of_their_own(sweep: Sweep) -> None:
+def test_panel_titles_and_their_runs_are_unique(sweep: Sweep) -> None:
     for panel in sweep.panels:
         names = [name for row in panel.names for name in row]
         assert len(set(names)) == len(names)
@@ -58,35 +60,35 @@ def test_a_panel_names_a_run_once_and_panels_have_titles_of_their_own(sweep: Swe
     assert len(set(titles)) == len(titles)
 
 
-def test_the_paper_is_covered() -> None:
-    runs = {cell for sweep in CIFAR.values() for cell in sweep.cells()}
+def test_sweeps_cover_the_paper() -> None:
+    runs = {run for sweep in CIFAR.values() for run in sweep.runs()}
     assert {type(run.kappa) for run in runs} >= {KappaK, KappaKI0, KappaWS, KappaIP}
     assert {run.regularizer for run in runs} == {None, "std", "l1", "huber"}
     assert {run.family for run in runs} == {"AdamCPR", "AdamW", "SGDCPR", "SGD", "AMOS"}
-    # Decoupled decay is what AdamW does by itself.
+    # AdamW itself has decoupled weight decay.
     assert {run.baseline.keyword for run in runs if run.baseline} == set(BASELINES) - {"decoupled"}
     adaptive = {type(run.kappa) for run in runs if run.adaptive}
     assert adaptive == {KappaK, KappaKI0, KappaWS}
-    assert {run.mu for run in SWEEPS["cifar100-mu"].cells()} == {0.01, 0.1, 1.0, 10.0}
+    assert {run.mu for run in SWEEPS["cifar100-mu"].runs()} == {0.01, 0.1, 1.0, 10.0}
     assert {run.seed for run in runs} == {1, 2, 3}
-    # 500 is the task's own and so is not said.
-    assert {run.warmup for run in SWEEPS["cifar100-warmup"].cells()} == {None, 250, 1000}
+    # The task's default of 500 is left out.
+    assert {run.warmup for run in SWEEPS["cifar100-warmup"].runs()} == {None, 250, 1000}
 
 
-def test_the_interval_of_kappa_ip_is_a_tenth_of_the_warmup() -> None:
+def test_kappa_ip_interval_is_a_tenth_of_the_warmup() -> None:
     for sweep in CIFAR.values():
-        for cell in map(TASKS[sweep.task].complete, sweep.cells()):
-            if isinstance(cell.kappa, KappaIP):
-                assert cell.kappa.interval == cell.warmup_steps // 10
+        for run in map(TASKS[sweep.task].complete, sweep.runs()):
+            if isinstance(run.kappa, KappaIP):
+                assert run.kappa.interval == run.warmup_steps // 10
 
 
-def test_sweeps_of_one_task_share_their_runs() -> None:
+def test_sweeps_of_one_task_share_runs() -> None:
     main, warmup = SWEEPS["cifar100-main"], SWEEPS["cifar100-warmup"]
-    assert set(main.cells()) < set(warmup.cells())
+    assert set(main.runs()) < set(warmup.runs())
 
 
-def test_known_names() -> None:
-    names = set(map(str, SWEEPS["cifar100-related"].cells()))
+def test_sweep_of_related_work_has_known_names() -> None:
+    names = set(map(str, SWEEPS["cifar100-related"].runs()))
     assert names > {
         "AdamCPR_ws1000_lr1en3_seed1",
         "AdamW_lr1en3_wd0p1_seed2",
@@ -98,15 +100,15 @@ def test_known_names() -> None:
     }
 
 
-def test_a_panel_needs_a_cell_for_each_row_and_column() -> None:
-    with pytest.raises(ValueError, match="has not one cell"):
+def test_panel_needs_a_cell_for_each_row_and_column() -> None:
+    with pytest.raises(ValueError, match=r"panel 'odd': expected rows of \[1, 1\] cells, got \[1\]"):
         Panel("odd", Axis("a", ("1", "2")), Axis("b", ("1",)), ((RunName("SGD"),),))
 
 
-def test_the_list_of_sweeps_loads_neither_torchvision_nor_timm() -> None:
+def test_sweeps_are_listed_without_torchvision_and_timm() -> None:
     code = (
         "import sys, nnunet_cpr.vision.sweeps, nnunet_cpr.vision.tasks\n"
-        "assert not {'torchvision', 'timm', 'sklearn', 'matplotlib'} & set(sys.modules)"
+        "assert not {'torchvision', 'timm', 'sklearn', 'matplotlib', 'seaborn'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -135,29 +137,29 @@ def small(rows: int = 2, columns: int = 3, panels: int = 2, seeds: tuple[int, ..
 
 
 def finish(
-    sweep: Sweep, results: Path, name: RunName, value: Any, conditions: dict[str, str] | None = None
+    sweep: Sweep, results: Path, name: RunName, value: Any, settings: dict[str, str] | None = None
 ) -> None:
     task = TASKS[sweep.task]
-    folder = folder_of(results, task, name)
+    folder = run_folder(results, task, name)
     folder.mkdir(parents=True, exist_ok=True)
-    result = {"run": str(name), "settings": conditions or {}, "metric": task.metric, "loss": 1.0}
-    result[task.metric] = value
+    result = {"run": str(name), "settings": settings or {}, "metric": task.metric, task.metric: value}
+    result |= {"loss": 1.0, "step": 9, "seconds": 1.5}
     (folder / "result.json").write_text(json.dumps(result))
 
 
 @examples(10, search=100)
 @given(data=st.data())
-def test_the_table_has_mean_and_deviation_of_what_is_done(
+def test_summary_has_mean_and_std_of_finished_runs(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     sweep, results = small(seeds=(1, 2, 3)), tmp_path_factory.mktemp("results")
     done: dict[str, list[float]] = {}
-    for cell in sweep.cells():
+    for run in sweep.runs():
         value = data.draw(st.none() | st.floats(0, 100))
         if value is not None:
-            finish(sweep, results, cell, value)
-            done.setdefault(str(dataclasses.replace(cell, seed=None)), []).append(value)
-    cells = table(sweep, results)
+            finish(sweep, results, run, value)
+            done.setdefault(str(dataclasses.replace(run, seed=None)), []).append(value)
+    cells = summarize_sweep(sweep, results)
     assert list(cells.columns) == heatmaps.COLUMNS
     assert len(cells) == 12
     for cell in cells.itertuples():
@@ -174,21 +176,21 @@ def test_the_table_has_mean_and_deviation_of_what_is_done(
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400, "70", None, [70.0]], ids=type)
-def test_a_result_that_is_no_number_is_not_counted(value: Any, tmp_path: Path) -> None:
+def test_result_that_is_no_number_is_not_counted(value: Any, tmp_path: Path) -> None:
     sweep = small(seeds=(1,))
-    first = sweep.cells()[0]
+    first = sweep.runs()[0]
     finish(sweep, tmp_path, first, value)
-    assert table(sweep, tmp_path)["n"].sum() == 0
+    assert summarize_sweep(sweep, tmp_path)["n"].sum() == 0
 
 
 def diverge(sweep: Sweep, results: Path, name: RunName) -> None:
-    folder = folder_of(results, TASKS[sweep.task], name)
+    folder = run_folder(results, TASKS[sweep.task], name)
     folder.mkdir(parents=True, exist_ok=True)
     result = {"run": str(name), "settings": {}, "metric": "accuracy", "diverged": 40}
     (folder / "result.json").write_text(json.dumps(result))
 
 
-def test_diverged_runs_are_counted_and_said(tmp_path: Path) -> None:
+def test_diverged_runs_are_counted(tmp_path: Path) -> None:
     sweep = small(rows=1, columns=3, panels=1)
     names = sweep.panels[0].names[0]
     for name, seeds in zip(names, ((), (1,), (1, 2))):
@@ -198,44 +200,52 @@ def test_diverged_runs_are_counted_and_said(tmp_path: Path) -> None:
                 diverge(sweep, tmp_path, run)
             else:
                 finish(sweep, tmp_path, run, 70.0)
-    cells = table(sweep, tmp_path)
+    cells = summarize_sweep(sweep, tmp_path)
     assert cells["n"].tolist() == [2, 1, 0] and cells["diverged"].tolist() == [0, 1, 2]
     assert cells["mean"].tolist()[:2] == [70.0, 70.0] and math.isnan(cells["mean"][2])
-    assert drawn(sweep, cells) == [["70.00★\n±0.00", "70.00\nn=1", "diverged"]]
-    assert heatmaps._title(sweep, cells).endswith("3 of 6 runs done, 3 diverged.")
+    assert cell_texts(sweep, cells) == [["70.00★\n±0.00", "70.00\nn=1", "diverged"]]
+    assert heatmaps._title(sweep, cells).endswith("3 of 6 runs finished, 3 diverged.")
 
 
-def test_the_papers_numbers_are_beside_ours(tmp_path: Path) -> None:
+def test_published_results_are_shown(tmp_path: Path) -> None:
     sweep = SWEEPS["deit-base"]
-    first = sweep.cells()[0]
+    first = sweep.runs()[0]
     finish(sweep, tmp_path, first, 75.0)
     cells = draw_sweep(sweep, tmp_path, tmp_path / "deit-base.png")
     known = cells.set_index("run")["published"].dropna().to_dict()
     assert known == dict(sweep.published) and len(known) == 6
     saved = pd.read_csv(tmp_path / "deit-base.csv").set_index("run")["published"].dropna().to_dict()
     assert saved == pytest.approx(known)
-    texts = drawn(sweep, cells)
-    assert texts[0] == ["75.00★", "76.19", "78.59", "80.56"]
-    assert texts[1] == ["81.19", "79.61"]  # the paper has no third
-    assert heatmaps._best(cells) == 0  # theirs do not compete
+    texts = cell_texts(sweep, cells)
+    assert texts[0] == ["75.00★\n(76.19)", "(78.59)", "(80.56)"]
+    assert texts[1] == ["(81.19)", "(79.61)"]  # the third is not published
+    assert heatmaps._find_best(cells) == 0  # published results do not count
 
 
-def test_runs_of_different_data_are_not_drawn_together(tmp_path: Path) -> None:
+def test_runs_of_different_data_are_not_cell_texts(tmp_path: Path) -> None:
     sweep = small()
-    for number, cell in enumerate(sweep.cells()[:3]):
-        finish(sweep, tmp_path, cell, 50.0, {} if number == 0 else {"data": f"{number} files"})
-    with pytest.raises(CannotDraw, match=r"^AdamW\S+ and AdamW\S+ are of different data; keep"):
+    for number, run in enumerate(sweep.runs()[:3]):
+        finish(sweep, tmp_path, run, 50.0, {} if number == 0 else {"data": f"{number} files"})
+    with pytest.raises(CannotDraw, match=r"AdamW\S+ and AdamW\S+ are of different data; use a"):
         draw_sweep(sweep, tmp_path, tmp_path / "small.png")
     assert not list(tmp_path.glob("small*"))
 
 
-def drawn(sweep: Sweep, cells: pd.DataFrame) -> list[list[str]]:
-    """The texts in the cells of each panel."""
-    figure = heatmaps._figure(sweep, cells)
-    return [[text.get_text() for text in ax.texts] for ax in figure.axes[: len(sweep.panels)]]
+def draw(sweep: Sweep, cells: pd.DataFrame) -> Figure:
+    layout = heatmaps._Layout(sweep)
+    figure = Figure(figsize=(layout.width, layout.height))
+    FigureCanvasAgg(figure)
+    heatmaps._draw(figure, sweep, cells, layout)
+    return figure
 
 
-def test_the_cells_say_mean_deviation_and_missing_seeds(tmp_path: Path) -> None:
+def cell_texts(sweep: Sweep, cells: pd.DataFrame) -> list[list[str]]:
+    """Return the texts in the cells of each panel."""
+    axes = draw(sweep, cells).axes[: len(sweep.panels)]
+    return [[text.get_text() for text in ax.texts if text.get_text()] for ax in axes]
+
+
+def test_cells_show_mean_std_and_number_of_seeds(tmp_path: Path) -> None:
     sweep = small()
     names = [name for panel in sweep.panels for row in panel.names for name in row]
     values = {0: (70.0, 72.0), 1: (75.0,), 6: (73.0, 74.0)}
@@ -243,8 +253,8 @@ def test_the_cells_say_mean_deviation_and_missing_seeds(tmp_path: Path) -> None:
         for seed, value in zip(sweep.seeds, numbers):
             finish(sweep, tmp_path, dataclasses.replace(names[index], seed=seed), value)
     cells = draw_sweep(sweep, tmp_path, tmp_path / "small.png")
-    assert drawn(sweep, cells) == [["71.00\n±1.41", "75.00\nn=1"], ["73.50★\n±0.71"]]
-    assert heatmaps._best(cells) == 6  # the better one has one seed only
+    assert cell_texts(sweep, cells) == [["71.00\n±1.41", "75.00\nn=1"], ["73.50★\n±0.71"]]
+    assert heatmaps._find_best(cells) == 6  # the better mean is of one seed only
     pd.testing.assert_frame_equal(
         pd.read_csv(tmp_path / "small.csv", dtype={"row": str, "column": str}), cells, rtol=1e-5
     )
@@ -253,13 +263,12 @@ def test_the_cells_say_mean_deviation_and_missing_seeds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["cifar100-related", "digits", "clip-vit-b32"])
 def test_texts_do_not_overlap(tmp_path: Path, name: str) -> None:
     sweep = SWEEPS[name]
-    for number, cell in enumerate(sweep.cells()):
+    for number, run in enumerate(sweep.runs()):
         if number % 7:
-            finish(sweep, tmp_path, cell, 70 + number % 13)
-    figure = heatmaps._figure(sweep, table(sweep, tmp_path))
+            finish(sweep, tmp_path, run, 70 + number % 13)
+    figure = draw(sweep, summarize_sweep(sweep, tmp_path))
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()
-    page = figure.bbox
     boxes = []
     for ax in figure.axes:
         labels = [*ax.get_xticklabels(), *ax.get_yticklabels(), ax.xaxis.label, ax.yaxis.label]
@@ -267,24 +276,23 @@ def test_texts_do_not_overlap(tmp_path: Path, name: str) -> None:
         boxes += [text.get_window_extent(renderer) for text in texts if text.get_text()]
     boxes += [text.get_window_extent(renderer) for text in figure.texts]
     for i, box in enumerate(boxes):
-        assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1
         assert not any(box.overlaps(other) for other in boxes[:i])
 
 
 @pytest.mark.parametrize("done", ["nothing", "one", "equal"])
-def test_what_is_not_run_is_grey(tmp_path: Path, done: str) -> None:
+def test_cells_without_a_run_are_gray(tmp_path: Path, done: str) -> None:
     sweep = small(panels=3)
     count = {"nothing": 0, "one": 1, "equal": None}[done]
-    for cell in sweep.cells()[:count]:
-        finish(sweep, tmp_path, cell, 50.0)
+    for run in sweep.runs()[:count]:
+        finish(sweep, tmp_path, run, 50.0)
     draw_sweep(sweep, tmp_path, tmp_path / "small.png")
     image = (imread(tmp_path / "small.png")[..., :3] * 255).round()
-    grey = (np.abs(image - 0.85 * 255) <= 1).all(axis=-1).mean()
-    assert (grey > 0.05) == (done != "equal")
+    gray = (np.abs(image - 0.85 * 255) <= 1).all(axis=-1).mean()
+    assert (gray > 0.05) == (done != "equal")
 
 
-def test_a_failed_run_does_not_take_the_colours_of_the_others() -> None:
+def test_color_scale_leaves_out_a_failed_run() -> None:
     means = np.array([1.0, 74.0, 75.0, 76.0, math.nan])
-    shades = heatmaps._Shades.of(means)
-    assert (shades.norm.vmin, shades.norm.vmax, shades.extend) == (70.0, 76.0, "min")
-    assert heatmaps._Shades.of(means[1:]).extend == "neither"
+    norm, is_clipped = heatmaps._color_scale(means)
+    assert (norm.vmin, norm.vmax, is_clipped) == (70.0, 76.0, True)
+    assert not heatmaps._color_scale(means[1:])[1]

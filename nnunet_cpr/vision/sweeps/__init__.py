@@ -1,4 +1,4 @@
-"""Heat maps by their names. To add one: make its panels with :func:`grid` and list it here."""
+"""Sweeps by name. To add one, build its panels with :func:`grid` and list it here."""
 
 from nnunet_cpr.vision.sweeps.cifar100 import CIFAR100_SWEEPS
 from nnunet_cpr.vision.sweeps.imagenet import IMAGENET_SWEEPS

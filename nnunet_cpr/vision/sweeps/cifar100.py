@@ -1,8 +1,8 @@
-"""The paper's heat maps on CIFAR-100.
+"""Sweeps of the paper's CIFAR-100 heat maps.
 
-The paper prints its figures without their numbers. A range of which it says both ends is taken in
-doublings; where it says nothing, the values are ours: all learning rates, all weight decays, the factor
-of Kappa-kI0 in the sweep over mu, and the AdaDecay that is compared with other work.
+The paper shows its figures without numbers. Ranges whose ends it states are sampled in powers of two.
+The paper does not state the learning rates, the weight decays, the factor of Kappa-kI0 in the sweep over
+mu, and the alpha of AdaDecay in the comparison with related work; these values are our choice.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any
 
 from nnunet_cpr.bounds import KappaIP, KappaK, KappaKI0, KappaWS
 from nnunet_cpr.names import BaselineChoice
-from nnunet_cpr.vision.sweeps.sweep import Panel, Settings, Sweep, grid, settings
+from nnunet_cpr.vision.sweeps.sweep import AxisValues, Panel, Sweep, axis_values, grid
 from nnunet_cpr.vision.tasks.cifar100 import CIFAR100, CIFAR100_C
 
-_LR = ("learning rate", settings("lr", (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)))
-_SGD_LR = ("learning rate", settings("lr", (3e-3, 1e-2, 3e-2, 1e-1, 3e-1)))
+_LR = ("learning rate", axis_values("lr", (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)))
+_SGD_LR = ("learning rate", axis_values("lr", (3e-3, 1e-2, 3e-2, 1e-1, 3e-1)))
 
-# As many as there are warm starts, so that neither side is tuned more than the other.
-_WD = ("weight decay", settings("weight_decay", (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)))
-# SGD's is added to the gradient, and so is not in the units of AdamW's.
-_SGD_WD = ("weight decay", settings("weight_decay", (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)))
+# As many as warm starts, so that both methods are tuned equally.
+_WD = ("weight decay", axis_values("weight_decay", (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)))
+# SGD adds weight decay to the gradient, so its values are on another scale than AdamW's.
+_SGD_WD = ("weight decay", axis_values("weight_decay", (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)))
 
-# The paper's text ends at 4,000, its table of hyperparameters at 16,000.
+# The paper's text ends at 4,000 steps, its table of hyperparameters at 16,000.
 _STEPS = (250, 500, 1000, 2000, 4000, 8000, 16000)
 _WS = ("warm start (steps)", {str(steps): {"kappa": KappaWS(steps)} for steps in _STEPS})
 _K = (
@@ -34,11 +34,11 @@ _KI0 = (
     "factor k",
     {str(factor): {"kappa": KappaKI0(factor)} for factor in (4, 8, 16, 32, 64, 128, 256)},
 )
-_MU = ("mu", settings("mu", (0.01, 0.1, 1.0, 10.0)))
+_MU = ("mu", axis_values("mu", (0.01, 0.1, 1.0, 10.0)))
 
-# The paper's table begins with a factor of 0, which we read as plain Adam: no norm can be held at 0. It
-# ends at 16, which doublings from 0.8 do not meet and those from 1 do.
-_RESCALE: tuple[str, Settings] = (
+# The paper's table begins with a factor of 0, read here as plain Adam because no norm can be kept at 0.
+# It ends at 16, which is reached by doubling from 1 but not from 0.8.
+_RESCALE: tuple[str, AxisValues] = (
     "factor of the norm",
     {
         "none": {"weight_decay": 0.0},
@@ -49,8 +49,8 @@ _RESCALE: tuple[str, Settings] = (
 )
 
 
-def _ip(warmup: int = CIFAR100.warmup) -> tuple[str, Settings]:
-    """Kappa-IP has no parameter: it samples at a tenth of the warm-up."""
+def _ip(warmup: int = CIFAR100.warmup) -> tuple[str, AxisValues]:
+    """Return the axis of Kappa-IP, whose only value is a tenth of the warm-up."""
     return ("", {"IP": {"kappa": KappaIP(warmup // 10)}})
 
 
@@ -78,18 +78,18 @@ def _cosine(final: float) -> Panel:
 
 
 def _with_warmup(warmup: int) -> list[Panel]:
-    # The task's own is not said, so that these are the runs of the other sweeps.
+    # The task's default is left out, so that the runs are shared with the other sweeps.
     field = None if warmup == CIFAR100.warmup else warmup
-    says = f"warm-up {warmup}"
+    suffix = f"warm-up {warmup}"
     return [
-        grid(f"AdamW, {says}", _WD, _LR, "AdamW", warmup=field),
-        grid(f"AdamCPR, Kappa-IP, {says}", _ip(warmup), _LR, "AdamCPR", warmup=field),
-        grid(f"AdamCPR, Kappa-WS, {says}", _WS, _LR, "AdamCPR", warmup=field),
+        grid(f"AdamW, {suffix}", _WD, _LR, "AdamW", warmup=field),
+        grid(f"AdamCPR, Kappa-IP, {suffix}", _ip(warmup), _LR, "AdamCPR", warmup=field),
+        grid(f"AdamCPR, Kappa-WS, {suffix}", _WS, _LR, "AdamCPR", warmup=field),
     ]
 
 
 def _init() -> list[Panel]:
-    bounds: dict[str, tuple[str, Settings]] = {"Kappa-K": _K, "Kappa-kI0": _KI0, "Kappa-WS": _WS}
+    bounds: dict[str, tuple[str, AxisValues]] = {"Kappa-K": _K, "Kappa-kI0": _KI0, "Kappa-WS": _WS}
     return [
         grid(f"{method}, {bound}", rows, _LR, "AdamCPR", adaptive=method == "AdaCPR")
         for bound, rows in bounds.items()
@@ -97,7 +97,7 @@ def _init() -> list[Panel]:
     ]
 
 
-_NAMES_OF_MEASURES = {
+_REGULARIZER_TITLES = {
     "l2": "squared L2 norm",
     "std": "standard deviation",
     "l1": "L1 norm",
@@ -105,14 +105,14 @@ _NAMES_OF_MEASURES = {
 }
 
 
-def _measures(*measures: str) -> list[Panel]:
-    # l2 is what a name without a measure says; these are the runs of the other sweeps.
+def _regularizers(*regularizers: str) -> list[Panel]:
+    # The default l2 is left out, so that the runs are shared with the other sweeps.
     return [
         _adamcpr_ws(
-            f"AdamCPR, Kappa-WS, {_NAMES_OF_MEASURES[measure]}",
-            regularizer=None if measure == "l2" else measure,
+            f"AdamCPR, Kappa-WS, {_REGULARIZER_TITLES[regularizer]}",
+            regularizer=None if regularizer == "l2" else regularizer,
         )
-        for measure in measures
+        for regularizer in regularizers
     ]
 
 
@@ -135,14 +135,14 @@ CIFAR100_SWEEPS = (
     ),
     _cifar100(
         "std",
-        "CIFAR-100: squared L2 norm and standard deviation as the measure",
-        _measures("l2", "std"),
+        "CIFAR-100: squared L2 norm and standard deviation as the regularization function",
+        _regularizers("l2", "std"),
         across=2,
     ),
     _cifar100(
         "measures",
-        "CIFAR-100: all four measures (not in the paper)",
-        _measures("l2", "std", "l1", "huber"),
+        "CIFAR-100: all four regularization functions (not in the paper)",
+        _regularizers("l2", "std", "l1", "huber"),
         across=2,
     ),
     _cifar100(
@@ -152,7 +152,7 @@ CIFAR100_SWEEPS = (
     ),
     _cifar100(
         "schedules",
-        "CIFAR-100: falling and rising weight decay",
+        "CIFAR-100: decreasing and increasing weight decay",
         [_adamw(), _adamcpr_ws(), *map(_cosine, (0.1, 0.01, 10.0, 100.0))],
         across=2,
     ),

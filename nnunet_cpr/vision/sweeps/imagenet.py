@@ -1,11 +1,11 @@
-"""The paper's tables on ImageNet, with its numbers."""
+"""Sweeps of the paper's ImageNet tables, with the published results."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from nnunet_cpr.bounds import KappaIP, KappaWS
-from nnunet_cpr.vision.sweeps.sweep import Settings, Sweep, grid, settings
+from nnunet_cpr.vision.sweeps.sweep import AxisValues, Sweep, axis_values, grid
 from nnunet_cpr.vision.task import Task
 from nnunet_cpr.vision.tasks.imagenet import CLIP_VIT_B32, DEIT_BASE, DEIT_SMALL
 
@@ -14,14 +14,14 @@ def _imagenet(
     task: Task,
     about: str,
     weight_decays: Sequence[float],
-    published: Sequence[float | None],  # in the order of the paper's table; None where it has no number
+    published: Sequence[float | None],  # in the order of the paper's table, None for no result
 ) -> Sweep:
-    lr: tuple[str, Settings] = ("learning rate", {f"{task.lr['adam']:g}": {}})
+    lr: tuple[str, AxisValues] = ("learning rate", {f"{task.lr['adam']:g}": {}})
     warm_starts = {
         f"{times * task.warmup}": {"kappa": KappaWS(times * task.warmup)} for times in (1, 2, 4)
     }
     panels = (
-        grid("AdamW", ("weight decay", settings("weight_decay", weight_decays)), lr, "AdamW"),
+        grid("AdamW", ("weight decay", axis_values("weight_decay", weight_decays)), lr, "AdamW"),
         grid("AdamCPR, Kappa-WS", ("warm start (steps)", warm_starts), lr, "AdamCPR"),
         grid("AdamCPR, Kappa-IP", ("", {"IP": {"kappa": KappaIP(task.warmup // 10)}}), lr, "AdamCPR"),
     )

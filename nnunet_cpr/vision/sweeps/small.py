@@ -1,4 +1,4 @@
-"""What a CPU trains in a few minutes: digits and modular addition."""
+"""Sweeps that a CPU trains in minutes: digits and modular addition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nnunet_cpr.vision.tasks.grokking import GROKKING
 
 
 def _methods(title: str, names: dict[str, RunName]) -> Panel:
-    """A panel of one column: a method a row."""
+    """Return a panel of one column with a method in each row."""
     return Panel(
         title, Axis("", tuple(names)), Axis("", ("",)), tuple((name,) for name in names.values())
     )
@@ -27,7 +27,7 @@ def _baseline(keyword: str, value: float | None = None, family: str = "AdamW") -
 
 DIGITS_SWEEP = Sweep(
     "digits",
-    "digits: every bound, AdamW, and the methods that CPR is compared with",
+    "digits: every bound, AdamW, and the comparison methods",
     DIGITS.name,
     (
         _methods("AdamW", {f"weight decay {wd:g}": _adamw(wd) for wd in (0.0, 0.01, 0.1, 1.0)}),
@@ -67,7 +67,7 @@ DIGITS_SWEEP = Sweep(
 
 GROKKING_SWEEP = Sweep(
     "grokking",
-    "modular addition: learned by heart, or understood",
+    "grokking: modular addition, accuracy on training pairs and on unseen pairs",
     GROKKING.name,
     (
         _methods("AdamW", {f"weight decay {wd:g}": _adamw(wd) for wd in (0.0, 0.3, 1.0)}),

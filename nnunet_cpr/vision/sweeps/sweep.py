@@ -1,9 +1,9 @@
-"""Heat maps as lists of runs: which there are, and where each of them is in its figure."""
+"""Sweeps: the runs of a figure of heat maps, and their cells."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +12,10 @@ from nnunet_cpr.names.run_name import RunName
 
 @dataclass(frozen=True)
 class Axis:
-    """What the rows or the columns of a panel stand for.
+    """Rows or columns of a panel.
 
     Attributes:
-        title: the setting.
+        title: name of the setting.
         labels: its values, from top to bottom or from left to right.
     """
 
@@ -28,12 +28,12 @@ class Panel:
     """One heat map.
 
     Attributes:
-        title: above it.
-        rows, columns: its axes.
-        names: its cells, row by row; a cell stands for its runs with all seeds and names none.
+        title: text above the heat map.
+        rows, columns: axes of the heat map.
+        names: run of each cell, row by row, without a seed: a cell stands for the runs with all seeds.
 
     Raises:
-        ValueError: the cells are not as many as the labels.
+        ValueError: the number of cells does not match the labels.
     """
 
     title: str
@@ -42,24 +42,38 @@ class Panel:
     names: tuple[tuple[RunName, ...], ...]
 
     def __post_init__(self) -> None:
-        shape = [len(self.columns.labels)] * len(self.rows.labels)
-        if [len(row) for row in self.names] != shape:
-            raise ValueError(f"the panel {self.title!r} has not one cell for each row and column")
+        expected = [len(self.columns.labels)] * len(self.rows.labels)
+        widths = [len(row) for row in self.names]
+        if widths != expected:
+            raise ValueError(f"panel {self.title!r}: expected rows of {expected} cells, got {widths}")
+
+    def cells(self) -> Iterator[tuple[str, str, RunName]]:
+        """Yield the row label, the column label and the run of each cell, row by row."""
+        for row, names in zip(self.rows.labels, self.names):
+            for column, name in zip(self.columns.labels, names):
+                yield row, column, name
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A figure of heat maps with one scale of colours.
+    """Figure of heat maps with one color scale.
 
     Attributes:
-        name: in commands and files.
-        about: one line for the user.
-        task: its name in :data:`nnunet_cpr.vision.tasks.TASKS`.
-        panels: from left to right, then from top to bottom.
-        seeds: of every cell.
-        across: panels beside each other.
-        published: what the paper reports, by the names of the runs without their seeds.
+        name: name in commands and files.
+        about: one line for the list of sweeps.
+        task: name of the task in :data:`nnunet_cpr.vision.tasks.TASKS`.
+        panels: heat maps, from left to right, then from top to bottom.
+        seeds: seeds of every cell.
+        across: number of panels side by side.
+        published: results of the paper, by the names of the runs without a seed.
         curves: columns of ``history.csv`` to draw over the steps.
+
+    Example:
+        >>> weight_decays = ("weight decay", axis_values("weight_decay", (0.1, 1.0)))
+        >>> panel = grid("SGD", weight_decays, ("learning rate", axis_values("lr", (0.1,))), "SGD")
+        >>> sweep = Sweep("mine", "my sweep", "digits", (panel,), seeds=(1, 2))
+        >>> [str(run) for run in sweep.runs()][:2]
+        ['SGD_lr0p1_wd0p1_seed1', 'SGD_lr0p1_wd1_seed1']
     """
 
     name: str
@@ -71,31 +85,31 @@ class Sweep:
     published: Mapping[str, float] = field(default_factory=dict)
     curves: tuple[str, ...] = ()
 
-    def cells(self) -> list[RunName]:
-        """All runs, each once; those of the first seed first, so that the figure is soon complete."""
-        names = [name for panel in self.panels for row in panel.names for name in row]
+    def runs(self) -> list[RunName]:
+        """Return every run once, those of the first seed first, so that each cell has a result soon."""
+        names = [name for panel in self.panels for _, _, name in panel.cells()]
         runs = [dataclasses.replace(name, seed=seed) for seed in self.seeds for name in names]
         return list(dict.fromkeys(runs))
 
 
-Settings = Mapping[str, Mapping[str, Any]]
-"""Labels of an axis, and the fields of :class:`~nnunet_cpr.names.run_name.RunName` that each means."""
+AxisValues = Mapping[str, Mapping[str, Any]]
+"""Fields of :class:`~nnunet_cpr.names.run_name.RunName`, by the labels of an axis."""
 
 
 def grid(
     title: str,
-    rows: tuple[str, Settings],
-    columns: tuple[str, Settings],
+    rows: tuple[str, AxisValues],
+    columns: tuple[str, AxisValues],
     family: str,
     **fields: Any,
 ) -> Panel:
-    """A panel of all combinations of rows and columns.
+    """Return a panel of all combinations of rows and columns.
 
     Args:
-        title: above the panel.
-        rows, columns: an axis' title and its settings.
-        family: of all runs.
-        fields: what all runs have in common besides.
+        title: title of the panel.
+        rows, columns: title and values of an axis.
+        family: family of all runs.
+        fields: further fields of all runs.
     """
     return Panel(
         title,
@@ -108,6 +122,6 @@ def grid(
     )
 
 
-def settings(field: str, values: Sequence[Any]) -> Settings:
-    """The settings of an axis along which one field takes some values."""
+def axis_values(field: str, values: Sequence[Any]) -> AxisValues:
+    """Return the values of an axis along which one field varies."""
     return {f"{value:g}": {field: value} for value in values}

@@ -1,4 +1,4 @@
-"""The tasks, each in its module; torchvision, timm and the data are loaded when one is trained."""
+"""Tasks by name. torchvision, timm and the data are loaded when a task is set up."""
 
 from __future__ import annotations
 
@@ -10,14 +10,6 @@ from nnunet_cpr.vision.tasks.imagenet import CLIP_VIT_B32, DEIT_BASE, DEIT_SMALL
 
 TASKS: dict[str, Task] = {
     task.name: task
-    for task in (
-        DIGITS,
-        GROKKING,
-        CIFAR100,
-        CIFAR100_C,
-        DEIT_SMALL,
-        DEIT_BASE,
-        CLIP_VIT_B32,
-    )
+    for task in (DIGITS, GROKKING, CIFAR100, CIFAR100_C, DEIT_SMALL, DEIT_BASE, CLIP_VIT_B32)
 }
-"""All tasks by their names."""
+"""All tasks by name."""

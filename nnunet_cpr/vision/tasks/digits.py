@@ -1,28 +1,28 @@
-"""Handwritten digits that ship with scikit-learn: real data for a CPU, without a download."""
+"""Handwritten digits of scikit-learn: real data for a CPU, without a download."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from nnunet_cpr.vision.task import Options, Prepared, Task
+from nnunet_cpr.vision.task import Options, Setup, Task
 from nnunet_cpr.vision.tasks.in_memory import accuracy_of, cross_entropy, shuffled_batches
 
 _TRAIN = 200
-"""Of the 1,797 images; so few that the regularizer matters."""
+"""Number of training images out of 1,797; few, so that regularization matters."""
 _BATCH = 50
 
 
-def _prepare(options: Options) -> Prepared:
+def _setup(options: Options) -> Setup:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     images = torch.from_numpy(digits.images).float()[:, None] / 16 - 0.5  # [N, 1, 8, 8] in [-0.5, 0.5]
     labels = torch.from_numpy(digits.target).long()
-    # The same images for every run: a seed is to say what the training draws, not the task.
+    # Every run has the same split: the seed changes the training, not the task.
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     train, test = order[:_TRAIN], order[_TRAIN:]
-    return Prepared(
+    return Setup(
         model=_network(),
         epoch=shuffled_batches((images[train], labels[train]), _BATCH),
         loss=cross_entropy,
@@ -52,7 +52,7 @@ def _network(width: int = 32) -> nn.Module:
 DIGITS = Task(
     name="digits",
     about="8 x 8 handwritten digits of scikit-learn, a small convolutional network; minutes on a CPU",
-    prepare=_prepare,
+    setup=_setup,
     steps=400,
     warmup=20,
     lr={"adam": 1e-2, "sgd": 0.1, "amos": 1e-2},

@@ -1,8 +1,8 @@
-"""Modular addition, which networks learn by heart first and understand later (Power et al., 2022).
+"""Modular addition, on which networks first memorize and later generalize (Power et al., 2022).
 
-The task of the CPR authors' grokking example and of Liu et al. (2023): a + b modulo a prime, for all
-pairs a <= b, of which a part is trained on. Without regularization the network knows the training pairs
-and fails on the others for very long.
+This is the task of the CPR authors' grokking example and of Liu et al. (2023): a + b modulo a prime for
+all pairs a <= b, with a part of the pairs for training. Without regularization the network memorizes the
+training pairs and fails on the others for a long time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nnunet_cpr.vision.task import Options, Prepared, Task
+from nnunet_cpr.vision.task import Options, Setup, Task
 from nnunet_cpr.vision.tasks.in_memory import accuracy_of, cross_entropy, shuffled_batches
 
 _PRIME = 59
@@ -18,10 +18,10 @@ _TRAIN_FRACTION = 0.6
 
 
 class _Adder(nn.Module):
-    """Both operands through one matrix, their sum through two layers.
+    """Two-layer network on the sum of the operands' representations.
 
-    A matrix and no ``nn.Embedding``: the norm of the representation is what grokking is about, so it
-    has to be regularized.
+    The representation is a linear layer instead of ``nn.Embedding``, because grokking depends on its
+    norm and CPR leaves out embeddings.
     """
 
     def __init__(self, width: int = 128) -> None:
@@ -35,30 +35,30 @@ class _Adder(nn.Module):
         return self.answer(torch.relu(self.hidden(self.represent(one_hot).sum(1))))
 
 
-def _prepare(options: Options) -> Prepared:
-    # The network adds what it sees, so b + a would be no new question after a + b.
+def _setup(options: Options) -> Setup:
+    # Only a <= b: the network adds the representations, so a + b and b + a are the same input.
     pairs = torch.combinations(torch.arange(_PRIME), with_replacement=True)
     answers = pairs.sum(1) % _PRIME
     order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0))
     size = int(_TRAIN_FRACTION * len(pairs))
     train, test = order[:size], order[size:]
-    trained_on = accuracy_of((pairs[train], answers[train]))
-    unseen = accuracy_of((pairs[test], answers[test]))
-    return Prepared(
+    evaluate_train = accuracy_of((pairs[train], answers[train]))
+    evaluate_test = accuracy_of((pairs[test], answers[test]))
+    return Setup(
         model=_Adder(),
-        epoch=shuffled_batches((pairs[train], answers[train]), size),  # all at once
+        epoch=shuffled_batches((pairs[train], answers[train]), size),  # full batch
         loss=cross_entropy,
         evaluate=lambda model: {
-            **unseen(model),
-            "train_accuracy": trained_on(model)["accuracy"],
+            **evaluate_test(model),
+            "train_accuracy": evaluate_train(model)["accuracy"],
         },
     )
 
 
 GROKKING = Task(
     name="grokking",
-    about="addition modulo 59 of pairs that were not trained on; a few minutes on a CPU",
-    prepare=_prepare,
+    about="addition modulo 59, tested on unseen pairs; minutes on a CPU",
+    setup=_setup,
     steps=1500,
     warmup=10,
     lr={"adam": 3e-3, "sgd": 0.1, "amos": 3e-3},

@@ -1,4 +1,4 @@
-"""Classification of data that fits into memory as one tensor."""
+"""Classification of data that is held in memory as one tensor."""
 
 from __future__ import annotations
 
@@ -15,37 +15,43 @@ Pairs = tuple[Tensor, Tensor]
 
 
 def shuffled_batches(data: Pairs, size: int) -> Callable[[int], Iterator[Pairs]]:
-    """Batches in an order that is drawn for every epoch; the last incomplete one is left out."""
+    """Return an epoch function with a random order for each epoch; an incomplete batch is dropped.
+
+    Example:
+        >>> epoch = shuffled_batches((torch.arange(5), torch.arange(5)), size=2)
+        >>> [len(labels) for _, labels in epoch(0)]
+        [2, 2]
+    """
     inputs, labels = data
 
     def epoch(number: int) -> Iterator[Pairs]:
-        # Drawn by the CPU's generator, whatever the device, and copied once an epoch.
+        # Drawn on the CPU, so that the order does not depend on the device.
         order = to_device(torch.randperm(len(labels)).tolist(), torch.int64, labels.device)
-        for first in range(0, len(labels) - size + 1, size):
-            chosen = order[first : first + size]
-            yield inputs[chosen], labels[chosen]
+        for start in range(0, len(labels) - size + 1, size):
+            indices = order[start : start + size]
+            yield inputs[indices], labels[indices]
 
     return epoch
 
 
 def cross_entropy(model: nn.Module, batch: Pairs) -> Tensor:
-    """The loss of a batch."""
+    """Return the mean cross-entropy of a batch."""
     inputs, labels = batch
     return functional.cross_entropy(model(inputs), labels)
 
 
 def accuracy_of(data: Pairs, size: int = 1024) -> Callable[[nn.Module], dict[str, float]]:
-    """An evaluation on all of ``data``: ``accuracy`` in percent, and ``loss``."""
+    """Return a function that computes ``accuracy`` in percent and ``loss`` of a model on ``data``."""
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         device = next(model.parameters()).device
-        right, losses = [], []  # of the parts, on the device until all are on their way
+        correct, losses = [], []  # stay on the device, so that no chunk waits for the one before
         for inputs, labels in zip(*(tensor.split(size) for tensor in data)):
             labels = labels.to(device)
             logits = model(inputs.to(device)).float()
-            right.append((logits.argmax(1) == labels).sum())
+            correct.append((logits.argmax(1) == labels).sum())
             losses.append(functional.cross_entropy(logits, labels, reduction="sum"))
-        count, loss = sum(torch.stack(right).tolist()), sum(torch.stack(losses).tolist())
+        count, loss = sum(torch.stack(correct).tolist()), sum(torch.stack(losses).tolist())
         return {"accuracy": 100 * count / len(data[1]), "loss": loss / len(data[1])}
 
     return evaluate

@@ -1,4 +1,4 @@
-"""The optimizer that a run's name says."""
+"""Optimizer of a run, by its name."""
 
 from __future__ import annotations
 
@@ -16,32 +16,39 @@ from nnunet_cpr.vision.task import Task
 
 
 def build_optimizer(model: nn.Module, name: RunName, task: Task) -> Optimizer:
-    """The optimizer of a completed name over all parameters of a model.
+    """Return the optimizer of a completed name for all parameters of a model.
 
-    Weight decay of every kind goes to the matrices that CPR would regularize, and to nothing else.
+    Weight decay of every kind applies only to the matrices that CPR would regularize.
+
+    Example:
+        >>> from nnunet_cpr.names.run_name import parse_run_name
+        >>> from nnunet_cpr.vision.tasks import TASKS
+        >>> name = TASKS["digits"].complete(parse_run_name("AdamCPR_ws60"))
+        >>> build_optimizer(nn.Linear(2, 2), name, TASKS["digits"]).cpr.bound
+        KappaWS(steps=60)
     """
-    assert name.lr is not None  # the task has completed the name
+    assert name.lr is not None  # the name is complete
     adam: dict[str, Any] = {"betas": task.betas, "eps": task.eps}
     sgd: dict[str, Any] = {"momentum": task.momentum, "nesterov": task.momentum > 0}
-    decay = name.weight_decay or 0.0
+    weight_decay = name.weight_decay or 0.0
     match name.family:
         case "AdamCPR":
             return AdamCPR(model, name.lr, **adam, **name.cpr_settings)
         case "SGDCPR":
             return SGDCPR(model, name.lr, **sgd, **name.cpr_settings)
         case "AMOS":
-            return amos(model, name.lr, decay)
-    groups = _groups(model, 0.0 if name.baseline is not None else decay)
+            return amos(model, name.lr, weight_decay)
+    groups = _weight_decay_groups(model, 0.0 if name.baseline is not None else weight_decay)
     fused = all(p.device.type in ("cpu", "cuda") for p in model.parameters())
     if name.defaults.optimizer == "adam":
         optimizer: Optimizer = torch.optim.AdamW(groups, name.lr, **adam, fused=fused)
     else:
         optimizer = torch.optim.SGD(groups, name.lr, **sgd, fused=fused)
-    baseline = name.build_baseline(model, decay)
+    baseline = name.build_baseline(model, weight_decay)
     return optimizer if baseline is None else baseline.attach(optimizer)
 
 
-def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def _weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     matrices = {id(p) for p in regularized(model).values()}
     groups = [
         {"params": [p for p in model.parameters() if id(p) in matrices], "weight_decay": weight_decay},
