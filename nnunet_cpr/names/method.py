@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from nnunet_cpr._spelling import WrongName
-from nnunet_cpr.baselines import BASELINES, Baseline, Training
+from nnunet_cpr.baselines import BASELINES, Baseline, BaselineArgs
 from nnunet_cpr.bounds import Bound, KappaWS
 from nnunet_cpr.names.suffixes import BaselineChoice, Suffix
 from nnunet_cpr.param_groups import Params
@@ -167,7 +167,7 @@ class MethodName(ABC):
         """The baseline that the name says, not attached yet; None if it says none."""
         if self.baseline is None:
             return None
-        training = Training(params, weight_decay, self.total_steps)
+        training = BaselineArgs(params, weight_decay, self.total_steps)
         return BASELINES[self.baseline.keyword].build(training, self.baseline.value or 0.0)
 
     def _tokens(self) -> list[tuple[str, str]]:

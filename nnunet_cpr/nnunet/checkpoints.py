@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nnunet_cpr._state_dict import some
-from nnunet_cpr.cpr import Settings
+from nnunet_cpr._validation import list_names
+from nnunet_cpr.cpr import CPRSettings
 
 if TYPE_CHECKING:
     from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
@@ -108,7 +108,9 @@ def read(path: Path, needed: Collection[str] = tuple(_KINDS)) -> dict[str, Any]:
     if not wrong and not all(isinstance(w, Tensor) for w in checkpoint["network_weights"].values()):
         wrong = ["network_weights"]
     if wrong:
-        raise UnusableCheckpoint(path, f"is no checkpoint of nnU-Net's: {some(wrong)} is not as there")
+        raise UnusableCheckpoint(
+            path, f"is no checkpoint of nnU-Net's: {list_names(wrong)} is not as there"
+        )
     return checkpoint
 
 
@@ -209,7 +211,11 @@ def check_network(path: Path, weights: Mapping[str, Tensor], network: nn.Module)
     missing = [key for key in own if key not in weights]
     unknown = [key for key in weights if key not in own]
     if missing or unknown:
-        what = f"lacks {some(missing)}" if missing else f"has {some(unknown)}, which is not here"
+        what = (
+            f"lacks {list_names(missing)}"
+            if missing
+            else f"has {list_names(unknown)}, which is not here"
+        )
         raise UnusableCheckpoint(path, f"is of another network: it {what}")
     for key, shape in own.items():
         before = list(weights[key].shape)
@@ -243,7 +249,7 @@ _NOT_COMPARED = {
     "capturable",
     "differentiable",
     "param_names",  # the network's own names have been compared
-    *Settings.KEYS,  # CPR compares them itself, matrix by matrix
+    *CPRSettings.KEYS,  # CPR compares them itself, matrix by matrix
 }
 
 

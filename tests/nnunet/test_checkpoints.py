@@ -300,7 +300,7 @@ def test_an_older_state_of_cpr_is_refused_with_its_version(
     put(change=lambda checkpoint: checkpoint["optimizer_state"]["cpr"].update(version=0))
     with pytest.raises(SystemExit):
         continued(space, monkeypatch)
-    assert "it has version 0, this is 1" in refusal(capsys)
+    assert "expected version 1, got 0" in refusal(capsys)
 
 
 def test_logs_without_cprs_are_padded(space: Workspace, put, monkeypatch) -> None:

@@ -132,7 +132,7 @@ def test_the_trainer_keeps_what_cpr_needs(options: list[str], tmp_path: Path) ->
     )
     optimizer = trainer.optimizer.optimizer
     assert isinstance(optimizer, AdamCPR)
-    assert optimizer._one_pass is not None  # accelerate's wrapper keeps the fast step
+    assert optimizer._backend is not None  # accelerate's wrapper keeps the fast step
     rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
     assert rates[0] > rates[1] > rates[2]
     assert optimizer.param_groups[0]["lr"] == pytest.approx(
