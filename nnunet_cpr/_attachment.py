@@ -1,8 +1,8 @@
-"""What a regularizer attached to a torch optimizer has to do, whichever regularizer it is.
+"""Base class of regularization methods that run before each step of a torch optimizer.
 
-It runs in every step before the optimizer moves, travels with the optimizer's state dict, and takes
-the place of the optimizer's own weight decay. :class:`~nnunet_cpr.cpr.CPR` and the methods it is
-compared with (:mod:`nnunet_cpr.baselines`) differ in their update alone.
+Such a method replaces the optimizer's weight decay, and its state is saved in the optimizer's state
+dict. :class:`~nnunet_cpr.cpr.CPR` and the comparison methods (:mod:`nnunet_cpr.baselines`) differ only
+in their update.
 """
 
 from __future__ import annotations
@@ -19,26 +19,30 @@ from torch.optim import Optimizer
 
 from nnunet_cpr import _state_dict
 from nnunet_cpr._device import to_device
-from nnunet_cpr._distributed import is_saved_in_shards, only_makes_state, refuse_flat_shards
-from nnunet_cpr._state_dict import some
+from nnunet_cpr._distributed import (
+    check_not_flattened,
+    is_called_by_distributed_checkpoint,
+    is_state_initialization,
+)
+from nnunet_cpr._validation import list_names
 from nnunet_cpr.param_groups import Params, param_groups, select
 
 
-class Attached(ABC):
-    """A regularizer of matrices that an optimizer runs before its steps.
+class RegularizationMethod(ABC):
+    """Base class of regularization methods that run before each optimizer step.
 
-    A subclass makes :meth:`_update_and_correct` and says its settings in :meth:`_config`; what it
-    remembers are the tensors in ``_state``, for all J matrices at once.
+    A subclass implements :meth:`_update_and_correct` and returns its settings in :meth:`_config`. Its
+    state consists of the tensors in ``_state``.
 
     Attributes:
-        names: of the regularized matrices.
-        parameters: the matrices, in the order of ``names``.
+        title: name in error messages.
+        state_key: key in the optimizer's ``state_dict()``.
+        names: names of the J parameter matrices.
+        parameters: the parameter matrices, in the order of ``names``.
     """
 
     title: ClassVar[str]
-    """What error messages call it."""
     state_key: ClassVar[str]
-    """Where an optimizer's ``state_dict()`` keeps the state of what is attached to it."""
 
     def __init__(self, params: Params) -> None:
         groups = param_groups(params)
@@ -48,15 +52,14 @@ class Attached(ABC):
         self.parameters: list[Tensor] = [p for _, p, _ in chosen]
         if not chosen:
             warnings.warn(
-                f"no parameter to regularize, so {self.title} has nothing to do: it takes trainable "
-                "parameters with two or more dimensions that are no embedding, bias or normalization "
-                "weight",
+                f"params: no parameter to regularize for {self.title}; expected trainable parameters "
+                "with two or more dimensions that are not embeddings, biases or normalization weights",
                 stacklevel=3,
             )
-        # Weak, so that an optimizer is freed with its state as soon as its last user drops it.
+        # A weak reference, so that the optimizer and its state are freed without garbage collection.
         self._optimizer_ref: weakref.ref[Optimizer] | None = None
         self._hooks: list[Any] = []
-        self._held: list[int] = []  # the optimizer's parameters, by id
+        self._optimizer_params: list[int] = []  # ids of the optimizer's parameters
         self._pending_state: dict[str, Tensor] | None = None
         self._grad_mask: tuple[tuple[bool, ...], Tensor] | None = None
         self._first_device = next(
@@ -67,37 +70,37 @@ class Attached(ABC):
 
     @property
     def _optimizer(self) -> Optimizer | None:
-        """The optimizer that this is attached to, while it lives."""
+        """Optimizer that this is attached to, None if there is none any more."""
         return None if self._optimizer_ref is None else self._optimizer_ref()
 
     @property
     def step_count(self) -> int:
-        """Number of updates so far: t of the algorithms."""
+        """Number of steps so far, t."""
         return int(self._state["step"])
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{key}={value}" for key, value in self._config().items())
         return f"{self.title}({len(self.names)} matrices, {settings})"
 
-    # What a subclass makes
+    # Implemented by subclasses
 
     @abstractmethod
     def _update_and_correct(self, found_inf: Tensor | None) -> None:
-        """One update: read the point and the gradients before the step, and correct the point.
+        """Correct the parameters from their values and gradients before the step.
 
         Args:
-            found_inf: not 0 where ``GradScaler`` has a fused optimizer skip this step, which is no
-                step then; a number on the device, or None.
+            found_inf: flag of ``GradScaler`` for fused optimizers, a scalar tensor; if it is not 0, the
+                step is skipped and must not change anything.
         """
 
     @abstractmethod
     def _config(self) -> dict[str, Any]:
-        """The settings that a saved state belongs to, as plain values."""
+        """Return the settings that a saved state belongs to, as plain values."""
 
-    # What its update may need
+    # For the update
 
     def _has_grad(self) -> Tensor | None:
-        """Which parameters have a gradient, bool ``[J]``; None where all have."""
+        """Return which parameters have a gradient, bool ``[J]``; None if all have."""
         pattern = tuple(p.grad is not None for p in self.parameters)
         device = self._state["step"].device
         if all(pattern):
@@ -107,46 +110,46 @@ class Attached(ABC):
         return self._grad_mask[1]
 
     def _device(self) -> torch.device:
-        """Return the device of the state: that of the parameters, or the CPU while they are on meta."""
+        """Return the device of the parameters, or the CPU while they are on the meta device."""
         device = self.parameters[0].device if self.parameters else self._first_device
         return torch.device("cpu") if device.type == "meta" else device
 
-    def _follow_device(self) -> None:
-        """Keep the state beside the parameters when the model has been moved."""
+    def _move_state_to_parameters(self) -> None:
+        """Move the state to the device of the parameters."""
         device = self._device()
         if self._state["step"].device != device:
             self._state = {key: value.to(device) for key, value in self._state.items()}
             self._grad_mask = None
 
-    # With an optimizer
+    # Attachment to an optimizer
 
     def attach(self, optimizer: Optimizer) -> Optimizer:
-        """Run before every step of ``optimizer``, and save and load with its state dict.
+        """Run before every step of ``optimizer``, and save and load the state with its state dict.
 
         Returns:
             The optimizer.
 
         Raises:
-            RuntimeError: this is attached already, or another regularizer is to this optimizer.
-            TypeError: it is no torch optimizer, or a wrapper around one; or the parameters have been
-                flattened since this was built.
-            ValueError: the optimizer does not hold a regularized parameter, or decays one itself; both
-                are looked at before every step as well.
+            RuntimeError: this method is attached already, or the optimizer has another one attached.
+            TypeError: ``optimizer`` is not a torch optimizer, or wraps one; or the parameters have been
+                flattened since this method was built.
+            ValueError: the optimizer does not have a regularized parameter, or applies weight decay to
+                one. Both are checked before every step, too.
         """
         if self._optimizer is not None:
-            raise RuntimeError(f"this {self.title} is attached already; detach() it first")
+            raise RuntimeError(f"{self.title} is attached to an optimizer already; call detach() first")
         for hook in getattr(optimizer, "_optimizer_state_dict_post_hooks", {}).values():
             other = getattr(hook, "__self__", None)
-            if isinstance(other, Attached):
+            if isinstance(other, RegularizationMethod):
                 raise RuntimeError(
-                    f"another {other.title} is attached to this optimizer; detach() that one first"
+                    f"the optimizer has another {other.title} attached; call its detach() first"
                 )
         if not isinstance(optimizer, Optimizer) or not hasattr(
             optimizer, "_optimizer_state_dict_post_hooks"
         ):
             raise TypeError(
-                f"cannot attach to a {type(optimizer).__name__}, which does not run torch's optimizer "
-                "hooks; if it wraps an optimizer, attach to that one"
+                "optimizer: expected a torch.optim.Optimizer that runs hooks, got a "
+                f"{type(optimizer).__name__}; if it wraps an optimizer, attach to the wrapped one"
             )
         self._check_optimizer(optimizer)
         self._optimizer_ref = weakref.ref(optimizer)
@@ -154,17 +157,17 @@ class Attached(ABC):
         self._hooks = [
             optimizer.register_state_dict_post_hook(self._add_to_state_dict),
             optimizer.register_load_state_dict_pre_hook(self._check_loaded_state_dict),
-            optimizer.register_load_state_dict_post_hook(self._take_loaded_state),
+            optimizer.register_load_state_dict_post_hook(self._set_loaded_state),
             *self._step_hooks(optimizer),
         ]
         return optimizer
 
     def _step_hooks(self, optimizer: Optimizer) -> list[Any]:
-        # torch.compile would take what it reads on the host for constants, or compile anew for it.
+        # torch.compile would treat values read on the host as constants, or recompile for each.
         return [optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step))]
 
     def detach(self) -> None:
-        """Leave the optimizer alone again; what was found so far is kept."""
+        """Stop regularizing; the state is kept."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -174,35 +177,28 @@ class Attached(ABC):
         self._optimizer_ref = None
 
     def _refuse_copy(self) -> NoReturn:
-        # torch's own __getstate__ drops hooks: a copy would go on silently without this.
+        # torch's __getstate__ drops hooks: a copy would silently train without regularization.
         raise TypeError(
-            f"an optimizer that {self.title} is attached to cannot be copied or pickled; build another "
-            "with one of its own and load this one's state_dict() into it"
+            f"an optimizer with {self.title} attached cannot be copied or pickled; build a new one and "
+            "load this one's state_dict() into it"
         )
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
-        held = _held_by(optimizer)
-        known = set(held)
+        optimizer_params = _param_ids(optimizer)
+        known = set(optimizer_params)
         missing = [n for n, p in zip(self.names, self.parameters) if id(p) not in known]
         if missing:
             raise ValueError(
-                f"the optimizer does not hold {some(missing)}, which {self.title} is to regularize; "
-                "give both the same parameters (a library that lets an optimizer step on copies of the "
-                f"parameters, as DeepSpeed does, cannot be used with {self.title})"
+                f"the optimizer does not have {list_names(missing)}, which {self.title} regularizes; "
+                "give both the same parameters (libraries whose optimizers step copies of the "
+                "parameters, as DeepSpeed's do, are not supported)"
             )
         for name, p in zip(self.names, self.parameters):
-            refuse_flat_shards(name, p)
-        self._check_decay(optimizer)
-        self._held = held
+            check_not_flattened(name, p)
+        self._check_weight_decay(optimizer)
+        self._optimizer_params = optimizer_params
 
-    def _check_step(self, optimizer: Optimizer) -> None:
-        # A library may have put other parameters into it; a scheduler or a loaded state, a weight decay.
-        if _held_by(optimizer) != self._held:
-            self._check_optimizer(optimizer)
-        else:
-            self._check_decay(optimizer)
-
-    def _check_decay(self, optimizer: Optimizer) -> None:
+    def _check_weight_decay(self, optimizer: Optimizer) -> None:
         decaying = [g for g in optimizer.param_groups if _may_decay(g.get("weight_decay", 0))]
         if not decaying:
             return
@@ -210,27 +206,31 @@ class Attached(ABC):
         decayed = [own[id(p)] for group in decaying for p in group["params"] if id(p) in own]
         if decayed:
             raise ValueError(
-                f"the optimizer applies its own weight decay to {some(decayed)}; {self.title} takes its "
-                "place, so build the optimizer with weight_decay=0"
+                f"the optimizer applies weight decay to {list_names(decayed)}, which {self.title} "
+                "regularizes; build the optimizer with weight_decay=0"
             )
 
     def begin_step(self, optimizer: Optimizer) -> bool:
-        """Check what a step of ``optimizer`` relies on; return True if an update has to precede it.
+        """Check the optimizer before a step; return True if an update must precede the step.
 
         Raises:
-            ValueError: the optimizer lacks a regularized parameter, or decays one itself.
+            ValueError: the optimizer lacks a regularized parameter, or applies weight decay to one.
             RuntimeError: a regularized parameter is on the meta device.
         """
         if self._optimizer is not optimizer:
             return False  # detached
-        self._check_step(optimizer)
+        # A library may have replaced parameters; a scheduler or a loaded state, the weight decay.
+        if _param_ids(optimizer) != self._optimizer_params:
+            self._check_optimizer(optimizer)
+        else:
+            self._check_weight_decay(optimizer)
         on_meta = [name for name, p in zip(self.names, self.parameters) if p.is_meta]
         if on_meta:
             raise RuntimeError(
-                f"parameter {on_meta[0]!r} is on the meta device, which holds no values; build the "
-                "optimizer after the model has been given memory, by to_empty() for example"
+                f"parameter {on_meta[0]!r} is on the meta device, which has no values; allocate the "
+                "model's memory, for example with to_empty(), before building the optimizer"
             )
-        return not only_makes_state()
+        return not is_state_initialization(optimizer)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if not self.begin_step(optimizer) or not self.parameters:
@@ -241,8 +241,8 @@ class Attached(ABC):
             self._update_and_correct(found_inf)
             return None
 
-        # The closure computes the gradient at theta_t, so the correction must come after it; some
-        # optimizers call it again, at other points, and torch.compile would trace it.
+        # The correction must come after the closure, which computes the gradient at theta_t. Some
+        # optimizers call it again at other points, and torch.compile would trace it.
         done = False
         update = torch.compiler.disable(self._update_and_correct)
 
@@ -258,12 +258,12 @@ class Attached(ABC):
             return (args[0], closure_then_update, *args[2:]), kwargs
         return args, {**kwargs, "closure": closure_then_update}
 
-    # State
+    # State dicts
 
     def state_dict(self) -> dict[str, Any]:
-        """What was found so far, with the names, shapes and configuration that it belongs to.
+        """Return the state with the names, shapes and configuration that it belongs to.
 
-        Holds tensors and plain values only, so ``torch.load(..., weights_only=True)`` reads it.
+        It contains only tensors and plain values, which ``torch.load(..., weights_only=True)`` reads.
         """
         return {
             "version": _state_dict.VERSION,
@@ -274,39 +274,40 @@ class Attached(ABC):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave. Parameters may come in another order.
+        """Load a state from :meth:`state_dict`. The parameters may be in another order.
 
         Raises:
             ValueError: names, shapes or configuration differ; nothing is changed then.
         """
-        self._state = self._checked(state_dict)
+        self._state = self._validated(state_dict)
 
-    def _checked(self, saved: Any, order: list[str] | None = None) -> dict[str, Tensor]:
-        return _state_dict.checked(self.title, saved, self.state_dict(), self._positions, order)
+    def _validated(self, saved: Any, order: list[str] | None = None) -> dict[str, Tensor]:
+        return _state_dict.validated_tensors(
+            self.title, saved, self.state_dict(), self._positions, order
+        )
 
     def _add_to_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         state = state_dict[self.state_key] = self.state_dict()
-        if is_saved_in_shards():  # takes the parameter groups of a state and leaves the rest
+        if is_called_by_distributed_checkpoint():  # it keeps only the parameter groups and their state
             first, *others = state_dict["param_groups"]
             state_dict["param_groups"] = [{**first, self.state_key: state}, *others]
 
     def _check_loaded_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-        self._pending_state = None  # of a load that torch refused
+        self._pending_state = None  # may be left over from a load that torch refused
         groups = state_dict.get("param_groups")
         if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
-            raise ValueError("this is no state of an optimizer: it has no param_groups")
+            raise ValueError("state_dict: expected the state of an optimizer, got no param_groups")
         saved = [holder[self.state_key] for holder in (state_dict, *groups) if self.state_key in holder]
         if not saved:
             raise ValueError(
-                f"the optimizer state was saved without {self.title}, so it holds nothing that "
-                f"{self.title} has found; to start {self.title} anew from it, load it before attaching "
-                f"{self.title}"
+                f"state_dict: expected a state saved with {self.title}, got one saved without "
+                f"{self.title}; load it before attaching {self.title} to start anew from it"
             )
         names = [group.get("param_names") for group in groups]
         order = None if None in names else [str(name) for own in names for name in own]
-        pending = self._checked(saved[0], order)
+        pending = self._validated(saved[0], order)
         if state_dict.get("state"):
-            renamed = _state_dict.under_names(saved[0], self.names, self._positions, order)
+            renamed = _state_dict.renamed(saved[0], self.names, self._positions, order)
             self._check_order(optimizer, renamed["names"])
         self._pending_state = pending
         state_dict["param_groups"] = [
@@ -314,27 +315,27 @@ class Attached(ABC):
         ]
 
     def _check_order(self, optimizer: Optimizer, saved: list[str]) -> None:
-        # This goes by name, but torch's own state by order.
-        held = {p: place for place, p in enumerate(_held_by(optimizer))}
-        places = [held[id(p)] for p in self.parameters]
-        if saved != self.names and places == sorted(places):
+        # CPR's state is matched by name, but torch's state by order.
+        index = {p: i for i, p in enumerate(_param_ids(optimizer))}
+        indices = [index[id(p)] for p in self.parameters]
+        if saved != self.names and indices == sorted(indices):
             raise ValueError(
-                f"cannot load the {self.title} state: the optimizer had its parameters in another "
-                "order, and torch would give their momenta to others; build it with them in the saved "
-                f"order, {some(saved)}"
+                f"cannot load the {self.title} state: expected the parameters in the order "
+                f"{list_names(self.names)}, got {list_names(saved)}; build the optimizer with the "
+                "parameters in the saved order, since torch matches momenta by order"
             )
 
-    def _take_loaded_state(self, optimizer: Optimizer) -> None:
-        # Only now has the optimizer's own state been accepted.
+    def _set_loaded_state(self, optimizer: Optimizer) -> None:
+        # By now torch has accepted the rest of the state.
         if self._pending_state is not None:
             self._state, self._pending_state = self._pending_state, None
 
 
-def _held_by(optimizer: Optimizer) -> list[int]:
+def _param_ids(optimizer: Optimizer) -> list[int]:
     return [id(p) for group in optimizer.param_groups for p in group["params"]]
 
 
 def _may_decay(weight_decay: Any) -> bool:
     if isinstance(weight_decay, Tensor) and weight_decay.device.type != "cpu":
-        return True  # to look at it, the host would have to wait in every step
+        return True  # reading it would make the host wait in every step
     return bool(weight_decay)

@@ -1,4 +1,4 @@
-"""From the host to a device without waiting for it."""
+"""Copies from the host to a device that do not synchronize."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def to_device(values: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """``values`` as a vector on ``device``; a GPU fetches it when it gets there.
+    """Return ``values`` as a vector on ``device`` without waiting for the device.
 
-    A copy from pageable memory would make the host wait for the GPU. The pinned memory is kept by
-    torch's allocator until the copy is done.
+    A copy from pageable memory would make the host wait for the GPU. torch's allocator keeps the pinned
+    memory until the copy is done.
     """
     host = torch.tensor(values, dtype=dtype, device="cpu")
     if device.type != "cuda":

@@ -1,7 +1,7 @@
-"""Parameters whose elements lie on several processes: DTensors, of FSDP2 or of tensor parallelism.
+"""Support for DTensors (FSDP2, tensor parallelism) and ``torch.distributed.checkpoint``.
 
-What is computed for each element is computed on the process that has it; what is a sum over all
-elements of a matrix is added up over the processes, for all matrices at once.
+Elementwise operations run on the process that has the elements. Sums over all elements of a matrix are
+added up over the processes, for all matrices in one all-reduce.
 """
 
 from __future__ import annotations
@@ -13,82 +13,91 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from nnunet_cpr._device import to_device
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+_CHECKPOINT_MODULE = "torch.distributed.checkpoint.state_dict"
 
 
 def is_sharded(t: Tensor) -> bool:
-    """Whether this is a DTensor."""
+    """Return True if the tensor is a DTensor."""
     if type(t) in _PLAIN:
         return False
-    module = sys.modules.get("torch.distributed.tensor")  # who has one has imported it
+    module = sys.modules.get("torch.distributed.tensor")  # imported wherever there are DTensors
     return module is not None and isinstance(t, module.DTensor)
 
 
-def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The elements of each tensor that this process has; plain tensors as they are."""
+def local_tensors(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return the local part of each DTensor, and plain tensors unchanged."""
     with torch.no_grad():
         return [t.to_local() if is_sharded(t) else t for t in tensors]  # type: ignore[attr-defined]
 
 
-def is_placed_alike(p: Tensor, t: Tensor) -> bool:
-    """Return True if a gradient or state has its parameter's placements, or both are plain tensors."""
+def has_same_placements(p: Tensor, t: Tensor) -> bool:
+    """Return True if ``t`` is placed as its parameter ``p``, or both are plain tensors."""
     if not is_sharded(p) or not is_sharded(t):
         return is_sharded(p) == is_sharded(t)
     return t.placements == p.placements and t.device_mesh == p.device_mesh  # type: ignore[attr-defined]
 
 
-def refuse_flat_shards(name: str, p: Tensor) -> None:
-    """Raise for a parameter in which its matrix cannot be told from others.
+def check_not_flattened(name: str, p: Tensor) -> None:
+    """Check that a parameter is not a part of a flat parameter, in which matrices have no boundaries.
 
     Raises:
-        TypeError: the first version of FullyShardedDataParallel or DeepSpeed's ZeRO-3 has flattened it.
+        TypeError: FSDP1 or DeepSpeed's ZeRO-3 has flattened it.
     """
-    whose = None
+    owner = None
     if getattr(p, "_fsdp_flattened", False):
-        whose = "torch's first FullyShardedDataParallel"
+        owner = "FullyShardedDataParallel (FSDP1)"
     elif hasattr(p, "ds_id"):
-        whose = "DeepSpeed's ZeRO-3"
-    if whose is not None:
+        owner = "DeepSpeed's ZeRO-3"
+    if owner is not None:
         raise TypeError(
-            f"parameter {name!r} is a piece of a flat parameter of {whose}, in which no matrix can be "
-            "told from another; shard the model with torch's fully_shard (FSDP2)"
+            f"parameter {name!r}: expected a parameter with its own shape, got a part of a flat "
+            f"parameter of {owner}; shard the model with torch's fully_shard (FSDP2)"
         )
 
 
-def refuse_zero_redundancy(ours: str, theirs: str) -> None:
-    """Raise where ``ZeroRedundancyOptimizer`` is building an optimizer with a CPR of its own.
+def check_not_in_zero_redundancy(optimizer: str, torch_optimizer: str) -> None:
+    """Check that ``ZeroRedundancyOptimizer`` is not building an optimizer with CPR.
 
-    Each of its processes would train rightly, and its ``state_dict()`` would leave CPR's state out.
+    Training would be correct, but its ``state_dict()`` would not contain the state of CPR.
 
     Raises:
         TypeError: it is.
     """
     if _is_called_by("torch.distributed.optim.zero_redundancy_optimizer", "_init_local_optimizer"):
         raise TypeError(
-            f"ZeroRedundancyOptimizer leaves the bounds and multipliers of {ours} out of its "
-            f"state_dict(); give it {theirs} and attach CPR(model) to it"
+            f"ZeroRedundancyOptimizer does not save the bounds and multipliers of {optimizer}; build it "
+            f"with {torch_optimizer} and attach CPR(model) to it"
         )
 
 
-def is_saved_in_shards() -> bool:
-    """Whether ``torch.distributed.checkpoint`` is asking for an optimizer's state."""
-    return _is_called_by("torch.distributed.checkpoint.state_dict", "_get_optim_state_dict")
+def is_called_by_distributed_checkpoint() -> bool:
+    """Return True if ``torch.distributed.checkpoint`` is collecting the state of an optimizer."""
+    return _is_called_by(_CHECKPOINT_MODULE, "_get_optim_state_dict")
 
 
-def only_makes_state() -> bool:
-    """Whether a step is no training step, but one of ``torch.distributed.checkpoint``.
+def is_state_initialization(optimizer: Optimizer) -> bool:
+    """Return True if a step is not a training step, but initializes the state of the optimizer.
 
-    Before it saves or loads the state of an optimizer that has none yet, it has it made by a step with a
-    learning rate and gradients of 0.
+    Before ``torch.distributed.checkpoint`` saves or loads the state of an optimizer without any, it
+    creates the state by a step with learning rates of 0.
     """
-    return _is_called_by("torch.distributed.checkpoint.state_dict", "_init_optim_state")
+    if _CHECKPOINT_MODULE not in sys.modules or optimizer.state:
+        return False
+    rates = [group.get("lr", 0) for group in optimizer.param_groups]
+    # It sets a CPU tensor; reading one from a GPU would make the host wait.
+    if any((isinstance(lr, Tensor) and lr.device.type != "cpu") or lr != 0 for lr in rates):
+        return False
+    # The first step of a learning-rate warm-up from 0 gets here, too.
+    return _is_called_by(_CHECKPOINT_MODULE, "_init_optim_state")
 
 
 def _is_called_by(module: str, function: str) -> bool:
-    """Whether a function is being called; nothing but its call tells what torch is about."""
+    """Return True if a function is on the call stack; too slow for training steps."""
     if module not in sys.modules:
         return False
     frame: FrameType | None = sys._getframe()
@@ -100,19 +109,19 @@ def _is_called_by(module: str, function: str) -> bool:
 
 
 class Shards:
-    """How the processes share the elements of J matrices.
+    """Distribution of the elements of J parameter matrices over processes.
 
     Args:
-        parameters: the matrices.
-        names: what messages call them.
+        parameters: the parameter matrices.
+        names: their names, for error messages.
 
     Raises:
-        TypeError: a matrix is a sum over processes (a DTensor that is ``Partial``).
+        TypeError: a matrix has the placement ``Partial``.
     """
 
     def __init__(self, parameters: Sequence[Tensor], names: Sequence[str]) -> None:
         groups: dict[str, Any] = {}
-        sharded: dict[str, set[int]] = {}  # over a group's processes, which matrices
+        sharded: dict[str, set[int]] = {}  # process group to the matrices sharded over it
         for j, (name, p) in enumerate(zip(names, parameters)):
             if not is_sharded(p):
                 continue
@@ -120,13 +129,14 @@ class Shards:
             for dim, placement in enumerate(placements):
                 if placement.is_partial():
                     raise TypeError(
-                        f"parameter {name!r} is a DTensor that is Partial, which is no parameter"
+                        f"parameter {name!r}: expected the placement Shard or Replicate, got Partial"
                     )
                 if not placement.is_replicate() and mesh.size(dim) > 1:
                     group = mesh.get_group(dim)
                     groups[group.group_name] = group
                     sharded.setdefault(group.group_name, set()).add(j)
-        # Of what all processes of a group have, only its first tells: so that one all-reduce serves all.
+        # For matrices that are replicated over a group only its first process contributes the sum, so
+        # that one all-reduce serves all matrices.
         self._reductions = [
             (
                 group,
@@ -138,10 +148,10 @@ class Shards:
         ]
 
     def total(self, sums: Tensor) -> Tensor:
-        """Sums over all elements, ``[rows, J]``, from those over the elements of this process.
+        """Return sums over all elements from those over the local elements, ``[rows, J]``.
 
-        One all-reduce for each dimension of the mesh that a matrix is sharded over, in which all
-        processes have to take part.
+        Takes one all-reduce for each mesh dimension that a matrix is sharded over, in which all
+        processes must take part.
         """
         for group, shares in self._reductions:
             sums = sums.clone() if shares is None else sums * to_device(shares, sums.dtype, sums.device)

@@ -1,7 +1,7 @@
-"""Sums of squares of many tensors, exact to about 1e-8 at the speed of one float32 norm.
+"""Accurate sums of squares of many tensors on the CPU.
 
-One float32 norm over millions of elements can be off by 1e-4. Norms of short rows are not, and their
-squares, one for a few thousand elements, are cheap to add up in float64.
+A float32 norm over millions of elements can be off by 1e-4. Norms of short rows are accurate, and adding
+up their squares in float64 is cheap. Results are exact to about 1e-8, at the speed of one float32 norm.
 """
 
 from __future__ import annotations
@@ -12,65 +12,70 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-_LONGEST_ROW = 8192
-_SHORTEST_ROW = 512
+_MAX_ROW = 8192
+_MIN_ROW = 512
 
 
 def sums_of_squares(tensors: Sequence[Tensor]) -> Tensor:
-    """Of each of J tensors on the CPU, float64 ``[J]``."""
+    """Return the sum of squares of each of J tensors on the CPU, float64 ``[J]``.
+
+    Example:
+        >>> sums_of_squares([torch.ones(2, 3), torch.ones(4)])
+        tensor([6., 4.], dtype=torch.float64)
+    """
     norms: list[Tensor] = []
     owners: list[int] = []
-    counts: list[int] = []  # for each owner, how many norms in a row are its
-    short: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
+    counts: list[int] = []  # number of consecutive norms of each owner
+    single_rows: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
     for j, t in enumerate(tensors):
         dtype = torch.float64 if t.dtype == torch.float64 else torch.float32
         for x in _rows(flat_in_memory(t)):
             if x.ndim == 1:
-                short.setdefault(dtype, []).append((j, x))
+                single_rows.setdefault(dtype, []).append((j, x))
             else:
                 norms.append(torch.linalg.vector_norm(x, dim=1, dtype=dtype))
                 owners.append(j)
                 counts.append(x.shape[0])
-    for dtype, some in short.items():
-        norms.append(torch.stack(torch._foreach_norm([x for _, x in some], dtype=dtype)))
-        owners += [j for j, _ in some]
-        counts += [1] * len(some)
+    for dtype, rows in single_rows.items():
+        norms.append(torch.stack(torch._foreach_norm([x for _, x in rows], dtype=dtype)))
+        owners += [j for j, _ in rows]
+        counts += [1] * len(rows)
     sums = torch.zeros(len(tensors), dtype=torch.float64, device="cpu")
     if norms:
-        whose, how_many = torch.tensor([owners, counts], device="cpu")
-        places = torch.repeat_interleave(whose, how_many)
-        sums.index_add_(0, places, torch.cat(norms).double().square_())
+        owner_indices, repeats = torch.tensor([owners, counts], device="cpu")
+        indices = torch.repeat_interleave(owner_indices, repeats)
+        sums.index_add_(0, indices, torch.cat(norms).double().square_())
     return sums
 
 
 def _rows(flat: Tensor) -> Iterator[Tensor]:
-    """Rows, ``[n, length]``, and what is left over, ``[less]``; one row alone is ``[less]``, too."""
+    """Yield full rows as ``[n, length]`` and the remainder, or a single row, as one dimension."""
     length = _row_length(flat.numel())
-    whole = flat.numel() // length if flat.numel() > length else 0
-    if whole:
-        yield flat[: whole * length].view(whole, length)
-    if flat.numel() > whole * length:
-        yield flat[whole * length :]
+    full_rows = flat.numel() // length if flat.numel() > length else 0
+    if full_rows:
+        yield flat[: full_rows * length].view(full_rows, length)
+    if flat.numel() > full_rows * length:
+        yield flat[full_rows * length :]
 
 
 @lru_cache(maxsize=4096)
 def _row_length(numel: int) -> int:
-    """The length of all rows of a tensor, or of all but a last, shorter one."""
-    if numel <= _LONGEST_ROW:
+    """Return the row length for a tensor; the last row may be shorter."""
+    if numel <= _MAX_ROW:
         return max(numel, 1)
-    divisors = (n for n in range(_LONGEST_ROW, _SHORTEST_ROW - 1, -1) if numel % n == 0)
-    return next(divisors, _LONGEST_ROW)
+    divisors = (n for n in range(_MAX_ROW, _MIN_ROW - 1, -1) if numel % n == 0)
+    return next(divisors, _MAX_ROW)
 
 
 def flat_in_memory(t: Tensor) -> Tensor:
-    """All elements as one dimension: a view if they lie densely, channels-last too, else a copy."""
+    """Return all elements as one dimension: a view if they are dense in memory, else a copy."""
     if t.is_contiguous():
         return t.view(-1)
     return _in_memory_order(t).reshape(-1)
 
 
 def is_dense(t: Tensor) -> bool:
-    """Whether the elements lie side by side in memory, in whatever order of the dimensions."""
+    """Return True if the elements are adjacent in memory, in any order of the dimensions."""
     return t.is_contiguous() or _in_memory_order(t).is_contiguous()
 
 

@@ -1,43 +1,55 @@
-"""Spelling of numbers and words in names: ``0p5`` is 0.5, ``1en3`` is 0.001."""
+"""Spelling of numbers in names: ``0p5`` is 0.5, ``1en3`` is 0.001."""
 
 from __future__ import annotations
 
 import re
 from decimal import Decimal
 
-LONGEST = 255
-"""Maximum number of characters of a name, since folders carry it."""
+MAX_LENGTH = 255
+"""Maximum number of characters of a name, which is also a folder name."""
 
 NUMBER = re.compile(r"[0-9]+(?:p[0-9]+)?(?:en?[0-9]{1,3})?")
 COUNT = re.compile(r"[0-9]{1,9}")
 
-EXPLANATION = "where <N> is a whole number such as 200 and <V> a number such as 0p5 or 1en3"
+NUMBER_HELP = "where <N> is a whole number such as 200 and <V> a number such as 0p5 or 1en3"
 
 
 class WrongName(ValueError):
-    """A name or word that cannot be read; the message is one line and suggests a correction."""
+    """A name that cannot be parsed; the message is one line and suggests a correction."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.splitlines()))
 
 
-def refuse_too_long(text: str) -> None:
-    """Raise if a name has more than :data:`LONGEST` characters.
+def check_length(text: str) -> None:
+    """Check that a name has at most :data:`MAX_LENGTH` characters.
 
     Raises:
-        WrongName: it has.
+        WrongName: it has more.
     """
-    if len(text) > LONGEST:
-        raise WrongName(f"{text[:40]!r}... has {len(text)} characters, and a name can have {LONGEST}")
+    if len(text) > MAX_LENGTH:
+        raise WrongName(
+            f"name {text[:40]!r}...: expected at most {MAX_LENGTH} characters, got {len(text)}"
+        )
 
 
 def parse_number(text: str) -> float:
-    """Return the number that ``text`` spells, such as 0.5 for ``0p5``."""
+    """Return the number that ``text`` spells.
+
+    Example:
+        >>> parse_number("0p5"), parse_number("1en3")
+        (0.5, 0.001)
+    """
     return float(text.replace("p", ".").replace("en", "e-"))
 
 
 def print_number(value: float) -> str:
-    """Return the shortest spelling that reads back as the same float."""
+    """Return the shortest spelling that :func:`parse_number` reads as the same float.
+
+    Example:
+        >>> print_number(0.5), print_number(0.001), print_number(200)
+        ('0p5', '1en3', '200')
+    """
     _, digits, exponent = Decimal(repr(float(value))).normalize().as_tuple()
     assert isinstance(exponent, int)  # the callers take only finite numbers
     if value == 0 or 1e-2 <= value < 1e6:
@@ -50,7 +62,12 @@ def print_number(value: float) -> str:
 
 
 def split_word(token: str) -> tuple[str, str]:
-    """Return the letters of a word and its number, with common misspellings corrected."""
+    """Return the letters and the number of a word, with common misspellings corrected.
+
+    Example:
+        >>> split_word("WS1k"), split_word("k.5")
+        (('ws', '1000'), ('k', '0p5'))
+    """
     text = re.sub(r"(?<![0-9])\.", "0.", token.lower()).replace(".", "p").replace("e-", "en")
     text = re.sub(r"([0-9]+)k(?=$|[a-z])", r"\g<1>000", text)
     numbers = re.findall(r"[0-9]+(?:p[0-9]+)?(?:en?[0-9]+)?(?=$|[a-z])", text)

@@ -1,19 +1,24 @@
-"""Validation of settings."""
+"""Validation of settings and formatting of values in error messages."""
 
 from __future__ import annotations
 
-import math
 import numbers
+import sys
+from collections.abc import Sequence
 from typing import Any
 
+_FLOAT32_TINY = 2.0**-126
+_FLOAT32_MAX = (2 - 2.0**-23) * 2.0**127
 
-def positive_number(name: str, value: Any, *, allow_zero: bool = False) -> float:
+
+def positive_number(name: str, value: Any, *, allow_zero: bool = False, float32: bool = False) -> float:
     """Return ``value`` as a float.
 
     Args:
         name: the setting, for the error message.
         value: a positive finite number.
         allow_zero: accept 0 as well.
+        float32: require a normal number of float32, for values that are stored as such.
 
     Raises:
         ValueError: it is none.
@@ -27,7 +32,54 @@ def positive_number(name: str, value: Any, *, allow_zero: bool = False) -> float
         ValueError: mu: expected a positive finite number, got 0
     """
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not (0 < value < math.inf or (allow_zero and value == 0)):
+    if not is_number or not (0 < value <= sys.float_info.max or (allow_zero and value == 0)):
         expected = "a finite number, 0 or above" if allow_zero else "a positive finite number"
-        raise ValueError(f"{name}: expected {expected}, got {' '.join(repr(value).split())[:100]}")
+        raise ValueError(f"{name}: expected {expected}, got {short_repr(value)}")
+    if float32 and not _FLOAT32_TINY <= value <= _FLOAT32_MAX:
+        raise ValueError(
+            f"{name}: expected a positive number in the range of float32, got {short_repr(value)}"
+        )
     return float(value)
+
+
+def positive_integer(name: str, value: Any) -> int:
+    """Return ``value`` as an int.
+
+    Args:
+        name: the setting, for the error message.
+        value: a whole number above 0.
+
+    Raises:
+        ValueError: it is none.
+
+    Example:
+        >>> positive_integer("steps", 0)
+        Traceback (most recent call last):
+        ...
+        ValueError: steps: expected a positive whole number, got 0
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value <= 0:
+        raise ValueError(f"{name}: expected a positive whole number, got {short_repr(value)}")
+    return int(value)
+
+
+def short_repr(value: Any) -> str:
+    """Return ``repr(value)`` on one line of at most 100 characters.
+
+    Example:
+        >>> short_repr("a" * 200)[-5:]
+        'aa...'
+    """
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def list_names(names: Sequence[Any]) -> str:
+    """Return the first three names, quoted, and the number of the others.
+
+    Example:
+        >>> list_names(["a", "b", "c", "d", "e"])
+        "'a', 'b', 'c' and 2 more"
+    """
+    shown = ", ".join(short_repr(name) for name in names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -1,8 +1,8 @@
-"""Upper bounds kappa on the measure of each parameter matrix (the paper's section 4.3).
+"""Upper bounds kappa on the regularization function of each parameter matrix (the paper's section 4.3).
 
-A bound is a frozen description. What it must remember between steps it keeps in ``memory``, tensors
-that CPR stores and saves for it; what it decides goes into ``kappa``, +inf until it is set.
-Everything is computed for all J matrices at once, on their device and without reading from it.
+A bound is a frozen description. Its state between steps is in ``memory``, tensors that CPR stores and
+saves; its result is in ``kappa``, which is +inf until it is set. All J matrices are handled at once on
+their device, without synchronizing with it.
 
 To add a bound: write a subclass of :class:`Bound` and list it in :data:`BOUNDS`.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import math
-import numbers
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,22 +21,23 @@ from torch import Tensor
 
 from nnunet_cpr._spelling import (
     COUNT,
-    EXPLANATION,
     NUMBER,
+    NUMBER_HELP,
     WrongName,
+    check_length,
     parse_number,
     print_number,
-    refuse_too_long,
     split_word,
 )
+from nnunet_cpr._validation import positive_integer, positive_number, short_repr
 
 
 @dataclass(frozen=True)
 class Bound(ABC):
-    """How the bounds kappa are found.
+    """Rule by which the bounds kappa are set.
 
-    The word for a bound is its ``keyword`` and the value of its first field, such as ``ws1000``.
-    ``str()`` returns the word, or ``repr()`` for a bound that no word can say.
+    In names, a bound is a word: its ``keyword`` and the value of its first field, such as ``ws1000``.
+    ``str()`` returns this word, or ``repr()`` if the other fields do not have their defaults.
 
     Example:
         >>> str(KappaWS(1000)), str(KappaIP(50, ema=0.9)), str(KappaK(0.005))
@@ -57,39 +57,44 @@ class Bound(ABC):
 
     @property
     def earliest(self) -> int:
-        """The first step at which the bound can be set."""
+        """First step at which the bound can be set."""
         return 0
 
     def memory(self, like: Tensor) -> dict[str, Tensor]:
-        """What the bound has to remember at the start, as tensors shaped like ``like`` (``[J]``)."""
+        """Return the initial state of the bound, tensors shaped like ``like`` (``[J]``)."""
         return {}
 
     @abstractmethod
     def update_(self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]) -> None:
-        """Set ``kappa`` (``[J]``, in place) where this step decides it.
+        """Set the bounds in place where this step determines them.
 
         Args:
-            kappa: the bounds, +inf where not set yet.
+            kappa: the bounds, float32 ``[J]``, +inf where not set yet.
             step: number of optimizer steps taken before this one, an int64 scalar tensor.
             measure: R(theta_step), float32 ``[J]``.
-            memory: holds, among others, what :meth:`memory` gave; updated in place.
+            memory: contains the tensors of :meth:`memory`; updated in place.
         """
 
 
 def _set_(kappa: Tensor, where: Tensor, value: Tensor) -> None:
-    """Set the bounds that are not set yet, where the condition holds and the value is finite."""
+    """Set bounds that are not set yet, where ``where`` is True and the value is finite."""
     torch.where(where & kappa.isinf() & value.isfinite(), value, kappa, out=kappa)
 
 
 @dataclass(frozen=True)
 class KappaK(Bound):
-    """Kappa-K: the same bound ``value`` for every matrix, on the measure per element."""
+    """Kappa-K: the same bound ``value`` for every parameter matrix.
+
+    Example:
+        >>> KappaK(0.01)
+        KappaK(value=0.01)
+    """
 
     value: float
     keyword: ClassVar[str] = "k"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", _positive(self, "value", self.value))
+        object.__setattr__(self, "value", positive_number("KappaK.value", self.value, float32=True))
 
     def update_(self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]) -> None:
         _set_(kappa, step >= 0, torch.full_like(kappa, self.value))
@@ -97,13 +102,18 @@ class KappaK(Bound):
 
 @dataclass(frozen=True)
 class KappaKI0(Bound):
-    """Kappa-kI0: ``factor`` times the measure of the initial parameters."""
+    """Kappa-kI0: ``factor`` times R of the initial parameters.
+
+    Example:
+        >>> KappaKI0(2)
+        KappaKI0(factor=2.0)
+    """
 
     factor: float
     keyword: ClassVar[str] = "ki0x"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "factor", _positive(self, "factor", self.factor))
+        object.__setattr__(self, "factor", positive_number("KappaKI0.factor", self.factor, float32=True))
 
     def update_(self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]) -> None:
         _set_(kappa, step >= 0, self.factor * measure)
@@ -111,16 +121,20 @@ class KappaKI0(Bound):
 
 @dataclass(frozen=True)
 class KappaWS(Bound):
-    """Kappa-WS: the measure after exactly ``steps`` optimizer steps, the warm start.
+    """Kappa-WS: R after exactly ``steps`` optimizer steps (warm start).
 
-    A matrix whose measure is not finite just then takes the next one that is.
+    A matrix for which R is not finite at that step takes the next finite value.
+
+    Example:
+        >>> KappaWS(1000)
+        KappaWS(steps=1000)
     """
 
     steps: int
     keyword: ClassVar[str] = "ws"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", _count(self, "steps", self.steps))
+        object.__setattr__(self, "steps", positive_integer("KappaWS.steps", self.steps))
 
     @property
     def earliest(self) -> int:
@@ -132,16 +146,20 @@ class KappaWS(Bound):
 
 @dataclass(frozen=True)
 class KappaIP(Bound):
-    """Kappa-IP: the measure at the first inflection point of its growth, for each matrix by itself.
+    """Kappa-IP: R at its first inflection point, separately for each parameter matrix.
 
-    The measure is sampled at steps 0, ``interval``, 2 ``interval``, ...; the bound is set at the first
-    sample at which the second difference of the last three samples is negative.
+    R is sampled at steps 0, ``interval``, 2 ``interval``, ...; the bound is set at the first sample at
+    which the second difference of the last three samples is negative.
 
     Args:
-        interval: optimizer steps between samples; the paper takes a tenth of the learning-rate
+        interval: optimizer steps between samples; the paper uses a tenth of the learning-rate
             warm-up.
-        ema: weight of the past in an exponential moving average over the samples, in [0, 1). The
-            paper has none (0). The bound is the measure itself, smoothed or not.
+        ema: decay of an exponential moving average over the samples, in [0, 1); 0, as in the paper,
+            does not smooth. The bound itself is always the unsmoothed value.
+
+    Example:
+        >>> KappaIP(interval=50)
+        KappaIP(interval=50, ema=0.0)
     """
 
     interval: int
@@ -149,9 +167,9 @@ class KappaIP(Bound):
     keyword: ClassVar[str] = "ip"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "interval", _count(self, "interval", self.interval))
+        object.__setattr__(self, "interval", positive_integer("KappaIP.interval", self.interval))
         if not 0 <= self.ema < 1:
-            raise ValueError(f"KappaIP: ema must be in [0, 1), got {self.ema!r}")
+            raise ValueError(f"KappaIP.ema: expected a number in [0, 1), got {short_repr(self.ema)}")
         object.__setattr__(self, "ema", float(self.ema))
 
     @property
@@ -169,22 +187,22 @@ class KappaIP(Bound):
         sampled = (step % self.interval == 0) & measure.isfinite()
         smoothed = torch.where(last.isnan(), measure, self.ema * last + (1 - self.ema) * measure)
         difference = smoothed - last
-        # Until there are three samples one of the two differences is NaN, and this is False.
+        # With fewer than three samples a difference is NaN, and the comparison False.
         _set_(kappa, sampled & (difference - last_difference < 0), measure)
         last.copy_(torch.where(sampled, smoothed, last))
         last_difference.copy_(torch.where(sampled, difference, last_difference))
 
 
 BOUNDS: dict[str, type[Bound]] = {b.keyword: b for b in (KappaK, KappaKI0, KappaWS, KappaIP)}
-"""The bounds by the keyword that their words begin with."""
+"""Bounds by keyword."""
 
 
 def as_bound(kappa: Bound | str) -> Bound:
-    """Return ``kappa`` as a bound; it may be one, its word, or what ``str()`` returned for it.
+    """Return a bound from a bound, its word, or its ``repr()``.
 
     Raises:
         TypeError: ``kappa`` is neither a bound nor a string.
-        WrongName: the word says no bound.
+        WrongName: the string is not a bound.
 
     Example:
         >>> as_bound("ws1000"), as_bound("k0p005"), as_bound(KappaIP(50))
@@ -194,23 +212,27 @@ def as_bound(kappa: Bound | str) -> Bound:
         return kappa
     if not isinstance(kappa, str):
         raise TypeError(
-            f"kappa must be a bound such as KappaWS(1000), or a word such as 'ws1000', got "
-            f"{' '.join(repr(kappa).split())[:100]}"
+            "kappa: expected a bound such as KappaWS(1000) or a word such as 'ws1000', got "
+            f"{short_repr(kappa)}"
         )
     return read_bound(kappa)
 
 
 def read_bound(text: str) -> Bound:
-    """Return the bound that a word such as ``ws1000``, ``ip50``, ``k0p005`` or ``ki0x2`` says.
+    """Return the bound for a word such as ``ws1000``, ``ip50``, ``k0p005`` or ``ki0x2``.
 
     Raises:
-        WrongName: it says none.
+        WrongName: the text is not a bound; the message suggests a correction.
+
+    Example:
+        >>> read_bound("ki0x2")
+        KappaKI0(factor=2.0)
     """
-    refuse_too_long(text)
+    check_length(text)
     try:
         bound = _match_word(text) or _match_repr(text)
     except ValueError as error:
-        raise WrongName(f"the bound {text!r}: {error}") from None
+        raise WrongName(f"bound {text!r}: {error}") from None
     if bound is not None:
         return bound
     guess = "".join(split_word(text))
@@ -219,12 +241,12 @@ def read_bound(text: str) -> Bound:
         is_meant = _match_word(guess) is not None
     except ValueError:
         is_meant = False
-    advice = f"did you mean {guess}?" if is_meant else f"the bounds are {shapes}, {EXPLANATION}"
-    raise WrongName(f"no bound is written {text!r}; {advice}")
+    advice = f"did you mean {guess}?" if is_meant else f"choose from {shapes}, {NUMBER_HELP}"
+    raise WrongName(f"unknown bound {text!r}; {advice}")
 
 
 def _has_count(kind: type[Bound]) -> bool:
-    """Return True if the first field is a whole number."""
+    """Return True if the first field is an integer."""
     return dataclasses.fields(kind)[0].type == "int"
 
 
@@ -249,19 +271,3 @@ def _match_repr(text: str) -> Bound | None:
         return kinds[name](**fields)
     except (SyntaxError, AssertionError, TypeError):
         return None
-
-
-def _positive(bound: Bound, what: str, value: float) -> float:
-    name = type(bound).__name__
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ValueError(f"{name}: {what} must be a number, got {value!r}")
-    # Bounds are float32: 1e-50 would be no bound but 0.
-    if not 0 < float(torch.tensor(float(value), dtype=torch.float32)) < math.inf:
-        raise ValueError(f"{name}: {what} must be positive and finite in float32, got {value!r}")
-    return float(value)
-
-
-def _count(bound: Bound, what: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value <= 0:
-        raise ValueError(f"{type(bound).__name__}: {what} must be a whole number above 0, got {value!r}")
-    return int(value)

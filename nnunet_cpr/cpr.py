@@ -1,4 +1,4 @@
-"""Constrained Parameter Regularization, attached to any torch optimizer."""
+"""Constrained Parameter Regularization for any torch optimizer."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nnunet_cpr._attachment import Attached
+from nnunet_cpr._attachment import RegularizationMethod
 from nnunet_cpr._device import to_device
-from nnunet_cpr._distributed import Shards, local_parts
-from nnunet_cpr._state_dict import short
+from nnunet_cpr._distributed import Shards, local_tensors
+from nnunet_cpr._validation import positive_number, short_repr
 from nnunet_cpr.bounds import Bound, KappaWS, as_bound
 from nnunet_cpr.param_groups import Params, param_groups, select
 from nnunet_cpr.regularizers import L2, Regularizer, accumulator, get_regularizer
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The settings of CPR for one matrix, see :class:`CPR`."""
+class CPRSettings:
+    """Settings of CPR for one parameter matrix, see :class:`CPR`."""
 
     bound: Bound
     regularizer: Regularizer
@@ -32,31 +32,30 @@ class Settings:
     KEYS: ClassVar[tuple[str, ...]] = ("kappa", "regularizer", "mu", "adaptive")
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Settings:
-        """Read the settings from the values under :data:`KEYS`, as arguments or groups give them.
+    def parse(cls, given: Mapping[str, Any]) -> CPRSettings:
+        """Return the settings from the values of :data:`KEYS` in arguments or a parameter group.
 
         Raises:
-            TypeError: ``kappa`` is neither a bound nor a word, or ``adaptive`` is no bool.
-            ValueError: a value that its setting cannot have.
+            TypeError: ``kappa`` is neither a bound nor a string, or ``adaptive`` is not a bool.
+            ValueError: invalid value.
         """
-        mu, adaptive = given["mu"], given["adaptive"]
-        limits = torch.finfo(torch.float32)  # the dtype of the multipliers
-        if isinstance(mu, bool) or not isinstance(mu, (int, float)) or not abs(mu) <= limits.max:
-            raise ValueError(f"mu must be a finite number, got {short(mu)}")
-        if mu < limits.tiny:
-            raise ValueError(f"mu must be positive, got {short(mu)}")
+        adaptive = given["adaptive"]
         if not isinstance(adaptive, bool):
-            raise TypeError(f"adaptive must be True or False, got {short(adaptive)}")
-        bound, regularizer = as_bound(given["kappa"]), get_regularizer(given["regularizer"])
-        return cls(bound, regularizer, float(mu), adaptive)
+            raise TypeError(f"adaptive: expected True or False, got {short_repr(adaptive)}")
+        return cls(
+            bound=as_bound(given["kappa"]),
+            regularizer=get_regularizer(given["regularizer"]),
+            mu=positive_number("mu", given["mu"], float32=True),  # the dtype of the multipliers
+            adaptive=adaptive,
+        )
 
     @property
     def largest_multiplier(self) -> float:
-        """The largest multiplier that a correction uses."""
+        """Upper limit of the multiplier in a correction."""
         return self.regularizer.largest_multiplier
 
     def plain(self) -> dict[str, Any]:
-        """Return the settings as plain values that :meth:`of` reads, for parameter groups."""
+        """Return the settings as plain values that :meth:`parse` reads, for parameter groups."""
         return {
             "kappa": str(self.bound),
             "regularizer": self.regularizer.name,
@@ -65,50 +64,50 @@ class Settings:
         }
 
     def config(self) -> dict[str, Any]:
-        """Return the settings as a saved state has them."""
+        """Return the settings as plain values for state dicts."""
         return {**self.plain(), "kappa": repr(self.bound)}
 
 
-class CPR(Attached):
-    r"""Keeps a measure of every parameter matrix under an upper bound (the paper's Algorithm 1).
+class CPR(RegularizationMethod):
+    r"""Constrained Parameter Regularization: an upper bound on R of each parameter matrix.
 
-    Before each optimizer step t, for each of the J regularized matrices:
+    Before each optimizer step t, for each of the J regularized matrices (the paper's Algorithm 1):
 
     .. math::
         r^j &= R(\theta_t^j) \\
         \lambda^j &\leftarrow \max(0,\ \lambda^j + \mu\,(r^j - \kappa^j)) \\
         \theta^j &\leftarrow \theta^j - \lambda^j\, g(\theta_t^j)
 
-    and then the optimizer, whose own weight decay is 0, moves on. While a bound is not set it is
-    +inf, and nothing happens to its matrix.
+    Then the optimizer, whose own weight decay must be 0, takes its step. A bound that is not set yet is
+    +inf, and its matrix is not changed.
 
-    A matrix whose parameter has no gradient in a step is left alone in that step, its multiplier too.
-    So is one whose measure is not finite; that is counted in :meth:`metrics`. Gradients are not
-    read: one that is not finite shows in the measure of the step after it. For ``l2`` the factor
-    1 - 2 lambda stops at 0, which is counted as well. A step that ``GradScaler`` skips is no step.
+    A matrix without a gradient in a step is not changed in that step, nor is its Lagrange multiplier.
+    The same holds for a matrix whose regularization value is not finite; :meth:`metrics` counts these.
+    Gradients are not read: after a gradient that is not finite, the regularization value of the next
+    step is not finite. For ``l2`` the factor 1 - 2 lambda is at least 0; :meth:`metrics` counts the
+    corrections that are limited by this. A step that ``GradScaler`` skips does not count.
 
     Args:
-        params: a module, named parameters, parameters or parameter groups; see
-            :mod:`nnunet_cpr.param_groups` for which of them are regularized. A group may set its own
-            ``kappa``, ``regularizer``, ``mu`` and ``adaptive``.
-        kappa: how the bounds are found, see :mod:`nnunet_cpr.bounds`; a bound or its word, such as
-            ``KappaWS(1000)`` or ``"ws1000"``.
-        regularizer: the regularization function R by its name (``l2``, ``l1``, ``std`` or ``huber``)
-            or as an object, see :mod:`nnunet_cpr.regularizers`.
-        mu: update rate of the multipliers.
-        adaptive: AdaCPR (the paper's appendix on adaptive bounds): a bound is set to the present
-            measure once its multiplier has fallen back to 0.
+        params: module, named parameters, parameters or parameter groups; see
+            :mod:`nnunet_cpr.param_groups` for the selection of the regularized ones. A group may have
+            its own ``kappa``, ``regularizer``, ``mu`` and ``adaptive``.
+        kappa: bound (:mod:`nnunet_cpr.bounds`) or its word, such as ``KappaWS(1000)`` or ``"ws1000"``.
+        regularizer: regularization function R (:mod:`nnunet_cpr.regularizers`) by its name (``l2``,
+            ``l1``, ``std`` or ``huber``) or as an object.
+        mu: update rate of the Lagrange multipliers.
+        adaptive: AdaCPR (the paper's appendix on adaptive bounds): set a bound to the present
+            regularization value when its multiplier has returned to 0.
 
     Attributes:
-        bound, regularizer, mu, adaptive: the settings of the groups that give none of their own.
-        settings: one :class:`Settings` for each matrix, in the order of ``names``.
+        bound, regularizer, mu, adaptive: settings of the groups that do not have their own.
+        settings: one :class:`CPRSettings` for each matrix, in the order of ``names``.
 
     Raises:
-        TypeError: ``params`` or ``kappa`` is of the wrong kind.
+        TypeError: ``params``, ``kappa`` or ``adaptive`` has the wrong type.
         ValueError: unknown regularizer, or ``mu`` is not positive and finite.
 
     Warns:
-        UserWarning: there is nothing to regularize.
+        UserWarning: no parameter can be regularized.
 
     Example:
         >>> model = torch.nn.Linear(4, 3)
@@ -131,12 +130,12 @@ class CPR(Attached):
         adaptive: bool = False,
     ) -> None:
         given = {"kappa": kappa, "regularizer": regularizer, "mu": mu, "adaptive": adaptive}
-        default = Settings.of(given)
+        default = CPRSettings.parse(given)
         self.bound, self.regularizer = default.bound, default.regularizer
         self.mu, self.adaptive = default.mu, default.adaptive
         groups = param_groups(params)
         super().__init__(groups)
-        self.settings = [Settings.of({**given, **group}) for _, _, group in select(groups)]
+        self.settings = [CPRSettings.parse({**given, **group}) for _, _, group in select(groups)]
         self._parts = _parts(self.settings, self.parameters)
         self._shards = Shards(self.parameters, self.names)
         self._constants: dict[Any, tuple[Any, Tensor]] = {}
@@ -156,38 +155,40 @@ class CPR(Attached):
             self._state["was_positive"] = torch.zeros_like(vector, dtype=torch.bool)
         own = set(self._state)
         for part in self._parts:
-            memory = part.settings.bound.memory(vector[self._at(part)])
-            assert own.isdisjoint(memory), "a bound's memory needs names of its own"
+            memory = part.settings.bound.memory(vector[self._indices(part)])
+            assert own.isdisjoint(memory), "the state of a bound needs keys of its own"
             for key, value in memory.items():
-                everyone = self._state.setdefault(key, value.new_zeros(len(self.parameters)))
-                everyone[self._at(part)] = value
+                all_matrices = self._state.setdefault(key, value.new_zeros(len(self.parameters)))
+                all_matrices[self._indices(part)] = value
 
-    # What can be read
+    # Present values
 
     @property
     def kappa(self) -> Tensor:
-        """The bounds, float32 ``[J]`` in the order of ``names``; +inf where not set yet."""
+        """Bounds, float32 ``[J]`` in the order of ``names``; +inf where not set yet."""
         return self._state["kappa"].clone()
 
     @property
     def lagrange_multiplier(self) -> Tensor:
-        """The multipliers lambda, float32 ``[J]`` in the order of ``names``."""
+        """Lagrange multipliers lambda, float32 ``[J]`` in the order of ``names``."""
         return self._state["lagrange_multiplier"].clone()
 
     @property
     @torch.no_grad()
     def measure(self) -> Tensor:
-        """R of the parameters as they are now, float32 ``[J]`` in the order of ``names``."""
+        """R of the present parameters, float32 ``[J]`` in the order of ``names``."""
         return self._measure_from(self._sums())
 
     def metrics(self) -> dict[str, float]:
-        """What to log.
+        """Return numbers to log. Waits for a GPU.
 
-        ``measure_to_kappa``: mean of R / kappa over the matrices whose bound is set (NaN if none is);
-        ``lagrange_multiplier_mean`` and ``_max``; ``bounded`` and ``active``: the fractions of
-        matrices with a bound and with a positive multiplier; ``skipped_updates``: matrix updates left
-        out because a number was not finite; ``limited_corrections``: corrections that stopped at the
-        measure's largest multiplier, both counted from the start. Waits for a GPU.
+        Returns:
+            ``measure_to_kappa``: mean of R / kappa over the matrices with a bound (NaN without any);
+            ``lagrange_multiplier_mean`` and ``lagrange_multiplier_max``; ``bounded`` and ``active``:
+            fractions of matrices with a bound and with a positive multiplier; ``skipped_updates``:
+            number of updates of a matrix left out because a value was not finite;
+            ``limited_corrections``: number of corrections with the largest multiplier. Both numbers
+            count from the first step.
         """
         measure, kappa, multiplier = self.measure, self.kappa, self.lagrange_multiplier
         bounded = kappa.isfinite()
@@ -202,11 +203,13 @@ class CPR(Attached):
             "limited_corrections": float(self._state["limited_corrections"]),
         }
 
-    # The update
+    # Update
 
     @torch.no_grad()
     def step(self, found_inf: Tensor | None = None) -> None:
-        """Take one update by hand, just before the parameters move.
+        """Update and correct, for training without an optimizer that this is attached to.
+
+        Call it after the backward pass, just before the parameters are updated.
 
         Args:
             found_inf: as in :meth:`update`.
@@ -220,34 +223,37 @@ class CPR(Attached):
         numel = self._numel()
         for part, own in zip(self._parts, sums):
             part.settings.regularizer.correct_(
-                local_parts(part.parameters), multiplier[self._at(part)], own, numel[self._at(part)]
+                local_tensors(part.parameters),
+                multiplier[self._indices(part)],
+                own,
+                numel[self._indices(part)],
             )
 
     def _sums(self) -> list[Tensor]:
-        """Return the sums that each part's R is a function of, over the elements of all processes."""
-        self._follow_device()
-        own = [part.settings.regularizer.sums(local_parts(part.parameters)) for part in self._parts]
+        """Return the sums that R of each part needs, over the elements of all processes."""
+        self._move_state_to_parameters()
+        own = [part.settings.regularizer.sums(local_tensors(part.parameters)) for part in self._parts]
         if len(own) <= 1:
             return [self._shards.total(sums) for sums in own]
-        # One tensor for all parts, so that one all-reduce serves them.
-        together = own[0].new_zeros(max(len(sums) for sums in own), len(self.parameters))
+        # One tensor for all parts needs one all-reduce.
+        stacked = own[0].new_zeros(max(len(sums) for sums in own), len(self.parameters))
         for part, sums in zip(self._parts, own):
-            together[: len(sums), self._at(part)] = sums
-        together = self._shards.total(together)
-        return [together[: len(sums), self._at(part)] for part, sums in zip(self._parts, own)]
+            stacked[: len(sums), self._indices(part)] = sums
+        stacked = self._shards.total(stacked)
+        return [stacked[: len(sums), self._indices(part)] for part, sums in zip(self._parts, own)]
 
     def _measure_from(self, sums: list[Tensor]) -> Tensor:
         """Return R of each matrix, float32 ``[J]``."""
         numel = self._numel()
         values = [
-            part.settings.regularizer.measure(own, numel[self._at(part)])
+            part.settings.regularizer.measure(own, numel[self._indices(part)])
             for part, own in zip(self._parts, sums)
         ]
         if len(values) == 1:
             return values[0]
         measure = torch.zeros(len(self.parameters), dtype=torch.float32, device=self._device())
         for part, value in zip(self._parts, values):
-            measure[self._at(part)] = value
+            measure[self._indices(part)] = value
         return measure
 
     def update(self, measure: Tensor, found_inf: Tensor | None = None) -> Tensor:
@@ -255,13 +261,13 @@ class CPR(Attached):
 
         Args:
             measure: R(theta_t), float32 ``[J]``.
-            found_inf: not 0 where ``GradScaler`` skips the step; a number on the device, or None. In a
-                step that is skipped no measure can be used.
+            found_inf: flag of ``GradScaler``, a scalar tensor; if it is not 0, the step is skipped and
+                nothing is changed.
 
         Returns:
-            The multipliers to correct with, float32 ``[J]``; 0 where nothing is to be corrected.
+            Multipliers of the correction, float32 ``[J]``; 0 for matrices that are not corrected.
         """
-        self._follow_device()
+        self._move_state_to_parameters()
         state = self._state
         kappa, multiplier = state["kappa"], state["lagrange_multiplier"]
         has_grad = self._has_grad()
@@ -272,12 +278,12 @@ class CPR(Attached):
 
         self._update_bounds(measure)
 
-        growth = self._on_device(self._mu, torch.float32)
+        mu = self._on_device(self._mu, torch.float32)
         excess = measure - kappa
         proposed = (
-            torch.add(multiplier, growth * excess)
-            if isinstance(growth, Tensor)
-            else torch.add(multiplier, excess, alpha=growth)
+            torch.add(multiplier, mu * excess)
+            if isinstance(mu, Tensor)
+            else torch.add(multiplier, excess, alpha=mu)
         ).clamp_(min=0)
         finite = proposed.isfinite()
         updated = finite if has_grad is None else has_grad & finite
@@ -304,37 +310,37 @@ class CPR(Attached):
     def _update_bounds(self, measure: Tensor) -> None:
         state = self._state
         for part in self._parts:
-            if isinstance(part.where, slice):
+            if isinstance(part.indices, slice):
                 part.settings.bound.update_(state["kappa"], state["step"], measure, state)
                 continue
-            where = self._at(part)
-            memory = part.settings.bound.memory(measure[where])
-            own = {key: state[key][where] for key in ("kappa", *memory)}
-            part.settings.bound.update_(own["kappa"], state["step"], measure[where], own)
+            indices = self._indices(part)
+            memory = part.settings.bound.memory(measure[indices])
+            own = {key: state[key][indices] for key in ("kappa", *memory)}
+            part.settings.bound.update_(own["kappa"], state["step"], measure[indices], own)
             for key, value in own.items():
-                state[key][where] = value
+                state[key][indices] = value
 
     @property
-    def _default(self) -> Settings:
-        return Settings(self.bound, self.regularizer, self.mu, self.adaptive)
+    def _default(self) -> CPRSettings:
+        return CPRSettings(self.bound, self.regularizer, self.mu, self.adaptive)
 
     def _shared(self, name: str) -> Any:
-        """Return a setting that all matrices share, or the list of its values."""
+        """Return a setting if all matrices share it, else the list of its values."""
         values = [getattr(s, name) for s in self.settings] or [getattr(self._default, name)]
         return values[0] if len(set(values)) == 1 else values
 
     def _on_device(self, setting: Any, dtype: torch.dtype) -> Any:
-        """Return what :meth:`_shared` gave, a list as a vector ``[J]``."""
+        """Return a result of :meth:`_shared`, a list as a vector ``[J]``."""
         return self._constant(id(setting), setting, dtype) if isinstance(setting, list) else setting
 
-    def _at(self, part: _Part) -> slice | Tensor:
-        """Return the places of the part's matrices among all."""
-        if isinstance(part.where, slice):
-            return part.where
-        return self._constant(id(part), part.where, torch.int64)
+    def _indices(self, part: _Part) -> slice | Tensor:
+        """Return the indices of the part's matrices."""
+        if isinstance(part.indices, slice):
+            return part.indices
+        return self._constant(id(part), part.indices, torch.int64)
 
     def _constant(self, name: Any, values: list[Any], dtype: torch.dtype) -> Tensor:
-        """Return ``values`` as a vector on the device, where it stays; a GPU is not waited for."""
+        """Return ``values`` as a vector on the device, cached; does not wait for a GPU."""
         device = self._device()
         known, vector = self._constants.get(name, (None, None))
         if vector is None or known != values or vector.device != device:
@@ -343,25 +349,25 @@ class CPR(Attached):
         return vector
 
     def _numel(self) -> Tensor:
-        """Return the numbers of elements, ``[J]``; on a GPU they stay there."""
+        """Return the numbers of elements, ``[J]``, cached on a GPU."""
         sizes, device = [p.numel() for p in self.parameters], self._device()
         if device.type == "cpu":
             return torch.tensor(sizes, dtype=accumulator(device), device=device)
         return self._constant("numel", sizes, accumulator(device))
 
     def l2_from(self, sums_of_squares: Tensor) -> Tensor:
-        """Return ``l2`` of the matrices from the sums of squares of this process's elements, ``[J]``."""
+        """Return ``l2`` of the matrices from the sums of squares of the local elements, ``[J]``."""
         return L2().measure(self._shards.total(sums_of_squares[None]), self._numel())
 
-    # With an optimizer
+    # Attachment to an optimizer
 
     def _step_hooks(self, optimizer: Optimizer) -> list[Any]:
-        if getattr(optimizer, "cpr", None) is self:  # SGDCPR and AdamCPR run theirs themselves
+        if getattr(optimizer, "cpr", None) is self:  # SGDCPR and AdamCPR call it themselves
             return []
         return super()._step_hooks(optimizer)
 
     def _config(self) -> dict[str, Any]:
-        """Return each setting, or the list of its values if the matrices differ in it."""
+        """Return each setting, or the list of its values if the matrices differ."""
         each = [s.config() for s in self.settings] or [self._default.config()]
         values = {key: [config[key] for config in each] for key in each[0]}
         return {key: own[0] if len(set(own)) == 1 else own for key, own in values.items()}
@@ -374,19 +380,19 @@ class CPR(Attached):
 
 @dataclass(frozen=True)
 class _Part:
-    """The matrices that share their settings.
+    """Matrices with the same settings.
 
     Attributes:
-        where: their places among all matrices; a slice if these are all matrices.
+        indices: their indices among all matrices; a slice if these are all matrices.
     """
 
-    settings: Settings
+    settings: CPRSettings
     parameters: list[Tensor]
-    where: slice | list[int]
+    indices: slice | list[int]
 
 
-def _parts(settings: list[Settings], parameters: list[Tensor]) -> list[_Part]:
-    members: dict[Settings, list[int]] = {}
+def _parts(settings: list[CPRSettings], parameters: list[Tensor]) -> list[_Part]:
+    members: dict[CPRSettings, list[int]] = {}
     for j, own in enumerate(settings):
         members.setdefault(own, []).append(j)
     if len(members) == 1:

@@ -1,10 +1,14 @@
-"""Which parameters are regularized: matrices, convolution kernels and their like.
+"""Selection of the regularized parameters: weights of linear, convolutional and similar layers.
 
-Biases, normalization weights and embeddings are not (the rule of timm and of the authors' code; the
-paper's text names the first two): a parameter with fewer than two dimensions is out, and so are the
-weights of normalization layers and ``nn.Embedding``, parameters named ``bias``, what the model lists in
-``no_weight_decay()``, and the parameter groups that ask for it with ``regularize=False``, or with
-``weight_decay=0`` beside groups whose weight decay is positive.
+Regularized are trainable parameters with two or more dimensions, except for:
+
+- the weights of normalization layers and embeddings,
+- parameters named ``bias``,
+- parameters that the model lists in ``no_weight_decay()``,
+- parameter groups with ``regularize=False``, or with ``weight_decay=0`` if another group has a positive
+  weight decay.
+
+timm and the authors' code use the same rule; the paper names biases and normalization weights.
 """
 
 from __future__ import annotations
@@ -16,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nnunet_cpr._distributed import refuse_flat_shards
+from nnunet_cpr._distributed import check_not_flattened
 from nnunet_cpr._state_dict import Positions
 
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
-"""A module, parameters, named parameters, or parameter groups."""
+"""Module, parameters, named parameters, or parameter groups."""
 
 _NEVER_REGULARIZED = (
     nn.Embedding,
@@ -36,15 +40,15 @@ class ParamGroups(list[dict[str, Any]]):
     """Parameter groups of named parameters: ``{"params": [(name, tensor), ...], ...}``.
 
     Attributes:
-        has_names: True if the names were given and not made from positions.
-        order: the parameters as torch's optimizers hold them, if it is not the order of the groups.
+        has_names: True if the names were given, False if they are positions.
+        order: the parameters in the order of ``module.parameters()``, if the groups differ from it.
     """
 
     has_names: bool = False
     order: Sequence[Tensor] | None = None
 
     def positions_of(self, params: Iterable[Tensor]) -> Positions:
-        """Return under which names the parameters would be without names."""
+        """Return the names that the parameters would have if none were given."""
         held = (
             [list(self.order)] if self.order is not None else [[p for _, p in g["params"]] for g in self]
         )
@@ -63,19 +67,24 @@ def param_groups(params: Params) -> ParamGroups:
     groups.
 
     Raises:
-        TypeError: ``params`` is none of the four kinds, or a group holds a set.
+        TypeError: ``params`` is none of the four kinds, or a group contains a set.
         ValueError: ``params`` is empty, a group's ``weight_decay`` is negative, or only some of the
             parameters have names.
+
+    Example:
+        >>> [[name for name, _ in group["params"]] for group in param_groups(nn.Linear(3, 2))]
+        [['weight', 'bias']]
     """
     if isinstance(params, ParamGroups):
         return params
     if isinstance(params, nn.Module):
         return _module_groups(params)
     if isinstance(params, Tensor):
-        raise TypeError("params is one tensor; give a module, a list of parameters or groups")
+        raise TypeError("params: expected a module, parameters or groups, got a tensor; use a list")
     if isinstance(params, (set, frozenset)):
         warnings.warn(
-            "params is a set, whose order changes between runs; give a list instead",
+            "params: expected an ordered collection, got a set, whose order changes between runs; "
+            "use a list",
             FutureWarning,
             stacklevel=2,
         )
@@ -91,17 +100,17 @@ def param_groups(params: Params) -> ParamGroups:
         prefixes = [f"{i}." for i in range(len(items))]
     for group, prefix in zip(items, prefixes):
         if not isinstance(group, Mapping):
-            raise TypeError("params mixes parameter groups and parameters")
+            raise TypeError("params: expected parameter groups only, got groups and parameters mixed")
         members = _members(group)
         named += sum(isinstance(member, tuple) for member in members)
         rest = {key: value for key, value in group.items() if key != "param_names"}
         if rest.get("weight_decay", 0) is None:
-            raise TypeError("weight_decay of a parameter group must be a number, got None")
+            raise TypeError("weight_decay of a parameter group: expected a number, got None")
         if rest.get("weight_decay", 0) < 0:
             raise ValueError(f"Invalid weight_decay value: {rest['weight_decay']}")
         groups.append({**rest, "params": list(_name(members, prefix))})
     if 0 < named < sum(len(group["params"]) for group in groups):
-        raise ValueError("all parameters must come with names or without; some names are missing")
+        raise ValueError("params: expected names for all parameters or none; some names are missing")
     groups.has_names = named > 0
     return groups
 
@@ -110,33 +119,39 @@ def _members(group: Mapping[str, Any]) -> list[Any]:
     """Return the parameters of a group, or (name, parameter) pairs if the group names them."""
     members = group["params"]
     if isinstance(members, (set, frozenset)):
-        raise TypeError("a parameter group holds a set, whose order changes between runs; use a list")
+        raise TypeError(
+            "a parameter group: expected an ordered collection, got a set, whose order changes between "
+            "runs; use a list"
+        )
     members = [members] if isinstance(members, Tensor) else list(members)
     names = group.get("param_names")
     if names is None or any(isinstance(member, tuple) for member in members):
         return members
     if len(names) != len(members):
-        raise ValueError(f"a parameter group has {len(members)} parameters and {len(names)} param_names")
+        raise ValueError(
+            f"param_names of a group: expected {len(members)} names, one for each parameter, got "
+            f"{len(names)}"
+        )
     return list(zip(names, members))
 
 
 def select(groups: ParamGroups) -> list[tuple[str, Tensor, dict[str, Any]]]:
-    """Return name, parameter and group of each parameter to regularize; tied parameters once.
+    """Return name, parameter and group of each regularized parameter; tied parameters once.
 
     Raises:
-        ValueError: two parameters share a name.
+        ValueError: two parameters have the same name.
     """
     chosen: list[tuple[str, Tensor, dict[str, Any]]] = []
     seen: set[int] = set()
     names: set[str] = set()
     for group in groups:
-        if not _asks_for_it(group, groups):
+        if not _is_selected(group, groups):
             continue
         for name, p in group["params"]:
             if id(p) in seen or not _is_matrix(name, p):
                 continue
             if name in names:
-                raise ValueError(f"two different parameters are named {name!r}")
+                raise ValueError(f"params: expected unique names, got {name!r} for two parameters")
             seen.add(id(p))
             names.add(name)
             chosen.append((name, p, group))
@@ -144,15 +159,20 @@ def select(groups: ParamGroups) -> list[tuple[str, Tensor, dict[str, Any]]]:
 
 
 def regularized(params: Params) -> dict[str, Tensor]:
-    """Return the parameters to regularize, by name, in their order; tied parameters once.
+    """Return the regularized parameters by name, in their order; tied parameters once.
 
     Raises:
-        ValueError: two parameters share a name.
+        ValueError: two parameters have the same name.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 2, 1))
+        >>> list(regularized(model))
+        ['0.weight', '2.weight']
     """
     return {name: p for name, p, _ in select(param_groups(params))}
 
 
-def _asks_for_it(group: Mapping[str, Any], groups: ParamGroups) -> bool:
+def _is_selected(group: Mapping[str, Any], groups: ParamGroups) -> bool:
     decays = [g.get("weight_decay", 0) for g in groups]
     excluded_by_decay = group.get("weight_decay") == 0 and any(d > 0 for d in decays)
     return bool(group.get("regularize", not excluded_by_decay))
@@ -164,7 +184,7 @@ def _is_matrix(name: str, p: Tensor) -> bool:
 
 
 def _unwrap(module: nn.Module) -> nn.Module:
-    """The user's module inside ``DistributedDataParallel``, ``DataParallel`` and ``torch.compile``."""
+    """Return the module inside ``DistributedDataParallel``, ``DataParallel`` or ``torch.compile``."""
     while True:
         if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             module = module.module
@@ -175,18 +195,18 @@ def _unwrap(module: nn.Module) -> nn.Module:
 
 
 def _module_groups(module: nn.Module) -> ParamGroups:
-    """A group to regularize and, where there are any, one of what its layers or itself leave out.
+    """Return a group of regularized parameters and, if there are any, one of excluded parameters.
 
-    Names are those of the plain module, so that a compiled model's checkpoint fits any other.
+    The names are those of the unwrapped module, so that the checkpoint of a compiled model fits others.
     """
     module = _unwrap(module)
-    left_out = _left_out(module)
+    excluded = _excluded(module)
     named = list(_name(module.named_parameters()))
     if not named:
         raise ValueError("optimizer got an empty parameter list: the module has no parameters")
     parts: list[dict[str, Any]] = [
-        {"params": [(name, p) for name, p in named if id(p) not in left_out]},
-        {"params": [(name, p) for name, p in named if id(p) in left_out], "regularize": False},
+        {"params": [(name, p) for name, p in named if id(p) not in excluded]},
+        {"params": [(name, p) for name, p in named if id(p) in excluded], "regularize": False},
     ]
     groups = ParamGroups(group for group in parts if group["params"])
     groups.has_names = True
@@ -194,8 +214,8 @@ def _module_groups(module: nn.Module) -> ParamGroups:
     return groups
 
 
-def _left_out(root: nn.Module) -> set[int]:
-    """The parameters, by ``id``, that the kind of their layer or the model itself leaves out."""
+def _excluded(root: nn.Module) -> set[int]:
+    """Return the ids of parameters excluded by their layer type or by ``no_weight_decay()``."""
     ids: set[int] = set()
     for module in root.modules():
         if isinstance(module, _NEVER_REGULARIZED):
@@ -212,10 +232,10 @@ def _name(items: Iterable[Any], prefix: str = "") -> Iterator[tuple[str, Tensor]
         name, p = item if isinstance(item, tuple) else (f"{prefix}{i}", item)
         if not isinstance(p, Tensor) or not isinstance(name, str):
             raise TypeError(
-                "params must be a module, parameters, (name, parameter) pairs or parameter "
-                f"groups; found a {type(p).__name__}"
+                "params: expected a module, parameters, (name, parameter) pairs or parameter groups, "
+                f"got a {type(p).__name__}"
             )
-        refuse_flat_shards(name, p)
+        check_not_flattened(name, p)
         if torch.is_complex(p):
-            raise TypeError(f"parameter {name!r} is complex, which CPR does not support")
-        yield name.replace("_orig_mod.", ""), p  # torch.compile puts it in
+            raise TypeError(f"parameter {name!r}: expected a real dtype, got {p.dtype}")
+        yield name.replace("_orig_mod.", ""), p  # added by torch.compile

@@ -1,11 +1,11 @@
-"""Measures R of a parameter matrix's size, and the corrections that their gradients ask for.
+"""Regularization functions R(theta) of a parameter matrix, and their gradients.
 
-Every measure is taken *per element*, so that one range of bounds serves matrices of every size and
-the multipliers' update rate mu = 1 suits all of them (the paper's Kappa-K values, 0.005 to 0.16, are
-means of squares). Every measure is a function of sums over the elements and of their number.
+Every R is a mean *per element*, so that one range of bounds and the update rate mu = 1 suit parameter
+matrices of all sizes (the paper's Kappa-K values, 0.005 to 0.16, are means of squares). Every R is a
+function of sums over the elements and of their number.
 
-To add a measure: write a subclass of :class:`Regularizer` and list it in :data:`REGULARIZERS`; its
-name is then a choice of every optimizer here and a suffix of the nnU-Net trainers.
+To add one: write a subclass of :class:`Regularizer` and list it in :data:`REGULARIZERS`. Its name is
+then available in every optimizer and as a suffix of the nnU-Net trainers.
 """
 
 from __future__ import annotations
@@ -19,38 +19,60 @@ import torch
 from torch import Tensor
 
 from nnunet_cpr._row_norms import sums_of_squares
+from nnunet_cpr._validation import short_repr
 
 
 class Regularizer(ABC):
-    """A measure R(theta) and its gradient direction g(theta), so that theta <- theta - lambda * g.
+    """Regularization function R(theta) of J parameter matrices, with its gradient direction g(theta).
 
-    Tensors over the J matrices have length J; ``sums`` has one row for each sum that R needs.
+    Attributes:
+        name: name in settings and in trainer names.
+        largest_multiplier: upper limit of the multiplier in a correction.
+
+    Example:
+        >>> regularizer, theta = L2(), [torch.tensor([[1.0, 3.0]])]
+        >>> sums, numel = regularizer.sums(theta), torch.tensor([2])
+        >>> regularizer.measure(sums, numel)
+        tensor([5.])
+        >>> regularizer.correct_(theta, torch.tensor([0.25]), sums, numel)
+        >>> theta
+        [tensor([[0.5000, 1.5000]])]
     """
 
     name: ClassVar[str]
     largest_multiplier: ClassVar[float] = math.inf
-    """A correction uses at most this multiplier."""
 
     @abstractmethod
     def sums(self, params: Sequence[Tensor]) -> Tensor:
-        """The sums over the elements of each parameter that R is a function of: ``[rows, J]``."""
+        """Return the sums over the elements of each parameter that R needs, ``[rows, J]``."""
 
     @abstractmethod
     def measure(self, sums: Tensor, numel: Tensor) -> Tensor:
-        """R of each parameter, float32 ``[J]``, from its :meth:`sums` and number of elements."""
+        """Return R of each parameter, float32 ``[J]``.
+
+        Args:
+            sums: result of :meth:`sums`, ``[rows, J]``.
+            numel: number of elements of each parameter, ``[J]``.
+        """
 
     @abstractmethod
     def correct_(
         self, params: Sequence[Tensor], multiplier: Tensor, sums: Tensor, numel: Tensor
     ) -> None:
-        """Theta <- theta - multiplier * g(theta), in place; ``multiplier`` is ``[J]``."""
+        """Subtract ``multiplier * g(theta)`` from each parameter in place.
+
+        Args:
+            params: the J parameters.
+            multiplier: Lagrange multipliers, ``[J]``.
+            sums, numel: as in :meth:`measure`.
+        """
 
 
 class L2(Regularizer):
-    """R = mean(theta^2), g = 2 theta: weight decay by the factor 1 - 2 lambda."""
+    """R = mean(theta^2), g = 2 theta, so the correction multiplies theta by 1 - 2 lambda."""
 
     name = "l2"
-    largest_multiplier = 0.5  # beyond it 1 - 2 lambda would flip the sign of theta
+    largest_multiplier = 0.5  # above it, 1 - 2 lambda would flip the sign of theta
 
     def sums(self, params: Sequence[Tensor]) -> Tensor:
         if all(p.device.type == "cpu" for p in params):
@@ -87,7 +109,7 @@ class L1(Regularizer):
 class Std(Regularizer):
     """R = std(theta), unbiased, g = (theta - mean) / ((n - 1) std).
 
-    A matrix of one element has no spread: its measure is 0, and so is its correction.
+    R and the correction of a matrix with one element are 0.
     """
 
     name = "std"
@@ -99,8 +121,9 @@ class Std(Regularizer):
 
     def _deviation(self, sums: Tensor, numel: Tensor) -> Tensor:
         total, squares = sums
-        spread = (squares - total.square() / numel).clamp(min=0)  # rounding may leave it below 0
-        return (spread / (numel - 1).clamp(min=1)).sqrt()
+        # Rounding may make the sum of squared deviations negative.
+        deviations = (squares - total.square() / numel).clamp(min=0)
+        return (deviations / (numel - 1).clamp(min=1)).sqrt()
 
     def measure(self, sums: Tensor, numel: Tensor) -> Tensor:
         return self._deviation(sums, numel).float()
@@ -110,8 +133,8 @@ class Std(Regularizer):
     ) -> None:
         scale = (numel - 1) * self._deviation(sums, numel)
         coefficient = torch.where(scale > 0, multiplier / scale, 0.0).float()
-        # Not for the matrices that are left out: theirs may not be finite.
-        mean = _readable(torch.where(coefficient > 0, sums[0] / numel, 0.0))
+        # The mean of a matrix that is not corrected may not be finite.
+        mean = _unbind(torch.where(coefficient > 0, sums[0] / numel, 0.0))
         _subtract_(params, coefficient, lambda p, j: p - mean[j])
 
 
@@ -121,9 +144,12 @@ class Huber(Regularizer):
     name = "huber"
 
     def sums(self, params: Sequence[Tensor]) -> Tensor:
-        sizes = (p.abs().to(torch.promote_types(p.dtype, torch.float32)) for p in params)
+        absolute = (p.abs().to(torch.promote_types(p.dtype, torch.float32)) for p in params)
         return _stack(
-            [torch.where(a < 1, a.square() / 2, a - 0.5).sum(dtype=accumulator(a.device)) for a in sizes]
+            [
+                torch.where(a < 1, a.square() / 2, a - 0.5).sum(dtype=accumulator(a.device))
+                for a in absolute
+            ]
         )[None]
 
     def measure(self, sums: Tensor, numel: Tensor) -> Tensor:
@@ -139,29 +165,30 @@ REGULARIZERS: dict[str, Regularizer] = {r.name: r for r in (L2(), L1(), Std(), H
 
 
 def get_regularizer(regularizer: str | Regularizer) -> Regularizer:
-    """Return the regularization function of that name; an object is returned as it is.
+    """Return the regularization function with a name; return an object unchanged.
 
     Raises:
-        ValueError: there is no such regularization function.
+        ValueError: unknown name.
 
     Example:
         >>> get_regularizer("huber").name, get_regularizer(L2()).name
         ('huber', 'l2')
     """
     if isinstance(regularizer, Regularizer):
-        # One object for each that has no settings, so that equal ones are handled together.
+        # One object for equal functions, so that their matrices are handled together.
         known = REGULARIZERS.get(regularizer.name)
         return known if known is not None and type(known) is type(regularizer) else regularizer
     try:
         return REGULARIZERS[regularizer]
     except (KeyError, TypeError):
         known_names = ", ".join(REGULARIZERS)
-        given = " ".join(repr(regularizer).split())[:100]
-        raise ValueError(f"unknown regularizer {given}; choose from {known_names}") from None
+        raise ValueError(
+            f"unknown regularizer {short_repr(regularizer)}; choose from {known_names}"
+        ) from None
 
 
 def accumulator(device: torch.device) -> torch.dtype:
-    """Return the dtype of long sums and of element counts: float64, where the device has it."""
+    """Return the dtype for sums over elements and element counts: float64 where the device has it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -170,10 +197,10 @@ def _stack(values: Sequence[Tensor]) -> Tensor:
     return torch.stack([v.to(first.device, accumulator(first.device)) for v in values])
 
 
-def _readable(values: Tensor) -> Sequence[float | Tensor]:
-    """One number for each matrix: read on the CPU, left on the device elsewhere.
+def _unbind(values: Tensor) -> Sequence[float | Tensor]:
+    """Return one number for each matrix: floats on the CPU, scalar tensors elsewhere.
 
-    Reading from a GPU would make the host wait for it, which no training step should.
+    Reading a number from a GPU would make the host wait for it.
     """
     return values.tolist() if values.device.type == "cpu" else values.unbind()
 
@@ -181,8 +208,8 @@ def _readable(values: Tensor) -> Sequence[float | Tensor]:
 def _subtract_(
     params: Iterable[Tensor], coefficient: Tensor, direction: Callable[[Tensor, int], Tensor]
 ) -> None:
-    """theta_j <- theta_j - coefficient_j * direction(theta_j, j), one matrix after the other."""
-    coefficients = _readable(coefficient)
+    """Subtract ``coefficient[j] * direction(theta_j, j)`` from each theta_j in place."""
+    coefficients = _unbind(coefficient)
     for j, p in enumerate(params):
         c = coefficients[j]
         if isinstance(c, Tensor):

@@ -53,7 +53,7 @@ def test_attaching_twice_is_refused(model: torch.nn.Module) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     cpr = CPR(model)
     cpr.attach(optimizer)
-    with pytest.raises(RuntimeError, match="attached already"):
+    with pytest.raises(RuntimeError, match="attached to an optimizer already"):
         cpr.attach(optimizer)
     with pytest.raises(RuntimeError, match="another CPR"):
         CPR(model).attach(optimizer)
@@ -63,7 +63,7 @@ def test_attaching_twice_is_refused(model: torch.nn.Module) -> None:
 
 def test_optimizer_without_the_parameters_is_refused(model: torch.nn.Module) -> None:
     optimizer = torch.optim.SGD([model[0].weight], lr=0.1)
-    with pytest.raises(ValueError, match=r"does not hold '2\.weight', '4\.weight'"):
+    with pytest.raises(ValueError, match=r"does not have '2\.weight', '4\.weight'"):
         CPR(model).attach(optimizer)
 
 
@@ -81,11 +81,11 @@ def test_a_tensor_is_a_weight_decay_too(model: torch.nn.Module) -> None:
     optimizer = CPR(model).attach(torch.optim.SGD(model.parameters(), lr=0.1))
     set_gradients(model.parameters(), 0)
     group = optimizer.param_groups[0]
-    with pytest.raises(ValueError, match="its own weight decay"):
+    with pytest.raises(ValueError, match="applies weight decay"):
         CPR(model).attach(torch.optim.AdamW(model.parameters(), weight_decay=torch.tensor(0.1)))
     for decay in (torch.tensor(0.1), torch.tensor(math.nan), torch.tensor(0.0, device="meta")):
         group["weight_decay"] = decay
-        with pytest.raises(ValueError, match="its own weight decay"):
+        with pytest.raises(ValueError, match="applies weight decay"):
             optimizer.step()
     group["weight_decay"] = torch.tensor(0.0)
     optimizer.step()
@@ -95,14 +95,14 @@ def test_weight_decay_that_comes_later_is_refused(model: torch.nn.Module) -> Non
     optimizer = SGDCPR(model, lr=0.1)
     set_gradients(model.parameters(), 0)
     optimizer.param_groups[0]["weight_decay"] = 0.1
-    with pytest.raises(ValueError, match="its own weight decay"):
+    with pytest.raises(ValueError, match="applies weight decay"):
         optimizer.step()
     assert optimizer.cpr.step_count == 0
 
 
 def test_parameters_that_come_later_are_refused(model: torch.nn.Module) -> None:
     optimizer = SGDCPR(model, lr=0.1)
-    with pytest.raises(RuntimeError, match="build it with all parameters"):
+    with pytest.raises(RuntimeError, match="expected all parameters at construction"):
         optimizer.add_param_group({"params": [matrix()]})
     assert len(optimizer.param_groups) == 1
 
@@ -121,7 +121,7 @@ def test_frozen_parameters_stay_in_the_optimizer(model: torch.nn.Module) -> None
 @pytest.mark.parametrize("wrong", [None, torch.nn.Linear(1, 1)])
 def test_attaching_to_what_is_no_optimizer_changes_nothing(model: torch.nn.Module, wrong) -> None:
     cpr = CPR(model)
-    with pytest.raises(TypeError, match="cannot attach to a"):
+    with pytest.raises(TypeError, match=r"expected a torch\.optim\.Optimizer that runs hooks, got a"):
         cpr.attach(wrong)
     cpr.attach(torch.optim.SGD(model.parameters(), lr=0.1))
 
@@ -147,7 +147,7 @@ def test_optimizers_are_not_copied_without_what_is_attached(model: torch.nn.Modu
     torchs = torch.optim.SGD(model.parameters(), lr=0.1)
     for attached in (CPR(model), DecoupledDecay(model)):
         attached.attach(torchs)
-        with pytest.raises(TypeError, match=f"{attached.title} is attached to cannot be copied"):
+        with pytest.raises(TypeError, match=f"{attached.title} attached cannot be copied"):
             do(torchs)
         attached.detach()
         do(torchs)
@@ -266,12 +266,12 @@ def test_a_compiled_models_names_are_the_plain_ones(model: torch.nn.Module) -> N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s["config"].update(kappa="KappaWS(steps=7)"), r"kappa was 'KappaWS\(steps=7\)'"),
-        (lambda s: s["config"].update(regularizer="l1"), "regularizer was 'l1' and is 'l2' now"),
-        (lambda s: s["config"].update(mu=2.0), "mu was 2.0 and is 1.0 now"),
+        (lambda s: s["config"].update(kappa="KappaWS(steps=7)"), r"kappa: .*got 'KappaWS\(steps=7\)'"),
+        (lambda s: s["config"].update(regularizer="l1"), "regularizer: expected 'l2', got 'l1'"),
+        (lambda s: s["config"].update(mu=2.0), "mu: expected 1.0, got 2.0"),
         (lambda s: s["names"].__setitem__(0, "x"), r"it lacks '0\.weight' and it has 'x', which is not"),
-        (lambda s: s["shapes"].__setitem__(0, [1, 2]), r"'0\.weight' had shape \[1, 2\]"),
-        (lambda s: s["shapes"].__setitem__(0, 3), r"'0\.weight' had shape 3"),
+        (lambda s: s["shapes"].__setitem__(0, [1, 2]), r"'0\.weight': expected shape .*, got \[1, 2\]"),
+        (lambda s: s["shapes"].__setitem__(0, 3), r"'0\.weight': expected shape .*, got 3"),
         (lambda s: s["shapes"].pop(), "'shapes' is damaged"),
         (lambda s: s["state"].pop("kappa"), "'kappa' is damaged"),
         (
@@ -280,7 +280,7 @@ def test_a_compiled_models_names_are_the_plain_ones(model: torch.nn.Module) -> N
         ),
         (lambda s: s["state"]["kappa"].fill_(-1), "'kappa' is damaged"),
         (lambda s: s.update(shapes=None), "'shapes' is damaged"),
-        (lambda s: s.update(version=0), "it has version 0"),
+        (lambda s: s.update(version=0), "expected version 1, got 0"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused_whole(
@@ -311,7 +311,7 @@ def test_an_optimizer_state_that_torch_refuses_leaves_cpr_as_it_was(model: torch
 
 @pytest.mark.parametrize(
     ("missing", "message"),
-    [("cpr", "saved without CPR"), ("param_groups", "no state of an optimizer: it has no param_groups")],
+    [("cpr", "saved without CPR"), ("param_groups", "got no param_groups")],
 )
 def test_a_state_that_is_not_whole_is_refused(
     model: torch.nn.Module, missing: str, message: str

@@ -29,7 +29,7 @@ def test_the_way_of_a_gpu_gives_the_same(regularizer: str, monkeypatch: pytest.M
         return params, optimizer.cpr.lagrange_multiplier
 
     ours, multipliers = run()
-    monkeypatch.setattr("nnunet_cpr.regularizers._readable", lambda values: values.unbind())
+    monkeypatch.setattr("nnunet_cpr.regularizers._unbind", lambda values: values.unbind())
     theirs, others = run()
     torch.testing.assert_close(multipliers, others)
     assert multipliers[:2].max() > 0
@@ -41,10 +41,10 @@ def test_the_way_of_a_gpu_gives_the_same(regularizer: str, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mu": 0}, "mu must be positive"),
-        ({"mu": -1.0}, "mu must be positive"),
-        ({"mu": math.nan}, "mu must be a finite number"),
-        ({"mu": "1"}, "mu must be a finite number"),
+        ({"mu": 0}, "mu: expected a positive finite number"),
+        ({"mu": -1.0}, "mu: expected a positive finite number"),
+        ({"mu": math.nan}, "mu: expected a positive finite number"),
+        ({"mu": "1"}, "mu: expected a positive finite number"),
         ({"regularizer": "l3"}, "unknown regularizer 'l3'; choose from l2, l1, std, huber"),
     ],
 )
@@ -54,7 +54,7 @@ def test_wrong_settings_are_refused(model: torch.nn.Module, settings: dict, mess
 
 
 def test_a_bound_must_be_a_bound(model: torch.nn.Module) -> None:
-    with pytest.raises(TypeError, match=r"kappa must be a bound such as .*, or a word .* got 1000"):
+    with pytest.raises(TypeError, match=r"kappa: expected a bound such as .* or a word .* got 1000"):
         CPR(model, kappa=1000)  # type: ignore[arg-type]
 
 

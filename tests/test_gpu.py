@@ -46,7 +46,7 @@ def test_a_step_never_waits_for_the_gpu(build: type, regularizer: str) -> None:
                 hooked.step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert optimizer._one_pass is not None or regularizer != "l2"
+    assert optimizer._backend is not None or regularizer != "l2"
     assert optimizer.cpr.kappa.isfinite().all()
 
 

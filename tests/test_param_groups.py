@@ -66,24 +66,24 @@ def test_groups_that_ask_to_be_left_alone() -> None:
 
 
 def test_nothing_to_regularize_is_a_warning() -> None:
-    with pytest.warns(UserWarning, match="no parameter to regularize, so CPR has nothing to do"):
+    with pytest.warns(UserWarning, match="no parameter to regularize for CPR"):
         assert CPR(nn.BatchNorm2d(3)).names == []
     with pytest.raises(ValueError, match="empty parameter list"):
         CPR([])
 
 
 def test_what_is_no_parameter_is_refused() -> None:
-    with pytest.raises(TypeError, match="found a int"):
+    with pytest.raises(TypeError, match="got a int"):
         CPR([1, 2])  # type: ignore[list-item]
-    with pytest.raises(TypeError, match="one tensor"):
+    with pytest.raises(TypeError, match="got a tensor"):
         CPR(torch.zeros(2, 2))
     with pytest.raises(TypeError, match="complex"):
         CPR([nn.Parameter(torch.zeros(2, 2, dtype=torch.complex64))])
-    with pytest.raises(TypeError, match="mixes"):
+    with pytest.raises(TypeError, match="mixed"):
         CPR([{"params": []}, nn.Parameter(torch.zeros(2, 2))])  # type: ignore[list-item]
 
 
 def test_two_parameters_of_one_name_are_refused() -> None:
     a, b = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2, 2))
-    with pytest.raises(ValueError, match="two different parameters are named 'w'"):
+    with pytest.raises(ValueError, match="expected unique names, got 'w'"):
         CPR([("w", a), ("w", b)])

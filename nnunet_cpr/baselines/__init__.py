@@ -1,10 +1,10 @@
-"""The methods that the paper compares CPR with, each attached to any torch optimizer as CPR is.
+"""Comparison methods of the CPR paper, each attachable to any torch optimizer.
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
     optimizer = AdaDecay(model, weight_decay=1e-2, alpha=4.0).attach(optimizer)
 
-To add one: write a subclass of :class:`Baseline` in a module of its own and list it in
-:data:`BASELINES`; the nnU-Net trainers, the vision runs and the benchmark then know it by its keyword.
+To add one: write a subclass of :class:`Baseline` in a new module and list it in :data:`BASELINES`. The
+nnU-Net trainers, the vision runs and the benchmark then find it by its keyword.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ __all__ = [
     "AdaDecay",
     "AdaptiveWeightDecay",
     "Baseline",
+    "BaselineArgs",
+    "BaselineEntry",
     "CosineDecay",
     "DecoupledDecay",
     "NormRescaling",
@@ -33,8 +35,12 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Training:
-    """What a baseline may need to know of the training it is built for."""
+class BaselineArgs:
+    """Arguments for building a comparison method.
+
+    Attributes:
+        steps: optimizer steps of the whole training.
+    """
 
     params: Params
     weight_decay: float
@@ -42,30 +48,32 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A baseline in the names of trainers and vision runs: ``_<keyword>`` or ``_<keyword><V>``.
+class BaselineEntry:
+    """Comparison method in names of trainers and vision runs: ``_<keyword>`` or ``_<keyword><V>``.
 
-    ``setting`` says what the number means, and is None where there is none; ``decays`` whether it
-    takes a weight decay.
+    Attributes:
+        build: function of the arguments and the number in the name.
+        setting: meaning of the number, None if there is no number.
+        decays: True if it has a weight decay.
     """
 
     keyword: str
-    build: Callable[[Training, float], Baseline]
+    build: Callable[[BaselineArgs, float], Baseline]
     setting: str | None = None
     decays: bool = True
 
 
-BASELINES: dict[str, Entry] = {
+BASELINES: dict[str, BaselineEntry] = {
     entry.keyword: entry
     for entry in (
-        Entry("decoupled", lambda t, _: DecoupledDecay(t.params, t.weight_decay)),
-        Entry("adadecay", lambda t, v: AdaDecay(t.params, t.weight_decay, v), "alpha"),
-        Entry("awd", lambda t, _: AdaptiveWeightDecay(t.params, t.weight_decay)),
-        Entry(
+        BaselineEntry("decoupled", lambda a, _: DecoupledDecay(a.params, a.weight_decay)),
+        BaselineEntry("adadecay", lambda a, v: AdaDecay(a.params, a.weight_decay, v), "alpha"),
+        BaselineEntry("awd", lambda a, _: AdaptiveWeightDecay(a.params, a.weight_decay)),
+        BaselineEntry(
             "cosine",
-            lambda t, v: CosineDecay(t.params, t.weight_decay, v, steps=t.steps),
+            lambda a, v: CosineDecay(a.params, a.weight_decay, v, steps=a.steps),
             "the last weight decay as a multiple of the first",
         ),
-        Entry("rescale", lambda t, v: NormRescaling(t.params, v), "factor", decays=False),
+        BaselineEntry("rescale", lambda a, v: NormRescaling(a.params, v), "factor", decays=False),
     )
 }

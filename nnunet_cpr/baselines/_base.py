@@ -1,9 +1,7 @@
-"""What the methods share that CPR is compared with."""
+"""Base class of the comparison methods."""
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,19 +9,19 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nnunet_cpr._attachment import Attached
+from nnunet_cpr._attachment import RegularizationMethod
 from nnunet_cpr._distributed import is_sharded
 from nnunet_cpr.param_groups import Params
 from nnunet_cpr.regularizers import L2
 
 
-class Baseline(Attached):
-    """A regularizer attached to any torch optimizer, on the same matrices and by the same rules as CPR.
+class Baseline(RegularizationMethod):
+    """Base class of the comparison methods, which regularize the same matrices as CPR.
 
-    It runs before the optimizer moves, so what it computes is decoupled from momentum and from Adam's
-    moments, as AdamW's weight decay is. A matrix without a gradient in a step is left alone in it (but
-    by :class:`NormRescaling`), and a step that ``GradScaler`` skips is no step. The learning rate is the
-    parameter group's at that step.
+    A comparison method runs before the optimizer update. It is thus decoupled from momentum and Adam's
+    moments, like AdamW's weight decay. It does not change a matrix without a gradient in a step (except
+    for :class:`NormRescaling`), and a step that ``GradScaler`` skips does not count. Learning rates are
+    those of the parameter groups at the step.
     """
 
     state_key = "baseline"
@@ -33,7 +31,8 @@ class Baseline(Attached):
         for name, p in zip(self.names, self.parameters):
             if is_sharded(p):
                 raise TypeError(
-                    f"parameter {name!r} is a DTensor, which CPR takes and {self.title} does not"
+                    f"parameter {name!r}: expected a plain tensor, got a DTensor, which {self.title} "
+                    "does not support; use CPR"
                 )
 
     @property
@@ -41,32 +40,32 @@ class Baseline(Attached):
         return type(self).__name__
 
     def state_dict(self) -> dict[str, Any]:
-        # All keep their state in one place; without its name one would take over another's.
+        # All use the same key in the optimizer's state dict; the name keeps them apart.
         state = super().state_dict()
         return {**state, "config": {"method": self.title, **state["config"]}}
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        self._follow_device()
+        self._move_state_to_parameters()
         return super()._before_step(optimizer, args, kwargs)
 
     def _learning_rates(self) -> list[float | Tensor]:
-        """Of each matrix, by its parameter group."""
-        assert self._optimizer is not None  # the update runs from its hook alone
+        """Return the learning rate of each matrix."""
+        assert self._optimizer is not None  # updates run only in its hook
         rate = {id(p): g["lr"] for g in self._optimizer.param_groups for p in g["params"]}
         return [rate[id(p)] for p in self.parameters]
 
     def _gradient_scale(self) -> Tensor | None:
-        """What the gradients are still multiplied with: ``GradScaler`` leaves it to fused optimizers."""
+        """Return the scale of the gradients, which ``GradScaler`` leaves to fused optimizers."""
         return getattr(self._optimizer, "grad_scale", None)
 
     def _with_gradient(self) -> list[tuple[Tensor, float | Tensor]]:
-        """The matrices that have a gradient in this step, each with its learning rate."""
+        """Return the matrices with a gradient in this step, with their learning rates."""
         return [
             pair for pair in zip(self.parameters, self._learning_rates()) if pair[0].grad is not None
         ]
 
     def _taken(self, found_inf: Tensor | None) -> Tensor:
-        """1 where this step is taken and 0 where it is skipped, without waiting for a GPU."""
+        """Return 1 if this step is taken and 0 if it is skipped, without waiting for a GPU."""
         step = self._state["step"]
         if found_inf is None:
             return torch.ones_like(step)
@@ -74,24 +73,11 @@ class Baseline(Attached):
 
 
 def shrink_(p: Tensor, amount: Tensor) -> None:
-    """Theta <- (1 - amount) theta, in place; ``amount`` is a scalar or has the shape of theta."""
-    # As a difference, since 1 - amount has few digits of the amount left in half precision.
+    """Multiply ``p`` by ``1 - amount`` in place; ``amount`` is a scalar or has the shape of ``p``."""
+    # As a difference, since 1 - amount loses digits of a small amount in half precision.
     p.addcmul_(p, amount.to(p), value=-1)
 
 
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """The Euclidean norm of all elements together, a float32 scalar on the first one's device."""
+    """Return the Euclidean norm of all elements, a float32 scalar on the device of the first tensor."""
     return L2().sums(tensors).sum().sqrt().float()
-
-
-def checked_number(name: str, value: float, *, zero: bool = False) -> float:
-    """A setting that must be positive and finite, or 0 where that is allowed.
-
-    Raises:
-        ValueError: it is not.
-    """
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not (0 < value < math.inf or (zero and value == 0)):
-        least = "not negative" if zero else "positive"
-        raise ValueError(f"{name} must be {least} and finite, got {value!r}")
-    return float(value)

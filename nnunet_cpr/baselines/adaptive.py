@@ -7,44 +7,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nnunet_cpr.baselines._base import Baseline, checked_number, shrink_, total_norm
+from nnunet_cpr._validation import positive_number
+from nnunet_cpr.baselines._base import Baseline, shrink_, total_norm
 from nnunet_cpr.param_groups import Params
 
-_KEPT = 0.1
-"""Weight of the past in the average over steps (the paper's Algorithm 1)."""
+_EMA = 0.1
+"""Decay of the moving average over steps (the paper's Algorithm 1)."""
 
 
 class AdaptiveWeightDecay(Baseline):
-    r"""Keeps the pull of the decay in proportion to that of the loss.
+    r"""Weight decay in proportion to the norm of the gradient.
 
-    The coefficient follows the ratio of two norms over all regularized matrices together:
+    The coefficient follows the ratio of two norms over all regularized matrices:
 
     .. math::
         \bar\lambda &\leftarrow 0.1\, \bar\lambda + 0.9\, \mathrm{wd}\, \|g\|\, /\, \|\theta\| \\
         \theta &\leftarrow (1 - \mathrm{lr}\, \bar\lambda)\, \theta
 
-    A step in which the ratio is not finite, for a gradient that is not or weights that are all 0,
-    neither changes the coefficient nor decays anything.
+    A step in which the ratio is not finite changes neither the coefficient nor the parameters.
 
     Args:
         params: as in :class:`~nnunet_cpr.cpr.CPR`.
-        weight_decay: the ratio between the decay's and the loss's pull, the paper's lambda_awd.
+        weight_decay: ratio between the norms of the decay and the gradient, the paper's lambda_awd.
 
     Raises:
         TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.cpr.CPR`, or ``weight_decay`` is
             negative or not finite.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        >>> optimizer = AdaptiveWeightDecay(model, weight_decay=1e-2).attach(optimizer)
     """
 
     def __init__(self, params: Params, weight_decay: float = 1e-2) -> None:
         super().__init__(params)
-        self.weight_decay = checked_number("weight_decay", weight_decay, zero=True)
+        self.weight_decay = positive_number("weight_decay", weight_decay, allow_zero=True)
         self._state["coefficient"] = torch.zeros(
             (), dtype=torch.float32, device=self._state["step"].device
         )
 
     @property
     def coefficient(self) -> Tensor:
-        """The present coefficient, a float32 scalar."""
+        """Present coefficient, a float32 scalar."""
         return self._state["coefficient"].clone()
 
     def _config(self) -> dict[str, Any]:
@@ -61,7 +66,7 @@ class AdaptiveWeightDecay(Baseline):
                 gradient = gradient / scale.to(gradient)
             ratio = gradient / total_norm([p for p, _ in moving])
             present = self._state["coefficient"]
-            proposed = _KEPT * present + (1 - _KEPT) * self.weight_decay * ratio
+            proposed = _EMA * present + (1 - _EMA) * self.weight_decay * ratio
             is_used = proposed.isfinite() & (taken == 1)
             torch.where(is_used, proposed, present, out=present)
             decay = torch.where(is_used, proposed, 0)

@@ -1,4 +1,4 @@
-"""Decoupled weight decay, fixed (Loshchilov and Hutter, 2019) or on a cosine schedule."""
+"""Decoupled weight decay, constant (Loshchilov and Hutter, 2019) or with a cosine schedule."""
 
 from __future__ import annotations
 
@@ -8,31 +8,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nnunet_cpr.baselines._base import Baseline, checked_number, shrink_
+from nnunet_cpr._validation import positive_integer, positive_number
+from nnunet_cpr.baselines._base import Baseline, shrink_
 from nnunet_cpr.param_groups import Params
 
 
 class DecoupledDecay(Baseline):
-    """The decay of AdamW, for any optimizer: theta <- (1 - lr * weight_decay) theta.
+    """Weight decay of AdamW for any optimizer: theta <- (1 - lr * weight_decay) theta.
 
     Args:
         params: as in :class:`~nnunet_cpr.cpr.CPR`.
-        weight_decay: the coefficient, multiplied by the learning rate of each step.
+        weight_decay: coefficient, multiplied by the learning rate of each step.
 
     Raises:
         TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.cpr.CPR`, or ``weight_decay`` is
             negative or not finite.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        >>> optimizer = DecoupledDecay(model, weight_decay=1e-2).attach(optimizer)
     """
 
     def __init__(self, params: Params, weight_decay: float = 1e-2) -> None:
         super().__init__(params)
-        self.weight_decay = checked_number("weight_decay", weight_decay, zero=True)
+        self.weight_decay = positive_number("weight_decay", weight_decay, allow_zero=True)
 
     def _config(self) -> dict[str, Any]:
         return {"weight_decay": self.weight_decay}
 
     def weight_decay_at(self, step: Tensor) -> float | Tensor:
-        """The coefficient at a step, an int64 scalar tensor that is 0 for the first one."""
+        """Return the coefficient at a step, an int64 scalar tensor that is 0 at the first step."""
         return self.weight_decay
 
     @torch.no_grad()
@@ -45,30 +51,32 @@ class DecoupledDecay(Baseline):
 
 
 class CosineDecay(DecoupledDecay):
-    """Weight decay that goes from ``weight_decay`` to ``final`` times that, along half a cosine.
+    """Weight decay with a cosine schedule from ``weight_decay`` to ``final`` times that.
 
-    The paper's comparison (its appendix on CIFAR-100) has schedules that fall to 0.1 and 0.01 times
-    and ones that rise to 10 and 100 times the first value, after Caron et al. (2021).
+    The paper (appendix on CIFAR-100) compares schedules that decrease to 0.1 and 0.01 times and increase
+    to 10 and 100 times the initial value, after Caron et al. (2021).
 
     Args:
         params: as in :class:`~nnunet_cpr.cpr.CPR`.
-        weight_decay: the first step's coefficient.
-        final: what the coefficient comes to at the end, as a multiple of it.
-        steps: optimizer steps of the whole training; later ones keep the final value.
+        weight_decay: initial coefficient.
+        final: final coefficient as a multiple of the initial one.
+        steps: optimizer steps of the whole training; later steps keep the final value.
 
     Raises:
-        TypeError, ValueError: as :class:`DecoupledDecay`, or ``final`` is not positive, or ``steps`` no
-            positive whole number.
+        TypeError, ValueError: as :class:`DecoupledDecay`, or ``final`` or ``steps`` is not positive.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        >>> optimizer = CosineDecay(model, weight_decay=1e-2, final=0.1, steps=1000).attach(optimizer)
     """
 
     def __init__(
         self, params: Params, weight_decay: float = 1e-2, final: float = 0.1, *, steps: int
     ) -> None:
         super().__init__(params, weight_decay)
-        self.final = checked_number("final", final)
-        if checked_number("steps", steps) % 1:
-            raise ValueError(f"steps must be a whole number, got {steps!r}")
-        self.steps = int(steps)
+        self.final = positive_number("final", final)
+        self.steps = positive_integer("steps", steps)
 
     def _config(self) -> dict[str, Any]:
         return {**super()._config(), "final": self.final, "steps": self.steps}

@@ -8,29 +8,35 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nnunet_cpr.baselines._base import Baseline, checked_number, shrink_, total_norm
+from nnunet_cpr._validation import positive_number
+from nnunet_cpr.baselines._base import Baseline, shrink_, total_norm
 from nnunet_cpr.param_groups import Params
 
 
 class NormRescaling(Baseline):
-    """Holds the norm of all regularized matrices together at a factor of its initial value.
+    """Rescaling of all regularized matrices to a constant total norm.
 
-    The initial value is the norm before the first step. After every step all matrices, those without a
-    gradient too, are multiplied by one number, so that the next gradients are those of a point with the
-    wanted norm. While a norm is not finite, or is 0, nothing is multiplied.
+    After every step all matrices, also those without a gradient, are multiplied by one number, which
+    restores ``factor`` times the norm before the first step. If a norm is 0 or not finite, they are not
+    changed.
 
     Args:
         params: as in :class:`~nnunet_cpr.cpr.CPR`.
-        factor: the norm to hold, as a multiple of the initial one. CPR's authors compare 0.8 to 16.
+        factor: norm as a multiple of the initial one. CPR's authors compare 0.8 to 16.
 
     Raises:
         TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.cpr.CPR`, or ``factor`` is not
             positive and finite.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        >>> optimizer = NormRescaling(model, factor=0.8).attach(optimizer)
     """
 
     def __init__(self, params: Params, factor: float = 1.0) -> None:
         super().__init__(params)
-        self.factor = checked_number("factor", factor)
+        self.factor = positive_number("factor", factor)
         self._state["initial_norm"] = torch.zeros(
             (), dtype=torch.float32, device=self._state["step"].device
         )
@@ -53,7 +59,7 @@ class NormRescaling(Baseline):
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         factor = self.factor * self._state["initial_norm"] / total_norm(self.parameters)
-        # An infinite norm gives 0, one that was 0 at first gives 0, one that is 0 now gives infinity.
+        # The factor is 0 if the present norm is infinite or the initial one is 0.
         is_used = (factor > 0) & factor.isfinite()
         is_taken = self._taken(getattr(optimizer, "found_inf", None)) == 1
         excess = torch.where(is_used & is_taken, 1 - factor, 0)

@@ -1,8 +1,8 @@
-"""CPR's correction and the optimizer's step in one pass over the memory.
+"""Fused steps: CPR's correction, the optimizer update and the next sums of squares in one kernel.
 
-:class:`~nnunet_cpr.fused.backend.OnePass` is the interface of the backends; :func:`one_pass_for`
-chooses one. What no backend covers takes the unfused way: the regularizer corrects, then torch steps.
-The backends are tested against it.
+:class:`~nnunet_cpr.fused.backend.FusedBackend` is the interface of the backends; :func:`find_backend`
+chooses one. Where no backend applies, the unfused step is taken: the regularization function corrects,
+then torch's optimizer updates. The backends are tested against it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from importlib.util import find_spec
 import numpy as np
 from torch import Tensor
 
-from nnunet_cpr.fused._trial import works
-from nnunet_cpr.fused.backend import GroupStep, OnePass, Rule
+from nnunet_cpr.fused._self_check import compiler_works
+from nnunet_cpr.fused.backend import FusedBackend, GroupStep, Rule
 
-__all__ = ["GroupStep", "OnePass", "Rule", "fused_steps_are_on", "one_pass_for"]
+__all__ = ["FusedBackend", "GroupStep", "Rule", "find_backend", "is_enabled"]
 
 SWITCH = "NNUNET_CPR_FUSED"
-"""Environment variable; 0 turns all fused steps off."""
+"""Environment variable; 0 disables all fused steps."""
 
 
-def fused_steps_are_on() -> bool:
-    """Return True unless the environment variable ``NNUNET_CPR_FUSED`` turns fused steps off.
+def is_enabled() -> bool:
+    """Return True unless the environment variable ``NNUNET_CPR_FUSED`` disables fused steps.
 
     Raises:
         ValueError: the variable is neither 0 nor 1.
@@ -36,39 +36,44 @@ def fused_steps_are_on() -> bool:
     return value == "1"
 
 
-def one_pass_for(matrices: Sequence[Tensor], params: Sequence[Tensor]) -> OnePass | None:
-    """Return the backend for these parameters, None if there is none.
+def find_backend(matrices: Sequence[Tensor], params: Sequence[Tensor]) -> FusedBackend | None:
+    """Return a backend for the parameters, None if there is none.
 
     Args:
-        matrices: the regularized parameters; of DTensors the parts that this process has.
-        params: what the optimizer may step, the matrices among it.
+        matrices: regularized parameters; of DTensors the local tensors.
+        params: all parameters that the optimizer may update, including the matrices.
+
+    Example:
+        >>> import torch
+        >>> print(find_backend([], [torch.zeros(2, 2, device="meta")]))
+        None
     """
     devices = {p.device for p in params}
     if len(devices) != 1:
         return None
     device = devices.pop()
     if device.type == "cpu":
-        if _numba_compiles():
+        if _numba_works():
             from nnunet_cpr.fused import cpu
 
             if all(p.dtype in cpu.DTYPES for p in params):
-                return cpu.CPUPass(matrices, device)
+                return cpu.CPUBackend(matrices, device)
         return None
     if device.type == "cuda" and find_spec("triton") is not None:
         from nnunet_cpr.fused import triton
 
         if all(p.dtype in triton.DTYPES for p in params) and triton.is_available():
-            return triton.TritonPass(matrices, device)
+            return triton.TritonBackend(matrices, device)
     return None
 
 
 @lru_cache
-def _numba_compiles() -> bool:
-    """Return True if Numba compiles the CPU's kernels; if not, a warning says why."""
+def _numba_works() -> bool:
+    """Return True if Numba compiles the CPU kernels; if not, warn with the reason."""
 
     def trial() -> bool:
         from nnunet_cpr.fused import _cpu_kernels
 
         return len(_cpu_kernels.sum_partials(np.zeros(1, np.int32), np.zeros(0))) == 0
 
-    return works("Numba", "CPU", trial)
+    return compiler_works("Numba", "CPU", trial)

@@ -1,7 +1,7 @@
-"""What :class:`~nnunet_cpr.fused.cpu.CPUPass` runs, compiled by Numba.
+"""Numba kernels of :class:`~nnunet_cpr.fused.cpu.CPUBackend`.
 
-Each loop over elements is a function of its own, on slices of one chunk: so Numba sees that indices
-neither wrap around nor leave the array, and makes vector instructions of it.
+Each loop over elements is a function of slices of one chunk. Numba then knows that indices neither wrap
+around nor leave the array, and vectorizes the loop.
 """
 
 import math
@@ -14,8 +14,8 @@ from numba.extending import intrinsic
 
 from nnunet_cpr.fused._tables import FIRST, GRAD, LARGEST, PARAM, SECOND, STEP
 
-# Rounding, infinities and NaN are IEEE's; a product and a sum may become one operation. Only the sum of
-# squares may also be added up in another order, which is always the same.
+# IEEE arithmetic, except that a product and a sum may be contracted. Only the sum of squares may be
+# reordered; the order is always the same.
 _plain = numba.njit(nogil=True, cache=True, error_model="numpy")
 _elements = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 _sum = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc"})
@@ -24,7 +24,7 @@ _threads = numba.njit(parallel=True, cache=True, error_model="numpy")
 
 @intrinsic
 def _pointer(typing_context, address, start, like):
-    """To element ``start`` of what begins at ``address``; the elements are of the type of ``like``."""
+    """Return a pointer to element ``start`` at ``address``, with elements of the type of ``like``."""
     pointer = types.CPointer(like)
 
     def generate(context, builder, signature, values):
@@ -35,7 +35,7 @@ def _pointer(typing_context, address, start, like):
 
 @_plain
 def _elements_at(addresses, tensor, column, start, count, like):
-    """Some elements of a tensor; none where it has no such state."""
+    """Return ``count`` elements of a tensor from ``start``; an empty array for missing state."""
     address = addresses[tensor, column]
     return numba.carray(_pointer(address, start, like), count if address else 0)
 
@@ -90,7 +90,7 @@ def _amsgrad(
         v = beta2 * second[i] + beta2_rest * gradient * gradient
         first[i] = m
         second[i] = v
-        if not v <= largest[i]:  # a NaN too
+        if not v <= largest[i]:  # also for NaN
             largest[i] = v
         p[i] -= decay * p[i] + rate * m / (math.sqrt(largest[i]) * root_scale + eps)
 
@@ -103,28 +103,35 @@ def _squares(p):
     return np.float64(total)
 
 
-class Where(NamedTuple):
-    """The tables of a launch, and where the sums of squares go."""
+class Launch(NamedTuple):
+    """Tables of a launch (:class:`~nnunet_cpr.fused._tables.Tables`) and its output.
+
+    Attributes:
+        first_partials: index of each matrix's first chunk among the chunks of all matrices, and their
+            number, int32.
+        partials: sum of squares of each chunk of all matrices, float64.
+    """
 
     addresses: np.ndarray
     numels: np.ndarray
     matrices: np.ndarray
     first_chunks: np.ndarray
     first_partials: np.ndarray
-    """For each matrix, the place of its first chunk; at the end how many there are, int32."""
     partials: np.ndarray
-    """The sum of squares of each chunk of all matrices, float64."""
 
 
-class Settings(NamedTuple):
-    """What a step is told of its parameter group."""
+class StepSettings(NamedTuple):
+    """Settings of the step of a parameter group.
+
+    Attributes:
+        sign: -1 to maximize.
+        unscale: factor of the gradients.
+    """
 
     adam: bool
     nesterov: bool
     sign: float
-    """-1 maximizes."""
     unscale: float
-    """What gradients are multiplied by first."""
     lr: float
     beta1: float
     beta2: float
@@ -132,31 +139,31 @@ class Settings(NamedTuple):
 
 
 @_plain
-def step_chunks(begin, end, size, like, where, settings, coefficients, stepped):
-    """Correct and step the chunks from ``begin`` to ``end``, and take their sums of squares.
+def step_chunks(begin, end, size, like, launch, settings, coefficients, updated):
+    """Correct and update the chunks from ``begin`` to ``end``, and compute their sums of squares.
 
-    ``like`` is a 0 of the parameters' dtype, in which everything is calculated but Adam's bias
-    corrections and the sums over chunks. ``stepped`` is set for the matrices that have been measured.
+    ``like`` is a 0 of the parameters' dtype, in which everything but Adam's bias corrections and the
+    sums over chunks is computed. ``updated`` is set for the matrices with new sums.
     """
     kind = type(like)
     sign, lr, eps = kind(settings.sign), kind(settings.lr), kind(settings.eps)
     beta1, beta1_rest = kind(settings.beta1), kind(1 - settings.beta1)
     beta2, beta2_rest = kind(settings.beta2), kind(1 - settings.beta2)
     for chunk in range(begin, end):
-        tensor, place, start, count = _part_of_tensor(where, chunk, size)
-        p = _elements_at(where.addresses, tensor, PARAM, start, count, like)
-        g = _elements_at(where.addresses, tensor, GRAD, start, count, like)
-        first = _elements_at(where.addresses, tensor, FIRST, start, count, like)
-        j = where.matrices[tensor]
+        tensor, index, start, count = _chunk_position(launch, chunk, size)
+        p = _elements_at(launch.addresses, tensor, PARAM, start, count, like)
+        g = _elements_at(launch.addresses, tensor, GRAD, start, count, like)
+        first = _elements_at(launch.addresses, tensor, FIRST, start, count, like)
+        j = launch.matrices[tensor]
         decay = kind(coefficients[j]) if j >= 0 else kind(0)
         if settings.unscale != 1:
-            _unscale(g, kind(settings.unscale))  # and leaves it so, as torch's fused steps do
+            _unscale(g, kind(settings.unscale))  # stored, as torch's fused steps do
         if settings.adam:
-            step = _elements_at(where.addresses, tensor, STEP, 0, 1, np.float32(0))[0]
+            step = _elements_at(launch.addresses, tensor, STEP, 0, 1, np.float32(0))[0]
             rate = kind(settings.lr / (1 - settings.beta1**step))
             scale = kind(1 / math.sqrt(1 - settings.beta2**step))
-            second = _elements_at(where.addresses, tensor, SECOND, start, count, like)
-            largest = _elements_at(where.addresses, tensor, LARGEST, start, count, like)
+            second = _elements_at(launch.addresses, tensor, SECOND, start, count, like)
+            largest = _elements_at(launch.addresses, tensor, LARGEST, start, count, like)
             if largest.size:
                 _amsgrad(
                     p, g, first, second, largest,
@@ -171,49 +178,49 @@ def step_chunks(begin, end, size, like, where, settings, coefficients, stepped):
         else:
             _momentum(p, g, first, sign, decay, lr, beta1)
         if j >= 0:
-            where.partials[where.first_partials[j] + place] = _squares(p)
-            stepped[j] = True
+            launch.partials[launch.first_partials[j] + index] = _squares(p)
+            updated[j] = True
 
 
 @_plain
-def measure_chunks(begin, end, size, like, where):
-    """The sums of squares of these chunks, to the same bits as :func:`step_chunks`."""
+def sum_chunks(begin, end, size, like, launch):
+    """Compute the sums of squares of the chunks, bitwise equal to those of :func:`step_chunks`."""
     for chunk in range(begin, end):
-        tensor, place, start, count = _part_of_tensor(where, chunk, size)
-        p = _elements_at(where.addresses, tensor, PARAM, start, count, like)
-        where.partials[where.first_partials[where.matrices[tensor]] + place] = _squares(p)
+        tensor, index, start, count = _chunk_position(launch, chunk, size)
+        p = _elements_at(launch.addresses, tensor, PARAM, start, count, like)
+        launch.partials[launch.first_partials[launch.matrices[tensor]] + index] = _squares(p)
 
 
 @_plain
-def _part_of_tensor(where, chunk, size):
-    """Whose the chunk is, the how-manieth of its, and from where how many elements."""
-    tensor = np.searchsorted(where.first_chunks, chunk, side="right") - 1
-    place = chunk - where.first_chunks[tensor]
-    start = place * np.int64(size)
-    return tensor, place, start, min(size, where.numels[tensor] - start)
+def _chunk_position(launch, chunk, size):
+    """Return the tensor index, chunk index, start offset and length of a chunk."""
+    tensor = np.searchsorted(launch.first_chunks, chunk, side="right") - 1
+    index = chunk - launch.first_chunks[tensor]
+    start = index * np.int64(size)
+    return tensor, index, start, min(size, launch.numels[tensor] - start)
 
 
-# The same with Numba's threads, each of which takes shares of some chunks.
-
-
-@_threads
-def step_in_threads(share, chunks, size, like, where, settings, coefficients, stepped):
-    """:func:`step_chunks` for all chunks."""
-    for i in numba.prange(-(-chunks // share)):
-        end = min(chunks, (i + 1) * share)
-        step_chunks(i * share, end, size, like, where, settings, coefficients, stepped)
+# Parallel versions, in which a thread takes tasks of some chunks.
 
 
 @_threads
-def measure_in_threads(share, chunks, size, like, where):
-    """:func:`measure_chunks` for all chunks."""
-    for i in numba.prange(-(-chunks // share)):
-        measure_chunks(i * share, min(chunks, (i + 1) * share), size, like, where)
+def step_chunks_parallel(task, chunks, size, like, launch, settings, coefficients, updated):
+    """Run :func:`step_chunks` on all chunks, ``task`` chunks at a time."""
+    for i in numba.prange(-(-chunks // task)):
+        end = min(chunks, (i + 1) * task)
+        step_chunks(i * task, end, size, like, launch, settings, coefficients, updated)
+
+
+@_threads
+def sum_chunks_parallel(task, chunks, size, like, launch):
+    """Run :func:`sum_chunks` on all chunks, ``task`` chunks at a time."""
+    for i in numba.prange(-(-chunks // task)):
+        sum_chunks(i * task, min(chunks, (i + 1) * task), size, like, launch)
 
 
 @_plain
 def sum_partials(first_partials, partials):
-    """The sums of each matrix's chunks, in their order."""
+    """Return the sum over the chunks of each matrix, added up in order."""
     sums = np.zeros(first_partials.size - 1)
     for j in range(sums.size):
         for i in range(first_partials[j], first_partials[j + 1]):

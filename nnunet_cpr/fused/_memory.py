@@ -1,8 +1,8 @@
-"""Description of tensors in memory, so that a kernel is given only addresses that it may use.
+"""Memory layout of tensors that kernels access by address.
 
-A kernel reaches a tensor by its address and believes what it is told of dtype, size and order of the
-elements. Everything that it is told is therefore read from the tensors anew in every step: users, and
-libraries, replace ``p.data``, move and cast models and change an optimizer's state between two steps.
+A kernel cannot check the address, dtype, size and strides that it is given. They are therefore read from
+the tensors in every step: users and libraries replace ``p.data``, move and cast models, and change the
+state of an optimizer between two steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _PLAIN = {Tensor, torch.nn.Parameter, torch.nn.Buffer}
 class Memory:
     """Memory layout of a list of tensors; each field has one entry for each tensor.
 
-    Objects are compared by identity: :func:`describe` returns the same one as long as nothing changes.
+    :func:`describe` returns the same object as long as nothing changes.
+
+    Attributes:
+        marks: values that reveal a change, see :func:`_marks`.
     """
 
     addresses: list[int]
@@ -33,30 +36,29 @@ class Memory:
     shapes: list[torch.Size]
     strides: list[tuple[int, ...]]
     marks: list[tuple[Any, ...]]
-    """Values by which a change is noticed, see :func:`_marks`."""
 
     def part(self, indices: Sequence[int]) -> Memory:
-        """Return the description of the tensors with these indices."""
+        """Return the layout of the tensors with these indices."""
         return Memory(*([getattr(self, f.name)[i] for i in indices] for f in fields(self)))
 
 
 def _marks(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
-    """Return what is read of each tensor in every step.
+    """Return the values that are read from each tensor in every step.
 
-    An address belongs to one device, and the same storage size means that all elements are still there.
+    An address implies the device, and the size of the storage that all elements still exist.
     """
     return [(t.data_ptr(), t.shape, t.stride(), t.dtype, t.untyped_storage().nbytes()) for t in tensors]
 
 
 def describe(tensors: Sequence[Tensor], before: Memory | None = None) -> Memory | None:
-    """Return where the tensors lie; None if one has no memory of its own that holds all its elements.
+    """Return the memory layout of the tensors, None if a kernel cannot access one of them.
 
-    Such are tensor subclasses, sparse and meta tensors, lazily negated views, and tensors whose storage
-    has been resized.
+    These are tensor subclasses, sparse and meta tensors, lazily negated views, and tensors whose storage
+    was resized.
 
     Args:
         tensors: the tensors.
-        before: what was returned in the step before, which is returned again if nothing has changed.
+        before: result of the previous step, which is returned again if nothing has changed.
     """
     if not set(map(type, tensors)) <= _PLAIN:
         return None
@@ -65,7 +67,7 @@ def describe(tensors: Sequence[Tensor], before: Memory | None = None) -> Memory 
     marks = _marks(tensors)
     if before is not None and before.marks == marks:
         return before
-    if any(t.is_neg() for t in tensors):  # its elements are the negatives of what is in memory
+    if any(t.is_neg() for t in tensors):  # memory contains the negated elements
         return None
     for t, (address, _, _, _, stored) in zip(tensors, marks):
         if t.nbytes and (not address or stored < t.nbytes + t.storage_offset() * t.itemsize):
@@ -80,10 +82,10 @@ def describe(tensors: Sequence[Tensor], before: Memory | None = None) -> Memory 
     )
 
 
-def is_cut_short(t: Tensor) -> bool:
+def is_truncated(t: Tensor) -> bool:
     """Return True if the storage of a strided tensor ends before its last element.
 
-    torch does not look for that: its own operations read and write past the end of such memory.
+    torch's operations do not check this and access memory beyond the end.
     """
     if type(t) not in _PLAIN or t.layout is not torch.strided or t.is_meta or t.numel() == 0:
         return False
@@ -91,8 +93,8 @@ def is_cut_short(t: Tensor) -> bool:
     return t.untyped_storage().nbytes() < (last + 1) * t.itemsize
 
 
-def lie_alike(params: Memory, others: Memory) -> bool:
-    """Return True if every tensor has its parameter's device, shape and order of elements."""
+def has_same_layout(params: Memory, others: Memory) -> bool:
+    """Return True if each tensor has its parameter's device, shape and memory order."""
     if others.devices != params.devices or others.shapes != params.shapes:
         return False
     return others.strides == params.strides or all(
@@ -103,12 +105,12 @@ def lie_alike(params: Memory, others: Memory) -> bool:
 
 
 def same_order(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> bool:
-    """Return True if strides ``a`` and ``b`` put the elements of such a tensor into one order."""
+    """Return True if strides ``a`` and ``b`` mean the same memory order for a shape."""
     return all(i == j for i, j, n in zip(a, b, shape) if n > 1)
 
 
 def overlap(columns: Sequence[Memory]) -> bool:
-    """Return True if two of the tensors share memory, so that a kernel must not write to both."""
+    """Return True if two of the tensors share memory."""
     spans = sorted(
         (address, address + shape.numel() * dtype.itemsize)
         for column in columns
@@ -118,8 +120,8 @@ def overlap(columns: Sequence[Memory]) -> bool:
     return any(end > start for (_, end), (start, _) in itertools.pairwise(spans))
 
 
-def laid_out_like(p: Tensor, t: Tensor) -> Tensor:
-    """Return ``t`` with its elements in the memory order of ``p``; itself if they are, or p has gaps."""
+def in_memory_order(p: Tensor, t: Tensor) -> Tensor:
+    """Return ``t`` with the memory order of ``p``; ``t`` itself if it has it, or ``p`` has gaps."""
     if t.shape != p.shape or same_order(p.shape, p.stride(), t.stride()) or not is_dense(p):
         return t
     return torch.empty_like(p, dtype=t.dtype, device=t.device).copy_(t)

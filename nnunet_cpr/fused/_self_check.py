@@ -1,41 +1,54 @@
-"""Comparison of a backend's step with torch's unfused one, before a training relies on it.
+"""Comparison of a backend with torch's unfused step, before a training relies on it.
 
-A kernel that a compiler, a driver or a GPU gets wrong would spoil a training of days without a message.
-At the first use of each rule and dtype in a process, one step on small random tensors is taken both
-ways on the device of the training.
+A kernel with wrong results, because of a bug in a compiler, driver or GPU, would silently spoil a
+training. At the first use of each rule and dtype in a process, the backend and torch both step small
+random tensors on the device of the training.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nnunet_cpr.fused.backend import GroupStep, OnePass, Rule
+from nnunet_cpr.fused.backend import FusedBackend, GroupStep, Rule
 
 _SHAPES = ((70, 300), (5, 3), (1, 1))
 _TOLERANCE = 32
-"""Multiple of the dtype's precision by which an element may differ: kernels may contract and reorder."""
+"""Tolerance in units of the dtype's precision: kernels may contract and reorder operations."""
 
 _passed: dict[Any, bool] = {}
 
 
-def passes_self_check(backend: OnePass, groups: Sequence[GroupStep]) -> bool:
-    """Return True if the backend steps small tensors with these rules and dtypes as torch does.
+def compiler_works(compiler: str, device: str, trial: Callable[[], bool]) -> bool:
+    """Return the result of a trial kernel; False with a warning if it raises."""
+    try:
+        return trial()
+    except Exception as error:  # compilers have no common exception class
+        warnings.warn(
+            f"CPR's fused step on the {device} is disabled: {compiler} cannot compile a kernel "
+            f"({type(error).__name__}: {error}); the slower unfused step is taken instead",
+            stacklevel=3,
+        )
+        return False
 
-    The result is kept for the process. With a difference beyond rounding a warning asks for a report.
+
+def passes_self_check(backend: FusedBackend, groups: Sequence[GroupStep]) -> bool:
+    """Return True if the backend agrees with torch for the rules and dtypes of the groups.
+
+    The result is cached. A difference beyond rounding gives a warning.
     """
     kinds = {kind for group in groups for kind in _kinds(group)}
-    if _is_captured(backend.device):  # by then the steps before it have been checked
+    if _is_capturing(backend.device):  # the steps before the capture were checked
         return all(_passed.get((type(backend), backend.device, *kind), True) for kind in kinds)
     return all(_passes(backend, *kind) for kind in kinds)
 
 
 def _kinds(group: GroupStep) -> set[tuple[Any, ...]]:
-    """Return rule and dtypes of the launches that a group makes, without the numbers in the rule."""
+    """Return the rule, without its numbers, and dtypes of each kernel launch of a group."""
     rule = group.rule
     params, _, *state, _ = group.columns
     moments = next((column.dtypes for column in state if column.addresses), None)
@@ -45,24 +58,24 @@ def _kinds(group: GroupStep) -> set[tuple[Any, ...]]:
     return {(*name, *dtypes) for dtypes in set(zip(params.dtypes, moments or params.dtypes))}
 
 
-def _passes(backend: OnePass, *kind: Any) -> bool:
+def _passes(backend: FusedBackend, *kind: Any) -> bool:
     key = (type(backend), backend.device, *kind)
     if key not in _passed:
         worst = _difference(backend, *kind)
         _passed[key] = worst <= _TOLERANCE
         if not _passed[key]:
             warnings.warn(
-                f"CPR's fused step on {backend.device} differs from torch's step by {worst:.3g} times "
-                f"the precision of {kind[-2]} (adam, momentum, nesterov, amsgrad, maximize: {kind[:5]}"
-                "), so it is off in this process and the unfused step is taken; please report this with "
-                "the versions of torch, Triton and Numba and the kind of device",
+                f"CPR's fused step on {backend.device}: expected torch's result, got a difference of "
+                f"{worst:.3g} times the precision of {kind[-2]} (adam, momentum, nesterov, amsgrad, "
+                f"maximize: {kind[:5]}); the unfused step is taken instead in this process; please "
+                "report this with the versions of torch, Triton and Numba and the device",
                 stacklevel=2,
             )
     return _passed[key]
 
 
 def _difference(
-    backend: OnePass,
+    backend: FusedBackend,
     adam: bool,
     has_momentum: bool,
     nesterov: bool,
@@ -81,17 +94,20 @@ def _difference(
         nesterov=nesterov,
         maximize=maximize,
     )
-    generator = torch.Generator("cpu").manual_seed(0)  # not the training's random numbers
+    generator = torch.Generator("cpu").manual_seed(0)  # leaves the global generator alone
 
-    def made(dtype: torch.dtype, positive: bool = False) -> list[Tensor]:
-        like: Any = {"generator": generator, "dtype": torch.float64, "device": "cpu"}
-        values = [torch.randn(s, **like) for s in _SHAPES]
+    def random(dtype: torch.dtype, positive: bool = False) -> list[Tensor]:
+        options: Any = {"generator": generator, "dtype": torch.float64, "device": "cpu"}
+        values = [torch.randn(s, **options) for s in _SHAPES]
         return [(v.abs() if positive else v).to(backend.device, dtype) for v in values]
 
-    params, grads = made(dtype), made(dtype)
-    state = [made(moment) if has_momentum else []]
+    params, grads = random(dtype), random(dtype)
+    state = [random(moment) if has_momentum else []]
     if adam:
-        state += [made(moment, positive=True), made(moment, positive=True) if amsgrad else []]
+        state += [
+            random(moment, positive=True),
+            random(moment, positive=True) if amsgrad else [],
+        ]
     count = torch.full((), 3.0, dtype=torch.float32, device=backend.device)
     steps = [count.clone() for _ in params] if adam else []
     matrices = [0, -1, 1]
@@ -100,7 +116,7 @@ def _difference(
     expected = _unfused(group, [0.1, 0.0, 0.0])
 
     trial = type(backend)([params[0], params[2]], backend.device)
-    if not (group.look() and trial.covers([group])):
+    if not (group.read_layout() and trial.supports([group])):
         return float("inf")
     trial.step([group], multiplier)
     sums = trial.sums_of_squares()
@@ -111,7 +127,7 @@ def _difference(
 
 
 def _unfused(group: GroupStep, multipliers: list[float]) -> list[Tensor]:
-    """Return parameters and state after CPR's correction and torch's unfused step, in float64."""
+    """Return parameters and state after CPR's correction and torch's unfused step in float64."""
     rule = group.rule
     params = [torch.nn.Parameter(p.double()) for p in group.params]
     keys = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if rule.adam else ("momentum_buffer",)
@@ -127,7 +143,7 @@ def _unfused(group: GroupStep, multipliers: list[float]) -> list[Tensor]:
         p.grad = group.grads[i].double()
         state = {key: column[i] for key, column in zip(keys, columns) if column}
         if rule.adam:
-            state["step"] = group.steps[i].cpu() - 1  # the fused step is given counts after the step
+            state["step"] = group.steps[i].cpu() - 1  # the fused step gets the counts after the step
         optimizer.state[p].update(state)
         with torch.no_grad():
             p.mul_(1 - 2 * multipliers[i])
@@ -141,5 +157,5 @@ def _distance(found: Tensor, expected: Tensor, precision: float) -> float:
     return worst if worst == worst else float("inf")
 
 
-def _is_captured(device: torch.device) -> bool:
+def _is_capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

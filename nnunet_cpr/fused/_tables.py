@@ -1,4 +1,4 @@
-"""Where a kernel finds the tensors of a parameter group: by address, in chunks of equal length."""
+"""Tables of addresses, sizes and chunks of the tensors that a kernel launch accesses."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from nnunet_cpr._device import to_device
 from nnunet_cpr.fused._memory import Memory
 
 PARAM, GRAD, FIRST, SECOND, LARGEST, STEP = range(6)
-"""The columns of the table of addresses: the parameter, its gradient, and the state in the order of
-:class:`~nnunet_cpr.fused.backend.GroupStep` (FIRST is SGD's momentum or Adam's first moment)."""
+"""Columns of the table of addresses; FIRST is SGD's momentum or Adam's first moment."""
 COLUMNS = 6
 
 
 class Tables:
-    """What a kernel is told of the tensors that one launch covers, on their device.
+    """Tables of the n tensors of one kernel launch, on their device.
 
     Attributes:
-        addresses: int64 ``[tensors, COLUMNS]``, 0 where there is no such state.
-        numels: int64, elements of each tensor.
-        matrices: int32, the number j of each tensor, -1 for what is not regularized.
-        first_chunks: int32, the number of each tensor's first chunk, and at the end that of chunks.
-        chunks: how many there are.
+        addresses: int64 ``[n, COLUMNS]``, 0 for missing state.
+        numels: number of elements of each tensor, int64 ``[n]``.
+        matrices: matrix index j of each tensor, -1 if it is not regularized, int32 ``[n]``.
+        first_chunks: index of each tensor's first chunk, and the number of chunks, int32 ``[n + 1]``.
+        chunks: number of chunks.
     """
 
     def __init__(
@@ -34,7 +33,7 @@ class Tables:
     ) -> None:
         numels = [shape.numel() for shape in shapes]
         chunks = [chunk_count(numel, chunk) for numel in numels]
-        self.covers = (list(shapes), list(matrices))
+        self._key = (list(shapes), list(matrices))
         self.device = device
         self.chunks = sum(chunks)
         self.numels = to_device(numels, torch.int64, device)
@@ -42,21 +41,21 @@ class Tables:
         self.first_chunks = to_device([0, *accumulate(chunks)], torch.int32, device)
         self.addresses = torch.empty(0, dtype=torch.int64, device=device)
         self.rows: list[int] = []
-        self._located: Sequence[Sequence[int]] = ()
+        self._columns: Sequence[Sequence[int]] = ()
 
     def fits(self, shapes: Sequence[torch.Size], matrices: Sequence[int]) -> bool:
-        """Return True if the tables were made for tensors of these shapes and numbers."""
-        return self.covers == (shapes, matrices)
+        """Return True if the tables were built for these shapes and matrix indices."""
+        return self._key == (shapes, matrices)
 
-    def locate(self, columns: Sequence[Sequence[int]]) -> None:
-        """Take over the addresses of the tensors, column by column; an empty column is no state.
+    def set_addresses(self, columns: Sequence[Sequence[int]]) -> None:
+        """Set the addresses of the tensors by column; an empty column means missing state.
 
-        The tensors must have been checked (:meth:`~nnunet_cpr.fused.backend.GroupStep.look`).
+        The tensors must have been checked (:meth:`~nnunet_cpr.fused.backend.GroupStep.read_layout`).
         """
-        if len(columns) == len(self._located) and all(map(operator.is_, columns, self._located)):
+        if len(columns) == len(self._columns) and all(map(operator.is_, columns, self._columns)):
             return
-        self._located = columns
-        none = [0] * len(self.covers[0])
+        self._columns = columns
+        none = [0] * len(self._key[0])
         pointers = [column or none for column in columns]
         pointers += [none] * (COLUMNS - len(columns))
         rows = [address for row in zip(*pointers) for address in row]
@@ -69,13 +68,11 @@ class Tables:
 
 
 def step_columns(columns: Sequence[Memory], adam: bool) -> list[list[int]]:
-    """Return the addresses of a group's columns in the order of the table's."""
-    found = [column.addresses for column in columns]
-    if adam:
-        return found
-    return found[:-1]  # SGD counts no steps
+    """Return the addresses of a group's columns in the order of the table."""
+    addresses = [column.addresses for column in columns]
+    return addresses if adam else addresses[:-1]  # SGD has no step counts
 
 
 def chunk_count(numel: int, chunk: int) -> int:
-    """Chunks of a tensor; its last may be shorter."""
+    """Return the number of chunks of a tensor; the last one may be shorter."""
     return -(-numel // chunk)

@@ -1,6 +1,6 @@
-"""What runs on the GPU in :class:`~nnunet_cpr.fused.triton.TritonPass`, which calls it.
+"""Triton kernels of :class:`~nnunet_cpr.fused.triton.TritonBackend`.
 
-Written in Triton's subset of Python, where a name in capitals is known when a kernel is compiled.
+Arguments in capitals are compile-time constants.
 """
 
 import triton
@@ -25,13 +25,13 @@ def _pointer(addresses, tensor, column, dtype: tl.constexpr, aligned: tl.constex
 
 
 @triton.jit
-def _stepped(
+def _step_block(
     p, g, first, second, largest, at, mask, other,
     decay, rate, first_rate, momentum, beta1_rest, beta2, beta2_rest, bias2_root, eps, unscale,
     ADAM: tl.constexpr, MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, MAXIMIZE: tl.constexpr,
     AMSGRAD: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Step one block of elements; the squares of the new parameters."""
+    """Update one block of elements; return the squares of the new parameters."""
     theta = tl.load(p + at, mask=mask, other=other).to(tl.float32)
     gradient = tl.load(g + at, mask=mask, other=other).to(tl.float32)
     if SCALED:
@@ -67,8 +67,8 @@ def _stepped(
 
 @triton.jit
 def step_kernel(
-    addresses, numels, matrices, first_chunks, chunk_tensors,  # of the tensors of this launch
-    coefficients, first_partials, partials,  # of all matrices
+    addresses, numels, matrices, first_chunks, chunk_tensors,  # tensors of this launch
+    coefficients, first_partials, partials,  # all matrices
     lr, grad_scale, found_inf,
     momentum, beta1_rest, log_beta1, beta2, beta2_rest, log_beta2, eps,
     PARAM: tl.constexpr, MOMENT: tl.constexpr, ALIGNED: tl.constexpr, LR_IS_TENSOR: tl.constexpr,
@@ -82,8 +82,8 @@ def step_kernel(
 
     chunk = tl.program_id(0)
     tensor = tl.load(chunk_tensors + chunk)
-    place = chunk - tl.load(first_chunks + tensor)
-    start = place.to(tl.int64) * CHUNK
+    index = chunk - tl.load(first_chunks + tensor)
+    start = index.to(tl.int64) * CHUNK
     count = tl.minimum(tl.load(numels + tensor) - start, CHUNK).to(tl.int32)
     matrix = tl.load(matrices + tensor)
     decay = tl.load(coefficients + matrix, mask=matrix >= 0, other=0.0)
@@ -99,7 +99,7 @@ def step_kernel(
     first_rate = rate
     bias2_root = 1.0
     if ADAM:
-        # 1 - beta^t in float64: in float32 nothing would be left of it at the first steps.
+        # In float64, since 1 - beta^t cancels in float32 at the first steps.
         step = tl.load(_pointer(addresses, tensor, _STEP, tl.float32, False)).to(tl.float64)
         bias1 = 1.0 - tl.exp(step * log_beta1)
         bias2 = 1.0 - tl.exp(step * log_beta2)
@@ -108,57 +108,57 @@ def step_kernel(
 
     lanes = tl.arange(0, BLOCK)
     squares = tl.zeros([BLOCK], tl.float32)
-    whole = count // BLOCK
-    for block in range(whole):  # without a mask, so that loads are as wide as they can be
-        squares += _stepped(
+    full_blocks = count // BLOCK
+    for block in range(full_blocks):  # without a mask, for the widest loads
+        squares += _step_block(
             p, g, first, second, largest, block * BLOCK + lanes, None, None,
             decay, rate, first_rate, momentum, beta1_rest, beta2, beta2_rest, bias2_root, eps, unscale,
             ADAM, MOMENTUM, NESTEROV, MAXIMIZE, AMSGRAD, SCALED,
         )  # fmt: skip
-    if whole * BLOCK < count:
-        at = whole * BLOCK + lanes
+    if full_blocks * BLOCK < count:
+        at = full_blocks * BLOCK + lanes
         mask = at < count
-        last = _stepped(
+        last = _step_block(
             p, g, first, second, largest, at, mask, 0.0,
             decay, rate, first_rate, momentum, beta1_rest, beta2, beta2_rest, bias2_root, eps, unscale,
             ADAM, MOMENTUM, NESTEROV, MAXIMIZE, AMSGRAD, SCALED,
         )  # fmt: skip
         squares += tl.where(mask, last, 0.0)
 
-    partial = tl.load(first_partials + matrix, mask=matrix >= 0, other=0) + place
+    partial = tl.load(first_partials + matrix, mask=matrix >= 0, other=0) + index
     tl.store(partials + partial, tl.sum(squares), mask=matrix >= 0)
 
 
 @triton.jit
-def measure_kernel(
+def partials_kernel(
     addresses, numels, matrices, first_chunks, chunk_tensors, first_partials, partials,
     PARAM: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The sums of squares of all chunks, added up in the order of :func:`step_kernel`."""
+    """Compute the sum of squares of each chunk in the order of :func:`step_kernel`."""
     chunk = tl.program_id(0)
     tensor = tl.load(chunk_tensors + chunk)
-    place = chunk - tl.load(first_chunks + tensor)
-    start = place.to(tl.int64) * CHUNK
+    index = chunk - tl.load(first_chunks + tensor)
+    start = index.to(tl.int64) * CHUNK
     count = tl.minimum(tl.load(numels + tensor) - start, CHUNK).to(tl.int32)
     p = _pointer(addresses, tensor, _P, PARAM, ALIGNED) + start
 
     lanes = tl.arange(0, BLOCK)
     squares = tl.zeros([BLOCK], tl.float32)
-    whole = count // BLOCK
-    for block in range(whole):
+    full_blocks = count // BLOCK
+    for block in range(full_blocks):
         theta = tl.load(p + block * BLOCK + lanes).to(tl.float32)
         squares += theta * theta
-    if whole * BLOCK < count:
-        at = whole * BLOCK + lanes
+    if full_blocks * BLOCK < count:
+        at = full_blocks * BLOCK + lanes
         theta = tl.load(p + at, mask=at < count, other=0.0).to(tl.float32)
         squares += theta * theta
     matrix = tl.load(matrices + tensor)
-    tl.store(partials + tl.load(first_partials + matrix) + place, tl.sum(squares))
+    tl.store(partials + tl.load(first_partials + matrix) + index, tl.sum(squares))
 
 
 @triton.jit
 def sum_kernel(partials, first_partials, sums, BLOCK: tl.constexpr):
-    """The chunks' sums of each matrix, one program a matrix, in their order."""
+    """Add up the sums of the chunks of each matrix in order, one program for each matrix."""
     matrix = tl.program_id(0)
     first = tl.load(first_partials + matrix)
     end = tl.load(first_partials + matrix + 1)

@@ -1,7 +1,7 @@
-"""One pass on the CPU: compiled loops over chunks that stay in the processor's cache.
+"""Fused step on the CPU: loops compiled by Numba over chunks that fit into the cache.
 
-A step moves tens of bytes a parameter and computes little, so what counts is how often the memory is
-read. Each chunk is corrected, stepped and measured before the next is touched.
+A step is limited by memory bandwidth. Each chunk is corrected, updated and its squares summed before the
+next one is loaded.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from torch import Tensor
 from nnunet_cpr.fused import _cpu_kernels
 from nnunet_cpr.fused._memory import Memory
 from nnunet_cpr.fused._tables import PARAM, Tables, chunk_count, step_columns
-from nnunet_cpr.fused.backend import GroupStep, OnePass, Rule
+from nnunet_cpr.fused.backend import FusedBackend, GroupStep, Rule
 
 CHUNK = 16384
-"""Elements that are stepped before they are measured."""
-_SHARE = 16
-"""Chunks that a thread takes at once."""
+"""Number of elements of a chunk."""
+_TASK_CHUNKS = 16
+"""Number of chunks that a thread takes at once."""
 
 DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
 
 _PROCESS = os.getpid()
-_one_launch_at_a_time = threading.Lock()
+_launch_lock = threading.Lock()
 
 
-class CPUPass(OnePass):
-    """See the module."""
+class CPUBackend(FusedBackend):
+    """Fused step on the CPU, in float32 or float64."""
 
     dtypes = DTYPES
 
@@ -46,16 +46,16 @@ class CPUPass(OnePass):
         self._tables: dict[Any, Tables] = {}
         self._sums = torch.zeros(len(self.matrices), dtype=torch.float64, device="cpu")
 
-    def _sums_of_squares(self) -> Tensor:
+    def _add_partials(self) -> Tensor:
         return self._sums
 
-    def _measure(self) -> None:
+    def _compute_partials(self) -> None:
         partials = self._new_partials()
         for dtype in dict.fromkeys(p.dtype for p in self.matrices):
-            these = [j for j, p in enumerate(self.matrices) if p.dtype == dtype]
-            tables = self._new_tables([self.matrices[j].shape for j in these], these)  # seldom needed
-            tables.locate([[self.matrices[j].data_ptr() for j in these]])
-            self._launch("measure", tables, dtype, partials)
+            indices = [j for j, p in enumerate(self.matrices) if p.dtype == dtype]
+            tables = self._new_tables([self.matrices[j].shape for j in indices], indices)
+            tables.set_addresses([[self.matrices[j].data_ptr() for j in indices]])
+            self._launch("sum", tables, dtype, partials)
         self._sums = self._sums_from(partials)
 
     def _step(
@@ -70,25 +70,25 @@ class CPUPass(OnePass):
         coefficients = (2 * multiplier).numpy()
         unscale = 1.0 if grad_scale is None else 1.0 / float(grad_scale)
         partials = self._new_partials()
-        stepped = np.zeros(len(self.matrices), bool)
-        for place, group in enumerate(groups):
+        updated = np.zeros(len(self.matrices), bool)
+        for index, group in enumerate(groups):
             settings = _settings(group.rule, unscale)
             dtypes = list(dict.fromkeys(group.columns[PARAM].dtypes))
             for dtype in dtypes:
                 columns, matrices = group.columns, group.matrices
                 if len(dtypes) > 1:
-                    these = [i for i, d in enumerate(columns[PARAM].dtypes) if d == dtype]
-                    columns = [c.part(these) if c.addresses else c for c in columns]
-                    matrices = [matrices[i] for i in these]
-                tables = self._tables_for((place, dtype), columns, matrices, group.rule.adam)
-                self._launch("step", tables, dtype, partials, settings, coefficients, stepped)
-        if stepped.all():
+                    members = [i for i, d in enumerate(columns[PARAM].dtypes) if d == dtype]
+                    columns = [c.part(members) if c.addresses else c for c in columns]
+                    matrices = [matrices[i] for i in members]
+                tables = self._tables_for((index, dtype), columns, matrices, group.rule.adam)
+                self._launch("step", tables, dtype, partials, settings, coefficients, updated)
+        if updated.all():
             self._sums = self._sums_from(partials)
-        elif stepped.any():
-            self._sums = torch.where(torch.from_numpy(stepped), self._sums_from(partials), self._sums)
+        elif updated.any():
+            self._sums = torch.where(torch.from_numpy(updated), self._sums_from(partials), self._sums)
 
     def _new_partials(self) -> np.ndarray:
-        """For the sums of squares of all matrices' chunks."""
+        """Return zeros for the sums of squares of the chunks of all matrices."""
         return np.zeros(self._first_partials[-1])
 
     def _sums_from(self, partials: np.ndarray) -> Tensor:
@@ -101,7 +101,7 @@ class CPUPass(OnePass):
         tables = self._tables.get(key)
         if tables is None or not tables.fits(shapes, matrices):
             tables = self._tables[key] = self._new_tables(shapes, matrices)
-        tables.locate(step_columns(columns, adam))
+        tables.set_addresses(step_columns(columns, adam))
         return tables
 
     def _new_tables(self, shapes: Sequence[torch.Size], matrices: Sequence[int]) -> Tables:
@@ -110,8 +110,8 @@ class CPUPass(OnePass):
     def _launch(
         self, kernel: str, tables: Tables, dtype: torch.dtype, partials: np.ndarray, *rest: Any
     ) -> None:
-        """Run a kernel over all chunks."""
-        where = _cpu_kernels.Where(
+        """Run a kernel on all chunks."""
+        launch = _cpu_kernels.Launch(
             addresses=tables.addresses.numpy(),
             numels=tables.numels.numpy(),
             matrices=tables.matrices.numpy(),
@@ -119,16 +119,16 @@ class CPUPass(OnePass):
             first_partials=self._first_partials,
             partials=partials,
         )
-        what = (CHUNK, DTYPES[dtype](0), where, *rest)
-        with _threads(tables.chunks) as in_threads:
-            if in_threads:
-                getattr(_cpu_kernels, f"{kernel}_in_threads")(_SHARE, tables.chunks, *what)
+        args = (CHUNK, DTYPES[dtype](0), launch, *rest)
+        with _threads(tables.chunks) as parallel:
+            if parallel:
+                getattr(_cpu_kernels, f"{kernel}_chunks_parallel")(_TASK_CHUNKS, tables.chunks, *args)
             else:
-                getattr(_cpu_kernels, f"{kernel}_chunks")(0, tables.chunks, *what)
+                getattr(_cpu_kernels, f"{kernel}_chunks")(0, tables.chunks, *args)
 
 
-def _settings(rule: Rule, unscale: float) -> _cpu_kernels.Settings:
-    return _cpu_kernels.Settings(
+def _settings(rule: Rule, unscale: float) -> _cpu_kernels.StepSettings:
+    return _cpu_kernels.StepSettings(
         adam=rule.adam,
         nesterov=rule.nesterov,
         sign=-1.0 if rule.maximize else 1.0,
@@ -142,14 +142,14 @@ def _settings(rule: Rule, unscale: float) -> _cpu_kernels.Settings:
 
 @contextmanager
 def _threads(chunks: int) -> Iterator[bool]:
-    """As many of Numba's threads as torch takes; False where there are none, or nothing to share."""
+    """Use as many of Numba's threads as torch uses; yield False if one thread is to be used."""
     most = numba.core.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
     count = min(torch.get_num_threads(), most)
-    forked = os.getpid() != _PROCESS  # Numba aborts a forked process that comes with threads
-    if count == 1 or chunks <= _SHARE or forked:
+    forked = os.getpid() != _PROCESS  # Numba aborts if a forked process uses threads
+    if count == 1 or chunks <= _TASK_CHUNKS or forked:
         yield False
         return
-    with _one_launch_at_a_time:  # and, where it has no OpenMP, one in which two of them meet
+    with _launch_lock:  # without OpenMP, Numba aborts on concurrent launches
         before = numba.get_num_threads()
         numba.set_num_threads(count)
         try:

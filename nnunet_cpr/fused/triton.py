@@ -1,9 +1,9 @@
-"""One pass on a GPU: one Triton kernel over all tensors of a parameter group.
+"""Fused step on a GPU: one Triton kernel for all tensors of a parameter group.
 
-A program of the grid takes one chunk of one tensor, which it finds through a table of addresses. It
-reads each element of the parameter, its gradient and its moments once, corrects and steps it in float32,
-writes it, and adds up the squares of what it wrote. The sums of the chunks are added up in a fixed order
-in float64, without atomics: the same run gives the same bits.
+A program handles one chunk of one tensor, found by a table of addresses. It reads each element of the
+parameter, its gradient and its moments once, corrects and updates it in float32, writes it, and adds up
+the squares of the written values. The sums of the chunks are added up in float64 in a fixed order,
+without atomics, so results are deterministic.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from torch import Tensor
 
 from nnunet_cpr._device import to_device
 from nnunet_cpr.fused._memory import Memory
+from nnunet_cpr.fused._self_check import compiler_works
 from nnunet_cpr.fused._tables import Tables, chunk_count, step_columns
-from nnunet_cpr.fused._trial import works
-from nnunet_cpr.fused._triton_kernels import measure_kernel, step_kernel, sum_kernel
-from nnunet_cpr.fused.backend import GroupStep, OnePass, Rule
+from nnunet_cpr.fused._triton_kernels import partials_kernel, step_kernel, sum_kernel
+from nnunet_cpr.fused.backend import FusedBackend, GroupStep, Rule
 
 CHUNK = 16384
-"""Elements of one tensor that one program takes."""
+"""Number of elements of a chunk, which one program handles."""
 BLOCK = 1024
-"""Elements that it takes at once."""
-_ALIGNMENT = 16  # bytes that one load can read
+"""Number of elements that a program handles at once."""
+_ALIGNMENT = 16  # bytes of the widest load
 
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 @lru_cache
 def is_available() -> bool:
-    """Whether Triton can build and run a kernel here; if not, a warning says why.
+    """Return True if Triton compiles and runs a kernel; if not, warn with the reason.
 
-    Triton 3.2, torch 2.6's, is left out: its interpreter gives other numbers than later ones.
+    Triton 3.2 (torch 2.6) is not supported: its interpreter gives other results than later versions.
     """
     if Version(triton.__version__) < Version("3.3"):
         return False
@@ -53,11 +53,11 @@ def is_available() -> bool:
         sum_kernel[(1,)](torch.ones(1, device=device), ends, sums, BLOCK=BLOCK)
         return sums.item() == 1.0
 
-    return works("Triton", "GPU", trial)
+    return compiler_works("Triton", "GPU", trial)
 
 
 class _Launch(Tables):
-    """The tables of one launch, with memory to upload them from while a CUDA graph is captured."""
+    """Tables of one launch, with pinned memory for uploads while a CUDA graph is captured."""
 
     def __init__(
         self, shapes: Sequence[torch.Size], matrices: Sequence[int], device: torch.device
@@ -65,7 +65,7 @@ class _Launch(Tables):
         super().__init__(shapes, matrices, device, CHUNK)
         owners = [i for i, shape in enumerate(shapes) for _ in range(chunk_count(shape.numel(), CHUNK))]
         self.chunk_tensors = to_device(owners, torch.int32, device)
-        self._spare: Tensor | None = None  # pinned memory, which cannot be taken while a graph is made
+        self._pinned: Tensor | None = None  # pinned memory cannot be allocated during a capture
         self._in_graphs: list[Any] = []
 
     @property
@@ -73,23 +73,23 @@ class _Launch(Tables):
         return all(address % _ALIGNMENT == 0 for address in self.rows)
 
     def _upload(self, rows: list[int]) -> Tensor:
-        if not _is_captured(self.device):
-            if self._spare is None and self.device.type == "cuda":
-                self._spare = torch.empty(len(rows), dtype=torch.int64).pin_memory()
+        if not _is_capturing(self.device):
+            if self._pinned is None and self.device.type == "cuda":
+                self._pinned = torch.empty(len(rows), dtype=torch.int64).pin_memory()
             return super()._upload(rows)
-        if self._spare is None:
+        if self._pinned is None:
             raise RuntimeError(
-                "a CUDA graph is being captured and CPR's optimizer has not stepped before; take a few "
-                "steps first, as torch's documentation advises"
+                "CUDA graph capture: expected an optimizer that has taken steps, got a new one; take a "
+                "few steps before the capture, as torch's documentation recommends"
             )
-        # The graph copies from this memory at every replay.
-        host, self._spare = self._spare.copy_(torch.tensor(rows)), None
+        # The graph copies from this memory in every replay.
+        host, self._pinned = self._pinned.copy_(torch.tensor(rows)), None
         self._in_graphs.append(host)
         return host.to(self.device, non_blocking=True)
 
 
-class TritonPass(OnePass):
-    """See the module."""
+class TritonBackend(FusedBackend):
+    """Fused step on a GPU, in float32, bfloat16 or float16."""
 
     dtypes = DTYPES
 
@@ -99,42 +99,42 @@ class TritonPass(OnePass):
         self._partials = torch.zeros(first_partials[-1], device=self.device)
         self._first_partials = to_device(first_partials, torch.int32, self.device)
         self._launches: dict[Any, _Launch] = {}
-        self._kept_for_graphs: list[Any] = []
+        self._used_by_graphs: list[Any] = []
 
-    def takes_state(self, params: Memory, state: Sequence[Memory]) -> bool:
-        # The moments of one parameter have one dtype, which need not be the parameter's.
+    def supports_state(self, params: Memory, state: Sequence[Memory]) -> bool:
+        # The moments of a parameter share a dtype, which may differ from the parameter's.
         return all(
             set(column.dtypes) <= set(self.dtypes) and column.dtypes == state[0].dtypes
             for column in state
         )
 
-    # The measure
+    # Sums of squares
 
-    def _is_known(self) -> bool:
-        # A graph that is replayed cannot look whether the parameters are as it left them.
-        return not _is_captured(self.device) and super()._is_known()
+    def _has_current_sums(self) -> bool:
+        # A replayed graph cannot check whether the parameters have changed.
+        return not _is_capturing(self.device) and super()._has_current_sums()
 
-    def _measure(self) -> None:
+    def _compute_partials(self) -> None:
         for dtype in dict.fromkeys(p.dtype for p in self.matrices):
-            these = [j for j, p in enumerate(self.matrices) if p.dtype == dtype]
-            shapes = [self.matrices[j].shape for j in these]
-            addresses = [[self.matrices[j].data_ptr() for j in these]]
-            launch = self._launch(("measure", dtype), shapes, these, addresses)
-            with _current(self.device):
-                measure_kernel[(launch.chunks,)](
+            indices = [j for j, p in enumerate(self.matrices) if p.dtype == dtype]
+            shapes = [self.matrices[j].shape for j in indices]
+            addresses = [[self.matrices[j].data_ptr() for j in indices]]
+            launch = self._launch(("partials", dtype), shapes, indices, addresses)
+            with _device_context(self.device):
+                partials_kernel[(launch.chunks,)](
                     launch.addresses, launch.numels, launch.matrices, launch.first_chunks,
                     launch.chunk_tensors, self._first_partials, self._partials,
                     PARAM=DTYPES[dtype], ALIGNED=launch.aligned, CHUNK=CHUNK, BLOCK=BLOCK,
                 )  # fmt: skip
 
-    def _sums_of_squares(self) -> Tensor:
+    def _add_partials(self) -> Tensor:
         sums = torch.empty(len(self.matrices), dtype=torch.float64, device=self.device)
         if self.matrices:
-            with _current(self.device):
+            with _device_context(self.device):
                 sum_kernel[(len(sums),)](self._partials, self._first_partials, sums, BLOCK=BLOCK)
         return sums
 
-    # The step
+    # Step
 
     def _step(
         self,
@@ -144,18 +144,18 @@ class TritonPass(OnePass):
         found_inf: Tensor | None,
     ) -> None:
         coefficients = 2 * multiplier
-        scaler = (self._here(grad_scale), self._here(found_inf))
-        for place, group in enumerate(groups):
+        scaler = (self._to_device(grad_scale), self._to_device(found_inf))
+        for index, group in enumerate(groups):
             params, _, *rest = group.columns
             dtypes = [params.dtypes, *(c.dtypes for c in rest[:-1] if c.addresses)]
             kinds = list(zip(*dtypes))
             for kind in dict.fromkeys(kinds):
-                these = [i for i, k in enumerate(kinds) if k == kind]
-                columns = [c.part(these) if c.addresses else c for c in group.columns]
-                matrices = [group.matrices[i] for i in these]
-                self._step_kind((place, kind), group.rule, columns, matrices, coefficients, *scaler)
+                members = [i for i, k in enumerate(kinds) if k == kind]
+                columns = [c.part(members) if c.addresses else c for c in group.columns]
+                matrices = [group.matrices[i] for i in members]
+                self._launch_step((index, kind), group.rule, columns, matrices, coefficients, *scaler)
 
-    def _step_kind(
+    def _launch_step(
         self,
         key: Any,
         rule: Rule,
@@ -165,16 +165,16 @@ class TritonPass(OnePass):
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
     ) -> None:
-        """One launch for the tensors of a group that have the same dtypes."""
+        """Launch the kernel on tensors of a group with the same dtypes."""
         params, _, *state, _ = columns
         moment = state[0].dtypes if state else []
         launch = self._launch(key, params.shapes, matrices, step_columns(columns, rule.adam))
-        if launch.chunks == 0:  # all of them empty
+        if launch.chunks == 0:  # all tensors are empty
             return
-        lr = self._here(rule.lr)
-        if _is_captured(self.device):
-            self._kept_for_graphs += [lr, grad_scale, found_inf, coefficients]
-        with _current(self.device):
+        lr = self._to_device(rule.lr)
+        if _is_capturing(self.device):
+            self._used_by_graphs += [lr, grad_scale, found_inf, coefficients]
+        with _device_context(self.device):
             step_kernel[(launch.chunks,)](
                 launch.addresses, launch.numels, launch.matrices, launch.first_chunks,
                 launch.chunk_tensors, coefficients, self._first_partials, self._partials,
@@ -196,7 +196,7 @@ class TritonPass(OnePass):
                 BLOCK=BLOCK,
             )  # fmt: skip
 
-    def _here(self, value: Any) -> Any:
+    def _to_device(self, value: Any) -> Any:
         return value.to(self.device, non_blocking=True) if isinstance(value, Tensor) else value
 
     def _launch(
@@ -209,9 +209,9 @@ class TritonPass(OnePass):
         launch = self._launches.get(key)
         if launch is None or not launch.fits(shapes, matrices):
             launch = self._launches[key] = _Launch(shapes, matrices, self.device)
-        launch.locate(columns)
-        if _is_captured(self.device):  # its memory is in the graph, so it must not be given back
-            self._kept_for_graphs.append((launch, launch.addresses))
+        launch.set_addresses(columns)
+        if _is_capturing(self.device):  # the graph uses its memory, which must not be freed
+            self._used_by_graphs.append((launch, launch.addresses))
         return launch
 
 
@@ -219,10 +219,10 @@ def _log(beta: float) -> float:
     return math.log(beta) if beta > 0 else -math.inf
 
 
-def _is_captured(device: torch.device) -> bool:
+def _is_capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """Triton launches on the current device."""
+def _device_context(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context with ``device`` as the current one, on which Triton launches."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from nnunet_cpr._spelling import WrongName
 from nnunet_cpr._validation import positive_number
-from nnunet_cpr.baselines import BASELINES, Baseline, Training
+from nnunet_cpr.baselines import BASELINES, Baseline, BaselineArgs
 from nnunet_cpr.bounds import Bound, KappaWS
 from nnunet_cpr.names.suffixes import BaselineChoice, Suffix
 from nnunet_cpr.param_groups import Params
@@ -190,7 +190,7 @@ class MethodName(ABC):
         """Return the comparison method, not attached yet, or None if the name has none."""
         if self.baseline is None:
             return None
-        training = Training(params, weight_decay, self.total_steps)
+        training = BaselineArgs(params, weight_decay, self.total_steps)
         return BASELINES[self.baseline.keyword].build(training, self.baseline.value or 0.0)
 
     def _tokens(self) -> list[tuple[str, str]]:

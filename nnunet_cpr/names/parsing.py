@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Any, TypeVar
 
-from nnunet_cpr._spelling import EXPLANATION, LONGEST, WrongName, refuse_too_long, split_word
+from nnunet_cpr._spelling import MAX_LENGTH, NUMBER_HELP, WrongName, check_length, split_word
 from nnunet_cpr.names.method import MethodName
 from nnunet_cpr.names.suffixes import Suffix
 
@@ -30,9 +30,9 @@ def parse_name(kind: type[Name], name: str) -> Name | None:
         >>> parse_name(RunName, "AdamCPR_lr1en3").lr
         0.001
     """
-    if len(name) > LONGEST and not name.startswith(kind.prefix):
+    if len(name) > MAX_LENGTH and not name.startswith(kind.prefix):
         return None
-    refuse_too_long(name)
+    check_length(name)
     base, *tokens = name.split("_")
     if base not in kind.families:
         nearest = _nearest_family(kind, base)
@@ -91,8 +91,8 @@ def _suggestion(kind: type[MethodName], token: str, name: str) -> str:
         if _is_valid(suffix, guess):
             return f"did you mean {'_'.join(guess if t == token else t for t in name.split('_'))}?"
         if close == letters:
-            return f"write it as {suffix.syntax}, {EXPLANATION}"
-    return f"choose from {' '.join(suffix.syntax for suffix in kind.suffixes)}, {EXPLANATION}"
+            return f"write it as {suffix.syntax}, {NUMBER_HELP}"
+    return f"choose from {' '.join(suffix.syntax for suffix in kind.suffixes)}, {NUMBER_HELP}"
 
 
 def _is_valid(suffix: Suffix, token: str) -> bool:

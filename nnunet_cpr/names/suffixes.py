@@ -10,7 +10,7 @@ from typing import Any
 
 from nnunet_cpr._spelling import COUNT, NUMBER, WrongName, parse_number, print_number
 from nnunet_cpr._validation import positive_number
-from nnunet_cpr.baselines import BASELINES, Entry
+from nnunet_cpr.baselines import BASELINES, BaselineEntry
 from nnunet_cpr.bounds import BOUNDS, Bound
 from nnunet_cpr.regularizers import REGULARIZERS
 
@@ -115,7 +115,7 @@ def _bound(bound: type[Bound]) -> Suffix:
     return Suffix("kappa", bound.keyword, pattern, parse, format, placeholder=placeholder)
 
 
-def _baseline(entry: Entry) -> Suffix:
+def _baseline(entry: BaselineEntry) -> Suffix:
     if entry.setting is None:
         return word("baseline", entry.keyword, BaselineChoice(entry.keyword))
 

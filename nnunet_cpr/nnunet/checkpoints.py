@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nnunet_cpr._state_dict import some
-from nnunet_cpr.cpr import Settings
+from nnunet_cpr._validation import list_names
+from nnunet_cpr.cpr import CPRSettings
 from nnunet_cpr.nnunet.fold_files import CHECKPOINTS, is_complete_checkpoint
 
 if TYPE_CHECKING:
@@ -108,7 +108,9 @@ def read(path: Path, needed: Collection[str] = tuple(_KINDS)) -> dict[str, Any]:
     if not wrong and not all(isinstance(w, Tensor) for w in checkpoint["network_weights"].values()):
         wrong = ["network_weights"]
     if wrong:
-        raise UnusableCheckpoint(path, f"{NOT_NNUNET}: {some(wrong)} is missing or of another type")
+        raise UnusableCheckpoint(
+            path, f"{NOT_NNUNET}: {list_names(wrong)} is missing or of another type"
+        )
     return checkpoint
 
 
@@ -211,7 +213,7 @@ def check_network(path: Path, weights: Mapping[str, Tensor], network: nn.Module)
     missing = [key for key in own if key not in weights]
     unknown = [key for key in weights if key not in own]
     if missing or unknown:
-        what = f"{some(missing)} is missing" if missing else f"{some(unknown)} is unexpected"
+        what = f"{list_names(missing)} is missing" if missing else f"{list_names(unknown)} is unexpected"
         raise UnusableCheckpoint(path, f"belongs to another network: {what}")
     for key, shape in own.items():
         before = list(weights[key].shape)
@@ -245,7 +247,7 @@ _NOT_COMPARED = {
     "capturable",
     "differentiable",
     "param_names",  # the network's own names have been compared
-    *Settings.KEYS,  # CPR compares them itself, for each parameter
+    *CPRSettings.KEYS,  # CPR compares them itself, for each parameter
 }
 
 

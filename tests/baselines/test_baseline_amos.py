@@ -109,7 +109,7 @@ def test_a_resumed_run_is_bit_identical(weight_decay: float) -> None:
     run(resumed, other, range(5, 10))
     assert all(map(torch.equal, model.parameters(), resumed.parameters()))
     if weight_decay:
-        with pytest.raises(ValueError, match=r"weight_decay was 0\.1 and is 0\.2 now"):
+        with pytest.raises(ValueError, match=r"weight_decay: expected 0\.2, got 0\.1"):
             amos(small_model(), 0.01, 0.2).load_state_dict(checkpoint["optimizer"])
 
 
@@ -121,7 +121,7 @@ def test_nothing_else_can_be_attached_beside_its_decay() -> None:
 
 @pytest.mark.parametrize("wrong", [-0.1, float("nan"), "1"])
 def test_a_wrong_weight_decay_is_refused(wrong) -> None:
-    with pytest.raises(ValueError, match="weight_decay must be not negative and finite"):
+    with pytest.raises(ValueError, match="weight_decay: expected a finite number, 0 or above"):
         amos(small_model(), weight_decay=wrong)
 
 

@@ -50,7 +50,7 @@ def sequence_parallel(kind: str) -> tuple[list[torch.Tensor], Any]:
             isinstance(p.grad, DTensor) and p.grad.placements == (Partial(),) for p in model.parameters()
         )
         optimizer.step()
-    backend = getattr(optimizer, "_one_pass", None)
+    backend = getattr(optimizer, "_backend", None)
     return [p.to_local().detach().clone() for p in model.parameters()], backend is None
 
 
@@ -105,7 +105,7 @@ def reused(fused: bool | None) -> int:
     for _ in range(3):
         p.grad = distribute_tensor(torch.ones(4, 6), mesh, [Replicate()])
         optimizer.step()
-    return 0 if optimizer._one_pass is None else optimizer._one_pass.reused_measures
+    return 0 if optimizer._backend is None else optimizer._backend.reused_measures
 
 
 def test_fused_false_is_heeded_for_dtensors(two: Crew) -> None:

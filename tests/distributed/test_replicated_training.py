@@ -96,6 +96,6 @@ def test_zero_redundancy_around_an_optimizer_of_ours_is_refused(two: Crew) -> No
     # It would train, but leave bounds and multipliers out of its checkpoints.
     for message in two.run(zero_redundancy_around_ours):
         assert message == (
-            "ZeroRedundancyOptimizer leaves the bounds and multipliers of AdamCPR out of its "
-            "state_dict(); give it torch.optim.Adam and attach CPR(model) to it"
+            "ZeroRedundancyOptimizer does not save the bounds and multipliers of AdamCPR; build it with "
+            "torch.optim.Adam and attach CPR(model) to it"
         )

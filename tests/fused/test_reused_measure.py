@@ -52,14 +52,14 @@ def test_a_parameter_changed_from_outside_is_measured_anew(
     device = DEVICE[backend]
     p, q = parameters(device=device, shapes=[(60, 50), (5, 4)])
     optimizer = SGDCPR([p, q], lr=0.0, kappa=KappaKI0(1.0))
-    one_pass = use(optimizer, backend)
+    fused = use(optimizer, backend)
     for t in range(3):
         set_gradients([p, q], t + 10)
         optimizer.step()
         if t == 1 and change is not None:
             change(p)
     measure = p.detach().double().square().mean().item()
-    assert one_pass is not None and one_pass.reused_measures == (2 if change is None else 1)
+    assert fused is not None and fused.reused_measures == (2 if change is None else 1)
     bound = optimizer.cpr.kappa[0].item()
     assert optimizer.cpr.lagrange_multiplier[0].item() > 0.02 * bound or change is None
     assert optimizer.cpr.measure[0].item() == pytest.approx(measure, rel=1e-6)
@@ -158,9 +158,9 @@ def test_a_resumed_run_is_bit_identical(build: type, stop: int, bound: Bound) ->
 def test_a_fresh_measure_is_the_reused_one(backend: str) -> None:
     for build in (SGDCPR, AdamCPR):
         optimizer = run(build, backend, lr=0.02, **BOUNDED)
-        one_pass = optimizer._one_pass
-        reused = one_pass.sums_of_squares().clone()
-        one_pass.forget_measure()
-        assert torch.equal(one_pass.sums_of_squares(), reused)
-        expected = torch.stack([p.detach().double().square().sum() for p in one_pass.matrices])
+        fused = optimizer._backend
+        reused = fused.sums_of_squares().clone()
+        fused.discard_sums()
+        assert torch.equal(fused.sums_of_squares(), reused)
+        expected = torch.stack([p.detach().double().square().sum() for p in fused.matrices])
         torch.testing.assert_close(reused.cpu().double(), expected.cpu(), rtol=1e-6, atol=0)

@@ -10,7 +10,7 @@ import torch
 
 from nnunet_cpr import SGDCPR, AdamCPR
 from nnunet_cpr.fused import _self_check
-from nnunet_cpr.fused.backend import OnePass
+from nnunet_cpr.fused.backend import FusedBackend
 from tests.helpers.stepping import BOUNDED, VARIANTS, parameters, set_gradients, use
 
 
@@ -40,7 +40,7 @@ def test_sound_kernels_pass_for_every_rule(variant: str, backend: str, unchecked
         warnings.simplefilter("error")
         for dtype in dtypes:
             optimizer = steps(build, backend, dtype, **{**BOUNDED, **options})
-            assert optimizer._one_pass.reused_measures == 2
+            assert optimizer._backend.reused_measures == 2
     assert len(unchecked) == 2 and all(unchecked.values())
 
 
@@ -70,17 +70,17 @@ FAULTS = {
 def test_a_wrong_kernel_is_turned_off_with_a_warning(
     fault: str, build: type, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    correct = OnePass.step
+    correct = FusedBackend.step
 
-    def wrong(self: OnePass, groups: Any, *rest: Any, **more: Any) -> None:
+    def wrong(self: FusedBackend, groups: Any, *rest: Any, **more: Any) -> None:
         correct(self, groups, *rest, **more)
         with torch.no_grad():
             FAULTS[fault](groups[0])
 
-    monkeypatch.setattr(OnePass, "step", wrong)
-    with pytest.warns(UserWarning, match="differs from torch's step.*is off in this process.*report"):
+    monkeypatch.setattr(FusedBackend, "step", wrong)
+    with pytest.warns(UserWarning, match="expected torch's result.*unfused step.*report"):
         found = steps(build, backend, lr=0.02, **BOUNDED)
-    assert found._one_pass.reused_measures == 0
+    assert found._backend.reused_measures == 0
     expected = steps(build, "plain", lr=0.02, **BOUNDED)
     for p, q in zip(found.param_groups[0]["params"], expected.param_groups[0]["params"]):
         torch.testing.assert_close(p.cpu(), q)
@@ -101,7 +101,7 @@ def test_an_environment_variable_turns_fused_steps_off(
     monkeypatch.setenv("NNUNET_CPR_FUSED", "0")
     for fused in (None, True):
         optimizer = build(parameters(shapes=[(5, 4)]), lr=0.1, fused=fused)
-        assert optimizer._one_pass is None
+        assert optimizer._backend is None
         monkeypatch.setattr(torch, "_fused_sgd_", None)
         monkeypatch.setattr(torch, "_fused_adam_", None)
         set_gradients(optimizer.param_groups[0]["params"], 10)

@@ -36,7 +36,7 @@ def steps(model: torch.nn.Module, optimizer: SGDCPR | AdamCPR, numbers: range) -
         loss = (model(fixed(16, 40, phase=float(i))) - 5 * fixed(16, 20, phase=2.0 * i)).square().mean()
         loss.backward()
         optimizer.step()
-    assert optimizer._one_pass is not None, "torch's own step was taken, not the compiled one"
+    assert optimizer._backend is not None, "torch's own step was taken, not the compiled one"
 
 
 def main(write: Path, read: Path | None) -> None:

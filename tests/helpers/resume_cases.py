@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, baselines, bounds
-from nnunet_cpr._attachment import Attached
+from nnunet_cpr._attachment import RegularizationMethod
 from nnunet_cpr.fused import cpu
 
 STEPS = 14
@@ -89,7 +89,7 @@ class Training:
         if case.channels_last:
             self.model.to(memory_format=torch.channels_last)
         self.optimizer = self._build()
-        self.attached: Attached = next(
+        self.attached: RegularizationMethod = next(
             hook.__self__ for hook in self.optimizer._optimizer_state_dict_post_hooks.values()
         )
         if case.backend != "chosen" and case.optimizer in OURS:
@@ -127,9 +127,9 @@ class Training:
             from nnunet_cpr.fused import triton
 
             triton.CHUNK = triton.BLOCK  # the interpreter is slow
-            choose = lambda matrices, params: triton.TritonPass(matrices, params[0].device)  # noqa: E731
-        self.optimizer._choose_one_pass = choose  # type: ignore[attr-defined]
-        self.optimizer._choose_backend()  # type: ignore[attr-defined]
+            choose = lambda matrices, params: triton.TritonBackend(matrices, params[0].device)  # noqa: E731
+        self.optimizer._find_backend = choose  # type: ignore[attr-defined]
+        self.optimizer._rebind_parameters()  # type: ignore[attr-defined]
 
     # Steps
 
@@ -199,7 +199,7 @@ class Training:
 
 def small_chunks() -> None:
     """Make the CPU's kernels take small matrices in several chunks. For good: of a worker process."""
-    cpu.CHUNK, cpu._SHARE = CHUNK, 2
+    cpu.CHUNK, cpu._TASK_CHUNKS = CHUNK, 2
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:

@@ -197,8 +197,8 @@ def together(way: str, method: Method, steps: int) -> dict[str, Any]:
         dist.all_reduce = all_reduce
     result: dict[str, Any] = found(model, cpr)
     result["all-reduces"] = len(calls)
-    one_pass = getattr(optimizer, "_one_pass", None)
-    result["in one pass"] = one_pass is not None and one_pass.reused_measures
+    fused = getattr(optimizer, "_backend", None)
+    result["fused"] = fused is not None and fused.reused_measures
     return result
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from nnunet_cpr import SGDCPR, AdamCPR, KappaIP, KappaKI0
-from nnunet_cpr.fused.backend import OnePass
+from nnunet_cpr.fused.backend import FusedBackend
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = {"cpu": "cpu", "triton": "cuda" if HAS_GPU else "cpu"}
@@ -18,16 +18,16 @@ DEVICE = {"cpu": "cpu", "triton": "cuda" if HAS_GPU else "cpu"}
 SHAPES = [(64, 100), (17,), (3, 1000, 3), (5, 7), (2, 2048), (4097, 1), (1, 1), (0, 4), (3, 4, 5, 2)]
 
 
-def use(optimizer: Any, backend: str) -> OnePass | None:
+def use(optimizer: Any, backend: str) -> FusedBackend | None:
     """Make the optimizer take this way; without a GPU it would not choose Triton by itself."""
     if backend == "triton":
-        from nnunet_cpr.fused.triton import TritonPass
+        from nnunet_cpr.fused.triton import TritonBackend
 
-        optimizer._choose_one_pass = lambda matrices, params: TritonPass(matrices, params[0].device)
+        optimizer._find_backend = lambda matrices, params: TritonBackend(matrices, params[0].device)
     if backend == "plain":
-        optimizer._choose_one_pass = lambda matrices, params: None
-    optimizer._choose_backend()
-    return optimizer._one_pass
+        optimizer._find_backend = lambda matrices, params: None
+    optimizer._rebind_parameters()
+    return optimizer._backend
 
 
 def parameters(
@@ -57,12 +57,12 @@ def run(
 ) -> Any:
     params = parameters(dtype, DEVICE.get(backend, "cpu"))
     optimizer = build(params, **options)
-    one_pass = use(optimizer, backend)
+    fused = use(optimizer, backend)
     for t in range(steps):
         set_gradients(params, t, -1.0 if options.get("maximize") else 1.0)
         optimizer.step()
-    if one_pass is not None:
-        assert one_pass.reused_measures == steps - 1
+    if fused is not None:
+        assert fused.reused_measures == steps - 1
     return optimizer
 
 

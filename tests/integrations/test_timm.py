@@ -144,13 +144,13 @@ def test_bound_is_parsed_from_a_string(word: str, bound: Any) -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("k0.1", "no bound is written 'k0.1'; did you mean k0p1?"),
+        ("k0.1", "unknown bound 'k0.1'; did you mean k0p1?"),
         ("WS1000", "did you mean ws1000?"),
         ("ip1k", "did you mean ip1000?"),
-        ("ws0", "the bound 'ws0': KappaWS: steps must be a whole number above 0, got 0"),
-        ("warm", "the bounds are k<V> ki0x<V> ws<N> ip<N>, where <N>"),
-        ("ws\n5", "no bound is written"),
-        (0.1, "kappa must be a bound such as KappaWS(1000), or a word such as 'ws1000', got 0.1"),
+        ("ws0", "bound 'ws0': KappaWS.steps: expected a positive whole number, got 0"),
+        ("warm", "choose from k<V> ki0x<V> ws<N> ip<N>, where <N>"),
+        ("ws\n5", "unknown bound"),
+        (0.1, "kappa: expected a bound such as KappaWS(1000) or a word such as 'ws1000', got 0.1"),
         (None, "or a word such as 'ws1000', got None"),
     ],
 )

@@ -292,7 +292,7 @@ def test_other_versions_of_cpr_state_are_refused(space: Workspace, put, monkeypa
     put(change=lambda checkpoint: checkpoint["optimizer_state"]["cpr"].update(version=0))
     with pytest.raises(SystemExit):
         continued(space, monkeypatch)
-    assert "it has version 0, this is 1" in refusal(capsys)
+    assert "expected version 1, got 0" in refusal(capsys)
 
 
 def test_missing_log_entries_are_padded(space: Workspace, put, monkeypatch) -> None:

@@ -136,7 +136,7 @@ def test_trainer_keeps_names_schedule_and_fused_step(options: list[str], tmp_pat
     )
     optimizer = trainer.optimizer.optimizer
     assert isinstance(optimizer, AdamCPR)
-    assert optimizer._one_pass is not None  # accelerate's wrapper keeps the fused step
+    assert optimizer._backend is not None  # accelerate's wrapper keeps the fused step
     rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
     assert rates[0] > rates[1] > rates[2]
     assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-3)  # a tenth of the highest

@@ -1,0 +1,7 @@
+"""SGD and Adam with CPR in place of weight decay."""
+
+from nnunet_cpr.optimizers._base import CPROptimizer
+from nnunet_cpr.optimizers.adam_cpr import AdamCPR
+from nnunet_cpr.optimizers.sgd_cpr import SGDCPR
+
+__all__ = ["SGDCPR", "AdamCPR", "CPROptimizer"]

@@ -1,0 +1,369 @@
+"""Base class of the optimizers with CPR in place of weight decay."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from nnunet_cpr._distributed import (
+    check_not_in_zero_redundancy,
+    has_same_placements,
+    is_sharded,
+    local_tensors,
+)
+from nnunet_cpr._validation import short_repr
+from nnunet_cpr.cpr import CPR, CPRSettings
+from nnunet_cpr.fused import FusedBackend, GroupStep, Rule, find_backend, is_enabled
+from nnunet_cpr.fused._memory import Memory, in_memory_order, is_truncated
+from nnunet_cpr.fused._self_check import passes_self_check
+from nnunet_cpr.regularizers import REGULARIZERS
+
+
+class CPROptimizer(torch.optim.Optimizer, ABC):
+    """Base class of the optimizers with CPR in place of weight decay.
+
+    An unfused step is CPR's correction followed by torch's step. A fused step does both in one kernel
+    (:mod:`nnunet_cpr.fused`); a subclass provides its rule and the tensors that it reads and writes.
+
+    Attributes:
+        cpr: the attached :class:`~nnunet_cpr.cpr.CPR`.
+    """
+
+    cpr: CPR
+    _torch_class: type[torch.optim.Optimizer]
+    _find_backend = staticmethod(find_backend)
+    _step_uncompiled: Callable[..., Any] | None = None
+
+    def _attach(self, cpr: CPR, settings: list[dict[str, Any]], fused: bool | None) -> None:
+        check_not_in_zero_redundancy(type(self).__name__, f"torch.optim.{self._torch_class.__name__}")
+        self.cpr = cpr
+        self._settings = settings
+        # If True, GradScaler leaves unscaling to the step, and libraries refuse to clip gradients. As in
+        # torch, this requires fused=True.
+        self._step_supports_amp_scaling = bool(fused)
+        cpr.attach(self)
+        self.register_load_state_dict_post_hook(_copy_loaded_state)  # type: ignore[arg-type]
+        if CPROptimizer._step_uncompiled is None:  # not at import, where it takes a second
+            CPROptimizer._step_uncompiled = staticmethod(
+                torch.compiler.disable(CPROptimizer._step_eagerly)
+            )
+        self._allows_fused = is_enabled() and fused is not False
+        self._initial_groups = self._group_ids()
+        self._columns: dict[int, list[Memory]] = {}  # memory layout of each group in the last step
+        self._matrix_index = {id(p): j for j, p in enumerate(cpr.parameters)}
+        self._has_shards = any(is_sharded(p) for g in self.param_groups for p in g["params"])
+        self._rebind_parameters()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step: the closure, CPR's update, and the optimizer's update.
+
+        ``torch.compile`` does not compile it.
+
+        Returns:
+            The result of the closure.
+        """
+        assert CPROptimizer._step_uncompiled is not None
+        return CPROptimizer._step_uncompiled(self, closure)
+
+    @torch.no_grad()
+    def _step_eagerly(self, closure: Callable[[], Any] | None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        # Not in a hook, so that hooks that change gradients and parameters run before.
+        regularizes = self.cpr.begin_step(self)
+        self._check_settings()
+        self._rebind_if_changed()
+        groups = [self._group_step(*item) for item in enumerate(self.param_groups)]
+        scaler = {
+            key: value
+            for key in ("grad_scale", "found_inf")  # set by GradScaler for fused optimizers
+            if (value := getattr(self, key, None)) is not None
+        }
+        if regularizes and (backend := self._usable_backend(groups)) is not None:
+            measure = self.cpr.l2_from(backend.sums_of_squares())
+            multiplier = self.cpr.update(measure, scaler.get("found_inf"))
+            self._count_steps(groups)
+            backend.step(groups, multiplier, **scaler)  # type: ignore[arg-type]
+            if "found_inf" in scaler:
+                self._count_steps(groups, scaler["found_inf"])
+            return loss
+        can_fuse = [
+            group is not None and group.has_one_dtype() and self._torch_fuses(settings)
+            for group, settings in zip(groups, self.param_groups)
+        ]
+        for settings, can in zip(self.param_groups, can_fuse):
+            if not can:
+                self._check_tensors(settings["params"])
+        if self._backend is not None:
+            self._backend.discard_sums()
+        if regularizes:
+            self.cpr.step(scaler.get("found_inf"))
+        self._torch_step(can_fuse, scaler)
+        return loss
+
+    # Fused step
+
+    def _rebind_parameters(self) -> None:
+        """Choose the backend for the present parameters."""
+        held = [p for group in self.param_groups for p in group["params"]]
+        self._local = dict(zip(map(id, held), local_tensors(held))) if self._has_shards else {}
+        self._signature = self._parameter_signature()
+        matrices = [self._local.get(id(p), p) for p in self.cpr.parameters]
+        # The backend checks a frozen parameter when it gets a gradient later.
+        params = [self._local.get(id(p), p) for p in held if p.requires_grad]
+        is_l2 = all(settings.regularizer is REGULARIZERS["l2"] for settings in self.cpr.settings)
+        self._backend: FusedBackend | None = (
+            self._find_backend(matrices, params) if is_l2 and params and self._allows_fused else None
+        )
+
+    def _parameter_signature(self) -> list[Any]:
+        """Return the properties of the parameters that a backend depends on."""
+        if not self._has_shards:
+            return [(p.numel(), p.dtype, p.device) for p in self.cpr.parameters]
+        # The local tensors of DTensors may be replaced.
+        held = local_tensors(p for group in self.param_groups for p in group["params"])
+        return [(p.numel(), p.dtype, p.device, p.data_ptr()) for p in held]
+
+    def _rebind_if_changed(self) -> None:
+        """Choose the backend again if the parameters have changed size, dtype or device."""
+        backend = self._backend
+        is_current = backend is not None and not self._has_shards and not backend.is_outdated()
+        if not is_current and self._signature != self._parameter_signature():
+            self._rebind_parameters()
+
+    def _usable_backend(self, groups: Sequence[GroupStep | None]) -> FusedBackend | None:
+        """Return the backend if it can take this step."""
+        backend = self._backend
+        if backend is None:
+            return None
+        for group, settings in zip(groups, self.param_groups):
+            # Parameters that CPR does not regularize may have weight decay.
+            if group is None or settings["weight_decay"] != 0:
+                return None
+        known = [group for group in groups if group is not None]
+        return backend if backend.supports(known) and passes_self_check(backend, known) else None
+
+    def _group_step(self, index: int, group: dict[str, Any]) -> GroupStep | None:
+        """Return the group's tensors for a fused step, CPR's or torch's; None if neither is possible."""
+        # fused is never set for DTensors of SGD, for which torch has no fused step.
+        is_set = group["fused"] or (self._has_shards and not self._torch_fuses_shards)
+        if not (self._allows_fused and is_set and self._supports_fused(group)):
+            return None
+        stepped = [p for p in group["params"] if p.grad is not None]
+        grads = [p.grad for p in stepped]
+        if [g.layout for g in grads] != [torch.strided] * len(grads):
+            return None
+        if [g.dtype for g in grads] != [p.dtype for p in stepped]:
+            return None
+        # A gradient may still be a partial sum over processes, which torch's unfused step adds up.
+        if self._has_shards and not all(map(has_same_placements, stepped, grads)):
+            return None
+        tensors = self._gather_tensors(group, stepped, grads)
+        if tensors is None:
+            return None
+        if not tensors.read_layout(self._columns.get(index, ())):
+            _match_memory_order(self, stepped)
+            tensors = self._gather_tensors(group, stepped, [p.grad for p in stepped])
+            if tensors is None or not tensors.read_layout():
+                return None
+        self._columns[index] = tensors.columns
+        return tensors
+
+    def _gather_tensors(
+        self, group: dict[str, Any], stepped: list[Tensor], grads: list[Any]
+    ) -> GroupStep | None:
+        params = stepped
+        state, steps = self._state_tensors(group, stepped)
+        if self._has_shards:
+            if not all(all(map(has_same_placements, stepped, column)) for column in state if column):
+                return None
+            params = [self._local[id(p)] for p in stepped]
+            grads = local_tensors(grads)
+            state = [local_tensors(column) for column in state]
+            steps = local_tensors(steps)
+        matrices = [self._matrix_index.get(id(p), -1) for p in stepped]
+        return GroupStep(self._rule(group), params, grads, state, steps, matrices)
+
+    def _check_tensors(self, params: list[Tensor]) -> None:
+        """Check that torch's step can use the tensors, before anything is changed.
+
+        Raises:
+            RuntimeError: the storage of a tensor is too short, or a gradient or state has another
+                device, shape or dtype than its parameter.
+        """
+        for p in params:
+            state = self.state.get(p, {})
+            states = {f"state {key!r}": state.get(key) for key in (*self._state_keys, "step")}
+            tensors = {"parameter": p, "gradient": p.grad, **states}
+            for key, t in tensors.items():
+                if not isinstance(t, Tensor):
+                    continue
+                if is_truncated(t):
+                    raise RuntimeError(
+                        f"{key} of shape {tuple(t.shape)}: expected storage for all elements, got "
+                        f"{t.untyped_storage().nbytes()} bytes; resize its storage before the step"
+                    )
+                if p.grad is None or key in ("parameter", "state 'step'"):
+                    continue
+                title = f"{key} of a parameter of shape {tuple(p.shape)}"
+                if t.device != p.device:
+                    raise RuntimeError(
+                        f"{title}: expected the parameter's device {p.device}, got {t.device}; load the "
+                        "optimizer's state_dict() again after moving the model"
+                    )
+                if t.shape != p.shape:
+                    raise RuntimeError(
+                        f"{title}: expected the parameter's shape, got {tuple(t.shape)}; build a new "
+                        "optimizer after changing the shapes of parameters"
+                    )
+                if t.dtype != p.dtype and not self._allows_other_dtypes:
+                    raise RuntimeError(
+                        f"{title}: expected the parameter's dtype {p.dtype}, got {t.dtype}; load the "
+                        "optimizer's state_dict() again after casting the model"
+                    )
+
+    # Unfused step
+
+    def _torch_step(self, can_fuse: list[bool], scaler: dict[str, Tensor]) -> None:
+        """Take torch's step, unfused for groups that cannot be fused."""
+        unfused = [g for g, can in zip(self.param_groups, can_fuse) if g["fused"] and not can]
+        if unfused and scaler:
+            # Only torch's fused steps handle GradScaler's tensors.
+            if "found_inf" in scaler and bool(scaler["found_inf"]):
+                return
+            scale = scaler.get("grad_scale")
+            grads = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
+            for grad in grads if scale is not None else []:
+                grad.div_(scale.to(grad.device))  # type: ignore[union-attr]
+            self.grad_scale = self.found_inf = None  # GradScaler deletes them after the step
+        for group in unfused:
+            group["fused"] = False
+        try:
+            _without_hooks(self._torch_class.step)(self)
+        finally:
+            for group in unfused:
+                group["fused"] = True
+
+    def _torch_fuses(self, group: dict[str, Any]) -> bool:
+        """Return True if torch has a fused step for the group, with or without DTensors."""
+        sharded = {is_sharded(p) for p in group["params"]} if self._has_shards else {False}
+        return sharded == {False} or (sharded == {True} and self._torch_fuses_shards)
+
+    # Implemented by subclasses
+
+    _torch_fuses_shards = False
+    """True if torch's fused step supports DTensors."""
+
+    _state_keys: tuple[str, ...]
+    """Keys of the state tensors with the parameters' shapes."""
+    _allows_other_dtypes = False
+    """True if torch's unfused step supports gradients and state of another dtype."""
+
+    @abstractmethod
+    def _supports_fused(self, group: dict[str, Any]) -> bool:
+        """Return True if a fused step supports the settings of the group."""
+
+    @abstractmethod
+    def _state_tensors(
+        self, group: dict[str, Any], stepped: list[Tensor]
+    ) -> tuple[list[list[Tensor]], list[Tensor]]:
+        """Return the state tensors and step counts of the parameters; create missing ones."""
+
+    @abstractmethod
+    def _rule(self, group: dict[str, Any]) -> Rule:
+        """Return the settings of the step."""
+
+    def _count_steps(self, groups: Sequence[GroupStep | None], found_inf: Tensor | None = None) -> None:
+        """Add 1 to the step counts, or subtract ``found_inf`` from them."""
+        steps = [count for group in groups if group is not None for count in group.steps]
+        if steps and found_inf is None:
+            torch._foreach_add_(steps, 1)
+        elif steps:
+            assert found_inf is not None
+            torch._foreach_sub_(steps, [found_inf.to(steps[0].device)] * len(steps))
+
+    # Settings and state
+
+    def _check_settings(self) -> None:
+        """Check that the settings of CPR in the parameter groups have not been changed.
+
+        Raises:
+            ValueError: they have; or groups were added, removed or reordered.
+        """
+        if self._initial_groups != self._group_ids():
+            raise ValueError(
+                f"param_groups of {type(self).__name__}: expected the initial groups, got some added, "
+                "removed or reordered; build a new optimizer"
+            )
+        for i, (group, own) in enumerate(zip(self.param_groups, self._settings)):
+            for key in CPRSettings.KEYS:
+                now = group.get(key)
+                if isinstance(now, Tensor) or now != own[key]:
+                    raise ValueError(
+                        f"{key} of parameter group {i}: expected {own[key]!r} as at construction, got "
+                        f"{short_repr(now)}; build a new optimizer to change settings of CPR"
+                    )
+
+    def _group_ids(self) -> list[tuple[int, ...]]:
+        """Return the size and the first parameter of each group."""
+        return [(len(g["params"]), *map(id, g["params"][:1])) for g in self.param_groups]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group during construction.
+
+        Raises:
+            RuntimeError: the optimizer has been built.
+        """
+        if hasattr(self, "cpr"):
+            raise RuntimeError(
+                f"{type(self).__name__}: expected all parameters at construction, got more later; build "
+                "a new optimizer, since bounds and multipliers belong to the initial parameters"
+            )
+        super().add_param_group(param_group)
+
+    def __getstate__(self) -> NoReturn:
+        # torch's __getstate__ drops hooks: a copy would silently train without CPR.
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled; build a new one and load this "
+            "one's state_dict() into it"
+        )
+
+
+def _without_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the step of a torch optimizer without torch's wrapper, which would run hooks again."""
+    return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
+
+
+def _match_memory_order(optimizer: torch.optim.Optimizer, params: Iterable[Tensor]) -> None:
+    """Give gradients and state the memory order of their parameters, which fused steps require."""
+    for p in params:
+        if p.grad is not None and p.grad.layout is torch.strided:
+            grad = in_memory_order(p, p.grad)
+            if grad is not p.grad:
+                p.grad = grad
+        for key, value in optimizer.state.get(p, {}).items():
+            if not isinstance(value, Tensor) or value.layout is not torch.strided:
+                continue
+            if 0 not in value.stride():  # torch refuses expanded state
+                optimizer.state[p][key] = in_memory_order(p, value)
+
+
+def _copy_loaded_state(optimizer: CPROptimizer) -> None:
+    """Copy a loaded state and restore CPR's settings in the groups.
+
+    torch keeps the tensors of the loaded dict: steps would change them, and a checkpoint read with
+    ``mmap`` could not be overwritten. A state with other settings has been refused before.
+    """
+    for state in optimizer.state.values():
+        for key, value in state.items() if isinstance(state, dict) else ():  # users may add other values
+            if isinstance(value, Tensor):
+                state[key] = value.clone()
+    for group, settings in zip(optimizer.param_groups, optimizer._settings):
+        group.update(settings)
+        _match_memory_order(optimizer, group["params"] if group["fused"] else [])

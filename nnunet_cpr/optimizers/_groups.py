@@ -1,0 +1,105 @@
+"""Construction of parameter groups and their CPR for the optimizers."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nnunet_cpr._distributed import is_sharded, local_tensors
+from nnunet_cpr._row_norms import is_dense
+from nnunet_cpr._validation import short_repr
+from nnunet_cpr.cpr import CPR, CPRSettings
+from nnunet_cpr.fused import is_enabled
+from nnunet_cpr.param_groups import Params, param_groups
+
+_TORCH_KEYS = {"lr", "maximize", "foreach", "differentiable", "fused", "params", "weight_decay"}
+_FOREIGN_KEYS = {
+    "name",  # Lightning's monitor of learning rates
+    *("initial_lr", "max_lr", "min_lr", "swa_lr", "max_momentum", "base_momentum"),  # schedulers
+    *("lr_scale", "group_name", "layer_id", "layer_name"),  # timm and layer-wise learning rates
+}
+"""Keys of parameter groups that other libraries use; any other unknown key is a mistake."""
+
+
+def build_groups(
+    params: Params, given: dict[str, Any], torch_keys: set[str]
+) -> tuple[CPR, list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return CPR, the parameter groups for torch, and CPR's settings of each group as plain values.
+
+    In the groups the weight decay is 0. A module gives one group in the order of its parameters, as in
+    ``torch.optim.SGD(module.parameters())``, so that state dicts are interchangeable.
+
+    Args:
+        params: as in :class:`~nnunet_cpr.cpr.CPR`.
+        given: values of :data:`CPRSettings.KEYS <nnunet_cpr.cpr.CPRSettings>`.
+        torch_keys: keys of the groups of this optimizer in addition to those of every optimizer.
+
+    Raises:
+        TypeError: a group has an unknown key.
+    """
+    groups = param_groups(params)
+    known = torch_keys | _TORCH_KEYS | {"regularize", *CPRSettings.KEYS}
+    for i, group in enumerate(groups):
+        unknown = sorted(map(str, group.keys() - known - _FOREIGN_KEYS))
+        if unknown:
+            close = difflib.get_close_matches(unknown[0], known, n=1)
+            advice = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"parameter group {i}: unknown key {unknown[0]!r}{advice}")
+    cpr = CPR(groups, **given)
+    settings = [CPRSettings.parse({**given, **group}).plain() for group in groups]
+    if isinstance(params, torch.nn.Module):
+        names = {id(p): name for group in groups for name, p in group["params"]}
+        in_order = [(names[id(p)], p) for p in params.parameters()]
+        return cpr, [{"params": in_order, "weight_decay": 0, **settings[0]}], settings[:1]
+    for_torch = [
+        {
+            **{key: value for key, value in group.items() if key != "regularize"},
+            **own,
+            "params": group["params"] if groups.has_names else [p for _, p in group["params"]],
+            "weight_decay": 0,
+        }
+        for group, own in zip(groups, settings)
+    ]
+    return cpr, for_torch, settings
+
+
+def check_no_weight_decay(optimizer: str, weight_decay: Any) -> None:
+    """Check that no weight decay is given.
+
+    Raises:
+        TypeError: it is.
+    """
+    if isinstance(weight_decay, Tensor) or weight_decay != 0:
+        raise TypeError(
+            f"weight_decay of {optimizer}: expected 0, since CPR replaces it, got "
+            f"{short_repr(weight_decay)}; choose kappa instead"
+        )
+
+
+def choose_fused(fused: bool | None, groups: list[dict[str, Any]], *, is_sgd: bool) -> bool:
+    """Return ``fused``, or if it is None, True if the parameters allow a fused step.
+
+    Raises:
+        ValueError: ``fused=True`` and a parameter has gaps in memory.
+    """
+    items = [item for group in groups for item in group["params"]]
+    params = [item[1] if isinstance(item, tuple) else item for item in items]
+    # Quantized parameters have integer dtypes and are never trained.
+    params = [p for p in params if p.is_floating_point()]
+    gaps = [p for p, local in zip(params, local_tensors(params)) if not is_dense(local)]
+    if fused and gaps:
+        raise ValueError(
+            "fused=True: expected parameters without gaps in memory, got one of shape "
+            f"{tuple(gaps[0].shape)} with strides {gaps[0].stride()}; make it contiguous or omit fused"
+        )
+    if fused is not None:
+        return fused
+    if gaps or not is_enabled() or not all(p.device.type in ("cpu", "cuda") for p in params):
+        return False
+    # torch has no fused SGD for DTensors; its fused SGD in half precision on the CPU is wrong in 2.6.
+    return not is_sgd or not any(
+        is_sharded(p) or (p.device.type == "cpu" and p.dtype.itemsize < 4) for p in params
+    )

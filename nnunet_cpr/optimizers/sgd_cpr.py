@@ -1,0 +1,110 @@
+"""SGD with CPR in place of weight decay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nnunet_cpr.bounds import Bound, KappaWS
+from nnunet_cpr.fused import Rule
+from nnunet_cpr.optimizers._base import CPROptimizer
+from nnunet_cpr.optimizers._groups import build_groups, check_no_weight_decay, choose_fused
+from nnunet_cpr.param_groups import Params
+from nnunet_cpr.regularizers import Regularizer
+
+_GROUP_KEYS = {"momentum", "dampening", "nesterov"}
+
+
+class SGDCPR(CPROptimizer, torch.optim.SGD):
+    """``torch.optim.SGD`` with :class:`~nnunet_cpr.cpr.CPR` in place of weight decay.
+
+    Args:
+        params: module, named parameters, parameters or parameter groups. CPR regularizes those that are
+            trainable at construction. A group may have its own ``kappa``, ``regularizer``, ``mu`` and
+            ``adaptive``. Its ``weight_decay`` is used for the selection only: CPR does not regularize a
+            group with 0 if another group has a positive one, nor a group with ``regularize=False``.
+        lr, momentum, nesterov, maximize: as in ``torch.optim.SGD``; the defaults of ``momentum`` and
+            ``nesterov`` are those of nnU-Net.
+        kappa, regularizer, mu, adaptive: as in :class:`~nnunet_cpr.cpr.CPR`.
+        fused: None takes fused steps if the parameters allow. True also makes the step unscale the
+            gradients of ``GradScaler``, as in torch.
+        weight_decay: must be 0, since CPR replaces it.
+
+    Attributes:
+        cpr: the attached :class:`~nnunet_cpr.cpr.CPR`.
+
+    Raises:
+        TypeError: a weight decay, or a parameter group with an unknown key.
+        TypeError, ValueError: as :class:`~nnunet_cpr.cpr.CPR` and ``torch.optim.SGD`` do.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = SGDCPR(model, lr=0.1, kappa="ws2")
+        >>> for _ in range(3):
+        ...     model(torch.ones(1, 4)).sum().backward()
+        ...     optimizer.step()
+        >>> optimizer.cpr.metrics()["bounded"]
+        1.0
+    """
+
+    _torch_class = torch.optim.SGD
+    _state_keys = ("momentum_buffer",)
+    _allows_other_dtypes = True
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.99,
+        nesterov: bool = True,
+        *,
+        kappa: Bound | str = KappaWS(1000),
+        regularizer: str | Regularizer = "l2",
+        mu: float = 1.0,
+        adaptive: bool = False,
+        maximize: bool = False,
+        fused: bool | None = None,
+        weight_decay: float = 0,
+    ) -> None:
+        check_no_weight_decay(type(self).__name__, weight_decay)
+        given = {"kappa": kappa, "regularizer": regularizer, "mu": mu, "adaptive": adaptive}
+        cpr, groups, settings = build_groups(params, given, torch_keys=_GROUP_KEYS)
+        super().__init__(
+            groups,
+            lr=lr,
+            momentum=momentum,
+            nesterov=nesterov,
+            maximize=maximize,
+            fused=choose_fused(fused, groups, is_sgd=True),
+        )
+        self._attach(cpr, settings, fused)
+
+    def _supports_fused(self, group: dict[str, Any]) -> bool:
+        return group["dampening"] == 0 and not group["differentiable"]
+
+    def _state_tensors(
+        self, group: dict[str, Any], stepped: list[Tensor]
+    ) -> tuple[list[list[Tensor]], list[Tensor]]:
+        if group["momentum"] == 0:
+            return [[]], []
+        # torch's fused step creates the momentum of all parameters or of none: it fails for a parameter
+        # that gets its first gradient later, or if GradScaler skips the first step. Starting from 0, the
+        # first step sets the momentum to the gradient, as in torch.
+        momentum = []
+        for p in stepped:
+            state = self.state[p]
+            if state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = torch.zeros_like(p)
+            momentum.append(state["momentum_buffer"])
+        return [momentum], []
+
+    def _rule(self, group: dict[str, Any]) -> Rule:
+        return Rule(
+            adam=False,
+            lr=group["lr"],
+            beta1=group["momentum"],
+            nesterov=group["nesterov"],
+            maximize=group["maximize"],
+        )
