@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from filelock import FileLock, Timeout
 
 TEMPORARY_PREFIX = ".nnunet-cpr-tmp-"
 """Prefix of temporary directories; nnU-Net ignores names that do not start with ``Dataset``."""
@@ -88,6 +87,8 @@ def atomic_directory(target: Path) -> Iterator[Path]:
     Raises:
         OSError: the directory cannot be written; nothing is left of it.
     """
+    from filelock import FileLock, Timeout  # not when nnU-Net imports the trainers
+
     for stale in target.parent.glob(f"{TEMPORARY_PREFIX}*"):
         try:
             with FileLock(stale / ".lock", timeout=0):

@@ -66,5 +66,5 @@ def parse_run_name(name: str) -> RunName:
     """
     parsed = parse_name(RunName, name)
     if parsed is None:
-        raise WrongName(f"unknown run {name!r}; its name starts with one of {', '.join(FAMILIES)}")
+        raise WrongName(f"unknown run {name!r}; its name begins with {', '.join(FAMILIES)}")
     return parsed

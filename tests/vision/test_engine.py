@@ -454,7 +454,7 @@ def test_every_family_completes(family: str) -> None:
         ("Adamcpr_ws9", r"did you mean AdamCPR_ws9\?"),
         ("nonsense", "its name begins with AdamCPR, SGDCPR"),
         ("AdamCPR_100epochs", "unknown suffix _100epochs"),
-        ("AdamW_ws100", "the one with CPR is AdamCPR"),
+        ("AdamW_ws100", "use AdamCPR or leave it out"),
         ("SGDCPR_wd0p1", "takes no _wd0p1"),
     ],
 )
