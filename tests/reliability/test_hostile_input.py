@@ -368,7 +368,7 @@ def test_infinite_dice_leaves_a_fold_unfinished(number: str, tmp_path: Path) -> 
     assert state_of(damaged, paths).stage is Stage.WAITING
     assert state_of(good, paths).stage is Stage.DONE
     found = read_results(study, tmp_path, None, None)
-    assert set(found.cases["fold"]) == {1} and "summary.json cannot be read" in found.notes[0]
+    assert set(found.cases["fold"]) == {1} and "summary.json unreadable" in found.notes[0]
 
 
 def test_undefined_dice_is_missing_in_finished_fold(tmp_path: Path) -> None:
