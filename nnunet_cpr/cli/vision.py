@@ -21,14 +21,14 @@ app = typer.Typer(
     help="CPR and comparison methods on vision tasks: single runs, and the paper's heat maps.",
 )
 
-_TaskName = Annotated[str, typer.Argument(metavar="TASK", help="Task of vision presets.")]
+_TaskName = Annotated[str, typer.Argument(metavar="TASK", help="A task; vision presets lists them.")]
 _RunNames = Annotated[
     list[str],
     typer.Argument(
         metavar="NAME...", help="Optimizer, regularization and seed, such as AdamCPR_ws1000_seed1."
     ),
 ]
-_SweepName = Annotated[str, typer.Argument(metavar="SWEEP", help="Sweep of vision presets.")]
+_SweepName = Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep; vision presets lists them.")]
 _Results = Annotated[Path, typer.Option("--results", help="Folder of the runs' folders.")]
 _Data = Annotated[Path | None, typer.Option(help="Folder of the data set, for tasks that need one.")]
 _Device = Annotated[str | None, typer.Option(help="cuda, cpu or mps; by default cuda if available.")]
