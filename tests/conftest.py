@@ -18,7 +18,7 @@ from tests.helpers import ROOT, examples
 if TYPE_CHECKING:
     from tests.helpers.workspace import Workspace
 
-# What a user's shell has set must not change a test. Some of these are read at import.
+# Variables of the user's shell must not change a test. Some are read at import.
 _PREFIXES = ("nnUNet", "NNUNET_CPR", "SLURM_", "SUBMITIT_", "TYPER_")
 _NAMES = ("COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 for _name in [name for name in os.environ if name.startswith(_PREFIXES) or name in _NAMES]:
@@ -98,7 +98,7 @@ def model() -> torch.nn.Module:
 
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """A small data set, planned and preprocessed by nnU-Net, for tests that run its commands."""
+    """Return a small data set, planned and preprocessed by nnU-Net, for tests that run its commands."""
     from tests.helpers.workspace import make_workspace  # imports nnU-Net
 
     return make_workspace(tmp_path_factory.mktemp("nnunet"))
@@ -106,7 +106,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The Decathlon's Task04_Hippocampus, where the project has it."""
+    """Return the folder of the Decathlon's Task04_Hippocampus; skip without it."""
     for folder in (ROOT / "shared" / "data", ROOT.parent / "shared" / "data"):
         if (folder / "Task04_Hippocampus" / "dataset.json").exists():
             return folder / "Task04_Hippocampus"

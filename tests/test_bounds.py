@@ -11,7 +11,7 @@ from nnunet_cpr.bounds import BOUNDS, Bound
 
 
 def run(bound: Bound, *measures: list[float]) -> list[list[float]]:
-    """The bounds after each step, for the measures of each matrix over the steps."""
+    """Return the bounds after each step for given values of R."""
     table = torch.tensor(measures).T
     kappa = torch.full((len(measures),), math.inf)
     memory = bound.memory(kappa)

@@ -13,7 +13,7 @@ from tests.helpers.matrices import matrix, set_gradients
 
 @pytest.mark.parametrize("regularizer", ["l2", "l1", "std", "huber"])
 def test_the_way_of_a_gpu_gives_the_same(regularizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where coefficients stay on the device, every matrix is corrected, by 0 if by nothing."""
+    """Every matrix is corrected, by 0 if need be, if coefficients stay on the device."""
 
     def run() -> tuple[list[torch.Tensor], torch.Tensor]:
         generator = torch.Generator().manual_seed(0)

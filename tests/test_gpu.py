@@ -1,4 +1,4 @@
-"""What only a GPU shows: no waiting, few launches, CUDA graphs, mixed precision."""
+"""Behaviour on a GPU: no waiting, few launches, CUDA graphs, mixed precision."""
 
 from __future__ import annotations
 

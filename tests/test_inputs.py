@@ -43,7 +43,7 @@ def test_default_run_draws_no_random_examples() -> None:
 
 
 def found() -> list[tuple[int, float]]:
-    """The examples of a test that hypothesis runs, with what torch draws for each."""
+    """Return the examples that hypothesis runs, and a number that torch draws for each."""
     seen = []
 
     @settings(settings.get_profile(examples.DEFAULT), max_examples=200)

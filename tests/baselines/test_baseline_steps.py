@@ -228,7 +228,7 @@ def test_a_parameter_that_is_not_finite_spoils_no_other(kind: str, bad: float) -
 @every_baseline
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_follows_single_precision(kind: str, dtype: torch.dtype) -> None:
-    """Of values that are exact in half precision, with decays that it can show."""
+    """Use values that half precision holds exactly, and decays that it can resolve."""
     results = []
     for d in (dtype, torch.float32):
         p = torch.nn.Parameter((torch.arange(32.0).reshape(4, 8) / 16 + 0.5).to(d))

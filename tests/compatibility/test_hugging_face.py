@@ -63,7 +63,7 @@ def reset_accelerate() -> None:
 
 
 def language_model() -> nn.Module:
-    """A GPT-2 of one layer without dropout, from its configuration alone."""
+    """Return a GPT-2 of one layer without dropout, from its configuration."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 32, "n_positions": 8, "n_embd": 16, "n_layer": 1, "n_head": 2}
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}

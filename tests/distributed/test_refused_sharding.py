@@ -1,4 +1,4 @@
-"""What would be computed wrongly is refused in a sentence."""
+"""Refused parameters: those for which CPR would compute wrong values."""
 
 from __future__ import annotations
 

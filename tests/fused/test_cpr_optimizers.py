@@ -1,4 +1,4 @@
-"""What torch and its users may ask of an optimizer's step, whichever way it goes."""
+"""Steps of SGDCPR and AdamCPR, fused and unfused, as torch and its users call them."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_a_parameter_given_twice_is_stepped_as_torch_does() -> None:
 
 @pytest.mark.parametrize("regularizer", ["l2", "l1"])
 def test_gradients_that_come_late_or_broken_at_first(regularizer: str) -> None:
-    """torch's fused SGD stops at the first, and at the second takes momentum from stale memory."""
+    """PyTorch's fused SGD stops at the first, and at the second takes momentum from stale memory."""
     params = parameters(shapes=[(5, 4), (3, 3)])
     optimizer = SGDCPR(params, lr=0.1, kappa=KappaK(100.0), regularizer=regularizer)
     assert optimizer.defaults["fused"]

@@ -1,4 +1,4 @@
-"""What a GPU would be given."""
+"""Code that Triton compiles for a GPU."""
 
 from __future__ import annotations
 

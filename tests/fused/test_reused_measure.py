@@ -104,7 +104,7 @@ def test_steps_that_the_pass_does_not_see_are_seen(backend: str) -> None:
 
 
 def test_a_change_that_torch_cannot_see_is_measured_a_step_later(backend: str) -> None:
-    """What docs/library.md says of ``.data``, and its way out."""
+    """Writes through ``.data`` are measured one step late, as docs/library.md says."""
     for announce in (False, True):
         p = parameters(device=DEVICE[backend], shapes=[(60, 50)])[0]
         optimizer = SGDCPR([p], lr=0.0, kappa=KappaKI0(1.0))

@@ -18,7 +18,7 @@ Rates = dict[str, float]
 
 class OracleBaseline:
     def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
-        """The points that the optimizer's moves are added to; only those with a gradient."""
+        """Return the points from which the optimizer moves, for parameters with a gradient."""
         return {n: x for n, x in points.items() if gradients[n] is not None}
 
     def after(self, points: Points) -> Points:

@@ -33,7 +33,7 @@ class Crew:
             self._members.append((process, ours))
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """What ``function(*args)`` returned on each process.
+        """Return the results of ``function(*args)`` on each process.
 
         Raises:
             AssertionError: it raised on one of them, or did not come back.
@@ -57,7 +57,7 @@ class Crew:
 
 @contextmanager
 def crew(size: int) -> Iterator[Crew]:
-    """A crew that goes home at the end."""
+    """Yield a crew and end its processes."""
     members = Crew(size)
     try:
         yield members

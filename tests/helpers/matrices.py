@@ -35,7 +35,7 @@ def take_same_steps(
 def take_steps_by_closure(
     build: Callable[[torch.nn.Parameter], torch.optim.Optimizer],
 ) -> list[tuple[torch.Tensor, torch.optim.Optimizer]]:
-    """A matrix after three steps, and its optimizer: without a closure, with one, with one by name."""
+    """Return a matrix after three steps and its optimizer, for each way to pass a closure."""
     results = []
     for use in (None, "position", "keyword"):  # Lightning names it
         p = torch.nn.Parameter(torch.linspace(1, 2, 6).reshape(2, 3))

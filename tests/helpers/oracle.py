@@ -53,7 +53,7 @@ class OracleCPR:
     samples: dict = field(default_factory=dict)
 
     def correction(self, params: dict[str, Array], has_grad: dict[str, bool]) -> dict[str, Array]:
-        """What to subtract from each parameter in this step, on top of the optimizer's own move."""
+        """Return the correction to subtract from each parameter before the optimizer's step."""
         out = {}
         for name, x in params.items():
             r = measure(self.regularizer, x)

@@ -53,7 +53,7 @@ BASELINES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained and how."""
+    """Model, optimizer and regularization method of a training."""
 
     optimizer: str = "SGDCPR"
     baseline: str | None = None
@@ -203,7 +203,7 @@ def small_chunks() -> None:
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:
-    """Where two states differ in a single bit, in a dtype, or in an entry."""
+    """Return the paths at which two states differ in a bit, a dtype or an entry."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         if one.dtype != other.dtype or one.shape != other.shape:
             return [path]

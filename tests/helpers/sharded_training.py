@@ -94,7 +94,7 @@ def train(
     rank: int = 0,
     size: int = 1,
 ) -> None:
-    """Steps over the batches of these numbers, of which this process sees its part."""
+    """Train on the batches of these numbers, of which this process has a part."""
     for step in steps:
         x, y = data(step)
         part = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
@@ -110,7 +110,7 @@ def full(t: Tensor) -> Tensor:
 
 
 def found(model: nn.Module, cpr: CPR) -> dict[str, Tensor]:
-    """What a training came to: all parameters, bounds and multipliers, and the measure by hand."""
+    """Return all parameters, bounds, multipliers and the independently computed values of R."""
     parameters = {f"parameter {name}": full(p) for name, p in model.named_parameters()}
     state = {f"state {key}": value.clone() for key, value in cpr.state_dict()["state"].items()}
     return {**parameters, **state, "measure": cpr.measure}
@@ -164,7 +164,7 @@ WAYS: dict[str, Callable[[Net], Net]] = {
 
 
 def part_of_the_batch(way: str) -> tuple[int, int]:
-    """The place of this process among those that see different data, and their number."""
+    """Return this process's rank among those with different data, and their number."""
     rank, size = dist.get_rank(), dist.get_world_size()
     if way == "tensor_parallel":
         return 0, 1
@@ -174,7 +174,7 @@ def part_of_the_batch(way: str) -> tuple[int, int]:
 
 
 def together(way: str, method: Method, steps: int) -> dict[str, Any]:
-    """The training on all processes; beside what it came to, how often the steps all-reduced."""
+    """Train on all processes; return the result and the number of all-reduces."""
     model = WAYS[way](Net())
     optimizer, cpr = method.build(model)
     calls, inside = [], [False]
@@ -206,7 +206,7 @@ def together(way: str, method: Method, steps: int) -> dict[str, Any]:
 
 
 def with_one_process_that_touches_its_part(steps: int) -> dict[str, Any]:
-    """A shard that was changed by hand on one process, whose measure is known on the others alone."""
+    """Change a shard by hand on one process; the others know its value of R from before."""
     model = fsdp(Net())
     optimizer, cpr = Method().build(model)
     for step in range(steps):
@@ -246,7 +246,7 @@ def load_sharded_and_go_on(
 
 
 def load_whole_and_go_on(method: Method, steps: int, more: range) -> dict[str, Tensor]:
-    """The state of one process, read on the first and sent to all (``broadcast_from_rank0``)."""
+    """Load a state on the first process and send it to all (``broadcast_from_rank0``)."""
     whole: Any = {}, {}
     if dist.get_rank() == 0:
         plain = Net()

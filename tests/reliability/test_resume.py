@@ -46,7 +46,7 @@ def _like_the_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def environment() -> dict[str, str]:
-    """Of another process that can import what this one can."""
+    """Return the variables of a process that can import what this one can."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
@@ -66,7 +66,7 @@ class Worker:
     def go_on(
         self, case: Case, begin: int, again_at: int | None = None, **options: Any
     ) -> dict[str, Any]:
-        """What the training has come to, which was saved before step ``begin``."""
+        """Resume the training saved before step ``begin`` and return its result."""
         assert self.process.stdin is not None and self.process.stdout is not None
         request = {
             "case": asdict(case),
@@ -391,7 +391,7 @@ JUNK = st.sampled_from(
 
 
 def places(state: Any, path: tuple = ()) -> list[tuple]:
-    """Of every entry of a nested state."""
+    """Return the path of every entry of a nested state."""
     keys = (
         state.keys() if isinstance(state, dict) else range(len(state)) if isinstance(state, list) else ()
     )

@@ -41,7 +41,7 @@ def read(planned, results):
 
 @pytest.fixture
 def unfinished(tmp_path):
-    """A has folds 0 and 1, B fold 0 alone."""
+    """Make results in which A has folds 0 and 1 and B fold 0 only."""
     write_fold(tmp_path, "A", 0, {"a": both(0.7)})
     write_fold(tmp_path, "A", 1, {"b": both(0.8)})
     write_fold(tmp_path, "B", 0, {"a": both(0.72)})
