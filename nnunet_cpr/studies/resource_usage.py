@@ -73,7 +73,7 @@ class ResourceUsage:
 def _gpu_memory(pids: Set[int]) -> int:
     """Return the bytes that these processes have on all NVIDIA GPUs; 0 if unknown."""
     try:
-        import pynvml  # type: ignore[import-untyped, import-not-found, unused-ignore]
+        import pynvml
     except ImportError:
         return 0
     try:

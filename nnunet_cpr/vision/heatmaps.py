@@ -184,7 +184,7 @@ def _color_scale(means: np.ndarray) -> tuple[Normalize, bool]:
 def _draw_panel(
     axes: Axes, panel: Panel, cells: pd.DataFrame, norm: Normalize, seeds: int, best: int | None
 ) -> None:
-    import seaborn  # type: ignore[import-untyped]
+    import seaborn
 
     shape = (len(panel.rows.labels), len(panel.columns.labels))
     texts = [_cell_text(cell, seeds, index == best) for index, cell in cells.iterrows()]
