@@ -1,4 +1,4 @@
-"""A small regression that each library trains, and the plain torch loop it is compared with."""
+"""Small regression for training with each library and with a plain torch loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def network() -> nn.Sequential:
 
 
 def samples(count: int = 32) -> tuple[Tensor, Tensor]:
-    """Inputs ``[count, 6]`` and targets ``[count, 3]``."""
+    """Return inputs ``[count, 6]`` and targets ``[count, 3]``."""
     generator = torch.Generator().manual_seed(1)
     return torch.randn(count, 6, generator=generator), torch.randn(count, 3, generator=generator)
 
