@@ -1,4 +1,4 @@
-"""CPR attached to an optimizer: what it accepts, closures, and the state in its state dict."""
+"""CPR attached to an optimizer: arguments, closures, and state dicts."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_frozen_parameters_stay_in_the_optimizer(model: torch.nn.Module) -> None
 
 
 @pytest.mark.parametrize("wrong", [None, torch.nn.Linear(1, 1)])
-def test_attaching_to_what_is_no_optimizer_changes_nothing(model: torch.nn.Module, wrong) -> None:
+def test_attaching_to_another_object_changes_nothing(model: torch.nn.Module, wrong) -> None:
     cpr = CPR(model)
     with pytest.raises(TypeError, match=r"expected a torch\.optim\.Optimizer that runs hooks, got a"):
         cpr.attach(wrong)
@@ -143,7 +143,7 @@ def test_detached_cpr_does_nothing(model: torch.nn.Module) -> None:
 
 
 @pytest.mark.parametrize("do", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_optimizers_are_not_copied_without_what_is_attached(model: torch.nn.Module, do) -> None:
+def test_optimizers_with_attachment_refuse_to_be_copied(model: torch.nn.Module, do) -> None:
     torchs = torch.optim.SGD(model.parameters(), lr=0.1)
     for attached in (CPR(model), DecoupledDecay(model)):
         attached.attach(torchs)
@@ -169,8 +169,8 @@ def test_a_model_beside_an_optimizer_can_be_copied(model: torch.nn.Module) -> No
 # Closures
 
 
-def test_a_closure_is_evaluated_before_the_correction() -> None:
-    """The gradient belongs to theta_t, not to the corrected point."""
+def test_closure_is_evaluated_before_the_correction() -> None:
+    """Check that the gradient is taken at theta_t, not at the corrected point."""
 
     def take_steps(kappa: float) -> list[tuple[torch.Tensor, torch.optim.Optimizer]]:
         return take_steps_by_closure(
@@ -184,7 +184,7 @@ def test_a_closure_is_evaluated_before_the_correction() -> None:
         assert optimizer.cpr.step_count == 3
 
 
-def test_an_optimizer_that_calls_its_closure_often_is_corrected_once_a_step() -> None:
+def test_repeated_closure_calls_correct_once_a_step() -> None:
     p = matrix(2.0)
     optimizer = torch.optim.LBFGS([p], lr=1e-3, max_iter=5)
     cpr = CPR([p], kappa=KappaK(3.9))
@@ -255,7 +255,7 @@ def test_state_goes_by_name_not_by_order(model: torch.nn.Module) -> None:
     assert torch.equal(turned.kappa, optimizer.cpr.kappa.flip(0))
 
 
-def test_a_compiled_models_names_are_the_plain_ones(model: torch.nn.Module) -> None:
+def test_compiled_model_has_unwrapped_names(model: torch.nn.Module) -> None:
     assert CPR(torch.compile(model)).names == CPR(model).names
     assert CPR(torch.compile(model).named_parameters()).names == CPR(model).names
     parts = torch.nn.Sequential(torch.compile(model[0]), *model[1:])
@@ -283,7 +283,7 @@ def test_a_compiled_models_names_are_the_plain_ones(model: torch.nn.Module) -> N
         (lambda s: s.update(version=0), "expected version 1, got 0"),
     ],
 )
-def test_a_state_that_does_not_fit_is_refused_whole(
+def test_mismatched_state_is_refused_without_changes(
     model: torch.nn.Module, change, message: str
 ) -> None:
     optimizer = SGDCPR(model, lr=0.1)
@@ -299,7 +299,7 @@ def test_a_state_that_does_not_fit_is_refused_whole(
     assert torch.equal(after["cpr"]["state"]["step"], before["cpr"]["state"]["step"])
 
 
-def test_an_optimizer_state_that_torch_refuses_leaves_cpr_as_it_was(model: torch.nn.Module) -> None:
+def test_state_refused_by_torch_leaves_cpr_unchanged(model: torch.nn.Module) -> None:
     optimizer = SGDCPR(model, lr=0.1)
     state = optimizer.state_dict()
     state["cpr"]["state"]["step"] += 5
@@ -313,9 +313,7 @@ def test_an_optimizer_state_that_torch_refuses_leaves_cpr_as_it_was(model: torch
     ("missing", "message"),
     [("cpr", "saved without CPR"), ("param_groups", "got no param_groups")],
 )
-def test_a_state_that_is_not_whole_is_refused(
-    model: torch.nn.Module, missing: str, message: str
-) -> None:
+def test_incomplete_state_is_refused(model: torch.nn.Module, missing: str, message: str) -> None:
     optimizer = SGDCPR(model, lr=0.1)
     state = optimizer.state_dict()
     del state[missing]

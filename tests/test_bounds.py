@@ -11,7 +11,7 @@ from nnunet_cpr.bounds import BOUNDS, Bound
 
 
 def run(bound: Bound, *measures: list[float]) -> list[list[float]]:
-    """Return the bounds after each step for given values of R."""
+    """Return the bounds after each step from the regularization values over the steps."""
     table = torch.tensor(measures).T
     kappa = torch.full((len(measures),), math.inf)
     memory = bound.memory(kappa)
@@ -30,11 +30,11 @@ def test_kappa_ki0_scales_the_initial_measure() -> None:
     assert run(KappaKI0(0.5), [1.0, 2.0], [4.0, 2.0]) == [[0.5, 2.0], [0.5, 2.0]]
 
 
-def test_kappa_ws_is_the_measure_after_exactly_that_many_steps() -> None:
+def test_kappa_ws_is_r_after_exactly_its_steps() -> None:
     assert run(KappaWS(2), [1.0, 2.0, 3.0, 4.0]) == [[math.inf], [math.inf], [3.0], [3.0]]
 
 
-def test_kappa_ip_is_the_sample_at_the_first_negative_second_difference() -> None:
+def test_kappa_ip_is_set_at_first_negative_second_difference() -> None:
     convex_then_concave = [0.0, 1.0, 3.0, 6.0, 8.0, 9.0]
     always_convex = [0.0, 1.0, 4.0, 9.0, 16.0, 25.0]
     after = run(KappaIP(1), convex_then_concave, always_convex)
@@ -49,14 +49,14 @@ def test_kappa_ip_samples_at_multiples_of_its_interval() -> None:
     assert [k[0] for k in after] == [math.inf] * 6 + [6.0]
 
 
-def test_kappa_ip_smooths_what_it_looks_at_and_not_what_it_sets() -> None:
+def test_kappa_ip_smooths_samples_but_not_the_bound() -> None:
     # Unsmoothed: second difference -1 at t = 2. With ema 0.5 the samples are 0, 1, 2: none.
     assert run(KappaIP(1), [0.0, 2.0, 3.0])[2] == [3.0]
     assert run(KappaIP(1, ema=0.5), [0.0, 2.0, 3.0])[2] == [math.inf]
     assert run(KappaIP(1, ema=0.5), [0.0, 2.0, 2.5])[2] == [2.5]
 
 
-def test_kappa_ip_passes_over_a_sample_that_is_not_finite() -> None:
+def test_kappa_ip_skips_nonfinite_samples() -> None:
     after = run(KappaIP(1), [0.0, 1.0, math.nan, 3.0, 4.0])
     assert [k[0] for k in after][-2:] == [math.inf, 4.0]
 
@@ -90,7 +90,7 @@ def test_equal_bounds_have_one_description() -> None:
     assert repr(KappaWS(np.int64(5))) == "KappaWS(steps=5)"
 
 
-def test_the_earliest_step_a_bound_can_be_set_at() -> None:
+def test_earliest_step_of_each_bound() -> None:
     assert [b.earliest for b in (KappaK(1), KappaKI0(1), KappaWS(7), KappaIP(3))] == [0, 0, 7, 6]
 
 

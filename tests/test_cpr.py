@@ -1,4 +1,4 @@
-"""CPR's update: its settings, odd steps, numbers that are not finite, what it reports."""
+"""CPR's update: settings, unusual steps, values that are not finite, metrics."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.helpers.matrices import matrix, set_gradients
 
 
 @pytest.mark.parametrize("regularizer", ["l2", "l1", "std", "huber"])
-def test_the_way_of_a_gpu_gives_the_same(regularizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every matrix is corrected, by 0 if need be, if coefficients stay on the device."""
+def test_gpu_path_equals_cpu_path(regularizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the path of a GPU, where every matrix is corrected, if need be by 0."""
 
     def run() -> tuple[list[torch.Tensor], torch.Tensor]:
         generator = torch.Generator().manual_seed(0)
@@ -53,7 +53,7 @@ def test_wrong_settings_are_refused(model: torch.nn.Module, settings: dict, mess
         CPR(model, **settings)
 
 
-def test_a_bound_must_be_a_bound(model: torch.nn.Module) -> None:
+def test_kappa_of_wrong_type_is_refused(model: torch.nn.Module) -> None:
     with pytest.raises(TypeError, match=r"kappa: expected a bound such as .* or a word .* got 1000"):
         CPR(model, kappa=1000)  # type: ignore[arg-type]
 
@@ -61,7 +61,7 @@ def test_a_bound_must_be_a_bound(model: torch.nn.Module) -> None:
 # Steps
 
 
-def test_the_measure_and_the_correction_read_the_point_before_the_step() -> None:
+def test_correction_reads_parameters_before_the_step() -> None:
     p = matrix(2.0)
     p.grad = torch.ones_like(p)
     optimizer = SGDCPR([p], lr=0.5, momentum=0, nesterov=False, kappa=KappaK(3.9))
@@ -70,7 +70,7 @@ def test_the_measure_and_the_correction_read_the_point_before_the_step() -> None
     torch.testing.assert_close(p.data, torch.full((2, 3), 2.0 - 0.5 - lam * 2 * 2.0))
 
 
-def test_without_a_gradient_everything_is_left_alone() -> None:
+def test_matrix_without_gradient_is_unchanged() -> None:
     p, q = matrix(2.0), matrix(2.0)
     optimizer = SGDCPR([p, q], lr=0.1, kappa=KappaK(3.0))
     optimizer.step()
@@ -86,9 +86,7 @@ def test_without_a_gradient_everything_is_left_alone() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("regularizer", ["l2", "l1", "std", "huber"])
-def test_a_parameter_that_is_not_finite_does_not_poison_its_multiplier(
-    bad: float, regularizer: str
-) -> None:
+def test_nonfinite_parameter_leaves_its_multiplier_finite(bad: float, regularizer: str) -> None:
     p, q = matrix(2.0), matrix(2.0)
     p.detach()[0, 0] = q.detach()[0, 0] = 2.5
     optimizer = SGDCPR([p, q], lr=0.0, kappa=KappaK(0.1), regularizer=regularizer, mu=0.01)
@@ -102,7 +100,7 @@ def test_a_parameter_that_is_not_finite_does_not_poison_its_multiplier(
     assert torch.isfinite(p[1]).all()
 
 
-def test_a_gradient_that_is_not_finite_is_counted_when_it_has_broken_the_parameter() -> None:
+def test_nonfinite_gradient_is_counted_in_the_next_step() -> None:
     p = matrix(2.0)
     optimizer = SGDCPR([p], lr=0.1, kappa=KappaK(3.9))
     p.grad.fill_(math.nan)
@@ -114,7 +112,7 @@ def test_a_gradient_that_is_not_finite_is_counted_when_it_has_broken_the_paramet
     assert optimizer.cpr.metrics()["skipped_updates"] == 1
 
 
-def test_a_warm_start_that_meets_a_number_that_is_not_finite_waits_for_the_next() -> None:
+def test_warm_start_skips_nonfinite_values() -> None:
     p = matrix(2.0)
     optimizer = SGDCPR([p], lr=0.0, kappa=KappaWS(1))
     optimizer.step()
@@ -126,7 +124,7 @@ def test_a_warm_start_that_meets_a_number_that_is_not_finite_waits_for_the_next(
     assert optimizer.cpr.kappa.item() == pytest.approx(4.0)
 
 
-def test_l2_never_flips_a_sign_and_says_so() -> None:
+def test_l2_limits_and_counts_large_corrections() -> None:
     p = matrix(2.0)
     optimizer = SGDCPR([p], lr=0.0, kappa=KappaK(1.0))
     optimizer.step()  # lambda = 3, far above 1/2
@@ -137,7 +135,7 @@ def test_l2_never_flips_a_sign_and_says_so() -> None:
 
 @pytest.mark.parametrize("unscale_first", [False, True], ids=["", "unscale"])  # nnU-Net does
 @pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
-def test_a_step_that_the_gradient_scaler_skips_is_no_step(fused: bool, unscale_first: bool) -> None:
+def test_step_skipped_by_grad_scaler_does_not_count(fused: bool, unscale_first: bool) -> None:
     p = matrix(2.0)
     optimizer = SGDCPR([p], lr=0.1, kappa=KappaIP(1), fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -163,7 +161,7 @@ def test_a_step_that_the_gradient_scaler_skips_is_no_step(fused: bool, unscale_f
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_state_is_float32_whatever_the_parameters_are(dtype: torch.dtype) -> None:
+def test_state_is_float32_for_every_parameter_dtype(dtype: torch.dtype) -> None:
     p = matrix(2.0, dtype)
     optimizer = AdamCPR([p], kappa=KappaK(3.99))
     optimizer.step()
@@ -198,7 +196,7 @@ def test_a_bound_of_zero_does_not_hide_the_others() -> None:
     assert optimizer.cpr.metrics()["measure_to_kappa"] == pytest.approx(1.0)
 
 
-def test_metrics_say_what_happened(model: torch.nn.Module) -> None:
+def test_metrics_report_bounds_and_skipped_updates(model: torch.nn.Module) -> None:
     optimizer = SGDCPR(model, lr=0.1, kappa=KappaWS(1))
     first = optimizer.cpr.metrics()
     assert math.isnan(first["measure_to_kappa"]) and first["bounded"] == 0

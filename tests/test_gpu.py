@@ -1,4 +1,4 @@
-"""Behaviour on a GPU: no waiting, few launches, CUDA graphs, mixed precision."""
+"""Tests that need a GPU: synchronization, kernel launches, CUDA graphs, mixed precision."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def set_gradients(params: list[torch.nn.Parameter], t: int) -> None:
 
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("regularizer", ["l2", "l1", "std", "huber"])
-def test_a_step_never_waits_for_the_gpu(build: type, regularizer: str) -> None:
+def test_step_never_synchronizes_with_the_gpu(build: type, regularizer: str) -> None:
     params = parameters(20)
     optimizer = build(params, lr=0.01, kappa=KappaWS(3), regularizer=regularizer, adaptive=True)
     hooked = torch.optim.NAdam([copy.deepcopy(p) for p in params], foreach=True)
@@ -86,7 +86,7 @@ def test_the_same_run_gives_the_same_bits(build: type) -> None:
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("new_gradients", [False, True])
 def test_a_captured_step_is_the_eager_one(build: type, new_gradients: bool) -> None:
-    """Captured as torch's documentation does it: gradients are made inside of the graph."""
+    """Capture as in torch's documentation, with gradients allocated in the graph."""
     results = []
     for captured in (False, True):
         torch.manual_seed(0)

@@ -57,7 +57,7 @@ def train(optimizers: list[Any], params: list[torch.nn.Parameter], first: int, l
 def test_groups_train_like_optimizers_of_their_own(
     of_groups: tuple[dict[str, Any], ...], build: type, attached: bool, stop: int
 ) -> None:
-    """Also after the state has gone through a file amid the training."""
+    """Train with and without saving and loading in between."""
 
     def built(groups: list[dict[str, Any]]) -> Any:
         if not attached:
@@ -84,7 +84,7 @@ def test_groups_train_like_optimizers_of_their_own(
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
-def test_the_issues_example_uses_each_groups_settings() -> None:
+def test_example_of_group_settings_uses_each() -> None:
     p, q = matrix(2.0), matrix(2.0)
     optimizer = AdamCPR(
         [{"params": [p], "kappa": KappaWS(1), "mu": 5.0}, {"params": [q], "kappa": KappaK(0.1)}],
@@ -146,7 +146,7 @@ def test_settings_changed_later_are_refused(change: dict[str, Any], message: str
 
 
 @pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
-def test_a_key_that_means_nothing_is_refused(build: type) -> None:
+def test_unknown_group_key_is_refused(build: type) -> None:
     with pytest.raises(TypeError, match="group 0: unknown key 'kapa'; did you mean 'kappa'"):
         build([{"params": [matrix()], "kapa": 1}])
     other = "betas" if build is SGDCPR else "momentum"
@@ -214,7 +214,7 @@ def test_groups_of_one_optimizer_build_another() -> None:
 
 
 class Largest(Regularizer):
-    """R = max |theta|, with the sign at the largest element as its direction."""
+    """Regularization function max abs(theta), with the sign of the largest element as gradient."""
 
     name = "largest"
 

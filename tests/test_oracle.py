@@ -26,7 +26,7 @@ MU = {"l2": 1.0, "l1": 1e-3, "std": 0.5, "huber": 0.1}
 
 
 class Problem:
-    """A noisy quadratic whose minimum lies outside of the bounds; parameters grow towards it."""
+    """Return a noisy quadratic loss whose minimum is outside the bounds."""
 
     def __init__(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -97,8 +97,8 @@ def test_agrees_with_the_oracle(kind: str, bound: str, regularizer: str, adaptiv
     np.testing.assert_allclose(cpr.lagrange_multiplier.numpy(), lam, rtol=1e-3, atol=1e-5)
 
 
-def test_the_problem_makes_multipliers_work() -> None:
-    """The comparison above would be empty if bounds were never reached."""
+def test_oracle_problem_has_positive_multipliers() -> None:
+    """Check that bounds are reached in the comparison above."""
     problem = Problem(seed=3)
     for kind, regularizer in itertools.product(("k", "ki0", "ws", "ip"), MU):
         bound = ("k", K_BOUND[regularizer]) if kind == "k" else BOUNDS[kind][1]
@@ -109,7 +109,7 @@ def test_the_problem_makes_multipliers_work() -> None:
 
 @pytest.mark.parametrize("regularizer", MU)
 def test_adaptive_bounds_follow_a_parameter_down(regularizer: str) -> None:
-    """Driven up past its bound, then down below it and up again: the bound is set anew."""
+    """Move a parameter above its bound, below it and up again: the bound is reset."""
     x = np.random.default_rng(0).normal(0, 1.5, (6, 5))  # some elements beyond huber's 1
     p = torch.nn.Parameter(torch.from_numpy(x.copy()))
     p.grad = torch.zeros_like(p)
@@ -143,7 +143,7 @@ def test_tied_weights_count_once() -> None:
 
 @pytest.mark.parametrize("regularizer", MU)
 def test_large_matrices_are_measured_exactly(regularizer: str) -> None:
-    """Float32 matrices as large as nnU-Net's largest, where one float32 sum is off by 1e-4."""
+    """Use matrices as large as nnU-Net's largest, where one float32 sum is off by 1e-4."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(320, 640, 3, 3, 3, generator=generator) * 0.02
     for y in (x, x + 0.05, x.to(memory_format=torch.channels_last_3d), x[:, ::2]):

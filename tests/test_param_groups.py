@@ -52,7 +52,7 @@ def test_named_parameters_parameters_and_groups() -> None:
     assert list(regularized([{"params": m.named_parameters()}])) == ["weight"]
 
 
-def test_groups_that_ask_to_be_left_alone() -> None:
+def test_groups_can_be_excluded() -> None:
     a, b = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2, 2))
     assert list(regularized([{"params": [a], "regularize": False}, {"params": [b]}])) == ["1.0"]
     decay = [{"params": [a], "weight_decay": 0.0}, {"params": [b], "weight_decay": 0.1}]
@@ -72,7 +72,7 @@ def test_nothing_to_regularize_is_a_warning() -> None:
         CPR([])
 
 
-def test_what_is_no_parameter_is_refused() -> None:
+def test_invalid_params_are_refused() -> None:
     with pytest.raises(TypeError, match="got a int"):
         CPR([1, 2])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="got a tensor"):

@@ -1,4 +1,4 @@
-"""Against the authors' released package, ``pytorch-cpr``, where it does what the paper says.
+"""Comparison with the authors' package ``pytorch-cpr``, where it agrees with the paper.
 
 It corrects after Adam's move and we before it, so with gradients that do not depend on the parameters
 both sequences are the same but for one last correction: our extra ``cpr.step()``.
@@ -33,7 +33,7 @@ def _measure(regularizer: str) -> float:
 
 
 def _their_kappa(bound: Bound, regularizer: str) -> tuple[str, float]:
-    """Their name and value of a bound; their measures are sums, but for std."""
+    """Return the authors' name and value of a bound; their R is a sum, except for std."""
     if isinstance(bound, KappaWS):
         return "warm_start", bound.steps
     if isinstance(bound, KappaKI0):

@@ -1,4 +1,4 @@
-"""Conventions of torch's optimizers: parameters and arguments that they accept or refuse."""
+"""Conventions of torch's optimizers for parameters and arguments."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_an_optimizer_is_freed_with_its_last_reference(attach: Any) -> None:
         gc.enable()
 
 
-def test_cpr_can_be_attached_again_when_its_optimizer_is_gone() -> None:
+def test_cpr_can_be_attached_after_its_optimizer_is_freed() -> None:
     m = model()
     cpr = CPR(m, kappa="ws1")
     optimizer = cpr.attach(torch.optim.SGD(m.parameters(), lr=0.1))
@@ -95,7 +95,7 @@ def test_only_an_explicit_fused_leaves_unscaling_to_the_step(build: type) -> Non
 def test_grad_scaler_gives_the_unscaled_training(
     build: type, fused: bool | None, regularizer: str, turned: bool
 ) -> None:
-    """With a step that is skipped; ``turned`` parameters have gaps after the first step."""
+    """Train with a skipped step; ``turned`` parameters have gaps after the first step."""
     results = []
     for scaled in (False, True):
         m = model()
@@ -201,7 +201,7 @@ def test_unnamed_states_of_other_shapes_are_refused() -> None:
 
 
 def test_unnamed_states_go_by_their_positions() -> None:
-    """Another selection is refused, since torch matches the momenta by position."""
+    """Check that another selection is refused, since torch matches momenta by position."""
 
     def built(frozen: int) -> SGDCPR:
         params = [nn.Parameter((i + 1.0) * torch.ones(4, 4)) for i in range(3)]

@@ -1,4 +1,4 @@
-"""AMOS from pytorch-optimizer, with our decay on the matrices."""
+"""AMOS from pytorch-optimizer with additional decay on the matrices."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_it_trains_a_small_model() -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_the_additional_decay_pulls_on_matrices_alone() -> None:
+def test_additional_decay_applies_to_matrices_only() -> None:
     plain, decayed = small_model(), small_model()
     for model, weight_decay in ((plain, 0.0), (decayed, 0.5)):
         optimizer = amos(model, lr=0.1, weight_decay=weight_decay)
@@ -48,7 +48,7 @@ def test_the_additional_decay_pulls_on_matrices_alone() -> None:
         torch.testing.assert_close(decayed.get_parameter(name), shrunk)
 
 
-def test_without_a_decay_it_is_the_packages_own() -> None:
+def test_amos_without_decay_equals_the_package() -> None:
     ours, theirs = small_model(), small_model()
     optimizers = amos(ours, lr=0.01), Amos(theirs.parameters(), lr=0.01)
     for t in range(10):

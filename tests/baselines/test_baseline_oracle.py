@@ -1,4 +1,4 @@
-"""The baselines against the float64 oracle, for hundreds of steps on SGD and on Adam."""
+"""Comparison methods against a float64 oracle, for hundreds of steps of SGD and Adam."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CASES = {
 
 
 class Problem:
-    """A noisy quadratic; one matrix often lacks a gradient, another does for a long time."""
+    """Return a noisy quadratic loss; one matrix often has no gradient, another has none for long."""
 
     def __init__(self, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
@@ -152,7 +152,7 @@ VALUES = st.lists(st.floats(-10, 10, width=32), min_size=6, max_size=6)
 @examples(20, search=200)
 @given(gradient=VALUES, scale=st.floats(1e-6, 1e6), alpha=st.floats(0, 20))
 def test_adadecays_rates(gradient: list[float], scale: float, alpha: float) -> None:
-    """Between 0 and 2, larger for larger gradients, and blind to the gradients' scale and signs."""
+    """Rates are between 0 and 2, increase with gradients, and ignore their scale and signs."""
     p = torch.nn.Parameter(torch.ones(2, 3, dtype=torch.float64))
     optimizer = torch.optim.SGD([p], lr=0.1)
     AdaDecay([p], 1.0, alpha).attach(optimizer)
@@ -235,7 +235,7 @@ def test_rescaling_holds_the_norm_at_its_factor(factor: float, seed: int, dtype:
 @examples(20, search=200)
 @given(scale=st.floats(1e-3, 1e3), weight_decay=st.floats(1e-4, 1.0))
 def test_awd_follows_the_gradients(scale: float, weight_decay: float) -> None:
-    """With gradients that stay the same the coefficient comes to wd |g| / |theta|."""
+    """With constant gradients the coefficient converges to wd |g| / |theta|."""
     p = matrix(2.0)
     awd = AdaptiveWeightDecay([p], weight_decay)
     optimizer = awd.attach(torch.optim.SGD([p], lr=0.0))

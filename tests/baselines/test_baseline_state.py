@@ -1,4 +1,4 @@
-"""Baselines on an optimizer: attaching, detaching, and what a checkpoint has to fit."""
+"""Comparison methods on an optimizer: attaching, detaching, and checkpoints."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_resumed_run_is_bit_identical(kind: str, stop: int, adam: bool, lr_ste
 
 
 @every_baseline
-def test_the_state_that_is_saved_does_not_change_with_the_training(kind: str, model) -> None:
+def test_saved_state_does_not_change_with_training(kind: str, model) -> None:
     _, optimizer = trained(model, kind)
     state = optimizer.state_dict()["baseline"]
     before = copy.deepcopy(state)
@@ -194,7 +194,7 @@ def test_state_goes_by_name_not_by_order(kind: str, model: torch.nn.Module) -> N
     ids=["config", "method", "names", "shapes", "state", "version"],
 )
 @every_baseline
-def test_a_state_that_does_not_fit_is_refused_whole(kind: str, model, change, message: str) -> None:
+def test_mismatched_state_is_refused_without_changes(kind: str, model, change, message: str) -> None:
     baseline, optimizer = trained(model, kind)
     before = baseline.state_dict()
     momentum = optimizer.state[model[0].weight]["momentum_buffer"].clone()
@@ -213,7 +213,7 @@ def test_a_state_that_does_not_fit_is_refused_whole(kind: str, model, change, me
 
 @every_baseline
 def test_a_state_of_another_kind_is_refused(kind: str, model: torch.nn.Module) -> None:
-    """They share their place in the state dict, and some of them their settings."""
+    """The methods share a key in the state dict, and some share settings."""
     state = trained(model, kind)[1].state_dict()
     for other in KINDS:
         if other != kind:
@@ -266,15 +266,15 @@ def test_steps_are_whole(model: torch.nn.Module) -> None:
 
 
 @every_baseline
-def test_what_it_is_can_be_read(kind: str, model: torch.nn.Module) -> None:
+def test_repr_shows_the_settings(kind: str, model: torch.nn.Module) -> None:
     baseline = KINDS[kind](model)
     assert repr(baseline).startswith(f"{type(baseline).__name__}(3 matrices, ")
     with pytest.warns(UserWarning, match="no parameter to regularize"):
         KINDS[kind]([torch.nn.Parameter(torch.ones(3))])
 
 
-def test_a_name_builds_what_it_says(model: torch.nn.Module) -> None:
-    """The registry that trainer names and vision runs are built from."""
+def test_registry_builds_by_keyword(model: torch.nn.Module) -> None:
+    """Build comparison methods as trainer names and vision runs do."""
     training = BaselineArgs(model, weight_decay=0.25, steps=40)
     built = {keyword: entry.build(training, 2.5) for keyword, entry in BASELINES.items()}
     settings = {keyword: baseline.state_dict()["config"] for keyword, baseline in built.items()}

@@ -1,4 +1,4 @@
-"""Baselines in odd steps: GradScaler, closures, numbers that are not finite, dtypes and strides."""
+"""Comparison methods with GradScaler, closures, values that are not finite, dtypes and strides."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ unscaled_first_or_not = pytest.mark.parametrize("unscale", [False, True], ids=["
 
 
 class Scaled:
-    """A matrix whose loss has any gradient we like, and a GradScaler to train it with."""
+    """Matrix whose loss has given gradients, with a GradScaler."""
 
     def __init__(self, kind: str, fused: bool, unscale: bool, scale: float | None) -> None:
         self.p = torch.nn.Parameter(torch.linspace(1, 2, 6).reshape(2, 3))
@@ -51,7 +51,7 @@ class Scaled:
 @every_baseline
 @fused_and_not
 @unscaled_first_or_not
-def test_the_scale_of_the_gradients_changes_nothing(kind: str, fused: bool, unscale: bool) -> None:
+def test_gradient_scale_changes_nothing(kind: str, fused: bool, unscale: bool) -> None:
     scaled, plain = (Scaled(kind, fused, unscale and s is not None, s) for s in (1024.0, None))
     for factor in (0.1, 0.3, 0.2):
         scaled.step(factor)
@@ -67,7 +67,7 @@ def test_the_scale_of_the_gradients_changes_nothing(kind: str, fused: bool, unsc
 @fused_and_not
 @unscaled_first_or_not
 @pytest.mark.parametrize("at", [0, 2])
-def test_a_step_that_the_gradient_scaler_skips_is_no_step(kind, fused, unscale, at: int) -> None:
+def test_step_skipped_by_grad_scaler_does_not_count(kind, fused, unscale, at: int) -> None:
     run, twin = (Scaled(kind, fused, unscale, 8.0) for _ in range(2))
     for t in range(5):
         if t == at:
@@ -87,7 +87,7 @@ def test_a_step_that_the_gradient_scaler_skips_is_no_step(kind, fused, unscale, 
 
 
 @every_baseline
-def test_a_closure_gives_the_gradients_before_the_update(kind: str) -> None:
+def test_closure_runs_before_the_update(kind: str) -> None:
     (without, _), *with_one = take_steps_by_closure(
         lambda p: KINDS[kind]([p]).attach(torch.optim.Adam([p], lr=0.1))
     )
@@ -96,7 +96,7 @@ def test_a_closure_gives_the_gradients_before_the_update(kind: str) -> None:
 
 
 @every_baseline
-def test_a_closure_that_is_called_often_is_one_step(kind: str) -> None:
+def test_repeated_closure_calls_are_one_step(kind: str) -> None:
     p = matrix(2.0)
     optimizer = torch.optim.LBFGS([p], lr=1e-3, max_iter=5)
     baseline = KINDS[kind]([p])
@@ -109,7 +109,7 @@ def test_a_closure_that_is_called_often_is_one_step(kind: str) -> None:
 
 
 @every_baseline
-def test_without_any_gradient_nothing_moves_but_the_step_counts(kind: str) -> None:
+def test_step_without_gradients_counts_only(kind: str) -> None:
     p = matrix(2.0)
     baseline = KINDS[kind]([p])
     optimizer = baseline.attach(torch.optim.SGD([p], lr=0.1))
@@ -121,7 +121,7 @@ def test_without_any_gradient_nothing_moves_but_the_step_counts(kind: str) -> No
 
 
 @every_baseline
-def test_a_matrix_without_a_gradient_is_left_alone(kind: str) -> None:
+def test_baseline_leaves_matrix_without_gradient_unchanged(kind: str) -> None:
     p, q = matrix(2.0), matrix(2.0)
     q.grad = None
     KINDS[kind]([p, q]).attach(torch.optim.SGD([p, q], lr=0.1)).step()
@@ -158,7 +158,7 @@ def test_small_and_large_gradients_are_standardised_alike(scale: float) -> None:
     torch.testing.assert_close(p.detach(), 1 - 0.1 * rate)
 
 
-def test_awd_with_a_gradient_of_0_goes_on_with_a_tenth() -> None:
+def test_awd_coefficient_decays_for_zero_gradients() -> None:
     p = matrix(2.0)
     awd = AdaptiveWeightDecay([p], 0.5)
     optimizer = awd.attach(torch.optim.SGD([p], lr=0.1))
@@ -180,7 +180,7 @@ def test_awd_waits_while_all_weights_are_0() -> None:
     assert 0 < awd.coefficient < math.inf and p.isfinite().all()
 
 
-def test_rescaling_leaves_weights_alone_that_began_as_0() -> None:
+def test_rescaling_leaves_zero_weights_unchanged() -> None:
     p = matrix(0.0)
     optimizer = NormRescaling([p], 2.0).attach(torch.optim.SGD([p], lr=0.1))
     gradient = p.grad.clone()
@@ -190,8 +190,8 @@ def test_rescaling_leaves_weights_alone_that_began_as_0() -> None:
 
 @every_baseline
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_gradient_that_is_not_finite_does_no_more_than_the_optimizer_does(kind, bad) -> None:
-    """It breaks what the optimizer moves by it; state and the other elements stay as they should."""
+def test_nonfinite_gradient_adds_no_damage(kind, bad) -> None:
+    """Only the elements that the optimizer updates by it become NaN."""
     p, q = matrix(2.0), matrix(3.0)
     baseline = KINDS[kind]([p, q])
     optimizer = baseline.attach(torch.optim.SGD([p, q], lr=0.1))
@@ -209,7 +209,7 @@ def test_a_gradient_that_is_not_finite_does_no_more_than_the_optimizer_does(kind
 
 @every_baseline
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_parameter_that_is_not_finite_spoils_no_other(kind: str, bad: float) -> None:
+def test_nonfinite_parameter_does_not_affect_others(kind: str, bad: float) -> None:
     p, q = matrix(2.0), matrix(3.0)
     baseline = KINDS[kind]([p, q])
     optimizer = baseline.attach(torch.optim.SGD([p, q], lr=0.1))
@@ -228,7 +228,7 @@ def test_a_parameter_that_is_not_finite_spoils_no_other(kind: str, bad: float) -
 @every_baseline
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_follows_single_precision(kind: str, dtype: torch.dtype) -> None:
-    """Use values that half precision holds exactly, and decays that it can resolve."""
+    """Use values that are exact in half precision, and decays that it can represent."""
     results = []
     for d in (dtype, torch.float32):
         p = torch.nn.Parameter((torch.arange(32.0).reshape(4, 8) / 16 + 0.5).to(d))
@@ -248,7 +248,7 @@ def test_half_precision_follows_single_precision(kind: str, dtype: torch.dtype) 
 
 
 def test_tiny_half_precision_gradients_are_standardised() -> None:
-    """Neither their mean nor their standard deviation is a number of float16."""
+    """Neither their mean nor their standard deviation is representable in float16."""
     size = torch.arange(1.0, 7.0).reshape(2, 3)
     p = torch.nn.Parameter(torch.ones(2, 3, dtype=torch.float16))
     p.grad = (size * 2.0**-24).half()  # its smallest numbers
@@ -324,7 +324,7 @@ def test_a_learning_rate_that_is_a_tensor(kind: str) -> None:
 
 
 @every_baseline
-def test_it_leaves_gradients_alone_and_needs_none_of_its_own(kind: str, model) -> None:
+def test_baseline_does_not_change_gradients(kind: str, model) -> None:
     optimizer = KINDS[kind](model).attach(torch.optim.SGD(model.parameters(), lr=0.1))
     set_gradients(model.parameters(), 0)
     before = copy.deepcopy([p.grad for p in model.parameters()])
@@ -335,7 +335,7 @@ def test_it_leaves_gradients_alone_and_needs_none_of_its_own(kind: str, model) -
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @every_baseline
-def test_on_a_gpu_the_host_does_not_wait_and_the_state_follows(kind: str, model) -> None:
+def test_baseline_does_not_synchronize_and_moves_state(kind: str, model) -> None:
     model.float()
     twin = copy.deepcopy(model)
     optimizer = KINDS[kind](model).attach(torch.optim.SGD(model.parameters(), lr=0.1, fused=True))

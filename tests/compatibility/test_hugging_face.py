@@ -48,7 +48,7 @@ CLASSES: dict[str, tuple[type, dict[str, Any]]] = {
 
 @pytest.fixture(autouse=True)
 def fresh_accelerate() -> Iterator[None]:
-    """Accelerate keeps precision and accumulation for the whole process."""
+    """Reset precision and accumulation, which Accelerate keeps for the process."""
     reset_accelerate()
     yield
     reset_accelerate()
@@ -63,7 +63,7 @@ def reset_accelerate() -> None:
 
 
 def language_model() -> nn.Module:
-    """Return a GPT-2 of one layer without dropout, from its configuration."""
+    """Return a GPT-2 of one layer without dropout."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 32, "n_positions": 8, "n_embd": 16, "n_layer": 1, "n_head": 2}
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -72,7 +72,7 @@ def language_model() -> nn.Module:
 
 
 def texts(count: int = 2 * STEPS * ACCUMULATE) -> list[dict[str, Tensor]]:
-    """Rows of eight tokens; the first is no target, so that every version counts the same targets."""
+    """Return rows of eight tokens; the first is no target, for equal counts in all versions."""
     tokens = torch.randint(32, (count, 8), generator=torch.Generator().manual_seed(2))
     labels = tokens.clone()
     labels[:, 0] = -100

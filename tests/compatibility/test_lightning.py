@@ -43,7 +43,7 @@ Build = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 class Regression(lightning.LightningModule):
-    """The regression, in Lightning's own loop or, with ``manual``, in a manual one."""
+    """Lightning module of the regression, optionally with manual optimization."""
 
     def __init__(
         self,

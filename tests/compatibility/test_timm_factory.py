@@ -1,4 +1,4 @@
-"""The checks of timm's optimizer factory on ``adamcpr``, ``sgdcpr`` and their Lookahead variants."""
+"""Checks of timm's optimizer factory on ``adamcpr``, ``sgdcpr`` and their Lookahead variants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DTensors whose gradients are placed otherwise, and DTensors beside plain parameters."""
+"""DTensors with other placements of gradients, and DTensors beside plain parameters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[type, dict[str, Any]]] = {
 
 
 def sequence_parallel(kind: str) -> tuple[list[torch.Tensor], Any]:
-    """Train with norms whose gradients are sums over processes that are still to be taken."""
+    """Train with norms whose gradients are partial sums over processes."""
     mesh = init_device_mesh("cpu", (2,))
     torch.manual_seed(0)
     model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 8))
@@ -57,7 +57,7 @@ def sequence_parallel(kind: str) -> tuple[list[torch.Tensor], Any]:
 @pytest.mark.parametrize(
     ("ours", "torchs"), [("AdamCPR", "Adam"), ("AdamCPR unfused", "Adam"), ("SGDCPR", "SGD")]
 )
-def test_gradients_still_to_be_summed_are_summed(two: Crew, ours: str, torchs: str) -> None:
+def test_partial_gradients_are_summed(two: Crew, ours: str, torchs: str) -> None:
     found, expected = two.run(sequence_parallel, ours), two.run(sequence_parallel, torchs)
     for (own, _), (theirs, _) in zip(found, expected):
         for p, q in zip(own, theirs):
@@ -98,7 +98,7 @@ def test_dtensors_and_plain_parameters_share_a_group(two: Crew, regularizer: str
 
 
 def reused(fused: bool | None) -> int:
-    """Return how many steps of three were taken by the kernel."""
+    """Return the number of fused steps out of three."""
     mesh = init_device_mesh("cpu", (2,))
     p = nn.Parameter(distribute_tensor(torch.ones(4, 6), mesh, [Replicate()]))
     optimizer = AdamCPR([p], lr=0.05, fused=fused)
@@ -108,6 +108,6 @@ def reused(fused: bool | None) -> int:
     return 0 if optimizer._backend is None else optimizer._backend.reused_measures
 
 
-def test_fused_false_is_heeded_for_dtensors(two: Crew) -> None:
+def test_fused_false_applies_to_dtensors(two: Crew) -> None:
     assert two.run(reused, None) == [2, 2]
     assert two.run(reused, False) == [0, 0]

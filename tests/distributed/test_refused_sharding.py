@@ -1,4 +1,4 @@
-"""Refused parameters: those for which CPR would compute wrong values."""
+"""Sharded parameters that are not supported are refused."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def first_fsdp(use_orig_params: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("use_orig_params", [False, True])
-def test_flat_parameters_of_the_first_fsdp(two: Crew, use_orig_params: bool) -> None:
+def test_flat_parameters_of_fsdp1_are_refused(two: Crew, use_orig_params: bool) -> None:
     for messages in two.run(first_fsdp, use_orig_params):
         for text in messages:
             assert "flat parameter of FullyShardedDataParallel" in text
@@ -64,7 +64,7 @@ def baselines_of_shards() -> dict[str, str]:
     }
 
 
-def test_baselines_of_dtensors(two: Crew) -> None:
+def test_dtensors_are_refused_by_baselines(two: Crew) -> None:
     for messages in two.run(baselines_of_shards):
         assert messages.keys() == BASELINES.keys()
         for text in messages.values():
@@ -77,12 +77,12 @@ def partial() -> str:
     return message(lambda: CPR([("w", p)]))
 
 
-def test_a_partial_dtensor(two: Crew) -> None:
+def test_partial_dtensor_is_refused(two: Crew) -> None:
     for text in two.run(partial):
         assert "'w': expected the placement Shard or Replicate, got Partial" in text
 
 
-def test_deepspeed_parameters() -> None:
+def test_deepspeed_parameters_are_refused() -> None:
     p = nn.Parameter(torch.ones(2, 2))
     p.ds_id = 0  # as ZeRO-3 marks them
     with pytest.raises(TypeError, match="a flat parameter of DeepSpeed's ZeRO-3"):
@@ -90,7 +90,7 @@ def test_deepspeed_parameters() -> None:
 
 
 @pytest.mark.parametrize("ours", [False, True])
-def test_an_optimizer_that_a_library_gives_other_parameters(ours: bool) -> None:
+def test_optimizer_with_replaced_parameters_is_refused(ours: bool) -> None:
     # DeepSpeed's ZeRO-1 and 2 put flat float32 copies into the optimizer and write them back: what CPR
     # does to the model's parameters would be lost.
     model = Net()

@@ -1,4 +1,4 @@
-"""DDP, ZeroRedundancyOptimizer: all processes have all parameters and the same bits of CPR's state."""
+"""DDP and ZeroRedundancyOptimizer: all processes have the same state of CPR bit for bit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def place() -> tuple[int, int]:
 
 
 def zero_redundancy(replica: DistributedDataParallel) -> tuple[ZeroRedundancyOptimizer, CPR]:
-    """Each process keeps a part of Adam's moments."""
+    """Train with Adam's moments distributed over the processes."""
     optimizer = ZeroRedundancyOptimizer(replica.parameters(), torch.optim.Adam, lr=0.02)
     cpr = CPR(replica, kappa=KappaWS(2))
     cpr.attach(optimizer)
@@ -34,7 +34,7 @@ def zero_redundancy(replica: DistributedDataParallel) -> tuple[ZeroRedundancyOpt
 def saved_and_loaded(
     build: Callable[[DistributedDataParallel], tuple[torch.optim.Optimizer, CPR]], file: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Trains to the end, saving on the first process on the way; then again from what was saved."""
+    """Train with a save on the first process, then again from the checkpoint."""
     model = Net()
     replica = DistributedDataParallel(model)
     optimizer, cpr = build(replica)
@@ -62,9 +62,7 @@ METHODS = [Method("SGDCPR"), Method("AdamCPR", "std", "ip"), Method("AdamW fused
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-def test_ddp_has_the_same_bits_everywhere_and_after_a_load(
-    two: Crew, tmp_path: Path, method: Method
-) -> None:
+def test_ddp_processes_stay_bit_identical(two: Crew, tmp_path: Path, method: Method) -> None:
     results = two.run(saved_and_loaded, method.build, str(tmp_path / "checkpoint.pt"))
     first = results[0][0]
     agree(first, alone(method, STEPS))
@@ -92,7 +90,7 @@ def zero_redundancy_around_ours() -> str:
     return "was built"
 
 
-def test_zero_redundancy_around_an_optimizer_of_ours_is_refused(two: Crew) -> None:
+def test_zero_redundancy_around_cpr_optimizers_is_refused(two: Crew) -> None:
     # It would train, but leave bounds and multipliers out of its checkpoints.
     for message in two.run(zero_redundancy_around_ours):
         assert message == (

@@ -1,4 +1,4 @@
-"""FSDP2 and tensor parallelism: the values of one process, and one all-reduce a step."""
+"""FSDP2 and tensor parallelism: results of one process with one all-reduce per step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ METHODS = [
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-def test_fsdp2_finds_what_one_process_finds(four: Crew, method: Method) -> None:
+def test_fsdp2_equals_one_process(four: Crew, method: Method) -> None:
     expected = alone(method, STEPS)
     without = alone(replace(method, kappa="never"), STEPS)["parameter first.weight"]
     assert not torch.allclose(expected["parameter first.weight"], without, rtol=1e-3)
@@ -59,7 +59,7 @@ def test_other_meshes(four: Crew, way: str, all_reduces: int, method: Method) ->
         assert result["all-reduces"] == all_reduces * STEPS
 
 
-def test_processes_may_disagree_on_whether_a_measure_is_known(four: Crew) -> None:
+def test_processes_may_differ_in_reused_sums(four: Crew) -> None:
     expected = alone(Method(), STEPS)
     for result in four.run(with_one_process_that_touches_its_part, STEPS):
         agree(result, expected)
@@ -70,7 +70,7 @@ SAVED = [Method("SGDCPR"), Method("AdamCPR", kappa="ip", adaptive=True), Method(
 
 @pytest.mark.parametrize("method", SAVED, ids=str)
 @pytest.mark.parametrize("before", [1, 4], ids=["before the bounds", "after"])
-def test_a_sharded_checkpoint_goes_on_with_any_number_of_processes(
+def test_sharded_checkpoint_resumes_on_any_number_of_processes(
     four: Crew, two: Crew, tmp_path: Path, method: Method, before: int
 ) -> None:
     expected = alone(method, STEPS)
@@ -84,6 +84,6 @@ def test_a_sharded_checkpoint_goes_on_with_any_number_of_processes(
 
 
 @pytest.mark.parametrize("method", SAVED[:2], ids=str)
-def test_the_checkpoint_of_one_process_goes_on_with_several(two: Crew, method: Method) -> None:
+def test_checkpoint_of_one_process_resumes_on_several(two: Crew, method: Method) -> None:
     for result in two.run(load_whole_and_go_on, method, 4, range(4, STEPS)):
         agree(result, alone(method, STEPS))

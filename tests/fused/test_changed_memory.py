@@ -1,4 +1,4 @@
-"""Tensors that change between two steps: a fused step must not reach memory that is not theirs."""
+"""Tensors that change between steps: fused steps must not access memory outside them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_changed_tensors_survive_a_random_search() -> None:
 
 
 def test_casting_the_model_after_steps_is_safe() -> None:
-    """In a process of its own: this crashed, or turned all weights to NaN."""
+    """Run in a separate process: this crashed, or set all weights to NaN."""
     code = """
 import torch
 from nnunet_cpr import AdamCPR, SGDCPR
@@ -95,7 +95,7 @@ def test_parameters_that_share_memory_are_stepped_in_turn() -> None:
 
 @pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
 def test_another_view_at_the_same_address_is_noticed(build: type) -> None:
-    """It has the address, the strides and the number of elements of the dense parameter before it."""
+    """The view has the address, strides and number of elements of the dense parameter before."""
     storage = torch.zeros(9)
     p = torch.nn.Parameter(storage[:6].view(2, 3))
     optimizer = build([p], lr=0.1)

@@ -1,4 +1,4 @@
-"""Steps of SGDCPR and AdamCPR, fused and unfused, as torch and its users call them."""
+"""Behaviour of optimizer steps, fused and unfused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.helpers.stepping import (
 )
 
 
-def test_what_no_pass_covers_goes_the_plain_way() -> None:
+def test_unsupported_settings_take_unfused_steps() -> None:
     def fused_steps(params: list[Any], build: type, change: Any = None, **o: Any):
         optimizer = build(params, lr=0.01, **{"kappa": KappaKI0(0.9), "mu": 0.01, **o})
         held = [p for group in optimizer.param_groups for p in group["params"]]
@@ -54,10 +54,8 @@ def test_what_no_pass_covers_goes_the_plain_way() -> None:
     ("build", "dtype"),
     [(SGDCPR, torch.int8), (AdamCPR, torch.int8), (AdamCPR, torch.bfloat16)],
 )
-def test_frozen_parameters_do_not_keep_the_others_from_a_fused_step(
-    build: type, dtype: torch.dtype
-) -> None:
-    """Quantized ones, which will never be trained, and others, which may be some day."""
+def test_frozen_parameters_allow_fused_steps_of_others(build: type, dtype: torch.dtype) -> None:
+    """Test quantized parameters, which are never trained, and others, which may be later."""
     results = []
     for with_frozen in (False, True):
         params = parameters(shapes=[(60, 50), (5, 4)])
@@ -73,7 +71,7 @@ def test_frozen_parameters_do_not_keep_the_others_from_a_fused_step(
     assert all(torch.equal(p, q) for p, q in zip(*results))
 
 
-def test_a_parameter_that_is_unfrozen_later_goes_the_way_it_can() -> None:
+def test_parameter_unfrozen_later_is_stepped() -> None:
     results = []
     for fused in (False, True):
         params = parameters(shapes=[(60, 50), (5, 4)])
@@ -94,7 +92,7 @@ def test_a_parameter_that_is_unfrozen_later_goes_the_way_it_can() -> None:
     assert not torch.equal(results[0][2], torch.ones(7, 3))
 
 
-def test_without_a_compiler_the_step_takes_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_gives_unfused_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nnunet_cpr.fused._cpu_kernels", None)
     monkeypatch.delattr(fused_package, "_cpu_kernels", raising=False)
     fused_package._numba_works.cache_clear()
@@ -107,7 +105,7 @@ def test_without_a_compiler_the_step_takes_the_plain_way(monkeypatch: pytest.Mon
 
 
 def test_a_state_of_another_size_stops_the_step() -> None:
-    """A kernel that goes by addresses would write past its end."""
+    """Without the check, a kernel would write beyond the end."""
     p = parameters(shapes=[(5, 4)])[0]
     for build in (SGDCPR, AdamCPR):
         optimizer = build([p], lr=0.1, fused=True)
@@ -122,7 +120,7 @@ def test_a_state_of_another_size_stops_the_step() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_process_can_step() -> None:
-    """Threads do not live on in it."""
+    """Threads do not survive a fork."""
     code = """
 import os, torch
 from nnunet_cpr import SGDCPR
@@ -154,8 +152,8 @@ def test_weight_decay_on_biases_is_still_torchs() -> None:
     assert not torch.allclose(bias, decayed)
 
 
-def test_our_step_runs_every_hook_once() -> None:
-    """Also when torch has wrapped the step of the class that it falls back to."""
+def test_step_runs_every_hook_once() -> None:
+    """Also if torch has wrapped the step of the base class."""
     torch.optim.SGD(parameters(), lr=0.1)  # wraps SGD.step
     calls: list[str] = []
     for fused in (False, True):
@@ -191,7 +189,7 @@ def test_a_parameter_given_twice_is_stepped_as_torch_does() -> None:
 
 @pytest.mark.parametrize("regularizer", ["l2", "l1"])
 def test_gradients_that_come_late_or_broken_at_first(regularizer: str) -> None:
-    """PyTorch's fused SGD stops at the first, and at the second takes momentum from stale memory."""
+    """PyTorch's fused SGD fails at the first and reads stale memory at the second."""
     params = parameters(shapes=[(5, 4), (3, 3)])
     optimizer = SGDCPR(params, lr=0.1, kappa=KappaK(100.0), regularizer=regularizer)
     assert optimizer.defaults["fused"]
@@ -206,7 +204,7 @@ def test_gradients_that_come_late_or_broken_at_first(regularizer: str) -> None:
         assert torch.equal(optimizer.state[p]["momentum_buffer"], torch.ones_like(p))
 
 
-def test_what_hooks_do_comes_before_the_update() -> None:
+def test_hooks_run_before_the_update() -> None:
     for fused in (False, True):
         p = parameters(shapes=[(5, 4)])[0]
         optimizer = SGDCPR([p], lr=0.1, kappa=KappaKI0(0.9), mu=0.1, fused=fused)
@@ -241,7 +239,7 @@ def test_a_subclass_that_calls_our_step_updates_once() -> None:
     assert optimizer.cpr.step_count == 1
 
 
-def test_parameters_may_change_their_layout_on_the_way() -> None:
+def test_parameters_may_change_layout_between_steps() -> None:
     results = []
     for fused in (False, True):
         torch.manual_seed(0)
@@ -289,7 +287,7 @@ def test_steps_while_cpr_was_detached_are_seen() -> None:
 
 
 def test_nothing_is_read_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the meta device a read raises. What a GPU would run here is torch's operations only."""
+    """Use the meta device, on which reading a value raises."""
     monkeypatch.setattr(CPR, "_device", lambda self: torch.device("meta"))
     for build in (SGDCPR, AdamCPR):
         for regularizer in ("l2", "l1", "std", "huber"):

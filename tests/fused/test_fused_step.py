@@ -1,4 +1,4 @@
-"""Steps in one pass, on the CPU and in Triton, against the plain way in float64.
+"""Fused steps on the CPU and in Triton against unfused steps in float64.
 
 The plain way is CPR's correction and then torch's own step; tests/test_oracle.py holds it, and the CPU's
 pass, to an oracle that knows neither. Without a GPU the Triton kernels run in Triton's interpreter.
@@ -39,8 +39,8 @@ def test_fused_step_equals_the_unfused_step(variant: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
-def test_the_cpu_gives_the_same_bits_with_any_number_of_threads(build: type) -> None:
-    """In chunks of their real size, some thirty of them in a thread's share."""
+def test_cpu_result_does_not_depend_on_threads(build: type) -> None:
+    """Use chunks of their default size, about thirty in a task."""
     shapes = [(700, 1000), (30, 64, 3, 3, 3), (1500, 1000), (9,)]
     threads_before = torch.get_num_threads()
     results = []
@@ -64,7 +64,7 @@ def test_the_cpu_gives_the_same_bits_with_any_number_of_threads(build: type) -> 
 
 @pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_parameters_have_float32_arithmetic(
+def test_half_precision_parameters_use_float32_arithmetic(
     build: type, dtype: torch.dtype, backend: str
 ) -> None:
     if backend == "cpu":
@@ -80,7 +80,7 @@ def test_half_precision_parameters_have_float32_arithmetic(
 
 
 def test_parameters_of_several_dtypes_and_groups(backend: str) -> None:
-    """Half or double matrices beside float32 biases, and two learning rates."""
+    """Use half or double precision matrices with float32 biases, and two learning rates."""
     other = torch.bfloat16 if backend == "triton" else torch.float64
     for build in (SGDCPR, AdamCPR):
         both = []
@@ -115,7 +115,7 @@ def test_float32_moments_of_half_precision_parameters(build: type, backend: str)
 
 @pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
 def test_strides_do_not_matter(build: type, backend: str) -> None:
-    """Channels-last and transposed parameters, gradients and loaded moments in another order."""
+    """Use channels-last and transposed parameters, and gradients and moments in another order."""
     shape = (6, 50, 5, 3)
     start = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     results = []
@@ -149,7 +149,7 @@ def test_strides_do_not_matter(build: type, backend: str) -> None:
 
 @pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
 @pytest.mark.parametrize("scale", [1.0, 1024.0])
-def test_the_gradient_scalers_wishes(build: type, scale: float, backend: str) -> None:
+def test_grad_scaler_arguments_are_applied(build: type, scale: float, backend: str) -> None:
     """Torch hands a fused optimizer ``grad_scale`` and ``found_inf``: unscale, or do not step."""
     device = DEVICE[backend]
     both = []
@@ -179,7 +179,7 @@ def test_the_gradient_scalers_wishes(build: type, scale: float, backend: str) ->
         torch.testing.assert_close(g, h)
 
 
-def test_empty_tensors_are_no_trouble(backend: str) -> None:
+def test_empty_tensors_are_supported(backend: str) -> None:
     for build in (SGDCPR, AdamCPR):
         matrix, empty = parameters(device=DEVICE[backend], shapes=[(5, 4), (0, 3)])
         optimizer = build([{"params": [matrix]}, {"params": [empty]}], lr=0.1)
@@ -190,7 +190,7 @@ def test_empty_tensors_are_no_trouble(backend: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_broken_matrix_does_not_break_the_others(bad: float, backend: str) -> None:
+def test_nonfinite_matrix_does_not_affect_others(bad: float, backend: str) -> None:
     p, q = parameters(device=DEVICE[backend], shapes=[(60, 50), (60, 50)])
     optimizer = SGDCPR([p, q], lr=0.1, kappa=KappaKI0(0.99), mu=0.1)
     use(optimizer, backend)

@@ -1,4 +1,4 @@
-"""Code that Triton compiles for a GPU."""
+"""Code that Triton generates for a GPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ print("compiled")
 """
 
 
-def test_the_kernels_compile_for_a_gpu_with_wide_loads_and_no_atomics() -> None:
+def test_kernels_have_wide_loads_and_no_atomics() -> None:
     pytest.importorskip("triton", minversion="3.3")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     result = subprocess.run(

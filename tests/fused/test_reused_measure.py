@@ -1,4 +1,4 @@
-"""When the measure that a step took may be used by the next."""
+"""Reuse of the sums of squares of a step in the next one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def load_another(p: torch.nn.Parameter) -> None:
 @pytest.mark.parametrize(
     "change", [grow_in_place, grow_through_a_view, replace_the_memory, load_another, None]
 )
-def test_a_parameter_changed_from_outside_is_measured_anew(
+def test_changed_parameter_gets_new_sums(
     change: Callable[[torch.nn.Parameter], None] | None, backend: str
 ) -> None:
     device = DEVICE[backend]
@@ -82,8 +82,8 @@ def test_a_parameter_of_another_size_is_followed(backend: str) -> None:
         assert_same(results[0], results[1], rtol=2e-5)
 
 
-def test_steps_that_the_pass_does_not_see_are_seen(backend: str) -> None:
-    """Steps that go the plain way in between, and another optimizer over the same parameters."""
+def test_steps_outside_the_backend_discard_sums(backend: str) -> None:
+    """Take unfused steps in between, and steps of another optimizer on the same parameters."""
     for other in (False, True):
         results = []
         for way in (backend, "plain"):
@@ -103,8 +103,8 @@ def test_steps_that_the_pass_does_not_see_are_seen(backend: str) -> None:
         assert_same(results[0], results[1], rtol=2e-5)
 
 
-def test_a_change_that_torch_cannot_see_is_measured_a_step_later(backend: str) -> None:
-    """Writes through ``.data`` are measured one step late, as docs/library.md says."""
+def test_unversioned_change_is_seen_a_step_later(backend: str) -> None:
+    """Test the statements of docs/library.md about ``.data``."""
     for announce in (False, True):
         p = parameters(device=DEVICE[backend], shapes=[(60, 50)])[0]
         optimizer = SGDCPR([p], lr=0.0, kappa=KappaKI0(1.0))
@@ -124,9 +124,9 @@ def test_a_change_that_torch_cannot_see_is_measured_a_step_later(backend: str) -
 @examples(4, search=30)
 @given(stop=st.integers(0, 7), bound=st.sampled_from([KappaWS(3), KappaK(0.5), KappaIP(1, ema=0.5)]))
 def test_a_resumed_run_is_bit_identical(build: type, stop: int, bound: Bound) -> None:
-    """A measure that was reused and one that was taken after loading are the same number.
+    """Reused sums and sums computed after loading are the same numbers.
 
-    On the CPU with large tensors; test_a_fresh_measure_is_the_reused_one has the other backend.
+    On the CPU with large tensors; test_reused_sums_equal_new_sums has the other backend.
     """
     shapes = [(1100, 1000), (4097, 3), (9, 9)]
 
@@ -155,7 +155,7 @@ def test_a_resumed_run_is_bit_identical(build: type, stop: int, bound: Bound) ->
     assert torch.equal(optimizer.cpr.lagrange_multiplier, other.cpr.lagrange_multiplier)
 
 
-def test_a_fresh_measure_is_the_reused_one(backend: str) -> None:
+def test_reused_sums_equal_new_sums(backend: str) -> None:
     for build in (SGDCPR, AdamCPR):
         optimizer = run(build, backend, lr=0.02, **BOUNDED)
         fused = optimizer._backend

@@ -1,4 +1,4 @@
-"""The comparison of a fused step with torch's before it is used."""
+"""Comparison of a fused step with torch's before it is used."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
-def test_a_wrong_kernel_is_turned_off_with_a_warning(
+def test_wrong_kernel_is_disabled_with_a_warning(
     fault: str, build: type, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     correct = FusedBackend.step
@@ -86,7 +86,7 @@ def test_a_wrong_kernel_is_turned_off_with_a_warning(
         torch.testing.assert_close(p.cpu(), q)
 
 
-def test_the_check_leaves_the_random_numbers_alone() -> None:
+def test_self_check_leaves_random_state_unchanged() -> None:
     torch.manual_seed(0)
     expected = torch.randn(3)
     torch.manual_seed(0)

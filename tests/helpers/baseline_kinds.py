@@ -1,4 +1,4 @@
-"""Every baseline, for the tests that hold for all of them."""
+"""Builders of all comparison methods, for parametrized tests."""
 
 from __future__ import annotations
 

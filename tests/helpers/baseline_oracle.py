@@ -1,4 +1,4 @@
-"""The baselines in NumPy and float64, written from their papers and independent of the package.
+"""Comparison methods in NumPy and float64, written from the papers, independent of the package.
 
 Each gives, for one step of the training, the points after its own correction; the optimizer's moves come
 from tests/helpers/oracle.py. Parameters are dicts by name; a gradient that is missing is None.
@@ -18,7 +18,7 @@ Rates = dict[str, float]
 
 class OracleBaseline:
     def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
-        """Return the points from which the optimizer moves, for parameters with a gradient."""
+        """Return the corrected parameters before the optimizer update, for those with a gradient."""
         return {n: x for n, x in points.items() if gradients[n] is not None}
 
     def after(self, points: Points) -> Points:
@@ -27,7 +27,7 @@ class OracleBaseline:
 
 @dataclass
 class OracleDecoupled(OracleBaseline):
-    """Loshchilov and Hutter 2019, Algorithm 2: the learning rate's schedule scales the decay."""
+    """Loshchilov and Hutter 2019, Algorithm 2: the decay is scaled by the learning rate."""
 
     weight_decay: float
 
@@ -38,7 +38,7 @@ class OracleDecoupled(OracleBaseline):
 
 @dataclass
 class OracleCosine(OracleBaseline):
-    """Half a cosine between two coefficients, as Caron et al. 2021 raise theirs."""
+    """Cosine schedule between two coefficients (Caron et al. 2021)."""
 
     first: float
     last: float
@@ -55,7 +55,7 @@ class OracleCosine(OracleBaseline):
 
 @dataclass
 class OracleAdaDecay(OracleBaseline):
-    """Nakamura and Hong 2019: sizes of gradients, standardised within the layer, in a sigmoid."""
+    """Nakamura and Hong 2019: sigmoid of absolute gradients standardized within the layer."""
 
     weight_decay: float
     alpha: float
@@ -76,7 +76,7 @@ class OracleAdaDecay(OracleBaseline):
 
 @dataclass
 class OracleAWD(OracleBaseline):
-    """Ghiasi et al. 2022, Algorithm 1: one coefficient for all, an average over the steps."""
+    """Ghiasi et al. 2022, Algorithm 1: one coefficient for all matrices, averaged over steps."""
 
     weight_decay: float
     coefficient: float = 0.0
@@ -92,7 +92,7 @@ class OracleAWD(OracleBaseline):
 
 @dataclass
 class OracleRescaling(OracleBaseline):
-    """Liu et al. 2023 (Omnigrok): training on a sphere in the space of all weights."""
+    """Liu et al. 2023 (Omnigrok): training with a constant norm of all weights."""
 
     factor: float
     initial: float | None = None

@@ -1,4 +1,4 @@
-"""A small regression that each library trains, and the plain torch loop it is compared with."""
+"""Small regression for training with each library and with a plain torch loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Five steps of both optimizers, from the start or from a saved state, on fixed numbers.
+"""Five steps of both optimizers on fixed numbers, from the start or a saved state.
 
     python core_steps.py WRITE [READ]
 
@@ -16,7 +16,7 @@ from nnunet_cpr import SGDCPR, AdamCPR, KappaKI0
 
 
 def fixed(*shape: int, phase: float) -> torch.Tensor:
-    """Numbers that are the same under every version of torch."""
+    """Return numbers that do not depend on the version of torch."""
     count = torch.Size(shape).numel()
     return torch.sin(torch.arange(count, dtype=torch.float64) * 0.7 + phase).float().reshape(shape)
 

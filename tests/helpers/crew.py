@@ -1,4 +1,4 @@
-"""Several processes on this machine that run functions of a module together, over gloo."""
+"""Processes on this machine that run functions together over gloo."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE = 600  # seconds until a function that does not come back counts as han
 
 
 class Crew:
-    """``size`` processes; each runs what it is told and answers."""
+    """Group of ``size`` processes that run functions."""
 
     def __init__(self, size: int) -> None:
         context = mp.get_context("spawn")
@@ -33,7 +33,7 @@ class Crew:
             self._members.append((process, ours))
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Return the results of ``function(*args)`` on each process.
+        """Return the result of ``function(*args)`` of each process.
 
         Raises:
             AssertionError: it raised on one of them, or did not come back.
@@ -57,7 +57,7 @@ class Crew:
 
 @contextmanager
 def crew(size: int) -> Iterator[Crew]:
-    """Yield a crew and end its processes."""
+    """Yield a crew and shut it down at the end."""
     members = Crew(size)
     try:
         yield members

@@ -1,4 +1,4 @@
-"""Starts the worker in two processes and reads what both of them saved."""
+"""Launch of the worker in two processes."""
 
 from __future__ import annotations
 

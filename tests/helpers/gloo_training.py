@@ -1,4 +1,4 @@
-"""nnU-Net's training on several GPUs, run on as many CPU processes: gloo in the place of NCCL.
+"""nnU-Net's multi-GPU training on CPU processes, with gloo in place of NCCL.
 
     python gloo_training.py PROCESSES STATES TRAINER PLANS [--c] [--without-validation]
 
@@ -28,7 +28,7 @@ class CPUDistributedDataParallel(DistributedDataParallel):
 
 
 def without_gpus() -> list[Any]:
-    """Let nnU-Net's code for several GPUs run without any; the trainers that it makes are listed."""
+    """Let nnU-Net's multi-GPU code run without GPUs; return the list of its trainers."""
     made: list[Any] = []
     get_trainer = run_training.get_trainer_from_args
 

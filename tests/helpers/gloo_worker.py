@@ -1,4 +1,4 @@
-"""Two processes of one training: run by torchrun, they save what each of them ends with."""
+"""Worker for torchrun: two processes of one training save their final states."""
 
 from __future__ import annotations
 

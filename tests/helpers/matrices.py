@@ -1,4 +1,4 @@
-"""Small parameters with gradients, and steps of an optimizer with and without a closure."""
+"""Small parameters with gradients, and optimizer steps with and without a closure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def matrix(value: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.nn.P
 def take_same_steps(
     steps: int, *pairs: tuple[torch.nn.Module, torch.optim.Optimizer], rtol: float, atol: float
 ) -> None:
-    """Step models with their optimizers, all with the same gradients; they have to end as one."""
+    """Step models with the same gradients and check that they end equal."""
     for t in range(steps):
         for model, optimizer in pairs:
             set_gradients(model.parameters(), t)
@@ -35,7 +35,7 @@ def take_same_steps(
 def take_steps_by_closure(
     build: Callable[[torch.nn.Parameter], torch.optim.Optimizer],
 ) -> list[tuple[torch.Tensor, torch.optim.Optimizer]]:
-    """Return a matrix after three steps and its optimizer, for each way to pass a closure."""
+    """Return a matrix after three steps and its optimizer, with each way to pass a closure."""
     results = []
     for use in (None, "position", "keyword"):  # Lightning names it
         p = torch.nn.Parameter(torch.linspace(1, 2, 6).reshape(2, 3))
@@ -60,7 +60,7 @@ def take_steps_by_closure(
 
 
 def calls_of_its_closure(optimizer: torch.optim.LBFGS, p: torch.nn.Parameter) -> int:
-    """One step, for which it evaluates the loss at several points; how often it did."""
+    """Take a step that evaluates the loss at several points; return the number of evaluations."""
     calls = 0
 
     def closure() -> torch.Tensor:

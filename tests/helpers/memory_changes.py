@@ -1,4 +1,4 @@
-"""Search for a change of tensors between two steps that a fused step does not survive.
+"""Search for changes of tensors between steps that break a fused step.
 
 Run as a program in a process of its own, since a failure may be a crash: ``memory_changes.py EXAMPLES
 SEED``, with a seed of -1 for the same examples in every run. The last case that it prints is at fault.
@@ -80,7 +80,7 @@ SHRINKING = {"storage freed", "storage halved", "storage resized twice"}
 
 @dataclass(frozen=True)
 class Change:
-    """One change before a step: of parameter ``which``, its gradient or one of its states."""
+    """Change before a step of parameter ``which``, its gradient or one of its states."""
 
     step: int
     of: str
@@ -93,7 +93,7 @@ class Change:
 
 
 class Training:
-    """A few steps on fixed gradients, with changes in between."""
+    """Steps on fixed gradients, with changes in between."""
 
     def __init__(self, kind: type, options: dict[str, Any], dtype: torch.dtype, ours: bool) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -194,7 +194,7 @@ def check(kind: str, dtype: str, changes: list[Change]) -> None:
 
 
 def main(examples: int, random_seed: int) -> None:
-    """Search through so many examples."""
+    """Search through ``count`` examples."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     settled = settings(

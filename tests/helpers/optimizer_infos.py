@@ -35,11 +35,11 @@ Kwargs = dict[str, Any]
 CPR_OPTIONS = frozenset({"kappa", "regularizer", "mu", "adaptive"})
 CPR_GROUP_KEYS = (*sorted(CPR_OPTIONS), "regularize")
 UNREACHED = KappaWS(10**6)
-"""A bound that no test trains long enough to set."""
+"""Bound that is never set, since no test trains long enough."""
 
 
 class CPROptimizerInfo(OptimizerInfo):
-    """An optimizer of this package, its inputs, and the torch optimizer that it extends."""
+    """Optimizer of this package, its inputs, and the torch optimizer that it extends."""
 
     def __init__(
         self, optim_cls: Any, torch_cls: Any, torch_defaults: Kwargs, bounded: Kwargs, **options: Any

@@ -1,4 +1,4 @@
-"""The paper's algorithms in NumPy and float64, written from the paper and independent of the package.
+"""Algorithms of the paper in NumPy and float64, independent of the package.
 
 Per-element measures and gradients, as docs/mathematics.md explains.
 """
@@ -40,7 +40,7 @@ def direction(name: str, x: Array) -> Array:
 
 @dataclass
 class OracleCPR:
-    """Algorithm 1, one matrix after the other in plain loops."""
+    """Algorithm 1 in plain loops over the matrices."""
 
     bound: tuple  # ("k", value) | ("ki0", factor) | ("ws", steps) | ("ip", interval, ema)
     regularizer: str
@@ -53,7 +53,7 @@ class OracleCPR:
     samples: dict = field(default_factory=dict)
 
     def correction(self, params: dict[str, Array], has_grad: dict[str, bool]) -> dict[str, Array]:
-        """Return the correction to subtract from each parameter before the optimizer's step."""
+        """Return the correction to subtract from each parameter."""
         out = {}
         for name, x in params.items():
             r = measure(self.regularizer, x)

@@ -1,4 +1,4 @@
-"""Small trainings of every kind that can stop after any step and go on elsewhere, bit for bit.
+"""Small trainings of every kind that can be stopped after any step and resumed.
 
 A case is plain data, so that another process can be told of it (resume_worker.py).
 """
@@ -53,7 +53,7 @@ BASELINES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """Model, optimizer and regularization method of a training."""
+    """Settings of a training."""
 
     optimizer: str = "SGDCPR"
     baseline: str | None = None
@@ -63,17 +63,17 @@ class Case:
     adaptive: bool = False
     dtype: str = "float32"
     backend: str = "chosen"
-    """``chosen`` by the optimizer, ``plain`` or ``triton``, the latter in its interpreter."""
+    """``chosen`` by the optimizer, ``plain`` (unfused) or ``triton`` (in its interpreter)."""
     channels_last: bool = False
     closure: bool = False
     breaks_at: int | None = None
-    """A step in which one matrix stops being finite."""
+    """Step at which one matrix becomes infinite."""
     scaler: bool = False
     """Train with a GradScaler, some of whose steps overflow."""
 
 
 class Training:
-    """A run of a case."""
+    """Training of a case."""
 
     def __init__(self, case: Case, seed: int = 0) -> None:
         torch.manual_seed(seed)
@@ -193,17 +193,17 @@ class Training:
             getattr(self, part).load_state_dict(value)
 
     def snapshot(self) -> dict[str, Any]:
-        """All that there is, as it is now."""
+        """Return a copy of the complete state."""
         return copy.deepcopy(self.state())
 
 
 def small_chunks() -> None:
-    """Make the CPU's kernels take small matrices in several chunks. For good: of a worker process."""
+    """Make the CPU kernels split small matrices into chunks, for the rest of the process."""
     cpu.CHUNK, cpu._TASK_CHUNKS = CHUNK, 2
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:
-    """Return the paths at which two states differ in a bit, a dtype or an entry."""
+    """Return the paths of entries in which two states differ in bits, dtype or presence."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         if one.dtype != other.dtype or one.shape != other.shape:
             return [path]

@@ -1,4 +1,4 @@
-"""Another process, which loads checkpoints, goes on with their trainings and saves how they end.
+"""Worker process that resumes trainings from checkpoints and saves their final states.
 
 It reads one request in a line, JSON, and answers each with a line: nothing, or what went wrong.
 """

@@ -1,4 +1,4 @@
-"""A small training that runs the same on one process and on several."""
+"""Small training on one process or on several."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BATCH = 8
 
 
 class Net(nn.Module):
-    """Matrices whose rows do not divide by the number of processes, one with fewer rows than those.
+    """Model whose numbers of rows are not divisible by the number of processes, one less than it.
 
     In float64, so that it is the sharding that a comparison sees and not the rounding of gradients.
     """
@@ -49,7 +49,7 @@ class Net(nn.Module):
 
 @dataclass(frozen=True)
 class Method:
-    """An optimizer with CPR; the bounds are such that multipliers rise within a few steps."""
+    """Return an optimizer with CPR whose multipliers rise within a few steps."""
 
     optimizer: str = "SGDCPR"
     regularizer: str = "l2"
@@ -94,7 +94,7 @@ def train(
     rank: int = 0,
     size: int = 1,
 ) -> None:
-    """Train on the batches of these numbers, of which this process has a part."""
+    """Take steps on this process's part of the batches with these numbers."""
     for step in steps:
         x, y = data(step)
         part = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
@@ -110,7 +110,7 @@ def full(t: Tensor) -> Tensor:
 
 
 def found(model: nn.Module, cpr: CPR) -> dict[str, Tensor]:
-    """Return all parameters, bounds, multipliers and the independently computed values of R."""
+    """Return parameters, bounds, multipliers and separately computed regularization values."""
     parameters = {f"parameter {name}": full(p) for name, p in model.named_parameters()}
     state = {f"state {key}": value.clone() for key, value in cpr.state_dict()["state"].items()}
     return {**parameters, **state, "measure": cpr.measure}
@@ -124,7 +124,7 @@ def alone(method: Method, steps: int) -> dict[str, Tensor]:
 
 
 def agree(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Fail where a number differs by more than 1e-6 of it."""
+    """Check that numbers agree to a relative difference of 1e-6."""
     for key, value in expected.items():
         close = torch.allclose(found[key], value, rtol=1e-6, atol=1e-9)
         assert close, f"{key}: {found[key]} and not {value}"
@@ -141,7 +141,7 @@ def fsdp(model: Net) -> Net:
 
 
 def hybrid(model: Net) -> Net:
-    """Two copies, each sharded over half of the processes."""
+    """Return a mesh of two copies, each sharded over half of the processes."""
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("copy", "shard"))
     return fully_shard(model, mesh=mesh)
 
@@ -164,7 +164,7 @@ WAYS: dict[str, Callable[[Net], Net]] = {
 
 
 def part_of_the_batch(way: str) -> tuple[int, int]:
-    """Return this process's rank among those with different data, and their number."""
+    """Return the data-parallel rank and size of this process."""
     rank, size = dist.get_rank(), dist.get_world_size()
     if way == "tensor_parallel":
         return 0, 1
@@ -174,7 +174,7 @@ def part_of_the_batch(way: str) -> tuple[int, int]:
 
 
 def together(way: str, method: Method, steps: int) -> dict[str, Any]:
-    """Train on all processes; return the result and the number of all-reduces."""
+    """Train on all processes; return the results and the number of all-reduces."""
     model = WAYS[way](Net())
     optimizer, cpr = method.build(model)
     calls, inside = [], [False]
@@ -206,7 +206,7 @@ def together(way: str, method: Method, steps: int) -> dict[str, Any]:
 
 
 def with_one_process_that_touches_its_part(steps: int) -> dict[str, Any]:
-    """Change a shard by hand on one process; the others know its value of R from before."""
+    """Change a shard on one process, so that only the others have current sums."""
     model = fsdp(Net())
     optimizer, cpr = Method().build(model)
     for step in range(steps):
@@ -246,7 +246,7 @@ def load_sharded_and_go_on(
 
 
 def load_whole_and_go_on(method: Method, steps: int, more: range) -> dict[str, Tensor]:
-    """Load a state on the first process and send it to all (``broadcast_from_rank0``)."""
+    """Load the state of one process on rank 0 and send it to all (``broadcast_from_rank0``)."""
     whole: Any = {}, {}
     if dist.get_rank() == 0:
         plain = Net()

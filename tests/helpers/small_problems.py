@@ -1,4 +1,4 @@
-"""Small training problems, and comparisons of what optimizers make of them."""
+"""Small training problems, and comparisons of their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers to step in one pass or the plain way, on tensors of awkward shapes."""
+"""Optimizers with fused or unfused steps, on tensors of unusual shapes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPES = [(64, 100), (17,), (3, 1000, 3), (5, 7), (2, 2048), (4097, 1), (1, 1), 
 
 
 def use(optimizer: Any, backend: str) -> FusedBackend | None:
-    """Make the optimizer take this way; without a GPU it would not choose Triton by itself."""
+    """Make the optimizer use a backend; without a GPU it would not choose Triton."""
     if backend == "triton":
         from nnunet_cpr.fused.triton import TritonBackend
 
@@ -39,7 +39,7 @@ def parameters(
 
 
 def set_gradients(params: list[torch.nn.Parameter], t: int, scale: float = 1.0) -> None:
-    """Outwards, so that bounds are reached, with noise; sometimes one is missing."""
+    """Set noisy outward gradients, so that bounds are reached; sometimes one is missing."""
     generator = torch.Generator().manual_seed(1000 + t)
     starts = parameters(torch.float64, shapes=[tuple(p.shape) for p in params])
     for i, (p, start) in enumerate(zip(params, starts)):

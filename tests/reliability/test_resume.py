@@ -1,4 +1,4 @@
-"""A training that stops after any step and goes on in another process is the same to the last bit."""
+"""Trainings resumed in another process equal uninterrupted ones bit for bit."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def _like_the_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def environment() -> dict[str, str]:
-    """Return the variables of a process that can import what this one can."""
+    """Return the environment of a process with the same import path."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 class Worker:
-    """Another process that goes on with trainings, for as many as it is asked."""
+    """Worker process that resumes trainings."""
 
     def __init__(self, folder: Path) -> None:
         self.checkpoint, self.result = folder / "checkpoint.pt", folder / "result.pt"
@@ -66,7 +66,7 @@ class Worker:
     def go_on(
         self, case: Case, begin: int, again_at: int | None = None, **options: Any
     ) -> dict[str, Any]:
-        """Resume the training saved before step ``begin`` and return its result."""
+        """Return the final state of a training resumed from before step ``begin``."""
         assert self.process.stdin is not None and self.process.stdout is not None
         request = {
             "case": asdict(case),
@@ -135,7 +135,7 @@ def cases(draw: st.DrawFn, optimizers: tuple[str, ...] = (*OURS, *TORCH)) -> Cas
 
 
 def check(worker: Worker, case: Case, stop: int, again_at: int | None = None, **options: Any) -> None:
-    """Uninterrupted, and stopped before step ``stop`` and gone on with in the worker."""
+    """Compare an uninterrupted training with one resumed in the worker before step ``stop``."""
     training = Training(case)
     training.run(0, stop)
     if hypothesis.currently_in_test_context():
@@ -147,7 +147,7 @@ def check(worker: Worker, case: Case, stop: int, again_at: int | None = None, **
 
 
 def _tell(training: Training, stop: int) -> None:
-    """For ``--hypothesis-show-statistics``: in what state trainings were stopped."""
+    """Record the state at the stop for ``--hypothesis-show-statistics``."""
     case, state = training.case, training.attached._state
     event(f"optimizer: {case.optimizer}")
     event(f"dtype: {case.dtype}")
@@ -177,7 +177,7 @@ contiguous_momenta = Case(
 @examples(25, search=600)
 @given(**any_stop, again=again)
 @example(case=contiguous_momenta, stop=1, mmap=False, again=None)
-def test_cpr_goes_on_bit_for_bit_in_another_process(
+def test_cpr_resumes_bit_identical_in_another_process(
     worker: Worker, case: Case, stop: int, mmap: bool, again: int | None
 ) -> None:
     check(worker, case, stop, None if again is None else max(stop, again), mmap=mmap)
@@ -192,7 +192,7 @@ def test_cpr_goes_on_bit_for_bit_in_another_process(
     scaler=st.booleans(),
     stop=st.integers(0, STEPS),
 )
-def test_a_baseline_goes_on_bit_for_bit_in_another_process(
+def test_baseline_resumes_bit_identical_in_another_process(
     worker: Worker, baseline: str, optimizer: str, dtype: str, closure: bool, scaler: bool, stop: int
 ) -> None:
     if optimizer == "nadam" or (optimizer == "sgd-fused" and dtype in HALF):
@@ -211,7 +211,7 @@ def test_a_baseline_goes_on_bit_for_bit_in_another_process(
         pytest.param("AdamCPR", "float16", "KappaKI0", {"factor": 0.9}, 9, marks=pytest.mark.slow),
     ],
 )
-def test_the_triton_step_goes_on_bit_for_bit_in_another_process(
+def test_triton_step_resumes_bit_identical_in_another_process(
     worker: Worker, optimizer: str, dtype: str, bound: str, settings: dict, stop: int
 ) -> None:
     pytest.importorskip("triton", minversion="3.3")
@@ -221,9 +221,7 @@ def test_the_triton_step_goes_on_bit_for_bit_in_another_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["SGDCPR", "AdamCPR", "adamw"])
-def test_a_process_that_has_done_nothing_else_goes_on_bit_for_bit(
-    optimizer: str, tmp_path: Path
-) -> None:
+def test_fresh_process_resumes_bit_identical(optimizer: str, tmp_path: Path) -> None:
     fresh = Worker(tmp_path)
     case = Case(optimizer, bound="KappaIP", bound_settings={"interval": 2, "ema": 0.5}, adaptive=True)
     check(fresh, case, stop=5)
@@ -256,8 +254,8 @@ def test_a_saved_state_does_not_change_with_the_training(optimizer: str) -> None
 
 
 @every_way
-def test_a_run_may_be_rolled_back(optimizer: str) -> None:
-    """The same objects, which know a measure of later parameters, go back and on again."""
+def test_older_state_can_be_loaded_into_a_run(optimizer: str) -> None:
+    """Load an older state into the same objects, which have sums of later parameters."""
     for bound, bound_settings in (("KappaWS", {"steps": 9}), ("KappaIP", {"interval": 2})):
         training = trained(Case(optimizer, None, bound, bound_settings))
         saved = training.snapshot()
@@ -269,8 +267,8 @@ def test_a_run_may_be_rolled_back(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", list(OURS))
-def test_our_optimizers_leave_a_loaded_state_as_it_was(optimizer: str) -> None:
-    """So that it can be loaded twice. torch's own keep its very tensors."""
+def test_cpr_optimizers_do_not_change_a_loaded_state(optimizer: str) -> None:
+    """A state can be loaded twice; torch's optimizers keep its tensors."""
     training = trained(Case(optimizer))
     saved = training.snapshot()
     before = copy.deepcopy(saved)
@@ -283,8 +281,8 @@ def test_our_optimizers_leave_a_loaded_state_as_it_was(optimizer: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_is_read_with_mmap_can_be_written_over(tmp_path: Path) -> None:
-    """A state that stays in the file would end the process with a bus error."""
+def test_checkpoint_read_with_mmap_can_be_overwritten(tmp_path: Path) -> None:
+    """A state that remains in the file would cause a bus error."""
     code = """
 import sys
 from pathlib import Path
@@ -315,8 +313,8 @@ def test_map_location_may_be_given(optimizer: str, tmp_path: Path) -> None:
         assert differences(resumed.state(), training.state()) == []
 
 
-def test_channels_last_comes_and_goes_with_a_checkpoint() -> None:
-    """Other strides give other roundings, and no more than that."""
+def test_channels_last_may_change_on_resuming() -> None:
+    """Other strides change rounding only."""
     for optimizer in ("SGDCPR", "AdamCPR", "SGDCPR-unfused", "adamw"):
         for before, after in ((False, True), (True, False)):
             training = trained(Case(optimizer, channels_last=before))
@@ -327,7 +325,7 @@ def test_channels_last_comes_and_goes_with_a_checkpoint() -> None:
             assert_close(training, other)
 
 
-def test_another_backend_goes_on_with_a_checkpoint() -> None:
+def test_another_backend_resumes_a_checkpoint() -> None:
     for optimizer in ("SGDCPR", "AdamCPR", "AdamCPR-amsgrad"):
         for before, after in (("plain", "chosen"), ("chosen", "plain")):
             training = trained(Case(optimizer, backend=before))
@@ -349,7 +347,7 @@ def assert_close(one: Training, other: Training) -> None:
 
 
 @pytest.mark.parametrize("build", ["ours", "attached", "baseline"])
-def test_parameters_in_another_order_are_refused_where_torch_would_mix_up_momenta(build: str) -> None:
+def test_state_in_another_order_is_refused(build: str) -> None:
     def start(names: list[str]) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)
         layers = {name: torch.nn.Linear(4, 4) for name in sorted(names)}
@@ -391,7 +389,7 @@ JUNK = st.sampled_from(
 
 
 def places(state: Any, path: tuple = ()) -> list[tuple]:
-    """Return the path of every entry of a nested state."""
+    """Return the path of each entry of a nested state."""
     keys = (
         state.keys() if isinstance(state, dict) else range(len(state)) if isinstance(state, list) else ()
     )
@@ -405,7 +403,7 @@ def places(state: Any, path: tuple = ()) -> list[tuple]:
     how=st.sampled_from(["replace", "remove", "add"]),
     by_optimizer=st.booleans(),
 )
-def test_a_state_that_was_tampered_with_is_refused_in_one_line_and_whole(
+def test_damaged_state_is_refused_in_one_line(
     data: st.DataObject, method: str, how: str, by_optimizer: bool
 ) -> None:
     if method == "cpr":
@@ -461,7 +459,7 @@ def refusal_of(loader: Any, state: dict[str, Any]) -> str | None:
 
 @pytest.mark.parametrize("version", [0, 2, 99, "1", None, 1.0])
 @pytest.mark.parametrize("method", ["cpr", "awd"])
-def test_another_version_is_named(version: Any, method: str) -> None:
+def test_other_state_version_is_refused(version: Any, method: str) -> None:
     training = trained(Case("adamw", None if method == "cpr" else method), 2)
     state = {**training.attached.state_dict(), "version": version}
     with pytest.raises(ValueError, match=f"expected version 1, got {version!r}$"):
@@ -478,8 +476,8 @@ def test_a_baselines_damaged_number_is_refused(method: str, key: str, wrong: flo
         training.attached.load_state_dict(state)
 
 
-def test_rescaling_that_began_with_a_broken_norm_can_be_resumed() -> None:
-    """It has none to rescale to, then as before, and no number that loading would refuse."""
+def test_rescaling_without_initial_norm_can_be_resumed() -> None:
+    """It has no norm to rescale to, and no number that loading refuses."""
     training = Training(Case("sgd", "rescale"))
     with torch.no_grad():
         training.model[4].weight.fill_(torch.inf)
