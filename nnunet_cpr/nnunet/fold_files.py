@@ -22,7 +22,6 @@ RESOURCES = "resources.json"
 LOG_COLUMNS = ["epoch", "train_loss", "val_loss", "pseudo_dice", "seconds"]
 
 FLOAT32_MAX = 3.4e38
-LARGEST = FLOAT32_MAX
 
 _MAX_MEASUREMENT = 1e30  # seconds or bytes
 

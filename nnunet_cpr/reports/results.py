@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 
 from nnunet_cpr._files import read_json
-from nnunet_cpr.nnunet.fold_files import LARGEST, LOG_COLUMNS, RESOURCES, measurement, read_logs
-from nnunet_cpr.nnunet.history import COLUMNS, CSV_NAME
+from nnunet_cpr.nnunet.fold_files import LOG_COLUMNS, RESOURCES, measurement, read_logs
+from nnunet_cpr.nnunet.history import CSV_NAME, read_history
 from nnunet_cpr.studies.definition import Run, Study, StudyError, TrainerEntry
 
 
@@ -31,8 +31,6 @@ class Setting(NamedTuple):
     plans: str
 
 
-_LAST_EPOCH = 10**6
-_SMALLEST = 1e-45  # of float32
 SETTING = list(Setting._fields)
 CASES = [*SETTING, "fold", "case", "class", "trainer", "dice"]
 EPOCHS = [*SETTING, "fold", "trainer", *LOG_COLUMNS]
@@ -134,9 +132,9 @@ def read_results(study: Study, results: Path, raw: Path | None, preprocessed: Pa
         except (OSError, ValueError, AttributeError):
             notes.append(f"{_name(run)}: {RESOURCES} unreadable")
         if (setting, run.trainer) not in histories and (folder / CSV_NAME).is_file():
-            if (history := _read_history(folder / CSV_NAME)) is not None:
-                histories[setting, run.trainer] = (run.fold, history)
-            else:
+            try:
+                histories[setting, run.trainer] = (run.fold, read_history(folder / CSV_NAME))
+            except (OSError, ValueError):
                 notes.append(f"{_name(run)}: {CSV_NAME} unreadable")
     if not cases:
         raise ReportError(
@@ -239,27 +237,6 @@ def _read_cases(fold: Path, labels: Any) -> list[dict[str, Any]]:
     if not rows:
         raise ValueError("no cases")
     return sorted(rows, key=lambda row: str(row["case"]))
-
-
-def _read_history(path: Path) -> pd.DataFrame | None:
-    """Return the complete rows; a killed training may have cut the last one short."""
-    try:
-        table = pd.read_csv(path, on_bad_lines="skip", encoding_errors="replace", dtype=str)
-        numbers = [column for column in COLUMNS if column != "parameter"]
-        table[numbers] = table[numbers].apply(pd.to_numeric, errors="coerce").astype(float)
-    except (OSError, ValueError, KeyError):
-        return None
-    table = table.dropna(subset=["epoch", "parameter", "kappa", "multiplier"])
-    tiny = table[["measure", "kappa", "multiplier"]].abs() < _SMALLEST
-    table[tiny.columns] = table[tiny.columns].mask(tiny, 0.0)
-    table = table[
-        table["epoch"].between(0, _LAST_EPOCH)
-        & (table["epoch"] % 1 == 0)
-        & (table["kappa"] >= 0)
-        & table["multiplier"].between(0, LARGEST)
-    ]
-    table["measure"] = table["measure"].where(table["measure"].abs() <= LARGEST)
-    return None if table.empty else table.astype({"epoch": int}).reset_index(drop=True)
 
 
 def in_order(values: Sequence[Any]) -> list[Any]:

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from nnunet_cpr._files import read_json
-from nnunet_cpr.nnunet.commands import run
+from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
 from nnunet_cpr.studies.definition import Study, StudyError
 from nnunet_cpr.studies.run_state import write_json
-
-FOLDERS = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
 
 _FOLDS = 5
 """Number of folds of nnU-Net's own split."""
@@ -31,12 +29,12 @@ def nnunet_folders(environment: Mapping[str, str]) -> dict[str, str]:
     Raises:
         StudyError: a variable is not set.
     """
-    missing = [name for name in FOLDERS if not environment.get(name)]
+    missing = [name for name in FOLDER_VARIABLES if not environment.get(name)]
     if missing:
         raise StudyError(
             f"{', '.join(missing)} not set; set nnU-Net's environment variables to its folders"
         )
-    return {name: str(Path(environment[name]).absolute()) for name in FOLDERS}
+    return {name: str(Path(environment[name]).absolute()) for name in FOLDER_VARIABLES}
 
 
 def dataset_name(given: str, folders: Mapping[str, str]) -> str:

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import socket
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from nnunet_cpr._files import atomic_write, read_json
 from nnunet_cpr.nnunet.commands import last_lines
-from nnunet_cpr.nnunet.fold_files import read_logs
+from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint, read_logs
 from nnunet_cpr.studies.definition import Run
 
 _PROCESS = ".study_running.json"
@@ -120,7 +119,7 @@ def state_of(run: Run, paths: StudyPaths, queued: frozenset[str] = frozenset()) 
 
 def validation_dice(fold: Path) -> float | None:
     """Return the mean foreground Dice of a finished and validated training, otherwise None."""
-    if not is_complete(fold / "checkpoint_final.pth"):
+    if not is_complete_checkpoint(fold / FINAL_CHECKPOINT):
         return None
     try:
         summary = read_json(fold / "validation" / "summary.json")
@@ -130,21 +129,16 @@ def validation_dice(fold: Path) -> float | None:
     return dice if 0 <= dice <= 1 or math.isnan(dice) else None
 
 
-def is_complete(checkpoint: Path) -> bool:
-    """Return True if a checkpoint was written to its end: it is a zip archive, listed at the end."""
-    return checkpoint.is_file() and zipfile.is_zipfile(checkpoint)
-
-
 def _planned_epochs(trainer: str) -> int | None:
     from nnunet_cpr.names import WrongName
-    from nnunet_cpr.names.trainer_name import parse_trainer_name
+    from nnunet_cpr.names.trainer_name import DEFAULT_EPOCHS, parse_trainer_name
 
     try:
         ours = parse_trainer_name(trainer)
     except WrongName:
         ours = None  # a trainer of another package with a similar name
     if ours is not None:
-        return ours.epochs or 1000
+        return ours.epochs or DEFAULT_EPOCHS
     named = re.search(r"_(\d{1,9})epochs?(?:_|$)", trainer)
     if named:
         return int(named[1])

@@ -12,12 +12,12 @@ import submitit
 from nnunet_cpr._files import atomic_write
 from nnunet_cpr.nnunet import commands
 from nnunet_cpr.nnunet.commands import CommandFailed, last_lines
+from nnunet_cpr.nnunet.fold_files import CHECKPOINTS, FINAL_CHECKPOINT, is_complete_checkpoint
 from nnunet_cpr.studies.definition import Run
 from nnunet_cpr.studies.resource_usage import ResourceUsage
 from nnunet_cpr.studies.run_state import (
     StudyPaths,
     claim,
-    is_complete,
     record_process,
     validation_dice,
 )
@@ -83,7 +83,7 @@ class Worker:
     def _train_and_validate(self) -> None:
         fold = self.run.folder(self.paths.results)
         remove_incomplete_checkpoints(fold)
-        if not (fold / "checkpoint_final.pth").exists():
+        if not (fold / FINAL_CHECKPOINT).exists():
             self._run_nnunet("--c")  # starts from scratch if there is no checkpoint
         if validation_dice(fold) is None:
             self._run_nnunet("--val")
@@ -125,9 +125,9 @@ class Worker:
 
 def remove_incomplete_checkpoints(fold: Path) -> None:
     """Remove checkpoints that nnU-Net was writing when it was stopped and could not load."""
-    for name in ("checkpoint_final.pth", "checkpoint_latest.pth", "checkpoint_best.pth"):
+    for name in CHECKPOINTS:
         path = fold / name
-        if path.exists() and not is_complete(path):
+        if path.exists() and not is_complete_checkpoint(path):
             path.unlink()
 
 

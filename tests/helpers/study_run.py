@@ -16,7 +16,7 @@ import yaml
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
-from nnunet_cpr.studies.preparation import FOLDERS
+from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES
 from tests.helpers.workspace import PLANS, Workspace
 
 COMMAND = [sys.executable, "-c", "from nnunet_cpr.cli import main; main()"]
@@ -49,7 +49,7 @@ class StudyRun:
     def refusal(self, *options: str) -> str:
         """Return the error of a failing command that is run in this process."""
         with pytest.MonkeyPatch.context() as patch:
-            for name in FOLDERS:
+            for name in FOLDER_VARIABLES:
                 patch.delenv(name, raising=False)
             for name, value in self.environment.items():
                 if name.startswith("nnUNet_"):
