@@ -215,7 +215,7 @@ def run(
 
     from nnunet_cpr.studies.definition import save
     from nnunet_cpr.studies.executors import Local, Slurm
-    from nnunet_cpr.studies.preparation import prepare
+    from nnunet_cpr.studies.preparation import prepare_study_data
 
     argument, study, paths, folders = selected
     console = Console()
@@ -223,7 +223,7 @@ def run(
     settings = dict(_parse_setting(text) for text in sbatch or [])
     paths.logs.mkdir(parents=True, exist_ok=True)
     with console.status("planning and preprocessing"):
-        prepare(study, folders, paths.logs, processes)
+        prepare_study_data(study, folders, paths.logs, processes)
     save(study, paths.study / "study.yaml")
     runs = list(study.runs())
     options = ("--npz",) if npz else ()

@@ -61,7 +61,7 @@ def dataset_name(given: str, folders: Mapping[str, str]) -> str:
     return found[0]
 
 
-def prepare(study: Study, folders: Mapping[str, str], logs: Path, processes: int) -> None:
+def prepare_study_data(study: Study, folders: Mapping[str, str], logs: Path, processes: int) -> None:
     """Plan, preprocess and split the data sets with nnU-Net where this has not been done.
 
     Raises:

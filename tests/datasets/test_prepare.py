@@ -295,7 +295,7 @@ def test_interrupt_leaves_nothing(raw: Path, tmp_path: Path) -> None:
     assert os.listdir(raw) == []
 
 
-def test_what_a_kill_leaves_is_not_a_data_set_and_is_cleaned(raw: Path, tmp_path: Path) -> None:
+def test_killed_preparation_leaves_no_data_set(raw: Path, tmp_path: Path) -> None:
     status, _ = start_and_signal(raw, tmp_path, signal.SIGKILL)
     assert status == -signal.SIGKILL
     (left,) = os.listdir(raw)

@@ -39,7 +39,7 @@ from nnunet_cpr.reports.plots import heat_maps
 from nnunet_cpr.reports.results import read_results
 from nnunet_cpr.studies.definition import Run, Study, StudyError, TrainerEntry, load
 from nnunet_cpr.studies.executors import queued_runs
-from nnunet_cpr.studies.preparation import dataset_name, prepare
+from nnunet_cpr.studies.preparation import dataset_name, prepare_study_data
 from nnunet_cpr.studies.resource_usage import ResourceUsage
 from nnunet_cpr.studies.run_state import Stage, StudyPaths, is_running, state_of
 from nnunet_cpr.studies.status_table import states, status_table
@@ -475,7 +475,7 @@ def test_damaged_data_set_is_refused_in_one_line(
         patch.setattr(preparation, "run", _no_command)
         patch.setattr(preparation, "_find_trainers", lambda study: None)  # none of these files
         try:
-            prepare(study, folders, tmp_path / "logs", 1)
+            prepare_study_data(study, folders, tmp_path / "logs", 1)
         except (StudyError, OSError) as error:
             promises.assert_one_line(error)
 
@@ -493,7 +493,7 @@ def test_any_state_dict_is_loaded_or_refused_unchanged(data: st.DataObject) -> N
     loading.is_taken_or_refused(lambda n: data.draw(st.integers(0, n - 1)))
 
 
-def test_every_strange_value_in_every_place_of_a_state_dict() -> None:
+def test_strange_values_in_state_dicts_are_refused() -> None:
     for place in range(40):
         for thing in range(len(promises.STRANGE)):
             picks = iter([0, 0, place, 3, thing, 0])
