@@ -283,8 +283,12 @@ class RegularizationMethod(ABC):
 
     def _validated(self, saved: Any, order: list[str] | None = None) -> dict[str, Tensor]:
         return _state_dict.validated_tensors(
-            self.title, saved, self.state_dict(), self._positions, order
+            self.title, saved, self.state_dict(), self._positions, order, self._may_be_nan()
         )
+
+    def _may_be_nan(self) -> set[str]:
+        """Return the keys of state tensors that may be NaN or negative."""
+        return set()
 
     def _add_to_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         state = state_dict[self.state_key] = self.state_dict()
@@ -301,7 +305,8 @@ class RegularizationMethod(ABC):
         if not saved:
             raise ValueError(
                 f"state_dict: expected a state saved with {self.title}, got one saved without "
-                f"{self.title}; load it before attaching {self.title} to start anew from it"
+                f"{self.title}; to start {self.title} from it, load it into an optimizer of torch and "
+                f"attach {self.title} afterwards"
             )
         names = [group.get("param_names") for group in groups]
         order = None if None in names else [str(name) for own in names for name in own]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,6 @@ from nnunet_cpr._validation import list_names, short_repr
 VERSION = 1
 
 _POSITION = re.compile(r"[0-9]+(\.[0-9]+)?")  # name of an unnamed parameter, see param_groups
-
-_MAY_BE_NAN = ("last_sample", "last_difference")  # KappaIP's, before its first samples
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,7 @@ def validated_tensors(
     own: Mapping[str, Any],
     positions: Positions,
     held: list[str] | None = None,
+    may_be_nan: Collection[str] = (),
 ) -> dict[str, Tensor]:
     """Return the tensors of a saved state, in the order of the present names.
 
@@ -48,6 +47,7 @@ def validated_tensors(
         saved: the ``state_dict()`` to load.
         own: the present ``state_dict()``.
         positions, held: as in :func:`renamed`.
+        may_be_nan: keys of tensors that may be NaN or negative. All others are damaged then.
 
     Raises:
         ValueError: the state is damaged, or its version, configuration, names or shapes differ.
@@ -81,7 +81,7 @@ def validated_tensors(
             raise ValueError(f"{problem}: {name!r}: expected shape {shape}, got {short_repr(before)}")
     _check_keys(problem, "tensor", saved["state"], own["state"])
     return {
-        key: _validated_tensor(problem, key, saved["state"].get(key), value, order)
+        key: _validated_tensor(problem, key, saved["state"].get(key), value, order, key in may_be_nan)
         for key, value in own["state"].items()
     }
 
@@ -170,12 +170,14 @@ def _indices(problem: str, saved: list[str], own: list[str]) -> list[int]:
     return [index[name] for name in own]
 
 
-def _validated_tensor(problem: str, key: str, value: Any, own: Tensor, order: list[int]) -> Tensor:
+def _validated_tensor(
+    problem: str, key: str, value: Any, own: Tensor, order: list[int], may_be_nan: bool
+) -> Tensor:
     is_valid = isinstance(value, Tensor) and value.layout is own.layout
     is_valid = is_valid and not (value.is_meta or value.is_nested)
     # A conversion to another dtype has lost precision.
     is_valid = is_valid and value.shape == own.shape and value.dtype == own.dtype
-    if is_valid and key not in _MAY_BE_NAN:
+    if is_valid and not may_be_nan:
         is_valid = bool((value >= 0).all())  # False for NaN
     if is_valid and key != "kappa":
         is_valid = not value.isinf().any()

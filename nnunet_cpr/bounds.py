@@ -4,7 +4,8 @@ A bound is a frozen description. Its state between steps is in ``memory``, tenso
 saves; its result is in ``kappa``, which is +inf until it is set. All J matrices are handled at once on
 their device, without synchronizing with it.
 
-To add a bound: write a subclass of :class:`Bound` and list it in :data:`BOUNDS`.
+To add a bound: write a subclass of :class:`Bound` and list it in :data:`BOUNDS`. Names, state dicts and
+the nnU-Net trainers then know it; export it in ``nnunet_cpr/__init__.py``.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Bound(ABC):
     """
 
     keyword: ClassVar[str]
+    may_be_nan: ClassVar[frozenset[str]] = frozenset()
+    """Keys of :meth:`memory` that may be NaN or negative; loading a state refuses it for all others."""
 
     def __str__(self) -> str:
         kind = type(self)
@@ -165,6 +168,7 @@ class KappaIP(Bound):
     interval: int
     ema: float = 0.0
     keyword: ClassVar[str] = "ip"
+    may_be_nan: ClassVar[frozenset[str]] = frozenset({"last_sample", "last_difference"})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "interval", positive_integer("KappaIP.interval", self.interval))

@@ -78,14 +78,16 @@ class CPR(RegularizationMethod):
         \lambda^j &\leftarrow \max(0,\ \lambda^j + \mu\,(r^j - \kappa^j)) \\
         \theta^j &\leftarrow \theta^j - \lambda^j\, g(\theta_t^j)
 
-    Then the optimizer, whose own weight decay must be 0, takes its step. A bound that is not set yet is
-    +inf, and its matrix is not changed.
+    g is the correction direction of R, given with each regularization function in
+    :mod:`nnunet_cpr.regularizers`. Then the optimizer takes its step; its own weight decay must be 0 on
+    the regularized matrices. A bound that is not set yet is +inf, and its matrix is not changed.
 
     A matrix without a gradient in a step is not changed in that step, nor is its Lagrange multiplier.
     The same holds for a matrix whose regularization value is not finite; :meth:`metrics` counts these.
-    Gradients are not read: after a gradient that is not finite, the regularization value of the next
-    step is not finite. For ``l2`` the factor 1 - 2 lambda is at least 0; :meth:`metrics` counts the
-    corrections that are limited by this. A step that ``GradScaler`` skips does not count.
+    CPR reads parameters, not gradients: a gradient that is not finite reaches the matrix through the
+    optimizer, and CPR leaves that matrix out from the next step on. For ``l2`` the factor 1 - 2 lambda
+    is at least 0; :meth:`metrics` counts the corrections that are limited by this. A step that
+    ``GradScaler`` skips does not count.
 
     Args:
         params: module, named parameters, parameters or parameter groups; see
@@ -99,7 +101,8 @@ class CPR(RegularizationMethod):
             regularization value when its multiplier has returned to 0.
 
     Attributes:
-        bound, regularizer, mu, adaptive: settings of the groups that do not have their own.
+        bound: the argument ``kappa`` as an object; :attr:`kappa` are the values that it has set.
+        regularizer, mu, adaptive: settings of the groups that do not have their own.
         settings: one :class:`CPRSettings` for each matrix, in the order of ``names``.
 
     Raises:
@@ -187,8 +190,8 @@ class CPR(RegularizationMethod):
             ``lagrange_multiplier_mean`` and ``lagrange_multiplier_max``; ``bounded`` and ``active``:
             fractions of matrices with a bound and with a positive multiplier; ``skipped_updates``:
             number of updates of a matrix left out because a value was not finite;
-            ``limited_corrections``: number of corrections with the largest multiplier. Both numbers
-            count from the first step.
+            ``limited_corrections``: number of corrections whose multiplier was cut to its limit (0.5 for
+            ``l2``). Both numbers count from the first step.
         """
         measure, kappa, multiplier = self.measure, self.kappa, self.lagrange_multiplier
         bounded = kappa.isfinite()
@@ -203,13 +206,17 @@ class CPR(RegularizationMethod):
             "limited_corrections": float(self._state["limited_corrections"]),
         }
 
+    def _may_be_nan(self) -> set[str]:
+        return set().union(*(settings.bound.may_be_nan for settings in self.settings))
+
     # Update
 
     @torch.no_grad()
     def step(self, found_inf: Tensor | None = None) -> None:
-        """Update and correct, for training without an optimizer that this is attached to.
+        """Update and correct, in a loop without an optimizer that this is attached to.
 
-        Call it after the backward pass, just before the parameters are updated.
+        Call it after the backward pass, just before the parameters are updated. An attached CPR does
+        this by itself, and a call would regularize twice.
 
         Args:
             found_inf: as in :meth:`update`.

@@ -4,7 +4,8 @@
     optimizer = AdaDecay(model, weight_decay=1e-2, alpha=4.0).attach(optimizer)
 
 To add one: write a subclass of :class:`Baseline` in a new module and list it in :data:`BASELINES`. The
-nnU-Net trainers, the vision runs and the benchmark then find it by its keyword.
+nnU-Net trainers and the vision runs then find it by its keyword. List it in
+``benchmarks/competitors.py`` to measure its cost.
 """
 
 from __future__ import annotations

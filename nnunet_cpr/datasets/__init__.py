@@ -2,7 +2,8 @@
 
 To add a data set, write a subclass of :class:`~nnunet_cpr.datasets.archive.DataSet` in a module of its
 own, such as :mod:`~nnunet_cpr.datasets.btcv`, and add a line to ``DATA_SETS`` in
-:mod:`~nnunet_cpr.datasets.registry`.
+:mod:`~nnunet_cpr.datasets.registry`. ``nnunet-cpr prepare`` points its user to a study
+preset of the same name, ``nnunet_cpr/studies/presets/<name>.yaml``.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 :class:`~nnunet_cpr.fused.backend.FusedBackend` is the interface of the backends; :func:`find_backend`
 chooses one. Where no backend applies, the unfused step is taken: the regularization function corrects,
 then torch's optimizer updates. The backends are tested against it.
+
+To add a backend: write a subclass of ``FusedBackend``, return it from :func:`find_backend`, and add its
+device to ``choose_fused`` in ``nnunet_cpr/optimizers/_groups.py``.
 """
 
 from __future__ import annotations

@@ -7,7 +7,9 @@ nnU-Net selects a trainer by its class name alone and names the result folder af
 Two kinds of names exist, each a subclass of :class:`MethodName` with its families and suffixes:
 :mod:`~nnunet_cpr.names.trainer_name` for nnU-Net's trainers, parsed by ``parse_trainer_name``, and
 :mod:`~nnunet_cpr.names.run_name` for other runs, parsed by ``parse_run_name``. Both use
-:func:`parse_name`. A new setting is a field of the subclass and a :class:`Suffix`.
+:func:`parse_name`. To add a setting of trainers or of runs: a field of the subclass and a
+:class:`Suffix` in its ``SUFFIXES``; of both: in :class:`MethodName` and :data:`METHOD_SUFFIXES`.
+Trainers apply it in ``NamedTrainer`` of :mod:`nnunet_cpr.nnunet.base_trainer`.
 """
 
 from nnunet_cpr._spelling import WrongName

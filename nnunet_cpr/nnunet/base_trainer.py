@@ -1,6 +1,7 @@
 """Base classes of the trainers in ``trainers/``.
 
-A trainer family is a short subclass that builds the optimizer. When nnU-Net searches for a name with
+A trainer family is a short subclass in ``trainers/`` that builds the optimizer. Its name and defaults
+are listed in ``FAMILIES`` of :mod:`nnunet_cpr.names.trainer_name`. When nnU-Net searches for a name with
 suffixes, such as ``nnUNetTrainerCPR_ws2000``, :func:`with_suffixes` creates a subclass of the family.
 """
 

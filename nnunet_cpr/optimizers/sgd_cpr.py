@@ -23,14 +23,14 @@ class SGDCPR(CPROptimizer, torch.optim.SGD):
     Args:
         params: module, named parameters, parameters or parameter groups. CPR regularizes those that are
             trainable at construction. A group may have its own ``kappa``, ``regularizer``, ``mu`` and
-            ``adaptive``. Its ``weight_decay`` is used for the selection only: CPR does not regularize a
-            group with 0 if another group has a positive one, nor a group with ``regularize=False``.
+            ``adaptive``. Its ``weight_decay`` decays nothing. It marks groups: if one is positive, CPR
+            does not regularize groups with 0. Nor does it regularize groups with ``regularize=False``.
         lr, momentum, nesterov, maximize: as in ``torch.optim.SGD``; the defaults of ``momentum`` and
             ``nesterov`` are those of nnU-Net.
         kappa, regularizer, mu, adaptive: as in :class:`~nnunet_cpr.cpr.CPR`.
         fused: None takes fused steps if the parameters allow. True also makes the step unscale the
             gradients of ``GradScaler``, as in torch.
-        weight_decay: must be 0, since CPR replaces it.
+        weight_decay: argument of other optimizers; must be 0, since CPR replaces it.
 
     Attributes:
         cpr: the attached :class:`~nnunet_cpr.cpr.CPR`.

@@ -1,6 +1,8 @@
 """Figures of the page, as SVG that takes its colours from the page's style sheet.
 
-Each function returns the SVG element and an alternative text with the numbers that it shows.
+To add one: write a function here, a field of ``SettingPage`` in ``page.py``, and a block of
+``page.html.j2``. Each function returns the SVG element and an alternative text with the
+numbers that it shows.
 """
 
 from __future__ import annotations

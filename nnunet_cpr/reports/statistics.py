@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import bootstrap, rankdata, wilcoxon
 
 MIN_CASES = 6
-"""Minimum number of cases for which the signed-rank test can reach p < 0.05: 2 / 2**5 = 0.0625."""
+"""Minimum number of cases for a signed-rank test with p < 0.05; 5 cases reach 2 / 2**5 = 0.0625."""
 RESAMPLES = 9999
 LEVEL = 0.05
 _SMALLEST_P = 1e-4

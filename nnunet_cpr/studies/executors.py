@@ -1,8 +1,9 @@
 """Executors: where the runs of a study are executed.
 
 An executor sends a :class:`~nnunet_cpr.studies.worker.Worker` for each unfinished run to a job, here
-through submitit. To add one, write a class beside :class:`Local` and :class:`Slurm`, and offer it in
-``nnunet_cpr/cli/study.py``.
+through submitit. To add one, write a class beside :class:`Local` and :class:`Slurm`, offer it in
+``nnunet_cpr/cli/study.py`` (``run`` and ``cancel``), and report its queued runs as
+:func:`queued_runs` does.
 """
 
 from __future__ import annotations

@@ -118,10 +118,13 @@ def _plan_and_preprocess(
     if not file.exists():
         if not (raw / "dataset.json").exists():
             raise StudyError(
-                f"{dataset}: not found in nnUNet_raw; convert a challenge's data with nnunet-cpr prepare"
+                f"{dataset}: not found in nnUNet_raw; put it there in nnU-Net's raw format "
+                "(nnunet-cpr prepare converts archives of challenges)"
             )
         if plans not in _PLANNERS:
-            raise StudyError(f"{dataset}: no plans {plans}; {file} is missing")
+            raise StudyError(
+                f"{dataset}: no plans {plans}; run nnUNetv2_plan_experiment to write {file}"
+            )
         run(
             ["nnUNetv2_extract_fingerprint", "-d", number, "--verify_dataset_integrity"]
             + ["-np", str(processes)],
@@ -203,4 +206,4 @@ def _entries(path: Path, kind: type) -> Any:
 
 
 def _damaged(path: Path, reason: str) -> StudyError:
-    return StudyError(f"{path}: damaged ({reason}); delete it, and nnU-Net will write it again")
+    return StudyError(f"{path}: damaged ({reason}); restore it")

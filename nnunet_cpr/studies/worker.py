@@ -68,7 +68,7 @@ class Worker:
             return "done"
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
-        """Return the job to submit when the time limit is reached, as submitit asks for it."""
+        """Return the job to submit at the time limit; submitit calls the method by this name."""
         return submitit.helpers.DelayedSubmission(self)
 
     def command(self, option: str) -> list[str]:
