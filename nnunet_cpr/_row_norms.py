@@ -20,8 +20,8 @@ def sums_of_squares(tensors: Sequence[Tensor]) -> Tensor:
     """Return the sum of squares of each of J tensors on the CPU, float64 ``[J]``.
 
     Example:
-        >>> sums_of_squares([torch.ones(2, 2), torch.ones(3, 3)])
-        tensor([4., 9.], dtype=torch.float64)
+        >>> sums_of_squares([torch.ones(2, 2), torch.ones(4, 4)]).tolist()
+        [4.0, 16.0]
     """
     norms: list[Tensor] = []
     owners: list[int] = []
