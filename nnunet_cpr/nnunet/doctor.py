@@ -120,7 +120,8 @@ def _trainer(name: str) -> Finding:
             f"not found by nnU-Net: {_first_line(error)}",
             f"pip install --force-reinstall --no-deps {_origin('nnunet-cpr')}",
         )
-    return Finding(name, f"found by nnU-Net, {found.__mro__[1].__module__}")
+    method = getattr(found, "build_optimizer", found.__init__)  # type: ignore[misc]
+    return Finding(name, f"found by nnU-Net in {method.__code__.co_filename}")
 
 
 def _find_trainer(name: str) -> type:
