@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from packaging.version import Version
 
@@ -120,7 +121,7 @@ def _trainer(name: str) -> Finding:
             f"not found by nnU-Net: {_first_line(error)}",
             f"pip install --force-reinstall --no-deps {_origin('nnunet-cpr')}",
         )
-    method = getattr(found, "build_optimizer", found.__init__)  # type: ignore[misc]
+    method: Any = getattr(found, "build_optimizer", found.__init__)  # type: ignore[misc]
     return Finding(name, f"found by nnU-Net in {method.__code__.co_filename}")
 
 
