@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,7 +75,8 @@ class History:
 
     def __post_init__(self) -> None:
         self._fields = [_quote(name) for name in self.names]
-        self._text: list[str] = []  # the lines of each epoch
+        self._written = 0  # epochs in the file
+        self._size = -1  # of the file with these epochs, bytes; -1 to write it anew
 
     @classmethod
     def resume(cls, folder: str | os.PathLike[str], epoch: int, names: list[str]) -> History:
@@ -108,8 +110,20 @@ class History:
         """
         values = (cpr.measure, cpr.kappa, cpr.lagrange_multiplier)
         self._add(epoch, cpr.step_count, *(value.cpu().numpy() for value in values))
-        with atomic_write(self.folder / CSV_NAME) as temporary:
-            temporary.write_bytes("".join([_HEADER, *self._text]).encode())
+        path = self.folder / CSV_NAME
+        if self._size >= 0 and path.is_file() and path.stat().st_size == self._size:
+            rows = self._rows(self._written).encode()
+            with open(path, "ab", buffering=0) as file:
+                try:
+                    while rows:
+                        rows = rows[file.write(rows) :]
+                except OSError as error:
+                    file.truncate(self._size)
+                    raise OSError(error.errno, error.strerror, str(path)) from error
+        else:
+            with atomic_write(path) as temporary:
+                temporary.write_bytes((_HEADER + self._rows(0)).encode())
+        self._written, self._size = len(self.epochs), path.stat().st_size
 
     def _add(
         self, epoch: int, step: int, measure: np.ndarray, kappa: np.ndarray, multiplier: np.ndarray
@@ -119,11 +133,15 @@ class History:
         self.measure.append(measure)
         self.kappa.append(kappa)
         self.multiplier.append(multiplier)
+
+    def _rows(self, first: int) -> str:
+        """Return the lines of the recorded epochs from the ``first`` one on."""
         lines = []
-        for name, *values in zip(self._fields, measure, kappa, multiplier):
-            numbers = ",".join(f"{value:.9g}" for value in values)  # restores a float32 exactly
-            lines.append(f"{epoch},{step},{name},{numbers}\r\n")
-        self._text.append("".join(lines))
+        for i in range(first, len(self.epochs)):
+            for name, *values in zip(self._fields, self.measure[i], self.kappa[i], self.multiplier[i]):
+                numbers = ",".join(f"{value:.9g}" for value in values)  # restores a float32 exactly
+                lines.append(f"{self.epochs[i]},{self.steps[i]},{name},{numbers}\r\n")
+        return "".join(lines)
 
     def _read(self, path: Path, before: int) -> str:
         """Add the complete epochs of a file.
@@ -146,7 +164,7 @@ class History:
                 with np.errstate(over="ignore"):
                     values = of_epoch[_VALUES].to_numpy().T.astype(np.float32)
                 self._add(int(epoch), int(steps[0]), *values)
-        kept = "".join([_HEADER, *self._text])
+        kept = _HEADER + self._rows(0)
         rest = text.removeprefix(kept).split("\n")
         if text.startswith(kept) and all(_epoch(line) >= before for line in rest if line):
             return ""
@@ -160,15 +178,24 @@ def _parse_rows(text: str) -> pd.DataFrame:
         ValueError: the first line is not that of a history.
     """
     text = text[: text.rfind("\n") + 1]  # a killed training may have left half a line
-    rows = pd.read_csv(
-        io.StringIO(text), dtype=str, keep_default_na=False, on_bad_lines="skip", index_col=False
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pd.errors.ParserWarning)  # of rows with more fields than columns
+        rows = pd.read_csv(
+            io.StringIO(text),
+            dtype={"parameter": str},
+            keep_default_na=False,
+            na_values={column: ["nan"] for column in _VALUES},
+            on_bad_lines="skip",
+            index_col=False,
+            low_memory=False,
+        )
     if rows.columns.tolist() != COLUMNS:
         raise ValueError(f"expected the columns {COLUMNS}, got {rows.columns.tolist()}")
     for column in ("epoch", "step", *_VALUES):
-        is_nan = rows[column] == "nan"
-        rows[column] = pd.to_numeric(rows[column], errors="coerce").astype(float)
-        rows = rows[rows[column].notna() | is_nan]
+        if not pd.api.types.is_numeric_dtype(rows[column]):  # some field is not a number
+            is_nan = rows[column].isna()
+            rows[column] = pd.to_numeric(rows[column], errors="coerce").astype(float)
+            rows = rows[rows[column].notna() | is_nan]
     for column, limit in _LIMITS.items():
         rows = rows[rows[column].between(0, limit) & (rows[column] % 1 == 0)]
     return rows.astype(dict.fromkeys(_LIMITS, int))

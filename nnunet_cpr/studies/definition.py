@@ -26,7 +26,8 @@ class StudyError(ValueError):
     """Invalid study; the message is one line."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.splitlines()))
+        line = " ".join(message.splitlines())
+        super().__init__(line if len(line) <= 1000 else f"{line[:997]}...")
 
 
 @dataclass(frozen=True)

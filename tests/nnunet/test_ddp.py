@@ -147,5 +147,5 @@ def test_benchmark_without_gpus_is_refused(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stderr) == (1, "this needs 2 GPUs, and torch finds 0\n")
+    assert (done.returncode, done.stderr) == (1, "expected 2 GPUs, got 0\n")
     assert not (tmp_path / "new").exists()
