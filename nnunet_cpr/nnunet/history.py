@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -194,11 +196,18 @@ def _parse_rows(text: str) -> pd.DataFrame:
     for column in ("epoch", "step", *_VALUES):
         if not pd.api.types.is_numeric_dtype(rows[column]):  # some field is not a number
             is_nan = rows[column].isna()
-            rows[column] = pd.to_numeric(rows[column], errors="coerce").astype(float)
+            rows[column] = rows[column].map(_float).astype(float)
             rows = rows[rows[column].notna() | is_nan]
     for column, limit in _LIMITS.items():
         rows = rows[rows[column].between(0, limit) & (rows[column] % 1 == 0)]
     return rows.astype(dict.fromkeys(_LIMITS, int))
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return math.nan
 
 
 def _epoch(line: str) -> int:

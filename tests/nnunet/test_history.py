@@ -233,6 +233,7 @@ damages = st.dictionaries(st.integers(0, 250), st.integers(0, 255), max_size=3).
 @examples(100, search=1000)
 @given(content=tables | damages | st.binary(max_size=200), before=st.integers(1, 4))
 @example(content=damaged({0: 0, 5: 0}), before=1)  # a header with fewer fields than the rows
+@example(content=undamaged() + b"0," + b"7" * 400 + b",one.weight,0,0,0\r\n", before=1)
 def test_arbitrary_content_is_resumed_without_loss(content: bytes, before: int) -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)

@@ -137,6 +137,6 @@ def test_history_that_is_read_every_epoch_is_found(
         for _ in history.epochs:
             long_runs.History.resume(tmp_path, len(history.epochs), history.names)
 
-    monkeypatch.setattr(long_runs.History, "draw", read_again)
+    monkeypatch.setattr(long_runs, "draw_progress", read_again)
     (tmp_path / "cpr_progress.png").touch()
     assert "record of the last epoch, s" in exceeded(long_runs.record(tmp_path, epochs=150).limits())
