@@ -12,7 +12,7 @@ from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.reports import plots
 from nnunet_cpr.reports.comparisons import CAVEAT, Comparison
-from nnunet_cpr.reports.overlays import OTHER, REFERENCE, TRUTH, Overlay, overlays
+from nnunet_cpr.reports.overlays import Overlay, overlays
 from nnunet_cpr.reports.plots import HeatMaps, Picture, Stroke
 from nnunet_cpr.reports.results import Results, Setting, full_title
 from nnunet_cpr.reports.statistics import RESAMPLES, p_number
@@ -89,7 +89,6 @@ def render(
         settings=settings,
         legend=legend,
         full_title=full_title,
-        colours={"truth": TRUTH, "reference": REFERENCE, "other": OTHER},
         notes=results.notes,
         caveat=CAVEAT,
         resamples=f"{RESAMPLES:,}",
@@ -111,7 +110,7 @@ def _setting_page(
     notes: list[str] = []
     best = max(compared, key=lambda c: c.paired.difference, default=None)
     if best is not None:
-        pictures, notes = overlays(results, best, raw, preprocessed)
+        pictures, notes = overlays(results, setting, best.entry, raw, preprocessed)
     with_history = [entry for entry in study.trainers if (setting, entry.trainer) in results.histories]
     return SettingPage(
         title=results.title(setting),
