@@ -21,9 +21,9 @@ from PIL import Image
 
 from nnunet_cpr._files import read_json
 from nnunet_cpr.reports.figures import Drawing, draw
-from nnunet_cpr.reports.results import Results, Setting, class_key, full_title, read_dataset_json
+from nnunet_cpr.reports.comparisons import Comparison
+from nnunet_cpr.reports.results import UNSEEDED, Results, class_key, read_dataset_json
 from nnunet_cpr.reports.volumes import SOFT_TISSUE, View, read_views, soft_tissue_window
-from nnunet_cpr.studies.definition import Run, TrainerEntry
 
 CLASS_COLOURS = (
     *("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#cc79a7", "#d55e00", "#0072b2"),
@@ -122,29 +122,24 @@ def read_classes(labels: Any) -> Classes:
     return Classes(names, ignored[0] if ignored else None)
 
 
-def first_seed(results: Results) -> int | None:
-    """Return the seed whose trainings are shown; None if the study has no seeds."""
-    seeds = getattr(results.study, "seeds", ())
-    return seeds[0] if seeds else None
-
-
-def case_pairs(results: Results, setting: Setting, entry: TrainerEntry) -> pd.DataFrame:
+def case_pairs(results: Results, comparison: Comparison) -> pd.DataFrame:
     """Return the mean foreground Dice in percent of the cases that the first seed of both has.
 
     Returns:
         Columns reference and other, indexed by (fold, case).
     """
-    cases = results.of(results.cases, setting)
-    seed = first_seed(results)
-    if seed is not None:
-        cases = cases[cases["seed"] == seed]
+    pairs = pd.DataFrame(columns=["reference", "other"], dtype=float)
+    if not comparison.seeds:
+        return pairs
+    cases = results.of(results.cases, comparison.setting)
+    cases = cases[cases["seed"] == comparison.seeds[0]]
     dice = 100 * cases.groupby(["trainer", "fold", "case"], sort=False)["dice"].mean()
-    trainers = {"reference": results.study.reference, "other": entry.trainer}
-    have = set(dice.index.get_level_values("trainer"))
-    if not have.issuperset(trainers.values()):
-        return pd.DataFrame(columns=list(trainers), dtype=float)
-    pairs = {name: dice.xs(trainer, level="trainer") for name, trainer in trainers.items()}
-    return pd.concat(pairs, axis=1).dropna().sort_index()
+    parts = {
+        name: pd.concat([dice.loc[[trainer], [fold]] for fold, trainer in trained.items()])
+        for name, trained in zip(pairs.columns, comparison.trained)
+    }
+    both = pd.concat({name: part.droplevel("trainer") for name, part in parts.items()}, axis=1)
+    return both.dropna().sort_index()
 
 
 def extreme_cases(pairs: pd.DataFrame) -> list[tuple[str, int, str]]:
@@ -167,16 +162,16 @@ def extreme_cases(pairs: pd.DataFrame) -> list[tuple[str, int, str]]:
 
 
 def overlays(
-    results: Results, setting: Setting, entry: TrainerEntry, raw: Path | None, preprocessed: Path | None
+    results: Results, comparison: Comparison, raw: Path | None, preprocessed: Path | None
 ) -> tuple[list[Overlay], list[str]]:
     """Return the pictures of :func:`extreme_cases`, and a note for each case without one."""
     pictures, notes = [], []
-    pairs = case_pairs(results, setting, entry)
+    pairs = case_pairs(results, comparison)
     for rank, fold, case in extreme_cases(pairs):
         dice = (float(pairs.loc[(fold, case), "reference"]), float(pairs.loc[(fold, case), "other"]))
         try:
-            files = _Files(results, setting, entry, raw, preprocessed, fold, case)
-            pictures.append(_overlay(files, rank, dice))
+            files = _find_files(results, comparison, raw, preprocessed, fold, case)
+            pictures.append(_overlay(comparison, files, rank, fold, case, dice))
         except (FileNotFoundError, ValueError) as error:
             notes.append(f"No picture of {case}: {error}.")
         except (OSError, RuntimeError):  # SimpleITK raises RuntimeError
@@ -184,50 +179,50 @@ def overlays(
     return pictures, notes
 
 
+@dataclass(frozen=True)
 class _Files:
     """Files of one case.
 
-    Raises:
-        FileNotFoundError: a file is missing.
+    Attributes:
+        image: the first channel.
+        labels: ground truth, prediction of the reference, prediction of the other.
+        dataset: content of ``dataset.json``.
+        is_ct: True if the first channel is CT.
     """
 
-    def __init__(
-        self,
-        results: Results,
-        setting: Setting,
-        entry: TrainerEntry,
-        raw: Path | None,
-        preprocessed: Path | None,
-        fold: int,
-        case: str,
-    ) -> None:
-        self.results, self.setting, self.entry = results, setting, entry
-        self.fold, self.case = fold, case
-        if raw is None:
-            raise FileNotFoundError("nnUNet_raw is not set")
-        folders = [
-            _run(results, setting, fold, name).folder(results.folder)
-            for name in (results.study.reference, entry.trainer)
-        ]
-        self.dataset = read_dataset_json(folders[0], setting.dataset, preprocessed, raw)
-        ending = str(self.dataset.get("file_ending", ".nii.gz"))
-        self.image = _existing(raw / setting.dataset / "imagesTr" / f"{case}_0000{ending}", "image")
-        truths = [raw / setting.dataset / "labelsTr" / f"{case}{ending}"]
-        if preprocessed is not None:
-            truths.insert(0, preprocessed / setting.dataset / "gt_segmentations" / f"{case}{ending}")
-        truth = next((path for path in truths if path.is_file()), truths[-1])
-        self.labels = [_existing(truth, "ground truth")]
-        for folder, title in zip(folders, ("the reference", "the other trainer")):
-            file = folder / "validation" / f"{case}{ending}"
-            self.labels.append(_existing(file, f"prediction of {title}"))
-        self.is_ct = is_ct(folders[0].parent / "plans.json", setting.configuration, self.dataset)
+    image: Path
+    labels: list[Path]
+    dataset: dict[str, Any]
+    is_ct: bool
 
 
-def _run(results: Results, setting: Setting, fold: int, trainer: str) -> Run:
-    seed = first_seed(results)
-    if seed is None:
-        return results.run(setting, fold, trainer)
-    return results.run(setting, fold, trainer, seed)  # type: ignore[call-arg]
+def _find_files(
+    results: Results,
+    comparison: Comparison,
+    raw: Path | None,
+    preprocessed: Path | None,
+    fold: int,
+    case: str,
+) -> _Files:
+    setting = comparison.setting
+    if raw is None:
+        raise FileNotFoundError("nnUNet_raw is not set")
+    folders = [
+        results.run(setting, fold, trained[fold], comparison.seeds[0]).folder(results.folder)
+        for trained in comparison.trained
+    ]
+    dataset = read_dataset_json(folders[0], setting.dataset, preprocessed, raw)
+    ending = str(dataset.get("file_ending", ".nii.gz"))
+    image = _existing(raw / setting.dataset / "imagesTr" / f"{case}_0000{ending}", "image")
+    truths = [raw / setting.dataset / "labelsTr" / f"{case}{ending}"]
+    if preprocessed is not None:
+        truths.insert(0, preprocessed / setting.dataset / "gt_segmentations" / f"{case}{ending}")
+    truth = next((path for path in truths if path.is_file()), truths[-1])
+    labels = [_existing(truth, "ground truth")]
+    for folder, title in zip(folders, ("the reference", "the other trainer")):
+        labels.append(_existing(folder / "validation" / f"{case}{ending}", f"prediction of {title}"))
+    plans = folders[0].parent / "plans.json"
+    return _Files(image, labels, dataset, is_ct(plans, setting.configuration, dataset))
 
 
 def is_ct(plans: Path, configuration: str, dataset: Mapping[str, Any]) -> bool:
@@ -257,16 +252,16 @@ def _existing(path: Path, kind: str) -> Path:
     return path
 
 
-def _overlay(files: _Files, rank: str, dice: tuple[float, float]) -> Overlay:
-    results, case = files.results, files.case
-    study = results.study
+def _overlay(
+    comparison: Comparison, files: _Files, rank: str, fold: int, case: str, dice: tuple[float, float]
+) -> Overlay:
     classes = read_classes(files.dataset.get("labels"))
     views, window = read_views(files.image, files.labels, classes.ignored)
     if files.is_ct:
         window = soft_tissue_window()
-    names = [full_title(study.entry(study.reference)), full_title(files.entry)]
+    names = [comparison.reference.full_title, comparison.entry.full_title]
     titles = ["ground truth", *(f"{name}: {value:.2f}" for name, value in zip(names, dice))]
-    key = "-".join([*files.setting, files.entry.trainer])
+    key = "-".join([*comparison.setting, comparison.entry.trainer])
     present = {int(x) for view in views for plane in view.labels for x in np.unique(plane) if x}
     shown = [label for label in classes.names if label in present]
     shown += sorted(present.difference(shown))
@@ -289,15 +284,15 @@ def _overlay(files: _Files, rank: str, dice: tuple[float, float]) -> Overlay:
             tuple(Panel(prefix + t, source, alt) for t, source, alt in zip(titles, sources, alts))
         )
     places = ", ".join(f"{view.plane} {view.position} of {view.slices}" for view in views)
-    caption = f"{case}, fold {files.fold}, {dice[1] - dice[0]:+.2f} points; {places}"
-    if (seed := first_seed(results)) is not None:
+    caption = f"{case}, fold {fold}, {dice[1] - dice[0]:+.2f} points; {places}"
+    if (seed := comparison.seeds[0]) != UNSEEDED:
         caption += f"; trainings with seed {seed}"
     if files.is_ct:
         caption += "; CT, level {:g} HU, width {:g} HU".format(*SOFT_TISSUE)
     return Overlay(
         rank,
         case,
-        files.fold,
+        fold,
         caption,
         tuple(rows),
         tuple((classes.name(label), classes.colour(label)) for label in shown),
