@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,14 @@ class Drawing:
         name: name of the files, without suffix.
         files: bytes by suffix, ``pdf`` and ``svg``, on white and with embedded fonts.
         inline: transparent SVG whose text is text.
+        finish: function that adds to the figure what only the files have, such as a legend.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.files: dict[str, bytes] = {}
         self.inline = ""
+        self.finish: Callable[[], object] | None = None
 
 
 @contextmanager
@@ -81,8 +83,10 @@ def draw(
             svg = io.BytesIO()
             figure.savefig(svg, format="svg", dpi=dpi, metadata=_NO_DATE["svg"], transparent=True)
             drawing.inline = svg.getvalue().decode()
-            # The layout is computed once for all formats.
-            figure.set_layout_engine("none")
+            if drawing.finish is None:
+                figure.set_layout_engine("none")  # the layout is computed once for all formats
+            else:
+                drawing.finish()
         with matplotlib.rc_context({"svg.fonttype": "path"}):
             svg = io.BytesIO()
             figure.savefig(svg, format="svg", dpi=dpi, metadata=_NO_DATE["svg"], facecolor="white")

@@ -20,8 +20,8 @@ from matplotlib.patheffects import withStroke
 from PIL import Image
 
 from nnunet_cpr._files import read_json
-from nnunet_cpr.reports.figures import Drawing, draw
 from nnunet_cpr.reports.comparisons import Comparison
+from nnunet_cpr.reports.figures import Drawing, draw
 from nnunet_cpr.reports.results import UNSEEDED, Results, class_key, read_dataset_json
 from nnunet_cpr.reports.volumes import SOFT_TISSUE, View, read_views, soft_tissue_window
 
@@ -388,8 +388,10 @@ def _draw_view(ax: Any, view: View, column: int, classes: Classes, window: tuple
         y, x, mask = _closed(truth == label)
         ax.contour(x, y, mask, levels=[0.5], colors=TRUTH, linewidths=1.0, linestyles="dotted")
     ax.set(xlim=(-0.5, view.image.shape[1] - 0.5), ylim=(view.image.shape[0] - 0.5, -0.5))
-    places = ((0.02, 0.5, "left", "center"), (0.98, 0.5, "right", "center"))
-    places += ((0.5, 0.98, "center", "top"), (0.5, 0.02, "center", "bottom"))
+    places = [
+        *((0.02, 0.5, "left", "center"), (0.98, 0.5, "right", "center")),
+        *((0.5, 0.98, "center", "top"), (0.5, 0.02, "center", "bottom")),
+    ]
     for letter, (x_at, y_at, ha, va) in zip(view.edges, places):
         text = ax.text(
             x_at, y_at, letter, transform=ax.transAxes, ha=ha, va=va, color="white", fontsize=9

@@ -90,7 +90,7 @@ def read_views(
     if upright:
         # nnU-Net works on voxels; the orientation of the image holds for the labels as well.
         order, flips = _turn(image.GetDirection())
-        grey, *labels = (np.flip(array.transpose(order), flips) for array in (grey, *labels))
+        grey, *labels = (np.flip(array.transpose(order), tuple(flips)) for array in (grey, *labels))
         spacing = spacing[order]
     total = np.array(grey.shape)
     region = _region(labels, spacing)
@@ -171,11 +171,10 @@ def _bounding_box(array: np.ndarray) -> list[tuple[int, int]] | None:
     if not first.size:
         return None
     # The other axes are searched in the slices with foreground only.
-    flat = array[first[0] : first[-1] + 1].any(axis=0)
+    flat = np.asarray(array[first[0] : first[-1] + 1].any(axis=0))
     box = [(int(first[0]), int(first[-1]) + 1)]
     for axis in range(flat.ndim):
-        others = tuple(a for a in range(flat.ndim) if a != axis)
-        found = np.flatnonzero(flat.any(axis=others))
+        found = np.flatnonzero(np.moveaxis(flat, axis, 0).reshape(flat.shape[axis], -1).any(axis=1))
         box.append((int(found[0]), int(found[-1]) + 1))
     return box
 
