@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import SimpleITK as sitk
 
 from nnunet_cpr._figures import new_figure
 from nnunet_cpr.reports.comparisons import Comparison
 from nnunet_cpr.reports.results import Results, full_title, read_dataset_json
+from nnunet_cpr.reports.volumes import existing, read_volume, truth_file
 
 TRUTH, REFERENCE, OTHER = "#f0e442", "#56b4e9", "#ff7f2a"
 """Light colours on a grey image, distinguishable with red-green colour blindness."""
@@ -89,15 +89,11 @@ def _overlay(
     ending = str(dataset.get("file_ending", ".nii.gz"))
     if raw is None:
         raise FileNotFoundError("nnUNet_raw is not set")
-    image_file = _existing(raw / setting.dataset / "imagesTr" / f"{case}_0000{ending}", "image")
-    truths = [raw / setting.dataset / "labelsTr" / f"{case}{ending}"]
-    if preprocessed is not None:
-        truths.insert(0, preprocessed / setting.dataset / "gt_segmentations" / f"{case}{ending}")
-    truth_file = next((path for path in truths if path.is_file()), truths[-1])
-    image, spacing = _read(image_file)
-    truth, _ = _read(_existing(truth_file, "ground truth"))
+    image_file = existing(raw / setting.dataset / "imagesTr" / f"{case}_0000{ending}", "image")
+    image, spacing = read_volume(image_file)
+    truth, _ = read_volume(truth_file(f"{case}{ending}", setting.dataset, raw, preprocessed))
     predictions = [
-        _read(_existing(folder / "validation" / f"{case}{ending}", f"prediction of {title}"))[0]
+        read_volume(existing(folder / "validation" / f"{case}{ending}", f"prediction of {title}"))[0]
         for folder, title in zip(folders, ["the reference", "the other trainer"])
     ]
     labels = [truth, *predictions]
@@ -137,25 +133,6 @@ def _overlay(
         f"slice {z + 1} of {len(image)}"
     )
     return Overlay(rank, case, fold, caption, tuple(panels))
-
-
-def _existing(path: Path, kind: str) -> Path:
-    if not path.is_file():
-        raise FileNotFoundError(f"{kind} {path.name} not found in {path.parent.name}")
-    return path
-
-
-def _read(path: Path) -> tuple[np.ndarray, tuple[float, float, float]]:
-    """Return voxels [z, y, x], of the first colour channel if any, and their spacing in mm."""
-    image = sitk.ReadImage(str(path))
-    if image.GetNumberOfComponentsPerPixel() > 1:
-        image = sitk.VectorIndexSelectionCast(image, 0)
-    array, spacing = sitk.GetArrayFromImage(image), image.GetSpacing()[::-1]
-    if array.ndim == 2:
-        return array[None], (1.0, spacing[0], spacing[1])
-    if array.ndim != 3:
-        raise ValueError(f"{path.name} has {array.ndim} dimensions")
-    return array, (spacing[0], spacing[1], spacing[2])
 
 
 def _most_wrong_slice(labels: list[np.ndarray]) -> int:

@@ -12,11 +12,11 @@ from nnunet_cpr.reports.overlays import (
     _crop,
     _draw,
     _most_wrong_slice,
-    _read,
     extreme_cases,
     overlays,
 )
 from nnunet_cpr.reports.results import read_results
+from nnunet_cpr.reports.volumes import read_volume
 from tests.helpers.report_folds import DATASET, both, sphere, study, whole, write_fold, write_volume
 
 YELLOW = (0xF0, 0xE4, 0x42)
@@ -62,10 +62,10 @@ def test_2d_and_colour_images_are_read(tmp_path):
     colours = np.zeros((4, 6, 3), np.uint8)
     colours[..., 0] = 7
     sitk.WriteImage(sitk.GetImageFromArray(colours, isVector=True), str(tmp_path / "a.png"))
-    array, spacing = _read(tmp_path / "a.png")
+    array, spacing = read_volume(tmp_path / "a.png")
     assert array.shape == (1, 4, 6) and (array == 7).all() and spacing == (1.0, 1.0, 1.0)
     write_volume(np.zeros((3, 4, 5), np.uint8), tmp_path / "b.nii.gz")
-    array, spacing = _read(tmp_path / "b.nii.gz")
+    array, spacing = read_volume(tmp_path / "b.nii.gz")
     assert array.shape == (3, 4, 5) and spacing == pytest.approx((2, 1, 1))
 
 
