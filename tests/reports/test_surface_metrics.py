@@ -96,7 +96,7 @@ def mask_pairs(draw):
 
 
 @given(mask_pairs(), st.sampled_from([0.5, 0.7, 2.0, 5.0]))
-@examples(60, search=1000)
+@examples(40, search=1000)
 def test_random_masks_equal_brute_force(pair, tolerance):
     check(*pair, tolerance)
 
@@ -146,11 +146,11 @@ def test_hd95_ignores_a_small_far_part():
 
 
 def test_distance_of_exactly_the_tolerance_counts():
-    """A NIfTI header has 0.4 mm as float32, 6e-9 mm more."""
+    """A NIfTI header has 0.3 mm as float32, which is slightly more."""
     truth = np.zeros((4, 12), bool)
     truth[1:3, 1:4] = True
-    spacing = (float(np.float32(0.4)),) * 2
-    assert compute_surface_metrics(np.roll(truth, 5, axis=1), truth, spacing, 2.0)[1] == 1
+    spacing = (float(np.float32(0.3)),) * 2
+    assert compute_surface_metrics(np.roll(truth, 7, axis=1), truth, spacing, 2.1)[1] == 1
 
 
 def test_empty_masks_follow_the_convention():
