@@ -15,6 +15,7 @@ from nnunet_cpr.reports.figures import write_figures
 from nnunet_cpr.reports.metrics import METRICS
 from nnunet_cpr.reports.non_inferiority import NonInferiority, non_inferiorities, non_inferiority_table
 from nnunet_cpr.reports.results import UNSEEDED, ReportError, Results, full_title, read_results
+from nnunet_cpr.reports.surface_metrics import add_surface_metrics
 from nnunet_cpr.reports.tables import (
     Table,
     class_table,
@@ -58,6 +59,7 @@ def write_report(
         OSError: a file cannot be written.
     """
     found = read_results(study, results, raw, preprocessed)
+    found = add_surface_metrics(found, raw, preprocessed)
     numbers = main_table(found)
     table = layout(found, numbers)
     comparisons = compare_all(found)
