@@ -12,11 +12,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from nnunet_cpr.studies.definition import Run, Study
+from nnunet_cpr.studies.estimates import LONGEST_SECONDS, TimeLeft
 from nnunet_cpr.studies.executors import queued_runs
 from nnunet_cpr.studies.run_state import Stage, State, StudyPaths, state_of
 
-_LONGEST_SHOWN = 3e9
-"""Seconds; a longer estimate comes from a damaged log."""
 _COLOURS = {
     Stage.DONE: "green",
     Stage.RUNNING: "cyan",
@@ -31,11 +30,20 @@ def states(study: Study, paths: StudyPaths) -> dict[Run, State]:
     return {run: state_of(run, paths, queued) for run in study.runs()}
 
 
-def status_table(study: Study, found: Mapping[Run, State]) -> RenderableType:
-    """Return a table with one line for each run, and below it the reasons of failures."""
+def status_table(
+    study: Study, found: Mapping[Run, State], left: TimeLeft | None = None
+) -> RenderableType:
+    """Return a table with one line for each run, and below it the reasons of failures.
+
+    Args:
+        study: the study.
+        found: the states of its runs.
+        left: time left of the study, for the title.
+    """
     varying = {"data set": study.datasets, "configuration": study.configurations, "plans": study.plans}
     several = {heading: len(values) > 1 for heading, values in varying.items()}
-    lines = Table(title=f"Study {study.name}: {summary(found.values())}")
+    title = f"Study {study.name}: {summary(found.values())}"
+    lines = Table(title=f"{title}; {left}" if left is not None and str(left) else title)
     for heading in several:
         if several[heading]:
             lines.add_column(heading)
@@ -92,6 +100,6 @@ def _time_left(state: State) -> str:
         return ""
     if state.epochs is not None and state.epoch >= state.epochs:
         return ", validating"
-    if state.seconds_left is None or state.seconds_left > _LONGEST_SHOWN:
+    if state.seconds_left is None or state.seconds_left > LONGEST_SECONDS:
         return ""
     return f", {timedelta(seconds=round(state.seconds_left))} left"
