@@ -76,6 +76,9 @@ def _select_study(
     plans: Annotated[
         list[str] | None, typer.Option("--plans", "-p", help="Plans instead of the study's.")
     ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds instead of the study's, such as 1,2,3.")
+    ] = None,
     name: _Name = None,
 ) -> SelectedStudy:
     """Return the study that the options select.
@@ -95,19 +98,25 @@ def _select_study(
     previous = results / "studies" / (name or loaded.name) / "study.yaml"
     if not loaded.datasets and not dataset and previous.exists():
         loaded = load(str(previous))
-    try:
-        numbers = [int(number) for number in folds.split(",")] if folds else []
-    except ValueError:
-        raise StudyError(f"--folds: expected numbers such as 0,1,2, got {folds!r}") from None
     selected = loaded.changed(
         name or "",
         [dataset_name(each, folders) for each in dataset or loaded.datasets],
-        numbers,
+        _numbers("--folds", folds),
         configuration or (),
         plans or (),
+        _numbers("--seeds", seeds),
     )
     paths = StudyPaths(results, results / "studies" / selected.name)
     return SelectedStudy(study, selected, paths, folders)
+
+
+def _numbers(option: str, text: str | None) -> list[int]:
+    from nnunet_cpr.studies.definition import StudyError
+
+    try:
+        return [int(number) for number in text.split(",")] if text else []
+    except ValueError:
+        raise StudyError(f"{option}: expected numbers such as 0,1,2, got {text!r}") from None
 
 
 def _study_command(function: Callable[..., None]) -> Callable[..., None]:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from nnunet_cpr._files import atomic_write
 from nnunet_cpr.reports import page
+from nnunet_cpr.reports.checks import warnings
 from nnunet_cpr.reports.comparisons import CAVEAT, Comparison, compare_all, comparison_table
 from nnunet_cpr.reports.results import ReportError, Results, full_title, read_results
 from nnunet_cpr.reports.tables import (
@@ -62,7 +63,7 @@ def write_report(
         "report.md": _markdown(found, table, comparisons),
         "report.tex": latex(table, notes),
         "table.csv": _csv(numbers),
-        "comparisons.csv": _csv(comparison_table(found, comparisons)),
+        "comparisons.csv": _csv(comparison_table(comparisons)),
         "cases.csv": _csv(found.cases),
     }
     output.mkdir(parents=True, exist_ok=True)
@@ -70,7 +71,9 @@ def write_report(
         with atomic_write(output / name) as path:
             path.write_text(text, encoding="utf-8", newline="\n")
     print_table(table, f"Study {study.name}", console)
-    sentences = ["", *(c.sentence for c in comparisons), CAVEAT] if comparisons else []
+    sentences = [f"Warning: {line}" for setting in found.settings for line in warnings(found, setting)]
+    if comparisons:
+        sentences += ["", *(c.sentence for c in comparisons), CAVEAT]
     for line in [*notes, *sentences, *found.notes]:
         console.print(line, markup=False, highlight=False)
     return [output / name for name in documents]
@@ -91,10 +94,11 @@ def _markdown(results: Results, main: Table, comparisons: list[Comparison]) -> s
     for setting in results.settings:
         here = [c for c in comparisons if c.setting == setting]
         parts.append(f"### {results.title(setting)}\n")
+        parts += [f"**Warning:** {line}\n" for line in warnings(results, setting)]
         parts.append(
             "\n".join(f"- {c.sentence}" for c in here) + "\n" if here else "One trainer only.\n"
         )
-        if compared := [c for c in here if c.paired.cases]:
+        if compared := [c for c in here if c.difference.cases]:
             reference = full_title(study.entry(study.reference))
             parts.append(markdown(page.comparison_numbers(compared, reference)))
     parts.append("## Classes\n")

@@ -82,8 +82,9 @@ def _overlay(
     fold: int,
     case: str,
 ) -> Overlay:
-    study, setting = results.study, comparison.setting
-    runs = [results.run(setting, fold, name) for name in (study.reference, comparison.entry.trainer)]
+    setting = comparison.setting
+    seed = comparison.seeds[0]
+    runs = [results.run(setting, fold, names[fold], seed) for names in comparison.trained]
     folders = [run.folder(results.folder) for run in runs]
     dataset = read_dataset_json(folders[0], setting.dataset, preprocessed, raw)
     ending = str(dataset.get("file_ending", ".nii.gz"))
@@ -111,7 +112,7 @@ def _overlay(
     planes = [plane[rows, columns] for plane in planes]
     aspect = spacing[1] / spacing[2]
     dice = comparison.pairs.loc[(fold, case)]
-    names = [full_title(study.entry(study.reference)), full_title(comparison.entry)]
+    names = [full_title(comparison.reference), full_title(comparison.entry)]
     where = f"slice {z + 1} of {len(image)} of {case}"
     panels = [
         Panel(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -11,6 +12,7 @@ from markupsafe import Markup
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.reports import plots
+from nnunet_cpr.reports.checks import warnings
 from nnunet_cpr.reports.comparisons import CAVEAT, Comparison
 from nnunet_cpr.reports.overlays import OTHER, REFERENCE, TRUTH, Overlay, overlays
 from nnunet_cpr.reports.plots import HeatMaps, Picture, Stroke
@@ -40,6 +42,7 @@ class SettingPage:
     """Content of the page for one setting (data set, configuration, plans)."""
 
     title: str
+    warnings: list[str]
     comparisons: list[Comparison]
     comparison_table: Table | None
     classes: Table | None
@@ -106,15 +109,16 @@ def _setting_page(
 ) -> SettingPage:
     study = results.study
     reference = full_title(study.entry(study.reference))
-    compared = [c for c in comparisons if c.paired.cases]
+    compared = [c for c in comparisons if c.difference.cases]
     pictures: list[Overlay] = []
     notes: list[str] = []
-    best = max(compared, key=lambda c: c.paired.difference, default=None)
+    best = max(compared, key=lambda c: c.gain, default=None)
     if best is not None:
         pictures, notes = overlays(results, best, raw, preprocessed)
     with_history = [entry for entry in study.trainers if (setting, entry.trainer) in results.histories]
     return SettingPage(
         title=results.title(setting),
+        warnings=warnings(results, setting),
         comparisons=comparisons,
         comparison_table=comparison_numbers(compared, reference) if compared else None,
         classes=class_table(results, setting),
@@ -131,7 +135,7 @@ def _setting_page(
         heat_maps=[
             (
                 full_title(entry),
-                plots.heat_maps(setting, entry.trainer, *results.histories[setting, entry.trainer]),
+                _heat_maps(results, setting, entry.trainer),
             )
             for entry in with_history
         ],
@@ -148,34 +152,52 @@ def _setting_page(
 
 def comparison_numbers(comparisons: list[Comparison], reference: str) -> Table:
     """Return the numbers of the comparisons of one setting."""
-
-    def number(value: float, form: str = "{:+.2f}") -> str:
-        return "-" if value != value else form.format(value)
-
     lines = []
     for c in comparisons:
-        p = c.paired
-        interval = f"{number(p.low)} to {number(p.high)}" if p.enough else "-"
+        d, m = c.difference, c.metric
         texts = (
-            number(p.difference),
-            interval,
-            p_number(p.p) if p.enough else "-",
-            p_number(c.p_holm) if p.enough else "-",
-            f"{p.wins} / {p.ties} / {p.losses}",
-            str(p.cases),
-            str(len(c.folds)),
+            m.title,
+            c.verdict,
+            m.difference_text(d.mean),
+            f"{m.difference_text(d.low)} to {m.difference_text(d.high)}",
+            f"{m.difference_text(d.bootstrap_low)} to {m.difference_text(d.bootstrap_high)}",
+            _p(c.p),
+            _p(c.p_holm),
+            *map(_probability, astuple(c.equivalence)),
+            "yes" if c.non_inferior else "not shown",
+            f"{d.folds} x {d.seeds}",
+            f"{c.wins} of {d.cases}",
         )
-        lines.append(Line(full_title(c.entry), tuple(map(Value, texts))))
+        lines.append(Line(c.entry.full_title, tuple(map(Value, texts))))
     columns = (
-        "points of Dice",
-        "95 % interval",
+        "metric",
+        "verdict",
+        "difference",
+        "95 % interval, t-test",
+        "95 % interval, bootstrap",
         "p",
         "p after Holm",
-        "better / equal / worse",
-        "cases",
-        "folds",
+        "P(better)",
+        "P(equivalent)",
+        "P(worse)",
+        "not inferior",
+        "folds x seeds",
+        "cases better",
     )
     return Table(f"compared with {reference}", columns, tuple(lines))
+
+
+def _p(p: float) -> str:
+    return "-" if math.isnan(p) else p_number(p)
+
+
+def _probability(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f}"
+
+
+def _heat_maps(results: Results, setting: Setting, trainer: str) -> HeatMaps:
+    run, history = results.histories[setting, trainer]
+    return plots.heat_maps(setting, trainer, run.fold, history)
 
 
 def _has_cpr(trainer: str) -> bool:

@@ -96,19 +96,19 @@ def paired_scatter(comparison: Comparison, study: Study) -> Picture:
         ax.set(xlim=limits, ylim=limits, aspect="equal")
         ax.set(xlabel=f"Dice of {_short(reference)} (%)", ylabel=f"Dice of {_short(other)} (%)")
         ax.set_title(f"above the line: {_short(other)} is better", fontsize=9)
-        paired = comparison.paired
+    wins, losses = comparison.wins, comparison.losses
     alt = (
-        f"Scatter plot of {paired.cases} cases, Dice of {reference} from "
+        f"Scatter plot of {len(pairs)} cases, Dice of {reference} from "
         f"{pairs['reference'].min():.1f} to {pairs['reference'].max():.1f} percent against {other} "
-        f"from {pairs['other'].min():.1f} to {pairs['other'].max():.1f}: {paired.wins} cases "
-        f"above the diagonal, {paired.ties} on it, {paired.losses} below."
+        f"from {pairs['other'].min():.1f} to {pairs['other'].max():.1f}: {wins} cases "
+        f"above the diagonal, {len(pairs) - wins - losses} on it, {losses} below."
     )
     return _picture(svg, f"scatter-{comparison.anchor}", alt)
 
 
 def difference_histogram(comparison: Comparison, study: Study) -> Picture:
     """Return a histogram of the differences other - reference, with their mean and its interval."""
-    paired = comparison.paired
+    found = comparison.difference
     differences = (comparison.pairs["other"] - comparison.pairs["reference"]).to_numpy()
     names = f"{full_title(comparison.entry)} minus {full_title(study.entry(study.reference))}"
     with _new_svg((3.9, 3.7)) as (figure, svg):
@@ -117,18 +117,18 @@ def difference_histogram(comparison: Comparison, study: Study) -> Picture:
         reach = max(float(np.abs(differences).max()), 0.01)
         ax.hist(differences, bins=list(np.linspace(-reach, reach, 32)), color=_LINES[1], alpha=0.75)
         ax.axvline(0, color=_INK, linewidth=0.8)
-        ax.axvline(paired.difference, color=_LINES[0], linewidth=1.8)
+        ax.axvline(found.mean, color=_LINES[0], linewidth=1.8)
         interval = ""
-        if paired.enough:
-            ax.axvspan(paired.low, paired.high, color=_LINES[0], alpha=0.35, linewidth=0)
-            interval = f" with the 95 percent interval {paired.low:+.2f} to {paired.high:+.2f}"
+        if not math.isnan(found.low):
+            ax.axvspan(found.low, found.high, color=_LINES[0], alpha=0.35, linewidth=0)
+            interval = f" with the 95 percent interval {found.low:+.2f} to {found.high:+.2f}"
         ax.set(xlabel="difference of Dice (points)", ylabel="cases")
         ax.yaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set_title("line: mean, band: its 95 % interval", fontsize=9)
     alt = (
-        f"Histogram of {paired.cases} differences of Dice, {names}: from "
+        f"Histogram of {len(differences)} differences of Dice, {names}: from "
         f"{differences.min():+.2f} to {differences.max():+.2f} points, median "
-        f"{np.median(differences):+.2f}, mean {paired.difference:+.2f}{interval}."
+        f"{np.median(differences):+.2f}, mean {found.mean:+.2f}{interval}."
     )
     return _picture(svg, f"histogram-{comparison.anchor}", alt)
 
@@ -156,7 +156,7 @@ def curves(results: Results, setting: Setting, measure: str) -> Picture | None:
             if mine.empty:
                 continue
             stroke = lines[entry.trainer]
-            by_fold = mine.pivot(index="epoch", columns="fold", values=measure)
+            by_fold = mine.pivot(index="epoch", columns=["fold", "seed"], values=measure)
             # A point is the mean of several epochs; all points of many folds would be megabytes.
             width = -(-(int(by_fold.index[-1]) + 1) // _MAX_POINTS)
             thinned = by_fold.groupby((by_fold.index // width + 0.5) * width - 0.5).mean()

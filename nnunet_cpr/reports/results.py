@@ -32,9 +32,12 @@ class Setting(NamedTuple):
 
 
 SETTING = list(Setting._fields)
-CASES = [*SETTING, "fold", "case", "class", "trainer", "dice"]
-EPOCHS = [*SETTING, "fold", "trainer", *LOG_COLUMNS]
-MEASURED = [*SETTING, "fold", "trainer", "seconds", "peak_memory_bytes", "peak_gpu_memory_bytes"]
+RUN = [*SETTING, "trainer", "fold", "seed"]
+"""Columns that identify a run; ``seed`` is :data:`UNSEEDED` in a study without seeds."""
+CASES = [*SETTING, "fold", "seed", "case", "class", "trainer", "dice"]
+EPOCHS = [*SETTING, "fold", "seed", "trainer", *LOG_COLUMNS]
+MEASURED = [*SETTING, "fold", "seed", "trainer", "seconds", "peak_memory_bytes", "peak_gpu_memory_bytes"]
+UNSEEDED = -1
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,16 @@ class Results:
     Attributes:
         study: the study.
         folder: nnU-Net's ``nnUNet_results``.
-        cases: one row for each class of each validation case of each finished fold; ``dice`` in
-            [0, 1], NaN where the class is in neither the truth nor the prediction.
-        epochs: one row for each epoch in the training logs, of unfinished folds too; ``pseudo_dice``
+        cases: one row for each class of each validation case of each finished run, with a column for
+            each metric of :data:`~nnunet_cpr.reports.metrics.METRICS` that was read; NaN where the
+            class is in neither the truth nor the prediction. ``trainer`` is the trainer's name in the
+            study, ``seed`` is :data:`UNSEEDED` in a study without seeds.
+        epochs: one row for each epoch in the training logs, of unfinished runs too; ``pseudo_dice``
             is the mean over the classes, in [0, 1].
         resources: time (seconds) and memory (bytes) of the runs that have recorded them.
-        histories: (fold, history) of the first fold of each CPR trainer that has one.
+        histories: first run of each CPR trainer that has a history, with its history.
         notes: one line for each unreadable file.
+        ratios: test cases per training case of a fold, by data set.
     """
 
     study: Study
@@ -58,8 +64,9 @@ class Results:
     cases: pd.DataFrame
     epochs: pd.DataFrame
     resources: pd.DataFrame
-    histories: dict[tuple[Setting, str], tuple[int, pd.DataFrame]]
+    histories: dict[tuple[Setting, str], tuple[Run, pd.DataFrame]]
     notes: list[str]
+    ratios: dict[str, float]
 
     @property
     def settings(self) -> list[Setting]:
@@ -67,15 +74,26 @@ class Results:
         study = self.study
         return [Setting(*s) for s in product(study.datasets, study.configurations, study.plans)]
 
-    def run(self, setting: Setting, fold: int, trainer: str) -> Run:
+    @property
+    def seeds(self) -> list[int]:
+        """Seeds of the study, or :data:`UNSEEDED`."""
+        return list(self.study.seeds) or [UNSEEDED]
+
+    def run(self, setting: Setting, fold: int, trainer: str, seed: int = UNSEEDED) -> Run:
         """Return a run of the study."""
-        return Run(*setting, fold=fold, trainer=trainer)
+        return self.study.run(*setting, fold, trainer, None if seed == UNSEEDED else seed)
+
+    def finished_runs(self, setting: Setting, trainer: str) -> list[tuple[int, int]]:
+        """Return fold and seed of the runs that have been validated, in the study's order."""
+        rows = self.of(self.cases, setting)
+        mine = rows.loc[rows["trainer"] == trainer, ["fold", "seed"]].drop_duplicates()
+        done = set(mine.itertuples(index=False, name=None))
+        return [pair for pair in product(self.study.folds, self.seeds) if pair in done]
 
     def finished(self, setting: Setting, trainer: str) -> list[int]:
-        """Return the folds that have been validated."""
-        rows = self.of(self.cases, setting)
-        done = set(rows.loc[rows["trainer"] == trainer, "fold"])
-        return [fold for fold in self.study.folds if fold in done]
+        """Return the folds that have been validated with all seeds."""
+        runs = self.finished_runs(setting, trainer)
+        return [fold for fold in self.study.folds if all((fold, seed) in runs for seed in self.seeds)]
 
     def of(self, table: pd.DataFrame, setting: Setting) -> pd.DataFrame:
         """Return the rows of a table that belong to a setting."""
@@ -87,13 +105,8 @@ class Results:
         return ", ".join(part for part, said in zip(setting, several) if said)
 
 
-def full_title(entry: TrainerEntry) -> str:
-    """Return a trainer's group and label: a label such as "1e-3" is not clear without the group."""
-    return f"{entry.group} {entry.title}" if entry.group else entry.title
-
-
 def read_results(study: Study, results: Path, raw: Path | None, preprocessed: Path | None) -> Results:
-    """Read all folds of a study.
+    """Read all runs of a study.
 
     Args:
         study: the study.
@@ -102,22 +115,23 @@ def read_results(study: Study, results: Path, raw: Path | None, preprocessed: Pa
         preprocessed: nnU-Net's ``nnUNet_preprocessed``, if there is one.
 
     Raises:
-        ReportError: the study has no data set, or no fold has finished.
+        ReportError: the study has no data set, or no run has finished.
     """
     if not study.datasets:
         raise ReportError(f"study {study.name}: expected a data set, got none; add --dataset")
-    cases: list[dict[str, Any]] = []
+    cases: list[pd.DataFrame] = []
     epochs: list[pd.DataFrame] = []
     resources: list[dict[str, Any]] = []
-    histories: dict[tuple[Setting, str], tuple[int, pd.DataFrame]] = {}
+    histories: dict[tuple[Setting, str], tuple[Run, pd.DataFrame]] = {}
     notes: list[str] = []
     for run in study.runs():
         folder = run.folder(results)
         setting = Setting(run.dataset, run.configuration, run.plans)
-        here = {**setting._asdict(), "fold": run.fold, "trainer": run.trainer}
+        seed = UNSEEDED if run.seed is None else run.seed
+        here = {**setting._asdict(), "fold": run.fold, "seed": seed, "trainer": run.entry}
         try:
             labels = read_dataset_json(folder, run.dataset, preprocessed, raw).get("labels")
-            cases += [{**here, **case} for case in _read_cases(folder, labels)]
+            cases.append(pd.DataFrame(_read_cases(folder, labels)).assign(**here))
         except FileNotFoundError:
             pass  # not validated yet
         except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError):
@@ -131,49 +145,62 @@ def read_results(study: Study, results: Path, raw: Path | None, preprocessed: Pa
             pass
         except (OSError, ValueError, AttributeError):
             notes.append(f"{_name(run)}: {RESOURCES} unreadable")
-        if (setting, run.trainer) not in histories and (folder / CSV_NAME).is_file():
+        if (setting, run.entry) not in histories and (folder / CSV_NAME).is_file():
             try:
-                histories[setting, run.trainer] = (run.fold, read_history(folder / CSV_NAME))
+                histories[setting, run.entry] = (run, read_history(folder / CSV_NAME))
             except (OSError, ValueError):
                 notes.append(f"{_name(run)}: {CSV_NAME} unreadable")
     if not cases:
         raise ReportError(
-            f"study {study.name}: no fold has finished; expected a validation/summary.json "
+            f"study {study.name}: no run has finished; expected a validation/summary.json "
             f"below {results}"
         )
     return Results(
         study,
         results,
-        pd.DataFrame(cases, columns=CASES),
+        pd.concat(cases, ignore_index=True)[CASES],
         pd.concat(epochs, ignore_index=True)[EPOCHS] if epochs else pd.DataFrame(columns=EPOCHS),
         pd.DataFrame(resources, columns=MEASURED).astype(dict.fromkeys(MEASURED[-3:], float)),
         histories,
         notes,
+        {dataset: _test_ratio(dataset, preprocessed) for dataset in study.datasets},
     )
 
 
-def fold_means(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return nnU-Net's mean foreground Dice of each fold: the mean of the classes' means.
+def full_title(entry: TrainerEntry) -> str:
+    """Return a trainer's group and label."""
+    return entry.full_title
 
-    Classes without a Dice in the fold are ignored.
+
+def run_means(cases: pd.DataFrame, metric: str = "dice") -> pd.DataFrame:
+    """Return nnU-Net's foreground mean of each run: the mean of the classes' means.
+
+    Classes without a value in the run are ignored.
 
     Returns:
-        Columns dataset, configuration, plans, trainer, fold, dice in [0, 1].
+        The columns of :data:`RUN`, and the metric in its unit in ``cases``.
     """
-    classes = class_means(cases)
-    return classes.groupby([*SETTING, "trainer", "fold"], sort=False)["dice"].mean().reset_index()
+    return class_means(cases, metric).groupby(RUN, sort=False)[metric].mean().reset_index()
 
 
-def class_means(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean Dice of each class in each fold, over the cases where it is defined."""
-    by = [*SETTING, "trainer", "fold", "class"]
-    return cases.groupby(by, sort=False)["dice"].mean().reset_index()
+def class_means(cases: pd.DataFrame, metric: str = "dice") -> pd.DataFrame:
+    """Return the mean of each class in each run, over the cases where it is defined."""
+    return cases.groupby([*RUN, "class"], sort=False)[metric].mean().reset_index()
 
 
-def case_means(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean foreground Dice of each case, over the classes where it is defined."""
-    by = [*SETTING, "trainer", "fold", "case"]
-    return cases.groupby(by, sort=False)["dice"].mean().reset_index()
+def case_means(cases: pd.DataFrame, metric: str = "dice") -> pd.DataFrame:
+    """Return the foreground mean of each case in each run, over the classes where it is defined."""
+    return cases.groupby([*RUN, "case"], sort=False)[metric].mean().reset_index()
+
+
+def _test_ratio(dataset: str, preprocessed: Path | None) -> float:
+    """Return the mean ratio of test to training cases, that of nnU-Net's own five folds if unknown."""
+    try:
+        splits = read_json(preprocessed / dataset / "splits_final.json") if preprocessed else []
+        ratios = [len(split["val"]) / len(split["train"]) for split in splits]
+    except (OSError, ValueError, ArithmeticError, LookupError, TypeError):
+        ratios = []
+    return float(np.mean(ratios)) if ratios else 1 / 4
 
 
 def read_dataset_json(

@@ -23,9 +23,9 @@ from nnunet_cpr.reports.results import (
     Setting,
     case_means,
     class_means,
-    fold_means,
     full_title,
     in_order,
+    run_means,
 )
 
 OWN, COMMON, PUBLISHED = "own folds", "common folds", "published"
@@ -80,7 +80,7 @@ def main_table(results: Results) -> pd.DataFrame:
         ``best`` marks the highest value of a line with the same folds.
     """
     study = results.study
-    means = fold_means(results.cases)
+    means = run_means(results.cases)
     rows: list[dict[str, object]] = []
 
     def add(setting: Setting, kind: str, folds: dict[str, list[int]]) -> None:
@@ -211,7 +211,7 @@ def case_table(results: Results, setting: Setting) -> Table | None:
     means = results.of(case_means(results.cases), setting)
     if means.empty:
         return None
-    by_case = 100 * means.sort_values(["fold", "case"]).set_index(["fold", "case", "trainer"])["dice"]
+    by_case = 100 * means.groupby(["fold", "case", "trainer"])["dice"].mean()
     cases = in_order(by_case.index.droplevel("trainer"))
     lines = [(f"{case} (fold {fold})", by_case.get((fold, case))) for fold, case in cases]
     return _by_trainer(results, setting, "case", lines)
@@ -239,7 +239,7 @@ def time_table(results: Results, setting: Setting) -> Table:
     for entry in results.study.trainers:
         finished = results.finished(setting, entry.trainer)
         mine = epochs[epochs["trainer"] == entry.trainer]
-        whole = mine[mine["fold"].isin(finished)].groupby("fold")["seconds"].sum(min_count=1)
+        whole = mine[mine["fold"].isin(finished)].groupby(["fold", "seed"])["seconds"].sum(min_count=1)
         measured = resources[resources["trainer"] == entry.trainer]
         lines.append(
             Line(

@@ -1,4 +1,4 @@
-"""Study files: the data sets, trainers and folds that a study compares."""
+"""Study files: the data sets, trainers, folds and seeds that a study compares."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from typing import Annotated, Any
 
 import pydantic
 import yaml
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from nnunet_cpr._files import atomic_write
 
 PRESETS = Path(__file__).parent / "presets"
+METRIC_NAMES = ("dice", "hd95", "nsd")
+DEFAULT_MARGIN = 0.1
+"""Points of Dice or NSD, or mm of HD95."""
 _LONGEST_KEY = 200
 """Bytes of a run's key; with the suffix of a log or temporary file a file name can have 255."""
 
@@ -34,6 +37,11 @@ class StudyError(ValueError):
 class Run:
     """One training and its validation.
 
+    Attributes:
+        trainer: class name that nnU-Net trains, with ``_seed<N>`` if the study has seeds.
+        entry: class name of the trainer in the study, without the seed; ``trainer`` if empty.
+        seed: seed of the training; None if the study has no seeds.
+
     Example:
         >>> run = Run("Dataset004_Hippocampus", "3d_fullres", "nnUNetPlans", 0, "nnUNetTrainerCPR")
         >>> run.folder(Path("nnUNet_results")).as_posix()
@@ -45,6 +53,11 @@ class Run:
     plans: str
     fold: int
     trainer: str
+    entry: str = ""
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "entry", self.entry or self.trainer)
 
     @property
     def key(self) -> str:
@@ -97,6 +110,16 @@ def _study_name(text: str) -> str:
     return text
 
 
+def _metric_name(text: str) -> str:
+    if text not in METRIC_NAMES:
+        raise ValueError(f"expected one of {', '.join(METRIC_NAMES)}")
+    return text
+
+
+def _as_margins(value: Any) -> Any:
+    return value if isinstance(value, dict) else dict.fromkeys(METRIC_NAMES, value)
+
+
 def _as_tuple(value: Any) -> Any:
     if value is None:
         return ()
@@ -124,7 +147,11 @@ _Datasets = Annotated[
     AfterValidator(_unique),
 ]
 _Fold = Annotated[StrictInt, Field(ge=0, lt=10**6)]
+_Seed = Annotated[StrictInt, Field(ge=0, lt=10**9)]
 _Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
+_Metric = Annotated[StrictStr, AfterValidator(_metric_name)]
+_Distance = Annotated[float, Field(strict=True, gt=0, le=1000)]
+_Margin = Annotated[float, Field(strict=True, gt=0, le=100)]
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -150,6 +177,33 @@ class TrainerEntry:
         """Name in tables."""
         return self.label or self.trainer
 
+    @property
+    def full_title(self) -> str:
+        """Group and title; a label such as "1e-3" is not clear without its group."""
+        return f"{self.group} {self.title}" if self.group else self.title
+
+
+def _check_seeded(trainers: Sequence[str]) -> None:
+    """Raise ValueError for trainers that take no ``_seed<N>``."""
+    from nnunet_cpr.names import WrongName
+    from nnunet_cpr.names.trainer_name import parse_trainer_name
+
+    for trainer in trainers:
+        try:
+            settings = parse_trainer_name(trainer)
+        except WrongName:
+            continue  # reported with all other wrong trainers
+        if settings is None:
+            raise ValueError(
+                f"seeds: {trainer} takes no seed; use a trainer of nnunet-cpr (nnUNetTrainerSGD is "
+                "nnU-Net's own with a seed), or leave out seeds"
+            )
+        if settings.seed is not None:
+            raise ValueError(
+                f"seeds: expected trainers without a seed in their names, got {trainer}; "
+                "the study appends it"
+            )
+
 
 def _as_entry(value: Any) -> Any:
     return {"trainer": value} if isinstance(value, str) else value
@@ -157,7 +211,7 @@ def _as_entry(value: Any) -> Any:
 
 @pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Study:
-    """Data sets x configurations x plans x trainers x folds.
+    """Data sets x configurations x plans x folds x seeds x trainers.
 
     Attributes:
         name: name of the study's folder.
@@ -165,14 +219,24 @@ class Study:
         trainers: the trainers to compare.
         reference: class name of the trainer that the others are compared with; the first if empty.
         folds: numbers of the folds.
+        seeds: seeds of the trainings of each fold; empty for one training with nnU-Net's own seeding.
         configurations: nnU-Net's names, such as ``3d_fullres``.
         plans: nnU-Net's names, such as ``nnUNetPlans``.
+        metrics: metrics of the tables and comparisons: ``dice``, ``hd95``, ``nsd``.
+        tolerance: tolerance of ``nsd`` in mm.
+        margin: largest difference that counts as equivalent, for each metric: Dice and NSD in points,
+            HD95 in mm. A single number holds for all metrics.
+        non_inferior_to: class name of the trainer that the others are tested not to be worse than by
+            more than the margin; the reference if empty.
+        select: compare the best setting of each group, selected on the other folds, in place of all
+            settings.
         source: origin of the published numbers.
 
     Example:
-        >>> study = Study("mine", ["Dataset004_Hippocampus"], ["nnUNetTrainer", "nnUNetTrainerCPR"])
-        >>> study.reference, len(list(study.runs()))
-        ('nnUNetTrainer', 10)
+        >>> trainers = ["nnUNetTrainerSGD", "nnUNetTrainerCPR"]
+        >>> study = Study("mine", ["Dataset004_Hippocampus"], trainers, seeds=[1, 2, 3])
+        >>> study.reference, len(list(study.runs())), next(study.runs()).trainer
+        ('nnUNetTrainerSGD', 30, 'nnUNetTrainerSGD_seed1')
     """
 
     name: Annotated[_Text, AfterValidator(_study_name)]
@@ -189,19 +253,42 @@ class Study:
         AfterValidator(_unique),
         AfterValidator(_not_empty),
     ] = (0, 1, 2, 3, 4)
+    seeds: Annotated[tuple[_Seed, ...], BeforeValidator(_as_tuple), AfterValidator(_unique)] = ()
     configurations: Annotated[_FolderNames, AfterValidator(_not_empty)] = ("3d_fullres",)
     plans: Annotated[_FolderNames, AfterValidator(_not_empty)] = ("nnUNetPlans",)
+    metrics: Annotated[
+        tuple[_Metric, ...],
+        BeforeValidator(_as_tuple),
+        AfterValidator(_unique),
+        AfterValidator(_not_empty),
+    ] = ("dice",)
+    tolerance: _Distance = 2.0
+    margin: Annotated[dict[_Metric, _Margin], BeforeValidator(_as_margins)] = Field(
+        default_factory=lambda: _as_margins(DEFAULT_MARGIN)
+    )
+    non_inferior_to: _Text = ""
+    select: StrictBool = False
     source: _Text = ""
 
     def __post_init__(self) -> None:
         names = [entry.trainer for entry in self.trainers]
-        for name, count in Counter(names).items():
-            if count > 1:
-                raise ValueError(f"trainers: expected each trainer once, got {name} {count} times")
-        if not self.reference:
-            object.__setattr__(self, "reference", names[0])
-        if self.reference not in names:
-            raise ValueError(f"reference: expected one of the trainers, got {_shown(self.reference)}")
+        for kind, values in (
+            ("trainer", names),
+            ("label", [entry.full_title for entry in self.trainers]),
+        ):
+            for name, count in Counter(values).items():
+                if count > 1:
+                    raise ValueError(f"trainers: expected each {kind} once, got {name} {count} times")
+        for key, default in (("reference", names[0]), ("non_inferior_to", self.reference or names[0])):
+            if not getattr(self, key):
+                object.__setattr__(self, key, default)
+            if (name := getattr(self, key)) not in names:
+                raise ValueError(f"{key}: expected one of the trainers, got {_shown(name)}")
+        object.__setattr__(self, "margin", {**_as_margins(DEFAULT_MARGIN), **self.margin})
+        if self.seeds:
+            _check_seeded(names)
+        if self.select:
+            self._check_select()
         for run in self.runs():
             if (length := len(run.key.encode())) > _LONGEST_KEY:
                 raise ValueError(
@@ -209,12 +296,36 @@ class Study:
                     "shorten the names, as files are named after them"
                 )
 
+    def _check_select(self) -> None:
+        if any(not entry.group for entry in self.trainers):
+            raise ValueError("select: expected a group for each trainer, the method of its settings")
+        if len(self.folds) < 2:
+            raise ValueError("select: expected at least 2 folds, as settings are selected on the others")
+
     def runs(self) -> Iterator[Run]:
-        """Return all runs, fold by fold, so that early results compare all trainers."""
-        for dataset, configuration, plans, fold, entry in product(
-            self.datasets, self.configurations, self.plans, self.folds, self.trainers
+        """Return all runs, seed by seed and fold by fold, so that early results compare all trainers."""
+        for dataset, configuration, plans, seed, fold, entry in product(
+            self.datasets,
+            self.configurations,
+            self.plans,
+            self.seeds or (None,),
+            self.folds,
+            self.trainers,
         ):
-            yield Run(dataset, configuration, plans, fold, entry.trainer)
+            yield self.run(dataset, configuration, plans, fold, entry.trainer, seed)
+
+    def run(
+        self,
+        dataset: str,
+        configuration: str,
+        plans: str,
+        fold: int,
+        entry: str,
+        seed: int | None,
+    ) -> Run:
+        """Return a run of one of the trainers."""
+        trainer = entry if seed is None else f"{entry}_seed{seed}"
+        return Run(dataset, configuration, plans, fold, trainer, entry, seed)
 
     def entry(self, trainer: str) -> TrainerEntry:
         """Return the entry of a trainer."""
@@ -227,6 +338,7 @@ class Study:
         folds: Sequence[int] = (),
         configurations: Sequence[str] = (),
         plans: Sequence[str] = (),
+        seeds: Sequence[int] = (),
     ) -> Study:
         """Return a copy in which the arguments that are not empty replace the study's own values.
 
@@ -239,6 +351,7 @@ class Study:
             "folds": folds,
             "configurations": configurations,
             "plans": plans,
+            "seeds": seeds,
         }
         try:
             return replace(self, **{key: value for key, value in given.items() if value})

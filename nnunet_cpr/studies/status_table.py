@@ -48,6 +48,8 @@ def status_table(
         if several[heading]:
             lines.add_column(heading)
     lines.add_column("fold", justify="right")
+    if study.seeds:
+        lines.add_column("seed", justify="right")
     lines.add_column("trainer", overflow="fold")
     for heading in ("", "epoch", "pseudo Dice", "Dice"):
         lines.add_column(heading, justify="left" if heading == "" else "right")
@@ -61,7 +63,8 @@ def status_table(
         lines.add_row(
             *names,
             str(run.fold),
-            escape(study.entry(run.trainer).title),
+            *([str(run.seed)] if study.seeds else []),
+            escape(study.entry(run.entry).full_title),
             ProgressBar(total=state.epochs or 1000, completed=state.epoch, width=10),
             f"{state.epoch}/{planned}",
             _dice(state.pseudo_dice),
@@ -85,10 +88,15 @@ def _failures(study: Study, found: Mapping[Run, State]) -> Sequence[RenderableTy
     shown: list[RenderableType] = []
     for run, state in found.items():
         if state.stage is Stage.FAILED:
-            title = escape(f"{run.dataset}, fold {run.fold}, {study.entry(run.trainer).title}")
+            title = escape(f"{run.dataset}, fold {run.fold}, {_title(study, run)}")
             shown.append(f"\n[red]failed[/red] [bold]{title}[/bold]:")
             shown += [escape(f"  {line}") for line in state.reason]
     return shown
+
+
+def _title(study: Study, run: Run) -> str:
+    seed = "" if run.seed is None else f", seed {run.seed}"
+    return study.entry(run.entry).full_title + seed
 
 
 def _dice(value: float | None) -> str:

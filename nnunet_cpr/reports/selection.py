@@ -1,0 +1,95 @@
+"""Nested selection: the best setting of each method, selected on the other folds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from nnunet_cpr.reports.metrics import METRICS
+from nnunet_cpr.reports.results import Results, Setting, in_order, run_means
+from nnunet_cpr.studies.definition import TrainerEntry
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The selected settings of a study's methods.
+
+    Attributes:
+        cases: the cases of the selected settings, as in :class:`~nnunet_cpr.reports.results.Results`;
+            ``trainer`` is the name of an entry.
+        entries: one entry for each method.
+        reference, non_inferior_to: the entries of the study's trainers of these names.
+        picks: columns of a setting, method, fold and the selected trainer.
+    """
+
+    cases: pd.DataFrame
+    entries: tuple[TrainerEntry, ...]
+    reference: TrainerEntry
+    non_inferior_to: TrainerEntry
+    picks: pd.DataFrame
+
+    def trainer(self, setting: Setting, entry: TrainerEntry, fold: int) -> str:
+        """Return the trainer that was selected for a fold."""
+        rows = self.picks[
+            (self.picks[list(Setting._fields)] == list(setting)).all(axis=1)
+            & (self.picks["method"] == entry.group)
+            & (self.picks["fold"] == fold)
+        ]
+        return str(rows["trainer"].iloc[0])
+
+
+def select_settings(results: Results) -> Selection:
+    """Select for each fold the setting of each group with the best mean on the other folds.
+
+    The mean is that of the study's first metric over all runs of the other folds, which all settings of
+    the group have finished. A fold is left out if some setting has not finished it, or if no other
+    fold remains to select on. The selected settings are compared on cases that had no part in
+    their selection, so the comparison has no bias from the selection.
+
+    Args:
+        results: results of a study with ``select``.
+    """
+    study = results.study
+    groups = in_order([entry.group for entry in study.trainers])
+    entries: dict[str, TrainerEntry] = {}
+    for group in groups:
+        name = "selected_" + re.sub(r"\W", "_", group)
+        while any(name == entry.trainer for entry in entries.values()):
+            name += "_"
+        entries[group] = TrainerEntry(name, "(selected)", group)
+    metric = METRICS[study.metrics[0]]
+    sign = 1 if metric.higher_is_better else -1
+    means = run_means(results.cases, metric.name)
+    parts, picks = [], []
+    for setting in results.settings:
+        of_setting = results.of(means, setting)
+        cases = results.of(results.cases, setting)
+        for group in groups:
+            trainers = [entry.trainer for entry in study.trainers if entry.group == group]
+            finished = [set(results.finished(setting, trainer)) for trainer in trainers]
+            common = [fold for fold in study.folds if all(fold in folds for folds in finished)]
+            for fold in common:
+                others = of_setting["fold"].isin([f for f in common if f != fold])
+                by_trainer = sign * of_setting[others].groupby("trainer")[metric.name].mean()
+                scores = [by_trainer.get(trainer, np.nan) for trainer in trainers]
+                if np.isnan(scores).all():
+                    continue
+                best = trainers[int(np.nanargmax(scores))]
+                picks.append({**setting._asdict(), "method": group, "fold": fold, "trainer": best})
+                chosen = cases[(cases["trainer"] == best) & (cases["fold"] == fold)]
+                parts.append(chosen.assign(trainer=entries[group].trainer))
+    columns = [*Setting._fields, "method", "fold", "trainer"]
+
+    def of(trainer: str) -> TrainerEntry:
+        return entries[study.entry(trainer).group]
+
+    return Selection(
+        pd.concat(parts, ignore_index=True) if parts else results.cases.iloc[:0],
+        tuple(entries.values()),
+        of(study.reference),
+        of(study.non_inferior_to),
+        pd.DataFrame(picks, columns=columns),
+    )
