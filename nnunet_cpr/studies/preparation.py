@@ -134,7 +134,7 @@ def _check_folds(study: Study, dataset: str, folders: Mapping[str, str]) -> None
 
 def _find_trainers(study: Study) -> None:
     """Search all trainers as nnU-Net does, so that wrong names are found before the first training."""
-    missing = missing_trainers(run.trainer for run in study.runs())
+    missing = missing_trainers(entry.trainer for entry in study.trainers)
     if missing:
         names = "; ".join(f"{name} ({hint})" if hint else name for name, hint in missing.items())
         raise StudyError(
@@ -183,15 +183,16 @@ def _preparation_steps(
             )
 
 
-def is_preprocessed(run: Run, folders: Mapping[str, str]) -> bool:
-    """Return True if nnU-Net can train a run as soon as its data set is split.
+def is_ready(run: Run, folders: Mapping[str, str]) -> bool:
+    """Return True if nnU-Net can train a run at once: its data set is preprocessed and split.
 
     Raises:
         StudyError: the plans are damaged or do not have the configuration.
     """
     home = Path(folders["nnUNet_preprocessed"]) / run.dataset
     plans = home / f"{run.plans}.json"
-    return plans.exists() and _is_preprocessed(home, plans, run.configuration)
+    has_files = plans.exists() and (home / "splits_final.json").exists()
+    return has_files and _is_preprocessed(home, plans, run.configuration)
 
 
 def _is_preprocessed(home: Path, plans: Path, configuration: str) -> bool:
