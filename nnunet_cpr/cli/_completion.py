@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+_PLAIN = re.compile(r"[\w./+@%,=~-]+")
+"""Names that no shell interprets; others are not offered."""
 _PRESETS = Path(__file__).parents[1] / "studies" / "presets"
 
 
@@ -32,7 +35,7 @@ def complete_dataset(incomplete: str) -> list[str]:
 
 
 def _matching(names: set[str], incomplete: str) -> list[str]:
-    return sorted(name for name in names if name.startswith(incomplete) and name.isprintable())
+    return sorted(name for name in names if name.startswith(incomplete) and _PLAIN.fullmatch(name))
 
 
 def _presets() -> Iterator[str]:
@@ -48,13 +51,14 @@ def _saved() -> Iterator[str]:
 
 
 def _files(incomplete: str) -> list[str]:
-    """Return YAML files, and folders that end with a slash, as the shell does."""
+    """Return YAML files and folders; bash completes folders by itself, without a blank behind them."""
+    is_bash = os.environ.get("_NNUNET_CPR_COMPLETE") == "complete_bash"
     folder, _, _ = incomplete.rpartition("/")
     prefix = incomplete[: len(folder) + 1] if "/" in incomplete else ""
     found = set()
     for name in _entries(Path(prefix or ".")):
         if os.path.isdir(f"{prefix or './'}{name}"):
-            if not name.startswith("."):
+            if not name.startswith(".") and not is_bash:
                 found.add(f"{prefix}{name}/")
         elif name.endswith((".yaml", ".yml")):
             found.add(f"{prefix}{name}")

@@ -23,7 +23,7 @@ from nnunet_cpr.studies.estimates import (
     time_left,
 )
 from nnunet_cpr.studies.measurement import Measurement
-from nnunet_cpr.studies.preparation import Step, is_ready
+from nnunet_cpr.studies.preparation import Step, is_preprocessed
 from nnunet_cpr.studies.run_state import Stage, State, StudyPaths
 from nnunet_cpr.studies.status_table import states, varying_columns
 
@@ -61,7 +61,7 @@ class Preview:
             is_known = state.epochs is not None and (
                 state.epoch_seconds or self.seconds.typical(run) is not None
             )
-            if is_open and not is_known and is_ready(run, self.folders):
+            if is_open and not is_known and is_preprocessed(run, self.folders):
                 runs.setdefault((run.dataset, run.configuration, run.plans), run)
         return list(runs.values())
 
@@ -112,12 +112,10 @@ class Preview:
 
     def _time(self, jobs: int) -> str:
         left = time_left(self.found, jobs, self.seconds)
-        at_once = f"{jobs} run{'s' if jobs > 1 else ''} at a time"
-        shown = (
-            f"time: {left}, {at_once}, without validation" if str(left) else "time: only validation left"
-        )
+        how = f"({jobs} run{'s' if jobs > 1 else ''} at a time, validation not included)"
         if not left.unknown:
-            return shown
+            return f"time: {left} {how}" if left.seconds else "time: only validation left"
+        shown = f"time: {left} {how}" if left.seconds else "time: unknown"
         if self.measurable():
             return f"{shown}; add --measure to train a few iterations now"
         return f"{shown}; an estimate needs preprocessed data or an earlier training"

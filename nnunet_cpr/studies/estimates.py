@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
+from typing import TypeGuard
 
 from nnunet_cpr.studies.definition import Run, Study
 from nnunet_cpr.studies.run_state import Stage, State, parse_trainer, progress, validation_dice
@@ -16,8 +17,6 @@ from nnunet_cpr.studies.run_state import Stage, State, parse_trainer, progress, 
 LONGEST_SECONDS = 3e9
 """Seconds; a longer time comes from a damaged log."""
 _DEFAULT_ITERATIONS = 250
-_OPEN = (Stage.RUNNING, Stage.STOPPED, Stage.FAILED, Stage.QUEUED, Stage.WAITING)
-"""Stages with work left, in the order in which an executor continues them."""
 
 
 @dataclass
@@ -77,7 +76,7 @@ def result_bytes(study: Study, results: Path) -> Measured:
 
 def add_epoch(measured: Measured, run: Run, trainer: str, seconds: float) -> None:
     """Add the seconds of an epoch to the seconds of an iteration."""
-    if 0 < seconds < LONGEST_SECONDS:
+    if _is_plausible(seconds):
         measured.add(run, trainer, seconds / _iterations(trainer))
 
 
@@ -96,11 +95,13 @@ def time_left(found: Mapping[Run, State], jobs: int, earlier: Measured) -> TimeL
     unfinished = [(run, state) for run, state in found.items() if state.stage is not Stage.DONE]
     slots = [0.0] * max(1, jobs)
     unknown = 0
-    for run, state in sorted(unfinished, key=lambda each: _OPEN.index(each[1].stage)):
+    for run, state in sorted(unfinished, key=lambda each: each[1].stage is not Stage.RUNNING):
         planned = state.epochs if state.epochs is not None else epochs.get(run.trainer)
-        per_iteration = own.typical(run) or earlier.typical(run)
-        seconds = state.epoch_seconds or (per_iteration or 0.0) * _iterations(run.trainer)
-        if planned is None or not 0 < seconds < LONGEST_SECONDS:
+        seconds = state.epoch_seconds
+        if not _is_plausible(seconds):
+            per_iteration = own.typical(run) or earlier.typical(run) or 0.0
+            seconds = per_iteration * _iterations(run.trainer)
+        if planned is None or not _is_plausible(seconds):
             unknown += 1
             continue
         left = min(seconds * max(0, planned - state.epoch), LONGEST_SECONDS)
@@ -153,6 +154,10 @@ def _data_of(run: Run) -> tuple[str, str, str]:
 
 def _without_seed(trainer: str) -> str:
     return re.sub(r"_seed[0-9]+", "", trainer)
+
+
+def _is_plausible(seconds: float | None) -> TypeGuard[float]:
+    return seconds is not None and 0 < seconds < LONGEST_SECONDS
 
 
 def _iterations(trainer: str) -> int:

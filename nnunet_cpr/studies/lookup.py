@@ -40,7 +40,7 @@ def find_study(given: str, studies: Path, saved_first: bool) -> Path:
         StudyError: there is none; the message lists the names.
     """
     saved, preset = saved_file(studies, given), PRESETS / f"{given}.yaml"
-    is_name = Path(given).name == given
+    is_name = Path(given).name == given and given not in ("", "..")
     candidates = [saved, preset] if saved_first else [preset, saved]
     for path in [Path(given), *(candidates if is_name else [])]:
         if path.is_file():

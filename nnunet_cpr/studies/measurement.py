@@ -48,7 +48,7 @@ def measure(run: Run, device: str, environment: Mapping[str, str]) -> Measuremen
     """Train a few iterations in a process of its own.
 
     Args:
-        run: a run whose data set is preprocessed and split.
+        run: a run whose data set is preprocessed; nnU-Net's fold ``all`` needs no split.
         device: nnU-Net's ``-device``.
         environment: environment variables for nnU-Net, with its folders.
 
@@ -57,7 +57,7 @@ def measure(run: Run, device: str, environment: Mapping[str, str]) -> Measuremen
     """
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
         output, log = Path(folder) / "measurement.json", Path(folder) / "log.txt"
-        arguments = [run.dataset, run.configuration, run.plans, str(run.fold), run.trainer, device]
+        arguments = [run.dataset, run.configuration, run.plans, run.trainer, device]
         module = [sys.executable, "-m", "nnunet_cpr.studies.measurement", str(output), *arguments]
         variables = {
             **os.environ,
@@ -78,9 +78,7 @@ def measure(run: Run, device: str, environment: Mapping[str, str]) -> Measuremen
     return Measurement(seconds, int(result["epochs"]), int(result["checkpoint_bytes"]))
 
 
-def _main(
-    output: str, dataset: str, configuration: str, plans: str, fold: str, trainer: str, device: str
-) -> None:
+def _main(output: str, dataset: str, configuration: str, plans: str, trainer: str, device: str) -> None:
     import torch
     from nnunetv2.run.run_training import get_trainer_from_args
 
@@ -88,7 +86,7 @@ def _main(
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     torch.backends.cudnn.benchmark = device == "cuda"  # as nnUNetv2_train sets it
     training = get_trainer_from_args(
-        dataset, configuration, int(fold), trainer, plans, device=torch.device(device)
+        dataset, configuration, "all", trainer, plans, device=torch.device(device)
     )
     previous = training.folder_with_segs_from_previous_stage
     if previous is not None:  # of the real results

@@ -183,16 +183,15 @@ def _preparation_steps(
             )
 
 
-def is_ready(run: Run, folders: Mapping[str, str]) -> bool:
-    """Return True if nnU-Net can train a run at once: its data set is preprocessed and split.
+def is_preprocessed(run: Run, folders: Mapping[str, str]) -> bool:
+    """Return True if the data set of a run is planned and preprocessed.
 
     Raises:
         StudyError: the plans are damaged or do not have the configuration.
     """
     home = Path(folders["nnUNet_preprocessed"]) / run.dataset
     plans = home / f"{run.plans}.json"
-    has_files = plans.exists() and (home / "splits_final.json").exists()
-    return has_files and _is_preprocessed(home, plans, run.configuration)
+    return plans.exists() and _is_preprocessed(home, plans, run.configuration)
 
 
 def _is_preprocessed(home: Path, plans: Path, configuration: str) -> bool:
