@@ -84,7 +84,7 @@ def test_values_of_options_are_completed(place: Path) -> None:
 def test_missing_folders_are_no_errors(place: Path, results: str | None) -> None:
     found = complete(place, "nnunet-cpr study status ", nnUNet_results=results, nnUNet_raw=results)
     assert "heart" in found and "finished" not in found
-    assert complete(place, "nnunet-cpr study run /nowhere/x") == []
+    assert complete(place, "nnunet-cpr study run /nowhere/x") == [""]  # an empty line
 
 
 def test_bash_uses_the_completion_script(place: Path) -> None:
