@@ -11,6 +11,8 @@ from nnunet_cpr._files import atomic_write
 from nnunet_cpr.reports import page
 from nnunet_cpr.reports.checks import warnings
 from nnunet_cpr.reports.comparisons import CAVEAT, Comparison, compare_all, comparison_table
+from nnunet_cpr.reports.figures import write_figures
+from nnunet_cpr.reports.metrics import METRICS
 from nnunet_cpr.reports.results import ReportError, Results, full_title, read_results
 from nnunet_cpr.reports.tables import (
     Table,
@@ -47,7 +49,7 @@ def write_report(
         console: where to print.
 
     Returns:
-        The files, the page first. Equal results give equal bytes.
+        The files, the page first, and the folder of figures. Equal results give equal bytes.
 
     Raises:
         ReportError: the study has no data set, or no fold has finished.
@@ -58,8 +60,9 @@ def write_report(
     table = layout(found, numbers)
     comparisons = compare_all(found)
     notes = layout_notes(found)
+    html, drawings = page.render(found, table, comparisons, raw, preprocessed)
     documents = {
-        "report.html": page.render(found, table, comparisons, raw, preprocessed),
+        "report.html": html,
         "report.md": _markdown(found, table, comparisons),
         "report.tex": latex(table, notes),
         "table.csv": _csv(numbers),
@@ -70,13 +73,14 @@ def write_report(
     for name, text in documents.items():
         with atomic_write(output / name) as path:
             path.write_text(text, encoding="utf-8", newline="\n")
+    write_figures(output / "figures", drawings)
     print_table(table, f"Study {study.name}", console)
     sentences = [f"Warning: {line}" for setting in found.settings for line in warnings(found, setting)]
     if comparisons:
         sentences += ["", *(c.sentence for c in comparisons), CAVEAT]
     for line in [*notes, *sentences, *found.notes]:
         console.print(line, markup=False, highlight=False)
-    return [output / name for name in documents]
+    return [output / name for name in (*documents, "figures")]
 
 
 def _csv(table: pd.DataFrame) -> str:
@@ -102,13 +106,21 @@ def _markdown(results: Results, main: Table, comparisons: list[Comparison]) -> s
             reference = full_title(study.entry(study.reference))
             parts.append(markdown(page.comparison_numbers(compared, reference)))
     parts.append("## Classes\n")
-    parts.append("Dice in percent, mean over the folds that a trainer has finished.\n")
+    parts.append("Mean of each class over the runs that a trainer has finished.\n")
     for setting in results.settings:
-        classes = class_table(results, setting)
         parts.append(f"### {results.title(setting)}\n")
-        parts.append(markdown(classes) if classes else "No fold has finished.\n")
+        tables = [
+            (METRICS[name], class_table(results, setting, METRICS[name])) for name in study.metrics
+        ]
+        for metric, classes in tables:
+            if classes is not None:
+                parts += [f"{metric.heading}\n", markdown(classes)]
+        if all(classes is None for _, classes in tables):
+            parts.append("No fold has finished.\n")
     parts.append("## Time and memory\n")
     for setting in results.settings:
         parts += [f"### {results.title(setting)}\n", markdown(time_table(results, setting))]
-    parts.append("Every case and class is in `cases.csv`; `report.html` has the pictures.\n")
+    parts.append(
+        "Every case and class is in `cases.csv`; The figures are in `report.html` and `figures/`.\n"
+    )
     return "\n".join(parts)

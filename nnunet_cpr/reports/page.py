@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import astuple, dataclass
+from itertools import groupby
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -13,10 +14,12 @@ from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.reports import plots
 from nnunet_cpr.reports.checks import warnings
-from nnunet_cpr.reports.comparisons import CAVEAT, Comparison
-from nnunet_cpr.reports.overlays import OTHER, REFERENCE, TRUTH, Overlay, overlays
-from nnunet_cpr.reports.plots import HeatMaps, Picture, Stroke
-from nnunet_cpr.reports.results import Results, Setting, full_title
+from nnunet_cpr.reports.comparisons import CAVEAT, Comparison, compare_classes
+from nnunet_cpr.reports.figures import Drawing
+from nnunet_cpr.reports.metrics import METRICS, Metric
+from nnunet_cpr.reports.overlays import Overlay, overlays
+from nnunet_cpr.reports.plots import ForestRow, HeatMaps, Picture, Stroke
+from nnunet_cpr.reports.results import Results, Setting, full_title, in_order
 from nnunet_cpr.reports.statistics import RESAMPLES, p_number
 from nnunet_cpr.reports.tables import (
     Line,
@@ -38,6 +41,16 @@ class PairedPlots:
 
 
 @dataclass(frozen=True)
+class MetricClasses:
+    """Classes of one setting by one metric: means, and differences to the reference."""
+
+    metric: Metric
+    means: Table
+    forest: list[Picture]
+    differences: Table | None
+
+
+@dataclass(frozen=True)
 class SettingPage:
     """Content of the page for one setting (data set, configuration, plans)."""
 
@@ -45,8 +58,8 @@ class SettingPage:
     warnings: list[str]
     comparisons: list[Comparison]
     comparison_table: Table | None
-    classes: Table | None
-    cases: Table | None
+    classes: list[MetricClasses]
+    cases: list[tuple[Metric, Table]]
     paired: list[PairedPlots]
     curves: list[Picture]
     times: Table
@@ -56,6 +69,20 @@ class SettingPage:
     overlays: list[Overlay]
     overlay_notes: list[str]
 
+    @property
+    def class_colours(self) -> list[tuple[str, str]]:
+        """Names and colours of the classes in the pictures of cases."""
+        return in_order([each for overlay in self.overlays for each in overlay.classes])
+
+    @property
+    def drawings(self) -> list[Drawing]:
+        """All figures, to be written as files."""
+        pictures = [picture for classes in self.classes for picture in classes.forest]
+        pictures += [picture for pair in self.paired for picture in pair.pictures]
+        pictures += self.curves
+        pictures += [m for _, maps in self.heat_maps for m in (maps.multiplier, maps.ratio)]
+        return [picture.drawing for picture in pictures] + [each.drawing for each in self.overlays]
+
 
 def render(
     results: Results,
@@ -63,8 +90,8 @@ def render(
     comparisons: list[Comparison],
     raw: Path | None,
     preprocessed: Path | None,
-) -> str:
-    """Return the page as HTML."""
+) -> tuple[str, list[Drawing]]:
+    """Return the page as HTML, and its figures."""
     study = results.study
     lines = plots.strokes(study)
     settings = [
@@ -81,9 +108,8 @@ def render(
         lstrip_blocks=True,
     )
     environment.filters["svg"] = lambda picture: Markup(picture.svg)
-    legend: list[tuple[str, Stroke]] = [
-        (full_title(entry), lines[entry.trainer]) for entry in study.trainers
-    ]
+    drawn = plots.drawn_trainers(results)
+    legend: list[tuple[str, Stroke]] = [(full_title(entry), lines[entry.trainer]) for entry in drawn]
     page = environment.get_template("page.html.j2").render(
         study=study,
         reference=full_title(study.entry(study.reference)),
@@ -91,13 +117,17 @@ def render(
         main_notes=layout_notes(results),
         settings=settings,
         legend=legend,
+        left_out=len(study.trainers) - len(drawn),
+        max_drawn=plots.MAX_DRAWN,
+        max_thin_lines=plots.MAX_THIN_LINES,
+        first_metric=METRICS[study.metrics[0]],
+        metrics=[METRICS[name] for name in study.metrics],
         full_title=full_title,
-        colours={"truth": TRUTH, "reference": REFERENCE, "other": OTHER},
         notes=results.notes,
         caveat=CAVEAT,
         resamples=f"{RESAMPLES:,}",
     )
-    return page.rstrip("\n") + "\n"
+    return page.rstrip("\n") + "\n", [each for setting in settings for each in setting.drawings]
 
 
 def _setting_page(
@@ -110,44 +140,91 @@ def _setting_page(
     study = results.study
     reference = full_title(study.entry(study.reference))
     compared = [c for c in comparisons if c.difference.cases]
+    drawn = plots.drawn_trainers(results)
+    shown = [c for c in _drawn(results, compared) if c.metric.name == study.metrics[0]]
     pictures: list[Overlay] = []
     notes: list[str] = []
-    best = max(compared, key=lambda c: c.gain, default=None)
+    best = max(shown, key=lambda c: c.gain, default=None)
     if best is not None:
         pictures, notes = overlays(results, best, raw, preprocessed)
-    with_history = [entry for entry in study.trainers if (setting, entry.trainer) in results.histories]
+    with_history = [entry for entry in drawn if (setting, entry.trainer) in results.histories]
     return SettingPage(
         title=results.title(setting),
         warnings=warnings(results, setting),
         comparisons=comparisons,
         comparison_table=comparison_numbers(compared, reference) if compared else None,
-        classes=class_table(results, setting),
-        cases=case_table(results, setting),
+        classes=_classes(results, setting, _drawn(results, compared)),
+        cases=[
+            (METRICS[name], table)
+            for name in study.metrics
+            if (table := case_table(results, setting, METRICS[name], drawn)) is not None
+        ],
         paired=[
             PairedPlots(
-                f"{full_title(c.entry)} against {reference}",
-                (plots.paired_scatter(c, study), plots.difference_histogram(c, study)),
+                f"{c.entry.full_title} against {c.reference.full_title}",
+                (plots.paired_scatter(c), plots.difference_histogram(c)),
             )
-            for c in compared
+            for c in shown
         ],
         curves=[p for p in (plots.curves(results, setting, m) for m in plots.CURVES) if p is not None],
         times=time_table(results, setting),
         heat_maps=[
-            (
-                full_title(entry),
-                _heat_maps(results, setting, entry.trainer),
-            )
-            for entry in with_history
+            (full_title(entry), _heat_maps(results, setting, entry.trainer)) for entry in with_history
         ],
         without_history=[
-            full_title(entry)
-            for entry in study.trainers
-            if entry not in with_history and _has_cpr(entry.trainer)
+            full_title(entry) for entry in drawn if entry not in with_history and _has_cpr(entry.trainer)
         ],
-        overlays_with=full_title(best.entry) if best is not None else "",
+        overlays_with=best.entry.full_title if best is not None else "",
         overlays=pictures,
         overlay_notes=notes,
     )
+
+
+def _drawn(results: Results, comparisons: list[Comparison]) -> list[Comparison]:
+    """Return the comparisons of the trainers in figures; selected settings are all drawn."""
+    study = [entry.trainer for entry in results.study.trainers]
+    names = [entry.trainer for entry in plots.drawn_trainers(results)]
+    return [c for c in comparisons if c.entry.trainer in names or c.entry.trainer not in study]
+
+
+def _classes(results: Results, setting: Setting, comparisons: list[Comparison]) -> list[MetricClasses]:
+    """Return the classes by each metric of the study."""
+    parts = []
+    for name in results.study.metrics:
+        metric = METRICS[name]
+        means = class_table(results, setting, metric)
+        if means is None:
+            continue
+        mine = [c for c in comparisons if c.metric == metric]
+        rows: list[ForestRow] = []
+        for c in mine:
+            title, d = c.entry.full_title, c.difference
+            rows += [
+                ForestRow(title, str(row["class"]), row["difference"], row["low"], row["high"])
+                for _, row in compare_classes(results, c).iterrows()
+            ]
+            rows.append(ForestRow(title, "mean", d.mean, d.low, d.high))
+        forest = []
+        if rows:
+            reference = mine[0].reference.full_title
+            forest = plots.forest_plots(rows, metric, mine[0].margin, reference, setting)
+        parts.append(MetricClasses(metric, means, forest, _class_differences(rows, metric)))
+    return parts
+
+
+def _class_differences(rows: list[ForestRow], metric: Metric) -> Table | None:
+    """Return the numbers of the forest plots."""
+    if not rows:
+        return None
+    lines = []
+    for trainer, of_trainer in groupby(rows, key=lambda row: row.trainer):
+        values = []
+        for row in of_trainer:
+            low, high = metric.difference_text(row.low), metric.difference_text(row.high)
+            below = () if math.isnan(row.low) else (f"{low} to {high}",)
+            values.append(Value(metric.difference_text(row.difference), below))
+        lines.append(Line(trainer, tuple(values)))
+    return Table("trainer", tuple(in_order([row.name for row in rows])), tuple(lines))
 
 
 def comparison_numbers(comparisons: list[Comparison], reference: str) -> Table:

@@ -1,19 +1,17 @@
-"""Figures of the page, as SVG that takes its colours from the page's style sheet.
+"""Figures of the page, as SVG that takes its colours from the page's style sheet, and as files.
 
 To add one: write a function here, a field of ``SettingPage`` in ``page.py``, and a block of
-``page.html.j2``. Each function returns the SVG element and an alternative text with the
-numbers that it shows.
+``page.html.j2``. Each function returns the SVG element, an alternative text with the numbers that it
+shows, and the files.
 """
 
 from __future__ import annotations
 
 import hashlib
 import html
-import io
 import math
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,24 +19,20 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from nnunet_cpr._figures import new_figure
 from nnunet_cpr.nnunet.progress_figure import around_one, three_decades
 from nnunet_cpr.reports.comparisons import Comparison
-from nnunet_cpr.reports.results import Results, Setting, full_title, in_order
-from nnunet_cpr.studies.definition import Study
+from nnunet_cpr.reports.figures import Drawing, draw
+from nnunet_cpr.reports.metrics import METRICS, Metric
+from nnunet_cpr.reports.results import Results, Setting, in_order, run_means
+from nnunet_cpr.studies.definition import Study, TrainerEntry
 
-# Placeholder colours; in the SVG they are replaced by the variables of the page's style sheet.
-_INK = "#010203"
-_LINES = [f"#0a0b{n:02x}" for n in range(6)]
+# The light colours of the page's style sheet; on the page they are replaced by its variables.
+_INK = "#1a1c20"
+_LINES = ["#b34700", "#00609f", "#00775c", "#a13a7d", "#846500", "#5a48b8"]
 _DASHES = ["none", "7 2", "2 2", "7 2 2 2", "12 3"]
 _STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "nnunet-cpr",
-    "font.size": 9,
-    "font.family": "sans-serif",
     "text.color": _INK,
     "axes.edgecolor": _INK,
     "axes.labelcolor": _INK,
@@ -47,15 +41,20 @@ _STYLE: dict[Any, Any] = {
     "xtick.color": _INK,
     "ytick.color": _INK,
 }
+MAX_DRAWN = 12
+"""Maximum number of trainers beside the reference in figures."""
+MAX_THIN_LINES = 60
+"""Maximum number of trainings whose curves are drawn one by one."""
 _SIZE = (4.2, 3.2)  # inches: readable on a phone, where the page gives it about 330 pixels
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An inline SVG element and its alternative text."""
+    """An inline SVG element, its alternative text, and the figure's files."""
 
     svg: str
     alt: str
+    drawing: Drawing
 
 
 @dataclass(frozen=True)
@@ -81,37 +80,55 @@ def strokes(study: Study) -> dict[str, Stroke]:
     return {study.reference: Stroke(_INK, "none"), **given}
 
 
-def paired_scatter(comparison: Comparison, study: Study) -> Picture:
-    """Return a scatter plot of the cases: the other trainer's Dice over the reference's."""
-    pairs = comparison.pairs
-    reference, other = full_title(study.entry(study.reference)), full_title(comparison.entry)
-    with _new_svg((3.9, 3.7)) as (figure, svg):
+def drawn_trainers(results: Results) -> list[TrainerEntry]:
+    """Return the trainers in figures: the reference and up to :data:`MAX_DRAWN` with the best mean."""
+    study = results.study
+    others = [entry for entry in study.trainers if entry.trainer != study.reference]
+    if len(others) > MAX_DRAWN:
+        metric = METRICS[study.metrics[0]]
+        sign = 1 if metric.higher_is_better else -1
+        means = sign * run_means(results.cases, metric.name).groupby("trainer")[metric.name].mean()
+        others.sort(key=lambda entry: -means.get(entry.trainer, -math.inf))
+        others = others[:MAX_DRAWN]
+    names = {study.reference, *(entry.trainer for entry in others)}
+    return [entry for entry in study.trainers if entry.trainer in names]
+
+
+def paired_scatter(comparison: Comparison) -> Picture:
+    """Return a scatter plot of the cases: the other trainer's values over the reference's."""
+    pairs, metric = comparison.pairs, comparison.metric
+    reference, other = comparison.reference.full_title, comparison.entry.full_title
+    with draw(_name("scatter", comparison), (3.9, 3.7), _STYLE) as (figure, drawing):
         ax = figure.subplots()
         low = math.floor(min(pairs.min()))
-        high = min(100, math.ceil(max(pairs.max())))
+        high = math.ceil(max(pairs.max()))
+        if metric.unit == "%":
+            high = min(100, high)
         margin = max(0.02 * (high - low), 0.1)
         limits = (low - margin, high + margin)
         ax.plot(limits, limits, color=_INK, linewidth=0.8)
         ax.scatter(pairs["reference"], pairs["other"], s=14, alpha=0.6, color=_LINES[0], linewidth=0)
         ax.set(xlim=limits, ylim=limits, aspect="equal")
-        ax.set(xlabel=f"Dice of {_short(reference)} (%)", ylabel=f"Dice of {_short(other)} (%)")
-        ax.set_title(f"above the line: {_short(other)} is better", fontsize=9)
-    wins, losses = comparison.wins, comparison.losses
+        ax.set_xlabel(f"{metric.title} of {_short(reference)} ({metric.unit})")
+        ax.set_ylabel(f"{metric.title} of {_short(other)} ({metric.unit})")
+        side = "above" if metric.higher_is_better else "below"
+        ax.set_title(f"{side} the line: {_short(other)} is better", fontsize=9)
+    better, worse = comparison.wins, comparison.losses
     alt = (
-        f"Scatter plot of {len(pairs)} cases, Dice of {reference} from "
-        f"{pairs['reference'].min():.1f} to {pairs['reference'].max():.1f} percent against {other} "
-        f"from {pairs['other'].min():.1f} to {pairs['other'].max():.1f}: {wins} cases "
-        f"above the diagonal, {len(pairs) - wins - losses} on it, {losses} below."
+        f"Scatter plot of {len(pairs)} cases, {metric.title} of {reference} from "
+        f"{pairs['reference'].min():.1f} to {pairs['reference'].max():.1f} {metric.unit} against "
+        f"{other} from {pairs['other'].min():.1f} to {pairs['other'].max():.1f}: {other} is better "
+        f"in {better} cases, equal in {len(pairs) - better - worse}, worse in {worse}."
     )
-    return _picture(svg, f"scatter-{comparison.anchor}", alt)
+    return _picture(drawing, alt)
 
 
-def difference_histogram(comparison: Comparison, study: Study) -> Picture:
+def difference_histogram(comparison: Comparison) -> Picture:
     """Return a histogram of the differences other - reference, with their mean and its interval."""
-    found = comparison.difference
+    found, metric = comparison.difference, comparison.metric
     differences = (comparison.pairs["other"] - comparison.pairs["reference"]).to_numpy()
-    names = f"{full_title(comparison.entry)} minus {full_title(study.entry(study.reference))}"
-    with _new_svg((3.9, 3.7)) as (figure, svg):
+    names = f"{comparison.entry.full_title} minus {comparison.reference.full_title}"
+    with draw(_name("histogram", comparison), (3.9, 3.7), _STYLE) as (figure, drawing):
         ax = figure.subplots()
         # The range must not be empty if all differences are equal.
         reach = max(float(np.abs(differences).max()), 0.01)
@@ -119,18 +136,120 @@ def difference_histogram(comparison: Comparison, study: Study) -> Picture:
         ax.axvline(0, color=_INK, linewidth=0.8)
         ax.axvline(found.mean, color=_LINES[0], linewidth=1.8)
         interval = ""
+        title = "line: mean"
         if not math.isnan(found.low):
             ax.axvspan(found.low, found.high, color=_LINES[0], alpha=0.35, linewidth=0)
             interval = f" with the 95 percent interval {found.low:+.2f} to {found.high:+.2f}"
-        ax.set(xlabel="difference of Dice (points)", ylabel="cases")
+            title += ", band: its 95 % interval"
+        ax.set(xlabel=f"difference of {metric.title} ({metric.difference_unit})", ylabel="cases")
         ax.yaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.set_title("line: mean, band: its 95 % interval", fontsize=9)
+        ax.set_title(title, fontsize=9)
     alt = (
-        f"Histogram of {len(differences)} differences of Dice, {names}: from "
-        f"{differences.min():+.2f} to {differences.max():+.2f} points, median "
+        f"Histogram of {len(differences)} differences of {metric.title}, {names}: from "
+        f"{differences.min():+.2f} to {differences.max():+.2f} {metric.difference_unit}, median "
         f"{np.median(differences):+.2f}, mean {found.mean:+.2f}{interval}."
     )
-    return _picture(svg, f"histogram-{comparison.anchor}", alt)
+    return _picture(drawing, alt)
+
+
+@dataclass(frozen=True)
+class ForestRow:
+    """One difference of a forest plot, in the shown unit of the metric.
+
+    Attributes:
+        trainer: title of the trainer.
+        name: class, or "mean".
+        difference: mean difference to the reference.
+        low, high: its interval; NaN if it is not known.
+    """
+
+    trainer: str
+    name: str
+    difference: float
+    low: float
+    high: float
+
+
+FOREST_TRAINERS = 4
+"""Maximum number of trainers in one forest plot."""
+_MARKERS = "osD^"
+
+
+def forest_plots(
+    rows: Sequence[ForestRow], metric: Metric, margin: float, reference: str, setting: Setting
+) -> list[Picture]:
+    """Return forest plots of the differences of each class, :data:`FOREST_TRAINERS` trainers in each.
+
+    All have the same axis, so that they can be compared.
+
+    Args:
+        rows: the differences, those of a trainer in the order from top to bottom.
+        metric: the metric.
+        margin: half the width of the region of equivalence.
+        reference: title of the reference.
+        setting: origin of the differences.
+    """
+    trainers = in_order([row.trainer for row in rows])
+    values = np.array([[row.difference, row.low, row.high] for row in rows], float)
+    finite = np.abs(values[np.isfinite(values)])
+    reach = 1.08 * max([1.5 * margin, *finite])
+    pictures = []
+    for number, start in enumerate(range(0, len(trainers), FOREST_TRAINERS), start=1):
+        part = trainers[start : start + FOREST_TRAINERS]
+        name = f"forest-{'-'.join(setting)}-{metric.name}" + (f"-{number}" if number > 1 else "")
+        shown = [row for row in rows if row.trainer in part]
+        pictures.append(_forest_plot(shown, part, metric, margin, reference, reach, name))
+    return pictures
+
+
+def _forest_plot(
+    rows: Sequence[ForestRow],
+    trainers: Sequence[str],
+    metric: Metric,
+    margin: float,
+    reference: str,
+    reach: float,
+    name: str,
+) -> Picture:
+    names = in_order([row.name for row in rows])
+    step = 0.8 / max(len(trainers), 2)
+    height = 1.2 + 0.2 * len(trainers) + len(names) * (0.16 + 0.1 * len(trainers))
+    with draw(name, (_SIZE[0], height), _STYLE) as (figure, drawing):
+        ax = figure.subplots()
+        ax.axvspan(-margin, margin, color=_INK, alpha=0.12, linewidth=0)
+        ax.axvline(0, color=_INK, linewidth=0.8)
+        for position, trainer in enumerate(trainers):
+            mine = {row.name: row for row in rows if row.trainer == trainer}
+            offset = (position - (len(trainers) - 1) / 2) * step
+            y = np.array([names.index(key) for key in mine]) + offset
+            x = np.array([row.difference for row in mine.values()])
+            ends = np.array([[row.low, row.high] for row in mine.values()])
+            colour = _LINES[position]
+            ax.hlines(y, ends[:, 0], ends[:, 1], color=colour, linewidth=1.4)
+            ax.plot(x, y, _MARKERS[position], color=colour, markersize=4.5, label=_short(trainer, 52))
+        for line in range(1, len(names)):
+            ax.axhline(line - 0.5, color=_INK, linewidth=0.3, alpha=0.4)
+        ax.set_yticks(range(len(names)), [_short(key, 22) for key in names])
+        ax.set(xlim=(-reach, reach), ylim=(len(names) - 0.5, -0.5))
+        ax.tick_params(axis="y", length=0)
+        side = "right" if metric.higher_is_better else "left"
+        ax.set_xlabel(
+            f"difference of {metric.title} ({metric.difference_unit})\n{side} of 0: better than "
+            f"{_short(reference)}"
+        )
+        figure.legend(loc="outside upper left", frameon=False, fontsize=8, handletextpad=0.2)
+    texts = []
+    for row in rows:
+        interval = ""
+        if not math.isnan(row.low):
+            interval = f" ({metric.difference_text(row.low)} to {metric.difference_text(row.high)})"
+        texts.append(f"{row.trainer}, {row.name} {metric.difference_text(row.difference)}{interval}")
+    alt = (
+        f"Forest plot of the differences of {metric.title} to {reference} with 95 percent intervals, "
+        f"in {metric.difference_unit}; region of equivalence -{margin:g} to +{margin:g}: "
+        f"{'; '.join(texts)}."
+    )
+    return _picture(drawing, alt)
 
 
 CURVES = {
@@ -143,25 +262,29 @@ _MAX_POINTS = 250
 
 
 def curves(results: Results, setting: Setting, measure: str) -> Picture | None:
-    """Return one of :data:`CURVES` over the epochs: thin lines are folds, thick lines their mean."""
+    """Return one of :data:`CURVES` over the epochs: thin lines are trainings, thick lines their mean."""
+    drawn = drawn_trainers(results)
     epochs = results.of(results.epochs, setting).dropna(subset=[measure])
+    epochs = epochs[epochs["trainer"].isin([entry.trainer for entry in drawn])]
     if epochs.empty:
         return None
     lines = strokes(results.study)
+    trainings = len(epochs[["trainer", "fold", "seed"]].drop_duplicates())
     means = []
-    with _new_svg(_SIZE) as (figure, svg):
+    with draw(f"curve-{measure}-{'-'.join(setting)}", _SIZE, _STYLE) as (figure, drawing):
         ax = figure.subplots()
-        for entry in results.study.trainers:
+        for entry in drawn:
             mine = epochs[epochs["trainer"] == entry.trainer]
             if mine.empty:
                 continue
             stroke = lines[entry.trainer]
             by_fold = mine.pivot(index="epoch", columns=["fold", "seed"], values=measure)
-            # A point is the mean of several epochs; all points of many folds would be megabytes.
+            # A point is the mean of several epochs; all points of many trainings would be megabytes.
             width = -(-(int(by_fold.index[-1]) + 1) // _MAX_POINTS)
             thinned = by_fold.groupby((by_fold.index // width + 0.5) * width - 0.5).mean()
-            ax.plot(thinned.index, thinned, color=stroke.colour, linewidth=0.5, alpha=0.5)
-            # The mean ends with the shortest fold: beyond it would be a mean over other folds.
+            if trainings <= MAX_THIN_LINES:
+                ax.plot(thinned.index, thinned, color=stroke.colour, linewidth=0.5, alpha=0.5)
+            # The mean ends with the shortest training: beyond it would be a mean over others.
             mean = by_fold.dropna().mean(axis=1)
             if mean.empty:
                 continue
@@ -171,16 +294,23 @@ def curves(results: Results, setting: Setting, measure: str) -> Picture | None:
                 linewidth=2,
                 linestyle=_matplotlib_dashes(stroke.dashes),
                 marker="o" if len(mean) == 1 else None,
+                label=_short(entry.full_title),
             )
-            means.append(f"{full_title(entry)} {mean.iloc[0]:.3f} to {mean.iloc[-1]:.3f}")
+            means.append(f"{entry.full_title} {mean.iloc[0]:.3f} to {mean.iloc[-1]:.3f}")
         ax.set(xlabel="epoch", ylabel=CURVES[measure])
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+        def add_legend() -> None:  # on the page it is HTML
+            figure.set_size_inches(_SIZE[0], _SIZE[1] + 0.2 * (len(means) + 1))
+            figure.legend(loc="outside lower left", frameon=False, fontsize=8, handlelength=4)
+
+        drawing.finish = add_legend
     alt = (
         f"Line chart of the {CURVES[measure]} over epochs {epochs['epoch'].min()} to "
-        f"{epochs['epoch'].max()}. Mean over folds, first to last epoch: "
+        f"{epochs['epoch'].max()}. Mean over trainings, first to last epoch: "
         f"{'; '.join(means) or 'none'}."
     )
-    return _picture(svg, f"curve-{measure}-{'-'.join(setting)}", alt)
+    return _picture(drawing, alt)
 
 
 @dataclass(frozen=True)
@@ -254,7 +384,7 @@ def _heat_map(
 ) -> Picture:
     rows = len(values)
     size = (_SIZE[0] + 0.8, min(max(2.4, 0.07 * rows + 1), 6))
-    with _new_svg(size, dpi=200) as (figure, svg):
+    with draw(key, size, _STYLE, dpi=200) as (figure, drawing):
         ax = figure.subplots()
         image = ax.imshow(
             np.ma.masked_invalid(values),
@@ -268,30 +398,23 @@ def _heat_map(
         ax.set(xlabel="epoch", ylabel="matrix")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.yaxis.set_major_locator(MaxNLocator(integer=True))
-    return _picture(svg, key, alt)
+    return _picture(drawing, alt)
 
 
-@contextmanager
-def _new_svg(size: tuple[float, float], dpi: int = 100) -> Iterator[tuple[Figure, io.BytesIO]]:
-    """Yield a figure and the file to which it is written as SVG at the end."""
-    svg = io.BytesIO()
-    metadata = dict.fromkeys(["Creator", "Date", "Format", "Type"])
-    with new_figure(
-        svg, size, _STYLE, format="svg", transparent=True, dpi=dpi, metadata=metadata
-    ) as figure:
-        yield figure, svg
+def _name(kind: str, comparison: Comparison) -> str:
+    return f"{kind}-{comparison.anchor}"
 
 
-def _picture(svg: io.BytesIO, key: str, alt: str) -> Picture:
-    """Return an SVG file as an element of the page; the same figure gives the same bytes."""
-    text = svg.getvalue().decode()
+def _picture(drawing: Drawing, alt: str) -> Picture:
+    """Return a drawing as an element of the page; the same figure gives the same bytes."""
+    text = drawing.inline
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
     for colour in [_INK, *_LINES]:
         text = text.replace(colour, _variable(colour))
     # Ids are unique within one figure only, and most of them are not used.
     used = set(re.findall(r'(?:href="|url\()#([^")]+)', text))
-    prefix = "p" + hashlib.sha256(key.encode()).hexdigest()[:8]
+    prefix = "p" + hashlib.sha256(drawing.name.encode()).hexdigest()[:8]
     text = re.sub(r' id="([^"]*)"', lambda m: f' id="{prefix}-{m[1]}"' if m[1] in used else "", text)
     text = re.sub(r'(href="|url\()#', rf"\1#{prefix}-", text)
     # A hundredth of a point is precise enough for every screen.
@@ -299,7 +422,7 @@ def _picture(svg: io.BytesIO, key: str, alt: str) -> Picture:
     # HTML implies the name spaces; without them the page contains no address.
     text = re.sub(r' xmlns(:xlink)?="[^"]*"', "", text)
     text = text.replace("<svg", f'<svg role="img" aria-label="{html.escape(alt)}"', 1)
-    return Picture(text, alt)
+    return Picture(text, alt, drawing)
 
 
 def _variable(colour: str) -> str:
@@ -311,6 +434,6 @@ def _matplotlib_dashes(dashes: str) -> str | tuple[float, tuple[float, ...]]:
     return "-" if dashes == "none" else (0, tuple(float(d) / 2 for d in dashes.split()))
 
 
-def _short(text: str) -> str:
-    short = text if len(text) <= 32 else text[:31] + "…"
+def _short(text: str, length: int = 32) -> str:
+    short = text if len(text) <= length else text[: length - 1] + "…"
     return short.replace("$", r"\$")  # otherwise Matplotlib reads it as mathematics

@@ -10,13 +10,15 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 
 import pandas as pd
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from nnunet_cpr import __version__
+from nnunet_cpr.reports.metrics import METRICS, Metric
 from nnunet_cpr.reports.results import (
     SETTING,
     Results,
@@ -27,6 +29,7 @@ from nnunet_cpr.reports.results import (
     in_order,
     run_means,
 )
+from nnunet_cpr.studies.definition import TrainerEntry
 
 OWN, COMMON, PUBLISHED = "own folds", "common folds", "published"
 
@@ -42,10 +45,11 @@ class Value:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a table."""
+    """One line of a table; lines with the same group are below its heading."""
 
     title: str
     values: tuple[Value, ...]
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,29 +69,53 @@ class Table:
 
     @property
     def grouped(self) -> bool:
-        """True if any group has a heading."""
+        """True if any group of columns has a heading."""
         return any(heading for heading, _ in self.groups)
+
+    @property
+    def blocks(self) -> list[tuple[str, list[Line]]]:
+        """Neighbouring lines of the same group, with its heading."""
+        return [(group, list(lines)) for group, lines in groupby(self.lines, key=lambda x: x.group)]
+
+
+def metrics_of(results: Results) -> list[Metric]:
+    """Return the metrics of the study's tables."""
+    return [METRICS[name] for name in results.study.metrics]
 
 
 def main_table(results: Results) -> pd.DataFrame:
-    """Return ``table.csv``: the mean foreground Dice of every trainer in every setting.
+    """Return ``table.csv``: the foreground mean of every trainer in every setting.
 
     Returns:
-        One row for each setting, kind and trainer. ``kind`` is "own folds" (all that the trainer has
-        finished), "common folds" (finished by all trainers with any results; only if trainers differ
-        in their folds), or "published" (of the data set; configuration and plans are empty).
-        ``dice_percent`` is the mean and ``deviation_points`` the standard deviation (n - 1) over folds;
-        ``best`` marks the highest value of a line with the same folds.
+        One row for each setting, kind and trainer. ``kind`` is "own folds" (all runs that the trainer
+        has finished), "common folds" (finished by all trainers with any results; only if trainers
+        differ in their folds), or "published" (of the data set; configuration and plans are empty).
+        For each metric there is the mean over runs (``dice_percent``), the standard deviation (n - 1)
+        of the folds' means over seeds (``deviation_folds_points``) and of the seeds' means over folds
+        (``deviation_seeds_points``), and ``best``, which marks the best value of a column with the
+        same runs. The columns of other metrics than Dice start with their name.
     """
     study = results.study
-    means = run_means(results.cases)
+    metrics = metrics_of(results)
+    means = {
+        metric.name: run_means(results.cases, metric.name)
+        for metric in metrics
+        if metric.name in results.cases
+    }
     rows: list[dict[str, object]] = []
 
-    def add(setting: Setting, kind: str, folds: dict[str, list[int]]) -> None:
-        of_setting = results.of(means, setting)
+    def add(setting: Setting, kind: str, runs: dict[str, list[tuple[int, int]]]) -> None:
         for entry in study.trainers:
-            wanted = folds[entry.trainer]
-            mine = of_setting[(of_setting["trainer"] == entry.trainer) & of_setting["fold"].isin(wanted)]
+            wanted = runs[entry.trainer]
+            numbers: dict[str, float] = {}
+            for metric in metrics:
+                values = pd.Series(dtype=float)
+                if metric.name in means:
+                    of_setting = results.of(means[metric.name], setting)
+                    mine = of_setting[of_setting["trainer"] == entry.trainer]
+                    by_run = metric.scale * mine.set_index(["fold", "seed"])[metric.name].astype(float)
+                    values = by_run[by_run.index.isin(wanted)]
+                numbers |= _numbers(metric, values)
             rows.append(
                 {
                     **setting._asdict(),
@@ -95,23 +123,27 @@ def main_table(results: Results) -> pd.DataFrame:
                     "group": entry.group,
                     "label": entry.title,
                     "trainer": entry.trainer,
-                    "dice_percent": 100 * mine["dice"].mean(),
-                    "deviation_points": 100 * mine["dice"].std(ddof=1),
-                    "folds": " ".join(map(str, wanted)),
+                    **numbers,
+                    "folds": " ".join(map(str, _complete(results, wanted))),
                     "folds_planned": len(study.folds),
+                    "runs": len(wanted),
+                    "runs_planned": len(study.folds) * len(results.seeds),
+                    "same_runs": str(sorted(wanted)) if wanted else None,
                 }
             )
 
     for dataset, settings in groupby(results.settings, key=lambda s: s.dataset):
         for setting in settings:
-            folds = {entry.trainer: results.finished(setting, entry.trainer) for entry in study.trainers}
-            add(setting, OWN, folds)
-            common = common_folds(folds)
-            if common and any(f and f != common for f in folds.values()):
-                add(setting, COMMON, {t: common if f else [] for t, f in folds.items()})
-        published = {entry.trainer: entry.published.get(dataset, math.nan) for entry in study.trainers}
-        if any(not math.isnan(value) for value in published.values()):
+            trainers = [entry.trainer for entry in study.trainers]
+            runs = {trainer: results.finished_runs(setting, trainer) for trainer in trainers}
+            add(setting, OWN, runs)
+            common = common_folds({t: results.finished(setting, t) for t in trainers if runs[t]})
+            both = [run for run in product(common, results.seeds)]
+            if common and any(r and r != both for r in runs.values()):
+                add(setting, COMMON, {t: both if r else [] for t, r in runs.items()})
+        if any(dataset in entry.published for entry in study.trainers):
             for entry in study.trainers:
+                numbers = {key: math.nan for metric in metrics for key in _numbers(metric, pd.Series())}
                 rows.append(
                     {
                         **Setting(dataset, "", "")._asdict(),
@@ -119,114 +151,193 @@ def main_table(results: Results) -> pd.DataFrame:
                         "group": entry.group,
                         "label": entry.title,
                         "trainer": entry.trainer,
-                        "dice_percent": published[entry.trainer],
-                        "deviation_points": math.nan,
-                        "folds": "",
-                        "folds_planned": "",
+                        **numbers,
+                        METRICS["dice"].column: entry.published.get(dataset, math.nan),
+                        **dict.fromkeys(("folds", "folds_planned", "runs", "runs_planned"), ""),
+                        "same_runs": None,
                     }
                 )
     table = pd.DataFrame(rows)
-    # Values that are equal in the table's two decimals are equally good.
-    shown = table["dice_percent"].round(2)
-    line = [*SETTING, "kind"]
-    same_folds = (
-        table.assign(folds=table["folds"].where(table["folds"] != ""))
-        .groupby(line, sort=False)["folds"]
-        .transform("nunique")
-        <= 1
-    )
-    several = table.groupby(line, sort=False)["dice_percent"].transform("count") > 1
-    highest = shown.groupby([table[column] for column in line], sort=False).transform("max")
-    table["best"] = same_folds & several & (shown == highest)
-    return table
+    for metric in metrics:
+        table[_key(metric, "best")] = _best(table, metric)
+    return table.drop(columns="same_runs")
+
+
+def _key(metric: Metric, name: str) -> str:
+    return name if metric.name == "dice" else f"{metric.name}_{name}"
+
+
+def _numbers(metric: Metric, values: pd.Series) -> dict[str, float]:
+    """Return mean and standard deviations of the runs, whose index is (fold, seed)."""
+    names = {name: _key(metric, f"deviation_{name}_{metric.difference_unit}") for name in _DEVIATIONS}
+    if values.empty:
+        return {metric.column: math.nan, **dict.fromkeys(names.values(), math.nan)}
+    return {
+        metric.column: float(values.mean()),
+        **{key: float(values.groupby(_DEVIATIONS[n]).mean().std(ddof=1)) for n, key in names.items()},
+    }
+
+
+_DEVIATIONS = {"folds": "fold", "seeds": "seed"}
+
+
+def _complete(results: Results, runs: Sequence[tuple[int, int]]) -> list[int]:
+    return [f for f in results.study.folds if all((f, seed) in runs for seed in results.seeds)]
+
+
+def _best(table: pd.DataFrame, metric: Metric) -> pd.Series:
+    # Values that are equal in the table's decimals are equally good.
+    shown = table[metric.column].round(metric.decimals)
+    column = [table[name] for name in (*SETTING, "kind")]
+    same = table["same_runs"].groupby(column, sort=False).transform("nunique") <= 1
+    several = shown.groupby(column, sort=False).transform("count") > 1
+    best = shown.groupby(column, sort=False).transform("max" if metric.higher_is_better else "min")
+    return same & several & (shown == best)
 
 
 def common_folds(folds: dict[str, list[int]]) -> list[int]:
-    """Return the folds that all trainers with any folds have finished."""
-    some = [f for f in folds.values() if f]
-    return [fold for fold in some[0] if all(fold in f for f in some)] if some else []
+    """Return the folds that are in all of the lists."""
+    lists = list(folds.values())
+    return [fold for fold in lists[0] if all(fold in f for f in lists)] if lists else []
 
 
 def layout(results: Results, table: pd.DataFrame) -> Table:
-    """Return the main table in the paper's layout: data sets down, trainers across in their groups."""
+    """Return the main table: trainers down in their groups, settings and metrics across."""
     study = results.study
-    lines = []
-    for (*parts, kind), of_line in table.groupby([*SETTING, "kind"], sort=False):
+    columns: list[tuple[str, str, list[Value]]] = []
+    for (*parts, kind), rows in table.groupby([*SETTING, "kind"], sort=False):
         setting = Setting(*parts)
-        titles = {
-            OWN: results.title(setting),
-            COMMON: f"common folds ({of_line['folds'].max()})",
-            PUBLISHED: "published",
-        }
-        values = []
-        for _, row in of_line.iterrows():
-            finished, planned = len(str(row["folds"]).split()), row["folds_planned"]
-            below = []
-            if not math.isnan(row["deviation_points"]):
-                below.append(f"± {row['deviation_points']:.2f}")
-            if kind == OWN and finished < planned:
-                below.append(f"{finished} of {planned} folds")
-            values.append(Value(percent(row["dice_percent"]), tuple(below), bool(row["best"])))
-        lines.append(Line(titles[kind], tuple(values)))
-    rows = study.trainers
-    groups = tuple((heading, len(list(g))) for heading, g in groupby(entry.group for entry in rows))
-    return Table("data set", tuple(entry.title for entry in rows), tuple(lines), groups)
+        for metric in metrics_of(results):
+            if kind == PUBLISHED and metric.name != "dice":
+                continue
+            title = metric.heading
+            if kind == COMMON:
+                title += f", common folds ({rows['folds'].max()})"
+            elif kind == PUBLISHED:
+                title = f"published {metric.heading}"
+            heading = setting.dataset if kind == PUBLISHED else results.title(setting)
+            values = [_value(results, metric, kind, row) for _, row in rows.iterrows()]
+            columns.append((heading, title, values))
+    lines = tuple(
+        Line(entry.title, tuple(values[position] for _, _, values in columns), entry.group)
+        for position, entry in enumerate(study.trainers)
+    )
+    groups = tuple((h, len(list(of_group))) for h, of_group in groupby(h for h, _, _ in columns))
+    titles = tuple(title for _, title, _ in columns)
+    if set(titles) == {METRICS["dice"].heading}:  # the data sets alone are clear
+        return Table("trainer", tuple(heading for heading, _, _ in columns), lines)
+    return Table("trainer", titles, lines, groups)
+
+
+def _value(results: Results, metric: Metric, kind: str, row: pd.Series) -> Value:
+    below = []
+    seeded = len(results.study.seeds) > 0
+    for name in _DEVIATIONS:
+        deviation = row[_key(metric, f"deviation_{name}_{metric.difference_unit}")]
+        if not math.isnan(deviation):
+            below.append(f"± {metric.text(deviation)}" + (f" over {name}" if seeded else ""))
+    if kind == OWN and row["runs"] < row["runs_planned"]:
+        below.append(f"{row['runs']} of {row['runs_planned']} {'runs' if seeded else 'folds'}")
+    return Value(metric.text(row[metric.column]), tuple(below), bool(row[_key(metric, "best")]))
 
 
 def layout_notes(results: Results) -> list[str]:
     """Return the notes of the main table."""
-    folds = len(results.study.folds)
-    notes = [
-        "Mean foreground Dice in percent over folds"
-        + (" ± standard deviation over folds (n - 1). " if folds > 1 else ". ")
-        + "The best value of a line is bold."
-    ]
-    if any(d in entry.published for entry in results.study.trainers for d in results.study.datasets):
-        notes.append(f"Published numbers: {results.study.source or 'source not given'}.")
-    unfinished = [
-        setting
+    study = results.study
+    folds, seeds = len(study.folds), len(results.seeds)
+    metrics = metrics_of(results)
+    names = " and ".join(metric.heading for metric in metrics)
+    note = f"Foreground mean of {names} over {'folds and seeds' if study.seeds else 'folds'}"
+    sources = [name for name, number in (("folds", folds), ("seeds", seeds)) if number > 1]
+    if sources:
+        note += " ± standard deviation (n - 1) over " + " and over ".join(sources)
+    if len(sources) == 2:
+        note += ": that of the folds' means over seeds, and of the seeds' means over folds"
+    note += ". The best value of a column is bold."
+    if any(not metric.higher_is_better for metric in metrics):
+        note += " Lower is better for " + ", ".join(
+            metric.title for metric in metrics if not metric.higher_is_better
+        )
+        note += "."
+    notes = [note]
+    if any(d in entry.published for entry in study.trainers for d in study.datasets):
+        notes.append(f"Published numbers: {study.source or 'source not given'}.")
+    if any(
+        len(results.finished_runs(setting, entry.trainer)) < folds * seeds
         for setting in results.settings
-        if any(len(results.finished(setting, entry.trainer)) < folds for entry in results.study.trainers)
-    ]
-    if unfinished:
+        for entry in study.trainers
+    ):
+        what = "runs" if study.seeds else "folds"
         notes.append(
-            "Not all folds have finished; the number of folds is below the mean. Means over different "
-            "folds cannot be compared, so only lines with the same folds have a best value."
+            f"Not all {what} have finished; the number of {what} is below the mean. Means over "
+            f"different {what} cannot be compared: only columns with the same {what} have a best value."
         )
     return notes
 
 
-def class_table(results: Results, setting: Setting) -> Table | None:
-    """Return the Dice of each class in percent, mean over the trainer's finished folds."""
-    means = results.of(class_means(results.cases), setting)
+def class_table(results: Results, setting: Setting, metric: Metric = METRICS["dice"]) -> Table | None:
+    """Return the mean of each class over the trainer's finished runs, trainers down, classes across."""
+    if metric.name not in results.cases:
+        return None
+    means = results.of(class_means(results.cases, metric.name), setting)
     if means.empty:
         return None
-    over_folds = means.groupby(["class", "trainer"], sort=False)["dice"].mean() * 100
-    lines = [(name, over_folds.get(name)) for name in in_order(means["class"])]
-    return _by_trainer(results, setting, "class", lines)
-
-
-def case_table(results: Results, setting: Setting) -> Table | None:
-    """Return the mean foreground Dice of each case in percent."""
-    means = results.of(case_means(results.cases), setting)
-    if means.empty:
-        return None
-    by_case = 100 * means.groupby(["fold", "case", "trainer"])["dice"].mean()
-    cases = in_order(by_case.index.droplevel("trainer"))
-    lines = [(f"{case} (fold {fold})", by_case.get((fold, case))) for fold, case in cases]
-    return _by_trainer(results, setting, "case", lines)
-
-
-def _by_trainer(
-    results: Results, setting: Setting, corner: str, lines: Sequence[tuple[str, pd.Series]]
-) -> Table:
-    rows = [entry for entry in results.study.trainers if results.finished(setting, entry.trainer)]
+    values = means.groupby(["trainer", "class"], sort=False)[metric.name].mean() * metric.scale
+    classes = in_order(means["class"])
+    entries = [e for e in results.study.trainers if results.finished_runs(setting, e.trainer)]
     return Table(
-        corner,
-        tuple(full_title(entry) for entry in rows),
+        "trainer",
+        tuple(classes),
         tuple(
-            Line(title, tuple(Value(percent(values.get(entry.trainer, math.nan))) for entry in rows))
-            for title, values in lines
+            Line(
+                entry.title,
+                tuple(
+                    Value(metric.text(values.get((entry.trainer, each), math.nan))) for each in classes
+                ),
+                entry.group,
+            )
+            for entry in entries
+        ),
+    )
+
+
+def case_table(
+    results: Results,
+    setting: Setting,
+    metric: Metric = METRICS["dice"],
+    entries: Sequence[TrainerEntry] | None = None,
+) -> Table | None:
+    """Return the foreground mean of each case over the seeds, cases down, trainers across.
+
+    Args:
+        results: results of a study.
+        setting: data set, configuration and plans.
+        metric: the metric.
+        entries: the trainers; all if None.
+    """
+    if metric.name not in results.cases:
+        return None
+    means = results.of(case_means(results.cases, metric.name), setting)
+    shown = [
+        entry
+        for entry in (results.study.trainers if entries is None else entries)
+        if results.finished_runs(setting, entry.trainer)
+    ]
+    means = means[means["trainer"].isin([entry.trainer for entry in shown])]
+    if means.empty:
+        return None
+    by_case = means.pivot_table(
+        index=["fold", "case"], columns="trainer", values=metric.name, dropna=False, observed=True
+    )
+    present = means[["fold", "case"]].drop_duplicates().sort_values(["fold", "case"])
+    by_case = metric.scale * by_case.reindex(pd.MultiIndex.from_frame(present))
+    by_case = by_case.reindex(columns=[entry.trainer for entry in shown])
+    return Table(
+        "case",
+        ("fold", *(entry.full_title for entry in shown)),
+        tuple(
+            Line(str(case), (Value(str(fold)), *(Value(metric.text(value)) for value in values)))
+            for (fold, case), values in zip(by_case.index, by_case.to_numpy(float))
         ),
     )
 
@@ -257,11 +368,6 @@ def time_table(results: Results, setting: Setting) -> Table:
     return Table("trainer", columns, tuple(lines))
 
 
-def percent(value: float) -> str:
-    """Return a number with two decimals, or a dash for NaN."""
-    return "-" if math.isnan(value) else f"{value:.2f}"
-
-
 def _recorded(value: float, form: str) -> str:
     return "not recorded" if math.isnan(value) else form.format(value)
 
@@ -276,11 +382,25 @@ def _duration(seconds: float) -> str:
 
 
 def print_table(table: Table, title: str, console: Console) -> None:
-    """Print a table, transposed if the terminal is too narrow for the trainers side by side."""
-    rich = _rich(table, title)
-    if rich.__rich_measure__(console, console.options).maximum > console.width:
-        rich = _rich(_transposed(table), title)
-    console.print(rich)
+    """Print a table, in parts of as many columns as the terminal is wide enough for."""
+    start = 0
+    while start < len(table.columns):
+        end = len(table.columns)
+        rich = _rich(_columns(table, start, end), title)
+        while (
+            end > start + 1 and rich.__rich_measure__(console, console.options).maximum > console.width
+        ):
+            end -= 1
+            rich = _rich(_columns(table, start, end), title)
+        console.print(rich)
+        start = end
+
+
+def _columns(table: Table, start: int, end: int) -> Table:
+    """Return some columns of a table."""
+    groups = tuple((heading, len(list(same))) for heading, same in groupby(table.headings[start:end]))
+    lines = tuple(Line(line.title, line.values[start:end], line.group) for line in table.lines)
+    return Table(table.corner, table.columns[start:end], lines, groups if table.grouped else ())
 
 
 def _rich(table: Table, title: str) -> RichTable:
@@ -290,27 +410,22 @@ def _rich(table: Table, title: str) -> RichTable:
     for position, column in enumerate(table.columns):
         heading = headings[position] + "\n" if table.grouped else ""
         rich.add_column(Text(heading + column), justify="right", overflow="fold")
-    for line in table.lines:
-        cells = []
-        for value in line.values:
-            text = Text(value.text, style="bold" if value.best else "")
-            text.append("".join(f"\n{more}" for more in value.below), style="not bold dim")
-            cells.append(text)
-        rich.add_row(Text(line.title), *cells)
+    for group, lines in table.blocks:
+        if group:
+            rich.add_section()
+            rich.add_row(Text(group, style="bold"))
+        for line in lines:
+            cells = []
+            for value in line.values:
+                text = Text(value.text, style="bold" if value.best else "")
+                text.append("".join(f"\n{more}" for more in value.below), style="not bold dim")
+                cells.append(text)
+            rich.add_row(Text("  " * bool(group) + line.title), *cells)
     return rich
 
 
-def _transposed(table: Table) -> Table:
-    """Return the table with lines and columns exchanged."""
-    lines = tuple(
-        Line(f"{heading} {column}".strip(), tuple(line.values[position] for line in table.lines))
-        for position, (heading, column) in enumerate(zip(table.headings, table.columns))
-    )
-    return Table("trainer", tuple(line.title for line in table.lines), lines)
-
-
 def markdown(table: Table) -> str:
-    """Return a Markdown table, with the groups in the names of the columns."""
+    """Return a Markdown table, with the groups of columns in their names."""
     titles = [
         f"{_md(heading)}<br>{_md(column)}" if heading else _md(column)
         for heading, column in zip(table.headings, table.columns)
@@ -321,7 +436,10 @@ def markdown(table: Table) -> str:
         return "<br>".join([text, *value.below])
 
     rows = [[_md(table.corner), *titles], ["---", *["---:"] * len(titles)]]
-    rows += [[_md(line.title), *map(pipe_value, line.values)] for line in table.lines]
+    for group, lines in table.blocks:
+        if group:
+            rows.append([f"*{_md(group)}*", *[""] * len(titles)])
+        rows += [[_md(line.title), *map(pipe_value, line.values)] for line in lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
@@ -330,21 +448,10 @@ def _md(text: str) -> str:
 
 
 def latex(table: Table, notes: Sequence[str]) -> str:
-    r"""Return a booktabs table that compiles by itself and with ``\input`` (with booktabs loaded)."""
+    r"""Return a ``tabular`` with booktabs rules; the notes are comments below it."""
     lines = [
-        r"% Compile it, or \input it into a document that has \usepackage{booktabs}.",
-        r"\makeatletter",
-        r"\let\cprreportend\relax",
-        # Before \begin{document}, \@nodocument is an error: then this file is the document.
-        r"\ifx\@nodocument\relax\else",
-        r"  \def\cprreportend{\end{document}}",
-        r"  \documentclass{article}",
-        r"  \usepackage[a4paper,landscape,margin=1.5cm]{geometry}",
-        r"  \usepackage{booktabs}",
-        r"  \begin{document}",
-        r"\fi",
-        r"\makeatother",
-        r"\sbox0{\begin{tabular}{@{}l" + "r" * len(table.columns) + "@{}}",
+        rf"% Made by nnunet-cpr {__version__}. Needs \usepackage{{booktabs}}.",
+        r"\begin{tabular}{@{}l" + "r" * len(table.columns) + "@{}}",
         r"\toprule",
     ]
     if table.grouped:
@@ -355,26 +462,22 @@ def latex(table: Table, notes: Sequence[str]) -> str:
                 rules.append(rf"\cmidrule(lr){{{column}-{column + columns - 1}}}")
             column += columns
         lines += [" & " + " & ".join(spans) + r" \\", " ".join(rules)]
-    lines += [" & ".join(map(_tex, [table.corner, *table.columns])) + r" \\", r"\midrule"]
-    for number, line in enumerate(table.lines):
+    lines.append(" & ".join(map(_tex, [table.corner, *table.columns])) + r" \\")
+    lines.append(r"\midrule")
+    for number, (group, block) in enumerate(table.blocks):
         if number:
             lines.append(r"\addlinespace")
-        cells = [rf"\textbf{{{_tex(v.text)}}}" if v.best else _tex(v.text) for v in line.values]
-        lines.append(" & ".join([_tex(line.title), *cells]) + r" \\")
-        for position in range(max(len(value.below) for value in line.values)):
-            below = [v.below[position] if position < len(v.below) else "" for v in line.values]
-            small = [rf"{{\scriptsize {_tex(text)}}}" if text else "" for text in below]
-            lines.append(" & ".join(["", *small]) + r" \\")
-    lines += [
-        r"\bottomrule",
-        r"\end{tabular}}%",
-        # The notes have the table's width and share a box with it, so that both can be scaled.
-        r"\edef\cprreportwidth{\the\wd0}%",
-        r"\parbox{\cprreportwidth}{\usebox0\par\smallskip\raggedright\footnotesize",
-        *(_tex(note) + r"\par" for note in notes),
-        "}",
-        r"\cprreportend",
-    ]
+        if group:
+            lines.append(rf"\multicolumn{{{len(table.columns) + 1}}}{{@{{}}l}}{{{_tex(group)}}} \\")
+        for line in block:
+            cells = [rf"\textbf{{{_tex(v.text)}}}" if v.best else _tex(v.text) for v in line.values]
+            title = (r"\quad " if group else "") + _tex(line.title)
+            lines.append(" & ".join([title, *cells]) + r" \\")
+            for position in range(max((len(value.below) for value in line.values), default=0)):
+                below = [v.below[position] if position < len(v.below) else "" for v in line.values]
+                small = [rf"{{\scriptsize {_tex(text)}}}" if text else "" for text in below]
+                lines.append(" & ".join(["", *small]) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in notes)]
     return "\n".join(lines) + "\n"
 
 
