@@ -58,6 +58,13 @@ def test_short_file_uses_defaults(tmp_path: Path) -> None:
     assert runs[1].folder(Path("r")) == expected
 
 
+@pytest.mark.parametrize("written", ["17", "017", "'17'", "[17]"])
+def test_datasets_are_read_as_numbers(written: str, tmp_path: Path) -> None:
+    """YAML 1.1 would read 017 as the octal number 15."""
+    study = load(write(tmp_path, f"datasets: {written}\ntrainers: [B]\n"))
+    assert study.datasets == ("17",)
+
+
 def test_saved_study_loads_unchanged(tmp_path: Path) -> None:
     for name in preset_names():
         study = load(name)
@@ -93,7 +100,9 @@ def test_changed_replaces_values_of_the_file() -> None:
         ("datasets: A\ntrainers: [B]\nfolds: all", "expected a valid integer, got 'all'"),
         ("datasets: A\ntrainers: [B]\nfolds: []", "folds: expected at least one value"),
         ("datasets: [A, A]\ntrainers: [B]", "datasets: expected each value once"),
-        ("datasets: 4\ntrainers: [B]", r"datasets\[0\]: expected a valid string, got 4"),
+        ("datasets: 4.5\ntrainers: [B]", r"datasets\[0\]: expected a valid string, got 4.5"),
+        ("datasets: true\ntrainers: [B]", r"datasets\[0\]: expected a valid string, got True"),
+        ("datasets: -4\ntrainers: [B]", r"datasets\[0\]: expected a valid string, got -4"),
         ("datasets: A\ntrainers: [B]\nname: a/b", "name: expected a name of letters"),
         (
             "datasets: A\ntrainers: [{trainer: B, label: x}, {trainer: C, label: x}]",
