@@ -13,7 +13,7 @@ from typing import Any
 from nnunet_cpr._files import read_json
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
 from nnunet_cpr.studies.definition import Study, StudyError
-from nnunet_cpr.studies.run_state import write_json
+from nnunet_cpr.studies.run_state import validation_dice, write_json
 
 _FOLDS = 5
 """Number of folds of nnU-Net's own split."""
@@ -70,7 +70,7 @@ def prepare_study_data(study: Study, folders: Mapping[str, str], logs: Path, pro
     """
     if not study.datasets:
         raise StudyError(f"study {study.name}: expected a data set, got none; add --dataset")
-    _find_trainers(study)
+    _find_trainers(study, Path(folders["nnUNet_results"]))
     for dataset in study.datasets:
         home = Path(folders["nnUNet_preprocessed"]) / dataset
         for plans in study.plans:
@@ -82,24 +82,39 @@ def prepare_study_data(study: Study, folders: Mapping[str, str], logs: Path, pro
                 raise StudyError(f"fold {fold}: {dataset} has folds 0 to {count - 1} only")
 
 
-def _find_trainers(study: Study) -> None:
-    """Search all trainers as nnU-Net does, so that a wrong name is found before the first training."""
+def _find_trainers(study: Study, results: Path) -> None:
+    """Search the trainers as nnU-Net does, so that a wrong name is found before the first run starts.
+
+    The import of nnU-Net takes seconds and each search a tenth of a second. Therefore trainers without
+    an unfinished run are not searched, and those of this package that differ only in suffixes are
+    searched once.
+    """
+    unfinished = {r.trainer for r in study.runs() if validation_dice(r.folder(results)) is None}
+    if not unfinished:
+        return
     from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
     from nnunet_cpr.names import WrongName
     from nnunet_cpr.names.trainer_name import parse_trainer_name
 
+    found = set()
     for entry in study.trainers:
+        if entry.trainer not in unfinished:
+            continue
+        advice = "for a trainer of your own set nnUNet_extTrainer to its folder"
+        try:
+            name = parse_trainer_name(entry.trainer)
+        except WrongName as almost:
+            name, advice = None, str(almost)
+        if name is not None and name.family in found:
+            continue
         try:
             with contextlib.redirect_stdout(io.StringIO()):  # it prints every folder it searches
                 recursive_find_trainer_class_by_name(entry.trainer)
         except RuntimeError as error:
-            try:
-                parse_trainer_name(entry.trainer)
-                advice = "for a trainer of your own set nnUNet_extTrainer to its folder"
-            except WrongName as almost:
-                advice = str(almost)
             raise StudyError(f"trainer {entry.trainer}: not found by nnU-Net; {advice}") from error
+        if name is not None:
+            found.add(name.family)
 
 
 def _plan_and_preprocess(

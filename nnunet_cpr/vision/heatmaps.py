@@ -256,6 +256,6 @@ def _legend(sweep: Sweep) -> str:
         content = f"mean ± standard deviation over {len(sweep.seeds)} runs, with the seeds {seeds}"
     published = " In parentheses: result of the paper." if sweep.published else ""
     return (
-        f"Cell: {content}. Frame: best of the panel. ★: best of all. n: number of finished runs, if some "
-        f"are missing. Gray: no finished run.{published}"
+        f"Cell: {content}. Frame: best of the panel. ★: best of all. n: number of finished runs, if "
+        f"some are missing. Gray: no finished run.{published}"
     )
