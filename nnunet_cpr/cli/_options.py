@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from enum import Enum
 from typing import Annotated
 
 import typer
+
+from nnunet_cpr.cli._errors import stop
 
 
 class Device(str, Enum):
@@ -20,7 +23,37 @@ class Device(str, Enum):
 DeviceOption = Annotated[
     Device | None, typer.Option("--device", help="Device to train on; a GPU by default if there is one.")
 ]
+TorchDeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device", help="Device to train on: cuda, cuda:1, cpu or mps; cuda by default if available."
+    ),
+]
 ProcessesOption = Annotated[
     int, typer.Option("--processes", "-np", min=1, help="Number of parallel processes.")
 ]
 DEFAULT_PROCESSES = min(8, os.cpu_count() or 1)
+SeedsOption = Annotated[
+    str | None, typer.Option("--seeds", help="Seeds, such as 1,2,3: one run for each of them.")
+]
+"""Text for :func:`parse_seeds`; None stands for the command's default."""
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Parse the value of ``--seeds``.
+
+    Args:
+        text: different whole numbers separated by commas, each of at most nine digits.
+
+    Raises:
+        typer.Exit: it is anything else; one line is printed on stderr.
+
+    Example:
+        >>> parse_seeds("1,2,3")
+        [1, 2, 3]
+    """
+    parts = [part.strip() for part in text.split(",")]
+    seeds = [int(part) for part in parts if re.fullmatch("[0-9]{1,9}", part)]
+    if len(seeds) < len(parts) or len(set(seeds)) < len(seeds):
+        stop(f"--seeds: expected different whole numbers such as 1,2,3, got {text!r}")
+    return seeds

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnunet_cpr.cli._errors import report_errors, stop
+from nnunet_cpr.cli._options import SeedsOption, TorchDeviceOption, parse_seeds
 
 if TYPE_CHECKING:
     from nnunet_cpr.names.run_name import RunName
@@ -31,7 +33,6 @@ _RunNames = Annotated[
 _SweepName = Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep; vision presets lists them.")]
 _Results = Annotated[Path, typer.Option("--results", help="Folder of the runs' folders.")]
 _Data = Annotated[Path | None, typer.Option(help="Folder of the data set, for tasks that need one.")]
-_Device = Annotated[str | None, typer.Option(help="cuda, cpu or mps; by default cuda if available.")]
 _Workers = Annotated[int, typer.Option(min=0, help="Processes that load data.")]
 _BF16 = Annotated[bool, typer.Option("--bf16", help="Train in bfloat16 with autocast.")]
 _Microbatches = Annotated[
@@ -62,9 +63,10 @@ def presets() -> None:
 def run(
     task_name: _TaskName,
     names: _RunNames,
+    seeds: SeedsOption = None,
     data: _Data = None,
     results: _Results = _RESULTS,
-    device: _Device = None,
+    device: TorchDeviceOption = None,
     workers: _Workers = 0,
     bf16: _BF16 = False,
     microbatches: _Microbatches = 1,
@@ -82,17 +84,19 @@ def run(
     with _report_errors(interrupted=_RESUMES):
         task = _find_task(task_name)
         options = _build_options(data, device, workers, bf16, microbatches, settings, keep_model, again)
-        failed = _train(task, [parse_run_name(name) for name in names], results, options)
+        runs = _add_seeds(dict.fromkeys(map(parse_run_name, names)), seeds)
+        failed = _train(task, runs, results, options)
         if failed:
-            stop(f"{len(failed)} of {len(names)} runs are not finished, see above")
+            stop(f"{len(failed)} of {len(runs)} runs are not finished, see above")
 
 
 @app.command()
 def sweep(
     name: _SweepName,
+    seeds: SeedsOption = None,
     data: _Data = None,
     results: _Results = _RESULTS,
-    device: _Device = None,
+    device: TorchDeviceOption = None,
     workers: _Workers = 0,
     bf16: _BF16 = False,
     microbatches: _Microbatches = 1,
@@ -102,7 +106,7 @@ def sweep(
     from nnunet_cpr.vision.task import Diverged
 
     with _report_errors(interrupted=_RESUMES):
-        chosen = _find_sweep(name)
+        chosen = _find_sweep(name, seeds)
         options = _build_options(data, device, workers, bf16, microbatches, settings)
         failed = _train(_find_task(chosen.task), chosen.runs(), results, options)
         _draw(chosen, results)
@@ -112,21 +116,21 @@ def sweep(
 
 
 @app.command()
-def runs(name: _SweepName) -> None:
+def runs(name: _SweepName, seeds: SeedsOption = None) -> None:
     """Print task and name of each run of a sweep, for a job array or xargs with vision run."""
     with _report_errors():
-        chosen = _find_sweep(name)
+        chosen = _find_sweep(name, seeds)
         for run_name in chosen.runs():
             print(chosen.task, run_name)
 
 
 @app.command()
-def draw(name: _SweepName, results: _Results = _RESULTS) -> None:
-    """Draw the finished runs of a sweep: figures and a CSV file."""
+def draw(name: _SweepName, seeds: SeedsOption = None, results: _Results = _RESULTS) -> None:
+    """Draw the finished runs of a sweep: figures of the means over the seeds, and a CSV file."""
     from nnunet_cpr.vision.folder import run_folder
 
     with _report_errors():
-        chosen = _find_sweep(name)
+        chosen = _find_sweep(name, seeds)
         task = _find_task(chosen.task)
         if not any(run_folder(results, task, run_name).is_dir() for run_name in chosen.runs()):
             stop(f"--results {results}: no runs of {name}; run nnunet-cpr vision sweep {name}")
@@ -165,15 +169,19 @@ def dynamics(
 
 
 @app.command()
-def digits(results: _Results = _RESULTS) -> None:
+def digits(
+    seeds: SeedsOption = None, results: _Results = _RESULTS, device: TorchDeviceOption = None
+) -> None:
     """Train every bound, AdamW and the comparison methods on scikit-learn's digits, and draw them."""
-    sweep("digits", results=results, device="cpu")
+    sweep("digits", seeds=seeds, results=results, device=device)
 
 
 @app.command()
-def grokking(results: _Results = _RESULTS) -> None:
+def grokking(
+    seeds: SeedsOption = None, results: _Results = _RESULTS, device: TorchDeviceOption = None
+) -> None:
     """Train on modular addition, where regularization decides about generalization, and draw it."""
-    sweep("grokking", results=results, device="cpu")
+    sweep("grokking", seeds=seeds, results=results, device=device)
 
 
 @contextmanager
@@ -199,12 +207,24 @@ def _find_task(name: str) -> Task:
     return TASKS[name]
 
 
-def _find_sweep(name: str) -> Sweep:
+def _find_sweep(name: str, seeds: str | None = None) -> Sweep:
+    """Return a sweep, with other seeds if they are given."""
     from nnunet_cpr.vision.sweeps import SWEEPS
 
     if name not in SWEEPS:
         stop(f"unknown sweep {name!r}; choose from {', '.join(SWEEPS)}")
-    return SWEEPS[name]
+    sweep = SWEEPS[name]
+    return sweep if seeds is None else dataclasses.replace(sweep, seeds=tuple(parse_seeds(seeds)))
+
+
+def _add_seeds(names: Iterable[RunName], seeds: str | None) -> list[RunName]:
+    """Return each run with each seed, those of the first seed first."""
+    if seeds is None:
+        return list(names)
+    for name in names:
+        if name.seed is not None:
+            stop(f"--seeds {seeds}: expected names without a seed, got {name}; leave one of them out")
+    return [dataclasses.replace(name, seed=seed) for seed in parse_seeds(seeds) for name in names]
 
 
 def _build_options(
@@ -246,47 +266,41 @@ def _build_options(
 def _train(task: Task, names: list[RunName], results: Path, options: Options) -> list[Diverged | InUse]:
     """Train runs one after the other, print a line for each, and return the errors of failed ones."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TaskID,
-        TextColumn,
-        TimeRemainingColumn,
-    )
 
+    from nnunet_cpr.cli._run_progress import RunProgress
     from nnunet_cpr.vision.engine import train
     from nnunet_cpr.vision.folder import read_result, run_folder
     from nnunet_cpr.vision.task import Diverged, InUse
 
-    for name in names:
-        task.complete(name)  # reports a wrong name before the first training
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    # Completing the names reports a wrong one before the first run starts.
+    steps = {str(name): task.complete(name).total_steps for name in names}
+    folders = {str(name): run_folder(results, task, name) for name in names}
+    found = {} if options.again else {name: read_result(folder) for name, folder in folders.items()}
+    finished = {name: result for name, result in found.items() if result is not None}
     console = Console(soft_wrap=True, highlight=False)
     failed: list[Diverged | InUse] = []
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
-        total = progress.add_task("runs", total=len(names), visible=len(names) > 1)
+    with RunProgress(console, steps, finished, _mean_step(finished.values())) as progress:
         for name in names:
-            bar = progress.add_task(str(name))
-
-            def update(done: int, steps: int, bar: TaskID = bar) -> None:
-                progress.update(bar, completed=done, total=steps)
-
-            folder = run_folder(results, task, name)
+            progress.start(str(name))
+            folder = folders[str(name)]
             try:
-                was_finished = not options.again and read_result(folder) is not None
-                result = train(task, name, results, options, update)
+                result = train(task, name, results, options, progress.update)
                 message = _describe_result(task, result, folder, options.keep_model)
-                message += " (finished before)" if was_finished else ""
+                message += "" if progress.has_trained else " (finished before)"
             except (Diverged, InUse) as error:
                 if len(names) == 1:
                     raise
                 failed.append(error)
                 message = f"{'failed' if isinstance(error, Diverged) else 'skipped'}: {error}"
-            progress.remove_task(bar)
-            progress.advance(total)
-            progress.console.print(f"{name}: {message}", markup=False)
+            progress.end(message)
     return failed
+
+
+def _mean_step(results: Iterable[dict[str, Any]]) -> float | None:
+    """Return the mean time of a step of finished runs in seconds, None if there are none."""
+    trained = [result for result in results if "diverged" not in result]
+    steps = sum(result["step"] for result in trained)
+    return sum(result["seconds"] for result in trained) / steps if steps > 0 else None
 
 
 def _describe_result(task: Task, result: dict[str, Any], folder: Path, keep_model: bool) -> str:

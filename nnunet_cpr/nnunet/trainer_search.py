@@ -44,8 +44,20 @@ def missing_trainers(names: Iterable[str]) -> dict[str, str]:
         missing = {name: _hint(name) for name in names if name not in known and not _is_ours(name)}
         if missing:
             return missing
-    reasons = {name: _search(name) for name in names}
+    reasons = {name: _search(name) for name in _one_of_each_family(names)}
     return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def _one_of_each_family(names: Iterable[str]) -> list[str]:
+    """Return the names without those of this package that differ from another in suffixes only."""
+    chosen: dict[str, str] = {}
+    for name in names:
+        try:
+            settings = parse_trainer_name(name)
+        except WrongName:
+            settings = None
+        chosen.setdefault(name if settings is None else settings.family, name)
+    return list(chosen.values())
 
 
 def external_trainers() -> str:

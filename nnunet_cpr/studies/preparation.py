@@ -14,7 +14,7 @@ from nnunet_cpr._files import read_json
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
 from nnunet_cpr.nnunet.trainer_search import EXTERNAL_TRAINERS, external_trainers, missing_trainers
 from nnunet_cpr.studies.definition import Run, Study, StudyError
-from nnunet_cpr.studies.run_state import write_json
+from nnunet_cpr.studies.run_state import validation_dice, write_json
 
 _FOLDS = 5
 """Number of folds of nnU-Net's own split."""
@@ -86,7 +86,7 @@ def check_study_data(study: Study, folders: Mapping[str, str], processes: int) -
     """
     if not study.datasets:
         raise StudyError(f"study {study.name}: expected a data set, got none; add --dataset")
-    _find_trainers(study)
+    _find_trainers(study, Path(folders["nnUNet_results"]))
     steps = [
         step
         for dataset, plans in product(study.datasets, study.plans)
@@ -132,9 +132,12 @@ def _check_folds(study: Study, dataset: str, folders: Mapping[str, str]) -> None
         _check_number_of_cases(splits, len(_cases(raw, "labelsTr")))
 
 
-def _find_trainers(study: Study) -> None:
-    """Search all trainers as nnU-Net does, so that wrong names are found before the first training."""
-    missing = missing_trainers(entry.trainer for entry in study.trainers)
+def _find_trainers(study: Study, results: Path) -> None:
+    """Search the trainers of unfinished runs as nnU-Net does, before the first of them starts."""
+    unfinished = [r.entry for r in study.runs() if validation_dice(r.folder(results)) is None]
+    if not unfinished:
+        return  # the search imports nnU-Net, which takes seconds
+    missing = missing_trainers(dict.fromkeys(unfinished))
     if missing:
         names = "; ".join(f"{name} ({hint})" if hint else name for name, hint in missing.items())
         raise StudyError(

@@ -19,7 +19,12 @@ from filelock import FileLock, Timeout
 
 from nnunet_cpr._files import atomic_write, read_json
 from nnunet_cpr.nnunet.commands import last_lines
-from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint, read_logs
+from nnunet_cpr.nnunet.fold_files import (
+    FINAL_CHECKPOINT,
+    LoggedProgress,
+    is_complete_checkpoint,
+    read_progress,
+)
 from nnunet_cpr.studies.definition import Run
 
 if TYPE_CHECKING:
@@ -127,14 +132,25 @@ def validation_dice(fold: Path) -> float | None:
     """Return the mean foreground Dice of a finished and validated training, otherwise None."""
     if not is_complete_checkpoint(fold / FINAL_CHECKPOINT):
         return None
+    summary = fold / "validation" / "summary.json"
     try:
-        summary = read_json(fold / "validation" / "summary.json")
-        dice = float(summary["foreground_mean"]["Dice"])
-    except (OSError, ValueError, ArithmeticError, LookupError, TypeError):
-        return None  # not written yet, or nnU-Net was stopped while it wrote
+        stat = summary.stat()
+        return _dice_in(summary, stat.st_size, stat.st_mtime_ns)
+    except OSError:
+        return None  # not written yet
+
+
+@lru_cache(maxsize=4096)
+def _dice_in(path: Path, size: int, changed: int) -> float | None:
+    # Cached by size and time, because the live table asks every second.
+    try:
+        dice = float(read_json(path)["foreground_mean"]["Dice"])
+    except (ValueError, ArithmeticError, LookupError, TypeError):
+        return None  # nnU-Net was stopped while it wrote
     return dice if 0 <= dice <= 1 or math.isnan(dice) else None
 
 
+@lru_cache(maxsize=4096)
 def parse_trainer(name: str) -> TrainerName | None:
     """Return the settings of a trainer of this package, None for all other names."""
     from nnunet_cpr.names import WrongName
@@ -158,23 +174,16 @@ def _planned_epochs(trainer: str) -> int | None:
     return 1000 if trainer == "nnUNetTrainer" else None
 
 
-def progress(fold: Path) -> tuple[int, float | None, float | None]:
-    """Return the number of finished epochs, the last pseudo Dice, and the median epoch's seconds."""
+def progress(fold: Path) -> LoggedProgress:
+    """Return the progress in a fold's logs."""
     stats = ((log, log.stat()) for log in fold.glob("training_log_*.txt"))
     return _progress_in(fold, frozenset((log, stat.st_size, stat.st_mtime_ns) for log, stat in stats))
 
 
 @lru_cache(maxsize=4096)
-def _progress_in(
-    fold: Path, logs: frozenset[tuple[Path, int, int]]
-) -> tuple[int, float | None, float | None]:
-    # The live table asks every second for every run, and most logs have not changed.
-    finished = read_logs(fold).dropna(subset=["seconds"])
-    if finished.empty:
-        return 0, None, None
-    dice = float(finished["pseudo_dice"].iloc[-1])
-    epochs = int(finished["epoch"].iloc[-1]) + 1
-    return epochs, None if math.isnan(dice) else dice, float(finished["seconds"].median())
+def _progress_in(fold: Path, logs: frozenset[tuple[Path, int, int]]) -> LoggedProgress:
+    # Cached by size and time, because the live table asks every second.
+    return read_progress(fold)
 
 
 # Running processes

@@ -15,7 +15,7 @@ def warmup_cosine(step: int, warmup: int, total: int, first: float = 0.0, final:
     Args:
         step: index of the step, from 0.
         warmup: number of warm-up steps; the last one has the highest learning rate.
-        total: number of training steps; the last one is just above ``final``.
+        total: number of steps of the run; the last one is just above ``final``.
         first: multiple at which the warm-up begins.
         final: multiple at which the cosine ends.
 

@@ -76,13 +76,13 @@ def train(
         task: the task.
         name: name of the run.
         results: folder of the runs' folders.
-        options: options of the training.
+        options: options of the run.
         progress: function to call after each step.
 
     Raises:
         CannotTrain: the folder holds the run with other settings or data, the task rejects the options,
             or the device has too little memory.
-        Diverged: the loss is not finite, in this training or in the one that the folder holds.
+        Diverged: the loss is not finite, now or in the run that the folder holds.
         InUse: another process trains the run.
         OSError: the data cannot be read, or the folder cannot be written.
     """
@@ -270,7 +270,7 @@ class _TrainingLoop:
         )
 
     def _train_epoch(self) -> float:
-        """Train to the end of the epoch or of the training, and return the mean loss."""
+        """Train to the end of the epoch or of the run, and return the mean loss."""
         assert self.run.seed is not None
         seed_all(self.run.seed, 1 + self.epoch)
         self.model.train()

@@ -251,9 +251,11 @@ def _title(sweep: Sweep, summary: pd.DataFrame) -> str:
 
 def _legend(sweep: Sweep) -> str:
     seeds = ", ".join(map(str, sweep.seeds))
-    content = f"mean ± standard deviation over the seeds {seeds}" if len(sweep.seeds) > 1 else "one run"
+    content = f"one run, with seed {seeds}"
+    if len(sweep.seeds) > 1:
+        content = f"mean ± standard deviation over {len(sweep.seeds)} runs, with the seeds {seeds}"
     published = " In parentheses: result of the paper." if sweep.published else ""
     return (
-        f"Cell: {content}. Frame: best of the panel. ★: best of all. n: number of seeds, if some are "
-        f"missing. Gray: no finished run.{published}"
+        f"Cell: {content}. Frame: best of the panel. ★: best of all. n: number of finished runs, if "
+        f"some are missing. Gray: no finished run.{published}"
     )

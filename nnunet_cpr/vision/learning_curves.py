@@ -1,4 +1,4 @@
-"""Learning curves of a sweep: mean and range over the seeds."""
+"""Learning curves of a sweep: mean and range over the runs with different seeds."""
 
 from __future__ import annotations
 
@@ -68,3 +68,13 @@ def draw_curves(sweep: Sweep, results: Path, path: Path) -> None:
             grid[row][0].set_ylabel(curve.replace("_", " "))
             if curve == "loss":
                 grid[row][0].set_yscale("log")
+        figure.suptitle(_legend(sweep), fontsize=9, color="0.3")
+
+
+def _legend(sweep: Sweep) -> str:
+    seeds = ", ".join(map(str, sweep.seeds))
+    if len(sweep.seeds) == 1:
+        return f"Each line is one run, with seed {seeds}."
+    return (
+        f"Line: mean over {len(sweep.seeds)} runs, with the seeds {seeds}. Band: lowest to highest run."
+    )

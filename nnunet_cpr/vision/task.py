@@ -37,7 +37,7 @@ class InUse(CannotTrain):
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a training, besides the names of the task and the run.
+    """Options of a run, besides its name and that of its task.
 
     Attributes:
         data: folder of the data set; None for tasks that need none.
@@ -73,7 +73,7 @@ class Setup:
         loss: function of the model and a batch that returns a scalar.
         evaluate: function of the model in evaluation mode that returns the metrics by name, among them
             ``loss`` and the task's metric.
-        evaluate_last: like ``evaluate``, for metrics that are computed only at the end of training.
+        evaluate_last: like ``evaluate``, for metrics that are computed only after the last step.
     """
 
     model: nn.Module
@@ -102,7 +102,7 @@ class Task:
         clip: maximum norm of the gradients, or None.
         metric: metric by which runs are compared; larger is better.
         epochs_between: number of epochs between evaluations, each with a checkpoint.
-        seeds: seeds of the paper's repetitions.
+        seeds: seeds of the paper's runs.
         settings: keys of :attr:`Options.settings` that the task accepts.
         settings_without_effect: the keys among them that do not change a run.
         data_folders: folders in :attr:`Options.data` whose files identify the data set.
@@ -149,7 +149,7 @@ class Task:
         """Return the name with the task's defaults for everything that it leaves out.
 
         Raises:
-            WrongName: the warm-up is not shorter than the training, or the task has no learning rate
+            WrongName: the warm-up is not shorter than the run, or the task has no learning rate
                 or weight decay for the family and the name gives none.
         """
         defaults = self._defaults(name)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app, main
@@ -86,11 +87,14 @@ def test_sweep_is_trained_and_drawn(
     monkeypatch.setattr(engine, "draw_dynamics", lambda runs, path: None)  # slow, and tested elsewhere
     short = dataclasses.replace(TASKS["digits"], steps=12, warmup=2)
     monkeypatch.setitem(tasks.TASKS, "digits", short)
-    whole = SWEEPS["digits"]
-    monkeypatch.setitem(sweeps.SWEEPS, "digits", dataclasses.replace(whole, seeds=(1,)))
-    output = invoke("digits", "--results", results)
+    output = invoke("digits", "--seeds", "5", "--device", "cpu", "--results", results)
     lines = output.splitlines()
-    assert sum("accuracy" in line for line in lines) == sum(len(p.names) for p in whole.panels)
+    runs = sum(len(panel.names) for panel in SWEEPS["digits"].panels)
+    assert sum("accuracy" in line for line in lines) == runs
+    started = [line for line in lines if line.startswith("run ")]
+    assert len(started) == runs and started[0] == f"run 1 of {runs}: AdamW_wd0_seed5"
+    assert all(line.startswith(f"run {i + 1} of {runs}: ") for i, line in enumerate(started))
+    assert all("_seed5" in folder.name for folder in Path(results, "digits").iterdir())
     for name in ("digits.png", "digits-curves.png"):
         assert Path(results, name).stat().st_size > 20_000
         assert any(line.endswith(name) for line in lines)
@@ -124,7 +128,55 @@ def test_sweep_trains_a_diverged_run_once(results: str, monkeypatch: pytest.Monk
         "digits",
         dataclasses.replace(TASKS["digits"], setup=lambda options: pytest.fail("trained again")),
     )
-    assert invoke(*arguments, status=1).replace(" (finished before)", "") == first
+    again = invoke(*arguments, status=1).replace(" (finished before)", "")
+    assert again.splitlines() == [line for line in first.splitlines() if not line.startswith("run ")]
+
+
+def test_seeds_and_device_are_options_of_every_command_that_trains() -> None:
+    group = typer.main.get_command(cli_vision.app)
+    options = {
+        name: {opt for parameter in command.params for opt in parameter.opts}
+        for name, command in group.commands.items()
+    }
+    training = {name for name, has in options.items() if "--device" in has}
+    assert training == {"run", "sweep", "digits", "grokking"}
+    assert {name for name, has in options.items() if "--seeds" in has} == {*training, "runs", "draw"}
+    helps = {
+        (parameter.name, parameter.help)
+        for command in group.commands.values()
+        for parameter in command.params
+        if parameter.name in ("seeds", "device")
+    }
+    assert len(helps) == 2
+
+
+def test_run_trains_each_name_with_each_seed(results: str) -> None:
+    names = ("SGD_4steps_warmup0", "AdamW_4steps_warmup0")
+    arguments = ("--seeds", "7,9", "--results", results, "--device", "cpu", "--drop-model")
+    output = invoke("run", "digits", names[0], *arguments)
+    assert "run 1 of 2: SGD_warmup0_seed7_4steps" in output
+    output = invoke("run", "digits", *names, *arguments)
+    started = [line.partition(", ")[0] for line in output.splitlines() if line.startswith("run ")]
+    assert started == [
+        "run 3 of 4: AdamW_warmup0_seed7_4steps",
+        "run 4 of 4: AdamW_warmup0_seed9_4steps",
+    ]
+    assert output.count("(finished before)") == 2
+
+
+def test_runs_have_the_given_seeds() -> None:
+    lines = invoke("runs", "digits", "--seeds", "8,3").splitlines()
+    assert len(lines) == 2 * len(SWEEPS["digits"].runs()) / 3
+    assert [line.rpartition("_seed")[2] for line in lines] == ["8"] * 17 + ["3"] * 17
+
+
+@pytest.mark.parametrize("text", ["", "1,", "1,1", "-1", "1.5", "one", "1;2", "1 2", "10000000000", "²"])
+@pytest.mark.parametrize("command", [("run", "digits", "SGD"), ("sweep", "digits"), ("grokking",)])
+def test_wrong_seeds_are_one_line(command: tuple[str, ...], text: str, results: str) -> None:
+    output = invoke(*command, f"--seeds={text}", "--results", results, status=1)
+    message = f"--seeds: expected different whole numbers such as 1,2,3, got {text!r}"
+    assert output.strip() == f"nnunet-cpr: {message}"
+    assert not Path(results).exists()
 
 
 def test_run_in_use_is_skipped(results: str) -> None:
@@ -274,6 +326,12 @@ def test_presets_lists_tasks_and_sweeps() -> None:
         ),
         (("run", "digits", "SGD", "--device", "nowhere"), "--device nowhere is not usable"),
         (("run", "digits", "SGD", "SGD_9steps"), "warm-up of 20 steps is not shorter"),
+        (("digits", "--device", "nowhere"), "--device nowhere is not usable"),
+        (("grokking", "--device", "nowhere"), "--device nowhere is not usable"),
+        (
+            ("run", "digits", "SGD", "SGD_seed1", "--seeds", "2"),
+            "--seeds 2: expected names without a seed, got SGD_seed1; leave one of them out",
+        ),
         (("run", "grokking", "AdamW_awd"), "add _wd<V>"),
         (
             ("dynamics", "digits", "SGD", "-o", "figure.xyz"),

@@ -11,14 +11,13 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import pandas as pd
 import psutil
 import pytest
 import torch
 from rich.console import Console
 
 from nnunet_cpr.nnunet.commands import CommandFailed
-from nnunet_cpr.nnunet.fold_files import RESOURCES, read_logs
+from nnunet_cpr.nnunet.fold_files import RESOURCES, LoggedProgress, read_progress
 from nnunet_cpr.studies.definition import Run, Study, TrainerEntry
 from nnunet_cpr.studies.executors import Local, Slurm
 from nnunet_cpr.studies.run_state import Stage, StudyPaths, claim, record_process, state_of
@@ -84,11 +83,11 @@ def test_unchanged_logs_are_read_once(
 ) -> None:
     reads = []
 
-    def read(folder: Path) -> pd.DataFrame:
+    def read(folder: Path) -> LoggedProgress:
         reads.append(folder)
-        return read_logs(folder)
+        return read_progress(folder)
 
-    monkeypatch.setattr("nnunet_cpr.studies.run_state.read_logs", read)
+    monkeypatch.setattr("nnunet_cpr.studies.run_state.read_progress", read)
     log = fold / "training_log_2026_1_1_10_00_00.txt"
     for epoch in range(3):
         with log.open("a") as file:

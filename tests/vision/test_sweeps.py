@@ -20,7 +20,7 @@ from matplotlib.image import imread
 from nnunet_cpr.baselines import BASELINES
 from nnunet_cpr.bounds import KappaIP, KappaK, KappaKI0, KappaWS
 from nnunet_cpr.names.run_name import RunName, parse_run_name
-from nnunet_cpr.vision import heatmaps
+from nnunet_cpr.vision import heatmaps, learning_curves
 from nnunet_cpr.vision.dynamics_figure import CannotDraw
 from nnunet_cpr.vision.folder import run_folder
 from nnunet_cpr.vision.heatmaps import draw_sweep, summarize_sweep
@@ -289,6 +289,24 @@ def test_cells_without_a_run_are_gray(tmp_path: Path, done: str) -> None:
     image = (imread(tmp_path / "small.png")[..., :3] * 255).round()
     gray = (np.abs(image - 0.85 * 255) <= 1).all(axis=-1).mean()
     assert (gray > 0.05) == (done != "equal")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "in_heat_maps", "in_curves"),
+    [
+        (
+            (1, 2),
+            "Cell: mean ± standard deviation over 2 runs, with the seeds 1, 2. ",
+            "Line: mean over 2 runs, with the seeds 1, 2. Band: lowest to highest run.",
+        ),
+        ((4,), "Cell: one run, with seed 4. ", "Each line is one run, with seed 4."),
+    ],
+)
+def test_figures_say_what_they_average(
+    seeds: tuple[int, ...], in_heat_maps: str, in_curves: str
+) -> None:
+    assert heatmaps._legend(small(seeds=seeds)).startswith(in_heat_maps)
+    assert learning_curves._legend(small(seeds=seeds)) == in_curves
 
 
 def test_color_scale_leaves_out_a_failed_run() -> None:

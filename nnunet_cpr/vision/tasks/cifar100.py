@@ -151,7 +151,7 @@ def _evaluate_corrupted(folder: Path, test_images: int) -> Callable[[nn.Module],
     The file of a corruption holds all test images at the first severity, then all at the second, and so
     on; ``labels.npy`` holds a label for each.
     """
-    # The files are checked before the training, not after it.
+    # The files are checked before the first step, not after the last one.
     labels = _open_array(folder / "labels.npy", (_SEVERITIES * test_images,))
     shape = (_SEVERITIES * test_images, 32, 32, 3)
     extra = sorted(path.stem for path in folder.glob("*.npy") if path.stem != "labels")
@@ -227,7 +227,7 @@ CIFAR100 = Task(
 
 _CORRUPTED_FIELDS: dict[str, Any] = {
     "name": "cifar100-c",
-    "about": "the training of cifar100, evaluated on CIFAR-100-C",
+    "about": "trained as cifar100, evaluated on CIFAR-100-C",
     "setup": _setup_corrupted,
     "metric": "corrupted_accuracy",
     "data_folders": (_CORRUPTED,),  # torchvision verifies CIFAR-100 by its checksum

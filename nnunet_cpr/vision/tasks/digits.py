@@ -19,7 +19,7 @@ def _setup(options: Options) -> Setup:
     digits = load_digits()
     images = torch.from_numpy(digits.images).float()[:, None] / 16 - 0.5  # [N, 1, 8, 8] in [-0.5, 0.5]
     labels = torch.from_numpy(digits.target).long()
-    # Every run has the same split: the seed changes the training, not the task.
+    # Every run has the same split: the seed changes the run, not the task.
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     train, test = order[:_TRAIN], order[_TRAIN:]
     return Setup(
