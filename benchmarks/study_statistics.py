@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from nnunet_cpr.reports.comparisons import compare_all
 from nnunet_cpr.reports.results import CASES, EPOCHS, MEASURED, Results
+from nnunet_cpr.reports.verdicts import compare_all
 from nnunet_cpr.studies.definition import Study, TrainerEntry
 
 CASES_PER_FOLD = 36

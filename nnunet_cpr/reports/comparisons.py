@@ -16,25 +16,13 @@ from nnunet_cpr.reports.metrics import METRICS, Metric
 from nnunet_cpr.reports.results import SETTING, Results, Setting, case_means
 from nnunet_cpr.reports.selection import Selection, select_settings
 from nnunet_cpr.reports.statistics import (
-    LEVEL,
-    MIN_SEEDS,
     Difference,
     Equivalence,
     compare,
     equivalence,
-    holm,
     non_inferiority,
-    p_number,
-    seeds_for,
 )
 from nnunet_cpr.studies.definition import TrainerEntry
-
-CAVEAT = (
-    "A verdict is about methods and needs at least 3 seeds. With fewer seeds the numbers describe these "
-    "trainings only: another training of the same method can differ by more."
-)
-PROBABLE = 0.95
-"""Probability from which two methods are called equivalent."""
 
 
 @dataclass(frozen=True)
@@ -104,32 +92,29 @@ class Comparison:
         ties = int((self.pairs["other"] == self.pairs["reference"]).sum())
         return len(self.pairs) - self.wins - ties
 
-    @property
-    def non_inferior(self) -> bool:
-        """True if the other trainer is shown not to be worse by more than the margin."""
-        return len(self.seeds) >= MIN_SEEDS and self.p_non_inferior < LEVEL
 
+def compare_with(
+    results: Results, reference: TrainerEntry, selection: Selection | None
+) -> list[Comparison]:
+    """Return the comparisons of all other trainers with one of them, without verdicts.
 
-def compare_all(results: Results) -> list[Comparison]:
-    """Return all comparisons in the study's order, with verdicts after Holm's correction over them."""
-    study = results.study
-    selection = select_settings(results) if study.select else None
-    reference = study.entry(study.reference) if selection is None else selection.reference
-    found = _compare_with(results, reference, selection)
-    return [
-        _with_verdict(results, replace(comparison, p_holm=p))
-        for comparison, p in zip(found, holm([comparison.p for comparison in found]))
-    ]
-
-
-def non_inferiority_comparisons(results: Results, comparisons: list[Comparison]) -> list[Comparison]:
-    """Return the comparisons with ``non_inferior_to``, those given if it is the reference."""
-    study = results.study
-    if study.non_inferior_to == study.reference:
-        return comparisons
-    selection = select_settings(results) if study.select else None
-    named = study.entry(study.non_inferior_to) if selection is None else selection.non_inferior_to
-    return _compare_with(results, named, selection)
+    Args:
+        results: results of a study.
+        reference: one of its trainers, or of the selection's entries.
+        selection: the selected settings, if these are to be compared.
+    """
+    entries = results.study.trainers if selection is None else selection.entries
+    found = []
+    for setting in results.settings:
+        cases = results.of(results.cases if selection is None else selection.cases, setting)
+        for name in results.study.metrics:
+            values = _Values(cases, METRICS[name])
+            found += [
+                _compare(results, setting, METRICS[name], values, entry, reference, selection)
+                for entry in entries
+                if entry is not reference
+            ]
+    return found
 
 
 def class_differences(results: Results, comparisons: Iterable[Comparison]) -> pd.DataFrame:
@@ -274,24 +259,6 @@ class _Values:
         return arrays, pairs, int((valued & ~present).sum())
 
 
-def _compare_with(
-    results: Results, reference: TrainerEntry, selection: Selection | None
-) -> list[Comparison]:
-    """Return the comparisons of all other entries with one of them, without verdicts."""
-    entries = results.study.trainers if selection is None else selection.entries
-    found = []
-    for setting in results.settings:
-        cases = results.of(results.cases if selection is None else selection.cases, setting)
-        for name in results.study.metrics:
-            values = _Values(cases, METRICS[name])
-            found += [
-                _compare(results, setting, METRICS[name], values, entry, reference, selection)
-                for entry in entries
-                if entry is not reference
-            ]
-    return found
-
-
 def _compare(
     results: Results,
     setting: Setting,
@@ -371,111 +338,3 @@ def _same_method(first: str, second: str) -> bool:
     if names[0] is None or names[1] is None:
         return False
     return replace(names[0], seed=None) == replace(names[1], seed=None)
-
-
-# Verdict and sentence
-
-
-def _with_verdict(results: Results, c: Comparison) -> Comparison:
-    d = c.difference
-    within = -c.margin < d.bootstrap_low and d.bootstrap_high < c.margin
-    verdict = "undecided"
-    if len(c.seeds) < MIN_SEEDS or c.same_method or not d.folds:
-        pass
-    elif c.equivalence.equivalent >= PROBABLE and within:
-        verdict = "equivalent"
-    elif _is_significant(c):
-        verdict = "better" if c.gain > 0 else "worse"
-    c = replace(c, verdict=verdict)
-    return replace(c, sentence=_sentence(results, c))
-
-
-def _is_significant(c: Comparison) -> bool:
-    return c.p_holm < LEVEL and c.difference.has_bootstrap_interval_without_zero
-
-
-def _sentence(results: Results, c: Comparison) -> str:
-    d, m = c.difference, c.metric
-    names = f"{c.entry.full_title} and {c.reference.full_title}"
-    if not d.folds:
-        return (
-            f"{names} cannot be compared by {m.title}: expected a run that both have finished, got none."
-        )
-    amount = f"{m.difference_text(d.mean)} {m.difference_unit}"
-    sample = f"{_count(d.folds, 'fold')}, {_count(max(d.seeds, 1), 'seed')}, {_count(d.cases, 'case')}"
-    what = "of Dice" if m.name == "dice" and m.difference_unit == "points" else f"of {m.title}"
-    margin = f"\u00b1{c.margin:g} {m.difference_unit}"
-    if c.same_method:
-        text = (
-            f"{names} are trainings of one method with different seeds: {amount} {what} ({sample}). "
-            "List the seeds as seeds in the study, so that they are pooled."
-        )
-    elif len(c.seeds) < MIN_SEEDS:
-        text = (
-            f"These trainings of {c.entry.full_title} differ from those of {c.reference.full_title} by "
-            f"{amount} {what} ({sample}). Undecided: with {_count(max(d.seeds, 1), 'seed')} the report "
-            "cannot tell whether the methods differ, since another training of the same method can "
-            f"differ{_spread(c)}. {_advice(c)}"
-        )
-    else:
-        numbers = (
-            f"{amount} {what} (95 % interval {m.difference_text(d.low)} to {m.difference_text(d.high)}, "
-            f"p {_p(c.p_holm)} after Holm's correction, {sample})"
-        )
-        if c.verdict == "equivalent":
-            text = (
-                f"{names} are equivalent within {margin} {what}, with probability "
-                f"{c.equivalence.equivalent:.2f}: {numbers}."
-            )
-            if _is_significant(c):
-                text += " The difference is statistically significant, but within the margin."
-        elif c.verdict in ("better", "worse"):
-            text = f"{c.entry.full_title} is {c.verdict} than {c.reference.full_title}: {numbers}."
-        else:
-            text = (
-                f"Undecided between {names}: the difference is not statistically significant, "
-                f"{numbers}; it is within {margin} with probability {c.equivalence.equivalent:.2f}. "
-                f"{_advice(c)}"
-            )
-    planned = len(results.study.folds) * len(results.seeds)
-    if d.folds * d.seeds < planned:
-        text += f" So far {d.folds * d.seeds} of {planned} runs of each."
-    if c.left_out:
-        text += f" Left out: {_count(c.left_out, 'run')} of incomplete folds or seeds."
-    if c.cases_left_out:
-        text += (
-            f" Left out: {_count(c.cases_left_out, 'case')} with a {m.title} from one of the two only."
-        )
-    return text.strip()
-
-
-def _spread(c: Comparison) -> str:
-    sd = c.difference.components.training
-    if math.isnan(sd):
-        return " by as much"
-    return (
-        f" (standard deviation between pairs of trainings {sd:.2f} {c.metric.difference_unit}, "
-        "estimated from the folds)"
-    )
-
-
-def _advice(c: Comparison) -> str:
-    seeds = seeds_for(c.difference, c.margin)
-    margin = f"\u00b1{c.margin:g} {c.metric.difference_unit}"
-    if seeds == 0:
-        return f"The variance seen does not say how many seeds would resolve {margin}; start with 3."
-    if seeds is None:
-        return (
-            f"No number of seeds would resolve {margin} on these cases and folds, given the variance "
-            "seen; it takes more folds or cases, or a wider margin."
-        )
-    return f"Given the variance seen, about {seeds} seeds would resolve {margin}."
-
-
-def _p(p: float) -> str:
-    text = p_number(p)
-    return text if text.startswith("<") else f"= {text}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -10,8 +10,9 @@ from rich.console import Console
 
 from benchmarks.study_statistics import SCENARIOS, simulate, verdicts
 from nnunet_cpr.reports import write_report
-from nnunet_cpr.reports.comparisons import class_differences, compare_all, comparison_table
+from nnunet_cpr.reports.comparisons import class_differences, comparison_table
 from nnunet_cpr.reports.results import Setting, read_results
+from nnunet_cpr.reports.verdicts import compare_all
 from nnunet_cpr.studies.definition import TrainerEntry
 from tests.helpers.report_folds import DATASET, LABELS, NAN, both, study, write_fold
 
@@ -65,7 +66,7 @@ def test_equal_trainings_are_equivalent(tmp_path):
     write_runs(tmp_path, SGD, same)
     write_runs(tmp_path, CPR, same)
     found = compared(study(SGD, CPR, seeds=(1, 2, 3)), tmp_path)[CPR]
-    assert found.verdict == "equivalent" and found.non_inferior
+    assert found.verdict == "equivalent"
     assert "are equivalent within ±0.1 points of Dice, with probability 1.00" in found.sentence
 
 
@@ -73,7 +74,7 @@ def test_noise_between_trainings_is_undecided(tmp_path):
     write_runs(tmp_path, SGD, noisy(0.8, training=0.01, key=1))
     write_runs(tmp_path, CPR, noisy(0.8, training=0.01, key=2))
     found = compared(study(SGD, CPR, seeds=(1, 2, 3)), tmp_path)[CPR]
-    assert found.verdict == "undecided" and not found.non_inferior
+    assert found.verdict == "undecided"
     assert "not statistically significant" in found.sentence
     assert "no difference" not in found.sentence.lower()
     assert "seeds would resolve ±0.1 points" in found.sentence

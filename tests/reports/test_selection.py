@@ -2,9 +2,9 @@
 
 import pytest
 
-from nnunet_cpr.reports.comparisons import compare_all
 from nnunet_cpr.reports.results import Setting, read_results
 from nnunet_cpr.reports.selection import select_settings
+from nnunet_cpr.reports.verdicts import compare_all
 from nnunet_cpr.studies.definition import StudyError, TrainerEntry, load
 from tests.helpers.report_folds import DATASET, both, study, write_fold
 
