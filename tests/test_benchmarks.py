@@ -91,11 +91,23 @@ def test_exceeded_limit_fails_the_check() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--network", "U"], "unknown network 'U'"), (["--device", "tpu"], "got 'tpu'")],
+    [
+        (["step_time", "--network", "U"], "unknown network 'U'"),
+        (["step_time", "--device", "tpu"], "got 'tpu'"),
+        (["large_study", "--command", "new"], "unknown command 'new'"),
+    ],
 )
 def test_wrong_option_is_reported(arguments: list[str], message: str) -> None:
-    result = run("step_time", *arguments)
+    result = run(*arguments)
     assert result.returncode == 2 and message in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+def test_commands_of_a_large_study_keep_their_limits() -> None:
+    """A tenth of the full size; the limits are for this size, and none is of wall time."""
+    result = run("large_study", "--trainers", "10", "--repeats", "2", "--check")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("passed") == 3 and "50 runs of 1000 epochs" in result.stdout
 
 
 @pytest.mark.slow

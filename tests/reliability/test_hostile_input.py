@@ -473,7 +473,7 @@ def test_damaged_data_set_is_refused_in_one_line(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preparation, "run", _no_command)
-        patch.setattr(preparation, "_find_trainers", lambda study: None)  # none of these files
+        patch.setattr(preparation, "_find_trainers", lambda *_: None)  # none of these files
         try:
             prepare_study_data(study, folders, tmp_path / "logs", 1)
         except (StudyError, OSError) as error:
