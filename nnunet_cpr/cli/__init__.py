@@ -21,7 +21,6 @@ from nnunet_cpr.cli.prepare import prepare
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Constrained Parameter Regularization for nnU-Net. Train with nnU-Net's own command: "
     "nnUNetv2_train DATASET CONFIGURATION FOLD -tr nnUNetTrainerCPR",

@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import re
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -16,7 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from nnunet_cpr.cli._completion import (
+    complete_dataset,
+    complete_preset,
+    complete_saved_study,
+    complete_study,
+)
 from nnunet_cpr.cli._errors import report_errors, stop
+from nnunet_cpr.cli._study_options import gpu_names, parse_minutes, parse_setting
+from nnunet_cpr.cli._study_progress import current_table, finish, live_status, show_dry_run, watch
 
 if TYPE_CHECKING:
     from nnunet_cpr.studies.definition import Study
@@ -43,20 +49,32 @@ class SelectedStudy(NamedTuple):
     """Study with the command's options applied.
 
     Attributes:
-        argument: the study as given on the command line.
         paths: the study's folders.
         folders: nnU-Net's folders by the names of their environment variables.
+        is_part: True if ``--folds`` or ``--seeds`` selects a part of the study.
     """
 
-    argument: str
     study: Study
     paths: StudyPaths
     folders: dict[str, str]
+    is_part: bool
 
 
-_Argument = Annotated[str, typer.Argument(metavar="STUDY", help="YAML file or name of a preset.")]
+_Argument = Annotated[
+    str,
+    typer.Argument(
+        metavar="STUDY",
+        help="YAML file, preset, or name of a study in nnUNet_results/studies.",
+        autocompletion=complete_study,
+    ),
+]
 _Name = Annotated[
-    str | None, typer.Option("--name", help="Name, and so folder, instead of the study's.")
+    str | None,
+    typer.Option(
+        "--name",
+        help="Name, and so folder, instead of the study's.",
+        autocompletion=complete_saved_study,
+    ),
 ]
 
 
@@ -64,7 +82,12 @@ def _select_study(
     study: _Argument,
     dataset: Annotated[
         list[str] | None,
-        typer.Option("--dataset", "-d", help="Data set instead of the study's; may be repeated."),
+        typer.Option(
+            "--dataset",
+            "-d",
+            help="Data set instead of the study's; may be repeated.",
+            autocompletion=complete_dataset,
+        ),
     ] = None,
     folds: Annotated[
         str | None, typer.Option(help="Folds instead of the study's, such as 0,1,2.")
@@ -80,22 +103,33 @@ def _select_study(
         str | None, typer.Option(help="Seeds instead of the study's, such as 1,2,3.")
     ] = None,
     name: _Name = None,
+    *,
+    saved_first: bool = True,
 ) -> SelectedStudy:
     """Return the study that the options select.
 
-    A study without a data set, such as ``quick``, keeps the one that it was run with.
+    A study without a data set, such as ``quick``, keeps the one that it was run with. ``saved_first``
+    prefers the study in ``nnUNet_results/studies`` to a preset of the same name, as it is what was run.
     """
     from nnunet_cpr.studies.definition import StudyError, load
 
     if sys.platform == "win32":
         raise StudyError("studies: expected Linux or macOS, got Windows; use WSL, as submitit needs it")
+    from nnunet_cpr.studies.lookup import find_study, saved_file
     from nnunet_cpr.studies.preparation import dataset_name, nnunet_folders
     from nnunet_cpr.studies.run_state import StudyPaths
 
     folders = nnunet_folders(os.environ)
     results = Path(folders["nnUNet_results"])
-    loaded = load(study)
-    previous = results / "studies" / (name or loaded.name) / "study.yaml"
+    studies = results / "studies"
+    is_file = Path(study).is_file()
+    if saved_first and name and not is_file and saved_file(studies, name).exists():
+        study = name
+    file = find_study(study, studies, saved_first)
+    if not is_file and file == saved_file(studies, study):
+        name = name or study
+    loaded = load(str(file))
+    previous = saved_file(studies, name or loaded.name)
     if not loaded.datasets and not dataset and previous.exists():
         loaded = load(str(previous))
     selected = loaded.changed(
@@ -106,8 +140,8 @@ def _select_study(
         plans or (),
         _numbers("--seeds", seeds),
     )
-    paths = StudyPaths(results, results / "studies" / selected.name)
-    return SelectedStudy(study, selected, paths, folders)
+    paths = StudyPaths(results, studies / selected.name)
+    return SelectedStudy(selected, paths, folders, is_part=bool(folds or seeds))
 
 
 def _numbers(option: str, text: str | None) -> list[int]:
@@ -124,13 +158,14 @@ def _study_command(function: Callable[..., None]) -> Callable[..., None]:
 
     On the command line that parameter becomes the options of :func:`_select_study`.
     """
-    shared = list(inspect.signature(_select_study, eval_str=True).parameters.values())
+    shared = list(inspect.signature(_select_study, eval_str=True).parameters.values())[:-1]
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
 
     @functools.wraps(function)
     def command(**options: Any) -> None:
         with _study_errors():
-            selected = _select_study(**{each.name: options.pop(each.name) for each in shared})
+            given = {each.name: options.pop(each.name) for each in shared}
+            selected = _select_study(**given, saved_first=function.__name__ != "run")
             function(selected, **options)
 
     # Typer reads the options from these two.
@@ -160,9 +195,27 @@ def presets() -> None:
         print(f"{name:<13}{description}")
 
 
+@app.command("list")
+def list_studies() -> None:
+    """List the studies in nnUNet_results/studies with their progress."""
+    from nnunet_cpr.studies.definition import load
+    from nnunet_cpr.studies.lookup import saved_file, saved_names
+    from nnunet_cpr.studies.preparation import nnunet_folders
+    from nnunet_cpr.studies.run_state import StudyPaths
+    from nnunet_cpr.studies.status_table import states, summary
+
+    with _study_errors():
+        results = Path(nnunet_folders(os.environ)["nnUNet_results"])
+        studies = results / "studies"
+        for name in saved_names(studies):
+            study = load(str(saved_file(studies, name)))
+            found = states(study, StudyPaths(results, studies / name))
+            print(f"{name:<13}{summary(found.values())}; {', '.join(study.datasets)}")
+
+
 @app.command()
 def new(
-    preset: Annotated[str, typer.Argument(help="Preset to start from.")],
+    preset: Annotated[str, typer.Argument(help="Preset to start from.", autocompletion=complete_preset)],
     file: Annotated[Path, typer.Argument(help="New study file.")],
 ) -> None:
     """Copy a preset to a new study file."""
@@ -218,33 +271,58 @@ def run(
         typer.Option(help="Any other sbatch option, such as --sbatch account=me; may be repeated."),
     ] = None,
     wait: Annotated[bool, typer.Option(help="Slurm: wait until all jobs have ended.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Show the runs, the time and the disk space; write nothing, start nothing."
+        ),
+    ] = False,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="With --dry-run: train a few iterations, in a temporary folder, where no earlier "
+            "training gives the time.",
+        ),
+    ] = False,
 ) -> None:
     """Train and validate all unfinished runs. Run it again to continue after a stop."""
     from rich.console import Console
 
-    from nnunet_cpr.studies.definition import save
+    from nnunet_cpr.studies.dry_run import preview
     from nnunet_cpr.studies.executors import Local, Slurm
-    from nnunet_cpr.studies.preparation import prepare_study_data
+    from nnunet_cpr.studies.lookup import save_study
+    from nnunet_cpr.studies.preparation import check_study_data, prepare_study_data
 
-    argument, study, paths, folders = selected
+    study, paths, folders, is_part = selected
     console = Console()
-    minutes = _parse_minutes(time_limit)
-    settings = dict(_parse_setting(text) for text in sbatch or [])
+    minutes = parse_minutes(time_limit)
+    settings = dict(parse_setting(text) for text in sbatch or [])
+    if measure and not dry_run:
+        stop("--measure: expected --dry-run as well")
+    options = ("--npz",) if npz else ()
+    nnunet_device = None if device is None else device.value
+    at_once = jobs or (1 if executor is _Executor.local else 16)
+    with console.status("checking the trainers and data sets"):
+        steps = check_study_data(study, folders, processes)
+    if dry_run:
+        found = preview(study, paths, folders, steps)
+        gpu = gpu_names(gpus, nnunet_device) if measure else []
+        show_dry_run(found, at_once, Local(1, gpu, nnunet_device) if measure else None, console)
+        return
     paths.logs.mkdir(parents=True, exist_ok=True)
     with console.status("planning and preprocessing"):
         prepare_study_data(study, folders, paths.logs, processes)
-    save(study, paths.study / "study.yaml")
+    save_study(study, paths.study, is_part)
     runs = list(study.runs())
-    options = ("--npz",) if npz else ()
-    nnunet_device = None if device is None else device.value
     if executor is _Executor.local:
-        local = Local(jobs or 1, _gpu_names(gpus, nnunet_device), nnunet_device, options)
-        with _live_status(study, paths, console) as show:
+        local = Local(at_once, gpu_names(gpus, nnunet_device), nnunet_device, options)
+        with live_status(study, paths, console, at_once) as show:
             local.run(runs, paths, folders, show)
     else:
         slurm = Slurm(
             partition=partition, minutes=minutes, gpus=1 if gpus is None else gpus, cpus=cpus,
-            memory=memory, at_once=jobs or 16, settings=settings, device=nnunet_device, options=options,
+            memory=memory, at_once=at_once, settings=settings, device=nnunet_device, options=options,
         )  # fmt: skip
         numbers = slurm.submit(runs, paths, folders)
         if numbers:
@@ -253,11 +331,11 @@ def run(
             console.print("nothing to submit: every run is done, running or queued")
         if not wait:
             console.print(
-                f"watch them: nnunet-cpr study status {argument}", soft_wrap=True, markup=False
+                f"watch them: nnunet-cpr study status {study.name}", soft_wrap=True, markup=False
             )
             return
-        _watch(study, paths, console, until_idle=True)
-    _finish(selected)
+        watch(study, paths, console, until_idle=True)
+    finish(study, paths)
 
 
 @_study_command
@@ -268,14 +346,12 @@ def status(
     """Show the progress of a study until all runs have ended."""
     from rich.console import Console
 
-    from nnunet_cpr.studies.status_table import states, status_table
-
-    _, study, paths, _ = selected
+    study, paths = selected.study, selected.paths
     console = Console()
     if once or not console.is_terminal:
-        console.print(status_table(study, states(study, paths)))
+        console.print(current_table(study, paths))
     else:
-        _watch(study, paths, console, until_idle=False)
+        watch(study, paths, console, until_idle=False)
 
 
 @_study_command
@@ -290,7 +366,7 @@ def report(
 
     from nnunet_cpr.reports import write_report
 
-    _, study, paths, folders = selected
+    study, paths, folders = selected.study, selected.paths, selected.folders
     raw, preprocessed = Path(folders["nnUNet_raw"]), Path(folders["nnUNet_preprocessed"])
     console = Console()
     folder = output or paths.study / "report"
@@ -305,102 +381,3 @@ def cancel(study: _Argument, name: _Name = None) -> None:
 
     with _study_errors():
         print(f"{cancel_slurm_jobs(_select_study(study, name=name).paths)} jobs cancelled")
-
-
-@contextmanager
-def _live_status(study: Study, paths: StudyPaths, console: Any) -> Iterator[Callable[[], None]]:
-    """Yield a function that shows the status: as a live table, or as a line when it has changed."""
-    from rich.live import Live
-
-    from nnunet_cpr.studies.status_table import states, status_table, summary
-
-    if console.is_terminal:
-        with Live(console=console, auto_refresh=False) as live:
-            yield lambda: live.update(status_table(study, states(study, paths)), refresh=True)
-        return
-    printed = ""
-
-    def print_changes() -> None:
-        nonlocal printed
-        line = summary(states(study, paths).values())
-        if line != printed:
-            printed = line
-            console.print(line)
-
-    yield print_changes
-
-
-def _watch(study: Study, paths: StudyPaths, console: Any, until_idle: bool) -> None:
-    """Show the status until no run is running or queued, or else until all are done or failed."""
-    from nnunet_cpr.studies.run_state import Stage
-    from nnunet_cpr.studies.status_table import states
-
-    busy = {Stage.RUNNING, Stage.QUEUED}
-    if not until_idle:
-        busy |= {Stage.WAITING, Stage.STOPPED}
-    with _live_status(study, paths, console) as show:
-        while any(state.stage in busy for state in states(study, paths).values()):
-            show()
-            time.sleep(2)
-        show()
-
-
-def _finish(selected: SelectedStudy) -> None:
-    """Print the next step, or the failures with exit status 1."""
-    from nnunet_cpr.studies.run_state import Stage
-    from nnunet_cpr.studies.status_table import states, summary
-
-    argument, study, paths, _ = selected
-    found = states(study, paths)
-    for run, state in found.items():
-        if state.stage is Stage.FAILED:
-            print(f"failed: {run.key}, see {paths.log(run)}", *state.reason, sep="\n  ", file=sys.stderr)
-    if any(state.stage is not Stage.DONE for state in found.values()):
-        stop(f"{summary(found.values())}; run the same command again to continue")
-    print(f"all done; next: nnunet-cpr study report {argument}")
-
-
-def _gpu_names(count: int | None, device: str | None) -> list[str]:
-    """Return this machine's GPUs, at most ``count``, as in ``CUDA_VISIBLE_DEVICES``."""
-    if device not in (None, "cuda"):
-        return []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        names = [name.strip() for name in visible.split(",") if name.strip()]
-    else:
-        import torch
-
-        names = [str(i) for i in range(torch.cuda.device_count())]
-    if count is not None and count > len(names):
-        stop(f"--gpus: expected at most {len(names)} on this machine, got {count}")
-    return names[:count]
-
-
-def _parse_minutes(text: str) -> int:
-    """Parse Slurm's minutes[:seconds], hours:minutes:seconds or days-hours[:minutes[:seconds]]."""
-    from nnunet_cpr.studies.definition import StudyError
-
-    days, dash, rest = text.rpartition("-")
-    parts = rest.split(":")
-    written = [*parts, days if dash else "0"]
-    if not all(re.fullmatch("[0-9]{1,6}", number) for number in written) or len(parts) > 3:
-        raise StudyError(
-            f"--time: expected minutes, hours:minutes:seconds or days-hours:minutes, got {text!r}"
-        )
-    numbers = [int(part) for part in parts]
-    if dash:
-        hours, minutes, seconds = [*numbers, 0, 0][:3]
-    elif len(numbers) == 3:
-        hours, minutes, seconds = numbers
-    else:
-        hours, (minutes, seconds) = 0, [*numbers, 0][:2]
-    return max(1, (int(days or 0) * 24 + hours) * 60 + minutes + (1 if seconds else 0))
-
-
-def _parse_setting(text: str) -> tuple[str, str]:
-    from nnunet_cpr.studies.definition import StudyError
-
-    key, equals, value = text.lstrip("-").partition("=")
-    if not key or not equals:
-        raise StudyError(f"--sbatch: expected KEY=VALUE, got {text!r}")
-    return key, value

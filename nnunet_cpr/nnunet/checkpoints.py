@@ -114,6 +114,20 @@ def read(path: Path, needed: Collection[str] = tuple(_KINDS)) -> dict[str, Any]:
     return checkpoint
 
 
+def finished_epochs(path: Path) -> int | None:
+    """Return the number of epochs after which a checkpoint was written, None if it cannot be read.
+
+    The tensors are not read.
+    """
+    try:
+        with restricted_loading():
+            checkpoint = torch.load(path, map_location="meta", weights_only=True, mmap=True)
+        epochs = checkpoint["current_epoch"]
+    except Exception:  # a damaged file can fail in any way
+        return None
+    return epochs if type(epochs) is int and epochs >= 0 else None
+
+
 def fallbacks(path: Path) -> list[Path]:
     """Return the checkpoints of the fold that ``--c`` continues from when this one is damaged."""
     names = CHECKPOINTS[CHECKPOINTS.index(path.name) + 1 :] if path.name in CHECKPOINTS else ()

@@ -10,10 +10,12 @@ from rich.console import Console
 from nnunet_cpr._files import atomic_write
 from nnunet_cpr.reports import page
 from nnunet_cpr.reports.checks import warnings
-from nnunet_cpr.reports.comparisons import CAVEAT, Comparison, compare_all, comparison_table
+from nnunet_cpr.reports.comparisons import Comparison, class_differences, comparison_table
 from nnunet_cpr.reports.figures import write_figures
 from nnunet_cpr.reports.metrics import METRICS
-from nnunet_cpr.reports.results import ReportError, Results, full_title, read_results
+from nnunet_cpr.reports.non_inferiority import NonInferiority, non_inferiorities, non_inferiority_table
+from nnunet_cpr.reports.results import UNSEEDED, ReportError, Results, full_title, read_results
+from nnunet_cpr.reports.surface_metrics import add_surface_metrics
 from nnunet_cpr.reports.tables import (
     Table,
     class_table,
@@ -25,6 +27,7 @@ from nnunet_cpr.reports.tables import (
     print_table,
     time_table,
 )
+from nnunet_cpr.reports.verdicts import CAVEAT, compare_all
 from nnunet_cpr.studies.definition import Study
 
 __all__ = ["ReportError", "write_report"]
@@ -56,18 +59,22 @@ def write_report(
         OSError: a file cannot be written.
     """
     found = read_results(study, results, raw, preprocessed)
+    found = add_surface_metrics(found, raw, preprocessed)
     numbers = main_table(found)
     table = layout(found, numbers)
     comparisons = compare_all(found)
+    non_inferior = non_inferiorities(found)
     notes = layout_notes(found)
-    html, drawings = page.render(found, table, comparisons, raw, preprocessed)
+    html, drawings = page.render(found, table, comparisons, non_inferior, raw, preprocessed)
     documents = {
         "report.html": html,
-        "report.md": _markdown(found, table, comparisons),
+        "report.md": _markdown(found, table, comparisons, non_inferior),
         "report.tex": latex(table, notes),
         "table.csv": _csv(numbers),
         "comparisons.csv": _csv(comparison_table(comparisons)),
-        "cases.csv": _csv(found.cases),
+        "classes.csv": _csv(class_differences(found, comparisons)),
+        "non_inferiority.csv": _csv(non_inferiority_table(non_inferior)),
+        "cases.csv": _csv(found.cases.assign(seed=found.cases["seed"].replace(UNSEEDED, None))),
     }
     output.mkdir(parents=True, exist_ok=True)
     for name, text in documents.items():
@@ -77,7 +84,8 @@ def write_report(
     print_table(table, f"Study {study.name}", console)
     sentences = [f"Warning: {line}" for setting in found.settings for line in warnings(found, setting)]
     if comparisons:
-        sentences += ["", *(c.sentence for c in comparisons), CAVEAT]
+        sentences += ["", *(c.sentence for c in comparisons), CAVEAT, ""]
+        sentences += [each.sentence for each in non_inferior]
     for line in [*notes, *sentences, *found.notes]:
         console.print(line, markup=False, highlight=False)
     return [output / name for name in (*documents, "figures")]
@@ -87,7 +95,9 @@ def _csv(table: pd.DataFrame) -> str:
     return str(table.to_csv(index=False, lineterminator="\n"))
 
 
-def _markdown(results: Results, main: Table, comparisons: list[Comparison]) -> str:
+def _markdown(
+    results: Results, main: Table, comparisons: list[Comparison], non_inferior: list[NonInferiority]
+) -> str:
     study = results.study
     parts = [f"# Study {study.name}\n", "## Result\n", markdown(main)]
     parts += [f"{note}\n" for note in [*layout_notes(results), *results.notes]]
@@ -105,6 +115,8 @@ def _markdown(results: Results, main: Table, comparisons: list[Comparison]) -> s
         if compared := [c for c in here if c.difference.cases]:
             reference = full_title(study.entry(study.reference))
             parts.append(markdown(page.comparison_numbers(compared, reference)))
+        named = [each.sentence for each in non_inferior if each.comparison.setting == setting]
+        parts.append("\n".join(f"- {sentence}" for sentence in named) + "\n")
     parts.append("## Classes\n")
     parts.append("Mean of each class over the runs that a trainer has finished.\n")
     for setting in results.settings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -13,28 +13,16 @@ import pandas as pd
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.reports.metrics import METRICS, Metric
-from nnunet_cpr.reports.results import RUN, SETTING, Results, Setting, case_means
+from nnunet_cpr.reports.results import SETTING, Results, Setting, case_means
 from nnunet_cpr.reports.selection import Selection, select_settings
 from nnunet_cpr.reports.statistics import (
-    LEVEL,
-    MIN_SEEDS,
     Difference,
     Equivalence,
     compare,
     equivalence,
-    holm,
     non_inferiority,
-    p_number,
-    seeds_for,
 )
 from nnunet_cpr.studies.definition import TrainerEntry
-
-CAVEAT = (
-    "A verdict is about methods and needs at least 3 seeds. With fewer seeds the numbers describe these "
-    "trainings only: another training of the same method can differ by more."
-)
-PROBABLE = 0.95
-"""Probability from which two methods are called equivalent."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +36,7 @@ class Comparison:
             shown unit of the metric.
         left_out: number of runs that both have finished, but that are not compared since other runs
             of their fold or seed are missing.
+        cases_left_out: number of cases with a value from one of the two only.
         difference: statistics of other - reference, in the shown unit.
         equivalence: posterior for other being better, equivalent or worse.
         p: the larger p of the corrected t-test and the test over folds and seeds.
@@ -68,6 +57,7 @@ class Comparison:
     seeds: list[int]
     pairs: pd.DataFrame
     left_out: int
+    cases_left_out: int
     margin: float
     difference: Difference
     equivalence: Equivalence
@@ -75,7 +65,7 @@ class Comparison:
     non_inferior_low: float
     p_non_inferior: float
     same_method: bool
-    trained: tuple[dict[int, str], dict[int, str]] = field(default_factory=lambda: ({}, {}))
+    trained: tuple[dict[int, str], dict[int, str]]
     p_holm: float = math.nan
     verdict: str = "undecided"
     sentence: str = ""
@@ -102,71 +92,67 @@ class Comparison:
         ties = int((self.pairs["other"] == self.pairs["reference"]).sum())
         return len(self.pairs) - self.wins - ties
 
-    @property
-    def non_inferior(self) -> bool:
-        """True if the other trainer is shown not to be worse by more than the margin."""
-        return len(self.seeds) >= MIN_SEEDS and self.p_non_inferior < LEVEL
+
+def compare_with(
+    results: Results, reference: TrainerEntry, selection: Selection | None
+) -> list[Comparison]:
+    """Return the comparisons of all other trainers with one of them, without verdicts.
+
+    Args:
+        results: results of a study.
+        reference: one of its trainers, or of the selection's entries.
+        selection: the selected settings, if these are to be compared.
+    """
+    entries = results.study.trainers if selection is None else selection.entries
+    found = []
+    for setting in results.settings:
+        cases = results.of(results.cases if selection is None else selection.cases, setting)
+        for name in results.study.metrics:
+            values = _Values(cases, METRICS[name])
+            found += [
+                _compare(results, setting, METRICS[name], values, entry, reference, selection)
+                for entry in entries
+                if entry is not reference
+            ]
+    return found
 
 
-def compare_all(results: Results) -> list[Comparison]:
-    """Return all comparisons in the study's order, with verdicts after Holm's correction over them."""
-    study = results.study
-    selection = select_settings(results) if study.select else None
-    entries = study.trainers if selection is None else selection.entries
-    reference = study.entry(study.reference) if selection is None else selection.reference
-    found = [
-        _compare(results, setting, METRICS[name], entry, reference, selection)
-        for setting in results.settings
-        for name in study.metrics
-        for entry in entries
-        if entry is not reference
-    ]
-    return [
-        _with_verdict(results, replace(comparison, p_holm=p))
-        for comparison, p in zip(found, holm([comparison.p for comparison in found]))
-    ]
-
-
-def non_inferiority_comparisons(results: Results, comparisons: list[Comparison]) -> list[Comparison]:
-    """Return the comparisons with ``non_inferior_to``, those given if it is the reference."""
-    study = results.study
-    if study.non_inferior_to == study.reference:
-        return comparisons
-    selection = select_settings(results) if study.select else None
-    entries = study.trainers if selection is None else selection.entries
-    named = study.entry(study.non_inferior_to) if selection is None else selection.non_inferior_to
-    return [
-        _compare(results, setting, METRICS[name], entry, named, selection)
-        for setting in results.settings
-        for name in study.metrics
-        for entry in entries
-        if entry is not named
-    ]
-
-
-def compare_classes(results: Results, comparison: Comparison) -> pd.DataFrame:
-    """Return the differences of a comparison for each class, without correction for their number.
+def class_differences(results: Results, comparisons: Iterable[Comparison]) -> pd.DataFrame:
+    """Return the differences of comparisons for each class, without correction for their number.
 
     Returns:
-        Columns class, difference, low, high in the shown unit of the metric; the interval is that of
-        the corrected t-test, NaN with one training.
+        One row for each comparison and class: the setting, metric, reference, trainer, class, and
+        difference, interval_low, interval_high in the shown unit of the metric. The interval is
+        that of the corrected t-test, NaN with one training.
     """
-    cases = results.of(results.cases, comparison.setting)
-    if results.study.select:
-        cases = results.of(select_settings(results).cases, comparison.setting)
-    rows = []
-    for name in dict.fromkeys(cases["class"]):
-        arrays, _ = _arrays(
-            cases[cases["class"] == name],
-            comparison.metric,
-            comparison.entry,
-            comparison.reference,
-            comparison.folds,
-            comparison.seeds,
-        )
-        found = compare(arrays, results.ratios[comparison.setting.dataset], resamples=0)
-        rows.append({"class": name, "difference": found.mean, "low": found.low, "high": found.high})
-    return pd.DataFrame(rows, columns=["class", "difference", "low", "high"])
+    all_cases = select_settings(results).cases if results.study.select else results.cases
+    rows: list[dict[str, object]] = []
+    tables: dict[tuple[Setting, str], dict[str, _Values]] = {}
+    for c in comparisons:
+        key = (c.setting, c.metric.name)
+        if key not in tables:
+            cases = results.of(all_cases, c.setting)
+            tables[key] = {
+                str(name): _Values(of_class, c.metric)
+                for name, of_class in cases.groupby("class", sort=False)
+            }
+        for name, values in tables[key].items():
+            arrays = values.differences(c.entry, c.reference, c.folds, c.seeds)[0]
+            found = compare(arrays, results.ratios[c.setting.dataset], resamples=0)
+            rows.append(
+                {
+                    **c.setting._asdict(),
+                    "metric": c.metric.name,
+                    "reference": c.reference.trainer,
+                    "trainer": c.entry.trainer,
+                    "class": name,
+                    "difference": found.mean,
+                    "interval_low": found.low,
+                    "interval_high": found.high,
+                }
+            )
+    columns = [*SETTING, "metric", "reference", "trainer", "class"]
+    return pd.DataFrame(rows, columns=[*columns, "difference", "interval_low", "interval_high"])
 
 
 def comparison_table(comparisons: Iterable[Comparison]) -> pd.DataFrame:
@@ -228,32 +214,68 @@ _COLUMNS = [
 # One comparison
 
 
+class _Values:
+    """Values of one metric in one setting, arranged for comparisons."""
+
+    def __init__(self, cases: pd.DataFrame, metric: Metric) -> None:
+        """Arrange the rows of :attr:`Results.cases` that belong to one setting."""
+        self.scale = metric.scale
+        means = case_means(cases, metric.name)
+        self.wide = means.set_index(["fold", "case", "trainer", "seed"])[metric.name].unstack(
+            ["trainer", "seed"]
+        )
+        self.runs: dict[str, set[tuple[int, int]]] = {}
+        runs = cases[["trainer", "fold", "seed"]].drop_duplicates()
+        for trainer, fold, seed in runs.itertuples(index=False, name=None):
+            self.runs.setdefault(trainer, set()).add((fold, seed))
+
+    def differences(
+        self, entry: TrainerEntry, reference: TrainerEntry, folds: list[int], seeds: list[int]
+    ) -> tuple[list[np.ndarray], pd.DataFrame, int]:
+        """Return other - reference of each fold, [seeds, cases]; pairs of means; left-out cases."""
+        rows = self.wide.index.get_level_values("fold").isin(folds)
+        other, base = (
+            self.scale * self.wide.loc[rows].reindex(columns=columns).to_numpy(float)
+            for columns in (
+                pd.MultiIndex.from_product([[each.trainer], seeds]) for each in (entry, reference)
+            )
+        )
+        # A case without foreground in ground truth and prediction has no value.
+        difference = other - base
+        defined = ~np.isnan(difference)
+        present = defined.any(axis=1)
+        valued = ~np.isnan(other).all(axis=1) | ~np.isnan(base).all(axis=1)
+        index = self.wide.index[rows][present]
+        pairs = pd.DataFrame(
+            {
+                name: np.nanmean(np.where(defined, values, np.nan)[present], axis=1)
+                for name, values in (("reference", base), ("other", other))
+            },
+            index=index,
+            dtype=float,
+        )
+        of_fold = index.get_level_values("fold")
+        arrays = [difference[present][of_fold == fold].T for fold in folds]
+        return arrays, pairs, int((valued & ~present).sum())
+
+
 def _compare(
     results: Results,
     setting: Setting,
     metric: Metric,
+    values: _Values,
     entry: TrainerEntry,
     reference: TrainerEntry,
     selection: Selection | None,
 ) -> Comparison:
-    cases = results.of(results.cases if selection is None else selection.cases, setting)
-    runs = [
-        {(run.fold, run.seed) for run in rows.itertuples()}
-        for rows in (
-            cases.loc[cases["trainer"] == each.trainer, RUN].drop_duplicates()
-            for each in (reference, entry)
-        )
-    ]
-    both = runs[0] & runs[1]
+    both = values.runs.get(reference.trainer, set()) & values.runs.get(entry.trainer, set())
     folds, seeds = _largest_rectangle(both, results)
-    arrays, pairs = _arrays(case_means(cases, metric.name), metric, entry, reference, folds, seeds)
+    arrays, pairs, cases_left_out = values.differences(entry, reference, folds, seeds)
     ratio = results.ratios[setting.dataset]
     difference = compare(arrays, ratio)
-    trainings = (
-        np.array([np.nanmean(array, axis=1) for array in arrays]).ravel()
-        if difference.folds
-        else np.array([])
-    )
+    trainings = np.array([])
+    if difference.folds:
+        trainings = np.array([np.nanmean(array, axis=1) for array in arrays if array.size]).ravel()
     if not metric.higher_is_better:
         trainings = -trainings
     margin = results.study.margin[metric.name]
@@ -268,6 +290,7 @@ def _compare(
         seeds=seeds,
         pairs=pairs,
         left_out=len(both) - len(folds) * len(seeds),
+        cases_left_out=cases_left_out,
         margin=margin,
         difference=difference,
         equivalence=equivalence(trainings, ratio, margin),
@@ -276,14 +299,20 @@ def _compare(
         non_inferior_low=low,
         p_non_inferior=p_non_inferior,
         same_method=same,
-        trained=tuple(  # type: ignore[arg-type]
-            {
-                fold: each.trainer if selection is None else selection.trainer(setting, each, fold)
-                for fold in folds
-            }
-            for each in (reference, entry)
+        trained=(
+            _trainers(setting, reference, folds, selection),
+            _trainers(setting, entry, folds, selection),
         ),
     )
+
+
+def _trainers(
+    setting: Setting, entry: TrainerEntry, folds: list[int], selection: Selection | None
+) -> dict[int, str]:
+    """Return the trainer of an entry in each fold."""
+    if selection is None:
+        return dict.fromkeys(folds, entry.trainer)
+    return {fold: selection.trainer(setting, entry, fold) for fold in folds}
 
 
 def _largest_rectangle(runs: set[tuple[int, int]], results: Results) -> tuple[list[int], list[int]]:
@@ -300,47 +329,6 @@ def _largest_rectangle(runs: set[tuple[int, int]], results: Results) -> tuple[li
     return best
 
 
-def _arrays(
-    values: pd.DataFrame,
-    metric: Metric,
-    entry: TrainerEntry,
-    reference: TrainerEntry,
-    folds: list[int],
-    seeds: list[int],
-) -> tuple[list[np.ndarray], pd.DataFrame]:
-    """Return the differences of each fold, [seeds, cases], and the means over the seeds."""
-    arrays, parts = [], []
-    for fold in folds:
-        of_fold = values[values["fold"] == fold]
-        other, base = (
-            metric.scale
-            * of_fold[of_fold["trainer"] == each.trainer]
-            .pivot(index="seed", columns="case", values=metric.name)
-            .reindex(seeds)
-            .astype(float)
-            for each in (entry, reference)
-        )
-        # A case without foreground in ground truth and prediction has no value.
-        cases = sorted(set(other.columns) & set(base.columns))
-        difference = other[cases] - base[cases]
-        present = difference.columns[difference.notna().any()]
-        arrays.append(difference[present].to_numpy())
-        defined = difference[present].notna()
-        parts.append(
-            pd.DataFrame(
-                {
-                    "reference": base[present].where(defined).mean(),
-                    "other": other[present].where(defined).mean(),
-                },
-                index=pd.Index(present, name="case"),
-            )
-        )
-    if not parts:
-        index = pd.MultiIndex.from_arrays([[], []], names=["fold", "case"])
-        return [], pd.DataFrame(columns=["reference", "other"], index=index, dtype=float)
-    return arrays, pd.concat(dict(zip(folds, parts)), names=["fold", "case"])
-
-
 def _same_method(first: str, second: str) -> bool:
     """Return True if two names of our trainers differ in nothing but their seeds."""
     try:
@@ -350,107 +338,3 @@ def _same_method(first: str, second: str) -> bool:
     if names[0] is None or names[1] is None:
         return False
     return replace(names[0], seed=None) == replace(names[1], seed=None)
-
-
-# Verdict and sentence
-
-
-def _with_verdict(results: Results, c: Comparison) -> Comparison:
-    d = c.difference
-    within = -c.margin < d.bootstrap_low and d.bootstrap_high < c.margin
-    verdict = "undecided"
-    if len(c.seeds) < MIN_SEEDS or c.same_method or not d.folds:
-        pass
-    elif c.equivalence.equivalent >= PROBABLE and within:
-        verdict = "equivalent"
-    elif _is_significant(c):
-        verdict = "better" if c.gain > 0 else "worse"
-    c = replace(c, verdict=verdict)
-    return replace(c, sentence=_sentence(results, c))
-
-
-def _is_significant(c: Comparison) -> bool:
-    return c.p_holm < LEVEL and c.difference.has_bootstrap_interval_without_zero
-
-
-def _sentence(results: Results, c: Comparison) -> str:
-    d, m = c.difference, c.metric
-    names = f"{c.entry.full_title} and {c.reference.full_title}"
-    if not d.folds:
-        return (
-            f"{names} cannot be compared by {m.title}: expected a run that both have finished, got none."
-        )
-    amount = f"{m.difference_text(d.mean)} {m.difference_unit}"
-    sample = f"{_count(d.folds, 'fold')}, {_count(max(d.seeds, 1), 'seed')}, {_count(d.cases, 'case')}"
-    what = "of Dice" if m.name == "dice" and m.difference_unit == "points" else f"of {m.title}"
-    margin = f"\u00b1{c.margin:g} {m.difference_unit}"
-    if c.same_method:
-        text = (
-            f"{names} are trainings of one method with different seeds: {amount} {what} ({sample}). "
-            "List the seeds as seeds in the study, so that they are pooled."
-        )
-    elif len(c.seeds) < MIN_SEEDS:
-        text = (
-            f"These trainings of {c.entry.full_title} differ from those of {c.reference.full_title} by "
-            f"{amount} {what} ({sample}). Undecided: with {_count(max(d.seeds, 1), 'seed')} the report "
-            "cannot tell whether the methods differ, since another training of the same method can "
-            f"differ{_spread(c)}. {_advice(c)}"
-        )
-    else:
-        numbers = (
-            f"{amount} {what} (95 % interval {m.difference_text(d.low)} to {m.difference_text(d.high)}, "
-            f"p {_p(c.p_holm)} after Holm's correction, {sample})"
-        )
-        if c.verdict == "equivalent":
-            text = (
-                f"{names} are equivalent within {margin} {what}, with probability "
-                f"{c.equivalence.equivalent:.2f}: {numbers}."
-            )
-            if _is_significant(c):
-                text += " The difference is statistically significant, but within the margin."
-        elif c.verdict in ("better", "worse"):
-            text = f"{c.entry.full_title} is {c.verdict} than {c.reference.full_title}: {numbers}."
-        else:
-            text = (
-                f"Undecided between {names}: the difference is not statistically significant, "
-                f"{numbers}; it is within {margin} with probability {c.equivalence.equivalent:.2f}. "
-                f"{_advice(c)}"
-            )
-    planned = len(results.study.folds) * len(results.seeds)
-    if d.folds * d.seeds < planned:
-        text += f" So far {d.folds * d.seeds} of {planned} runs of each."
-    if c.left_out:
-        text += f" Left out: {_count(c.left_out, 'run')} of incomplete folds or seeds."
-    return text.strip()
-
-
-def _spread(c: Comparison) -> str:
-    sd = c.difference.components.training
-    if math.isnan(sd):
-        return " by as much"
-    return (
-        f" (standard deviation between pairs of trainings {sd:.2f} {c.metric.difference_unit}, "
-        "estimated from the folds)"
-    )
-
-
-def _advice(c: Comparison) -> str:
-    seeds = seeds_for(c.difference, c.margin)
-    margin = f"\u00b1{c.margin:g} {c.metric.difference_unit}"
-    if seeds == 0:
-        return f"The variance seen does not say how many seeds would resolve {margin}; start with 3."
-    if seeds is None:
-        return (
-            f"No number of seeds would resolve {margin} on these cases and folds, given the variance "
-            "seen; it takes more folds or cases, or a wider margin."
-        )
-    return f"Given the variance seen, about {seeds} seeds would resolve {margin}."
-
-
-def _p(p: float) -> str:
-    text = p_number(p)
-    return text if text.startswith("<") else f"= {text}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")

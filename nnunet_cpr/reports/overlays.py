@@ -20,6 +20,7 @@ from matplotlib.patheffects import withStroke
 from PIL import Image
 
 from nnunet_cpr._files import read_json
+from nnunet_cpr.reports.case_files import existing, truth_file
 from nnunet_cpr.reports.comparisons import Comparison
 from nnunet_cpr.reports.figures import Drawing, draw
 from nnunet_cpr.reports.results import UNSEEDED, Results, class_key, read_dataset_json
@@ -213,14 +214,10 @@ def _find_files(
     ]
     dataset = read_dataset_json(folders[0], setting.dataset, preprocessed, raw)
     ending = str(dataset.get("file_ending", ".nii.gz"))
-    image = _existing(raw / setting.dataset / "imagesTr" / f"{case}_0000{ending}", "image")
-    truths = [raw / setting.dataset / "labelsTr" / f"{case}{ending}"]
-    if preprocessed is not None:
-        truths.insert(0, preprocessed / setting.dataset / "gt_segmentations" / f"{case}{ending}")
-    truth = next((path for path in truths if path.is_file()), truths[-1])
-    labels = [_existing(truth, "ground truth")]
+    image = existing(raw / setting.dataset / "imagesTr" / f"{case}_0000{ending}", "image")
+    labels = [truth_file(f"{case}{ending}", setting.dataset, raw, preprocessed)]
     for folder, title in zip(folders, ("the reference", "the other trainer")):
-        labels.append(_existing(folder / "validation" / f"{case}{ending}", f"prediction of {title}"))
+        labels.append(existing(folder / "validation" / f"{case}{ending}", f"prediction of {title}"))
     plans = folders[0].parent / "plans.json"
     return _Files(image, labels, dataset, is_ct(plans, setting.configuration, dataset))
 
@@ -244,12 +241,6 @@ def is_ct(plans: Path, configuration: str, dataset: Mapping[str, Any]) -> bool:
         pass  # no plans, or none of nnU-Net's: the channel's name decides
     channels = dataset.get("channel_names") or dataset.get("modality")
     return isinstance(channels, dict) and str(channels.get("0", "")).casefold() == "ct"
-
-
-def _existing(path: Path, kind: str) -> Path:
-    if not path.is_file():
-        raise FileNotFoundError(f"{kind} {path.name} not found in {path.parent.name}")
-    return path
 
 
 def _overlay(

@@ -15,9 +15,10 @@ from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.reports import plots
 from nnunet_cpr.reports.checks import warnings
-from nnunet_cpr.reports.comparisons import CAVEAT, Comparison, compare_classes
+from nnunet_cpr.reports.comparisons import Comparison, class_differences
 from nnunet_cpr.reports.figures import Drawing
 from nnunet_cpr.reports.metrics import METRICS, Metric
+from nnunet_cpr.reports.non_inferiority import NonInferiority
 from nnunet_cpr.reports.overlays import Overlay, overlays
 from nnunet_cpr.reports.plots import ForestRow, HeatMaps, Picture, Stroke
 from nnunet_cpr.reports.results import Results, Setting, full_title, in_order
@@ -31,6 +32,7 @@ from nnunet_cpr.reports.tables import (
     layout_notes,
     time_table,
 )
+from nnunet_cpr.reports.verdicts import CAVEAT
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class SettingPage:
     warnings: list[str]
     comparisons: list[Comparison]
     comparison_table: Table | None
+    components: Table | None
+    non_inferior: list[NonInferiority]
     classes: list[MetricClasses]
     cases: list[tuple[Metric, Table]]
     paired: list[PairedPlots]
@@ -89,6 +93,7 @@ def render(
     results: Results,
     main: Table,
     comparisons: list[Comparison],
+    non_inferior: list[NonInferiority],
     raw: Path | None,
     preprocessed: Path | None,
 ) -> tuple[str, list[Drawing]]:
@@ -97,7 +102,12 @@ def render(
     lines = plots.strokes(study)
     settings = [
         _setting_page(
-            results, setting, [c for c in comparisons if c.setting == setting], raw, preprocessed
+            results,
+            setting,
+            [c for c in comparisons if c.setting == setting],
+            [each for each in non_inferior if each.comparison.setting == setting],
+            raw,
+            preprocessed,
         )
         for setting in results.settings
     ]
@@ -136,6 +146,7 @@ def _setting_page(
     results: Results,
     setting: Setting,
     comparisons: list[Comparison],
+    non_inferior: list[NonInferiority],
     raw: Path | None,
     preprocessed: Path | None,
 ) -> SettingPage:
@@ -155,6 +166,8 @@ def _setting_page(
         warnings=warnings(results, setting),
         comparisons=comparisons,
         comparison_table=comparison_numbers(compared, reference) if compared else None,
+        components=component_table(compared) if compared else None,
+        non_inferior=non_inferior,
         classes=_classes(results, setting, _drawn(results, compared)),
         cases=[
             (METRICS[name], table)
@@ -192,6 +205,7 @@ def _drawn(results: Results, comparisons: list[Comparison]) -> list[Comparison]:
 def _classes(results: Results, setting: Setting, comparisons: list[Comparison]) -> list[MetricClasses]:
     """Return the classes by each metric of the study."""
     parts = []
+    differences = class_differences(results, comparisons)
     for name in results.study.metrics:
         metric = METRICS[name]
         means = class_table(results, setting, metric)
@@ -201,9 +215,12 @@ def _classes(results: Results, setting: Setting, comparisons: list[Comparison]) 
         rows: list[ForestRow] = []
         for c in mine:
             title, d = c.entry.full_title, c.difference
+            of_trainer = differences[
+                (differences["metric"] == name) & (differences["trainer"] == c.entry.trainer)
+            ]
+            columns = ["class", "difference", "interval_low", "interval_high"]
             rows += [
-                ForestRow(title, str(row["class"]), row["difference"], row["low"], row["high"])
-                for _, row in compare_classes(results, c).iterrows()
+                ForestRow(title, *row) for row in of_trainer[columns].itertuples(index=False, name=None)
             ]
             rows.append(ForestRow(title, "mean", d.mean, d.low, d.high))
         forest = []
@@ -243,7 +260,6 @@ def comparison_numbers(comparisons: list[Comparison], reference: str) -> Table:
             _p(c.p),
             _p(c.p_holm),
             *map(_probability, astuple(c.equivalence)),
-            "yes" if c.non_inferior else "not shown",
             f"{d.folds} x {d.seeds}",
             f"{c.wins} of {d.cases}",
         )
@@ -259,11 +275,23 @@ def comparison_numbers(comparisons: list[Comparison], reference: str) -> Table:
         "P(better)",
         "P(equivalent)",
         "P(worse)",
-        "not inferior",
         "folds x seeds",
         "cases better",
     )
     return Table(f"compared with {reference}", columns, tuple(lines))
+
+
+def component_table(comparisons: list[Comparison]) -> Table:
+    """Return the standard deviations of the differences by source."""
+    lines = []
+    for c in comparisons:
+        texts = (
+            "-" if math.isnan(value) else f"{value:.2f}" for value in astuple(c.difference.components)
+        )
+        unit = f"{c.metric.title}, {c.metric.difference_unit}"
+        lines.append(Line(c.entry.full_title, tuple(map(Value, (unit, *texts)))))
+    columns = ("metric", "cases", "folds", "seeds", "trainings", "residual")
+    return Table("standard deviation between", columns, tuple(lines))
 
 
 def _p(p: float) -> str:

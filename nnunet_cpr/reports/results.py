@@ -38,6 +38,8 @@ CASES = [*SETTING, "fold", "seed", "case", "class", "trainer", "dice"]
 EPOCHS = [*SETTING, "fold", "seed", "trainer", *LOG_COLUMNS]
 MEASURED = [*SETTING, "fold", "seed", "trainer", "seconds", "peak_memory_bytes", "peak_gpu_memory_bytes"]
 UNSEEDED = -1
+DAMAGE = (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError)
+"""Errors that a damaged ``summary.json`` can raise."""
 
 
 @dataclass(frozen=True)
@@ -131,10 +133,10 @@ def read_results(study: Study, results: Path, raw: Path | None, preprocessed: Pa
         here = {**setting._asdict(), "fold": run.fold, "seed": seed, "trainer": run.entry}
         try:
             labels = read_dataset_json(folder, run.dataset, preprocessed, raw).get("labels")
-            cases.append(pd.DataFrame(_read_cases(folder, labels)).assign(**here))
+            cases.append(pd.DataFrame(read_cases(folder, labels)).assign(**here))
         except FileNotFoundError:
             pass  # not validated yet
-        except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError):
+        except DAMAGE:
             notes.append(f"{_name(run)}: validation/summary.json unreadable; counts as unfinished")
         if not (log := read_logs(folder)).empty:
             epochs.append(log.assign(**here))
@@ -238,7 +240,21 @@ def _printable(text: str) -> str:
     return "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs") else c for c in text)
 
 
-def _read_cases(fold: Path, labels: Any) -> list[dict[str, Any]]:
+def read_cases(fold: Path, labels: Any) -> list[dict[str, Any]]:
+    """Return one row for each class of each validation case of a fold, sorted by case.
+
+    Args:
+        fold: nnU-Net's ``fold_X``.
+        labels: the ``labels`` of the ``dataset.json``, for the names of the classes.
+
+    Returns:
+        Rows with case, class, dice in [0, 1] or NaN, labels (those of the class or region), and
+        prediction_file and reference_file as they are in the ``summary.json``.
+
+    Raises:
+        FileNotFoundError: the fold has not been validated.
+        Exception: the ``summary.json`` is damaged, one of ``DAMAGE``.
+    """
     summary = read_json(fold / "validation" / "summary.json")
     labels = labels if isinstance(labels, dict) else {}
     names = {class_key(value): _printable(name) for name, value in labels.items()}
@@ -260,7 +276,8 @@ def _read_cases(fold: Path, labels: Any) -> list[dict[str, Any]]:
             if not (0 <= dice <= 1 or np.isnan(dice)):
                 raise ValueError(f"Dice {dice}")
             label = names.get(key, "label " + " + ".join(map(str, key)))
-            rows.append({"case": name, "class": label, "dice": dice})
+            files = {k: str(case.get(k, "")) for k in ("prediction_file", "reference_file")}
+            rows.append({"case": name, "class": label, "dice": dice, "labels": key, **files})
     if not rows:
         raise ValueError("no cases")
     return sorted(rows, key=lambda row: str(row["case"]))

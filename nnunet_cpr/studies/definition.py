@@ -26,11 +26,11 @@ _LONGEST_KEY = 200
 
 
 class StudyError(ValueError):
-    """Invalid study; the message is one line."""
+    """Invalid study; the message is one line of at most ``longest`` characters."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, longest: int = 1000) -> None:
         line = " ".join(message.splitlines())
-        super().__init__(line if len(line) <= 1000 else f"{line[:997]}...")
+        super().__init__(line if len(line) <= longest else f"{line[: longest - 3]}...")
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,12 @@ def _folder_name(text: str) -> str:
     return text
 
 
+def _as_dataset(value: Any) -> Any:
+    """Return the number of a data set as text, and anything else as it is."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if is_number and 0 <= value < 10**9 else value
+
+
 def _study_name(text: str) -> str:
     if not re.fullmatch(r"[\w.-]+", text) or not text.strip("."):
         raise ValueError("expected a name of letters, digits, '_', '-' and '.'")
@@ -135,6 +141,11 @@ def _not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
 _Text = Annotated[StrictStr, BeforeValidator(_as_text), AfterValidator(_printable)]
 _FolderName = Annotated[StrictStr, AfterValidator(_folder_name)]
 _FolderNames = Annotated[tuple[_FolderName, ...], BeforeValidator(_as_tuple), AfterValidator(_unique)]
+_Datasets = Annotated[
+    tuple[Annotated[_FolderName, BeforeValidator(_as_dataset)], ...],
+    BeforeValidator(_as_tuple),
+    AfterValidator(_unique),
+]
 _Fold = Annotated[StrictInt, Field(ge=0, lt=10**6)]
 _Seed = Annotated[StrictInt, Field(ge=0, lt=10**9)]
 _Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
@@ -204,7 +215,7 @@ class Study:
 
     Attributes:
         name: name of the study's folder.
-        datasets: nnU-Net's names, ``DatasetXXX_Name``.
+        datasets: nnU-Net's names, ``DatasetXXX_Name``, or numbers, which the command replaces by them.
         trainers: the trainers to compare.
         reference: class name of the trainer that the others are compared with; the first if empty.
         folds: numbers of the folds.
@@ -229,7 +240,7 @@ class Study:
     """
 
     name: Annotated[_Text, AfterValidator(_study_name)]
-    datasets: _FolderNames
+    datasets: _Datasets
     trainers: Annotated[
         tuple[Annotated[TrainerEntry, BeforeValidator(_as_entry)], ...],
         BeforeValidator(_as_tuple),
@@ -411,6 +422,14 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                 message = f"duplicate key {_shown(key)}"
                 raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
         return super().construct_mapping(node, deep)
+
+    def construct_yaml_int(self, node: Any) -> int:
+        """Return 17 for 017, the number in Dataset017_BTCV, which is octal in YAML 1.1."""
+        text = self.construct_scalar(node)
+        return int(text) if re.fullmatch("0[0-9]{1,8}", text) else super().construct_yaml_int(node)
+
+
+_UniqueKeyLoader.add_constructor("tag:yaml.org,2002:int", _UniqueKeyLoader.construct_yaml_int)
 
 
 _STUDY: pydantic.TypeAdapter[Study] = pydantic.TypeAdapter(Study)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from nnunet_cpr._files import read_json
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
-from nnunet_cpr.studies.definition import Study, StudyError
+from nnunet_cpr.nnunet.trainer_search import EXTERNAL_TRAINERS, external_trainers, missing_trainers
+from nnunet_cpr.studies.definition import Run, Study, StudyError
 from nnunet_cpr.studies.run_state import write_json
 
 _FOLDS = 5
@@ -61,60 +62,100 @@ def dataset_name(given: str, folders: Mapping[str, str]) -> str:
     return found[0]
 
 
-def prepare_study_data(study: Study, folders: Mapping[str, str], logs: Path, processes: int) -> None:
-    """Plan, preprocess and split the data sets with nnU-Net where this has not been done.
+@dataclass(frozen=True)
+class Step:
+    """Command of nnU-Net that prepares a data set.
+
+    Attributes:
+        command: its name and arguments.
+        log: name of its log without suffix.
+    """
+
+    command: tuple[str, ...]
+    log: str
+
+
+def check_study_data(study: Study, folders: Mapping[str, str], processes: int) -> list[Step]:
+    """Check a study's trainers, data sets and folds as far as possible without changing a file.
+
+    Returns:
+        The steps before the first training.
 
     Raises:
         StudyError: a data set, its plans, a trainer or a fold is missing.
-        CommandFailed: nnU-Net's planning or preprocessing failed.
     """
     if not study.datasets:
         raise StudyError(f"study {study.name}: expected a data set, got none; add --dataset")
     _find_trainers(study)
+    steps = [
+        step
+        for dataset, plans in product(study.datasets, study.plans)
+        for step in _preparation_steps(dataset, plans, study.configurations, folders, processes)
+    ]
     for dataset in study.datasets:
-        home = Path(folders["nnUNet_preprocessed"]) / dataset
+        _check_folds(study, dataset, folders)
+    return steps
+
+
+def prepare_study_data(study: Study, folders: Mapping[str, str], logs: Path, processes: int) -> None:
+    """Plan, preprocess and split the data sets with nnU-Net where this has not been done.
+
+    Args:
+        study: a study that :func:`check_study_data` accepts.
+        folders: nnU-Net's folders by the names of their environment variables.
+        logs: folder for the logs of nnU-Net's commands.
+        processes: number of parallel processes.
+
+    Raises:
+        StudyError: a data set, its plans or a fold is missing.
+        CommandFailed: nnU-Net's planning or preprocessing failed.
+    """
+    environment = {k: v for k, v in os.environ.items() if k != "nnUNet_n_proc_DA"} | dict(folders)
+    for dataset in study.datasets:
         for plans in study.plans:
-            _plan_and_preprocess(dataset, plans, study.configurations, folders, logs, processes)
-        _split(home)
-        count = len(_entries(home / "splits_final.json", list))
-        for fold in study.folds:
-            if fold >= count:
-                raise StudyError(f"fold {fold}: {dataset} has folds 0 to {count - 1} only")
+            for step in _preparation_steps(dataset, plans, study.configurations, folders, processes):
+                run(list(step.command), logs / f"{step.log}.log", environment)
+        _split(Path(folders["nnUNet_preprocessed"]) / dataset)
+        _check_folds(study, dataset, folders)
+
+
+def _check_folds(study: Study, dataset: str, folders: Mapping[str, str]) -> None:
+    """Check that the folds exist, or will exist in nnU-Net's own split."""
+    home = Path(folders["nnUNet_preprocessed"]) / dataset
+    splits = home / "splits_final.json"
+    count = len(_entries(splits, list)) if splits.exists() else _FOLDS
+    for fold in study.folds:
+        if fold >= count:
+            raise StudyError(f"fold {fold}: {dataset} has folds 0 to {count - 1} only")
+    raw = Path(folders["nnUNet_raw"]) / dataset
+    if not splits.exists() and (raw / "labelsTr").is_dir():
+        _check_number_of_cases(splits, len(_cases(raw, "labelsTr")))
 
 
 def _find_trainers(study: Study) -> None:
-    """Search all trainers as nnU-Net does, so that a wrong name is found before the first training."""
-    from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
-
-    from nnunet_cpr.names import WrongName
-    from nnunet_cpr.names.trainer_name import parse_trainer_name
-
-    for entry in study.trainers:
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):  # it prints every folder it searches
-                recursive_find_trainer_class_by_name(entry.trainer)
-        except RuntimeError as error:
-            try:
-                parse_trainer_name(entry.trainer)
-                advice = "for a trainer of your own set nnUNet_extTrainer to its folder"
-            except WrongName as almost:
-                advice = str(almost)
-            raise StudyError(f"trainer {entry.trainer}: not found by nnU-Net; {advice}") from error
+    """Search all trainers as nnU-Net does, so that wrong names are found before the first training."""
+    missing = missing_trainers(entry.trainer for entry in study.trainers)
+    if missing:
+        names = "; ".join(f"{name} ({hint})" if hint else name for name, hint in missing.items())
+        raise StudyError(
+            f"trainers not found by nnU-Net: {names}; for a trainer of your own set {EXTERNAL_TRAINERS} "
+            f"to its folder, now {external_trainers()}",
+            longest=10_000,
+        )
 
 
-def _plan_and_preprocess(
-    dataset: str,
-    plans: str,
-    configurations: Sequence[str],
-    folders: Mapping[str, str],
-    logs: Path,
-    processes: int,
-) -> None:
+def _preparation_steps(
+    dataset: str, plans: str, configurations: Sequence[str], folders: Mapping[str, str], processes: int
+) -> Iterator[Step]:
+    """Yield the commands that are still to run.
+
+    If the caller runs each before it asks for the next, the new plans are checked, too.
+    """
     home = Path(folders["nnUNet_preprocessed"]) / dataset
     file = home / f"{plans}.json"
     raw = Path(folders["nnUNet_raw"]) / dataset
-    environment = {k: v for k, v in os.environ.items() if k != "nnUNet_n_proc_DA"} | dict(folders)
     number = dataset[len("Dataset") :].split("_")[0]
+    in_parallel = ("-np", str(processes))
     if not file.exists():
         if not (raw / "dataset.json").exists():
             raise StudyError(
@@ -125,37 +166,44 @@ def _plan_and_preprocess(
             raise StudyError(
                 f"{dataset}: no plans {plans}; run nnUNetv2_plan_experiment to write {file}"
             )
-        run(
-            ["nnUNetv2_extract_fingerprint", "-d", number, "--verify_dataset_integrity"]
-            + ["-np", str(processes)],
-            logs / f"{dataset}__fingerprint.log",
-            environment,
+        yield Step(
+            ("nnUNetv2_extract_fingerprint", "-d", number, "--verify_dataset_integrity", *in_parallel),
+            f"{dataset}__fingerprint",
         )
-        run(
-            ["nnUNetv2_plan_experiment", "-d", number, "-pl", _PLANNERS[plans]],
-            logs / f"{dataset}__{plans}__plan.log",
-            environment,
+        yield Step(
+            ("nnUNetv2_plan_experiment", "-d", number, "-pl", _PLANNERS[plans]),
+            f"{dataset}__{plans}__plan",
         )
     for configuration in configurations:
-        known = _entries(file, dict).get("configurations")
-        if not isinstance(known, dict) or not all(isinstance(each, dict) for each in known.values()):
-            raise _damaged(file, "no configurations")
-        if configuration not in known:
-            raise StudyError(
-                f"{dataset}: unknown configuration {configuration} of {plans}; choose from "
-                f"{', '.join(known)}"
-            )
-        if not _is_preprocessed(home, file, known, configuration):
-            run(
-                ["nnUNetv2_preprocess", "-d", number, "-plans_name", plans, "-c", configuration]
-                + ["-np", str(processes)],
-                logs / f"{dataset}__{plans}__{configuration}__preprocess.log",
-                environment,
+        if not file.exists() or not _is_preprocessed(home, file, configuration):
+            yield Step(
+                ("nnUNetv2_preprocess", "-d", number, "-plans_name", plans, "-c", configuration)
+                + in_parallel,
+                f"{dataset}__{plans}__{configuration}__preprocess",
             )
 
 
-def _is_preprocessed(home: Path, plans: Path, known: dict[str, dict], configuration: str) -> bool:
+def is_preprocessed(run: Run, folders: Mapping[str, str]) -> bool:
+    """Return True if the data set of a run is planned and preprocessed.
+
+    Raises:
+        StudyError: the plans are damaged or do not have the configuration.
+    """
+    home = Path(folders["nnUNet_preprocessed"]) / run.dataset
+    plans = home / f"{run.plans}.json"
+    return plans.exists() and _is_preprocessed(home, plans, run.configuration)
+
+
+def _is_preprocessed(home: Path, plans: Path, configuration: str) -> bool:
     """Return True if every case with a label in ``gt_segmentations`` is preprocessed."""
+    known = _entries(plans, dict).get("configurations")
+    if not isinstance(known, dict) or not all(isinstance(each, dict) for each in known.values()):
+        raise _damaged(plans, "no configurations")
+    if configuration not in known:
+        raise StudyError(
+            f"{home.name}: unknown configuration {configuration} of {plans.stem}; choose from "
+            f"{', '.join(known)}"
+        )
     identifier = None
     name: str | None = configuration
     rest = dict(known)
@@ -168,13 +216,22 @@ def _is_preprocessed(home: Path, plans: Path, known: dict[str, dict], configurat
     return bool(cases) and cases == set(_cases(home))
 
 
-def _cases(home: Path) -> list[str]:
-    description = home / "dataset.json"
+def _cases(folder: Path, labels: str = "gt_segmentations") -> list[str]:
+    """Return the names of the cases that have a label in a subfolder."""
+    description = folder / "dataset.json"
     ending = _entries(description, dict).get("file_ending")
     if not isinstance(ending, str):
         raise _damaged(description, "no file_ending")
-    files = sorted((home / "gt_segmentations").glob(f"*{ending}"))
+    files = sorted((folder / labels).glob(f"*{ending}"))
     return sorted(path.name.removesuffix(ending) for path in files)
+
+
+def _check_number_of_cases(splits: Path, count: int) -> None:
+    if count < _FOLDS:
+        raise StudyError(
+            f"{splits.parent.name}: expected at least {_FOLDS} training cases for nnU-Net's {_FOLDS} "
+            f"folds, got {count}; write a split of your own to {splits}"
+        )
 
 
 def _split(home: Path) -> None:
@@ -185,11 +242,7 @@ def _split(home: Path) -> None:
     from nnunetv2.utilities.crossval_split import generate_crossval_split
 
     cases = _cases(home)
-    if len(cases) < _FOLDS:
-        raise StudyError(
-            f"{home.name}: expected at least {_FOLDS} training cases for nnU-Net's {_FOLDS} folds, got "
-            f"{len(cases)}; write a split of your own to {file}"
-        )
+    _check_number_of_cases(file, len(cases))
     splits = generate_crossval_split(cases, seed=12345, n_splits=_FOLDS)
     write_json(file, [{k: list(map(str, v)) for k, v in split.items()} for split in splits])
 

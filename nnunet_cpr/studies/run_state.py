@@ -8,11 +8,11 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from filelock import FileLock, Timeout
@@ -21,6 +21,9 @@ from nnunet_cpr._files import atomic_write, read_json
 from nnunet_cpr.nnunet.commands import last_lines
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint, read_logs
 from nnunet_cpr.studies.definition import Run
+
+if TYPE_CHECKING:
+    from nnunet_cpr.names.trainer_name import TrainerName
 
 _PROCESS = ".study_running.json"
 _LOCK = ".study.lock"
@@ -47,7 +50,8 @@ class State:
         epoch: number of finished epochs.
         epochs: planned number of epochs; None if the trainer's name does not give it.
         pseudo_dice: nnU-Net's pseudo Dice of the last epoch, mean over the classes, in [0, 1].
-        seconds_left: estimated training time left, from the median epoch.
+        epoch_seconds: median time of an epoch.
+        seconds_left: estimated training time left of a running run, from the median epoch.
         dice: mean foreground Dice of the validation, in [0, 1].
         reason: last lines of the log of a failed run.
     """
@@ -56,6 +60,7 @@ class State:
     epoch: int = 0
     epochs: int | None = None
     pseudo_dice: float | None = None
+    epoch_seconds: float | None = None
     seconds_left: float | None = None
     dice: float | None = None
     reason: tuple[str, ...] = ()
@@ -101,20 +106,21 @@ def state_of(run: Run, paths: StudyPaths, queued: frozenset[str] = frozenset()) 
         queued: keys of the runs in Slurm's queue.
     """
     folder = run.folder(paths.results)
-    epoch, pseudo_dice, seconds = _progress(folder)
-    epochs = _planned_epochs(run.trainer)
+    epoch, pseudo_dice, seconds = progress(folder)
+    state = State(Stage.WAITING, epoch, _planned_epochs(run.trainer), pseudo_dice, seconds)
     dice = validation_dice(folder)
     if dice is not None:
-        return State(Stage.DONE, epoch, epochs, pseudo_dice, dice=dice)
+        return replace(state, stage=Stage.DONE, dice=dice)
     if is_running(run, paths):
+        epochs = state.epochs
         left = None if epochs is None or seconds is None else max(epochs - epoch, 0) * seconds
-        return State(Stage.RUNNING, epoch, epochs, pseudo_dice, left)
+        return replace(state, stage=Stage.RUNNING, seconds_left=left)
     if run.key in queued:
-        return State(Stage.QUEUED, epoch, epochs, pseudo_dice)
+        return replace(state, stage=Stage.QUEUED)
     if paths.failure(run).exists():
         lines = tuple(last_lines(paths.failure(run), 6))
-        return State(Stage.FAILED, epoch, epochs, pseudo_dice, reason=lines)
-    return State(Stage.STOPPED if epoch else Stage.WAITING, epoch, epochs, pseudo_dice)
+        return replace(state, stage=Stage.FAILED, reason=lines)
+    return replace(state, stage=Stage.STOPPED if epoch else Stage.WAITING)
 
 
 def validation_dice(fold: Path) -> float | None:
@@ -129,15 +135,22 @@ def validation_dice(fold: Path) -> float | None:
     return dice if 0 <= dice <= 1 or math.isnan(dice) else None
 
 
-def _planned_epochs(trainer: str) -> int | None:
+def parse_trainer(name: str) -> TrainerName | None:
+    """Return the settings of a trainer of this package, None for all other names."""
     from nnunet_cpr.names import WrongName
-    from nnunet_cpr.names.trainer_name import DEFAULT_EPOCHS, parse_trainer_name
+    from nnunet_cpr.names.trainer_name import parse_trainer_name
 
     try:
-        ours = parse_trainer_name(trainer)
+        return parse_trainer_name(name)
     except WrongName:
-        ours = None  # a trainer of another package with a similar name
+        return None  # a trainer of another package with a similar name
+
+
+def _planned_epochs(trainer: str) -> int | None:
+    ours = parse_trainer(trainer)
     if ours is not None:
+        from nnunet_cpr.names.trainer_name import DEFAULT_EPOCHS
+
         return ours.epochs or DEFAULT_EPOCHS
     named = re.search(r"_(\d{1,9})epochs?(?:_|$)", trainer)
     if named:
@@ -145,7 +158,7 @@ def _planned_epochs(trainer: str) -> int | None:
     return 1000 if trainer == "nnUNetTrainer" else None
 
 
-def _progress(fold: Path) -> tuple[int, float | None, float | None]:
+def progress(fold: Path) -> tuple[int, float | None, float | None]:
     """Return the number of finished epochs, the last pseudo Dice, and the median epoch's seconds."""
     stats = ((log, log.stat()) for log in fold.glob("training_log_*.txt"))
     return _progress_in(fold, frozenset((log, stat.st_size, stat.st_mtime_ns) for log, stat in stats))

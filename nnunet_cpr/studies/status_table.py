@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 
 from rich.console import Group, RenderableType
@@ -12,11 +12,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from nnunet_cpr.studies.definition import Run, Study
+from nnunet_cpr.studies.estimates import LONGEST_SECONDS, TimeLeft
 from nnunet_cpr.studies.executors import queued_runs
 from nnunet_cpr.studies.run_state import Stage, State, StudyPaths, state_of
 
-_LONGEST_SHOWN = 3e9
-"""Seconds; a longer estimate comes from a damaged log."""
 _COLOURS = {
     Stage.DONE: "green",
     Stage.RUNNING: "cyan",
@@ -31,31 +30,32 @@ def states(study: Study, paths: StudyPaths) -> dict[Run, State]:
     return {run: state_of(run, paths, queued) for run in study.runs()}
 
 
-def status_table(study: Study, found: Mapping[Run, State]) -> RenderableType:
-    """Return a table with one line for each run, and below it the reasons of failures."""
-    varying = {"data set": study.datasets, "configuration": study.configurations, "plans": study.plans}
-    several = {heading: len(values) > 1 for heading, values in varying.items()}
-    lines = Table(title=f"Study {study.name}: {summary(found.values())}")
-    for heading in several:
-        if several[heading]:
-            lines.add_column(heading)
-    lines.add_column("fold", justify="right")
-    if study.seeds:
-        lines.add_column("seed", justify="right")
+def status_table(
+    study: Study, found: Mapping[Run, State], left: TimeLeft | None = None
+) -> RenderableType:
+    """Return a table with one line for each run, and below it the reasons of failures.
+
+    Args:
+        study: the study.
+        found: the states of its runs.
+        left: time left of the study, for the title.
+    """
+    columns = varying_columns(study)
+    title = f"Study {study.name}: {summary(found.values())}"
+    lines = Table(title=f"{title}; {left}" if left is not None and str(left) else title)
+    for heading in columns:
+        lines.add_column(heading, justify="right" if heading in ("fold", "seed") else "left")
     lines.add_column("trainer", overflow="fold")
     for heading in ("", "epoch", "pseudo Dice", "Dice"):
         lines.add_column(heading, justify="left" if heading == "" else "right")
     lines.add_column("")
     for run, state in found.items():
-        values = (run.dataset, run.configuration, run.plans)
-        names = [value for value, is_shown in zip(values, several.values()) if is_shown]
+        names = [value_of(run) for value_of in columns.values()]
         colour = _COLOURS.get(state.stage)
         stage = state.stage.value + _time_left(state)
         planned = "?" if state.epochs is None else str(state.epochs)
         lines.add_row(
             *names,
-            str(run.fold),
-            *([str(run.seed)] if study.seeds else []),
             escape(study.entry(run.entry).full_title),
             ProgressBar(total=state.epochs or 1000, completed=state.epoch, width=10),
             f"{state.epoch}/{planned}",
@@ -64,6 +64,18 @@ def status_table(study: Study, found: Mapping[Run, State]) -> RenderableType:
             f"[{colour}]{stage}[/]" if colour else stage,
         )
     return Group(lines, *_failures(study, found))
+
+
+def varying_columns(study: Study) -> dict[str, Callable[[Run], str]]:
+    """Return the columns that distinguish runs of a trainer: a function of the run by heading."""
+    columns: dict[str, tuple[bool, Callable[[Run], str]]] = {
+        "data set": (len(study.datasets) > 1, lambda run: run.dataset),
+        "configuration": (len(study.configurations) > 1, lambda run: run.configuration),
+        "plans": (len(study.plans) > 1, lambda run: run.plans),
+        "fold": (True, lambda run: str(run.fold)),
+        "seed": (bool(study.seeds), lambda run: str(run.seed)),
+    }
+    return {heading: value_of for heading, (is_shown, value_of) in columns.items() if is_shown}
 
 
 def summary(found: Iterable[State]) -> str:
@@ -100,6 +112,6 @@ def _time_left(state: State) -> str:
         return ""
     if state.epochs is not None and state.epoch >= state.epochs:
         return ", validating"
-    if state.seconds_left is None or state.seconds_left > _LONGEST_SHOWN:
+    if state.seconds_left is None or state.seconds_left > LONGEST_SECONDS:
         return ""
     return f", {timedelta(seconds=round(state.seconds_left))} left"

@@ -76,9 +76,13 @@ class Worker:
         run = self.run
         return [
             *("nnUNetv2_train", run.dataset, run.configuration, str(run.fold), option),
-            *("-tr", run.trainer, "-p", run.plans, "-device", self.device or _default_device()),
+            *("-tr", run.trainer, "-p", run.plans, "-device", self.nnunet_device()),
             *self.options,
         ]
+
+    def nnunet_device(self) -> str:
+        """Return nnU-Net's ``-device``."""
+        return self.device or _default_device()
 
     def _train_and_validate(self) -> None:
         fold = self.run.folder(self.paths.results)

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from nnunet_cpr import __version__
 from nnunet_cpr.cli import app
-from nnunet_cpr.cli import study as cli_study
 from nnunet_cpr.cli._errors import report_errors
+from nnunet_cpr.cli._study_options import parse_minutes
 from nnunet_cpr.names.trainer_name import FAMILIES
 from nnunet_cpr.nnunet import doctor
 from nnunet_cpr.nnunet.commands import CommandFailed, run
@@ -162,10 +162,10 @@ def test_demo_prints_a_table_and_keeps_figures(tmp_path: Path) -> None:
     [("90", 90), ("90:30", 91), ("24:00:00", 1440), ("2-0", 2880), ("1-12:30", 2190), ("0:00:01", 1)],
 )
 def test_slurm_times_are_parsed(text: str, minutes: int) -> None:
-    assert cli_study._parse_minutes(text) == minutes
+    assert parse_minutes(text) == minutes
 
 
 @pytest.mark.parametrize("text", ["", "-5", "x", "1-", "1:2:3:4", "1:", "1.5"])
 def test_invalid_slurm_times_are_refused(text: str) -> None:
     with pytest.raises(StudyError, match="--time: expected minutes"):
-        cli_study._parse_minutes(text)
+        parse_minutes(text)

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES
+from nnunet_cpr.studies.definition import Study, load
 from tests.helpers.workspace import PLANS, Workspace
 
 COMMAND = [sys.executable, "-c", "from nnunet_cpr.cli import main; main()"]
@@ -29,9 +30,15 @@ class StudyRun:
         self.space = space
         self.file = space.folder / f"{name}.yaml"
         self.logs = space.folder / "nnUNet_results" / "studies" / name / "logs"
-        content = {"datasets": space.dataset, "plans": PLANS, "folds": folds, "trainers": trainers}
-        self.file.write_text(yaml.safe_dump(content))
+        self._content = {"datasets": space.dataset, "plans": PLANS, "folds": folds}
+        self.set_trainers(trainers)
         self.environment = dict(space.environment)
+
+    def set_trainers(self, trainers: list[str]) -> None:
+        self.file.write_text(yaml.safe_dump({**self._content, "trainers": trainers}))
+
+    def study(self) -> Study:
+        return load(str(self.file))
 
     def start(self, *options: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -48,14 +55,23 @@ class StudyRun:
 
     def refusal(self, *options: str) -> str:
         """Return the error of a failing command that is run in this process."""
+        return self.here("run", str(self.file), *options, status=1)
+
+    def preview(self, *options: str) -> str:
+        """Return the output of a dry run in this process."""
+        return self.here("run", str(self.file), "--dry-run", *options)
+
+    def here(self, *arguments: str, status: int = 0) -> str:
+        """Return the output of a command of ``nnunet-cpr study`` that is run in this process."""
         with pytest.MonkeyPatch.context() as patch:
             for name in FOLDER_VARIABLES:
                 patch.delenv(name, raising=False)
             for name, value in self.environment.items():
                 if name.startswith("nnUNet_"):
                     patch.setenv(name, value)
-            done = CliRunner().invoke(app, ["study", "run", str(self.file), *options])
-        assert done.exit_code == 1, done.output
+            patch.setenv("COLUMNS", "200")
+            done = CliRunner().invoke(app, ["study", *arguments])
+        assert done.exit_code == status, done.output
         return done.output
 
     def command(self, name: str, *options: str) -> str:

@@ -7,7 +7,6 @@ import pytest
 import SimpleITK as sitk
 from PIL import Image
 
-from nnunet_cpr.reports.comparisons import compare_all
 from nnunet_cpr.reports.overlays import (
     _crop,
     _draw,
@@ -17,6 +16,7 @@ from nnunet_cpr.reports.overlays import (
     overlays,
 )
 from nnunet_cpr.reports.results import read_results
+from nnunet_cpr.reports.verdicts import compare_all
 from tests.helpers.report_folds import DATASET, both, sphere, study, whole, write_fold, write_volume
 
 YELLOW = (0xF0, 0xE4, 0x42)

@@ -5,20 +5,17 @@ import numpy as np
 import pytest
 
 from nnunet_cpr.nnunet.fold_files import read_logs
-from nnunet_cpr.reports.comparisons import compare_all
 from nnunet_cpr.reports.results import (
     ReportError,
     Setting,
     case_means,
     class_key,
-    fold_means,
     read_results,
+    run_means,
     strip_ending,
 )
-from nnunet_cpr.studies.definition import TrainerEntry
 from tests.helpers.report_folds import (
     DATASET,
-    LABELS,
     NAN,
     both,
     study,
@@ -61,7 +58,7 @@ def test_means_match_nnunet_and_ignore_nan(tmp_path):
     )
     cases = read(study("A"), tmp_path).cases
     # liver (0.2 + 0.6) / 2 = 0.4, kidney 0.9: mean 0.65; not the mean of the cases' means.
-    assert fold_means(cases)["dice"].tolist() == pytest.approx([0.65])
+    assert run_means(cases)["dice"].tolist() == pytest.approx([0.65])
     np.testing.assert_allclose(case_means(cases)["dice"], [0.2, 0.75, NAN])
 
 
@@ -104,7 +101,7 @@ def test_fold_is_finished_after_validation(tmp_path):
 
 def test_study_without_results_is_refused(tmp_path):
     write_log(tmp_path / DATASET / "A__nnUNetPlans__3d_fullres" / "fold_0", {0: (1, 1, 0, 5)})
-    with pytest.raises(ReportError, match="study toy: no fold has finished") as error:
+    with pytest.raises(ReportError, match="study toy: no run has finished") as error:
         read(study("A"), tmp_path)
     assert "\n" not in str(error.value)
     with pytest.raises(ReportError, match="expected a data set"):
@@ -137,8 +134,8 @@ def test_incomplete_history_rows_are_ignored(tmp_path):
     write_history(folder)
     path = folder / "cpr_history.csv"
     path.write_text(path.read_text()[:-9] + "\nx,1,stage.0.weight,0.1,0.1,0.1\n")
-    fold, history = read(study("A"), tmp_path).histories[SETTING, "A"]
-    assert fold == 0 and len(history) == 5 * 4 - 1
+    run, history = read(study("A"), tmp_path).histories[SETTING, "A"]
+    assert run.fold == 0 and len(history) == 5 * 4 - 1
     path.write_text("nonsense\n\x00")
     results = read(study("A"), tmp_path)
     assert not results.histories and "cpr_history.csv unreadable" in results.notes[0]
@@ -154,50 +151,25 @@ def test_missing_measurements_are_nan(tmp_path):
     assert math.isnan(row["peak_gpu_memory_bytes"])
 
 
-def comparisons(planned, results):
-    return {c.entry.trainer: c for c in compare_all(read(planned, results))}
+def test_runs_of_seeds_are_pooled_under_the_trainer(tmp_path):
+    trainer = "nnUNetTrainerCPR"
+    for seed, fold in ((1, 0), (1, 1), (2, 0)):
+        write_fold(tmp_path, f"{trainer}_seed{seed}", fold, {f"c{fold}": both(0.1 * seed)})
+    results = read(study(trainer, seeds=(1, 2)), tmp_path)
+    assert set(results.cases["trainer"]) == {trainer}
+    assert results.finished_runs(SETTING, trainer) == [(0, 1), (0, 2), (1, 1)]
+    assert results.finished(SETTING, trainer) == [0]
+    means = run_means(results.cases).set_index(["fold", "seed"])["dice"]
+    assert means.to_dict() == pytest.approx({(0, 1): 0.1, (1, 1): 0.1, (0, 2): 0.2})
+    run = results.run(SETTING, 0, trainer, 2)
+    assert (run.trainer, run.entry, run.seed) == (f"{trainer}_seed2", trainer, 2)
 
 
-def test_comparisons_use_cases_of_common_folds(tmp_path):
-    names = [f"c{i}" for i in range(8)]
-    for fold in (0, 1):
-        write_fold(tmp_path, "A", fold, {f"{n}{fold}": both(0.5) for n in names})
-    write_fold(tmp_path, "B", 0, {f"{n}0": both(0.6 + 0.01 * i) for i, n in enumerate(names)})
-    write_fold(tmp_path, "C", 0, {f"{n}0": both(0.5) for n in names})
-    found = comparisons(study("A", "B", "C", "D"), tmp_path)
-    b = found["B"]
-    assert b.folds == [0] and b.paired.cases == 8 and b.left_out == 0
-    assert b.paired.difference == pytest.approx(np.mean([10 + i for i in range(8)]))
-    assert b.paired.p == pytest.approx(2 / 2**8) and b.p_holm == pytest.approx(2 * 2 / 2**8)
-    assert (b.paired.wins, b.paired.ties, b.paired.losses) == (8, 0, 0)
-    assert "B is better" in b.sentence and "So far 1 of 2 folds." in b.sentence
-    assert (
-        found["C"].p_holm == 1
-        and "No statistically significant difference between C and A was found: +0.00"
-        in found["C"].sentence
-    )
-    assert found["D"].paired.cases == 0 and "cannot be compared" in found["D"].sentence
-
-
-def test_case_with_one_dice_is_left_out(tmp_path):
-    some = {f"c{i}": both(0.5 + 0.01 * i) for i in range(7)}
-    nothing = {"1": NAN, "2": NAN}
-    write_fold(tmp_path, "A", 0, {**some, "x": nothing, "y": nothing, "only_a": both(0.5)})
-    write_fold(tmp_path, "B", 0, {**some, "x": nothing, "y": both(0)})
-    (b,) = comparisons(study("A", "B"), tmp_path).values()
-    assert b.paired.cases == 7 and b.left_out == 2
-    assert "Left out: 2 cases with a Dice from one of the two only." in b.sentence
-
-
-def test_holm_family_is_the_data_set(tmp_path):
-    names = [f"c{i}" for i in range(6)]
-    datasets = (DATASET, "Dataset002_Other")
-    for dataset in datasets:
-        for configuration in ("2d", "3d_fullres"):
-            for position, trainer in enumerate("AB"):
-                dice = {n: both(0.5 + position * 0.01 * (i + 1)) for i, n in enumerate(names)}
-                write_fold(tmp_path, trainer, 0, dice, dataset, configuration, LABELS)
-    planned = study("A", TrainerEntry("B"), datasets=datasets, configurations=("2d", "3d_fullres"))
-    found = compare_all(read(planned, tmp_path))
-    assert len(found) == 4
-    assert [c.p_holm for c in found] == pytest.approx([2 * 2 / 2**6] * 4)
+def test_ratio_of_test_to_training_cases_is_read_from_the_split(tmp_path):
+    write_fold(tmp_path, "A", 0, {"a": both(0.5)})
+    assert read(study("A"), tmp_path).ratios == {DATASET: 1 / 4}
+    splits = [{"train": ["a", "b"], "val": ["c"]}, {"train": ["c"], "val": ["a"]}]
+    write_json(tmp_path / "pre" / DATASET / "splits_final.json", splits)
+    assert read_results(study("A"), tmp_path, None, tmp_path / "pre").ratios == {DATASET: 0.75}
+    write_json(tmp_path / "pre" / DATASET / "splits_final.json", [{"train": []}])
+    assert read_results(study("A"), tmp_path, None, tmp_path / "pre").ratios == {DATASET: 1 / 4}

@@ -1,68 +1,272 @@
-"""Statistics against calculations by hand that share no code with the package."""
+"""Statistics against calculations that share no code with the package."""
 
-import itertools
 import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
+from scipy import integrate, stats
 
 from nnunet_cpr.reports.statistics import (
-    MIN_CASES,
-    Paired,
+    Components,
     compare,
+    corrected_t_test,
+    crossed_bootstrap,
+    equivalence,
+    fold_seed_test,
     holm,
-    mean_interval,
+    non_inferiority,
     p_number,
-    rank_correlation,
-    signed_rank,
-    verdict,
+    seeds_for,
+    variance_components,
 )
 from tests.helpers.examples import examples
 
 NAN = float("nan")
-# Dice in percent to two decimals: no differences that are nothing but rounding.
-dice = st.integers(0, 10000).map(lambda n: n / 100)
-values = arrays(np.float64, st.shared(st.integers(6, 24), key="n"), elements=dice)
+# Differences in points to two decimals: none that is nothing but rounding.
+points = st.integers(-500, 500).map(lambda n: n / 100)
+trainings = st.lists(points, min_size=2, max_size=15).filter(lambda values: len(set(values)) > 1)
+ratios = st.sampled_from([1 / 4, 1 / 2, 1.0, 1 / 9])
 
 
-def exact_signed_rank(differences):
-    """All 2^n signs of the ranks."""
-    ranks = np.argsort(np.argsort(np.abs(differences))) + 1
-    observed = sum(r for r, d in zip(ranks, differences) if d > 0)
-    expected = ranks.sum() / 2
-    sums = [
-        sum(r for r, s in zip(ranks, signs) if s)
-        for signs in itertools.product([0, 1], repeat=len(ranks))
+def t_density(x, df, mean, scale):
+    """Student's t density from its formula."""
+    constant = math.gamma((df + 1) / 2) / (math.gamma(df / 2) * math.sqrt(df * math.pi) * scale)
+    return constant * (1 + ((x - mean) / scale) ** 2 / df) ** (-(df + 1) / 2)
+
+
+def probability(low, high, df, mean, scale):
+    """Integral of the density, with the substitution x = mean + scale * tan(u)."""
+    ends = [math.atan((x - mean) / scale) if math.isfinite(x) else math.copysign(math.pi / 2, x)
+            for x in (low, high)]  # fmt: skip
+    return integrate.quad(
+        lambda u: t_density(mean + scale * math.tan(u), df, mean, scale) * scale / math.cos(u) ** 2,
+        *ends,
+        epsabs=1e-12,
+    )[0]
+
+
+def scale_by_hand(values, ratio):
+    n = len(values)
+    mean = sum(values) / n
+    variance = sum((v - mean) ** 2 for v in values) / (n - 1)
+    return mean, math.sqrt(variance * (1 / n + ratio))
+
+
+@examples(30, search=300)
+@given(trainings, ratios)
+def test_corrected_t_test_matches_integrated_density(values, ratio):
+    mean, scale = scale_by_hand(values, ratio)
+    low, high, p = corrected_t_test(np.array(values), ratio)
+    df = len(values) - 1
+    assert p == pytest.approx(2 * probability(abs(mean), math.inf, df, 0, scale), abs=1e-8)
+    assert probability(low, high, df, mean, scale) == pytest.approx(0.95, abs=1e-8)
+    assert low + high == pytest.approx(2 * mean, abs=1e-9)
+
+
+def test_corrected_t_test_without_correction_is_the_paired_t_test():
+    values = np.array([0.3, -0.1, 0.4, 0.2, 0.25])
+    expected = stats.ttest_1samp(values, 0)
+    interval = expected.confidence_interval()
+    assert corrected_t_test(values, 0) == pytest.approx((interval.low, interval.high, expected.pvalue))
+
+
+def test_corrected_t_test_matches_published_formula():
+    # Bouckaert and Frank: t = mean / sqrt((1 / (k r) + n2 / n1) s^2) with k r - 1 degrees of freedom.
+    values = np.array([1.0, 2.0, 3.0, 2.0])
+    t = 2 / math.sqrt((1 / 4 + 1 / 9) * (2 / 3))
+    assert corrected_t_test(values, 1 / 9)[2] == pytest.approx(2 * stats.t.sf(t, 3))
+
+
+@examples(30, search=300)
+@given(trainings, ratios, st.sampled_from([0.1, 0.5, 2.0]))
+def test_equivalence_matches_integrated_posterior(values, ratio, margin):
+    mean, scale = scale_by_hand(values, ratio)
+    df = len(values) - 1
+    found = equivalence(np.array(values), ratio, margin)
+    assert found.equivalent == pytest.approx(probability(-margin, margin, df, mean, scale), abs=1e-8)
+    assert found.better == pytest.approx(probability(margin, math.inf, df, mean, scale), abs=1e-8)
+    assert found.better + found.equivalent + found.worse == pytest.approx(1)
+
+
+def test_equal_trainings_are_equivalent_with_certainty():
+    same = np.zeros(6)
+    assert corrected_t_test(same, 0.25) == (0, 0, 1)
+    assert equivalence(same, 0.25, 0.1).equivalent == 1
+    assert equivalence(same + 0.2, 0.25, 0.1).better == 1
+    assert non_inferiority(same, 0.25, 0.1) == (0, 0)
+
+
+@examples(30, search=200)
+@given(trainings, ratios)
+def test_non_inferiority_is_one_side_of_the_interval(values, ratio):
+    mean, scale = scale_by_hand(values, ratio)
+    df = len(values) - 1
+    low, p = non_inferiority(np.array(values), ratio, 0.5)
+    assert probability(-math.inf, low, df, mean, scale) == pytest.approx(0.05, abs=1e-8)
+    assert p == pytest.approx(probability(0.5, math.inf, df, -mean, scale), abs=1e-8)
+    assert (low > -0.5) == (p < 0.05)
+
+
+def test_one_training_has_no_test():
+    one = np.array([0.5])
+    assert all(map(math.isnan, corrected_t_test(one, 0.25)))
+    assert math.isnan(equivalence(one, 0.25, 0.1).better)
+    assert math.isnan(non_inferiority(one, 0.25, 0.1)[1])
+    assert math.isnan(fold_seed_test(np.array([[0.5, 0.2]])))
+    assert math.isnan(fold_seed_test(np.array([[0.5], [0.2]])))
+
+
+def test_fold_seed_test_matches_calculation_by_hand():
+    table = [[0.1, 0.3, 0.2], [0.5, 0.2, 0.8]]
+    folds = [sum(row) / 3 for row in table]
+    seeds = [(a + b) / 2 for a, b in zip(*table)]
+    mean = sum(folds) / 2
+    of_folds = sum((f - mean) ** 2 for f in folds) / 1 / 2
+    of_seeds = sum((s - mean) ** 2 for s in seeds) / 2 / 3
+    df = (of_folds + of_seeds) ** 2 / (of_folds**2 / 1 + of_seeds**2 / 2)
+    t = mean / math.sqrt(of_folds + of_seeds)
+    expected = 2 * probability(t, math.inf, df, 0, 1)
+    assert fold_seed_test(np.array(table)) == pytest.approx(expected)
+
+
+def bootstrap_by_hand(folds, resamples, seed):
+    """Draw seeds and cases one by one, with the same product of weights."""
+    rng = np.random.default_rng(seed)
+    means = []
+    for _ in range(resamples):
+        seeds = rng.integers(len(folds[0]), size=len(folds[0]))
+        of_folds = []
+        for fold in folds:
+            cases = rng.integers(fold.shape[1], size=fold.shape[1])
+            of_folds.append(np.mean([fold[s, c] for s in seeds for c in cases]))
+        means.append(np.mean(of_folds))
+    return np.percentile(means, [2.5, 97.5])
+
+
+def test_crossed_bootstrap_matches_resampling_by_hand():
+    rng = np.random.default_rng(4)
+    folds = [rng.normal(0.3, 1, (3, 1)) + rng.normal(0, 1, (3, n)) for n in (8, 12)]
+    width = np.diff(crossed_bootstrap(folds))[0]
+    expected = bootstrap_by_hand(folds, 3000, 5)
+    np.testing.assert_allclose(crossed_bootstrap(folds), expected, atol=0.05 * width)
+
+
+def test_crossed_bootstrap_resamples_seeds_and_cases():
+    rng = np.random.default_rng(6)
+    by_case = [np.repeat(rng.normal(0, 1, (1, 50)), 3, axis=0) for _ in range(4)]
+    low, high = crossed_bootstrap(by_case)
+    assert high - low == pytest.approx(2 * 1.96 / math.sqrt(200), rel=0.15)
+    by_seed = [np.repeat(rng.normal(0, 1, (30, 1)), 4, axis=1)] * 3
+    low, high = crossed_bootstrap(by_seed)
+    assert high - low == pytest.approx(2 * 1.96 * by_seed[0][:, 0].std() / math.sqrt(30), rel=0.1)
+
+
+def test_crossed_bootstrap_ignores_missing_values():
+    rng = np.random.default_rng(7)
+    fold = rng.normal(1, 1, (3, 20))
+    with_nan = fold.copy()
+    with_nan[0, 5] = NAN
+    np.testing.assert_allclose(crossed_bootstrap([with_nan]), crossed_bootstrap([fold]), atol=0.2)
+    assert np.isfinite(crossed_bootstrap([with_nan])).all()
+
+
+def test_variance_components_recover_simulated_ones():
+    rng = np.random.default_rng(8)
+    k, s, n = 12, 12, 40
+    truth = Components(case=2.0, fold=0.6, seed=0.8, training=0.5, residual=1.5)
+    of_seeds = rng.normal(0, truth.seed, (s, 1))
+    folds = [
+        1
+        + rng.normal(0, truth.case, (1, n))
+        + rng.normal(0, truth.fold)
+        + of_seeds
+        + rng.normal(0, truth.training, (s, 1))
+        + rng.normal(0, truth.residual, (s, n))
+        for _ in range(k)
     ]
-    return np.mean([abs(s - expected) >= abs(observed - expected) - 1e-9 for s in sums])
+    found = variance_components(folds)
+    for name in ("case", "training", "residual"):
+        assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.15), name
+    for name in ("fold", "seed"):  # 12 draws each
+        assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.5), name
 
 
-@pytest.mark.parametrize(
-    "differences",
-    [[1.0, 2, 3, 4, 5, 6], [1.0, -2, 3, 4, -5, 6, 7], [0.5, -0.25, 0.125, 3, 9, -10, 11, 12]],
-)
-def test_signed_rank_is_the_exact_distribution_of_all_signs(differences):
-    assert signed_rank(np.array(differences)) == pytest.approx(exact_signed_rank(differences))
+def test_variance_components_match_anova_by_hand():
+    # Two folds of two cases, two seeds; every mean square from its definition.
+    folds = [np.array([[1.0, 2.0], [3.0, 2.0]]), np.array([[4.0, 7.0], [5.0, 8.0]])]
+    # Means of the trainings 1.5, 2.5, 5.5, 6.5; their interaction is 0.
+    # Cases within folds: (2, 2) and (4.5, 7.5): 2 * (0 + 4.5) / 2 = 4.5. Residuals: +-0.5, 0.
+    found = variance_components(folds)
+    residual = 4 * 0.25 / 2
+    case = (4.5 - residual) / 2
+    assert found.residual == pytest.approx(math.sqrt(residual))
+    assert found.case == pytest.approx(math.sqrt(case))
+    assert found.training == 0
+    assert found.seed == pytest.approx(math.sqrt((2 * 0.5 - 0) / 2))
+    assert found.fold == pytest.approx(math.sqrt(2 * 8 / 2 - case / 2))
 
 
-def test_six_wins_are_the_fewest_that_can_be_significant():
-    assert signed_rank(np.arange(1.0, 6.0)) == pytest.approx(2 / 2**5) and 2 / 2**5 > 0.05
-    assert signed_rank(np.arange(1.0, 7.0)) == pytest.approx(2 / 2**6) and 2 / 2**6 < 0.05
-    assert MIN_CASES == 6
+def test_one_seed_leaves_components_unknown():
+    rng = np.random.default_rng(9)
+    found = variance_components([rng.normal(0, 1, (1, 30)) for _ in range(3)])
+    assert math.isnan(found.seed) and math.isnan(found.fold) and math.isnan(found.residual)
+    assert found.case == pytest.approx(1, rel=0.3)
+    assert math.isnan(variance_components([rng.normal(0, 1, (1, 30))]).training)
 
 
-def test_signed_rank_ignores_zeros():
-    assert signed_rank(np.array([0.0, 0, 1, 2, 3, 4, 5, 6])) == pytest.approx(2 / 2**6)
-    same = compare(np.full(8, 0.5), np.full(8, 0.5))
-    assert same == Paired(8, 0.0, 0.0, 0.0, 1.0, 0.0, 0, 8, 0)
+def test_seeds_for_halves_the_interval_with_four_times_as_many():
+    rng = np.random.default_rng(10)
+    folds = [rng.normal(0, 0.5, (5, 1)) + rng.normal(0, 0.01, (5, 36)) for _ in range(3)]
+    found = compare(folds, 1 / 4)
+    variance = found.components.training**2 / 3 + found.components.seed**2
+    needed = seeds_for(found, 0.1)
+    assert needed == pytest.approx(variance * (1.96 / 0.1) ** 2, rel=0.05)
+    assert seeds_for(found, 0.05) == pytest.approx(4 * needed, rel=0.1)
+    noisy_cases = [np.repeat(rng.normal(0, 9, (1, 36)), 3, axis=0) for _ in range(3)]
+    assert seeds_for(compare(noisy_cases, 1 / 4), 0.1) is None
+    assert seeds_for(compare([folds[0][:1]], 1 / 4), 0.1) == 0
 
 
-def test_rank_correlation_matches_hand_calculation():
-    # |d| ranked: 1 -> 1, 2 -> 2, 4 -> 3; for: 1 + 3, against: 2, of 6.
-    assert rank_correlation(np.array([1.0, -2.0, 4.0])) == pytest.approx((4 - 2) / 6)
+def arrays(draw_seeds):
+    return draw_seeds.flatmap(
+        lambda s: st.lists(
+            st.lists(st.lists(points, min_size=4, max_size=4), min_size=s, max_size=s).map(np.array),
+            min_size=1,
+            max_size=3,
+        )
+    )
+
+
+@examples(20, search=200)
+@given(arrays(st.integers(1, 4)))
+def test_swapping_the_trainers_negates_the_result(folds):
+    one, other = compare(folds, 0.25), compare([-fold for fold in folds], 0.25)
+    assert other.mean == pytest.approx(-one.mean, abs=1e-9)
+    assert (other.low, other.high) == pytest.approx((-one.high, -one.low), abs=1e-9, nan_ok=True)
+    assert other.p == pytest.approx(one.p, nan_ok=True)
+    assert (other.bootstrap_low, other.bootstrap_high) == pytest.approx(
+        (-one.bootstrap_high, -one.bootstrap_low), abs=1e-9
+    )
+    assert other.p_fold_seed == pytest.approx(one.p_fold_seed, nan_ok=True)
+
+
+@examples(20, search=200)
+@given(arrays(st.integers(2, 4)), st.permutations(range(4)))
+def test_order_of_cases_and_folds_changes_nothing(folds, order):
+    one = compare(folds, 0.25, resamples=0)
+    other = compare([fold[::-1][:, order] for fold in folds[::-1]], 0.25, resamples=0)
+    assert (other.mean, other.p, other.low) == pytest.approx((one.mean, one.p, one.low), abs=1e-9)
+    assert other.components.training == pytest.approx(one.components.training, abs=1e-6)
+
+
+def test_cases_without_value_are_left_out():
+    fold = np.array([[1.0, NAN, 3], [2, NAN, 4]])
+    found = compare([fold, np.full((2, 2), NAN)], 0.25)
+    assert (found.folds, found.seeds, found.cases, found.mean) == (1, 2, 2, 2.5)
+    nothing = compare([], 0.25)
+    assert nothing.cases == 0 and math.isnan(nothing.mean)
 
 
 def test_holm_matches_hand_calculation():
@@ -82,108 +286,6 @@ def test_holm_keeps_order_and_never_lowers_p(p):
     assert by_raw == sorted(by_raw)
     # Not larger than Bonferroni's.
     assert all(c <= min(1, len(p) * raw) + 1e-15 for raw, c in zip(p, corrected))
-
-
-@examples(25, search=200)
-@given(values, values)
-def test_swapping_the_trainers_negates_the_result(a, b):
-    one, other = compare(a, b), compare(b, a)
-    assert other.difference == pytest.approx(-one.difference, abs=1e-9)
-    assert (other.low, other.high) == pytest.approx((-one.high, -one.low), abs=1e-9)
-    assert other.p == pytest.approx(one.p)
-    assert other.rank_correlation == pytest.approx(-one.rank_correlation)
-    assert (other.wins, other.ties, other.losses) == (one.losses, one.ties, one.wins)
-    assert one.wins + one.ties + one.losses == one.cases == len(a)
-
-
-@examples(25, search=200)
-@given(values, values, st.integers(-50, 50))
-def test_common_constant_changes_nothing(a, b, constant):
-    one, other = compare(a, b), compare(a + constant, b + constant)
-    assert (other.difference, other.low, other.high, other.p) == pytest.approx(
-        (one.difference, one.low, one.high, one.p), abs=1e-9
-    )
-    assert (other.wins, other.ties, other.losses) == (one.wins, one.ties, one.losses)
-
-
-def test_constant_added_to_one_shifts_the_interval():
-    rng = np.random.default_rng(1)
-    a, b = rng.normal(80, 5, 40), rng.normal(80, 5, 40)
-    one, other = compare(a, b), compare(a, b + 3)
-    assert other.difference == pytest.approx(one.difference + 3)
-    assert (other.low, other.high) == pytest.approx((one.low + 3, one.high + 3), abs=1e-6)
-
-
-def test_interval_of_normal_differences_is_normal():
-    differences = np.random.default_rng(2).normal(0.3, 2, 400)
-    low, high = mean_interval(differences)
-    error = differences.std(ddof=1) / math.sqrt(400)
-    assert low == pytest.approx(differences.mean() - 1.96 * error, abs=0.15 * error)
-    assert high == pytest.approx(differences.mean() + 1.96 * error, abs=0.15 * error)
-    assert mean_interval(differences) == (low, high)
-
-
-def test_interval_of_skewed_differences_has_nominal_coverage():
-    rng = np.random.default_rng(3)
-    covered = 0
-    for _ in range(60):
-        low, high = mean_interval(rng.exponential(1.0, 40))
-        covered += low <= 1.0 <= high
-    assert covered >= 51  # of 57 expected; fewer has a probability of about 1 in 100 with 95 %
-
-
-def test_pairs_with_nan_are_ignored():
-    result = compare(np.array([1.0, NAN, 3, 4]), np.array([2.0, 5, NAN, 3]))
-    assert (result.cases, result.difference, result.wins, result.losses) == (2, 0.0, 1, 1)
-    assert math.isnan(result.p) and math.isnan(result.low)
-    nothing = compare(np.array([]), np.array([]))
-    assert nothing.cases == 0 and math.isnan(nothing.difference)
-
-
-def paired(difference, low, high, rank=0.5, cases=260):
-    return Paired(cases, difference, low, high, 0.01, rank, 150, 0, 110)
-
-
-@pytest.mark.parametrize(
-    ("result", "p", "sentence"),
-    [
-        (
-            paired(0.03, -0.1, 0.17),
-            0.61,
-            "No statistically significant difference between CPR and weight decay was found: "
-            "+0.03 points of Dice (95 % interval -0.10 to +0.17), p = 0.61 after Holm's correction, "
-            "260 cases.",
-        ),
-        (
-            paired(0.5, 0.2, 0.8),
-            0.00001,
-            "A statistically significant difference between CPR and weight decay was found; CPR is "
-            "better: +0.50 points of Dice (95 % interval +0.20 to +0.80), p < 0.0001 after Holm's "
-            "correction, 260 cases.",
-        ),
-        (paired(-0.5, -0.8, -0.2, -0.5), 0.01, "weight decay is better: -0.50"),
-        (
-            paired(0.5, -0.1, 0.8),
-            0.01,
-            "of CPR and weight decay is inconclusive; the test is significant, but",
-        ),
-        (
-            paired(0.5, 0.1, 0.8),
-            0.2,
-            "of CPR and weight decay is inconclusive; the interval of the mean excludes 0, but",
-        ),
-        (paired(0.5, 0.1, 0.8, -0.2), 0.01, "most cases and the mean have opposite signs"),
-        (
-            compare(np.zeros(5), np.ones(5)),
-            NAN,
-            "CPR and weight decay were not tested: expected at least 6 cases, got 5 (+1.00 points of",
-        ),
-        (compare(np.zeros(1), np.ones(1)), NAN, "expected at least 6 cases, got 1 ("),
-        (compare(np.zeros(0), np.ones(0)), NAN, "cannot be compared: no case of a fold that both"),
-    ],
-)
-def test_verdict_sentences(result, p, sentence):
-    assert sentence in verdict(result, p, "CPR", "weight decay")
 
 
 def test_p_number_has_two_digits():

@@ -58,6 +58,13 @@ def test_short_file_uses_defaults(tmp_path: Path) -> None:
     assert runs[1].folder(Path("r")) == expected
 
 
+@pytest.mark.parametrize("written", ["17", "017", "'17'", "[17]"])
+def test_datasets_are_read_as_numbers(written: str, tmp_path: Path) -> None:
+    """YAML 1.1 would read 017 as the octal number 15."""
+    study = load(write(tmp_path, f"datasets: {written}\ntrainers: [B]\n"))
+    assert study.datasets == ("17",)
+
+
 def test_saved_study_loads_unchanged(tmp_path: Path) -> None:
     for name in preset_names():
         study = load(name)
@@ -93,8 +100,31 @@ def test_changed_replaces_values_of_the_file() -> None:
         ("datasets: A\ntrainers: [B]\nfolds: all", "expected a valid integer, got 'all'"),
         ("datasets: A\ntrainers: [B]\nfolds: []", "folds: expected at least one value"),
         ("datasets: [A, A]\ntrainers: [B]", "datasets: expected each value once"),
-        ("datasets: 4\ntrainers: [B]", r"datasets\[0\]: expected a valid string, got 4"),
+        ("datasets: 4.5\ntrainers: [B]", r"datasets\[0\]: expected a valid string, got 4.5"),
+        ("datasets: true\ntrainers: [B]", r"datasets\[0\]: expected a valid string, got True"),
+        ("datasets: -4\ntrainers: [B]", r"datasets\[0\]: expected a valid string, got -4"),
         ("datasets: A\ntrainers: [B]\nname: a/b", "name: expected a name of letters"),
+        (
+            "datasets: A\ntrainers: [{trainer: B, label: x}, {trainer: C, label: x}]",
+            "expected each label once, got x 2 times",
+        ),
+        ("datasets: A\ntrainers: [B]\nseeds: [1, 1]", "seeds: expected each value once"),
+        ("datasets: A\ntrainers: [B]\nseeds: -1", "expected a number greater than or equal to 0"),
+        (
+            "datasets: A\ntrainers: [nnUNetTrainerCPR, nnUNetTrainer]\nseeds: [1]",
+            "seeds: nnUNetTrainer takes no seed; use a trainer of nnunet-cpr .nnUNetTrainerSGD is",
+        ),
+        (
+            "datasets: A\ntrainers: [nnUNetTrainerCPR_seed1]\nseeds: [1]",
+            "expected trainers without a seed in their names, got nnUNetTrainerCPR_seed1",
+        ),
+        ("datasets: A\ntrainers: [B]\nmetrics: [iou]", "expected one of dice, hd95, nsd, got 'iou'"),
+        ("datasets: A\ntrainers: [B]\ntolerance: 0", "tolerance: expected a number greater than 0"),
+        ("datasets: A\ntrainers: [B]\nmargin: {hd95: -1}", "margin.hd95: expected a number greater"),
+        (
+            "datasets: A\ntrainers: [B]\nnon_inferior_to: C",
+            "non_inferior_to: expected one of the trainers, got 'C'",
+        ),
     ],
 )
 def test_invalid_file_is_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
@@ -111,3 +141,28 @@ def test_unknown_study_lists_the_presets() -> None:
 def test_changed_validates_folds() -> None:
     with pytest.raises(StudyError, match="expected a number greater than or equal to 0"):
         Study("a", ["A"], load("quick").trainers, "nnUNetTrainerSGD").changed(folds=[-2])
+
+
+def test_seeds_become_suffixes(tmp_path: Path) -> None:
+    text = "datasets: A\ntrainers: [nnUNetTrainerCPR, nnUNetTrainerSGD]\nfolds: [0, 1]\nseeds: [1, 2]\n"
+    study = load(write(tmp_path, text))
+    runs = list(study.runs())
+    assert len(runs) == 8 and len({run.key for run in runs}) == 8
+    # All trainers of a seed before the next seed, so that early results compare all trainers.
+    assert [(run.seed, run.fold) for run in runs] == [
+        (seed, fold) for seed in (1, 2) for fold in (0, 1) for _ in range(2)
+    ]
+    assert (runs[-1].trainer, runs[-1].entry) == ("nnUNetTrainerSGD_seed2", "nnUNetTrainerSGD")
+    settings = parse_trainer_name(runs[-1].trainer)
+    assert settings is not None and settings.seed == 2
+    assert {run.seed for run in study.changed(seeds=[7]).runs()} == {7}
+
+
+def test_margin_holds_for_all_metrics_or_one(tmp_path: Path) -> None:
+    header = "datasets: A\ntrainers: [B]\n"
+    assert load(write(tmp_path, header)).margin == {"dice": 0.1, "hd95": 0.1, "nsd": 0.1}
+    assert load(write(tmp_path, header + "margin: 0.5")).margin["nsd"] == 0.5
+    study = load(write(tmp_path, header + "margin: {hd95: 1.5}"))
+    assert study.margin == {"dice": 0.1, "hd95": 1.5, "nsd": 0.1}
+    save(study, tmp_path / "saved.yaml")
+    assert load(str(tmp_path / "saved.yaml")).margin == study.margin

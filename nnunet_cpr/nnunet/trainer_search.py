@@ -1,0 +1,140 @@
+"""Search for several trainers at once, with the result of nnU-Net's own search.
+
+nnU-Net imports all of its trainer modules, and so torch, for each name that it does not find. The
+text of the modules excludes most wrong names within a second.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.util
+import io
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from nnunet_cpr.names import WrongName
+from nnunet_cpr.names.trainer_name import parse_trainer_name
+
+EXTERNAL_TRAINERS = "nnUNet_extTrainer"
+"""Environment variable with the folders that nnU-Net searches after its own."""
+
+_COMPILED = (".so", ".pyd", ".pyc")
+_DYNAMIC = {"__getattr__", "setattr", "globals", "vars", "exec", "eval", "*"}
+"""Names in modules whose attributes are not all in their text."""
+
+
+def missing_trainers(names: Iterable[str]) -> dict[str, str]:
+    """Return the trainers that nnU-Net does not find, each with a hint, which may be empty.
+
+    If the text of the modules excludes a trainer, the others are not imported, which would take longer.
+
+    Args:
+        names: class names.
+
+    Example:
+        >>> missing_trainers(["nnUNetTrainerSDG"])["nnUNetTrainerSDG"][:60]
+        "unknown name 'nnUNetTrainerSDG', did you mean nnUNetTrainerS"
+    """
+    names = list(dict.fromkeys(names))
+    known = _names_in_text()
+    if known is not None:
+        missing = {name: _hint(name) for name in names if name not in known and not _is_ours(name)}
+        if missing:
+            return missing
+    reasons = {name: _search(name) for name in names}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def external_trainers() -> str:
+    """Return the value of nnU-Net's variable for trainers of other packages, for messages."""
+    return os.environ.get(EXTERNAL_TRAINERS) or "not set"
+
+
+def _names_in_text() -> set[str] | None:
+    """Return all names that the searched modules bind, None if their text does not tell."""
+    names: set[str] = set()
+    for path in _modules():
+        if path.suffix in _COMPILED:
+            return None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # invalid escape sequences
+                nodes = list(ast.walk(ast.parse(path.read_bytes())))
+        except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+            return None
+        for node in nodes:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                names.add(node.name)
+            elif isinstance(node, ast.alias):
+                names.add(node.asname or node.name)
+            elif isinstance(node, ast.Name):
+                names.add(node.id)
+    return None if names & _DYNAMIC else names
+
+
+def _modules() -> Iterator[Path]:
+    """Yield the modules that nnU-Net searches, except the families of this package."""
+    spec = importlib.util.find_spec("nnunetv2")
+    packages = (spec.submodule_search_locations or []) if spec is not None else []
+    own = [Path(package) / "training" / "nnUNetTrainer" for package in packages]
+    folders = own + [folder for folder in _external_folders() if not _is_our_folder(folder)]
+    while folders:
+        try:
+            paths = sorted(folders.pop().iterdir())
+        except OSError:  # nnU-Net does not search it either
+            continue
+        yield from (path for path in paths if path.suffix == ".py" or path.suffix in _COMPILED)
+        folders += [path for path in paths if (path / "__init__.py").is_file()]
+
+
+def _external_folders() -> list[Path]:
+    folders = os.environ.get(EXTERNAL_TRAINERS, "").split(os.pathsep)
+    return [Path(folder) for folder in folders if folder.strip()]
+
+
+def _is_our_folder(folder: Path) -> bool:
+    return (folder / "nnUNetTrainerCPR.py").is_file() and (folder / "nnUNetTrainerAMOS.py").is_file()
+
+
+def _is_ours(name: str) -> bool:
+    """Return True if a folder that nnU-Net searches has the family of this name."""
+    try:
+        settings = parse_trainer_name(name)
+    except WrongName:
+        return False
+    return settings is not None and any(
+        (folder / f"{settings.family}.py").is_file() for folder in _external_folders()
+    )
+
+
+def _search(name: str) -> str | None:
+    """Search for a trainer as nnU-Net does, and return the reason if it is not found."""
+    from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
+
+    output = io.StringIO()  # it prints every folder it searches, and our modules the hint
+    try:
+        with (
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(output),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            recursive_find_trainer_class_by_name(name)
+    except Exception as error:  # the module of another package can fail in any way
+        if type(error) is RuntimeError and "Could not find" in str(error):
+            return _hint(name)
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+    return None
+
+
+def _hint(name: str) -> str:
+    """Return the correction of a misspelt name, an empty text for other names."""
+    try:
+        parse_trainer_name(name)
+    except WrongName as error:
+        message = str(error).replace(f" in {name!r}", "").removeprefix(f"{name!r}: ")
+        return message.replace("; ", ", ")
+    return ""

@@ -1,0 +1,88 @@
+"""Non-inferiority: which trainers are shown not to be worse than a named one by more than a margin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from nnunet_cpr.reports.comparisons import Comparison, compare_with
+from nnunet_cpr.reports.results import SETTING, Results
+from nnunet_cpr.reports.selection import select_settings
+from nnunet_cpr.reports.statistics import LEVEL, MIN_SEEDS, holm
+
+
+@dataclass(frozen=True)
+class NonInferiority:
+    """Result of one trainer.
+
+    Attributes:
+        comparison: the comparison with the named trainer.
+        p_holm: one-sided p after Holm's correction over all trainers, metrics and settings.
+        is_shown: True if non-inferiority is shown: p_holm below 0.05, the bootstrap interval above
+            -margin, and at least three seeds.
+        sentence: the result in words.
+    """
+
+    comparison: Comparison
+    p_holm: float
+    is_shown: bool
+    sentence: str
+
+
+def non_inferiorities(results: Results) -> list[NonInferiority]:
+    """Return the results of all trainers but the study's ``non_inferior_to``."""
+    study = results.study
+    selection = select_settings(results) if study.select else None
+    named = study.entry(study.non_inferior_to) if selection is None else selection.non_inferior_to
+    found = [c for c in compare_with(results, named, selection) if not c.same_method]
+    return [
+        _judge(comparison, p)
+        for comparison, p in zip(found, holm([comparison.p_non_inferior for comparison in found]))
+    ]
+
+
+def non_inferiority_table(found: Sequence[NonInferiority]) -> pd.DataFrame:
+    """Return ``non_inferiority.csv``: one row for each trainer, metric and setting."""
+    columns = [
+        *SETTING,
+        *("metric", "unit", "non_inferior_to", "trainer", "seeds", "difference", "limit", "margin"),
+        *("p", "p_holm", "non_inferior", "sentence"),
+    ]
+    rows = [
+        {
+            **each.comparison.setting._asdict(),
+            "metric": each.comparison.metric.name,
+            "unit": each.comparison.metric.difference_unit,
+            "non_inferior_to": each.comparison.reference.trainer,
+            "trainer": each.comparison.entry.trainer,
+            "seeds": each.comparison.difference.seeds,
+            "difference": each.comparison.difference.mean,
+            "limit": each.comparison.non_inferior_low,
+            "margin": each.comparison.margin,
+            "p": each.comparison.p_non_inferior,
+            "p_holm": each.p_holm,
+            "non_inferior": "shown" if each.is_shown else "not shown",
+            "sentence": each.sentence,
+        }
+        for each in found
+    ]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _judge(c: Comparison, p_holm: float) -> NonInferiority:
+    d = c.difference
+    lowest = d.bootstrap_low if c.metric.higher_is_better else -d.bootstrap_high
+    is_shown = len(c.seeds) >= MIN_SEEDS and p_holm < LEVEL and lowest > -c.margin
+    names = f"{c.entry.full_title} is {'' if is_shown else 'not shown to be '}non-inferior to"
+    unit = c.metric.difference_unit
+    text = f"{names} {c.reference.full_title} by {c.metric.title} at a margin of {c.margin:g} {unit}"
+    if not d.folds:
+        text += ": no run that both have finished."
+    elif len(c.seeds) < MIN_SEEDS:
+        text += f": expected at least {MIN_SEEDS} seeds, got {d.seeds}."
+    else:
+        limit = c.metric.difference_text(c.non_inferior_low)
+        text += f": its advantage is at least {limit} {unit} (one-sided 95 % limit)."
+    return NonInferiority(c, p_holm, is_shown, text)

@@ -1,0 +1,135 @@
+"""Verdicts: what the comparisons of a report allow to say, as a word and as a sentence."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from nnunet_cpr.reports.comparisons import Comparison, compare_with
+from nnunet_cpr.reports.results import Results
+from nnunet_cpr.reports.selection import select_settings
+from nnunet_cpr.reports.statistics import LEVEL, MIN_SEEDS, holm, p_number, seeds_for
+
+CAVEAT = (
+    "A verdict is about methods and needs at least 3 seeds. With fewer seeds the numbers describe these "
+    "trainings only: another training of the same method can differ by more."
+)
+PROBABLE = 0.95
+"""Probability from which two methods are called equivalent."""
+
+
+def compare_all(results: Results) -> list[Comparison]:
+    """Return all comparisons with the reference, with verdicts after Holm's correction over them."""
+    study = results.study
+    selection = select_settings(results) if study.select else None
+    reference = study.entry(study.reference) if selection is None else selection.reference
+    found = compare_with(results, reference, selection)
+    return [
+        _with_verdict(results, replace(comparison, p_holm=p))
+        for comparison, p in zip(found, holm([comparison.p for comparison in found]))
+    ]
+
+
+def _with_verdict(results: Results, c: Comparison) -> Comparison:
+    d = c.difference
+    within = -c.margin < d.bootstrap_low and d.bootstrap_high < c.margin
+    verdict = "undecided"
+    if len(c.seeds) < MIN_SEEDS or c.same_method or not d.folds:
+        pass
+    elif c.equivalence.equivalent >= PROBABLE and within:
+        verdict = "equivalent"
+    elif _is_significant(c):
+        verdict = "better" if c.gain > 0 else "worse"
+    c = replace(c, verdict=verdict)
+    return replace(c, sentence=_sentence(results, c))
+
+
+def _is_significant(c: Comparison) -> bool:
+    return c.p_holm < LEVEL and c.difference.has_bootstrap_interval_without_zero
+
+
+def _sentence(results: Results, c: Comparison) -> str:
+    d, m = c.difference, c.metric
+    names = f"{c.entry.full_title} and {c.reference.full_title}"
+    if not d.folds:
+        return (
+            f"{names} cannot be compared by {m.title}: expected a run that both have finished, got none."
+        )
+    amount = f"{m.difference_text(d.mean)} {m.difference_unit}"
+    sample = f"{_count(d.folds, 'fold')}, {_count(max(d.seeds, 1), 'seed')}, {_count(d.cases, 'case')}"
+    what = "of Dice" if m.name == "dice" and m.difference_unit == "points" else f"of {m.title}"
+    margin = f"\u00b1{c.margin:g} {m.difference_unit}"
+    if c.same_method:
+        text = (
+            f"{names} are trainings of one method with different seeds: {amount} {what} ({sample}). "
+            "List the seeds as seeds in the study, so that they are pooled."
+        )
+    elif len(c.seeds) < MIN_SEEDS:
+        text = (
+            f"These trainings of {c.entry.full_title} differ from those of {c.reference.full_title} by "
+            f"{amount} {what} ({sample}). Undecided: with {_count(max(d.seeds, 1), 'seed')} the report "
+            "cannot tell whether the methods differ, since another training of the same method can "
+            f"differ{_spread(c)}. {_advice(c)}"
+        )
+    else:
+        numbers = (
+            f"{amount} {what} (95 % interval {m.difference_text(d.low)} to {m.difference_text(d.high)}, "
+            f"p {_p(c.p_holm)} after Holm's correction, {sample})"
+        )
+        if c.verdict == "equivalent":
+            text = (
+                f"{names} are equivalent within {margin} {what}, with probability "
+                f"{c.equivalence.equivalent:.2f}: {numbers}."
+            )
+            if _is_significant(c):
+                text += " The difference is statistically significant, but within the margin."
+        elif c.verdict in ("better", "worse"):
+            text = f"{c.entry.full_title} is {c.verdict} than {c.reference.full_title}: {numbers}."
+        else:
+            text = (
+                f"Undecided between {names}: the difference is not statistically significant, "
+                f"{numbers}; it is within {margin} with probability {c.equivalence.equivalent:.2f}. "
+                f"{_advice(c)}"
+            )
+    planned = len(results.study.folds) * len(results.seeds)
+    if d.folds * d.seeds < planned:
+        text += f" So far {d.folds * d.seeds} of {planned} runs of each."
+    if c.left_out:
+        text += f" Left out: {_count(c.left_out, 'run')} of incomplete folds or seeds."
+    if c.cases_left_out:
+        text += (
+            f" Left out: {_count(c.cases_left_out, 'case')} with a {m.title} from one of the two only."
+        )
+    return text.strip()
+
+
+def _spread(c: Comparison) -> str:
+    sd = c.difference.components.training
+    if math.isnan(sd):
+        return " by as much"
+    return (
+        f" (standard deviation between pairs of trainings {sd:.2f} {c.metric.difference_unit}, "
+        "estimated from the folds)"
+    )
+
+
+def _advice(c: Comparison) -> str:
+    seeds = seeds_for(c.difference, c.margin)
+    margin = f"\u00b1{c.margin:g} {c.metric.difference_unit}"
+    if seeds == 0:
+        return f"The variance seen does not say how many seeds would resolve {margin}; start with 3."
+    if seeds is None:
+        return (
+            f"No number of seeds would resolve {margin} on these cases and folds, given the variance "
+            "seen; it takes more folds or cases, or a wider margin."
+        )
+    return f"Given the variance seen, about {seeds} seeds would resolve {margin}."
+
+
+def _p(p: float) -> str:
+    text = p_number(p)
+    return text if text.startswith("<") else f"= {text}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,93 @@
+"""Nested selection of settings."""
+
+import pytest
+
+from nnunet_cpr.reports.results import Setting, read_results
+from nnunet_cpr.reports.selection import select_settings
+from nnunet_cpr.reports.verdicts import compare_all
+from nnunet_cpr.studies.definition import StudyError, TrainerEntry, load
+from tests.helpers.report_folds import DATASET, both, study, write_fold
+
+SETTING = Setting(DATASET, "3d_fullres", "nnUNetPlans")
+DECAYS = ("nnUNetTrainerSGD_wd1en4", "nnUNetTrainerSGD_wd1en3")
+CPR = ("nnUNetTrainerCPR_ws1000", "nnUNetTrainerCPR_ws2000")
+TRAINERS = tuple(TrainerEntry(t, t[-6:], "weight decay") for t in DECAYS) + tuple(
+    TrainerEntry(t, t[-6:], "CPR") for t in CPR
+)
+
+
+def planned(**changes):
+    return study(*TRAINERS, **{"folds": (0, 1, 2), "seeds": (1, 2, 3), "select": True, **changes})
+
+
+def write(results, dice, seeds=(1, 2, 3)):
+    """Write runs; ``dice`` is {trainer: [Dice of each fold]}."""
+    for trainer, folds in dice.items():
+        for fold, value in enumerate(folds):
+            for seed in seeds:
+                cases = {f"case_{fold}{i}": both(value + 0.001 * i) for i in range(4)}
+                write_fold(results, f"{trainer}_seed{seed}", fold, cases)
+
+
+def test_setting_is_selected_on_the_other_folds(tmp_path):
+    # The best on fold 0 is the worst on folds 1 and 2, and is not selected for fold 0.
+    write(
+        tmp_path,
+        {
+            DECAYS[0]: [0.9, 0.5, 0.5],
+            DECAYS[1]: [0.65, 0.8, 0.8],
+            CPR[0]: [0.7, 0.7, 0.7],
+            CPR[1]: [0.6, 0.6, 0.6],
+        },
+    )
+    results = read_results(planned(), tmp_path, None, None)
+    selection = select_settings(results)
+    picks = selection.picks.set_index(["method", "fold"])["trainer"]
+    assert [picks["weight decay", fold] for fold in range(3)] == [DECAYS[1]] * 3
+    assert [picks["CPR", fold] for fold in range(3)] == [CPR[0]] * 3
+    decay, cpr = selection.entries
+    assert selection.reference is decay
+    of_decay = selection.cases[selection.cases["trainer"] == decay.trainer]
+    assert of_decay.groupby("fold")["dice"].first().tolist() == pytest.approx([0.65, 0.8, 0.8])
+    assert selection.trainer(SETTING, cpr, 2) == CPR[0]
+
+
+def test_comparison_is_between_the_selected_settings(tmp_path):
+    # Each is best on its own fold by luck: the best on the test fold would have 0.92, 0.9 and 0.8.
+    write(
+        tmp_path,
+        {
+            DECAYS[0]: [0.92, 0.5, 0.8],
+            DECAYS[1]: [0.5, 0.9, 0.7],
+            CPR[0]: [0.7, 0.7, 0.7],
+            CPR[1]: [0.7, 0.7, 0.7],
+        },
+    )
+    (found,) = compare_all(read_results(planned(), tmp_path, None, None))
+    assert (found.entry.full_title, found.reference.full_title) == (
+        "CPR (selected)",
+        "weight decay (selected)",
+    )
+    assert found.trained == (
+        {0: DECAYS[1], 1: DECAYS[0], 2: DECAYS[0]},
+        {0: CPR[0], 1: CPR[0], 2: CPR[0]},
+    )
+    assert found.difference.mean == pytest.approx(100 * (0.7 - (0.5 + 0.5 + 0.8) / 3))
+
+
+def test_fold_that_a_setting_has_not_finished_is_left_out(tmp_path):
+    dice = {trainer.trainer: [0.8, 0.7, 0.6] for trainer in TRAINERS}
+    dice[CPR[1]] = [0.8, 0.7]
+    write(tmp_path, dice)
+    selection = select_settings(read_results(planned(), tmp_path, None, None))
+    folds = selection.picks.groupby("method")["fold"].apply(list)
+    assert folds["weight decay"] == [0, 1, 2] and folds["CPR"] == [0, 1]
+
+
+def test_selection_needs_groups_and_folds(tmp_path):
+    text = "datasets: A\nselect: true\ntrainers: [B, C]\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(StudyError, match="select: expected a group for each trainer"):
+        load(str(tmp_path / "mine.yaml"))
+    with pytest.raises(ValueError, match="select: expected at least 2 folds"):
+        planned(folds=(0,))
