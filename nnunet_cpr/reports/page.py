@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import astuple, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -118,6 +119,7 @@ def render(
         lstrip_blocks=True,
     )
     environment.filters["svg"] = lambda picture: Markup(picture.svg)
+    environment.filters["breakable"] = breakable
     drawn = plots.drawn_trainers(results)
     legend: list[tuple[str, Stroke]] = [(full_title(entry), lines[entry.trainer]) for entry in drawn]
     page = environment.get_template("page.html.j2").render(
@@ -303,6 +305,17 @@ def _probability(value: float) -> str:
 def _heat_maps(results: Results, setting: Setting, trainer: str) -> HeatMaps:
     run, history = results.histories[setting, trainer]
     return plots.heat_maps(setting, trainer, run.fold, history)
+
+
+def breakable(text: str) -> Markup:
+    """Return a text as HTML whose lines may end within a long name, at "_" and before capitals.
+
+    Example:
+        >>> breakable("nnUNetTrainerSGD_seed1")
+        Markup('nnUNet<wbr>TrainerSGD_<wbr>seed1')
+    """
+    parts = re.split(r"(?<=[_/])(?=\w)|(?<=[a-z0-9]{3})(?=[A-Z])", text)
+    return Markup("<wbr>").join(parts)
 
 
 def _has_cpr(trainer: str) -> bool:

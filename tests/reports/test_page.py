@@ -9,13 +9,14 @@ import pytest
 from rich.console import Console
 
 from nnunet_cpr.reports import write_report
+from nnunet_cpr.reports.page import breakable
 from nnunet_cpr.studies.definition import TrainerEntry
 from tests.helpers.report_folds import DATASET, both, study, whole, write_fold, write_history
 
 SECTIONS = [
     "result", "comparisons", "classes", "cases", "curves", "time", "cpr", "pictures", "methods",
 ]  # fmt: skip
-VOID = {"br", "img", "link", "meta", "input", "hr"}
+VOID = {"br", "img", "link", "meta", "input", "hr", "wbr"}
 
 
 class Page(HTMLParser):
@@ -107,7 +108,7 @@ def check_page(page):
     for svg in page.all("svg"):
         named = svg.get("role") == "img" and len(svg.get("aria-label", "")) > 20
         assert named or svg.get("aria-hidden") == "true"
-    assert not page.all("script", "iframe", "object", "embed")
+    assert page.all("script") == [{}] and not page.all("iframe", "object", "embed")
     assert (
         len(page.all("table"))
         == len(page.all("caption"))
@@ -119,7 +120,7 @@ def check_page(page):
             ]
         )
     )
-    assert all(a.get("scope") in ("col", "row", "colgroup") for a in page.all("th"))
+    assert all(a.get("scope") in ("col", "row", "colgroup", "rowgroup") for a in page.all("th"))
 
 
 def test_page_is_complete_and_accessible(page, page_file):
@@ -133,7 +134,7 @@ def test_page_has_every_table_and_figure(page, page_file):
     text = page_file.read_text()
     assert "weight &lt;decay&gt;" in text and "&#34;Somebody&#34; &amp; others" in text
     assert "<strong>89.45</strong>" not in text  # one published number alone is not the best
-    assert any("CPR 2k & more and weight <decay> 3e-5" in w for w in words)
+    assert any("of CPR 2k & more differ from those of weight <decay> 3e-5" in w for w in words)
     pictures = [a["aria-label"] for a in page.all("svg") if "aria-label" in a]
     for kind, number in (
         ("Scatter plot of 16 cases", 2),
@@ -145,14 +146,17 @@ def test_page_has_every_table_and_figure(page, page_file):
         assert len([p for p in pictures if p.startswith(kind)]) == number
     assert any("median 1.0050, from 0.9900 to 1.0200" in p for p in pictures)
     assert sum("case_" in w and "(fold" in w for w in words) == 0  # in a table, not in the text
-    assert text.count("(fold 0)</th>") == text.count("(fold 1)</th>") == 8
+    table = text[text.index('<table class="sortable">') :]
+    table = table[: table.index("</table>")]
+    assert table.count('<th scope="row">') == 16
+    assert sum("Forest plot of the differences of Dice" in p for p in pictures) == 1
 
 
 def test_extreme_cases_have_pictures_or_a_reason(page):
     """The images of the first three cases exist; seed 0 selects one of them and two others."""
     panels = [a["alt"] for a in page.all("img")]
     reasons = [w for w in page.words() if w.startswith("No picture of")]
-    assert panels and len(panels) % 3 == 0 and len(panels) // 3 + len(reasons) == 3
+    assert panels and len(panels) % 9 == 0 and len(panels) // 9 + len(reasons) == 3
     assert all("imagesTr" in r for r in reasons)
 
 
@@ -162,12 +166,37 @@ def test_case_pictures_have_alternative_texts(tmp_path):
     page = Page(report(tmp_path, planned, *folders).read_text())
     check_page(page)
     alts = [a["alt"] for a in page.all("img")]
-    assert len(alts) == 9 and all(a["src"].startswith("data:image/webp") for a in page.all("img"))
+    assert len(alts) == 27 and all(a["src"].startswith("data:image/webp") for a in page.all("img"))
     assert re.match(
-        r"slice 7 of 12 of case_000\d with the contours of the truth: \d+ foreground", alts[0]
+        r"Axial slice \d+ of 12 of case_000\d with the ground truth: \d+ foreground", alts[0]
     )
-    assert "pixels differ from the truth" in alts[1] and "contours of B" in alts[2]
-    assert any("expected at least 6 cases, got 3" in w for w in page.words())
+    assert "pixels differ from the truth" in alts[1] and "prediction of B" in alts[2]
+    assert sum(alt.startswith("Sagittal slice") for alt in alts) == 9
+    figures = tmp_path / "report" / "figures"
+    assert len(list(figures.glob("case-*.pdf"))) == len(list(figures.glob("case-*.svg"))) == 3
+
+
+def test_figures_of_many_trainers_are_bounded(tmp_path):
+    names = [f"Trainer{i}" for i in range(20)]
+    for i, name in enumerate(names):
+        for fold in (0, 1):
+            cases = {f"c{fold}{k}": both(0.5 + 0.01 * i + 0.001 * k) for k in range(7)}
+            write_fold(tmp_path, name, fold, cases)
+    path = report(tmp_path, study(*names), tmp_path)
+    page = Page(path.read_text())
+    check_page(page)
+    labels = [a["aria-label"] for a in page.all("svg") if "aria-label" in a]
+    scatter = [x for x in labels if x.startswith("Scatter plot")]
+    assert len(scatter) == 12 and not any("against Trainer5 " in x for x in scatter)
+    assert any("the 12 trainers with the best mean Dice; 7 trainers are in" in w for w in page.words())
+    assert sum(x.startswith("Forest plot") for x in labels) == 3
+    assert len(list((path.parent / "figures").iterdir())) < 100
+    assert path.read_text().count("<wbr>") > 0
+
+
+def test_long_names_can_break():
+    assert breakable("nnUNetTrainerSGD_seed1") == "nnUNet<wbr>TrainerSGD_<wbr>seed1"
+    assert breakable("<b> P(equivalent)") == "&lt;b&gt; P(equivalent)"
 
 
 def test_missing_raw_data_is_reported(tmp_path):
@@ -185,7 +214,8 @@ def test_page_of_one_finished_trainer(tmp_path):
     check_page(page)
     words = page.words()
     for sentence in (
-        "nnUNetTrainerCPR and A cannot be compared: no case of a fold that both have finished.",
+        "nnUNetTrainerCPR and A cannot be compared by Dice: expected a run that both have finished, "
+        "got none.",
         "No comparison has cases to show.",
         "There are no training logs.",
         "No run has a cpr_history.csv.",
@@ -211,9 +241,11 @@ def test_regions_and_cases_without_foreground(tmp_path):
     path = report(tmp_path, study("A", "B", folds=(0,)), tmp_path)
     check_page(Page(path.read_text()))
     text = " ".join(path.read_text().split())
-    assert '<th scope="row">whole</th><td>70.00</td><td>73.00</td>' in text
-    assert '<th scope="row">core</th><td>-</td><td>-</td>' in text
-    assert "nan" not in re.sub(r"base64,[\w+/=]*", "", path.read_text()).lower()
+    assert '<th scope="col">whole</th><th scope="col">core</th>' in text
+    assert '<th scope="row">A</th><td>70.00</td><td>-</td>' in text
+    assert '<th scope="row">B</th><td>73.00</td><td>-</td>' in text
+    plain = re.sub(r"base64,[\w+/=]*|<script>.*</script>", "", path.read_text(), flags=re.DOTALL)
+    assert "nan" not in plain.lower()
 
 
 def test_history_without_bounds(tmp_path):
@@ -288,3 +320,23 @@ def test_page_fits_the_window(page_file, tmp_path, width):
     assert found, dom[-500:]
     assert int(found[1]) in range(width - 20, width + 1)
     assert int(found[2]) <= int(found[1]) and found[3] == ""
+
+
+@in_browser
+def test_case_table_is_sorted_by_its_buttons(page_file, tmp_path):
+    copy = tmp_path / "copy.html"
+    script = (
+        "<script>const t = document.querySelector('table.sortable');"
+        "const column = () => [...t.tBodies[0].rows].map(r => parseFloat(r.cells[2].textContent));"
+        "const heading = t.tHead.rows[0].cells[2];"
+        "heading.querySelector('button').click();"
+        "const up = column(), first = heading.getAttribute('aria-sort');"
+        "heading.querySelector('button').click();"
+        "const down = column(), second = heading.getAttribute('aria-sort');"
+        "const sorted = up.every((v, i) => !i || up[i - 1] <= v);"
+        "const turned = down.every((v, i) => !i || down[i - 1] >= v);"
+        "document.body.dataset.sorted = [sorted, turned, first, second].join(' ');</script>"
+    )
+    copy.write_text(page_file.read_text().replace("</body>", script + "</body>"))
+    dom = browse(copy, tmp_path / "profile", "--dump-dom")
+    assert 'data-sorted="true true ascending descending"' in dom

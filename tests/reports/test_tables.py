@@ -1,7 +1,10 @@
 import io
+import re
 import shutil
 import subprocess
+from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
@@ -48,130 +51,191 @@ def unfinished(tmp_path):
     return read(study(WD, CPR, source="Somebody et al., table 1"), tmp_path)
 
 
-def lines(results):
-    return layout(results, main_table(results)).lines
+def columns(results):
+    """Return {(heading, title): values from top to bottom} of the main table."""
+    table = layout(results, main_table(results))
+    keys = list(zip(table.headings, table.columns))
+    return {key: [line.values[i] for line in table.lines] for i, key in enumerate(keys)}
 
 
 def test_main_table_has_mean_and_deviation(unfinished):
     table = main_table(unfinished)
     a = table.iloc[0]
     assert a["dice_percent"] == pytest.approx(75)
-    assert a["deviation_points"] == pytest.approx(10 / 2**0.5)  # n - 1: (5^2 + 5^2) / 1
+    assert a["deviation_folds_points"] == pytest.approx(10 / 2**0.5)  # n - 1: (5^2 + 5^2) / 1
+    assert np.isnan(a["deviation_seeds_points"])
     assert (a["kind"], a["folds"], a["folds_planned"]) == ("own folds", "0 1", 2)
 
 
+def test_deviations_over_folds_and_seeds_are_of_their_means(tmp_path):
+    planned = study("nnUNetTrainerSGD", "nnUNetTrainerCPR", seeds=(1, 2, 3))
+    dice = {0: (0.70, 0.72, 0.74), 1: (0.80, 0.84, 0.88)}
+    for fold, values in dice.items():
+        for seed, value in zip((1, 2, 3), values):
+            write_fold(tmp_path, f"nnUNetTrainerSGD_seed{seed}", fold, {f"a{fold}": both(value)})
+            if seed < 3 or not fold:
+                write_fold(tmp_path, f"nnUNetTrainerCPR_seed{seed}", fold, {f"a{fold}": both(value)})
+    results = read(planned, tmp_path)
+    first, second = main_table(results).iloc[:2].to_dict("records")
+    values = 100 * np.array(list(dice.values()))
+    assert first["dice_percent"] == pytest.approx(values.mean())
+    assert first["deviation_folds_points"] == pytest.approx(np.std(values.mean(axis=1), ddof=1))
+    assert first["deviation_seeds_points"] == pytest.approx(np.std(values.mean(axis=0), ddof=1))
+    assert (second["folds"], second["runs"], second["runs_planned"]) == ("0", 5, 6)
+    (own, common) = columns(results).values()
+    assert own[0].below == ("± 8.49 over folds", "± 3.00 over seeds")
+    assert own[1].below[-1] == "5 of 6 runs" and not own[0].best and not own[1].best
+    assert [v.text for v in common] == ["72.00", "72.00"] and all(v.best for v in common)
+    notes = " ".join(layout_notes(results))
+    assert "over folds and over seeds" in notes and "Not all runs have finished" in notes
+
+
 def test_unfinished_folds_are_marked_and_not_compared(unfinished):
-    own, common, published = lines(unfinished)
-    assert [v.text for v in own.values] == ["75.00", "72.00"]
-    assert own.values[0].below == ("± 7.07",) and own.values[1].below == ("1 of 2 folds",)
-    assert not any(v.best for v in own.values)
-    assert common.title == "common folds (0)"
-    assert [(v.text, v.best) for v in common.values] == [("70.00", False), ("72.00", True)]
-    assert published.title == "published"
-    assert [(v.text, v.best) for v in published.values] == [("80.00", False), ("81.50", True)]
+    own, common, published = columns(unfinished).values()
+    assert [v.text for v in own] == ["75.00", "72.00"]
+    assert own[0].below == ("± 7.07",) and own[1].below == ("1 of 2 folds",)
+    assert not any(v.best for v in own)
+    assert [(v.text, v.best) for v in common] == [("70.00", False), ("72.00", True)]
+    assert [(v.text, v.best) for v in published] == [("80.00", False), ("81.50", True)]
+    assert list(columns(unfinished)) == [
+        (DATASET, "Dice (%)"),
+        (DATASET, "Dice (%), common folds (0)"),
+        (DATASET, "published Dice (%)"),
+    ]
     notes = layout_notes(unfinished)
     assert any("Somebody et al., table 1" in n for n in notes)
     assert any("Not all folds" in n for n in notes)
+
+
+def test_trainers_are_rows_below_their_groups(unfinished):
+    table = layout(unfinished, main_table(unfinished))
+    assert [(group, [line.title for line in lines]) for group, lines in table.blocks] == [
+        ("weight_decay", ["1e-5"]),
+        ("CPR, Kappa-WS", ["1k"]),
+    ]
 
 
 def test_best_compares_rounded_values(tmp_path):
     for trainer, dice in (("A", 0.80001), ("B", 0.80002), ("C", 0.7)):
         for fold in (0, 1):
             write_fold(tmp_path, trainer, fold, {f"a{fold}": both(dice)})
-    (line,) = lines(read(study("A", "B", "C"), tmp_path))
-    assert [v.best for v in line.values] == [True, True, False]
+    found = columns(read(study("A", "B", "C"), tmp_path))
+    assert list(found) == [("", DATASET)]
+    assert [v.best for v in found["", DATASET]] == [True, True, False]
+
+
+def test_smallest_distance_is_best(tmp_path):
+    for trainer, dice in (("A", 0.8), ("B", 0.7)):
+        for fold in (0, 1):
+            write_fold(tmp_path, trainer, fold, {f"a{fold}": both(dice)})
+    results = read(study("A", "B", metrics=("dice", "hd95")), tmp_path)
+    results = replace(results, cases=results.cases.assign(hd95=10 * results.cases["dice"]))
+    table = main_table(results)
+    assert table["hd95_mm"].tolist() == pytest.approx([8, 7])
+    assert table["hd95_best"].tolist() == [False, True] and table["best"].tolist() == [True, False]
+    assert list(columns(results)) == [(DATASET, "Dice (%)"), (DATASET, "HD95 (mm)")]
+    assert "Lower is better for HD95." in layout_notes(results)[0]
 
 
 def test_single_trainer_is_not_best(tmp_path):
     write_fold(tmp_path, "B", 0, {"a": both(0.8)})
-    (line,) = lines(read(study("A", "B"), tmp_path))
-    assert [(v.text, v.below, v.best) for v in line.values] == [
+    (values,) = columns(read(study("A", "B"), tmp_path)).values()
+    assert [(v.text, v.below, v.best) for v in values] == [
         ("-", ("0 of 2 folds",), False),
         ("80.00", ("1 of 2 folds",), False),
     ]
 
 
-def test_no_common_fold_gives_no_common_line(tmp_path):
+def test_no_common_fold_gives_no_common_column(tmp_path):
     write_fold(tmp_path, "A", 0, {"a": both(0.8)})
     write_fold(tmp_path, "B", 1, {"b": both(0.9)})
-    (line,) = lines(read(study("A", "B"), tmp_path))
-    assert not any(v.best for v in line.values)
+    (values,) = columns(read(study("A", "B"), tmp_path)).values()
+    assert not any(v.best for v in values)
 
 
 def test_several_configurations_are_named(tmp_path):
     write_fold(tmp_path, "A", 0, {"a": both(0.8)}, configuration="2d")
     planned = study(WD, configurations=("2d", "3d_fullres"))
-    first, second, published = lines(read(planned, tmp_path))
-    assert first.title == f"{DATASET}, 2d" and second.title == f"{DATASET}, 3d_fullres"
-    assert second.values[0].text == "-" and published.values[0].text == "80.00"
+    found = columns(read(planned, tmp_path))
+    assert [heading for heading, _ in found] == [f"{DATASET}, 2d", f"{DATASET}, 3d_fullres", DATASET]
+    assert [values[0].text for values in found.values()] == ["80.00", "-", "80.00"]
 
 
 def test_latex_escapes_groups_and_marks_the_best(unfinished):
     text = latex(layout(unfinished, main_table(unfinished)), layout_notes(unfinished))
-    assert r"Dataset001\_Toy & 75.00 & 72.00 \\" in text
-    assert r"& \multicolumn{1}{c}{weight\_decay} & \multicolumn{1}{c}{CPR, Kappa-WS} \\" in text
-    assert r"\cmidrule(lr){2-2} \cmidrule(lr){3-3}" in text
-    assert r"common folds (0) & 70.00 & \textbf{72.00} \\" in text
-    assert r"published & 80.00 & \textbf{81.50} \\" in text
-    assert r"{\scriptsize $\pm$ 7.07} & {\scriptsize 1 of 2 folds} \\" in text
-    assert "Somebody et al., table 1" in text
+    assert text.startswith("% Made by nnunet-cpr ")
+    body = text.split("\n", 1)[1]
+    assert body.startswith(r"\begin{tabular}{@{}lrrr@{}}") and "makeatletter" not in text
+    assert r"\multicolumn{4}{@{}l}{weight\_decay} \\" in text
+    assert r"\quad 1k & 72.00 & \textbf{72.00} & \textbf{81.50} \\" in text
+    assert r" & {\scriptsize $\pm$ 7.07} &  &  \\" in text
+    assert "% Published numbers: Somebody et al., table 1." in text
+    assert text.index(r"\end{tabular}") < text.index("% Published")
 
 
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="LaTeX (pdflatex) is not installed")
-def test_latex_compiles_alone_and_as_input(tmp_path):
+def test_latex_rows_have_equal_columns(tmp_path):
     hard = TrainerEntry("A", r"50 % & #1 \x ~^ {a_b} [c] <d> $e", "[x]", {DATASET: 1.0})
     write_fold(tmp_path, "A", 0, {"a": both(0.7)})
     results = read(study(hard, "B", source="100 % & more_"), tmp_path)
     text = latex(layout(results, main_table(results)), layout_notes(results))
-    (tmp_path / "report.tex").write_text(text)
-    (tmp_path / "outer.tex").write_text(
-        r"\documentclass{article}\usepackage{booktabs}\begin{document}"
-        r"\begin{table}\input{report}\caption{It}\end{table}\end{document}"
+    plain = re.sub(r"\\[&%$#_{}]", "", text)
+    code = "\n".join(line for line in plain.splitlines() if not line.startswith("%"))
+    assert code.count("{") == code.count("}") and code.count("$") % 2 == 0 and "%" not in code
+    rows = re.findall(r"(?m)^(.*) \\\\$", plain)
+    assert {row.count("&") for row in rows if "multicolumn" not in row} == {2}
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="LaTeX (pdflatex) is not installed")
+def test_latex_compiles_in_a_document(tmp_path):
+    hard = TrainerEntry("A", r"50 % & #1 \x ~^ {a_b} [c] <d> $e", "[x]", {DATASET: 1.0})
+    write_fold(tmp_path, "A", 0, {"a": both(0.7)})
+    results = read(study(hard, "B", source="100 % & more_"), tmp_path)
+    text = latex(layout(results, main_table(results)), layout_notes(results))
+    (tmp_path / "paper.tex").write_text(
+        r"\documentclass{article}\usepackage{booktabs}\begin{document}" + "\n" + text + r"\end{document}"
     )
-    for name in ("report", "outer"):
-        done = subprocess.run(
-            ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", name],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert done.returncode == 0, done.stdout[-2000:]
-        assert "(1 page" in done.stdout
+    done = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "(1 page" in done.stdout
 
 
 def test_markdown_table_has_groups_and_best(unfinished):
     text = markdown(layout(unfinished, main_table(unfinished)))
-    header, rule, own, common, _ = text.splitlines()
-    assert header == r"| data set | weight\_decay<br>1e-5 | CPR, Kappa-WS<br>1k |"
-    assert rule == "| --- | ---: | ---: |"
-    assert own == r"| Dataset001\_Toy | 75.00<br>± 7.07 | 72.00<br>1 of 2 folds |"
-    assert common.endswith("| 70.00 | **72.00** |")
+    header, rule, group, first, _, second = text.splitlines()
+    assert header.startswith(r"| trainer | Dataset001\_Toy<br>Dice (%) |")
+    assert rule == "| --- | ---: | ---: | ---: |"
+    assert group == r"| *weight\_decay* |  |  |  |"
+    assert first == "| 1e-5 | 75.00<br>± 7.07 | 70.00 | 80.00 |"
+    assert second == "| 1k | 72.00<br>1 of 2 folds | **72.00** | **81.50** |"
 
 
-@pytest.mark.parametrize("width", [100, 60])
-def test_narrow_terminal_gets_transposed_table(tmp_path, width):
-    for trainer in "ABCD":
-        write_fold(tmp_path, trainer, 0, {"a": both(0.72)})
-    results = read(study(*"ABCD"), tmp_path)
+@pytest.mark.parametrize(("width", "parts"), [(100, 1), (40, 3)])
+def test_narrow_terminal_gets_the_table_in_parts(tmp_path, width, parts):
+    names = [f"Dataset00{n}_SomeName" for n in (1, 2, 3)]
+    for name in names:
+        write_fold(tmp_path, "A", 0, {"a": both(0.72)}, dataset=name)
+    results = read(study("A", "B", datasets=tuple(names)), tmp_path)
     console = Console(file=io.StringIO(), width=width)
     print_table(layout(results, main_table(results)), "[toy]", console)
     text = console.file.getvalue()
-    assert "[toy]" in text
-    assert ("│ trainer" in text or "┃ trainer" in text) == (width == 60)
-    assert "72.00" in text and "1 of 2 folds" in text
+    assert text.count("[toy]") == parts and all(name in text for name in names)
+    assert text.count("72.00") == 3 and "1 of 2 folds" in text
 
 
 def test_class_table_averages_over_folds(tmp_path):
     write_fold(tmp_path, "A", 0, {"a": {"1": 0.2, "2": 0.4}, "b": {"1": 0.4, "2": 0.4}})
     write_fold(tmp_path, "A", 1, {"c": {"1": 0.5, "2": float("nan")}})
     table = class_table(read(study("A", "B"), tmp_path), SETTING)
-    assert table.columns == ("A",)
+    assert table.columns == ("liver", "left_kidney")
     # liver: (0.3 + 0.5) / 2; the kidney is in fold 0 alone.
-    assert [(line.title, line.values[0].text) for line in table.lines] == [
-        ("liver", "40.00"),
-        ("left_kidney", "40.00"),
-    ]
+    (line,) = table.lines
+    assert line.title == "A" and [value.text for value in line.values] == ["40.00", "40.00"]
 
 
 def test_time_table_has_medians_and_sums(tmp_path):
@@ -195,12 +259,13 @@ def test_all_files_have_the_same_results(tmp_path):
     console = Console(file=io.StringIO(), width=100)
     files = write_report(planned, *folders, tmp_path / "report", console)
     assert sorted(f.name for f in files) == [
-        "cases.csv", "comparisons.csv", "report.html", "report.md", "report.tex", "table.csv",
+        "cases.csv", "classes.csv", "comparisons.csv", "figures", "non_inferiority.csv",
+        "report.html", "report.md", "report.tex", "table.csv",
     ]  # fmt: skip
     assert sorted((tmp_path / "report").iterdir()) == sorted(files)
     cases = pd.read_csv(tmp_path / "report" / "cases.csv")
     assert list(cases.columns) == [
-        "dataset", "configuration", "plans", "fold", "case", "class", "trainer", "dice",
+        "dataset", "configuration", "plans", "fold", "seed", "case", "class", "trainer", "dice",
     ]  # fmt: skip
     assert len(cases) == 2 * 8 * 2 * len(LABELS) - 2 * 8 * 2
     table = pd.read_csv(tmp_path / "report" / "table.csv")
@@ -219,5 +284,7 @@ def test_equal_results_give_equal_bytes(tmp_path):
     texts = []
     for name in ("one", "two"):
         files = write_report(planned, *folders, tmp_path / name, Console(file=io.StringIO()))
-        texts.append({f.name: f.read_bytes() for f in files})
+        figures = sorted(files[-1].iterdir())
+        assert files[-1].name == "figures" and len(figures) > 10
+        texts.append({f.name: f.read_bytes() for f in [*files[:-1], *figures]})
     assert texts[0] == texts[1]
