@@ -227,7 +227,7 @@ def test_page_of_one_finished_trainer(tmp_path):
     assert (
         path.with_name("comparisons.csv")
         .read_text()
-        .startswith("dataset,configuration,plans,reference,")
+        .startswith("dataset,configuration,plans,metric,unit,reference,")
     )
     assert "The study has one trainer, so there is nothing to compare." in alone.words()
 
