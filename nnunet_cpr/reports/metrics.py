@@ -40,6 +40,16 @@ class Metric:
         """Title with the unit, such as "HD95 (mm)"."""
         return f"{self.title} ({self.unit})"
 
+    def amount(self, value: float) -> str:
+        """Return an amount such as a margin with its unit.
+
+        Example:
+            >>> METRICS["dice"].amount(0.1), METRICS["dice"].amount(1)
+            ('0.1 points', '1 point')
+        """
+        unit = self.difference_unit
+        return f"{value:g} {unit.removesuffix('s') if value == 1 else unit}"
+
     def text(self, value: float) -> str:
         """Return a shown value with the metric's decimals, or a dash for NaN.
 

@@ -77,7 +77,8 @@ def _judge(c: Comparison, p_holm: float) -> NonInferiority:
     is_shown = len(c.seeds) >= MIN_SEEDS and p_holm < LEVEL and lowest > -c.margin
     names = f"{c.entry.full_title} is {'' if is_shown else 'not shown to be '}non-inferior to"
     unit = c.metric.difference_unit
-    text = f"{names} {c.reference.full_title} by {c.metric.title} at a margin of {c.margin:g} {unit}"
+    margin = c.metric.amount(c.margin)
+    text = f"{names} {c.reference.full_title} by {c.metric.title} at a margin of {margin}"
     if not d.folds:
         text += ": no run that both have finished."
     elif len(c.seeds) < MIN_SEEDS:

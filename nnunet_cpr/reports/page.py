@@ -312,7 +312,7 @@ def breakable(text: str) -> Markup:
 
     Example:
         >>> breakable("nnUNetTrainerSGD_seed1")
-        Markup('nnUNet<wbr>TrainerSGD_<wbr>seed1')
+        Markup('nnUNetTrainer<wbr>SGD_<wbr>seed1')
     """
     parts = re.split(r"(?<=[_/])(?=\w)|(?<=[a-z0-9]{3})(?=[A-Z])", text)
     return Markup("<wbr>").join(parts)

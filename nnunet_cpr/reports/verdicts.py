@@ -58,7 +58,7 @@ def _sentence(results: Results, c: Comparison) -> str:
     amount = f"{m.difference_text(d.mean)} {m.difference_unit}"
     sample = f"{_count(d.folds, 'fold')}, {_count(max(d.seeds, 1), 'seed')}, {_count(d.cases, 'case')}"
     what = "of Dice" if m.name == "dice" and m.difference_unit == "points" else f"of {m.title}"
-    margin = f"\u00b1{c.margin:g} {m.difference_unit}"
+    margin = f"\u00b1{m.amount(c.margin)}"
     if c.same_method:
         text = (
             f"{names} are trainings of one method with different seeds: {amount} {what} ({sample}). "
@@ -115,7 +115,7 @@ def _spread(c: Comparison) -> str:
 
 def _advice(c: Comparison) -> str:
     seeds = seeds_for(c.difference, c.margin)
-    margin = f"\u00b1{c.margin:g} {c.metric.difference_unit}"
+    margin = f"\u00b1{c.metric.amount(c.margin)}"
     if seeds == 0:
         return f"The variance seen does not say how many seeds would resolve {margin}; start with 3."
     if seeds is None:

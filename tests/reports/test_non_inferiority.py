@@ -29,7 +29,7 @@ def test_small_disadvantage_is_non_inferior_at_a_wide_margin(tmp_path):
     write(tmp_path, {SGD: 0.8, CPR: 0.7995, ADAM: 0.77})
     wide = found(tmp_path, margin=1.0)
     assert wide[CPR].is_shown and not wide[ADAM].is_shown
-    assert "is non-inferior to nnUNetTrainerSGD by Dice at a margin of 1 points" in wide[CPR].sentence
+    assert "is non-inferior to nnUNetTrainerSGD by Dice at a margin of 1 point" in wide[CPR].sentence
     assert "is not shown to be non-inferior" in wide[ADAM].sentence
     assert not found(tmp_path, margin=0.04)[CPR].is_shown
 

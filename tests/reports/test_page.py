@@ -195,7 +195,7 @@ def test_figures_of_many_trainers_are_bounded(tmp_path):
 
 
 def test_long_names_can_break():
-    assert breakable("nnUNetTrainerSGD_seed1") == "nnUNet<wbr>TrainerSGD_<wbr>seed1"
+    assert breakable("nnUNetTrainerSGD_seed1") == "nnUNetTrainer<wbr>SGD_<wbr>seed1"
     assert breakable("<b> P(equivalent)") == "&lt;b&gt; P(equivalent)"
 
 
