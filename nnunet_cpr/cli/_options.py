@@ -36,24 +36,27 @@ DEFAULT_PROCESSES = min(8, os.cpu_count() or 1)
 SeedsOption = Annotated[
     str | None, typer.Option("--seeds", help="Seeds, such as 1,2,3: one run for each of them.")
 ]
-"""Text for :func:`parse_seeds`; None stands for the command's default."""
+"""Text for :func:`parse_numbers`; None stands for the command's default."""
 
 
-def parse_seeds(text: str) -> list[int]:
-    """Parse the value of ``--seeds``.
+def parse_numbers(option: str, text: str | None) -> list[int]:
+    """Parse the value of an option such as ``--seeds``; empty without one.
 
     Args:
+        option: name of the option.
         text: different whole numbers separated by commas, each of at most nine digits.
 
     Raises:
         typer.Exit: it is anything else; one line is printed on stderr.
 
     Example:
-        >>> parse_seeds("1,2,3")
+        >>> parse_numbers("--seeds", "1,2,3")
         [1, 2, 3]
     """
+    if text is None:
+        return []
     parts = [part.strip() for part in text.split(",")]
-    seeds = [int(part) for part in parts if re.fullmatch("[0-9]{1,9}", part)]
-    if len(seeds) < len(parts) or len(set(seeds)) < len(seeds):
-        stop(f"--seeds: expected different whole numbers such as 1,2,3, got {text!r}")
-    return seeds
+    numbers = [int(part) for part in parts if re.fullmatch("[0-9]{1,9}", part)]
+    if len(numbers) < len(parts) or len(set(numbers)) < len(numbers):
+        stop(f"{option}: expected different whole numbers such as 1,2,3, got {text!r}")
+    return numbers

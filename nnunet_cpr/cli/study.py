@@ -21,6 +21,7 @@ from nnunet_cpr.cli._completion import (
     complete_study,
 )
 from nnunet_cpr.cli._errors import report_errors, stop
+from nnunet_cpr.cli._options import parse_numbers
 from nnunet_cpr.cli._study_options import gpu_names, parse_minutes, parse_setting
 from nnunet_cpr.cli._study_progress import current_table, finish, live_status, show_dry_run, watch
 
@@ -135,22 +136,13 @@ def _select_study(
     selected = loaded.changed(
         name or "",
         [dataset_name(each, folders) for each in dataset or loaded.datasets],
-        _numbers("--folds", folds),
+        parse_numbers("--folds", folds),
         configuration or (),
         plans or (),
-        _numbers("--seeds", seeds),
+        parse_numbers("--seeds", seeds),
     )
     paths = StudyPaths(results, studies / selected.name)
     return SelectedStudy(selected, paths, folders, is_part=bool(folds or seeds))
-
-
-def _numbers(option: str, text: str | None) -> list[int]:
-    from nnunet_cpr.studies.definition import StudyError
-
-    try:
-        return [int(number) for number in text.split(",")] if text else []
-    except ValueError:
-        raise StudyError(f"{option}: expected numbers such as 0,1,2, got {text!r}") from None
 
 
 def _study_command(function: Callable[..., None]) -> Callable[..., None]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnunet_cpr.cli._errors import report_errors, stop
-from nnunet_cpr.cli._options import SeedsOption, TorchDeviceOption, parse_seeds
+from nnunet_cpr.cli._options import SeedsOption, TorchDeviceOption, parse_numbers
 
 if TYPE_CHECKING:
     from nnunet_cpr.names.run_name import RunName
@@ -214,7 +214,11 @@ def _find_sweep(name: str, seeds: str | None = None) -> Sweep:
     if name not in SWEEPS:
         stop(f"unknown sweep {name!r}; choose from {', '.join(SWEEPS)}")
     sweep = SWEEPS[name]
-    return sweep if seeds is None else dataclasses.replace(sweep, seeds=tuple(parse_seeds(seeds)))
+    return (
+        sweep
+        if seeds is None
+        else dataclasses.replace(sweep, seeds=tuple(parse_numbers("--seeds", seeds)))
+    )
 
 
 def _add_seeds(names: Iterable[RunName], seeds: str | None) -> list[RunName]:
@@ -224,7 +228,11 @@ def _add_seeds(names: Iterable[RunName], seeds: str | None) -> list[RunName]:
     for name in names:
         if name.seed is not None:
             stop(f"--seeds {seeds}: expected names without a seed, got {name}; leave one of them out")
-    return [dataclasses.replace(name, seed=seed) for seed in parse_seeds(seeds) for name in names]
+    return [
+        dataclasses.replace(name, seed=seed)
+        for seed in parse_numbers("--seeds", seeds)
+        for name in names
+    ]
 
 
 def _build_options(

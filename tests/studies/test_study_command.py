@@ -105,7 +105,7 @@ def test_invalid_study_is_refused_before_training(study: Callable) -> None:
     assert "no plans nnUNetPlansX" in mine.refusal("--plans", "nnUNetPlansX")
     assert "unknown configuration 2d_x" in mine.refusal("--configuration", "2d_x")
     assert "data set 77: expected one Dataset077_*" in mine.refusal("--dataset", "77")
-    assert "--folds: expected numbers" in mine.refusal("--folds", "a")
+    assert "--folds: expected different whole numbers" in mine.refusal("--folds", "a")
     assert "--time: expected minutes" in mine.refusal("--executor", "slurm", "--time", "soon")
     misspelt = study("misspelt", [CPR, CPR.replace("epochs", "epochz")], [0])
     assert f"did you mean {CPR}?" in misspelt.refusal()
