@@ -41,7 +41,7 @@ _STYLE: dict[Any, Any] = {
     "xtick.color": _INK,
     "ytick.color": _INK,
 }
-MAX_DRAWN = 12
+MAX_DRAWN = 8
 """Maximum number of trainers beside the reference in figures."""
 MAX_THIN_LINES = 60
 """Maximum number of trainings whose curves are drawn one by one."""

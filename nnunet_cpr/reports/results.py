@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,10 +88,13 @@ class Results:
 
     def finished_runs(self, setting: Setting, trainer: str) -> list[tuple[int, int]]:
         """Return fold and seed of the runs that have been validated, in the study's order."""
-        rows = self.of(self.cases, setting)
-        mine = rows.loc[rows["trainer"] == trainer, ["fold", "seed"]].drop_duplicates()
-        done = set(mine.itertuples(index=False, name=None))
-        return [pair for pair in product(self.study.folds, self.seeds) if pair in done]
+        done = self._finished_runs
+        runs = product(self.study.folds, self.seeds)
+        return [(fold, seed) for fold, seed in runs if (*setting, trainer, fold, seed) in done]
+
+    @cached_property
+    def _finished_runs(self) -> set[tuple[Any, ...]]:
+        return set(self.cases[RUN].drop_duplicates().itertuples(index=False, name=None))
 
     def finished(self, setting: Setting, trainer: str) -> list[int]:
         """Return the folds that have been validated with all seeds."""
@@ -99,6 +103,8 @@ class Results:
 
     def of(self, table: pd.DataFrame, setting: Setting) -> pd.DataFrame:
         """Return the rows of a table that belong to a setting."""
+        if len(self.settings) == 1:
+            return table
         return table[(table[SETTING] == list(setting)).all(axis=1)]
 
     def title(self, setting: Setting) -> str:
