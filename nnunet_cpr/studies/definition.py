@@ -219,9 +219,10 @@ class Study:
         trainers: the trainers to compare.
         reference: class name of the trainer that the others are compared with; the first if empty.
         folds: numbers of the folds.
-        seeds: seeds of the trainings of each fold; empty for one training with nnU-Net's own seeding.
         configurations: nnU-Net's names, such as ``3d_fullres``.
         plans: nnU-Net's names, such as ``nnUNetPlans``.
+        source: origin of the published numbers.
+        seeds: seeds of the trainings of each fold; empty for one training with nnU-Net's own seeding.
         metrics: metrics of the tables and comparisons: ``dice``, ``hd95``, ``nsd``.
         tolerance: tolerance of ``nsd`` in mm.
         margin: largest difference that counts as equivalent, for each metric: Dice and NSD in points,
@@ -230,7 +231,6 @@ class Study:
             more than the margin; the reference if empty.
         select: compare the best setting of each group, selected on the other folds, in place of all
             settings.
-        source: origin of the published numbers.
 
     Example:
         >>> trainers = ["nnUNetTrainerSGD", "nnUNetTrainerCPR"]
@@ -253,9 +253,10 @@ class Study:
         AfterValidator(_unique),
         AfterValidator(_not_empty),
     ] = (0, 1, 2, 3, 4)
-    seeds: Annotated[tuple[_Seed, ...], BeforeValidator(_as_tuple), AfterValidator(_unique)] = ()
     configurations: Annotated[_FolderNames, AfterValidator(_not_empty)] = ("3d_fullres",)
     plans: Annotated[_FolderNames, AfterValidator(_not_empty)] = ("nnUNetPlans",)
+    source: _Text = ""
+    seeds: Annotated[tuple[_Seed, ...], BeforeValidator(_as_tuple), AfterValidator(_unique)] = ()
     metrics: Annotated[
         tuple[_Metric, ...],
         BeforeValidator(_as_tuple),
@@ -268,7 +269,6 @@ class Study:
     )
     non_inferior_to: _Text = ""
     select: StrictBool = False
-    source: _Text = ""
 
     def __post_init__(self) -> None:
         names = [entry.trainer for entry in self.trainers]
