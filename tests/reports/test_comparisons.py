@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
+from scipy.stats import wilcoxon
 
 from benchmarks.study_statistics import SCENARIOS, simulate, verdicts
 from nnunet_cpr.reports import write_report
@@ -225,6 +226,16 @@ def test_few_simulated_studies_without_difference_claim_one(seeds):
     assert counts["reports"] == studies
     # With a rate of 5 %, three or more of 12 have a probability of 2 %.
     assert counts["difference"] <= (2 if seeds > 1 else 0)
+
+
+def test_signed_rank_test_over_cases_claims_too_much():
+    """The test of earlier versions, on one training a fold."""
+    claims = []
+    for results in simulate(SCENARIOS[0], folds=3, seeds=1, effect=0, studies=60):
+        dice = results.cases.pivot(index=["fold", "case"], columns="trainer", values="dice")
+        first, second = dice.columns
+        claims.append(wilcoxon(dice[second] - dice[first]).pvalue < 0.05)
+    assert 0.2 < np.mean(claims) < 0.5
 
 
 def test_simulated_difference_is_found():
