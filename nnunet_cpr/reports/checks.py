@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from nnunet_cpr.reports.results import UNSEEDED, Results, Setting, class_means
+from nnunet_cpr.reports.results import Results, Setting, class_means
 
 
 def warnings(results: Results, setting: Setting) -> list[str]:
@@ -34,7 +34,10 @@ def _classes_of_zero(results: Results, setting: Setting) -> list[str]:
                 continue
             where = "all runs"
             if len(zero) < len(rows):
-                where = "; ".join(_run(fold, seed) for fold, seed in zip(zero["fold"], zero["seed"]))
+                runs = zip(zero["fold"], zero["seed"])
+                where = "; ".join(
+                    results.run(setting, fold, entry.trainer, seed).fold_and_seed for fold, seed in runs
+                )
             lines.append(f"{entry.full_title}: Dice of 0 in all cases of class {name} ({where}).")
     return lines
 
@@ -57,12 +60,9 @@ def _diverged_trainings(results: Results, setting: Setting) -> list[str]:
         reason = _divergence(rows)
         if reason:
             title = results.study.entry(str(trainer)).full_title
-            lines.append(f"{title}, {_run(fold, seed)}: the training diverged ({reason}).")
+            run = results.run(setting, fold, str(trainer), seed)
+            lines.append(f"{title}, {run.fold_and_seed}: the training diverged ({reason}).")
     return lines
-
-
-def _run(fold: int, seed: int) -> str:
-    return f"fold {fold}" + ("" if seed == UNSEEDED else f", seed {seed}")
 
 
 def _divergence(rows: pd.DataFrame) -> str:

@@ -259,7 +259,7 @@ def comparison_numbers(comparisons: list[Comparison], reference: str) -> Table:
             f"{m.difference_text(d.bootstrap_low)} to {m.difference_text(d.bootstrap_high)}",
             _p(c.p),
             _p(c.p_holm),
-            *map(_probability, astuple(c.equivalence)),
+            " / ".join(map(_probability, astuple(c.equivalence))),
             f"{d.folds} x {d.seeds}",
             f"{c.wins} of {d.cases}",
         )
@@ -272,9 +272,7 @@ def comparison_numbers(comparisons: list[Comparison], reference: str) -> Table:
         "95 % interval, bootstrap",
         "p",
         "p after Holm",
-        "P(better)",
-        "P(equivalent)",
-        "P(worse)",
+        "P(better / equivalent / worse)",
         "folds x seeds",
         "cases better",
     )
@@ -303,8 +301,7 @@ def _probability(value: float) -> str:
 
 
 def _heat_maps(results: Results, setting: Setting, trainer: str) -> HeatMaps:
-    run, history = results.histories[setting, trainer]
-    return plots.heat_maps(setting, trainer, run.fold, history)
+    return plots.heat_maps(setting, *results.histories[setting, trainer])
 
 
 def breakable(text: str) -> Markup:
@@ -314,7 +311,7 @@ def breakable(text: str) -> Markup:
         >>> breakable("nnUNetTrainerSGD_seed1")
         Markup('nnUNetTrainer<wbr>SGD_<wbr>seed1')
     """
-    parts = re.split(r"(?<=[_/])(?=\w)|(?<=[a-z0-9]{3})(?=[A-Z])", text)
+    parts = re.split(r"(?<=[_/])(?=\w)|(?<=[a-z0-9]{3})(?=[A-Z]\w)", text)
     return Markup("<wbr>").join(parts)
 
 

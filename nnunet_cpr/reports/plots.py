@@ -26,7 +26,7 @@ from nnunet_cpr.reports.comparisons import Comparison
 from nnunet_cpr.reports.figures import Drawing, draw
 from nnunet_cpr.reports.metrics import METRICS, Metric
 from nnunet_cpr.reports.results import Results, Setting, in_order, run_means
-from nnunet_cpr.studies.definition import Study, TrainerEntry
+from nnunet_cpr.studies.definition import Run, Study, TrainerEntry
 
 # The light colours of the page's style sheet; on the page they are replaced by its variables.
 _INK = "#1a1c20"
@@ -112,7 +112,7 @@ def paired_scatter(comparison: Comparison) -> Picture:
         ax.set_xlabel(f"{metric.title} of {_short(reference)} ({metric.unit})")
         ax.set_ylabel(f"{metric.title} of {_short(other)} ({metric.unit})")
         side = "above" if metric.higher_is_better else "below"
-        ax.set_title(f"{side} the line: {_short(other)} is better", fontsize=9)
+        ax.set_title(f"{side} the line: better with {_short(other)}", fontsize=9)
     better, worse = comparison.wins, comparison.losses
     alt = (
         f"Scatter plot of {len(pairs)} cases, {metric.title} of {reference} from "
@@ -315,19 +315,19 @@ def curves(results: Results, setting: Setting, measure: str) -> Picture | None:
 
 @dataclass(frozen=True)
 class HeatMaps:
-    """Heat maps of CPR in one fold."""
+    """Heat maps of CPR in one run."""
 
-    fold: int
+    origin: str
     multiplier: Picture
     ratio: Picture
     names: list[str]
 
 
-def heat_maps(setting: Setting, trainer: str, fold: int, history: pd.DataFrame) -> HeatMaps:
+def heat_maps(setting: Setting, run: Run, history: pd.DataFrame) -> HeatMaps:
     """Return heat maps (parameter matrices x epochs) of the multiplier and of measure / bound.
 
     Args:
-        setting, trainer, fold: origin of the history.
+        setting, run: origin of the history.
         history: content of ``cpr_history.csv``.
     """
     names = in_order(history["parameter"])
@@ -341,8 +341,9 @@ def heat_maps(setting: Setting, trainer: str, fold: int, history: pd.DataFrame) 
     epochs = matrix("kappa").columns.to_numpy()
     ratio = np.where(bounded, matrix("measure").to_numpy(float), np.nan) / np.where(bounded, kappa, 1)
     multiplier = np.where(bounded, matrix("multiplier").to_numpy(float), np.nan)
-    what = f"{len(names)} matrices over epochs {epochs[0]} to {epochs[-1]}, fold {fold} of {trainer}"
-    key = f"{'-'.join(setting)}-{trainer}"
+    of_run = f"epochs {epochs[0]} to {epochs[-1]}, {run.fold_and_seed} of {run.entry}"
+    what = f"{len(names)} matrices over {of_run}"
+    key = f"{'-'.join(setting)}-{run.entry}"
     if bounded.any():
         multiplier_text = (
             f"the largest is {np.nanmax(multiplier):.3g}, "
@@ -358,7 +359,7 @@ def heat_maps(setting: Setting, trainer: str, fold: int, history: pd.DataFrame) 
     else:
         multiplier_text = ratio_text = "no matrix has a bound yet"
     return HeatMaps(
-        fold,
+        run.fold_and_seed,
         _heat_map(
             multiplier,
             epochs,

@@ -123,6 +123,8 @@ def _advice(c: Comparison) -> str:
             f"No number of seeds would resolve {margin} on these cases and folds, given the variance "
             "seen; it takes more folds or cases, or a wider margin."
         )
+    if seeds <= c.difference.seeds:
+        return f"Given the variance seen, the seeds are just enough to resolve {margin}; add some."
     return f"Given the variance seen, about {seeds} seeds would resolve {margin}."
 
 

@@ -60,6 +60,11 @@ class Run:
         object.__setattr__(self, "entry", self.entry or self.trainer)
 
     @property
+    def fold_and_seed(self) -> str:
+        """Fold and seed in words, such as "fold 0, seed 1"."""
+        return f"fold {self.fold}" + ("" if self.seed is None else f", seed {self.seed}")
+
+    @property
     def key(self) -> str:
         """Unique name for the run's files."""
         return f"{self.dataset}__{self.trainer}__{self.plans}__{self.configuration}__fold_{self.fold}"

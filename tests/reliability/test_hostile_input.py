@@ -402,10 +402,10 @@ def test_impossible_history_values_are_ignored(tmp_path: Path) -> None:
     lines = ["epoch,step,parameter,measure,kappa,multiplier", *rows]
     (fold / "cpr_history.csv").write_text("\n".join(lines))
     found = read_results(STUDY, tmp_path, None, None)
-    ((setting, trainer), (run, history)) = next(iter(found.histories.items()))
+    ((setting, _), (run, history)) = next(iter(found.histories.items()))
     assert history["epoch"].tolist() == [0, 1] and history["multiplier"].tolist() == [0.5, 0]
     assert np.isnan(history["measure"][1])
-    heat_maps(setting, trainer, run.fold, history)  # once failed to scale its colours
+    heat_maps(setting, run, history)  # once failed to scale its colours
 
 
 @pytest.mark.parametrize("pid", [0, -1, 2**70, "x", None, [1], 1e400])
