@@ -261,7 +261,6 @@ def comparison_numbers(comparisons: list[Comparison], reference: str) -> Table:
             _p(c.p_holm),
             " / ".join(map(_probability, astuple(c.equivalence))),
             f"{d.folds} x {d.seeds}",
-            f"{c.wins} of {d.cases}",
         )
         lines.append(Line(c.entry.full_title, tuple(map(Value, texts))))
     columns = (
@@ -274,7 +273,6 @@ def comparison_numbers(comparisons: list[Comparison], reference: str) -> Table:
         "p after Holm",
         "P(better / equivalent / worse)",
         "folds x seeds",
-        "cases better",
     )
     return Table(f"compared with {reference}", columns, tuple(lines))
 

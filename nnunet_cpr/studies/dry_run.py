@@ -33,7 +33,7 @@ _MOST_LINES = 40
 
 @dataclass(frozen=True)
 class Preview:
-    """What a study would do, as far as it is known without changing a file.
+    """Runs, preparation and disk space of a study, found without changing a file.
 
     Attributes:
         study: the study.
