@@ -113,8 +113,7 @@ def _markdown(
             "\n".join(f"- {c.sentence}" for c in here) + "\n" if here else "One trainer only.\n"
         )
         if compared := [c for c in here if c.difference.cases]:
-            reference = full_title(study.entry(study.reference))
-            parts.append(markdown(page.comparison_numbers(compared, reference)))
+            parts.append(markdown(page.comparison_numbers(compared)))
         named = [each.sentence for each in non_inferior if each.comparison.setting == setting]
         parts.append("\n".join(f"- {sentence}" for sentence in named) + "\n")
     parts.append("## Classes\n")

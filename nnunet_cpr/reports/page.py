@@ -111,6 +111,7 @@ def render(
         )
         for setting in results.settings
     ]
+    reference = comparisons[0].reference if comparisons else study.entry(study.reference)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -124,7 +125,7 @@ def render(
     legend: list[tuple[str, Stroke]] = [(full_title(entry), lines[entry.trainer]) for entry in drawn]
     page = environment.get_template("page.html.j2").render(
         study=study,
-        reference=full_title(study.entry(study.reference)),
+        reference=reference.full_title,
         main=main,
         main_notes=layout_notes(results),
         settings=settings,
@@ -151,7 +152,6 @@ def _setting_page(
     preprocessed: Path | None,
 ) -> SettingPage:
     study = results.study
-    reference = full_title(study.entry(study.reference))
     compared = [c for c in comparisons if c.difference.cases]
     drawn = plots.drawn_trainers(results)
     shown = [c for c in _drawn(results, compared) if c.metric.name == study.metrics[0]]
@@ -165,7 +165,7 @@ def _setting_page(
         title=results.title(setting),
         warnings=warnings(results, setting),
         comparisons=comparisons,
-        comparison_table=comparison_numbers(compared, reference) if compared else None,
+        comparison_table=comparison_numbers(compared) if compared else None,
         components=component_table(compared) if compared else None,
         non_inferior=non_inferior,
         classes=_classes(results, setting, _drawn(results, compared)),
@@ -246,7 +246,7 @@ def _class_differences(rows: list[ForestRow], metric: Metric) -> Table | None:
     return Table("trainer", tuple(in_order([row.name for row in rows])), tuple(lines))
 
 
-def comparison_numbers(comparisons: list[Comparison], reference: str) -> Table:
+def comparison_numbers(comparisons: list[Comparison]) -> Table:
     """Return the numbers of the comparisons of one setting."""
     lines = []
     for c in comparisons:
@@ -274,7 +274,7 @@ def comparison_numbers(comparisons: list[Comparison], reference: str) -> Table:
         "P(better / equivalent / worse)",
         "folds x seeds",
     )
-    return Table(f"compared with {reference}", columns, tuple(lines))
+    return Table(f"compared with {comparisons[0].reference.full_title}", columns, tuple(lines))
 
 
 def component_table(comparisons: list[Comparison]) -> Table:

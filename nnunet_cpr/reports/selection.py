@@ -41,6 +41,23 @@ class Selection:
         return str(rows["trainer"].iloc[0])
 
 
+def selection_notes(results: Results) -> list[str]:
+    """Return notes with the selected settings; none for a study without ``select``."""
+    study = results.study
+    if not study.select:
+        return []
+    notes = [
+        "The best values of the table were found on the test cases and are too good. The comparisons "
+        "are between settings that were selected on the other folds:"
+    ]
+    picks = select_settings(results).picks
+    for (*parts, method), rows in picks.groupby([*Setting._fields, "method"], sort=False):
+        folds = rows.groupby("trainer", sort=False)["fold"].apply(lambda of: ", ".join(map(str, of)))
+        chosen = [f"{study.entry(str(t)).title} (fold {numbers})" for t, numbers in folds.items()]
+        notes.append(f"{results.title(Setting(*parts))}, {method}: {'; '.join(chosen)}.")
+    return notes
+
+
 def select_settings(results: Results) -> Selection:
     """Select for each fold the setting of each group with the best mean on the other folds.
 

@@ -29,6 +29,7 @@ from nnunet_cpr.reports.results import (
     in_order,
     run_means,
 )
+from nnunet_cpr.reports.selection import selection_notes
 from nnunet_cpr.studies.definition import TrainerEntry
 
 OWN, COMMON, PUBLISHED = "own folds", "common folds", "published"
@@ -272,7 +273,7 @@ def layout_notes(results: Results) -> list[str]:
             f"Not all {what} have finished; the number of {what} is below the mean. Means over "
             f"different {what} cannot be compared: only columns with the same {what} have a best value."
         )
-    return notes
+    return [*notes, *selection_notes(results)]
 
 
 def class_table(results: Results, setting: Setting, metric: Metric = METRICS["dice"]) -> Table | None:

@@ -1,7 +1,11 @@
 """Nested selection of settings."""
 
-import pytest
+import io
 
+import pytest
+from rich.console import Console
+
+from nnunet_cpr.reports import write_report
 from nnunet_cpr.reports.results import Setting, read_results
 from nnunet_cpr.reports.selection import select_settings
 from nnunet_cpr.reports.verdicts import compare_all
@@ -82,6 +86,18 @@ def test_fold_that_a_setting_has_not_finished_is_left_out(tmp_path):
     selection = select_settings(read_results(planned(), tmp_path, None, None))
     folds = selection.picks.groupby("method")["fold"].apply(list)
     assert folds["weight decay"] == [0, 1, 2] and folds["CPR"] == [0, 1]
+
+
+def test_report_shows_the_selected_settings(tmp_path):
+    write(tmp_path, {trainer.trainer: [0.8, 0.7, 0.6 + 0.1 * i] for i, trainer in enumerate(TRAINERS)})
+    console = Console(file=io.StringIO(), width=200)
+    files = write_report(planned(), tmp_path, None, None, tmp_path / "report", console)
+    pages = [path.read_text() for path in files if path.suffix in (".html", ".md")]
+    for text in [*pages, console.file.getvalue()]:
+        text = " ".join(text.split())
+        assert "found on the test cases" in text
+        assert f"{DATASET}, weight decay: wd1en3 (fold 0, 1); wd1en4 (fold 2)." in text
+        assert "CPR (selected)" in text and "weight decay (selected)" in text
 
 
 def test_selection_needs_groups_and_folds(tmp_path):
