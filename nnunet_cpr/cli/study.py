@@ -199,10 +199,12 @@ def list_studies() -> None:
     with _study_errors():
         results = Path(nnunet_folders(os.environ)["nnUNet_results"])
         studies = results / "studies"
-        for name in saved_names(studies):
+        names = saved_names(studies)
+        width = max([12, *map(len, names)])
+        for name in names:
             study = load(str(saved_file(studies, name)))
             found = states(study, StudyPaths(results, studies / name))
-            print(f"{name:<13}{summary(found.values())}; {', '.join(study.datasets)}")
+            print(f"{name:<{width}} {summary(found.values())}; {', '.join(study.datasets)}")
 
 
 @app.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from nnunet_cpr.reports.comparisons import Comparison, compare_with
@@ -105,7 +104,7 @@ def _sentence(results: Results, c: Comparison) -> str:
 
 def _spread(c: Comparison) -> str:
     sd = c.difference.components.training
-    if math.isnan(sd):
+    if not sd > 0:  # unknown, or hidden by the variation between cases
         return " by as much"
     return (
         f" (standard deviation between pairs of trainings {sd:.2f} {c.metric.difference_unit}, "
