@@ -37,7 +37,7 @@ MAXIMA = {"status": (1.6, 3.0), "run": (1.6, 3.0), "report": (10.0, 18.0)}
 """Limits of the processor times for no run and for :data:`_RUNS`, as multiples of the reference's.
 
 The reference takes about 2 s, so the limits of the many runs stand for some 6 s of ``status`` and the
-start of ``run``, and for some 36 s of ``report``. Most figures of a report do not depend on the number of runs.
+start of ``run``, and for some 36 s of ``report``. The number of figures of a report is limited.
 """
 _RUNS = 500
 _COMMAND = [sys.executable, "-c", "from nnunet_cpr.cli import main; main()"]

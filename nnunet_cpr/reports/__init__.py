@@ -14,19 +14,10 @@ from nnunet_cpr.reports.comparisons import Comparison, class_differences, compar
 from nnunet_cpr.reports.figures import write_figures
 from nnunet_cpr.reports.metrics import METRICS
 from nnunet_cpr.reports.non_inferiority import NonInferiority, non_inferiorities, non_inferiority_table
-from nnunet_cpr.reports.results import UNSEEDED, ReportError, Results, full_title, read_results
+from nnunet_cpr.reports.renderers import Table, latex, markdown, print_table
+from nnunet_cpr.reports.results import UNSEEDED, ReportError, Results, read_results
 from nnunet_cpr.reports.surface_metrics import add_surface_metrics
-from nnunet_cpr.reports.tables import (
-    Table,
-    class_table,
-    latex,
-    layout,
-    layout_notes,
-    main_table,
-    markdown,
-    print_table,
-    time_table,
-)
+from nnunet_cpr.reports.tables import class_table, layout, layout_notes, main_table, time_table
 from nnunet_cpr.reports.verdicts import CAVEAT, compare_all
 from nnunet_cpr.studies.definition import Study
 
@@ -102,7 +93,7 @@ def _markdown(
     parts = [f"# Study {study.name}\n", "## Result\n", markdown(main)]
     parts += [f"{note}\n" for note in [*layout_notes(results), *results.notes]]
     parts.append(
-        "\n".join(f"- {full_title(entry)}: `{entry.trainer}`" for entry in study.trainers) + "\n"
+        "\n".join(f"- {entry.full_title}: `{entry.trainer}`" for entry in study.trainers) + "\n"
     )
     parts += ["## Comparisons\n", f"{CAVEAT}\n"]
     for setting in results.settings:

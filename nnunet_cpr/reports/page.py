@@ -21,17 +21,10 @@ from nnunet_cpr.reports.metrics import METRICS, Metric
 from nnunet_cpr.reports.non_inferiority import NonInferiority
 from nnunet_cpr.reports.overlays import Overlay, overlays
 from nnunet_cpr.reports.plots import ForestRow, HeatMaps, Picture, Stroke
-from nnunet_cpr.reports.results import Results, Setting, full_title, in_order
+from nnunet_cpr.reports.renderers import Line, Table, Value
+from nnunet_cpr.reports.results import Results, Setting, in_order
 from nnunet_cpr.reports.statistics import RESAMPLES, p_number
-from nnunet_cpr.reports.tables import (
-    Line,
-    Table,
-    Value,
-    case_table,
-    class_table,
-    layout_notes,
-    time_table,
-)
+from nnunet_cpr.reports.tables import case_table, class_table, layout_notes, time_table
 from nnunet_cpr.reports.verdicts import CAVEAT
 
 
@@ -122,7 +115,7 @@ def render(
     environment.filters["svg"] = lambda picture: Markup(picture.svg)
     environment.filters["breakable"] = breakable
     drawn = plots.drawn_trainers(results)
-    legend: list[tuple[str, Stroke]] = [(full_title(entry), lines[entry.trainer]) for entry in drawn]
+    legend: list[tuple[str, Stroke]] = [(entry.full_title, lines[entry.trainer]) for entry in drawn]
     page = environment.get_template("page.html.j2").render(
         study=study,
         reference=reference.full_title,
@@ -135,7 +128,6 @@ def render(
         max_thin_lines=plots.MAX_THIN_LINES,
         first_metric=METRICS[study.metrics[0]],
         metrics=[METRICS[name] for name in study.metrics],
-        full_title=full_title,
         notes=results.notes,
         caveat=CAVEAT,
         resamples=f"{RESAMPLES:,}",
@@ -184,10 +176,10 @@ def _setting_page(
         curves=[p for p in (plots.curves(results, setting, m) for m in plots.CURVES) if p is not None],
         times=time_table(results, setting),
         heat_maps=[
-            (full_title(entry), _heat_maps(results, setting, entry.trainer)) for entry in with_history
+            (entry.full_title, _heat_maps(results, setting, entry.trainer)) for entry in with_history
         ],
         without_history=[
-            full_title(entry) for entry in drawn if entry not in with_history and _has_cpr(entry.trainer)
+            entry.full_title for entry in drawn if entry not in with_history and _has_cpr(entry.trainer)
         ],
         overlays_with=best.entry.full_title if best is not None else "",
         overlays=pictures,

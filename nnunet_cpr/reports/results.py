@@ -17,7 +17,7 @@ import pandas as pd
 from nnunet_cpr._files import read_json
 from nnunet_cpr.nnunet.fold_files import LOG_COLUMNS, RESOURCES, measurement, read_logs
 from nnunet_cpr.nnunet.history import CSV_NAME, read_history
-from nnunet_cpr.studies.definition import Run, Study, StudyError, TrainerEntry
+from nnunet_cpr.studies.definition import Run, Study, StudyError
 
 
 class ReportError(StudyError):
@@ -173,11 +173,6 @@ def read_results(study: Study, results: Path, raw: Path | None, preprocessed: Pa
         notes,
         {dataset: _test_ratio(dataset, preprocessed) for dataset in study.datasets},
     )
-
-
-def full_title(entry: TrainerEntry) -> str:
-    """Return a trainer's group and label."""
-    return entry.full_title
 
 
 def run_means(cases: pd.DataFrame, metric: str = "dice") -> pd.DataFrame:

@@ -10,17 +10,9 @@ import pytest
 from rich.console import Console
 
 from nnunet_cpr.reports import write_report
+from nnunet_cpr.reports.renderers import latex, markdown, print_table
 from nnunet_cpr.reports.results import Setting, read_results
-from nnunet_cpr.reports.tables import (
-    class_table,
-    latex,
-    layout,
-    layout_notes,
-    main_table,
-    markdown,
-    print_table,
-    time_table,
-)
+from nnunet_cpr.reports.tables import class_table, layout, layout_notes, main_table, time_table
 from nnunet_cpr.studies.definition import TrainerEntry
 from tests.helpers.report_folds import (
     DATASET,
