@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -9,14 +10,17 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError
 
 import numpy as np
+import pandas as pd
 import pytest
 import SimpleITK as sitk
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from rich.console import Console
 from skimage.measure import marching_cubes, mesh_surface_area
 
 from nnunet_cpr.reports import surface_metrics as module
+from nnunet_cpr.reports import write_report
 from nnunet_cpr.reports.results import ReportError, read_results
 from nnunet_cpr.reports.surface_metrics import (
     CACHE_NAME,
@@ -25,7 +29,7 @@ from nnunet_cpr.reports.surface_metrics import (
     fold_surface_metrics,
 )
 from tests.helpers.examples import examples
-from tests.helpers.report_folds import DATASET, NAN, study, write_fold, write_json
+from tests.helpers.report_folds import DATASET, NAN, study, whole, write_fold, write_json
 
 SPACING = (2.5, 0.7, 1.3)
 
@@ -459,3 +463,33 @@ def test_unreadable_summary_is_one_line(fold, tmp_path):
 def test_wrong_arguments_are_refused(fold, wrong):
     with pytest.raises(ValueError, match=rf"^{next(iter(wrong))}: expected"):
         fold_surface_metrics(*fold, **wrong)
+
+
+def test_report_compares_every_metric(tmp_path):
+    planned = study("A", "B", metrics=("dice", "hd95", "nsd"), tolerance=1.0)
+    results, raw, preprocessed = whole(tmp_path, planned, cases=3)
+    console = Console(file=io.StringIO(), width=200)
+    files = write_report(planned, results, raw, preprocessed, tmp_path / "report", console)
+    folder = files[0].parent
+    rows = pd.read_csv(folder / "comparisons.csv")
+    assert rows["metric"].tolist() == ["dice", "hd95", "nsd"]
+    assert rows["unit"].tolist() == ["points", "mm", "points"] and (rows["cases"] == 6).all()
+    cases = (
+        pd.read_csv(folder / "cases.csv").set_index(["trainer", "fold", "case", "class"]).sort_index()
+    )
+    # The truth is a sphere of radius 9 mm, the predictions have 8 and 9: see report_folds.whole.
+    assert (cases.loc["B", "hd95"] == 0).all() and (cases.loc["B", "nsd"] == 1).all()
+    assert (cases.loc["A", "hd95"] > 0).all() and (cases.loc["A", "nsd"] < 1).all()
+    table = pd.read_csv(folder / "table.csv").set_index("trainer")
+    assert table.loc["B", "hd95_mm"] == 0 and table.loc["B", "nsd_percent"] == 100
+    assert bool(table.loc["B", "hd95_best"]) and not table.loc["A", "hd95_best"]
+
+
+def test_report_names_cases_without_surface_metrics(tmp_path):
+    planned = study("A", "B", metrics=("hd95",))
+    results, raw, preprocessed = whole(tmp_path, planned, cases=4)  # three of them have predictions
+    console = Console(file=io.StringIO(), width=300)
+    write_report(planned, results, raw, preprocessed, tmp_path / "report", console)
+    assert "A, fold 0: case_0003: no HD95 and NSD; the prediction was not found" in (
+        console.file.getvalue()
+    )
