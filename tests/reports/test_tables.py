@@ -10,10 +10,11 @@ import pytest
 from rich.console import Console
 
 from nnunet_cpr.reports import write_report
+from nnunet_cpr.reports.metrics import METRICS
 from nnunet_cpr.reports.renderers import latex, markdown, print_table
 from nnunet_cpr.reports.results import Setting, read_results
 from nnunet_cpr.reports.tables import class_table, layout, layout_notes, main_table, time_table
-from nnunet_cpr.studies.definition import TrainerEntry
+from nnunet_cpr.studies.definition import METRIC_NAMES, TrainerEntry
 from tests.helpers.report_folds import (
     DATASET,
     LABELS,
@@ -280,3 +281,7 @@ def test_equal_results_give_equal_bytes(tmp_path):
         assert files[-1].name == "figures" and len(figures) > 10
         texts.append({f.name: f.read_bytes() for f in [*files[:-1], *figures]})
     assert texts[0] == texts[1]
+
+
+def test_study_files_know_every_metric():
+    assert tuple(METRICS) == METRIC_NAMES
