@@ -14,8 +14,8 @@ from nnunet_cpr.reports.comparisons import Comparison, class_differences, compar
 from nnunet_cpr.reports.figures import write_figures
 from nnunet_cpr.reports.metrics import METRICS
 from nnunet_cpr.reports.non_inferiority import NonInferiority, non_inferiorities, non_inferiority_table
-from nnunet_cpr.reports.renderers import Table, latex, markdown, print_table
-from nnunet_cpr.reports.results import UNSEEDED, ReportError, Results, read_results
+from nnunet_cpr.reports.renderers import Table, escape_markdown, latex, markdown, print_table
+from nnunet_cpr.reports.results import UNSEEDED, ReportError, Results, Setting, read_results
 from nnunet_cpr.reports.surface_metrics import add_surface_metrics
 from nnunet_cpr.reports.tables import class_table, layout, layout_notes, main_table, time_table
 from nnunet_cpr.reports.verdicts import CAVEAT, compare_all
@@ -73,10 +73,19 @@ def write_report(
             path.write_text(text, encoding="utf-8", newline="\n")
     write_figures(output / "figures", drawings)
     print_table(table, f"Study {study.name}", console)
-    sentences = [f"Warning: {line}" for setting in found.settings for line in warnings(found, setting)]
+    several = len(found.settings) > 1
+
+    def place(setting: Setting) -> str:
+        return f"{found.title(setting)}: " if several else ""
+
+    sentences = [
+        f"Warning: {place(setting)}{line}"
+        for setting in found.settings
+        for line in warnings(found, setting)
+    ]
     if comparisons:
-        sentences += ["", *(c.sentence for c in comparisons), CAVEAT, ""]
-        sentences += [each.sentence for each in non_inferior]
+        sentences += ["", *(place(c.setting) + c.sentence for c in comparisons), CAVEAT, ""]
+        sentences += [place(each.comparison.setting) + each.sentence for each in non_inferior]
     for line in [*notes, *sentences, *found.notes]:
         console.print(line, markup=False, highlight=False)
     return [output / name for name in (*documents, "figures")]
@@ -93,20 +102,25 @@ def _markdown(
     parts = [f"# Study {study.name}\n", "## Result\n", markdown(main)]
     parts += [f"{note}\n" for note in [*layout_notes(results), *results.notes]]
     parts.append(
-        "\n".join(f"- {entry.full_title}: `{entry.trainer}`" for entry in study.trainers) + "\n"
+        "\n".join(
+            f"- {escape_markdown(entry.full_title)}: `{entry.trainer}`" for entry in study.trainers
+        )
+        + "\n"
     )
     parts += ["## Comparisons\n", f"{CAVEAT}\n"]
     for setting in results.settings:
         here = [c for c in comparisons if c.setting == setting]
         parts.append(f"### {results.title(setting)}\n")
-        parts += [f"**Warning:** {line}\n" for line in warnings(results, setting)]
+        parts += [f"**Warning:** {escape_markdown(line)}\n" for line in warnings(results, setting)]
         parts.append(
-            "\n".join(f"- {c.sentence}" for c in here) + "\n" if here else "One trainer only.\n"
+            "\n".join(f"- {escape_markdown(c.sentence)}" for c in here) + "\n"
+            if here
+            else "One trainer only.\n"
         )
         if compared := [c for c in here if c.difference.cases]:
             parts.append(markdown(page.comparison_numbers(compared)))
         named = [each.sentence for each in non_inferior if each.comparison.setting == setting]
-        parts.append("\n".join(f"- {sentence}" for sentence in named) + "\n")
+        parts.append("\n".join(f"- {escape_markdown(sentence)}" for sentence in named) + "\n")
     parts.append("## Classes\n")
     parts.append("Mean of each class over the runs that a trainer has finished.\n")
     for setting in results.settings:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import combinations
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ import pandas as pd
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.reports.metrics import METRICS, Metric
-from nnunet_cpr.reports.results import SETTING, Results, Setting, case_means
+from nnunet_cpr.reports.results import SETTING, Results, Setting, case_means, run_means
 from nnunet_cpr.reports.selection import Selection, select_settings
 from nnunet_cpr.reports.statistics import (
     Difference,
@@ -38,6 +38,8 @@ class Comparison:
             of their fold or seed are missing.
         cases_left_out: number of cases with a value from one of the two only.
         difference: statistics of other - reference, in the shown unit.
+        tabled_difference: the same from the main table's means, which are over cases for each class
+            and then over classes; it can have another sign where classes are missing in many cases.
         equivalence: posterior for other being better, equivalent or worse.
         p: the larger p of the corrected t-test and the test over folds and seeds.
         p_holm: p after Holm's correction over all comparisons of the report.
@@ -60,6 +62,7 @@ class Comparison:
     cases_left_out: int
     margin: float
     difference: Difference
+    tabled_difference: float
     equivalence: Equivalence
     p: float
     non_inferior_low: float
@@ -176,8 +179,8 @@ def comparison_table(comparisons: Iterable[Comparison]) -> pd.DataFrame:
                 "seeds": " ".join(str(seed) for seed in c.seeds if seed >= 0),
                 "trainings": d.folds * d.seeds,
                 "cases": d.cases,
-                "reference_mean": c.pairs["reference"].mean(),
-                "trainer_mean": c.pairs["other"].mean(),
+                "reference_mean": c.pairs["reference"].groupby("fold").mean().mean(),
+                "trainer_mean": c.pairs["other"].groupby("fold").mean().mean(),
                 "difference": d.mean,
                 "interval_low": d.low,
                 "interval_high": d.high,
@@ -221,11 +224,13 @@ class _Values:
         """Arrange the rows of :attr:`Results.cases` that belong to one setting."""
         self.scale = metric.scale
         means = case_means(cases, metric.name)
+        self.tabled = run_means(cases, metric.name).set_index(["trainer", "fold", "seed"])[metric.name]
         self.wide = means.set_index(["fold", "case", "trainer", "seed"])[metric.name].unstack(
             ["trainer", "seed"]
         )
         self.runs: dict[str, set[tuple[int, int]]] = {}
-        runs = cases[["trainer", "fold", "seed"]].drop_duplicates()
+        """Fold and seed of the runs in which some case has a value, by trainer."""
+        runs = means.dropna(subset=[metric.name])[["trainer", "fold", "seed"]].drop_duplicates()
         for trainer, fold, seed in runs.itertuples(index=False, name=None):
             self.runs.setdefault(trainer, set()).add((fold, seed))
 
@@ -259,6 +264,17 @@ class _Values:
         return arrays, pairs, int((valued & ~present).sum())
 
 
+def _tabled_difference(
+    values: _Values, entry: TrainerEntry, reference: TrainerEntry, runs: Sequence[tuple[int, int]]
+) -> float:
+    """Return the difference of the main table's means over the compared runs."""
+    other, base = (
+        values.tabled.reindex([(each.trainer, *run) for run in runs]).mean()
+        for each in (entry, reference)
+    )
+    return float(values.scale * (other - base))
+
+
 def _compare(
     results: Results,
     setting: Setting,
@@ -269,13 +285,15 @@ def _compare(
     selection: Selection | None,
 ) -> Comparison:
     both = values.runs.get(reference.trainer, set()) & values.runs.get(entry.trainer, set())
-    folds, seeds = _largest_rectangle(both, results)
+    folds, seeds = results.largest_rectangle(both)
     arrays, pairs, cases_left_out = values.differences(entry, reference, folds, seeds)
     ratio = results.ratios[setting.dataset]
     difference = compare(arrays, ratio)
     trainings = np.array([])
     if difference.folds:
-        trainings = np.array([np.nanmean(array, axis=1) for array in arrays if array.size]).ravel()
+        # Each run has a value, but perhaps none for a case that the other trainer has, too.
+        whole = [a for a in arrays if a.size and (~np.isnan(a)).any(axis=1).all()]
+        trainings = np.array([np.nanmean(array, axis=1) for array in whole]).ravel()
     if not metric.higher_is_better:
         trainings = -trainings
     margin = results.study.margin[metric.name]
@@ -293,6 +311,7 @@ def _compare(
         cases_left_out=cases_left_out,
         margin=margin,
         difference=difference,
+        tabled_difference=_tabled_difference(values, entry, reference, list(product(folds, seeds))),
         equivalence=equivalence(trainings, ratio, margin),
         # Seeds of one method are no comparison of methods, so Holm's correction does not count them.
         p=math.nan if same else float(np.fmax(difference.p, difference.p_fold_seed)),
@@ -313,20 +332,6 @@ def _trainers(
     if selection is None:
         return dict.fromkeys(folds, entry.trainer)
     return {fold: selection.trainer(setting, entry, fold) for fold in folds}
-
-
-def _largest_rectangle(runs: set[tuple[int, int]], results: Results) -> tuple[list[int], list[int]]:
-    """Return folds and seeds all of whose runs are in a set, as many runs as possible."""
-    best: tuple[list[int], list[int]] = ([], [])
-    # With many seeds only the sets of those that finished the most folds.
-    by_count = sorted(results.seeds, key=lambda seed: -sum(run[1] == seed for run in runs))
-    many = len(by_count) > 8
-    for count in range(1, len(by_count) + 1):
-        for seeds in [tuple(by_count[:count])] if many else combinations(results.seeds, count):
-            folds = [f for f in results.study.folds if all((f, seed) in runs for seed in seeds)]
-            if folds and len(folds) * count >= len(best[0]) * len(best[1]):
-                best = (folds, [seed for seed in results.seeds if seed in seeds])
-    return best
 
 
 def _same_method(first: str, second: str) -> bool:

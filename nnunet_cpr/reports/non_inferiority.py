@@ -10,7 +10,8 @@ import pandas as pd
 from nnunet_cpr.reports.comparisons import Comparison, compare_with
 from nnunet_cpr.reports.results import SETTING, Results
 from nnunet_cpr.reports.selection import select_settings
-from nnunet_cpr.reports.statistics import LEVEL, MIN_SEEDS, holm
+from nnunet_cpr.reports.statistics import LEVEL, MIN_SEEDS, holm, p_number
+from nnunet_cpr.reports.verdicts import withheld
 
 
 @dataclass(frozen=True)
@@ -74,16 +75,30 @@ def non_inferiority_table(found: Sequence[NonInferiority]) -> pd.DataFrame:
 def _judge(c: Comparison, p_holm: float) -> NonInferiority:
     d = c.difference
     lowest = d.bootstrap_low if c.metric.higher_is_better else -d.bootstrap_high
-    is_shown = len(c.seeds) >= MIN_SEEDS and p_holm < LEVEL and lowest > -c.margin
+    is_clear = p_holm < LEVEL and lowest > -c.margin and not withheld(c)
+    is_shown = len(c.seeds) >= MIN_SEEDS and is_clear
     names = f"{c.entry.full_title} is {'' if is_shown else 'not shown to be '}non-inferior to"
     unit = c.metric.difference_unit
     margin = c.metric.amount(c.margin)
     text = f"{names} {c.reference.full_title} by {c.metric.title} at a margin of {margin}"
     if not d.folds:
-        text += ": no run that both have finished."
+        text += ": no run with values that both have finished."
     elif len(c.seeds) < MIN_SEEDS:
         text += f": expected at least {MIN_SEEDS} seeds, got {d.seeds}."
     else:
         limit = c.metric.difference_text(c.non_inferior_low)
-        text += f": its advantage is at least {limit} {unit} (one-sided 95 % limit)."
+        text += f": its advantage is at least {limit} {unit} (one-sided 95 % limit)"
+        if not is_shown and c.p_non_inferior < LEVEL:
+            text += f"; {_reason(c, p_holm, lowest)}"
+        text += "."
     return NonInferiority(c, p_holm, is_shown, text)
+
+
+def _reason(c: Comparison, p_holm: float, lowest: float) -> str:
+    """Return why a limit above -margin does not show non-inferiority."""
+    if reason := withheld(c):
+        return reason
+    if lowest <= -c.margin:
+        low = c.metric.difference_text(lowest)
+        return f"the bootstrap interval over cases and seeds begins at {low}"
+    return f"p is {p_number(p_holm)} after Holm's correction"

@@ -107,7 +107,9 @@ def _rich(table: Table, title: str) -> RichTable:
 def markdown(table: Table) -> str:
     """Return a Markdown table, with the groups of columns in their names."""
     titles = [
-        f"{_md(heading)}<br>{_md(column)}" if heading else _md(column)
+        f"{escape_markdown(heading)}<br>{escape_markdown(column)}"
+        if heading
+        else escape_markdown(column)
         for heading, column in zip(table.headings, table.columns)
     ]
 
@@ -115,15 +117,16 @@ def markdown(table: Table) -> str:
         text = f"**{value.text}**" if value.best else value.text
         return "<br>".join([text, *value.below])
 
-    rows = [[_md(table.corner), *titles], ["---", *["---:"] * len(titles)]]
+    rows = [[escape_markdown(table.corner), *titles], ["---", *["---:"] * len(titles)]]
     for group, lines in table.blocks:
         if group:
-            rows.append([f"*{_md(group)}*", *[""] * len(titles)])
-        rows += [[_md(line.title), *map(pipe_value, line.values)] for line in lines]
+            rows.append([f"*{escape_markdown(group)}*", *[""] * len(titles)])
+        rows += [[escape_markdown(line.title), *map(pipe_value, line.values)] for line in lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
-def _md(text: str) -> str:
+def escape_markdown(text: str) -> str:
+    """Return a text in which no character has a meaning in Markdown."""
     return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", text)
 
 

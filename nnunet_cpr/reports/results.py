@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,6 +100,27 @@ class Results:
         """Return the folds that have been validated with all seeds."""
         runs = self.finished_runs(setting, trainer)
         return [fold for fold in self.study.folds if all((fold, seed) in runs for seed in self.seeds)]
+
+    def largest_rectangle(self, runs: Collection[tuple[int, int]]) -> tuple[list[int], list[int]]:
+        """Return folds and seeds all of whose runs are given, as many runs as possible.
+
+        Args:
+            runs: fold and seed of each run.
+        """
+        folds, seeds = list(self.study.folds), self.seeds
+        by_fold = len(folds) <= len(seeds)
+        few, many = (folds, seeds) if by_fold else (seeds, folds)
+        given = {run if by_fold else run[::-1] for run in runs}
+        best: tuple[list[int], list[int]] = ([], [])
+        # Of more than 10 only the sets of those with the most runs: there are 2^n sets.
+        by_count = sorted(few, key=lambda each: -sum(run[0] == each for run in given))
+        for count in range(1, len(few) + 1):
+            for chosen in [by_count[:count]] if len(few) > 10 else combinations(few, count):
+                others = [each for each in many if all((one, each) in given for one in chosen)]
+                size, largest = count * len(others), len(best[0]) * len(best[1])
+                if others and (size > largest or (size == largest and not by_fold)):
+                    best = ([each for each in few if each in chosen], others)
+        return best if by_fold else best[::-1]
 
     def of(self, table: pd.DataFrame, setting: Setting) -> pd.DataFrame:
         """Return the rows of a table that belong to a setting."""
@@ -258,7 +279,10 @@ def read_cases(fold: Path, labels: Any) -> list[dict[str, Any]]:
     """
     summary = read_json(fold / "validation" / "summary.json")
     labels = labels if isinstance(labels, dict) else {}
-    names = {class_key(value): _printable(name) for name, value in labels.items()}
+    names: dict[tuple[int, ...], str] = {}
+    for given, value in labels.items():
+        name, key = _printable(str(given)), class_key(value)
+        names[key] = f"{name} (label {value})" if name in names.values() or not name else name
     order = {key: position for position, key in enumerate(names)}
     rows = []
     seen = set()

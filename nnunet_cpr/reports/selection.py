@@ -55,16 +55,20 @@ def selection_notes(results: Results) -> list[str]:
         folds = rows.groupby("trainer", sort=False)["fold"].apply(lambda of: ", ".join(map(str, of)))
         chosen = [f"{study.entry(str(t)).title} (fold {numbers})" for t, numbers in folds.items()]
         notes.append(f"{results.title(Setting(*parts))}, {method}: {'; '.join(chosen)}.")
+    if picks.empty:
+        notes.append(
+            "No setting was selected: expected two folds that all settings of a group finished."
+        )
     return notes
 
 
 def select_settings(results: Results) -> Selection:
     """Select for each fold the setting of each group with the best mean on the other folds.
 
-    The mean is that of the study's first metric over all runs of the other folds, which all settings of
-    the group have finished. A fold is left out if some setting has not finished it, or if no other
-    fold remains to select on. The selected settings are compared on cases that had no part in
-    their selection, so the comparison has no bias from the selection.
+    The mean is that of the study's first metric over the runs of the other folds, with the seeds that
+    all settings of the group have finished. A fold is left out if some setting has not finished it,
+    or if no other fold remains to select on. The selected settings are compared on cases that had no
+    part in their selection, so the comparison has no bias from the selection.
 
     Args:
         results: results of a study with ``select``.
@@ -86,11 +90,12 @@ def select_settings(results: Results) -> Selection:
         cases = results.of(results.cases, setting)
         for group in groups:
             trainers = [entry.trainer for entry in study.trainers if entry.group == group]
-            finished = [set(results.finished(setting, trainer)) for trainer in trainers]
-            common = [fold for fold in study.folds if all(fold in folds for folds in finished)]
+            finished = [set(results.finished_runs(setting, trainer)) for trainer in trainers]
+            common, seeds = results.largest_rectangle(set.intersection(*finished))
+            mine = of_setting[of_setting["seed"].isin(seeds)]
             for fold in common:
-                others = of_setting["fold"].isin([f for f in common if f != fold])
-                by_trainer = sign * of_setting[others].groupby("trainer")[metric.name].mean()
+                others = mine["fold"].isin([f for f in common if f != fold])
+                by_trainer = sign * mine[others].groupby("trainer")[metric.name].mean()
                 scores = [by_trainer.get(trainer, np.nan) for trainer in trainers]
                 if np.isnan(scores).all():
                     continue

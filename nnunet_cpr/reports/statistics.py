@@ -101,7 +101,8 @@ def compare(differences: Folds, ratio: float, resamples: int = RESAMPLES) -> Dif
     """Return the statistics of paired differences.
 
     Args:
-        differences: for each fold an array [seeds, cases] with the same number of seeds.
+        differences: for each fold an array [seeds, cases] with the same number of seeds; folds in
+            which a seed has no value are left out.
         ratio: number of test cases per training case of a fold, such as 1/4 for five folds.
         resamples: number of bootstrap resamples; 0 for no bootstrap interval.
 
@@ -114,9 +115,9 @@ def compare(differences: Folds, ratio: float, resamples: int = RESAMPLES) -> Dif
     """
     folds = [np.round(np.asarray(fold, float), _ROUNDING) for fold in differences]
     folds = [fold[:, ~np.isnan(fold).all(axis=0)] for fold in folds]
-    folds = [fold for fold in folds if fold.shape[1]]
+    folds = [fold for fold in folds if fold.size and (~np.isnan(fold)).any(axis=1).all()]
     trainings = np.array([np.nanmean(fold, axis=1) for fold in folds])
-    if not folds or np.isnan(trainings).any():
+    if not folds:
         numbers = ("mean", "low", "high", "p", "bootstrap_low", "bootstrap_high", "p_fold_seed")
         nothing = Components(*[math.nan] * 5)
         return Difference(

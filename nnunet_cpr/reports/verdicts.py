@@ -33,7 +33,7 @@ def _with_verdict(results: Results, c: Comparison) -> Comparison:
     d = c.difference
     within = -c.margin < d.bootstrap_low and d.bootstrap_high < c.margin
     verdict = "undecided"
-    if len(c.seeds) < MIN_SEEDS or c.same_method or not d.folds:
+    if len(c.seeds) < MIN_SEEDS or c.same_method or not d.folds or withheld(c):
         pass
     elif c.equivalence.equivalent >= PROBABLE and within:
         verdict = "equivalent"
@@ -41,6 +41,19 @@ def _with_verdict(results: Results, c: Comparison) -> Comparison:
         verdict = "better" if c.gain > 0 else "worse"
     c = replace(c, verdict=verdict)
     return replace(c, sentence=_sentence(results, c))
+
+
+def withheld(c: Comparison) -> str:
+    """Return why the values do not allow a verdict, an empty text if they do."""
+    if c.cases_left_out:
+        return (
+            f"{_count(c.cases_left_out, 'case')} with a {c.metric.title} from one of the two only are "
+            "left out of the difference: in them only one predicts a structure that is not there"
+        )
+    if c.tabled_difference * c.difference.mean < 0:
+        amount = f"{c.metric.difference_text(c.tabled_difference)} {c.metric.difference_unit}"
+        return f"the means of the main table, over classes, differ the other way, by {amount}"
+    return ""
 
 
 def _is_significant(c: Comparison) -> bool:
@@ -85,21 +98,33 @@ def _sentence(results: Results, c: Comparison) -> str:
         elif c.verdict in ("better", "worse"):
             text = f"{c.entry.full_title} is {c.verdict} than {c.reference.full_title}: {numbers}."
         else:
-            text = (
-                f"Undecided between {names}: the difference is not statistically significant, "
-                f"{numbers}; it is within {margin} with probability {c.equivalence.equivalent:.2f}. "
-                f"{_advice(c)}"
+            text = f"Undecided between {names}: {_reason(c)}, {numbers}"
+            text += (
+                f"; it is within {margin} with probability {c.equivalence.equivalent:.2f}. {_advice(c)}"
             )
     planned = len(results.study.folds) * len(results.seeds)
-    if d.folds * d.seeds < planned:
-        text += f" So far {d.folds * d.seeds} of {planned} runs of each."
+    if len(c.folds) * len(c.seeds) < planned:
+        text += f" Compared: {len(c.folds) * len(c.seeds)} of {planned} runs of each."
     if c.left_out:
         text += f" Left out: {_count(c.left_out, 'run')} of incomplete folds or seeds."
-    if c.cases_left_out:
+    if c.cases_left_out and len(c.seeds) < MIN_SEEDS:
         text += (
             f" Left out: {_count(c.cases_left_out, 'case')} with a {m.title} from one of the two only."
         )
     return text.strip()
+
+
+def _reason(c: Comparison) -> str:
+    """Return why the comparison of methods has no verdict."""
+    d, m = c.difference, c.metric
+    interval = f"{m.difference_text(d.bootstrap_low)} to {m.difference_text(d.bootstrap_high)}"
+    if reason := withheld(c):
+        return reason
+    if c.p_holm < LEVEL:
+        return f"the bootstrap interval over cases and seeds, {interval}, includes 0"
+    if c.equivalence.equivalent >= PROBABLE:
+        return f"the bootstrap interval over cases and seeds, {interval}, is not within the margin"
+    return "the difference is not statistically significant"
 
 
 def _spread(c: Comparison) -> str:
@@ -116,14 +141,18 @@ def _advice(c: Comparison) -> str:
     seeds = seeds_for(c.difference, c.margin)
     margin = f"\u00b1{c.metric.amount(c.margin)}"
     if seeds == 0:
-        return f"The variance seen does not say how many seeds would resolve {margin}; start with 3."
+        start = "; start with 3" if c.difference.seeds < MIN_SEEDS else ""
+        return f"The variance seen does not say how many seeds would resolve {margin}{start}."
     if seeds is None:
         return (
             f"No number of seeds would resolve {margin} on these cases and folds, given the variance "
             "seen; it takes more folds or cases, or a wider margin."
         )
     if seeds <= c.difference.seeds:
-        return f"Given the variance seen, the seeds are just enough to resolve {margin}; add some."
+        return (
+            f"Between trainings the variance seen allows {margin} with these seeds, but few folds and "
+            "seeds make the tests wider; add folds or seeds."
+        )
     return f"Given the variance seen, about {seeds} seeds would resolve {margin}."
 
 

@@ -12,6 +12,7 @@ from scipy.stats import wilcoxon
 from benchmarks.study_statistics import SCENARIOS, simulate, verdicts
 from nnunet_cpr.reports import write_report
 from nnunet_cpr.reports.comparisons import class_differences, comparison_table
+from nnunet_cpr.reports.non_inferiority import non_inferiorities
 from nnunet_cpr.reports.results import Setting, read_results
 from nnunet_cpr.reports.verdicts import compare_all
 from nnunet_cpr.studies.definition import TrainerEntry
@@ -143,7 +144,7 @@ def test_only_complete_folds_and_seeds_are_compared(tmp_path):
     write_runs(tmp_path, CPR, cpr)
     found = compared(study(SGD, CPR, seeds=(1, 2, 3, 4), folds=(0, 1, 2)), tmp_path)[CPR]
     assert (found.folds, found.seeds, found.left_out) == ([0, 1, 2], [1, 2, 3], 1)
-    assert "So far 9 of 12 runs of each. Left out: 1 run of incomplete" in found.sentence
+    assert "Compared: 9 of 12 runs of each. Left out: 1 run of incomplete" in found.sentence
 
 
 def test_unfinished_trainer_cannot_be_compared(tmp_path):
@@ -214,6 +215,79 @@ def test_lower_distance_is_better(tmp_path):
     assert found.difference.mean == pytest.approx(-2, abs=0.1)
     assert found.verdict == "better" and found.equivalence.better > 0.95 and found.wins == 24
     assert "-2.0" in found.sentence and "mm of HD95" in found.sentence
+
+
+def test_false_positives_in_empty_cases_withhold_the_verdict(tmp_path):
+    """The better trainer in cases with a structure predicts it in all cases without one."""
+    rng = np.random.default_rng(0)
+    for seed in (1, 2, 3):
+        for fold in (0, 1, 2):
+            for trainer, gain, empty in ((SGD, 0, NAN), (CPR, 0.01, 0.0)):
+                cases = {f"c{fold}{i}": {"1": 0.8 + gain + rng.normal(0, 0.001)} for i in range(6)}
+                cases |= {f"e{fold}{i}": {"1": empty} for i in range(6)}
+                write_fold(tmp_path, f"{trainer}_seed{seed}", fold, cases)
+    planned = study(SGD, CPR, seeds=(1, 2, 3), folds=(0, 1, 2))
+    found = compared(planned, tmp_path)[CPR]
+    assert found.verdict == "undecided" and found.cases_left_out == 18
+    assert "18 cases with a Dice from one of the two only are left out" in found.sentence
+    (judged,) = non_inferiorities(read_results(planned, tmp_path, None, None))
+    assert not judged.is_shown
+
+
+def test_table_with_another_sign_withholds_the_verdict(tmp_path):
+    """A rare class is 5 points worse, the others 1 point better: classes count equally in the table."""
+    rng = np.random.default_rng(0)
+    for seed in (1, 2, 3):
+        for fold in (0, 1, 2):
+            for trainer, gain in ((SGD, 0.0), (CPR, 0.01)):
+                cases = {
+                    f"c{fold}{i}": {
+                        "1": 0.75 + gain + rng.normal(0, 0.001),
+                        "2": 0.7 - 5 * gain if i < 2 else NAN,
+                    }
+                    for i in range(20)
+                }
+                write_fold(tmp_path, f"{trainer}_seed{seed}", fold, cases)
+    found = compared(study(SGD, CPR, seeds=(1, 2, 3), folds=(0, 1, 2)), tmp_path)[CPR]
+    assert found.difference.mean > 0 > found.tabled_difference
+    assert found.verdict == "undecided"
+    assert "the means of the main table, over classes, differ the other way" in found.sentence
+
+
+def test_undecided_sentence_names_the_bootstrap_interval(tmp_path):
+    """Equal trainings on one fold: only the cases vary, which the t-test cannot see."""
+    rng = np.random.default_rng(3)
+    difference = rng.normal(0.01, 0.05, 10)
+    write_runs(tmp_path, SGD, {s: {0: np.full(10, 0.7)} for s in (1, 2, 3)})
+    write_runs(
+        tmp_path, CPR, {s: {0: 0.7 + difference + 0.0001 * s * rng.uniform(size=10)} for s in (1, 2, 3)}
+    )
+    found = compared(study(SGD, CPR, seeds=(1, 2, 3), folds=(0,)), tmp_path)[CPR]
+    assert found.p_holm < 0.05 and found.verdict == "undecided"
+    assert "the bootstrap interval over cases and seeds" in found.sentence
+    assert "not statistically significant" not in found.sentence
+
+
+def test_run_without_values_is_left_out(tmp_path):
+    for seed in (1, 2, 3):
+        for fold in (0, 1, 2):
+            for trainer in (SGD, CPR):
+                empty = (trainer, fold, seed) == (CPR, 0, 1)
+                cases = {f"c{fold}{i}": {"1": NAN if empty else 0.5 + 0.1 * i} for i in range(3)}
+                write_fold(tmp_path, f"{trainer}_seed{seed}", fold, cases)
+    found = compared(study(SGD, CPR, seeds=(1, 2, 3), folds=(0, 1, 2)), tmp_path)[CPR]
+    assert (found.folds, found.seeds) == ([1, 2], [1, 2, 3])
+    assert "Compared: 6 of 9 runs of each." in found.sentence
+
+
+def test_largest_set_of_many_seeds_is_compared(tmp_path):
+    seeds = tuple(range(10))
+    for trainer in (SGD, CPR):
+        for seed in seeds:
+            for fold in (0, 1) if seed % 2 else (2, 3):
+                write_fold(tmp_path, f"{trainer}_seed{seed}", fold, {f"c{fold}": both(0.5)})
+    found = compared(study(SGD, CPR, seeds=seeds, folds=(0, 1, 2, 3)), tmp_path)[CPR]
+    assert (len(found.folds), len(found.seeds), found.left_out) == (2, 5, 10)
 
 
 # Simulated studies with known truth; docs/statistics.md has 1,000 of each kind.

@@ -173,3 +173,8 @@ def test_ratio_of_test_to_training_cases_is_read_from_the_split(tmp_path):
     assert read_results(study("A"), tmp_path, None, tmp_path / "pre").ratios == {DATASET: 0.75}
     write_json(tmp_path / "pre" / DATASET / "splits_final.json", [{"train": []}])
     assert read_results(study("A"), tmp_path, None, tmp_path / "pre").ratios == {DATASET: 1 / 4}
+
+
+def test_equal_class_names_are_told_apart(tmp_path):
+    write_fold(tmp_path, "A", 0, {"a": {"1": 0.1, "2": 0.2}}, labels={"a\n": 1, "a\t": 2, "": 0})
+    assert read(study("A"), tmp_path).cases["class"].nunique() == 2
