@@ -19,8 +19,10 @@ from nnunet_cpr.reports.statistics import (
     Difference,
     Equivalence,
     compare,
+    complete_folds,
     equivalence,
     non_inferiority,
+    training_means,
 )
 from nnunet_cpr.studies.definition import TrainerEntry
 
@@ -36,7 +38,7 @@ class Comparison:
             shown unit of the metric.
         left_out: number of runs that both have finished, but that are not compared since other runs
             of their fold or seed are missing.
-        cases_left_out: number of cases with a value from one of the two only.
+        cases_left_out: number of cases with a value from one of the two only, in any seed.
         difference: statistics of other - reference, in the shown unit.
         tabled_difference: the same from the main table's means, which are over cases for each class
             and then over classes; it can have another sign where classes are missing in many cases.
@@ -249,7 +251,6 @@ class _Values:
         difference = other - base
         defined = ~np.isnan(difference)
         present = defined.any(axis=1)
-        valued = ~np.isnan(other).all(axis=1) | ~np.isnan(base).all(axis=1)
         index = self.wide.index[rows][present]
         pairs = pd.DataFrame(
             {
@@ -261,7 +262,7 @@ class _Values:
         )
         of_fold = index.get_level_values("fold")
         arrays = [difference[present][of_fold == fold].T for fold in folds]
-        return arrays, pairs, int((valued & ~present).sum())
+        return arrays, pairs, int((np.isnan(other) != np.isnan(base)).any(axis=1).sum())
 
 
 def _tabled_difference(
@@ -289,11 +290,7 @@ def _compare(
     arrays, pairs, cases_left_out = values.differences(entry, reference, folds, seeds)
     ratio = results.ratios[setting.dataset]
     difference = compare(arrays, ratio)
-    trainings = np.array([])
-    if difference.folds:
-        # Each run has a value, but perhaps none for a case that the other trainer has, too.
-        whole = [a for a in arrays if a.size and (~np.isnan(a)).any(axis=1).all()]
-        trainings = np.array([np.nanmean(array, axis=1) for array in whole]).ravel()
+    trainings = training_means(complete_folds(arrays)).ravel()
     if not metric.higher_is_better:
         trainings = -trainings
     margin = results.study.margin[metric.name]

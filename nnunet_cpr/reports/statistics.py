@@ -115,8 +115,8 @@ def compare(differences: Folds, ratio: float, resamples: int = RESAMPLES) -> Dif
     """
     folds = [np.round(np.asarray(fold, float), _ROUNDING) for fold in differences]
     folds = [fold[:, ~np.isnan(fold).all(axis=0)] for fold in folds]
-    folds = [fold for fold in folds if fold.size and (~np.isnan(fold)).any(axis=1).all()]
-    trainings = np.array([np.nanmean(fold, axis=1) for fold in folds])
+    folds = complete_folds(folds)
+    trainings = training_means(folds)
     if not folds:
         numbers = ("mean", "low", "high", "p", "bootstrap_low", "bootstrap_high", "p_fold_seed")
         nothing = Components(*[math.nan] * 5)
@@ -138,6 +138,16 @@ def compare(differences: Folds, ratio: float, resamples: int = RESAMPLES) -> Dif
         p_fold_seed=fold_seed_test(trainings),
         components=variance_components(folds),
     )
+
+
+def complete_folds(differences: Folds) -> list[np.ndarray]:
+    """Return the folds in which every seed has a value."""
+    return [fold for fold in differences if fold.size and (~np.isnan(fold)).any(axis=1).all()]
+
+
+def training_means(differences: Folds) -> np.ndarray:
+    """Return the mean over the cases of each training, [folds, seeds]."""
+    return np.array([np.nanmean(fold, axis=1) for fold in differences])
 
 
 # Tests and intervals

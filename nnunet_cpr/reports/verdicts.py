@@ -48,7 +48,8 @@ def withheld(c: Comparison) -> str:
     if c.cases_left_out:
         return (
             f"{_count(c.cases_left_out, 'case')} with a {c.metric.title} from one of the two only are "
-            "left out of the difference: in them only one predicts a structure that is not there"
+            "left out of the difference, such as cases where only one predicts a structure "
+            "that is absent"
         )
     if c.tabled_difference * c.difference.mean < 0:
         amount = f"{c.metric.difference_text(c.tabled_difference)} {c.metric.difference_unit}"
@@ -65,11 +66,12 @@ def _sentence(results: Results, c: Comparison) -> str:
     names = f"{c.entry.full_title} and {c.reference.full_title}"
     if not d.folds:
         return (
-            f"{names} cannot be compared by {m.title}: expected a run that both have finished, got none."
+            f"{names} cannot be compared by {m.title}: expected a run with values that both have "
+            "finished, got none."
         )
     amount = f"{m.difference_text(d.mean)} {m.difference_unit}"
     sample = f"{_count(d.folds, 'fold')}, {_count(max(d.seeds, 1), 'seed')}, {_count(d.cases, 'case')}"
-    what = "of Dice" if m.name == "dice" and m.difference_unit == "points" else f"of {m.title}"
+    what = f"of {m.title}"
     margin = f"\u00b1{m.amount(c.margin)}"
     if c.same_method:
         text = (

@@ -214,8 +214,8 @@ def test_page_of_one_finished_trainer(tmp_path):
     check_page(page)
     words = page.words()
     for sentence in (
-        "nnUNetTrainerCPR and A cannot be compared by Dice: expected a run that both have finished, "
-        "got none.",
+        "nnUNetTrainerCPR and A cannot be compared by Dice: expected a run with values that both have "
+        "finished, got none.",
         "No comparison has cases to show.",
         "There are no training logs.",
         "No run has a cpr_history.csv.",
