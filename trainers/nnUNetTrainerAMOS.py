@@ -2,7 +2,8 @@
 
 from nnunet_cpr.baselines import amos
 from nnunet_cpr.names.trainer_name import TrainerName
-from nnunet_cpr.nnunet.base_trainer import NamedTrainer, with_suffixes
+from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from nnunet_cpr.nnunet.composition import with_suffixes
 
 
 class nnUNetTrainerAMOS(NamedTrainer):

@@ -3,7 +3,8 @@
 import torch
 
 from nnunet_cpr.names.trainer_name import TrainerName
-from nnunet_cpr.nnunet.base_trainer import ADAM_BETAS, NamedTrainer, with_suffixes
+from nnunet_cpr.nnunet.base_trainer import ADAM_BETAS, NamedTrainer
+from nnunet_cpr.nnunet.composition import with_suffixes
 
 
 class nnUNetTrainerAdamW(NamedTrainer):

@@ -1,8 +1,7 @@
-"""Base classes of the trainers in ``trainers/``.
+"""Base class of the trainers in ``trainers/``.
 
 A trainer family is a short subclass in ``trainers/`` that builds the optimizer. Its name and defaults
-are listed in ``FAMILIES`` of :mod:`nnunet_cpr.names.trainer_name`. When nnU-Net searches for a name with
-suffixes, such as ``nnUNetTrainerCPR_ws2000``, :func:`with_suffixes` creates a subclass of the family.
+are listed in ``FAMILIES`` of :mod:`nnunet_cpr.names.trainer_name`.
 """
 
 from __future__ import annotations
@@ -23,15 +22,13 @@ from torch.optim import Optimizer
 from nnunet_cpr._files import atomic_write, remove_temporary_files
 from nnunet_cpr._seeding import seed_all
 from nnunet_cpr.baselines import Baseline
-from nnunet_cpr.cpr import CPR
-from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.trainer_name import TrainerName, parse_trainer_name
+from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.checkpoints import DamagedCheckpoint, UnusableCheckpoint
-from nnunet_cpr.nnunet.history import CSV_NAME, History
 from nnunet_cpr.nnunet.poly_lr import WarmupPolyLRScheduler
-from nnunet_cpr.nnunet.progress_figure import FIGURE_NAME, draw_progress
-from nnunet_cpr.optimizers import SGDCPR, AdamCPR
+
+ADAM_BETAS = (0.9, 0.99)
+"""Coefficients of Adam's running averages in the paper's segmentation runs."""
 
 
 class NamedTrainer(nnUNetTrainer, ABC):
@@ -181,116 +178,3 @@ class NamedTrainer(nnUNetTrainer, ABC):
         if self.settings.seed is None:
             return
         seed_all(self.settings.seed, self.local_rank, stream)
-
-
-class CPRTrainer(NamedTrainer):
-    """Base class of the trainers with CPR, whose values it logs, records and plots every epoch.
-
-    Attributes:
-        history: record of the training on rank 0, None on other ranks and before the training starts.
-    """
-
-    optimizer: SGDCPR | AdamCPR
-    history: History | None = None
-
-    @property
-    def cpr(self) -> CPR:
-        """CPR of the optimizer."""
-        return self.optimizer.cpr
-
-    def on_train_start(self) -> None:
-        super().on_train_start()
-        _prepare_logger(self.logger, self.current_epoch)
-        if self.local_rank == 0:
-            try:
-                self.history = History.resume(self.output_folder, self.current_epoch, self.cpr.names)
-            except OSError as error:
-                self._exit(f"cannot continue {error.filename}: {error.strerror}")
-            if self.history.backup is not None:
-                self._warn(
-                    f"{CSV_NAME} could not be continued completely ({self.history.backup_reason}); "
-                    f"the previous file is {self.history.backup.name}"
-                )
-        self.print_to_log_file(f"Regularizing with {self.cpr!r}")
-        self.print_to_log_file("Regularized:", ", ".join(self.cpr.names))
-        steps = self.num_epochs * self.num_iterations_per_epoch
-        if self.cpr.bound.earliest >= steps:
-            self.print_to_log_file(
-                f"WARNING! The bounds are set at step {self.cpr.bound.earliest} or later, but this "
-                f"training has {steps} steps: nothing will be regularized. Choose a smaller "
-                f"_{self.cpr.bound.keyword}<N> in the trainer's name."
-            )
-
-    def on_train_epoch_end(self, train_outputs: list[dict]) -> None:
-        super().on_train_epoch_end(train_outputs)
-        metrics = self.cpr.metrics()
-        for key in LOGGED:
-            self.logger.log(f"cpr_{key}", metrics[key], self.current_epoch)
-        self.print_to_log_file(
-            "CPR: step {step}, measure/bound {measure_to_kappa:.4f}, multiplier mean "
-            "{lagrange_multiplier_mean:.3g} max {lagrange_multiplier_max:.3g}, bounds set "
-            "{bounded:.0%}, multipliers above 0 {active:.0%}, skipped updates {skipped_updates:.0f}, "
-            "limited corrections {limited_corrections:.0f}".format(step=self.cpr.step_count, **metrics)
-        )
-        if self.history is not None:
-            try:
-                self.history.append(self.current_epoch, self.cpr)
-            except OSError as error:  # a full disk must not end the training
-                self._warn(f"cannot write {CSV_NAME}: {error}; trying again after the next epoch")
-
-    def on_epoch_end(self) -> None:
-        super().on_epoch_end()
-        if self.history is not None:
-            self._log_plotting_errors(draw_progress, FIGURE_NAME)(self.history)
-
-
-LOGGED = ("measure_to_kappa", "lagrange_multiplier_mean", "lagrange_multiplier_max", "active")
-"""Metrics of CPR in nnU-Net's logger, and through it in W&B, as ``cpr_<name>``."""
-
-
-def _prepare_logger(logger: Any, epochs_done: int) -> None:
-    """Add the metrics of CPR to nnU-Net's logger, with NaN for the epochs done before.
-
-    The logger accepts only keys that it has, with one value for every epoch so far.
-    """
-    values = logger.local_logger.my_fantastic_logging
-    for key in LOGGED:
-        logged = values.setdefault(f"cpr_{key}", [])
-        logged += [float("nan")] * (epochs_done - len(logged))
-
-
-ADAM_BETAS = (0.9, 0.99)
-"""Coefficients of Adam's running averages in the paper's segmentation runs."""
-
-
-def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrainer]]:
-    """Return the ``__getattr__`` of a module that defines a trainer family.
-
-    Args:
-        family: the class named without suffixes.
-
-    Returns:
-        A function that takes a name such as ``nnUNetTrainerCPR_ws2000`` and returns a subclass of
-        ``family`` of that name with its settings. It raises AttributeError for other names; for a
-        misspelt name of a trainer of this package it prints a correction.
-    """
-
-    def __getattr__(name: str) -> type[NamedTrainer]:  # noqa: N807
-        settings = _parse_name(name)
-        if settings is None or settings.family != family.__name__:
-            raise AttributeError(name)
-        # nnU-Net stores the class name in checkpoints and searches for it again at inference.
-        return type(name, (family,), {"settings": settings, "__doc__": family.__doc__})
-
-    return __getattr__
-
-
-@functools.cache  # so that a misspelt name is reported once, not by the module of each family
-def _parse_name(name: str) -> TrainerName | None:
-    if not name.lower().startswith("nnunettrainer"):
-        return None
-    try:
-        return parse_trainer_name(name)
-    except WrongName as error:
-        print(f"nnunet-cpr: {error}", file=sys.stderr)
-        return None

@@ -11,7 +11,7 @@ from nnunetv2.inference.predict_from_raw_data import predict_entry_point
 from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
-from nnunet_cpr.nnunet.base_trainer import LOGGED
+from nnunet_cpr.nnunet.cpr_trainer import LOGGED
 from nnunet_cpr.nnunet.poly_lr import warmup_poly
 from nnunet_cpr.nnunet.trainer import trainer_class
 from tests.helpers.workspace import PLANS, Workspace
@@ -243,7 +243,7 @@ def test_plotting_errors_do_not_stop_the_training(
         raise OSError(28, "No space left on device")
 
     trainer.history = object()
-    monkeypatch.setattr("nnunet_cpr.nnunet.base_trainer.draw_progress", full_disk)
+    monkeypatch.setattr("nnunet_cpr.nnunet.cpr_trainer.draw_progress", full_disk)
     monkeypatch.setattr(nnUNetTrainer, "on_epoch_end", lambda self: None)
     trainer.on_epoch_end()
     log = workspace.logs("nnUNetTrainerCPR_ws1_seed9")[-1].read_text()

@@ -1,0 +1,87 @@
+"""Base class of the trainers with CPR in ``trainers/``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nnunet_cpr.cpr import CPR
+from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from nnunet_cpr.nnunet.history import CSV_NAME, History
+from nnunet_cpr.nnunet.progress_figure import FIGURE_NAME, draw_progress
+from nnunet_cpr.optimizers import SGDCPR, AdamCPR
+
+
+class CPRTrainer(NamedTrainer):
+    """Base class of the trainers with CPR, whose values it logs, records and plots every epoch.
+
+    Attributes:
+        history: record of the training on rank 0, None on other ranks and before the training starts.
+    """
+
+    optimizer: SGDCPR | AdamCPR
+    history: History | None = None
+
+    @property
+    def cpr(self) -> CPR:
+        """CPR of the optimizer."""
+        return self.optimizer.cpr
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        _prepare_logger(self.logger, self.current_epoch)
+        if self.local_rank == 0:
+            try:
+                self.history = History.resume(self.output_folder, self.current_epoch, self.cpr.names)
+            except OSError as error:
+                self._exit(f"cannot continue {error.filename}: {error.strerror}")
+            if self.history.backup is not None:
+                self._warn(
+                    f"{CSV_NAME} could not be continued completely ({self.history.backup_reason}); "
+                    f"the previous file is {self.history.backup.name}"
+                )
+        self.print_to_log_file(f"Regularizing with {self.cpr!r}")
+        self.print_to_log_file("Regularized:", ", ".join(self.cpr.names))
+        steps = self.num_epochs * self.num_iterations_per_epoch
+        if self.cpr.bound.earliest >= steps:
+            self.print_to_log_file(
+                f"WARNING! The bounds are set at step {self.cpr.bound.earliest} or later, but this "
+                f"training has {steps} steps: nothing will be regularized. Choose a smaller "
+                f"_{self.cpr.bound.keyword}<N> in the trainer's name."
+            )
+
+    def on_train_epoch_end(self, train_outputs: list[dict]) -> None:
+        super().on_train_epoch_end(train_outputs)
+        metrics = self.cpr.metrics()
+        for key in LOGGED:
+            self.logger.log(f"cpr_{key}", metrics[key], self.current_epoch)
+        self.print_to_log_file(
+            "CPR: step {step}, measure/bound {measure_to_kappa:.4f}, multiplier mean "
+            "{lagrange_multiplier_mean:.3g} max {lagrange_multiplier_max:.3g}, bounds set "
+            "{bounded:.0%}, multipliers above 0 {active:.0%}, skipped updates {skipped_updates:.0f}, "
+            "limited corrections {limited_corrections:.0f}".format(step=self.cpr.step_count, **metrics)
+        )
+        if self.history is not None:
+            try:
+                self.history.append(self.current_epoch, self.cpr)
+            except OSError as error:  # a full disk must not end the training
+                self._warn(f"cannot write {CSV_NAME}: {error}; trying again after the next epoch")
+
+    def on_epoch_end(self) -> None:
+        super().on_epoch_end()
+        if self.history is not None:
+            self._log_plotting_errors(draw_progress, FIGURE_NAME)(self.history)
+
+
+LOGGED = ("measure_to_kappa", "lagrange_multiplier_mean", "lagrange_multiplier_max", "active")
+"""Metrics of CPR in nnU-Net's logger, and through it in W&B, as ``cpr_<name>``."""
+
+
+def _prepare_logger(logger: Any, epochs_done: int) -> None:
+    """Add the metrics of CPR to nnU-Net's logger, with NaN for the epochs done before.
+
+    The logger accepts only keys that it has, with one value for every epoch so far.
+    """
+    values = logger.local_logger.my_fantastic_logging
+    for key in LOGGED:
+        logged = values.setdefault(f"cpr_{key}", [])
+        logged += [float("nan")] * (epochs_done - len(logged))
