@@ -91,6 +91,7 @@ class _Watcher:
         self._interrupts = False  # True once SIGINT is known not to come from the end of the parent
         self._signals = [s for s in SIGNALS if signal.getsignal(s) is signal.SIG_DFL]
         self._on_interrupt = signal.getsignal(signal.SIGINT)
+        self._takes_interrupts = bool(ranks) and callable(self._on_interrupt)
         self._receiver, self._sender = socket.socketpair()
         self._sender.setblocking(False)  # as set_wakeup_fd demands
         self._thread = threading.Thread(target=self._watch, name="signal-watcher", daemon=True)
@@ -102,7 +103,7 @@ class _Watcher:
             signal.signal(number, _leave_to_watcher)
             if hasattr(signal, "siginterrupt"):
                 signal.siginterrupt(number, False)  # the main thread goes on undisturbed
-        if self._ranks and callable(self._on_interrupt):
+        if self._takes_interrupts:
             # torch's spawn sends SIGINT to the ranks when their parent process dies.
             signal.signal(signal.SIGINT, self._interrupt_if_decided)
         self._thread.start()
@@ -125,7 +126,8 @@ class _Watcher:
         signal.set_wakeup_fd(wakeup_fd)
         for number in self._signals:
             signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, self._on_interrupt)
+        if self._takes_interrupts:
+            signal.signal(signal.SIGINT, self._on_interrupt)
 
     def _interrupt_if_decided(self, number: int, frame: FrameType | None) -> Any:
         if self._interrupts and callable(self._on_interrupt):
@@ -145,7 +147,7 @@ class _Watcher:
                 return
             if number in self._signals:
                 self._end(number, signal.Signals(number).name)
-            if number == signal.SIGINT and self._ranks and not self._interrupts:
+            if number == signal.SIGINT and self._takes_interrupts and not self._interrupts:
                 if self._is_orphaned_soon():
                     self._end(number, "end of the parent process")
                 self._interrupts = True  # Ctrl-C, as without this watcher
