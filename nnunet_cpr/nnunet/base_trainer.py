@@ -130,8 +130,9 @@ class NamedTrainer(nnUNetTrainer, ABC):
             optimizer, schedule = super().configure_optimizers(*args, **kwargs)
         lr = self.settings.lr
         if lr is not None and optimizer.defaults.get("lr") != lr:
+            other = self.other_trainer().__name__
             self._exit(
-                f"{type(self).__name__}: {self._other_trainer} sets the learning rate itself, to "
+                f"{type(self).__name__}: {other} sets the learning rate itself, to "
                 f"{optimizer.defaults.get('lr')}; leave out _lr{print_number(lr)}"
             )
         return optimizer, schedule
@@ -165,20 +166,24 @@ class NamedTrainer(nnUNetTrainer, ABC):
 
     def initialize(self) -> None:
         self._seed(0)  # the network's initial weights
-        self.baseline_decay = self.weight_decay
-        if not self.settings.keeps_optimizer and (self.settings.defaults.cpr or self.settings.baseline):
-            self.weight_decay = 0.0  # of the optimizer
+        self.replace_weight_decay()
         super().initialize()
 
-    @property
-    def _other_trainer(self) -> str:
-        """Name of the first base class that is not derived from this one."""
-        others = (base for base in type(self).__mro__ if not issubclass(base, NamedTrainer))
-        return next(base.__name__ for base in others if issubclass(base, nnUNetTrainer))
+    def replace_weight_decay(self) -> None:
+        """Move the weight decay from an optimizer of ours to its regularization."""
+        self.baseline_decay = self.weight_decay
+        if not self.settings.keeps_optimizer and (self.settings.defaults.cpr or self.settings.baseline):
+            self.weight_decay = 0.0
+
+    @classmethod
+    def other_trainer(cls) -> type[nnUNetTrainer]:
+        """Return the first base class that is not from this package, ``nnUNetTrainer`` or another."""
+        others = (base for base in cls.__mro__ if not issubclass(base, NamedTrainer))
+        return next(base for base in others if issubclass(base, nnUNetTrainer))
 
     def describe_optimizer(self) -> str:
         """Return in words what replaces which part of the other trainer."""
-        other = self._other_trainer
+        other = self.other_trainer().__name__
         name, schedule = type(self.optimizer).__name__, type(self.lr_scheduler).__name__
         if not self.settings.keeps_optimizer:
             replaced = f"replaces the optimizer of {other}, everything else of {other} is kept"
@@ -209,7 +214,7 @@ class NamedTrainer(nnUNetTrainer, ABC):
         for title, value, named, default in rows:
             origin = "name" if named == value else "nnU-Net" if value == default else "trainer"
             if title == "weight decay" and given.defaults.cpr:
-                origin += ", replaced by CPR"
+                origin += ", CPR replaces it"
             texts.append(f"{title} {value:g} ({origin})")
         return ", ".join(texts)
 
