@@ -21,6 +21,8 @@ from tests.helpers.workspace import PLANS, Workspace
 
 NNUNET = trainers_of_nnunet()
 NOT_TO_COMBINE = {"AbstractPrimus"} | {name for name in NNUNET if name.startswith("_")}
+NEED_A_GPU = {name for name in NNUNET if name.startswith("nnUNetTrainerBenchmark")}
+"""Benchmarks of speed that refuse a CPU and write no checkpoint."""
 OTHERS = {
     "nnUNetTrainerMedNeXtLike": "nnUNetTrainerAttachCPR",
     "nnUNetTrainerUMambaLike": "nnUNetTrainerCPR",
@@ -219,7 +221,7 @@ def server() -> Iterator[CommandServer]:
 
 
 @pytest.mark.slow  # 6 seconds each
-@pytest.mark.parametrize("other", [*sorted(set(NNUNET) - NOT_TO_COMBINE), *OTHERS])
+@pytest.mark.parametrize("other", [*sorted(set(NNUNET) - NOT_TO_COMBINE - NEED_A_GPU), *OTHERS])
 def test_training_is_killed_continued_and_predicts(
     other: str, workspace: Workspace, folder: Path, server: CommandServer, tmp_path: Path
 ) -> None:
