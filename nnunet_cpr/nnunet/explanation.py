@@ -51,9 +51,16 @@ def explain(name: str) -> list[tuple[str, str]]:
     Raises:
         WrongName: there is no such trainer, or it cannot be built without its data.
     """
-    settings = resolve_settings(name)
+    settings, wrong = None, None
+    try:
+        settings = resolve_settings(name)
+    except WrongName as error:  # or a trainer of another package whose name resembles ours
+        wrong = error
     if settings is None:
-        other = search_trainer(name)
+        try:
+            other = search_trainer(name)
+        except WrongName as missing:
+            raise wrong or missing from None
         return [("trainer", f"{name} is not from nnunet-cpr"), ("with CPR", str(with_cpr(other)))]
     trainer = trainer_class(name)
     assert trainer is not None
