@@ -6,17 +6,16 @@ are listed in ``FAMILIES`` of :mod:`nnunet_cpr.names.trainer_name`.
 
 from __future__ import annotations
 
-import functools
 import sys
 import traceback
 from abc import ABC
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import torch
 from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+from nnunetv2.utilities.default_n_proc_DA import get_allowed_n_proc_DA
 from torch.optim import Optimizer
 
 from nnunet_cpr._attachment import RegularizationMethod, attached_method
@@ -33,7 +32,15 @@ from nnunet_cpr.names.trainer_name import (
 )
 from nnunet_cpr.nnunet import checkpoints, other_optimizer
 from nnunet_cpr.nnunet.checkpoints import DamagedCheckpoint, UnusableCheckpoint
+from nnunet_cpr.nnunet.figure_process import FigureProcess
 from nnunet_cpr.nnunet.poly_lr import WarmupPolyLRScheduler
+from nnunet_cpr.nnunet.tensorboard import (
+    VARIABLE,
+    TensorBoardLogger,
+    TensorBoardMissing,
+    class_names,
+    require_tensorboard,
+)
 
 ADAM_BETAS = (0.9, 0.99)
 """Coefficients of Adam's running averages in the paper's segmentation runs."""
@@ -50,10 +57,14 @@ class NamedTrainer(nnUNetTrainer, ABC):
     Attributes:
         settings: settings parsed from the class name.
         baseline: comparison method attached to the optimizer, None if the name has none.
+        figures: process that draws on rank 0, None on other ranks and before the training starts.
+        tensorboard: TensorBoard's logger if ``nnUNet_tensorboard_enabled`` asks for it, on rank 0.
     """
 
     settings: ClassVar[TrainerName]
     baseline: Baseline | None = None
+    figures: FigureProcess | None = None
+    tensorboard: TensorBoardLogger | None = None
     initial_lr: float
     weight_decay: float
 
@@ -219,16 +230,48 @@ class NamedTrainer(nnUNetTrainer, ABC):
         return ", ".join(texts)
 
     def on_train_start(self) -> None:
+        logs_to_tensorboard = self.local_rank == 0 and self.logger._is_logger_enabled(VARIABLE)
+        if logs_to_tensorboard:
+            try:
+                require_tensorboard()  # before nnU-Net starts processes
+            except TensorBoardMissing as error:
+                self._exit(str(error))
         super().on_train_start()
+        folder = Path(self.output_folder)
         if self.local_rank == 0:
-            remove_temporary_files(Path(self.output_folder), "checkpoint_*", "cpr_*")
-        self.logger.plot_progress_png = self._log_plotting_errors(
-            self.logger.plot_progress_png, "progress.png"
-        )
+            remove_temporary_files(folder, "checkpoint_*", "cpr_*", "progress*")
+            figures = self.figures = FigureProcess(folder, self._warn)
+            self.logger.plot_progress_png = lambda _: figures.draw(self.logger.get_checkpoint())
+        if logs_to_tensorboard:
+            logged = self.logger.get_checkpoint()
+            names = class_names(self.label_manager)
+            self.tensorboard = TensorBoardLogger(folder, self.current_epoch, logged, names)
+            self.tensorboard.update_config(
+                {"trainer": type(self).__name__, "dataset": self.dataset_json}
+            )
+            self.logger.loggers.append(self.tensorboard)
         self.print_to_log_file(self.describe_optimizer())
         self.print_to_log_file(f"Settings: {self.describe_settings()}")
         if self.baseline is not None:
             self.print_to_log_file(f"Regularizing with {self.baseline!r}")
+        if self.settings.seed is not None and get_allowed_n_proc_DA() != 0:
+            self._warn(
+                f"_seed{self.settings.seed} does not make this training reproducible, because processes "
+                "load the data; set nnUNet_n_proc_DA=0 if it should be"
+            )
+
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        self.draw_last_state()
+
+    def draw_last_state(self, timeout: float = 300) -> None:
+        """Draw the figures once more and wait, at the end of a training or when it is interrupted.
+
+        Args:
+            timeout: seconds after which drawing is given up.
+        """
+        if self.figures is not None and self.logger.get_value("epoch_end_timestamps", None):
+            self.figures.finish(self.logger.get_checkpoint(), timeout)
 
     def on_train_epoch_start(self) -> None:
         # Depends on the epoch alone, so that a resumed training draws the same random numbers.
@@ -280,18 +323,6 @@ class NamedTrainer(nnUNetTrainer, ABC):
         except Exception as error:  # a crafted file can fail in any way
             self.print_to_log_file(traceback.format_exc(), also_print_to_console=False)
             self._exit(f"{path} cannot be loaded ({type(error).__name__}, see {self.log_file})")
-
-    def _log_plotting_errors(self, draw: Callable[..., None], file: str) -> Callable[..., None]:
-        """Return ``draw`` with its errors logged instead of raised."""
-
-        @functools.wraps(draw)
-        def draw_and_log(*args: Any) -> None:
-            try:
-                draw(*args)
-            except Exception as error:
-                self._warn(f"cannot draw {file}: {type(error).__name__}: {error}")
-
-        return draw_and_log
 
     def _warn(self, message: str) -> None:
         """Write a message to the log and in one line to stderr."""
