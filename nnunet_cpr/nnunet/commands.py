@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import psutil
+
 from nnunet_cpr.nnunet.stop_signals import TERMINATION_SIGNALS, StopRequest
 
 FOLDER_VARIABLES = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
@@ -56,6 +58,7 @@ def run(
     on_start: Callable[[int], None] = lambda process: None,
     request: StopRequest | None = None,
     stop_seconds: float = 60.0,
+    has_ranks: bool = False,
 ) -> None:
     """Run a command to completion; an exception kills it and its child processes.
 
@@ -70,6 +73,8 @@ def run(
         on_start: called once with the process id, which is also the id of its process group.
         request: request to stop, recorded meanwhile.
         stop_seconds: time that the command has to end after SIGTERM.
+        has_ranks: True if its child processes are the ranks of a distributed training. They write the
+            state after the end of the command, so that this function waits for them as well.
 
     Raises:
         CommandFailed: it is not installed, or it failed.
@@ -102,7 +107,7 @@ def run(
                 # Slurm may signal all processes of a job; then ours follows within milliseconds.
                 time.sleep(1)
             if request:
-                _terminate(process, request, stop_seconds)
+                _terminate(process, request, stop_seconds, has_ranks)
                 raise CommandStopped
         except BaseException:
             _kill_group(process)
@@ -132,12 +137,26 @@ def _ended_by_signal(status: int) -> bool:
     return any(status in (-number, 128 + number) for number in TERMINATION_SIGNALS)
 
 
-def _terminate(process: subprocess.Popen[bytes], request: StopRequest, seconds: float) -> None:
+def _terminate(
+    process: subprocess.Popen[bytes], request: StopRequest, seconds: float, has_ranks: bool
+) -> None:
     """Ask a process to end and wait for it, at most for some seconds or until a second Ctrl-C."""
     process.terminate()
     end = time.monotonic() + seconds
-    while process.poll() is None and time.monotonic() < end and not request.is_urgent:
+    while process.poll() is None or (has_ranks and _group_runs(process.pid)):
+        if time.monotonic() > end or request.is_urgent:
+            break
         time.sleep(0.1)
+
+
+def _group_runs(group: int) -> bool:
+    """Return True if a process of a process group runs."""
+    for process in psutil.process_iter(["status"]):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            is_member = os.getpgid(process.pid) == group
+            if is_member and process.info["status"] != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

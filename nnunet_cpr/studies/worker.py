@@ -172,6 +172,7 @@ class Worker:
                 on_start=on_start,
                 request=request,
                 stop_seconds=self.stop_seconds,
+                has_ranks="-num_gpus" in self.options,
             )
         finally:
             usage.save()

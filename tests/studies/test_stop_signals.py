@@ -121,6 +121,16 @@ def test_stubborn_command_is_killed_after_the_limit(training: Callable, tmp_path
         run_command(["nnUNetv2_train"], tmp_path / "log", os.environ, request=request, stop_seconds=0.2)
 
 
+def test_ranks_that_outlive_the_command_save_their_state(
+    run: Run, paths: StudyPaths, training: Callable, tmp_path: Path
+) -> None:
+    training("(echo > started; sleep 1; echo saved > state; sleep 0.2) & trap 'exit 143' TERM; wait")
+    worker = Worker(run, paths, "cpu", options=("-num_gpus", "2"))
+    with signals_when((tmp_path / "started").exists, signal.SIGTERM), pytest.raises(SystemExit):
+        worker()
+    assert (tmp_path / "state").exists()
+
+
 def test_second_interrupt_kills_at_once(training: Callable, tmp_path: Path) -> None:
     training(STUBBORN)
     start = time.monotonic()
