@@ -138,12 +138,11 @@ class RegularizationMethod(ABC):
         """
         if self._optimizer is not None:
             raise RuntimeError(f"{self.title} is attached to an optimizer already; call detach() first")
-        for hook in getattr(optimizer, "_optimizer_state_dict_post_hooks", {}).values():
-            other = getattr(hook, "__self__", None)
-            if isinstance(other, RegularizationMethod):
-                raise RuntimeError(
-                    f"the optimizer has another {other.title} attached; call its detach() first"
-                )
+        other = attached_method(optimizer)
+        if other is not None:
+            raise RuntimeError(
+                f"the optimizer has another {other.title} attached; call its detach() first"
+            )
         if not isinstance(optimizer, Optimizer) or not hasattr(
             optimizer, "_optimizer_state_dict_post_hooks"
         ):
@@ -334,6 +333,15 @@ class RegularizationMethod(ABC):
         # By now torch has accepted the rest of the state.
         if self._pending_state is not None:
             self._state, self._pending_state = self._pending_state, None
+
+
+def attached_method(optimizer: Optimizer) -> RegularizationMethod | None:
+    """Return the method that is attached to an optimizer, None if there is none."""
+    for hook in getattr(optimizer, "_optimizer_state_dict_post_hooks", {}).values():
+        method = getattr(hook, "__self__", None)
+        if isinstance(method, RegularizationMethod):
+            return method
+    return None
 
 
 def _param_ids(optimizer: Optimizer) -> list[int]:

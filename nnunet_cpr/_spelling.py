@@ -1,4 +1,4 @@
-"""Spelling of numbers in names: ``0p5`` is 0.5, ``1en3`` is 0.001."""
+"""Spelling of names: ``0p5`` is 0.5, ``1en3`` is 0.001, and ``_on_`` precedes another trainer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from decimal import Decimal
 
 MAX_LENGTH = 255
 """Maximum number of characters of a name, which is also a folder name."""
+
+OTHER_TRAINER = "_on_"
+"""Text before the other trainer, at the end of a trainer's name."""
 
 NUMBER = re.compile(r"[0-9]+(?:p[0-9]+)?(?:en?[0-9]{1,3})?")
 COUNT = re.compile(r"[0-9]{1,9}")
@@ -72,3 +75,14 @@ def split_word(token: str) -> tuple[str, str]:
     text = re.sub(r"([0-9]+)k(?=$|[a-z])", r"\g<1>000", text)
     numbers = re.findall(r"[0-9]+(?:p[0-9]+)?(?:en?[0-9]+)?(?=$|[a-z])", text)
     return (text.replace(numbers[-1], "", 1), numbers[-1]) if numbers else (text, "")
+
+
+def with_seed(name: str, seed: int) -> str:
+    """Return the name of a trainer with ``_seed<N>``, which comes before ``_on_<Trainer>``.
+
+    Example:
+        >>> with_seed("nnUNetTrainerCPR_on_nnUNetTrainerDA5", 1)
+        'nnUNetTrainerCPR_seed1_on_nnUNetTrainerDA5'
+    """
+    own, ending, other = name.partition(OTHER_TRAINER)
+    return f"{own}_seed{seed}{ending}{other}"

@@ -23,7 +23,7 @@ class Family:
 
     Attributes:
         name: the first part itself.
-        optimizer: ``sgd``, ``adam`` or ``amos``.
+        optimizer: ``sgd``, ``adam``, ``amos``, or ``other`` for that of another trainer.
         cpr: True if it trains with CPR.
         warmup: steps of learning-rate warm-up.
         lr: highest learning rate.
@@ -144,6 +144,11 @@ class MethodName(ABC):
     def __str__(self) -> str:
         return "_".join([self.family, *(token for _, token in self._tokens())])
 
+    @classmethod
+    def split(cls, name: str) -> tuple[str, str, str]:
+        """Return the part with the settings, ``_on_`` and the other trainer, or "" twice."""
+        return name, "", ""
+
     @property
     def defaults(self) -> Family:
         """Family with its default settings."""
@@ -186,11 +191,19 @@ class MethodName(ABC):
             "adaptive": self.adaptive,
         }
 
-    def build_baseline(self, params: Params, weight_decay: float) -> Baseline | None:
-        """Return the comparison method, not attached yet, or None if the name has none."""
+    def build_baseline(
+        self, params: Params, weight_decay: float, total_steps: int | None = None
+    ) -> Baseline | None:
+        """Return the comparison method, not attached yet, or None if the name has none.
+
+        Args:
+            params: the parameters to regularize.
+            weight_decay: weight decay of the method.
+            total_steps: number of optimizer steps of the training; None for that of the name.
+        """
         if self.baseline is None:
             return None
-        training = BaselineArgs(params, weight_decay, self.total_steps)
+        training = BaselineArgs(params, weight_decay, total_steps or self.total_steps)
         return BASELINES[self.baseline.keyword].build(training, self.baseline.value or 0.0)
 
     def _tokens(self) -> list[tuple[str, str]]:

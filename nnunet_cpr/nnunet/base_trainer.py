@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import sys
 import traceback
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -19,12 +20,22 @@ from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from torch.optim import Optimizer
 
+from nnunet_cpr._attachment import RegularizationMethod, attached_method
 from nnunet_cpr._files import atomic_write, remove_temporary_files
 from nnunet_cpr._seeding import seed_all
+from nnunet_cpr._spelling import print_number
 from nnunet_cpr.baselines import Baseline
-from nnunet_cpr.names.trainer_name import TrainerName
-from nnunet_cpr.nnunet import checkpoints
+from nnunet_cpr.names.trainer_name import (
+    DEFAULT_EPOCHS,
+    DEFAULT_ITERATIONS,
+    DEFAULT_LR,
+    DEFAULT_WEIGHT_DECAY,
+    TrainerName,
+)
+from nnunet_cpr.nnunet import checkpoints, interruption, other_optimizer
+from nnunet_cpr.nnunet.checkpoint_writer import CheckpointWriter, save_interval
 from nnunet_cpr.nnunet.checkpoints import DamagedCheckpoint, UnusableCheckpoint
+from nnunet_cpr.nnunet.fold_files import LATEST_CHECKPOINT
 from nnunet_cpr.nnunet.poly_lr import WarmupPolyLRScheduler
 
 ADAM_BETAS = (0.9, 0.99)
@@ -34,8 +45,10 @@ ADAM_BETAS = (0.9, 0.99)
 class NamedTrainer(nnUNetTrainer, ABC):
     """nnU-Net's trainer with the settings of its class name.
 
-    Without learning-rate warm-up the schedule is nnU-Net's own, set every epoch; with warm-up it is the
-    paper's, set every iteration.
+    A family either builds its optimizer (:meth:`build_optimizer`) or keeps that of the other trainer in
+    its name or among its base classes, with that trainer's learning-rate schedule. The schedule of the
+    former is nnU-Net's own, set every epoch; with learning-rate warm-up it is the paper's, set every
+    iteration.
 
     Attributes:
         settings: settings parsed from the class name.
@@ -43,7 +56,9 @@ class NamedTrainer(nnUNetTrainer, ABC):
     """
 
     settings: ClassVar[TrainerName]
-    baseline: Baseline | None
+    baseline: Baseline | None = None
+    initial_lr: float
+    weight_decay: float
 
     def __init__(
         self,
@@ -54,32 +69,96 @@ class NamedTrainer(nnUNetTrainer, ABC):
         device: torch.device = torch.device("cuda"),
     ) -> None:
         self.continues: bool = plans.get("continue_training", False)  # --c; nnU-Net removes the entry
-        super().__init__(plans, configuration, fold, dataset_json, device)
-        settings = self.settings
-        self.initial_lr = settings.lr or settings.defaults.lr
-        if settings.weight_decay is not None:
-            self.weight_decay = settings.weight_decay
-        self.baseline_decay = self.weight_decay
-        if settings.defaults.cpr or settings.baseline is not None:
-            self.weight_decay = 0.0  # of the optimizer
-        if settings.epochs is not None:
-            self.num_epochs = settings.epochs
-        if settings.iterations is not None:
-            self.num_iterations_per_epoch = settings.iterations
-        self.warmup_steps = settings.warmup_steps
+        # By keyword, since other trainers may have their parameters in another order.
+        super().__init__(
+            plans=plans,
+            configuration=configuration,
+            fold=fold,
+            dataset_json=dataset_json,
+            device=device,
+        )
+        if self.initial_lr == DEFAULT_LR:
+            self.initial_lr = self.settings.defaults.lr
+        self.apply_settings()
 
-    @abstractmethod
+    def apply_settings(self) -> None:
+        """Set the hyperparameters that the name gives, which win over those of any base class."""
+        settings = self.settings
+        for attribute, value in (
+            ("initial_lr", settings.lr),
+            ("weight_decay", settings.weight_decay),
+            ("num_epochs", settings.epochs),
+            ("num_iterations_per_epoch", settings.iterations),
+        ):
+            if value is not None:
+                setattr(self, attribute, value)
+
     def build_optimizer(self) -> Optimizer:
         """Return the optimizer of ``self.network``."""
+        raise NotImplementedError(f"{self.settings.family} keeps the optimizer of the other trainer")
 
-    def configure_optimizers(self) -> tuple[Optimizer, Any]:
-        optimizer = self.build_optimizer()
-        self.baseline = self.settings.build_baseline(self.network, self.baseline_decay)
-        if self.baseline is not None:
-            self.baseline.attach(optimizer)
+    @property
+    def total_steps(self) -> int:
+        """Number of optimizer steps of the training."""
+        return self.num_epochs * self.num_iterations_per_epoch
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps of linear learning-rate warm-up."""
+        if self.settings.keeps_optimizer:  # the attribute of nnU-Net's trainers with warm-up, in epochs
+            return getattr(self, "warmup_duration_whole_net", 0) * self.num_iterations_per_epoch
+        return self.settings.warmup_steps
+
+    def configure_optimizers(self, *args: Any, **kwargs: Any) -> tuple[Optimizer, Any]:
+        """Return the optimizer, with the regularization of the name attached, and its schedule.
+
+        Trainers with stages pass the stage; a second call continues the regularization.
+        """
+        if self.baseline is None:
+            self.baseline = self.settings.build_baseline(
+                self.network, self.baseline_decay, self.total_steps
+            )
+        if self.settings.keeps_optimizer:
+            optimizer, schedule = self._configure_other_optimizer(*args, **kwargs)
+        else:
+            optimizer = self.build_optimizer()
+            schedule = self._build_schedule(optimizer)
+        self._attach_regularization(optimizer)
+        return optimizer, schedule
+
+    def _configure_other_optimizer(self, *args: Any, **kwargs: Any) -> tuple[Optimizer, Any]:
+        """Call the other trainer's method, without weight decay of the regularized parameters."""
+        method = self._regularization
+        with other_optimizer.without_weight_decay([] if method is None else method.parameters):
+            optimizer, schedule = super().configure_optimizers(*args, **kwargs)
+        lr = self.settings.lr
+        if lr is not None and optimizer.defaults.get("lr") != lr:
+            self._exit(
+                f"{type(self).__name__}: {self._other_trainer} sets the learning rate itself, to "
+                f"{optimizer.defaults.get('lr')}; leave out _lr{print_number(lr)}"
+            )
+        return optimizer, schedule
+
+    @property
+    def _regularization(self) -> RegularizationMethod | None:
+        """Method in place of the optimizer's weight decay."""
+        return self.baseline
+
+    def _attach_regularization(self, optimizer: Optimizer) -> None:
+        method = self._regularization
+        if method is not None and attached_method(optimizer) is not method:
+            method.detach()  # from the optimizer of an earlier stage
+            method.attach(optimizer)
+
+    def _build_schedule(self, optimizer: Optimizer) -> Any:
         if self.warmup_steps == 0:
-            return optimizer, PolyLRScheduler(optimizer, self.initial_lr, self.num_epochs)
-        return optimizer, WarmupPolyLRScheduler(
+            return PolyLRScheduler(optimizer, self.initial_lr, self.num_epochs)
+        if self.warmup_steps >= self.total_steps:
+            self._exit(
+                f"{type(self).__name__}: expected a learning-rate warm-up shorter than the training of "
+                f"{self.total_steps} steps, got {self.warmup_steps} steps; choose _warmup<N>"
+            )
+        return WarmupPolyLRScheduler(
             optimizer,
             self.initial_lr,
             self.warmup_steps,
@@ -89,7 +168,53 @@ class NamedTrainer(nnUNetTrainer, ABC):
 
     def initialize(self) -> None:
         self._seed(0)  # the network's initial weights
+        self.baseline_decay = self.weight_decay
+        if not self.settings.keeps_optimizer and (self.settings.defaults.cpr or self.settings.baseline):
+            self.weight_decay = 0.0  # of the optimizer
         super().initialize()
+
+    @property
+    def _other_trainer(self) -> str:
+        """Name of the first base class that is not derived from this one."""
+        others = (base for base in type(self).__mro__ if not issubclass(base, NamedTrainer))
+        return next(base.__name__ for base in others if issubclass(base, nnUNetTrainer))
+
+    def describe_optimizer(self) -> str:
+        """Return in words what replaces which part of the other trainer."""
+        other = self._other_trainer
+        name, schedule = type(self.optimizer).__name__, type(self.lr_scheduler).__name__
+        if not self.settings.keeps_optimizer:
+            replaced = f"replaces the optimizer of {other}, everything else of {other} is kept"
+            return f"Optimizer: {name} with {schedule} {replaced}"
+        decays = {group.get("weight_decay", 0) for group in self.optimizer.param_groups} - {0}
+        kept = f"Optimizer: {name} with {schedule} of {other} is kept"
+        method = self._regularization
+        if method is None:
+            return f"{kept}, with weight decay {self.weight_decay:g}"
+        others = sum(
+            len(group["params"])
+            for group in self.optimizer.param_groups
+            if group.get("weight_decay", 0) != 0
+        )
+        rest = f", {', '.join(f'{decay:g}' for decay in decays)} for {others} others" if others else ""
+        return f"{kept}; its weight decay is 0 for {len(method.names)} regularized parameters{rest}"
+
+    def describe_settings(self) -> str:
+        """Return the hyperparameters and their origins: the name, a trainer, or nnU-Net's defaults."""
+        given = self.settings
+        rows = (
+            ("learning rate", self.initial_lr, given.lr, DEFAULT_LR),
+            ("weight decay", self.baseline_decay, given.weight_decay, DEFAULT_WEIGHT_DECAY),
+            ("epochs", self.num_epochs, given.epochs, DEFAULT_EPOCHS),
+            ("iterations", self.num_iterations_per_epoch, given.iterations, DEFAULT_ITERATIONS),
+        )
+        texts = []
+        for title, value, named, default in rows:
+            origin = "name" if named == value else "nnU-Net" if value == default else "trainer"
+            if title == "weight decay" and given.defaults.cpr:
+                origin += ", replaced by CPR"
+            texts.append(f"{title} {value:g} ({origin})")
+        return ", ".join(texts)
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -98,8 +223,49 @@ class NamedTrainer(nnUNetTrainer, ABC):
         self.logger.plot_progress_png = self._log_plotting_errors(
             self.logger.plot_progress_png, "progress.png"
         )
+        self.print_to_log_file(self.describe_optimizer())
+        self.print_to_log_file(f"Settings: {self.describe_settings()}")
         if self.baseline is not None:
             self.print_to_log_file(f"Regularizing with {self.baseline!r}")
+
+    @functools.cached_property
+    def checkpoint_writer(self) -> CheckpointWriter:
+        """Writer of the state at the start of the running epoch."""
+        try:
+            interval = save_interval()
+        except ValueError as error:
+            self._exit(str(error))
+        return CheckpointWriter(Path(self.output_folder) / LATEST_CHECKPOINT, interval, self._warn)
+
+    def run_training(self) -> None:
+        writer = self.checkpoint_writer
+        with self._watch_signals(writer.write_last):
+            try:
+                super().run_training()
+            except KeyboardInterrupt:
+                self._warn(f"SIGINT: {writer.write()}")
+                raise
+            finally:
+                writer.close()
+
+    def perform_actual_validation(self, save_probabilities: bool = False) -> None:
+        with self._watch_signals(lambda: "ended during the validation; continue with --c"):
+            super().perform_actual_validation(save_probabilities)
+
+    def _watch_signals(self, write: Callable[[], str]) -> AbstractContextManager[None]:
+        return interruption.watch_signals(write, self._warn, interruption.rank_processes())
+
+    def on_epoch_start(self) -> None:
+        if self.local_rank == 0 and not self.disable_checkpointing:
+            self.checkpoint_writer.start_epoch(self._save_start_of_epoch, self.current_epoch)
+        super().on_epoch_start()
+
+    def _save_start_of_epoch(self, filename: str) -> None:
+        self.current_epoch -= 1  # nnU-Net stores the next epoch; its on_train_end does the same
+        try:
+            self.save_checkpoint(filename)
+        finally:
+            self.current_epoch += 1
 
     def on_train_epoch_start(self) -> None:
         # Depends on the epoch alone, so that a resumed training draws the same random numbers.
@@ -112,11 +278,17 @@ class NamedTrainer(nnUNetTrainer, ABC):
         return super().train_step(batch)
 
     def save_checkpoint(self, filename: str) -> None:
-        if self.local_rank != 0 or self.disable_checkpointing:
+        writer = self.checkpoint_writer
+        if self.local_rank != 0 or self.disable_checkpointing or writer.is_capturing:
             super().save_checkpoint(filename)
             return
+        path = Path(filename)
         try:
-            with atomic_write(Path(filename)) as temporary, open(temporary, "wb") as file:
+            with (
+                writer.saving(path, self.current_epoch + 1),
+                atomic_write(path) as temporary,
+                open(temporary, "wb") as file,
+            ):
                 # torch.save reports the cause of an error for a file object, but not for a path.
                 super().save_checkpoint(file)
         except (OSError, RuntimeError) as error:
@@ -132,9 +304,9 @@ class NamedTrainer(nnUNetTrainer, ABC):
         if not self.was_initialized:
             self.initialize()
         path = Path(filename_or_checkpoint)
-        fallbacks = checkpoints.fallbacks(path) if self.continues else []
+        paths = checkpoints.newest_first(path) if self.continues else [path]
         try:
-            path, checkpoint = checkpoints.read_first_intact([path, *fallbacks], self._warn)
+            path, checkpoint = checkpoints.read_first_intact(paths, self._warn)
             checkpoints.check_matches(path, checkpoint, self)
             written_by = checkpoint["trainer_name"]
             del checkpoint

@@ -1,14 +1,35 @@
-"""Trainer classes for names with suffixes."""
+"""Trainer classes for names with suffixes and with another trainer.
+
+When nnU-Net searches for a name such as ``nnUNetTrainerCPR_ws2000_on_nnUNetTrainerDA5``, the modules in
+``trainers/`` create a class for it (:func:`with_suffixes`), derived from the family and from the other
+trainer, so that Python's method resolution order decides what each of them changes. Suffixes also apply
+to trainers that users have derived from a family: ``nnUNetTrainerMine_ws50``.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
+import inspect
+import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
 
+import torch
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
+
+from nnunet_cpr._spelling import OTHER_TRAINER
 from nnunet_cpr.names import WrongName
+from nnunet_cpr.names.parsing import split_suffixes
 from nnunet_cpr.names.trainer_name import TrainerName, parse_trainer_name
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+
+_ARGUMENTS = ("plans", "configuration", "fold", "dataset_json", "device")
+_NOT_FOUND = "Could not find requested nnunet trainer"
 
 
 def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrainer]]:
@@ -19,26 +40,221 @@ def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrain
 
     Returns:
         A function that takes a name such as ``nnUNetTrainerCPR_ws2000`` and returns a subclass of
-        ``family`` of that name with its settings. It raises AttributeError for other names; for a
-        misspelt name of a trainer of this package it prints a correction.
+        ``family`` of that name with its settings. It raises AttributeError for other names; for a wrong
+        name of a trainer of this package, nnU-Net's error becomes one line that corrects it.
     """
 
     def __getattr__(name: str) -> type[NamedTrainer]:  # noqa: N807
-        settings = _parse_name(name)
+        if not name.isidentifier() or name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            base, settings = _resolve(name)
+        except WrongName as error:
+            _report(name, str(error))
+            raise AttributeError(name) from None
         if settings is None or settings.family != family.__name__:
             raise AttributeError(name)
-        # nnU-Net stores the class name in checkpoints and searches for it again at inference.
-        return type(name, (family,), {"settings": settings, "__doc__": family.__doc__})
+        return _create(name, base or family, settings)
 
     return __getattr__
 
 
-@functools.cache  # so that a misspelt name is reported once, not by the module of each family
-def _parse_name(name: str) -> TrainerName | None:
-    if not name.lower().startswith("nnunettrainer"):
-        return None
+def wrong_name(name: str) -> str:
+    """Return the reason why a name is no trainer of this package, "" if it is one or unrelated."""
     try:
-        return parse_trainer_name(name)
+        _resolve(name)
     except WrongName as error:
-        print(f"nnunet-cpr: {error}", file=sys.stderr)
-        return None
+        return str(error)
+    return ""
+
+
+@functools.cache  # the module of each family asks
+def _resolve_cached(name: str) -> tuple[type[NamedTrainer] | None, TrainerName | None] | str:
+    try:
+        try:
+            base, settings = None, parse_trainer_name(name)
+        except WrongName:
+            base, settings = _derived_trainer(name)
+            if settings is None:
+                raise
+        if settings is None:
+            base, settings = _derived_trainer(name)
+        if settings is not None and settings.on is not None:
+            _check_composition(name, settings, _other_trainer(settings.on))
+    except WrongName as error:
+        return str(error)
+    return base, settings
+
+
+def _resolve(name: str) -> tuple[type[NamedTrainer] | None, TrainerName | None]:
+    """Return the class that a name derives from, None for its family, and the settings.
+
+    Raises:
+        WrongName: the name is misspelt, or its parts cannot be combined.
+    """
+    found = _resolve_cached(name)
+    if isinstance(found, str):
+        raise WrongName(found)
+    return found
+
+
+def _create(name: str, base: type[NamedTrainer], settings: TrainerName) -> type[NamedTrainer]:
+    bases = (base,) if settings.on is None else (base, _other_trainer(settings.on))
+    # nnU-Net stores the class name in checkpoints and searches for it again at inference.
+    created: Any = type(name, bases, {"settings": settings, "__doc__": base.__doc__})
+
+    # nnU-Net inspects the names of the parameters.
+    def __init__(  # noqa: N807
+        self: Any,
+        plans: dict,
+        configuration: str,
+        fold: int,
+        dataset_json: dict,
+        device: torch.device = torch.device("cuda"),
+    ) -> None:
+        super(created, self).__init__(plans, configuration, fold, dataset_json, device)
+        self.apply_settings()  # once more, since the base may be a user's class
+
+    created.__init__ = __init__
+    return created
+
+
+def _derived_trainer(name: str) -> tuple[type[NamedTrainer] | None, TrainerName | None]:
+    """Return the user's trainer that a name with suffixes is derived from, and the settings.
+
+    Raises:
+        WrongName: the suffixes do not fit the trainer, or it is another trainer, which takes none.
+    """
+    own, ending, other = TrainerName.split(name)
+    for stem, suffixes in split_suffixes(TrainerName, own):
+        found = _search(stem)
+        if found is None:
+            continue
+        if not issubclass(found, NamedTrainer):
+            family = "nnUNetTrainerPlain" if _builds_optimizer(found) else "nnUNetTrainerSGD"
+            raise WrongName(
+                f"{stem} takes no suffixes; use {family}_{suffixes}{OTHER_TRAINER}{stem}, which is the "
+                "same trainer with suffixes"
+            )
+        given = parse_trainer_name(f"{found.settings.family}_{suffixes}{ending}{other}")
+        assert given is not None
+        named = {
+            field.name: getattr(given, field.name)
+            for field in dataclasses.fields(given)
+            if getattr(given, field.name) != field.default
+        }
+        return found, dataclasses.replace(found.settings, **named)
+    return None, None
+
+
+def _other_trainer(name: str) -> type[nnUNetTrainer]:
+    """Return another trainer by its class name.
+
+    Raises:
+        WrongName: it is not a trainer, or nnU-Net does not find it.
+    """
+    found = _search(name)
+    if found is None:
+        raise WrongName(
+            f"trainer {name} not found by nnU-Net; list its folder in nnUNet_extTrainer, or correct the "
+            f"name after {OTHER_TRAINER}"
+        )
+    return found
+
+
+@functools.cache  # a search imports the modules of external folders again
+def _search(name: str) -> type[nnUNetTrainer] | None:
+    """Search for a trainer as nnU-Net does; return None if there is none of this name.
+
+    Raises:
+        WrongName: what has the name is not a trainer of nnU-Net.
+    """
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # nnU-Net prints the searched folders
+            found = recursive_find_trainer_class_by_name(name)
+    except RuntimeError as error:
+        if str(error).startswith(_NOT_FOUND):
+            return None
+        raise
+    except (AssertionError, TypeError):
+        raise WrongName(f"{name} is not a trainer of nnU-Net") from None
+    return found
+
+
+def _check_composition(name: str, settings: TrainerName, other: type[nnUNetTrainer]) -> None:
+    """Check that a family can be combined with another trainer.
+
+    Raises:
+        WrongName: it cannot.
+    """
+    if other is nnUNetTrainer:
+        alone = settings.family.replace("Plain", "SGD").replace("Attach", "")
+        raise WrongName(f"{name!r}: nnUNetTrainer is the default; use {alone} without _on_nnUNetTrainer")
+    if issubclass(other, NamedTrainer):
+        raise WrongName(
+            f"{name!r}: {settings.on} is derived from nnunet-cpr already; append suffixes to its name"
+        )
+    if not settings.keeps_optimizer and _builds_optimizer(other):
+        family = "nnUNetTrainerAttachCPR" if settings.defaults.cpr else "nnUNetTrainerPlain"
+        right = dataclasses.replace(settings, family=family, warmup=None)
+        raise WrongName(f"{name!r}: {settings.on} builds an optimizer of its own; use {right}")
+    for base in _bases_with_constructor(other):
+        reason = _unusable_constructor(base)
+        if reason:
+            raise WrongName(
+                f"{name!r}: {base.__name__}.__init__ {reason}; update it for nnU-Net 2.8: "
+                f"__init__(self, {', '.join(_ARGUMENTS)})"
+            )
+    abstract = sorted(
+        key for key, value in inspect.getmembers(other) if getattr(value, "__isabstractmethod__", False)
+    )
+    if abstract:
+        raise WrongName(f"{name!r}: {settings.on} is abstract, it has no {', '.join(abstract)}")
+
+
+def _builds_optimizer(trainer: type[nnUNetTrainer]) -> bool:
+    return trainer.configure_optimizers is not nnUNetTrainer.configure_optimizers
+
+
+def _bases_with_constructor(trainer: type[nnUNetTrainer]) -> Iterator[type]:
+    for base in trainer.__mro__:
+        if base is nnUNetTrainer:
+            return
+        if "__init__" in vars(base):
+            yield base
+
+
+def _unusable_constructor(trainer: type) -> str:
+    """Return the reason why nnU-Net cannot call a constructor, "" if it can."""
+    signature = inspect.signature(trainer.__init__)  # type: ignore[misc]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    unknown = [
+        p.name
+        for p in list(signature.parameters.values())[1:]
+        if p.name not in _ARGUMENTS and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    ]
+    missing = [n for n in _ARGUMENTS if n not in signature.parameters and not takes_any]
+    if unknown:
+        return f"has the parameter {unknown[0]}, which nnU-Net 2.8 does not pass"
+    return f"has no parameter {missing[0]}" if missing else ""
+
+
+_reported: dict[str, str] = {}
+
+
+def _report(name: str, message: str) -> None:
+    """Show a message in place of nnU-Net's traceback, if nothing handles nnU-Net's error."""
+    if not _reported:
+        previous = sys.excepthook
+
+        def show(
+            kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+        ) -> None:
+            for wrong, correction in _reported.items():
+                if kind is RuntimeError and str(error).startswith(f"{_NOT_FOUND} {wrong} "):
+                    print(f"nnunet-cpr: {correction}", file=sys.stderr)
+                    return
+            previous(kind, error, traceback)
+
+        sys.excepthook = show
+    _reported[name] = message

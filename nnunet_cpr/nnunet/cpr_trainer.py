@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.optim import Optimizer
+
+from nnunet_cpr._attachment import attached_method
+from nnunet_cpr.bounds import KappaWS
 from nnunet_cpr.cpr import CPR
+from nnunet_cpr.names.trainer_name import STEPS_AFTER_WARMUP
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.history import CSV_NAME, History
 from nnunet_cpr.nnunet.progress_figure import FIGURE_NAME, draw_progress
-from nnunet_cpr.optimizers import SGDCPR, AdamCPR
 
 
 class CPRTrainer(NamedTrainer):
@@ -18,13 +22,35 @@ class CPRTrainer(NamedTrainer):
         history: record of the training on rank 0, None on other ranks and before the training starts.
     """
 
-    optimizer: SGDCPR | AdamCPR
+    cpr: CPR
     history: History | None = None
 
     @property
-    def cpr(self) -> CPR:
-        """CPR of the optimizer."""
-        return self.optimizer.cpr
+    def cpr_settings(self) -> dict[str, Any]:
+        """Keyword arguments of :class:`CPR`, :class:`SGDCPR` and :class:`AdamCPR`."""
+        settings = self.settings.cpr_settings
+        if self.settings.kappa is None:
+            settings["kappa"] = KappaWS(self.warmup_steps + STEPS_AFTER_WARMUP)
+        return settings
+
+    @property
+    def _regularization(self) -> CPR:
+        if not hasattr(self, "cpr"):
+            self.cpr = CPR(self.network, **self.cpr_settings)
+        return self.cpr
+
+    def _attach_regularization(self, optimizer: Optimizer) -> None:
+        if self.settings.keeps_optimizer:
+            super()._attach_regularization(optimizer)
+            return
+        method = attached_method(optimizer)
+        if not isinstance(method, CPR):
+            self._exit(
+                f"{type(self).__name__}.build_optimizer: expected SGDCPR or AdamCPR, got "
+                f"{type(optimizer).__name__} without CPR; derive the class from nnUNetTrainerAttachCPR, "
+                "which attaches CPR to any optimizer of configure_optimizers"
+            )
+        self.cpr = method
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -41,7 +67,7 @@ class CPRTrainer(NamedTrainer):
                 )
         self.print_to_log_file(f"Regularizing with {self.cpr!r}")
         self.print_to_log_file("Regularized:", ", ".join(self.cpr.names))
-        steps = self.num_epochs * self.num_iterations_per_epoch
+        steps = self.total_steps
         if self.cpr.bound.earliest >= steps:
             self.print_to_log_file(
                 f"WARNING! The bounds are set at step {self.cpr.bound.earliest} or later, but this "

@@ -16,6 +16,7 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from nnunet_cpr._files import atomic_write
+from nnunet_cpr._spelling import with_seed
 
 PRESETS = Path(__file__).parent / "presets"
 METRIC_NAMES = ("dice", "hd95", "nsd")
@@ -189,7 +190,7 @@ class TrainerEntry:
 
 
 def _check_seeded(trainers: Sequence[str]) -> None:
-    """Raise ValueError for trainers that take no ``_seed<N>``."""
+    """Raise ValueError for trainers that certainly take no ``_seed<N>``."""
     from nnunet_cpr.names import WrongName
     from nnunet_cpr.names.trainer_name import parse_trainer_name
 
@@ -198,12 +199,12 @@ def _check_seeded(trainers: Sequence[str]) -> None:
             settings = parse_trainer_name(trainer)
         except WrongName:
             continue  # reported with all other wrong trainers
-        if settings is None:
+        if trainer == "nnUNetTrainer":
             raise ValueError(
-                f"seeds: {trainer} takes no seed; use a trainer of nnunet-cpr (nnUNetTrainerSGD is "
-                "nnU-Net's own with a seed), or leave out seeds"
+                "seeds: nnUNetTrainer takes no seed; use nnUNetTrainerSGD, which is nnU-Net's own with "
+                "a seed, or leave out seeds"
             )
-        if settings.seed is not None:
+        if settings is not None and settings.seed is not None:
             raise ValueError(
                 f"seeds: expected trainers without a seed in their names, got {trainer}; "
                 "the study appends it"
@@ -329,7 +330,7 @@ class Study:
         seed: int | None,
     ) -> Run:
         """Return a run of one of the trainers."""
-        trainer = entry if seed is None else f"{entry}_seed{seed}"
+        trainer = entry if seed is None else with_seed(entry, seed)
         return Run(dataset, configuration, plans, fold, trainer, entry, seed)
 
     def entry(self, trainer: str) -> TrainerEntry:

@@ -164,10 +164,10 @@ def parse_trainer(name: str) -> TrainerName | None:
 
 def _planned_epochs(trainer: str) -> int | None:
     ours = parse_trainer(trainer)
+    if ours is not None and ours.epochs is not None:
+        return ours.epochs
     if ours is not None:
-        from nnunet_cpr.names.trainer_name import DEFAULT_EPOCHS
-
-        return ours.epochs or DEFAULT_EPOCHS
+        trainer = ours.on or "nnUNetTrainer"
     named = re.search(r"_(\d{1,9})epochs?(?:_|$)", trainer)
     if named:
         return int(named[1])

@@ -1,0 +1,14 @@
+"""CPR attached to the optimizer of another trainer, in place of its weight decay."""
+
+from nnunet_cpr.names.trainer_name import TrainerName
+from nnunet_cpr.nnunet.composition import with_suffixes
+from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
+
+
+class nnUNetTrainerAttachCPR(CPRTrainer):
+    """CPR attached to the optimizer of another trainer, in place of its weight decay."""
+
+    settings = TrainerName("nnUNetTrainerAttachCPR")
+
+
+__getattr__ = with_suffixes(nnUNetTrainerAttachCPR)
