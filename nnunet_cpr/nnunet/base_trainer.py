@@ -6,9 +6,12 @@ are listed in ``FAMILIES`` of :mod:`nnunet_cpr.names.trainer_name`.
 
 from __future__ import annotations
 
+import functools
 import sys
 import traceback
 from abc import ABC
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -30,9 +33,11 @@ from nnunet_cpr.names.trainer_name import (
     DEFAULT_WEIGHT_DECAY,
     TrainerName,
 )
-from nnunet_cpr.nnunet import checkpoints, other_optimizer
+from nnunet_cpr.nnunet import checkpoints, interruption, other_optimizer
+from nnunet_cpr.nnunet.checkpoint_writer import CheckpointWriter, save_interval
 from nnunet_cpr.nnunet.checkpoints import DamagedCheckpoint, UnusableCheckpoint
 from nnunet_cpr.nnunet.figure_process import FigureProcess
+from nnunet_cpr.nnunet.fold_files import LATEST_CHECKPOINT
 from nnunet_cpr.nnunet.poly_lr import WarmupPolyLRScheduler
 from nnunet_cpr.nnunet.tensorboard import (
     VARIABLE,
@@ -273,6 +278,45 @@ class NamedTrainer(nnUNetTrainer, ABC):
         if self.figures is not None and self.logger.get_value("epoch_end_timestamps", None):
             self.figures.finish(self.logger.get_checkpoint(), timeout)
 
+    @functools.cached_property
+    def checkpoint_writer(self) -> CheckpointWriter:
+        """Writer of the state at the start of the running epoch."""
+        try:
+            interval = save_interval()
+        except ValueError as error:
+            self._exit(str(error))
+        return CheckpointWriter(Path(self.output_folder) / LATEST_CHECKPOINT, interval, self._warn)
+
+    def run_training(self) -> None:
+        writer = self.checkpoint_writer
+        with self._watch_signals(writer.write_last):
+            try:
+                super().run_training()
+            except KeyboardInterrupt:
+                self._warn(f"SIGINT: {writer.write()}")
+                raise
+            finally:
+                writer.close()
+
+    def perform_actual_validation(self, save_probabilities: bool = False) -> None:
+        with self._watch_signals(lambda: "ended during the validation; continue with --c"):
+            super().perform_actual_validation(save_probabilities)
+
+    def _watch_signals(self, write: Callable[[], str]) -> AbstractContextManager[None]:
+        return interruption.watch_signals(write, self._warn, interruption.rank_processes())
+
+    def on_epoch_start(self) -> None:
+        if self.local_rank == 0 and not self.disable_checkpointing:
+            self.checkpoint_writer.start_epoch(self._save_start_of_epoch, self.current_epoch)
+        super().on_epoch_start()
+
+    def _save_start_of_epoch(self, filename: str) -> None:
+        self.current_epoch -= 1  # nnU-Net stores the next epoch; its on_train_end does the same
+        try:
+            self.save_checkpoint(filename)
+        finally:
+            self.current_epoch += 1
+
     def on_train_epoch_start(self) -> None:
         # Depends on the epoch alone, so that a resumed training draws the same random numbers.
         self._seed(1 + self.current_epoch)
@@ -284,11 +328,17 @@ class NamedTrainer(nnUNetTrainer, ABC):
         return super().train_step(batch)
 
     def save_checkpoint(self, filename: str) -> None:
-        if self.local_rank != 0 or self.disable_checkpointing:
+        writer = self.checkpoint_writer
+        if self.local_rank != 0 or self.disable_checkpointing or writer.is_capturing:
             super().save_checkpoint(filename)
             return
+        path = Path(filename)
         try:
-            with atomic_write(Path(filename)) as temporary, open(temporary, "wb") as file:
+            with (
+                writer.saving(path, self.current_epoch + 1),
+                atomic_write(path) as temporary,
+                open(temporary, "wb") as file,
+            ):
                 # torch.save reports the cause of an error for a file object, but not for a path.
                 super().save_checkpoint(file)
         except (OSError, RuntimeError) as error:
@@ -304,9 +354,9 @@ class NamedTrainer(nnUNetTrainer, ABC):
         if not self.was_initialized:
             self.initialize()
         path = Path(filename_or_checkpoint)
-        fallbacks = checkpoints.fallbacks(path) if self.continues else []
+        paths = checkpoints.newest_first(path) if self.continues else [path]
         try:
-            path, checkpoint = checkpoints.read_first_intact([path, *fallbacks], self._warn)
+            path, checkpoint = checkpoints.read_first_intact(paths, self._warn)
             checkpoints.check_matches(path, checkpoint, self)
             written_by = checkpoint["trainer_name"]
             del checkpoint

@@ -7,6 +7,7 @@ values and the types in :data:`SAFE_GLOBALS` are loaded.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import pickle
 import re
@@ -23,7 +24,12 @@ from torch.optim import Optimizer
 
 from nnunet_cpr._validation import list_names
 from nnunet_cpr.cpr import CPRSettings
-from nnunet_cpr.nnunet.fold_files import CHECKPOINTS, is_complete_checkpoint
+from nnunet_cpr.nnunet.fold_files import (
+    CHECKPOINTS,
+    FINAL_CHECKPOINT,
+    LATEST_CHECKPOINT,
+    is_complete_checkpoint,
+)
 
 if TYPE_CHECKING:
     from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
@@ -128,10 +134,25 @@ def finished_epochs(path: Path) -> int | None:
     return epochs if type(epochs) is int and epochs >= 0 else None
 
 
-def fallbacks(path: Path) -> list[Path]:
-    """Return the checkpoints of the fold that ``--c`` continues from when this one is damaged."""
-    names = CHECKPOINTS[CHECKPOINTS.index(path.name) + 1 :] if path.name in CHECKPOINTS else ()
-    return [other for other in map(path.with_name, names) if other.exists()]
+def newest_first(path: Path) -> list[Path]:
+    """Return the checkpoints that ``--c`` tries one after the other, by their number of finished epochs.
+
+    Files that are damaged or cannot be read come first, so that they are reported. Of two equally new
+    ones ``checkpoint_latest.pth`` comes last: nnU-Net writes it before it updates the best pseudo Dice.
+
+    Args:
+        path: the checkpoint that nnU-Net has chosen. The best one is returned alone, since nnU-Net
+            chooses it where there is no other and for ``--val_best``.
+    """
+    if path.name not in (FINAL_CHECKPOINT, LATEST_CHECKPOINT):
+        return [path]
+
+    def order(path: Path) -> tuple[float, bool]:
+        epochs = finished_epochs(path) if _is_intact(path) else None
+        return (-math.inf, False) if epochs is None else (-epochs, path.name == LATEST_CHECKPOINT)
+
+    found = [other for other in map(path.with_name, CHECKPOINTS) if other.exists()]
+    return sorted(found, key=order) if len(found) > 1 else [path]
 
 
 def read_first_intact(paths: Sequence[Path], warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]]:
@@ -171,6 +192,14 @@ def _check_integrity(path: Path) -> None:
         raise DamagedCheckpoint(path, _first_line(error)) from error
     if corrupted is not None:
         raise DamagedCheckpoint(path, f"the checksum of {corrupted!r} is wrong")
+
+
+def _is_intact(path: Path) -> bool:
+    try:
+        _check_integrity(path)
+    except (OSError, DamagedCheckpoint):
+        return False
+    return True
 
 
 def _load(path: Path) -> Any:

@@ -159,12 +159,14 @@ def preview(
 def _start_epoch(run: Run, paths: StudyPaths) -> int | None:
     """Return the epoch from which nnU-Net would continue, None without a checkpoint."""
     files = [run.folder(paths.results) / name for name in CHECKPOINTS]
-    path = next((path for path in files if is_complete_checkpoint(path)), None)
-    if path is None:
+    complete = [path for path in files if is_complete_checkpoint(path)]
+    if not complete:
         return None
     from nnunet_cpr.nnunet.checkpoints import finished_epochs
 
-    return finished_epochs(path)
+    return max(
+        (epochs for path in complete if (epochs := finished_epochs(path)) is not None), default=None
+    )
 
 
 def _action(run: Run, state: State, epoch: int | None, paths: StudyPaths) -> str:

@@ -34,7 +34,7 @@ ClusterName=one
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CryptoType=crypto/munge
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -50,10 +50,18 @@ SlurmdSpoolDir={folder}/spool
 StateSaveLocation={folder}/state
 ReturnToService=2
 MinJobAge=20
+SchedulerParameters=sched_interval=2,bf_interval=2
 KillWait=2
-NodeName={host} NodeAddr=127.0.0.1 CPUs={os.cpu_count()} State=UNKNOWN
-PartitionName=tests Nodes={host} Default=YES MaxTime=INFINITE State=UP
+JobRequeue=0
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+GresTypes=gpu
+NodeName={host} NodeAddr=127.0.0.1 CPUs={os.cpu_count()} Gres=gpu:a100:2 Feature=fast State=UNKNOWN
+PartitionName=tests Nodes={host} Default=YES MaxTime=INFINITE State=UP GraceTime=20
+PartitionName=urgent Nodes={host} MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """)
+    for_gpus = "".join(f"Name=gpu Type=a100 File=/dev/{name}\n" for name in ("null", "zero"))
+    (folder / "gres.conf").write_text(for_gpus)
     environment = {**os.environ, "SLURM_CONF": str(configuration), "PATH": _path()}
     for name in ("spool", "state"):
         (folder / name).mkdir()

@@ -192,6 +192,37 @@ def test_continuing_falls_back_from_a_damaged_checkpoint(
     assert said.removeprefix("nnunet-cpr: ") in space.logs(CPR)[-1].read_text()
 
 
+@pytest.mark.parametrize(
+    ("finished", "expected"),
+    [
+        ({"latest": 4, "best": 9}, "best"),
+        ({"latest": 9, "best": 4}, "latest"),
+        ({"latest": 9, "best": 9}, "best"),  # has the newer best pseudo Dice
+        ({"final": 9, "latest": 9, "best": 9}, "final"),
+        ({"final": 9, "latest": 4, "best": 7}, "final"),
+        ({"latest": 4}, "latest"),
+        ({"best": 4}, "best"),
+    ],
+)
+def test_continuing_takes_the_newest_checkpoint(
+    tmp_path: Path, finished: dict[str, int], expected: str
+) -> None:
+    for name, epochs in finished.items():
+        torch.save({"current_epoch": epochs}, tmp_path / f"checkpoint_{name}.pth")
+    chosen = next(n for n in ("final", "latest", "best") if n in finished)  # by nnU-Net
+    ordered = checkpoints.newest_first(tmp_path / f"checkpoint_{chosen}.pth")
+    assert ordered[0].name == f"checkpoint_{expected}.pth"
+    assert len(ordered) == len(finished)
+
+
+def test_best_checkpoint_is_used_where_it_is_asked_for(tmp_path: Path) -> None:
+    """As ``--val_best`` does after the training."""
+    for name, epochs in {"final": 9, "best": 4}.items():
+        torch.save({"current_epoch": epochs}, tmp_path / f"checkpoint_{name}.pth")
+    best = tmp_path / "checkpoint_best.pth"
+    assert checkpoints.newest_first(best) == [best]
+
+
 @pytest.mark.slow  # 10 seconds
 def test_continuing_stops_without_an_intact_checkpoint(space: Workspace, put) -> None:
     """The command prints one line for each file, without traceback, and changes no file."""

@@ -1,0 +1,291 @@
+"""Trainings that a signal ends, and their checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+from nnunet_cpr.nnunet import interruption
+from nnunet_cpr.nnunet.checkpoint_writer import SAVE_MINUTES
+from tests.helpers import ROOT
+from tests.helpers.resume_cases import differences
+from tests.helpers.workspace import PLANS, Workspace
+
+TRAINER = "nnUNetTrainerHeld"
+EPOCHS = 2
+MODULE = f"""
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from nnunet_cpr.names.trainer_name import parse_trainer_name
+from nnunet_cpr.nnunet.trainer import nnUNetTrainerCPR
+
+
+class {TRAINER}(nnUNetTrainerCPR):
+    settings = parse_trainer_name("nnUNetTrainerCPR_ws2_{EPOCHS}epochs_3iters_seed1")
+
+    def __init__(self, plans, configuration, fold, dataset_json, device):
+        super().__init__(plans, configuration, fold, dataset_json, device)
+        torch.set_num_threads(1)
+        self.num_val_iterations_per_epoch = 2
+
+    def hold(self, place):
+        file = Path(os.environ["nnUNet_results"]) / place
+        if file.exists():
+            file.with_suffix(".reached").touch()
+            while file.exists():
+                time.sleep(0.02)
+
+    def train_step(self, batch):
+        loss = super().train_step(batch)
+        self.hold(f"epoch {{self.current_epoch}}")
+        return loss
+
+    def do_split(self):  # also called by the validation, once its processes are started
+        self.hold("validation" if self.current_epoch == self.num_epochs else "start")
+        return super().do_split()
+"""
+WROTE = "wrote fold_0/checkpoint_latest.pth (start of epoch 1, S s); continue with --c"
+
+
+@pytest.fixture
+def space(workspace: Workspace, tmp_path: Path) -> Workspace:
+    """Workspace with a trainer that waits where it is told to."""
+    (tmp_path / "trainers").mkdir()
+    (tmp_path / "trainers" / "held_trainer.py").write_text(MODULE)
+    return with_results(workspace, tmp_path / "interrupted")
+
+
+def with_results(space: Workspace, folder: Path) -> Workspace:
+    (folder / "nnUNet_results").mkdir(parents=True)
+    made = space.with_results_in(folder)
+    made.environment["nnUNet_extTrainer"] = str(folder.parent / "trainers")
+    return made
+
+
+class Held:
+    """Training in a process of its own that is held at a place, and its child processes."""
+
+    def __init__(self, space: Workspace, place: str, *options: str) -> None:
+        self.space = space
+        self.results = Path(space.environment["nnUNet_results"])
+        (self.results / place).touch()
+        self.output = space.folder / "output.txt"
+        with open(self.output, "w") as output:
+            self.process = space.start(TRAINER, *options, output=output)
+        try:
+            wait_until((self.results / place).with_suffix(".reached").exists, self.process, self.output)
+        except BaseException:
+            self.kill()
+            raise
+        self.children = psutil.Process(self.process.pid).children(recursive=True)
+
+    def end(self, *numbers: int) -> int:
+        """Send signals and return the exit status; no child process may be left."""
+        try:
+            for number in numbers:
+                self.process.send_signal(number)
+            status = self.process.wait(timeout=120)
+            _, left = psutil.wait_procs(self.children, timeout=60)
+            assert not left
+        finally:
+            self.kill()
+        for place in self.results.glob("* [0-9]"):
+            place.unlink()
+        return status
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):  # all of the group have ended
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def messages(self) -> list[str]:
+        """Return our lines of the output, with S for the seconds."""
+        lines = [line for line in self.output.read_text().splitlines() if line.startswith("nnunet-cpr:")]
+        return [re.sub(r"\d+\.\d s\)", "S s)", line) for line in lines]
+
+
+def wait_until(is_done: Callable[[], bool], process: subprocess.Popen, output: Path) -> None:
+    deadline = time.monotonic() + 300
+    while not is_done():
+        assert process.poll() is None, output.read_text()[-3000:]
+        assert time.monotonic() < deadline, output.read_text()[-3000:]
+        time.sleep(0.02)
+
+
+def test_sigterm_loses_the_running_epoch_only(
+    space: Workspace, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Held(space, "epoch 1")
+    assert training.end(signal.SIGTERM) == 128 + signal.SIGTERM
+    assert training.messages() == [f"nnunet-cpr: SIGTERM: {WROTE}"]
+    assert "SIGTERM: wrote fold_0/checkpoint_latest.pth" in space.logs(TRAINER)[0].read_text()
+    assert space.checkpoint(TRAINER, "checkpoint_latest.pth")["current_epoch"] == 1
+    assert not list(space.fold(TRAINER).glob(".checkpoint*"))
+
+    monkeypatch.setattr(nnUNetTrainer, "perform_actual_validation", lambda self, probabilities: None)
+    space.train_here(TRAINER, "--c")
+    assert "Epoch 0" not in space.logs(TRAINER)[-1].read_text()
+    whole = with_results(workspace, tmp_path / "whole")
+    whole.train_here(TRAINER)
+    ours, expected = space.checkpoint(TRAINER), whole.checkpoint(TRAINER)
+    for key in ("network_weights", "optimizer_state", "_best_ema", "current_epoch"):
+        assert not differences(ours[key], expected[key]), key
+    assert space.history(TRAINER).equals(whole.history(TRAINER))
+
+
+@pytest.mark.slow  # 15 seconds each
+@pytest.mark.parametrize(
+    ("numbers", "status"),
+    [
+        ([signal.SIGUSR1], 128 + signal.SIGUSR1),
+        ([signal.SIGUSR2] * 3, 128 + signal.SIGUSR2),
+        ([signal.SIGINT], -signal.SIGINT),
+    ],
+)
+def test_signals_end_the_data_loaders_too(space: Workspace, numbers: list[int], status: int) -> None:
+    space.environment["nnUNet_n_proc_DA"] = "2"
+    training = Held(space, "epoch 1")
+    assert len(training.children) >= 3  # two that augment the training cases, one for validation cases
+    assert training.end(*numbers) == status
+    assert training.messages() == [f"nnunet-cpr: {signal.Signals(numbers[0]).name}: {WROTE}"]
+    assert space.checkpoint(TRAINER, "checkpoint_latest.pth")["current_epoch"] == 1
+
+
+@pytest.mark.slow  # 20 seconds
+def test_sigterm_in_the_validation_ends_its_processes(space: Workspace) -> None:
+    training = Held(space, "validation")
+    assert training.children
+    assert training.end(signal.SIGTERM) == 128 + signal.SIGTERM
+    (said,) = training.messages()
+    assert said == "nnunet-cpr: SIGTERM: ended during the validation; continue with --c"
+    assert sorted(f.name for f in space.fold(TRAINER).glob("*.pth")) == [
+        "checkpoint_best.pth",
+        "checkpoint_final.pth",
+    ]
+
+
+@pytest.mark.slow  # 12 seconds
+def test_sigkill_loses_the_running_epoch_with_a_save_interval_of_0(space: Workspace) -> None:
+    space.environment[SAVE_MINUTES] = "0"
+    training = Held(space, "epoch 1")
+    latest = space.fold(TRAINER) / "checkpoint_latest.pth"
+    wait_until(latest.exists, training.process, training.output)
+    training.kill()
+    assert torch.load(latest, weights_only=False)["current_epoch"] == 1
+
+
+@pytest.mark.slow  # 10 seconds
+def test_sigterm_before_the_first_epoch_writes_nothing(space: Workspace) -> None:
+    training = Held(space, "start")
+    assert training.end(signal.SIGTERM) == 128 + signal.SIGTERM
+    assert training.messages() == ["nnunet-cpr: SIGTERM: ended without writing a checkpoint"]
+    assert not list(space.fold(TRAINER).glob("*.pth"))
+
+
+@pytest.mark.slow  # 8 seconds each
+@pytest.mark.parametrize("target", ["parent", "rank 0", "rank 1", "all"])
+def test_all_ranks_end_after_rank_0_has_written(tmp_path: Path, target: str) -> None:
+    output = tmp_path / "output.txt"
+    with open(output, "w") as file:
+        command = [sys.executable, "-m", "tests.helpers.signalled_ranks", str(tmp_path)]
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        files = [tmp_path / f"pid_{rank}" for rank in range(2)]
+        wait_until(lambda: all(f.exists() for f in files), process, output)
+        ranks = [psutil.Process(int(f.read_text())) for f in files]
+        reached = {"parent": [process], "all": [process, *ranks]}.get(target) or [ranks[int(target[-1])]]
+        for one in reached:
+            one.send_signal(signal.SIGUSR1)
+        _, left = psutil.wait_procs(ranks, timeout=100)
+        assert not left
+        assert process.wait(100) == (1 if target.startswith("rank") else -signal.SIGUSR1)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert (tmp_path / "written").exists()
+    cause = "end of the parent process" if target == "parent" else "SIGUSR1"
+    assert f"{cause}: wrote" in output.read_text() or target == "all"
+
+
+@pytest.mark.slow  # 30 seconds
+def test_parent_of_nnunets_ranks_may_be_killed(space: Workspace) -> None:
+    """The signal that a batch script passes on reaches the first process only."""
+    (Path(space.environment["nnUNet_results"]) / "epoch 1").touch()
+    output = space.folder / "output.txt"
+    command = [sys.executable, str(ROOT / "tests" / "helpers" / "gloo_training.py"), "2"]
+    with open(output, "w") as file:
+        process = subprocess.Popen(
+            [*command, str(space.folder), TRAINER, PLANS],
+            env=space.environment,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        reached = Path(space.environment["nnUNet_results"]) / "epoch 1.reached"
+        wait_until(reached.exists, process, output)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        _, left = psutil.wait_procs(children, timeout=100)
+        assert not left
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert space.checkpoint(TRAINER, "checkpoint_latest.pth")["current_epoch"] == 1
+    assert f"end of the parent process: {WROTE.split(', S')[0]}" in output.read_text()
+
+
+def test_signals_are_left_alone_outside_and_in_children() -> None:
+    taken: list[int] = []
+
+    def handler(number: int, frame: object) -> None:
+        taken.append(number)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with interruption.watch_signals(lambda: "", print):
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+            signal.raise_signal(signal.SIGUSR1)
+            child = os.fork()
+            if child == 0:
+                is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+                os._exit(0 if is_default and signal.set_wakeup_fd(-1) == -1 else 1)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert taken == [signal.SIGUSR1]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_watching_outside_the_main_thread_is_refused() -> None:
+    said: list[str] = []
+
+    def train() -> None:
+        with interruption.watch_signals(lambda: "", said.append):
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert said == ["the training is not in the main thread: signals end it without a checkpoint"]
