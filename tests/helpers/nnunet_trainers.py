@@ -155,7 +155,7 @@ def trainers_of_nnunet() -> dict[str, type[nnUNetTrainer]]:
 
 
 def make_small() -> None:
-    """Shorten what does not matter in a test of a training: validation, transformers, processes."""
+    """Shorten what does not matter in a test of a training: transformers, processes, validation."""
     initialize = nnUNetTrainer.initialize
     build = primus.Primus.__init__
     signature = inspect.signature(build)
@@ -172,6 +172,7 @@ def make_small() -> None:
         build(*given.args, **given.kwargs)
 
     nnUNetTrainer.initialize = initialize_short
+    nnUNetTrainer.perform_actual_validation = lambda trainer, save_probabilities=False: None
     primus.Primus.__init__ = build_small
     for size in primus._PRIMUS_CONFIGS.values():
         size.update(small)

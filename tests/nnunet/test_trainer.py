@@ -125,7 +125,11 @@ def test_prediction_finds_the_trainer(trained: Workspace) -> None:
 )
 def test_adam_trainers_train(workspace: Workspace, name: str) -> None:
     workspace.train_here(name, "--disable_checkpointing")
-    lrs = [line for line in workspace.logs(name)[0].read_text().splitlines() if "learning rate" in line]
+    lrs = [
+        line
+        for line in workspace.logs(name)[0].read_text().splitlines()
+        if "Current learning rate" in line
+    ]
     assert [float(line.split()[-1]) for line in lrs] == [
         pytest.approx(warmup_poly(i, 0.01, 3, 6), abs=1e-5) for i in (0, 3)
     ]
