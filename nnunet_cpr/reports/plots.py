@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.colors import Colormap, Normalize
+from matplotlib.colors import BoundaryNorm, Colormap
 from matplotlib.ticker import MaxNLocator
 
 from nnunet_cpr.nnunet.progress_figure import multiplier_scale, ratio_scale
@@ -378,7 +378,7 @@ def heat_maps(setting: Setting, run: Run, history: pd.DataFrame) -> HeatMaps:
 
 
 def _heat_map(
-    values: np.ndarray, epochs: np.ndarray, colours: Colormap, norm: Normalize, key: str, alt: str
+    values: np.ndarray, epochs: np.ndarray, colours: Colormap, norm: BoundaryNorm, key: str, alt: str
 ) -> Picture:
     rows = len(values)
     size = (_SIZE[0] + 0.8, min(max(2.4, 0.07 * rows + 1), 6))
@@ -392,7 +392,8 @@ def _heat_map(
             norm=norm,
             extent=(epochs[0] - 0.5, epochs[-1] + 0.5, rows + 0.5, 0.5),
         )
-        figure.colorbar(image, ax=ax, pad=0.02, extend="both")
+        ticks = norm.boundaries[:: -(-len(norm.boundaries) // 9)]  # of multipliers the decades
+        figure.colorbar(image, ax=ax, pad=0.02, extend="both", ticks=ticks, format="%g")
         ax.set(xlabel="epoch", ylabel="matrix")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.yaxis.set_major_locator(MaxNLocator(integer=True))

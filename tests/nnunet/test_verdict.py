@@ -120,7 +120,7 @@ def test_arbitrary_values_have_a_verdict() -> None:
         ("ws6_4epochs_4iters", "active and held: "),
         ("ki0x20_3epochs_4iters", "WARNING! never active: the bound is too loose, R at most 0.05"),
         ("ki0x0p1_mu1en3_3epochs_4iters", "WARNING! bound too tight: multipliers still growing for"),
-        ("ki0x0p1_5epochs_8iters", "WARNING! bound too tight: R of "),
+        ("ki0x0p1_2epochs_8iters", "WARNING! bound too tight: R of "),
         (
             "2epochs_4iters",
             "WARNING! bound never set: all 19 matrices not regularized in 8 steps (1 that",
