@@ -82,8 +82,8 @@ class CPRTrainer(NamedTrainer):
             )
         if isinstance(self.optimizer, torch.optim.SGD) and any(isinstance(b, KappaIP) for b in bounds):
             self._warn(
-                "Kappa-IP did not work with SGD in the paper's experiments: R can have its first "
-                "inflection point within a few samples, or never; choose _ws<N> or an Adam trainer"
+                "Kappa-IP did not work with SGD in the paper's experiments; choose _ws<N> or an Adam "
+                "trainer"
             )
 
     def on_train_epoch_end(self, train_outputs: list[dict]) -> None:
