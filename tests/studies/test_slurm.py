@@ -67,9 +67,8 @@ def attempts(mine: StudyRun) -> list[tuple[list[int], int]]:
 
 
 def check_only_running_epochs_are_repeated(found: list[tuple[list[int], int]]) -> None:
-    for (epochs, finished), (later, _) in pairwise(found):
-        assert later[0] == epochs[0] + finished, found
-        assert later[0] >= epochs[-1], found
+    for (earlier, _), (later, _) in pairwise(found):
+        assert earlier[-1] <= later[0] <= earlier[-1] + 1, found
 
 
 def test_killed_slurm_run_continues(study: Callable, waiting: Callable, tmp_path: Path) -> None:
@@ -121,7 +120,7 @@ def test_training_longer_than_the_time_limit_ends(study: Callable, tmp_path: Pat
     found = attempts(mine)
     assert len(found) >= 3, "the time limit was not reached"
     check_only_running_epochs_are_repeated(found)
-    assert sum(finished for _, finished in found) == 14
+    assert {epoch for epochs, _ in found for epoch in epochs} == set(range(14))
     jobs = Path(mine.environment["nnUNet_results"]) / "studies" / "slow" / "jobs"
     print(*(path.read_text() for path in jobs.glob("*.out")), found)  # shown on failure or with -s
 
@@ -137,7 +136,7 @@ def test_requeued_and_preempted_jobs_continue_and_cancelled_ones_end(
 
     def trains(attempt: int) -> bool:
         found = attempts(mine)
-        return len(found) == attempt and found[-1][1] >= 1
+        return len(found) == attempt and len(found[-1][0]) >= 2
 
     with slurm_cluster.cluster(tmp_path / "slurm") as environment:
         mine.environment.update({k: environment[k] for k in ("SLURM_CONF", "PATH")})
