@@ -56,7 +56,7 @@ def main(
     results: dict[str, dict[str, Timing]] = {}
     shared: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        _set_environment(Path(folder), compiled)
+        set_environment(Path(folder), compiled)
         for base, ours in PAIRS.items():
             iterations = {name: Iteration(name, device, edge) for name in (base, ours)}
             timings = in_turn({n: i.run for n, i in iterations.items()}, base, device, seconds, rounds)
@@ -85,7 +85,7 @@ def main(
             raise typer.Exit(1)
 
 
-def _set_environment(folder: Path, compiled: bool) -> None:
+def set_environment(folder: Path, compiled: bool) -> None:
     """Set the environment variables of nnU-Net, which reads them when it is imported."""
     for name in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
         os.environ[name] = str(folder / name)
