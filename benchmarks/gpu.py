@@ -12,7 +12,7 @@ import typer
 
 
 def main(output: Annotated[Path, typer.Argument(help="Folder for the tables and the figure.")]) -> None:
-    """Run the GPU tests and both benchmarks with their limits; exit with 1 if any of them fails."""
+    """Run the GPU tests and benchmarks with their limits; exit with 1 if any of them fails."""
     if not torch.cuda.is_available():
         raise typer.BadParameter("no GPU is available")
     output.mkdir(parents=True, exist_ok=True)
@@ -22,6 +22,7 @@ def main(output: Annotated[Path, typer.Argument(help="Folder for the tables and 
         "limits": ["-m", "benchmarks.step_time", "--device", "cuda", "--check"],
         "step_time": ["-m", "benchmarks.step_time", *device],
         "train_step": ["-m", "benchmarks.train_step", *device, "--check", "--no-compiled"],
+        "checkpointing": ["-m", "benchmarks.checkpointing", *device, "--check", "--no-compiled"],
     }
     failed = []
     for name, command in commands.items():

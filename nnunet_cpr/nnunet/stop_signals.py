@@ -11,7 +11,7 @@ from typing import NoReturn
 TERMINATION_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
 )
-"""Signals that schedulers send before they kill a job."""
+"""Signals that schedulers send before they kill a job; Windows has the first only."""
 
 
 class Terminated(KeyboardInterrupt):

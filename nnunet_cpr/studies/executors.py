@@ -112,8 +112,10 @@ class Local:
                 show()
                 time.sleep(_POLL_SECONDS)
         except BaseException:
-            on_stop()
-            _stop_jobs([job for _, job in slots.values()])
+            try:
+                on_stop()
+            finally:
+                _stop_jobs([job for _, job in slots.values()])
             raise
 
     def worker(self, run: Run, slot: int, paths: StudyPaths, folders: Mapping[str, str]) -> Worker:
@@ -276,8 +278,9 @@ def requested_gpus(settings: Mapping[str, str | bool]) -> int | None:
     """
     for name in _GPU_SETTINGS:
         for part in str(settings.get(name, "")).split(","):
-            is_gpu = re.match(r"(gres[/:])?gpu\b", part) if name in ("gres", "tres_per_task") else part
-            if is_gpu:
+            # These two list other resources as well.
+            pattern = r"(gres[/:])?gpu\b" if name in ("gres", "tres_per_task") else "."
+            if re.match(pattern, part):
                 count = re.search(r"(?:^|[:=])([0-9]{1,4})$", part)
                 return int(count[1]) if count else 1
     return None

@@ -23,8 +23,16 @@ def missing_requirement() -> str | None:
 
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[dict[str, str]]:
-    """Start a cluster and yield the environment of its commands."""
+def cluster(folder: Path, requeue_seconds: int = 5) -> Iterator[dict[str, str]]:
+    """Start a cluster and yield the environment of its commands.
+
+    It has GPUs of type a100 without hardware, a feature "fast", and jobs that must ask to be requeued.
+    Jobs of the partition "urgent" preempt those of "tests". Signals reach all processes of a job.
+
+    Args:
+        folder: new folder for its files.
+        requeue_seconds: time before a requeued job may start; 120 by default in Slurm.
+    """
     folder.mkdir(parents=True)
     host = socket.gethostname().split(".")[0]
     controller_port, node_port = _free_ports(2)
@@ -34,7 +42,7 @@ ClusterName=one
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=5
+AuthInfo=socket={folder}/munge.socket,cred_expire={requeue_seconds}
 CryptoType=crypto/munge
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none

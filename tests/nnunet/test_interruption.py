@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -44,6 +45,7 @@ class {TRAINER}(nnUNetTrainerCPR):
         super().__init__(plans, configuration, fold, dataset_json, device)
         torch.set_num_threads(1)
         self.num_val_iterations_per_epoch = 2
+        self.logger.plot_progress_png = lambda folder: None  # it is slow
 
     def hold(self, place):
         file = Path(os.environ["nnUNet_results"]) / place
@@ -82,13 +84,13 @@ def with_results(space: Workspace, folder: Path) -> Workspace:
 class Held:
     """Training in a process of its own that is held at a place, and its child processes."""
 
-    def __init__(self, space: Workspace, place: str, *options: str) -> None:
+    def __init__(self, space: Workspace, place: str, command: list[str] | None = None) -> None:
         self.space = space
         self.results = Path(space.environment["nnUNet_results"])
         (self.results / place).touch()
         self.output = space.folder / "output.txt"
-        with open(self.output, "w") as output:
-            self.process = space.start(TRAINER, *options, output=output)
+        command = command or space.command("nnUNetv2_train", *space.train_arguments(TRAINER))
+        self.process = start(command, self.output, space.environment)
         try:
             wait_until((self.results / place).with_suffix(".reached").exists, self.process, self.output)
         except BaseException:
@@ -119,6 +121,21 @@ class Held:
         """Return our lines of the output, with S for the seconds."""
         lines = [line for line in self.output.read_text().splitlines() if line.startswith("nnunet-cpr:")]
         return [re.sub(r"\d+\.\d s\)", "S s)", line) for line in lines]
+
+
+def start(
+    command: list[str], output: Path, environment: dict[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a command in a process group of its own."""
+    with open(output, "w") as file:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            cwd=ROOT,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def wait_until(is_done: Callable[[], bool], process: subprocess.Popen, output: Path) -> None:
@@ -182,6 +199,26 @@ def test_sigterm_in_the_validation_ends_its_processes(space: Workspace) -> None:
 
 
 @pytest.mark.slow  # 12 seconds
+def test_documented_batch_script_passes_the_signal_on(space: Workspace) -> None:
+    page = (ROOT / "docs" / "trainers.md").read_text()
+    script = page.partition("```bash\n#!/bin/bash")[2].partition("```")[0]
+    documented = "nnUNetv2_train 4 3d_fullres 0 -tr nnUNetTrainerCPR --c"
+    command = space.command("nnUNetv2_train", *space.train_arguments(TRAINER, "--c"))
+    assert documented in script
+    (space.folder / "job.sh").write_text(script.replace(documented, shlex.join(command)))
+    (space.folder / "scontrol").write_text('#!/bin/bash\necho "$@" > "$(dirname "$0")/requeued"\n')
+    (space.folder / "scontrol").chmod(0o755)
+    environment = space.environment
+    environment["PATH"] = f"{space.folder}{os.pathsep}{environment['PATH']}"
+    environment["SLURM_JOB_ID"] = "17"
+
+    training = Held(space, "epoch 1", command=["bash", str(space.folder / "job.sh")])
+    assert training.end(signal.SIGUSR1) == 128 + signal.SIGUSR1
+    assert training.messages() == [f"nnunet-cpr: SIGUSR1: {WROTE}"]
+    assert (space.folder / "requeued").read_text() == "requeue 17\n"
+
+
+@pytest.mark.slow  # 12 seconds
 def test_sigkill_loses_the_running_epoch_with_a_save_interval_of_0(space: Workspace) -> None:
     space.environment[SAVE_MINUTES] = "0"
     training = Held(space, "epoch 1")
@@ -203,11 +240,7 @@ def test_sigterm_before_the_first_epoch_writes_nothing(space: Workspace) -> None
 @pytest.mark.parametrize("target", ["parent", "rank 0", "rank 1", "all"])
 def test_all_ranks_end_after_rank_0_has_written(tmp_path: Path, target: str) -> None:
     output = tmp_path / "output.txt"
-    with open(output, "w") as file:
-        command = [sys.executable, "-m", "tests.helpers.signalled_ranks", str(tmp_path)]
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    process = start([sys.executable, "-m", "tests.helpers.signalled_ranks", str(tmp_path)], output)
     try:
         files = [tmp_path / f"pid_{rank}" for rank in range(2)]
         wait_until(lambda: all(f.exists() for f in files), process, output)
@@ -231,15 +264,9 @@ def test_parent_of_nnunets_ranks_may_be_killed(space: Workspace) -> None:
     """The signal that a batch script passes on reaches the first process only."""
     (Path(space.environment["nnUNet_results"]) / "epoch 1").touch()
     output = space.folder / "output.txt"
-    command = [sys.executable, str(ROOT / "tests" / "helpers" / "gloo_training.py"), "2"]
-    with open(output, "w") as file:
-        process = subprocess.Popen(
-            [*command, str(space.folder), TRAINER, PLANS],
-            env=space.environment,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    script = ROOT / "tests" / "helpers" / "gloo_training.py"
+    command = [sys.executable, str(script), "2", str(space.folder), TRAINER, PLANS]
+    process = start(command, output, space.environment)
     try:
         reached = Path(space.environment["nnUNet_results"]) / "epoch 1.reached"
         wait_until(reached.exists, process, output)
