@@ -46,6 +46,8 @@ class Bound(ABC):
     """
 
     keyword: ClassVar[str]
+    title: ClassVar[str]
+    """The bound in a few words."""
     may_be_nan: ClassVar[frozenset[str]] = frozenset()
     """Keys of :meth:`memory` that may be NaN or negative; loading a state refuses it for all others."""
 
@@ -95,6 +97,7 @@ class KappaK(Bound):
 
     value: float
     keyword: ClassVar[str] = "k"
+    title = "the same value for every parameter matrix"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "value", positive_number("KappaK.value", self.value, float32=True))
@@ -114,6 +117,7 @@ class KappaKI0(Bound):
 
     factor: float
     keyword: ClassVar[str] = "ki0x"
+    title = "a multiple of the initial R"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "factor", positive_number("KappaKI0.factor", self.factor, float32=True))
@@ -135,6 +139,7 @@ class KappaWS(Bound):
 
     steps: int
     keyword: ClassVar[str] = "ws"
+    title = "R after a number of steps (warm start)"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", positive_integer("KappaWS.steps", self.steps))
@@ -168,6 +173,7 @@ class KappaIP(Bound):
     interval: int
     ema: float = 0.0
     keyword: ClassVar[str] = "ip"
+    title = "R at its first inflection point, sampled every N steps"
     may_be_nan: ClassVar[frozenset[str]] = frozenset({"last_sample", "last_difference"})
 
     def __post_init__(self) -> None:

@@ -182,8 +182,11 @@ class CPR(RegularizationMethod):
         """R of the present parameters, float32 ``[J]`` in the order of ``names``."""
         return self._measure_from(self._sums())
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, measure: Tensor | None = None) -> dict[str, float]:
         """Return numbers to log. Waits for a GPU.
+
+        Args:
+            measure: :attr:`measure`, if it is known already.
 
         Returns:
             ``measure_to_kappa``: mean of R / kappa over the matrices with a bound (NaN without any);
@@ -193,7 +196,8 @@ class CPR(RegularizationMethod):
             ``limited_corrections``: number of corrections whose multiplier was cut to its limit (0.5 for
             ``l2``). Both numbers count from the first step.
         """
-        measure, kappa, multiplier = self.measure, self.kappa, self.lagrange_multiplier
+        measure = self.measure if measure is None else measure
+        kappa, multiplier = self.kappa, self.lagrange_multiplier
         bounded = kappa.isfinite()
         count = max(len(self.parameters), 1)
         return {

@@ -111,6 +111,15 @@ def test_commands_of_a_large_study_keep_their_limits() -> None:
 
 
 @pytest.mark.slow
+def test_end_of_an_epoch_is_measured() -> None:
+    """Far from the limit, which needs an idle machine: drawing takes a second of processor time."""
+    result = run("epoch_overhead", "--repeats", "2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    (line,) = (line for line in result.stdout.splitlines() if "default" in line)
+    assert 0 < float(line.split()[-2]) < 200
+
+
+@pytest.mark.slow
 def test_step_time_writes_table_and_figure(tmp_path: Path) -> None:
     for package in ("torchvision", "pytorch_cpr", "pytorch_optimizer"):
         pytest.importorskip(package)

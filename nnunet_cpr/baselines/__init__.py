@@ -53,12 +53,14 @@ class BaselineEntry:
     """Comparison method in names of trainers and vision runs: ``_<keyword>`` or ``_<keyword><V>``.
 
     Attributes:
+        title: the method in a few words.
         build: function of the arguments and the number in the name.
         setting: meaning of the number, None if there is no number.
         decays: True if it has a weight decay.
     """
 
     keyword: str
+    title: str
     build: Callable[[BaselineArgs, float], Baseline]
     setting: str | None = None
     decays: bool = True
@@ -67,14 +69,29 @@ class BaselineEntry:
 BASELINES: dict[str, BaselineEntry] = {
     entry.keyword: entry
     for entry in (
-        BaselineEntry("decoupled", lambda a, _: DecoupledDecay(a.params, a.weight_decay)),
-        BaselineEntry("adadecay", lambda a, v: AdaDecay(a.params, a.weight_decay, v), "alpha"),
-        BaselineEntry("awd", lambda a, _: AdaptiveWeightDecay(a.params, a.weight_decay)),
+        BaselineEntry(
+            "decoupled",
+            "decoupled weight decay",
+            lambda a, _: DecoupledDecay(a.params, a.weight_decay),
+        ),
+        BaselineEntry(
+            "adadecay", "AdaDecay", lambda a, v: AdaDecay(a.params, a.weight_decay, v), "alpha"
+        ),
+        BaselineEntry(
+            "awd", "adaptive weight decay", lambda a, _: AdaptiveWeightDecay(a.params, a.weight_decay)
+        ),
         BaselineEntry(
             "cosine",
+            "weight decay on a half cosine",
             lambda a, v: CosineDecay(a.params, a.weight_decay, v, steps=a.steps),
             "the last weight decay as a multiple of the first",
         ),
-        BaselineEntry("rescale", lambda a, v: NormRescaling(a.params, v), "factor", decays=False),
+        BaselineEntry(
+            "rescale",
+            "rescaling to the initial norm",
+            lambda a, v: NormRescaling(a.params, v),
+            "factor",
+            decays=False,
+        ),
     )
 }

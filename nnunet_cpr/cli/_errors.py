@@ -9,6 +9,8 @@ from typing import NoReturn
 
 import typer
 
+from nnunet_cpr.nnunet.stop_signals import Terminated, raise_on_termination
+
 
 def stop(message: str, status: int = 1) -> NoReturn:
     """Print one line on stderr and end the command.
@@ -26,11 +28,11 @@ def stop(message: str, status: int = 1) -> NoReturn:
 
 @contextmanager
 def report_errors(*errors: type[Exception], interrupted: str = "stopped") -> Iterator[None]:
-    """End the command with :func:`stop` on expected errors and on Ctrl-C.
+    """End the command with :func:`stop` on expected errors, on Ctrl-C and on termination signals.
 
     Args:
         errors: exceptions whose message is meant for the user; exit status 1.
-        interrupted: message for Ctrl-C; exit status 130, as shells use it.
+        interrupted: message for Ctrl-C and signals; exit status 128 + signal, as shells use it.
 
     Raises:
         typer.Exit: one of ``errors`` or KeyboardInterrupt was raised.
@@ -41,8 +43,11 @@ def report_errors(*errors: type[Exception], interrupted: str = "stopped") -> Ite
         no error
     """
     try:
-        yield
+        with raise_on_termination():
+            yield
     except errors as error:
         stop(str(error))
+    except Terminated as error:
+        stop(interrupted, error.status)
     except KeyboardInterrupt:
         stop(interrupted, status=130)

@@ -45,10 +45,36 @@ def parse_minutes(text: str) -> int:
     return max(1, (int(days or 0) * 24 + hours) * 60 + minutes + (1 if seconds else 0))
 
 
-def parse_setting(text: str) -> tuple[str, str]:
+_SHORT = {
+    "A": "account", "C": "constraint", "G": "gpus", "J": "job_name", "N": "nodes", "c": "cpus_per_task",
+    "d": "dependency", "p": "partition", "q": "qos", "t": "time", "w": "nodelist", "x": "exclude",
+}  # fmt: skip
+_OWN = {"time": "--time", "signal": "--signal-delay", "array": "--jobs"}
+
+
+def parse_setting(text: str) -> tuple[str, str | bool]:
+    """Parse an option of sbatch with or without leading dashes and value.
+
+    Returns:
+        Its long name with underscores, and its value or True.
+
+    Raises:
+        StudyError: it is no option, or one that the command sets itself.
+
+    Example:
+        >>> parse_setting("--gres=gpu:a100:1"), parse_setting("exclusive"), parse_setting("-A me")
+        (('gres', 'gpu:a100:1'), ('exclusive', True), ('account', 'me'))
+    """
     from nnunet_cpr.studies.definition import StudyError
 
-    key, equals, value = text.lstrip("-").partition("=")
-    if not key or not equals:
-        raise StudyError(f"--sbatch: expected KEY=VALUE, got {text!r}")
-    return key, value
+    matched = re.fullmatch(r"-{0,2}([A-Za-z][A-Za-z_-]*)(?:\s*[=\s]\s*(.+))?", text.strip())
+    if not matched:
+        raise StudyError(f"--sbatch: expected an option such as account=me or exclusive, got {text!r}")
+    name = _SHORT.get(matched[1], matched[1].replace("-", "_"))
+    if name in _OWN:
+        raise StudyError(
+            f"--sbatch: expected an option without an own one, got {text!r}; use {_OWN[name]}"
+        )
+    if name == "no_requeue":
+        raise StudyError(f"--sbatch: expected jobs that may requeue, got {text!r}; leave it out")
+    return name, matched[2] or True

@@ -35,6 +35,9 @@ app = typer.Typer(
 )
 
 
+_STOPPED = "stopped; run the same command again to continue from the last checkpoints"
+
+
 class _Executor(str, Enum):
     local = "local"
     slurm = "slurm"
@@ -77,6 +80,17 @@ _Name = Annotated[
         autocompletion=complete_saved_study,
     ),
 ]
+
+_DeviceOption = Annotated[
+    _Device | None, typer.Option(help="nnU-Net's -device; by default a GPU if there is one.")
+]
+_NpzOption = Annotated[
+    bool, typer.Option("--npz", help="nnU-Net's --npz: keep probabilities, for ensembles.")
+]
+_ProcessesOption = Annotated[
+    int, typer.Option("--processes", "-np", min=1, help="Processes for preprocessing.")
+]
+_PROCESSES = max(1, min(8, (os.cpu_count() or 1) // 2))
 
 
 def _select_study(
@@ -171,8 +185,7 @@ def _study_errors() -> Iterator[None]:
     from nnunet_cpr.nnunet.commands import CommandFailed
     from nnunet_cpr.studies.definition import StudyError
 
-    interrupted = "stopped; run the same command again to continue from the last checkpoints"
-    with report_errors(StudyError, CommandFailed, OSError, interrupted=interrupted):
+    with report_errors(StudyError, CommandFailed, OSError, interrupted=_STOPPED):
         yield
 
 
@@ -242,15 +255,9 @@ def run(
             min=0, help="local: GPUs to share, all by default. slurm: GPUs of each job, 1 by default."
         ),
     ] = None,
-    device: Annotated[
-        _Device | None, typer.Option(help="nnU-Net's -device; by default a GPU if there is one.")
-    ] = None,
-    npz: Annotated[
-        bool, typer.Option("--npz", help="nnU-Net's --npz: keep probabilities, for ensembles.")
-    ] = False,
-    processes: Annotated[
-        int, typer.Option("--processes", "-np", min=1, help="Processes for preprocessing.")
-    ] = max(1, min(8, (os.cpu_count() or 1) // 2)),
+    device: _DeviceOption = None,
+    npz: _NpzOption = False,
+    processes: _ProcessesOption = _PROCESSES,
     partition: Annotated[str | None, typer.Option(help="Slurm partition.")] = None,
     time_limit: Annotated[
         str,
@@ -262,8 +269,17 @@ def run(
     memory: Annotated[str | None, typer.Option(help="Memory of each Slurm job, such as 64G.")] = None,
     sbatch: Annotated[
         list[str] | None,
-        typer.Option(help="Any other sbatch option, such as --sbatch account=me; may be repeated."),
+        typer.Option(
+            help="Any other sbatch option, such as --sbatch account=me or --sbatch exclusive; may be "
+            "repeated."
+        ),
     ] = None,
+    signal_delay: Annotated[
+        int,
+        typer.Option(
+            min=10, help="Slurm: seconds before the time limit at which a job saves and requeues."
+        ),
+    ] = 90,
     wait: Annotated[bool, typer.Option(help="Slurm: wait until all jobs have ended.")] = False,
     dry_run: Annotated[
         bool,
@@ -297,6 +313,12 @@ def run(
     options = ("--npz",) if npz else ()
     nnunet_device = None if device is None else device.value
     at_once = jobs or (1 if executor is _Executor.local else 16)
+    slurm: Slurm | None = None
+    if executor is _Executor.slurm:
+        slurm = Slurm(
+            partition=partition, minutes=minutes, gpus=gpus, cpus=cpus, memory=memory, at_once=at_once,
+            settings=settings, signal_delay=signal_delay, device=nnunet_device, options=options,
+        )  # fmt: skip
     with console.status("checking the trainers and data sets"):
         steps = check_study_data(study, folders, processes)
     if dry_run:
@@ -309,15 +331,12 @@ def run(
         prepare_study_data(study, folders, paths.logs, processes)
     save_study(study, paths.study, is_part)
     runs = list(study.runs())
-    if executor is _Executor.local:
+    if slurm is None:
         local = Local(at_once, gpu_names(gpus, nnunet_device), nnunet_device, options)
+        stopping = "stopping the trainings, which save their state; another Ctrl-C kills them"
         with live_status(study, paths, console, at_once) as show:
-            local.run(runs, paths, folders, show)
+            local.run(runs, paths, folders, show, on_stop=lambda: console.print(stopping))
     else:
-        slurm = Slurm(
-            partition=partition, minutes=minutes, gpus=1 if gpus is None else gpus, cpus=cpus,
-            memory=memory, at_once=at_once, settings=settings, device=nnunet_device, options=options,
-        )  # fmt: skip
         numbers = slurm.submit(runs, paths, folders)
         if numbers:
             console.print(f"submitted {len(numbers)} jobs: {', '.join(numbers.values())}")
@@ -330,6 +349,84 @@ def run(
             return
         watch(study, paths, console, until_idle=True)
     finish(study, paths)
+
+
+@_study_command
+def commands(
+    selected: SelectedStudy,
+    all_runs: Annotated[bool, typer.Option("--all", help="Finished runs as well.")] = False,
+    env: Annotated[
+        bool,
+        typer.Option(
+            "--env",
+            help="Set all nnUNet_* variables in each line and give the full path of nnunet-cpr, for "
+            "jobs that do not inherit the environment.",
+        ),
+    ] = False,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs of each training.")] = 1,
+    device: _DeviceOption = None,
+    npz: _NpzOption = False,
+    processes: _ProcessesOption = _PROCESSES,
+) -> None:
+    """Print a shell command for each unfinished run, for any scheduler. Preprocesses the data first."""
+    from rich.console import Console
+
+    from nnunet_cpr.studies.command_lines import command_line
+    from nnunet_cpr.studies.lookup import save_study
+    from nnunet_cpr.studies.preparation import check_study_data, prepare_study_data
+    from nnunet_cpr.studies.run_state import validation_dice
+
+    study, paths, folders, is_part = selected
+    console = Console(stderr=True)  # stdout has commands only
+    with console.status("checking the trainers and data sets"):
+        check_study_data(study, folders, processes)
+    paths.logs.mkdir(parents=True, exist_ok=True)
+    with console.status("planning and preprocessing"):
+        prepare_study_data(study, folders, paths.logs, processes)
+    save_study(study, paths.study, is_part)
+    options = ["--npz"] if npz else []
+    options += [] if device is None else ["--device", device.value]
+    options += ["--gpus", str(gpus)] if gpus > 1 else []
+    variables = {**{k: v for k, v in sorted(os.environ.items()) if k.startswith("nnUNet_")}, **folders}
+    for each in study.runs():
+        if all_runs or validation_dice(each.folder(paths.results)) is None:
+            print(command_line(each, study.name, options, variables if env else None))
+
+
+@app.command("run-one")
+def run_one(
+    study: Annotated[str, typer.Argument(help="Name of the study, for its logs.")],
+    dataset: Annotated[str, typer.Argument(help="Full name of the data set.")],
+    configuration: Annotated[str, typer.Argument(help="Configuration, such as 3d_fullres.")],
+    fold: Annotated[int, typer.Argument(min=0, help="Fold.")],
+    trainer: Annotated[str, typer.Option("-tr", help="Trainer.")],
+    plans: Annotated[str, typer.Option("-p", help="Plans.")] = "nnUNetPlans",
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs of the training.")] = 1,
+    device: _DeviceOption = None,
+    npz: _NpzOption = False,
+) -> None:
+    """Train or continue one run and validate it, as the lines of `study commands` do."""
+    from nnunet_cpr.studies.definition import Run
+    from nnunet_cpr.studies.preparation import nnunet_folders
+    from nnunet_cpr.studies.run_state import StudyPaths
+    from nnunet_cpr.studies.worker import Worker
+
+    with _study_errors():
+        folders = nnunet_folders(os.environ)
+        results = Path(folders["nnUNet_results"])
+        run = Run(dataset, configuration, plans, fold, trainer)
+        options = ("--npz",) if npz else ()
+        several = ("-num_gpus", str(gpus)) if gpus > 1 else ()
+        paths = StudyPaths(results, results / "studies" / study)
+        nnunet_device = None if device is None else device.value
+        worker = Worker(run, paths, nnunet_device, folders, (*options, *several))
+        try:
+            result = worker()
+        except SystemExit:  # a signal has stopped the training
+            print(f"nnunet-cpr: {_STOPPED}", file=sys.stderr)
+            raise
+        busy = "nothing done, as another process works on it"
+        print(f"{run.key}: {busy if result == 'busy' else result}", file=sys.stderr)
 
 
 @_study_command

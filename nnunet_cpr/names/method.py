@@ -23,6 +23,7 @@ class Family:
 
     Attributes:
         name: the first part itself.
+        title: the family in a few words.
         optimizer: ``sgd``, ``adam``, ``amos``, or ``other`` for that of another trainer.
         cpr: True if it trains with CPR.
         warmup: steps of learning-rate warm-up.
@@ -34,6 +35,7 @@ class Family:
     cpr: bool = False
     warmup: int = 0
     lr: float = 1e-2
+    title: str = ""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ FAMILIES = {
     )
 }
 
-SUFFIXES: tuple[Suffix, ...] = (*METHOD_SUFFIXES, count("steps", "", "steps"))
+SUFFIXES: tuple[Suffix, ...] = (*METHOD_SUFFIXES, count("steps", "optimizer steps", "", "steps"))
 
 _UNKNOWN_STEPS = 10**9  # until a task completes the name
 

@@ -34,6 +34,7 @@ class Suffix:
 
     Attributes:
         field: name of the field.
+        meaning: the setting in a few words.
         before, after: fixed text around the value.
         pattern: regular expression of the value's text.
         parse: converts the text to the value; raises ValueError if it is out of range.
@@ -43,6 +44,7 @@ class Suffix:
     """
 
     field: str
+    meaning: str
     before: str
     pattern: re.Pattern[str]
     parse: Callable[[str], Any]
@@ -64,11 +66,11 @@ class Suffix:
         return text if self.pattern.fullmatch(text) else None
 
 
-def count(field: str, before: str, after: str = "", minimum: int = 1) -> Suffix:
+def count(field: str, meaning: str, before: str, after: str = "", minimum: int = 1) -> Suffix:
     """Return the suffix of a whole number.
 
     Example:
-        >>> count("epochs", "", "epochs").syntax
+        >>> count("epochs", "number of epochs", "", "epochs").syntax
         '_<N>epochs'
     """
 
@@ -77,23 +79,25 @@ def count(field: str, before: str, after: str = "", minimum: int = 1) -> Suffix:
             raise ValueError(f"expected a whole number, {minimum} or above, got {text}")
         return int(text)
 
-    return Suffix(field, before, COUNT, parse, str, after, "<N>", minimum)
+    return Suffix(field, meaning, before, COUNT, parse, str, after, "<N>", minimum)
 
 
-def number(field: str, before: str, allow_zero: bool = False) -> Suffix:
+def number(field: str, meaning: str, before: str, allow_zero: bool = False) -> Suffix:
     """Return the suffix of a positive number."""
 
     def parse(text: str) -> float:
         return positive_number(field, parse_number(text), allow_zero=allow_zero)
 
-    return Suffix(field, before, NUMBER, parse, print_number, placeholder="<V>")
+    return Suffix(field, meaning, before, NUMBER, parse, print_number, placeholder="<V>")
 
 
-def word(field: str, word: str, value: Any) -> Suffix:
+def word(field: str, meaning: str, word: str, value: Any) -> Suffix:
     """Return the suffix of a fixed value."""
-    return Suffix(
-        field, word, re.compile(""), lambda _: value, lambda given: "" if given == value else None
-    )
+
+    def format(given: Any) -> str | None:
+        return "" if given == value else None
+
+    return Suffix(field, meaning, word, re.compile(""), lambda _: value, format)
 
 
 def _bound(bound: type[Bound]) -> Suffix:
@@ -112,12 +116,13 @@ def _bound(bound: type[Bound]) -> Suffix:
         return str(number) if is_count else print_number(number)
 
     pattern, placeholder = (COUNT, "<N>") if is_count else (NUMBER, "<V>")
-    return Suffix("kappa", bound.keyword, pattern, parse, format, placeholder=placeholder)
+    meaning = f"bound: {bound.title}"
+    return Suffix("kappa", meaning, bound.keyword, pattern, parse, format, placeholder=placeholder)
 
 
 def _baseline(entry: BaselineEntry) -> Suffix:
     if entry.setting is None:
-        return word("baseline", entry.keyword, BaselineChoice(entry.keyword))
+        return word("baseline", entry.title, entry.keyword, BaselineChoice(entry.keyword))
 
     def parse(text: str) -> BaselineChoice:
         return BaselineChoice(entry.keyword, positive_number(entry.keyword, parse_number(text)))
@@ -125,19 +130,20 @@ def _baseline(entry: BaselineEntry) -> Suffix:
     def format(value: BaselineChoice) -> str | None:
         return print_number(value.value) if value.keyword == entry.keyword and value.value else None
 
-    return Suffix("baseline", entry.keyword, NUMBER, parse, format, placeholder="<V>")
+    meaning = f"{entry.title}; V is {entry.setting}"
+    return Suffix("baseline", meaning, entry.keyword, NUMBER, parse, format, placeholder="<V>")
 
 
 METHOD_SUFFIXES: tuple[Suffix, ...] = (
     *(_bound(bound) for bound in BOUNDS.values()),
-    *(word("regularizer", name, name) for name in REGULARIZERS),
-    number("mu", "mu"),
-    word("adaptive", "ada", True),
+    *(word("regularizer", f"regularization function {name}", name, name) for name in REGULARIZERS),
+    number("mu", "update rate of the multipliers", "mu"),
+    word("adaptive", "adaptive bounds (AdaCPR)", "ada", True),
     *(_baseline(entry) for entry in BASELINES.values()),
-    number("lr", "lr"),
-    number("weight_decay", "wd", allow_zero=True),
-    count("warmup", "warmup", minimum=0),
-    count("seed", "seed", minimum=0),
+    number("lr", "highest learning rate", "lr"),
+    number("weight_decay", "weight decay", "wd", allow_zero=True),
+    count("warmup", "steps of learning-rate warm-up", "warmup", minimum=0),
+    count("seed", "seed of weights, data and augmentation", "seed", minimum=0),
 )
 """Suffixes of all kinds of names. Entries of the registries of bounds, regularization functions and
 comparison methods are added automatically."""

@@ -27,20 +27,22 @@ STEPS_AFTER_WARMUP = 1000
 FAMILIES = {
     family.name: family
     for family in (
-        Family("nnUNetTrainerCPR", "sgd", cpr=True),
-        Family("nnUNetTrainerAdamCPR", "adam", cpr=True, warmup=2000),
-        Family("nnUNetTrainerSGD", "sgd"),
-        Family("nnUNetTrainerAdamW", "adam", warmup=2000),
-        Family("nnUNetTrainerAMOS", "amos", warmup=2000, lr=1e-3),
-        Family("nnUNetTrainerAttachCPR", "other", cpr=True),
-        Family("nnUNetTrainerPlain", "other"),
+        Family("nnUNetTrainerCPR", "sgd", cpr=True, title="nnU-Net's SGD with CPR"),
+        Family("nnUNetTrainerAdamCPR", "adam", cpr=True, warmup=2000, title="Adam with CPR"),
+        Family("nnUNetTrainerSGD", "sgd", title="nnU-Net's SGD with weight decay"),
+        Family("nnUNetTrainerAdamW", "adam", warmup=2000, title="Adam with decoupled weight decay"),
+        Family("nnUNetTrainerAMOS", "amos", warmup=2000, lr=1e-3, title="AMOS, with its own decay"),
+        Family(
+            "nnUNetTrainerAttachCPR", "other", cpr=True, title="the other trainer's optimizer with CPR"
+        ),
+        Family("nnUNetTrainerPlain", "other", title="the other trainer, unchanged, with suffixes"),
     )
 }
 
 SUFFIXES: tuple[Suffix, ...] = (
     *METHOD_SUFFIXES,
-    count("epochs", "", "epochs"),
-    count("iterations", "", "iters"),
+    count("epochs", "epochs", "", "epochs"),
+    count("iterations", "iterations per epoch", "", "iters"),
 )
 """All suffixes of trainer names."""
 

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+from nnunetv2.utilities.default_n_proc_DA import get_allowed_n_proc_DA
 from torch.optim import Optimizer
 
 from nnunet_cpr._attachment import RegularizationMethod, attached_method
@@ -35,8 +36,16 @@ from nnunet_cpr.names.trainer_name import (
 from nnunet_cpr.nnunet import checkpoints, interruption, other_optimizer
 from nnunet_cpr.nnunet.checkpoint_writer import CheckpointWriter, save_interval
 from nnunet_cpr.nnunet.checkpoints import DamagedCheckpoint, UnusableCheckpoint
+from nnunet_cpr.nnunet.figure_process import FigureProcess
 from nnunet_cpr.nnunet.fold_files import LATEST_CHECKPOINT
 from nnunet_cpr.nnunet.poly_lr import WarmupPolyLRScheduler
+from nnunet_cpr.nnunet.tensorboard import (
+    VARIABLE,
+    TensorBoardLogger,
+    TensorBoardMissing,
+    class_names,
+    require_tensorboard,
+)
 
 ADAM_BETAS = (0.9, 0.99)
 """Coefficients of Adam's running averages in the paper's segmentation runs."""
@@ -53,10 +62,14 @@ class NamedTrainer(nnUNetTrainer, ABC):
     Attributes:
         settings: settings parsed from the class name.
         baseline: comparison method attached to the optimizer, None if the name has none.
+        figures: process that draws on rank 0, None on other ranks and before the training starts.
+        tensorboard: TensorBoard's logger if ``nnUNet_tensorboard_enabled`` asks for it, on rank 0.
     """
 
     settings: ClassVar[TrainerName]
     baseline: Baseline | None = None
+    figures: FigureProcess | None = None
+    tensorboard: TensorBoardLogger | None = None
     initial_lr: float
     weight_decay: float
 
@@ -133,8 +146,9 @@ class NamedTrainer(nnUNetTrainer, ABC):
             optimizer, schedule = super().configure_optimizers(*args, **kwargs)
         lr = self.settings.lr
         if lr is not None and optimizer.defaults.get("lr") != lr:
+            other = self.other_trainer().__name__
             self._exit(
-                f"{type(self).__name__}: {self._other_trainer} sets the learning rate itself, to "
+                f"{type(self).__name__}: {other} sets the learning rate itself, to "
                 f"{optimizer.defaults.get('lr')}; leave out _lr{print_number(lr)}"
             )
         return optimizer, schedule
@@ -168,20 +182,24 @@ class NamedTrainer(nnUNetTrainer, ABC):
 
     def initialize(self) -> None:
         self._seed(0)  # the network's initial weights
-        self.baseline_decay = self.weight_decay
-        if not self.settings.keeps_optimizer and (self.settings.defaults.cpr or self.settings.baseline):
-            self.weight_decay = 0.0  # of the optimizer
+        self.replace_weight_decay()
         super().initialize()
 
-    @property
-    def _other_trainer(self) -> str:
-        """Name of the first base class that is not derived from this one."""
-        others = (base for base in type(self).__mro__ if not issubclass(base, NamedTrainer))
-        return next(base.__name__ for base in others if issubclass(base, nnUNetTrainer))
+    def replace_weight_decay(self) -> None:
+        """Move the weight decay from an optimizer of ours to its regularization."""
+        self.baseline_decay = self.weight_decay
+        if not self.settings.keeps_optimizer and (self.settings.defaults.cpr or self.settings.baseline):
+            self.weight_decay = 0.0
+
+    @classmethod
+    def other_trainer(cls) -> type[nnUNetTrainer]:
+        """Return the first base class that is not from this package, ``nnUNetTrainer`` or another."""
+        others = (base for base in cls.__mro__ if not issubclass(base, NamedTrainer))
+        return next(base for base in others if issubclass(base, nnUNetTrainer))
 
     def describe_optimizer(self) -> str:
         """Return in words what replaces which part of the other trainer."""
-        other = self._other_trainer
+        other = self.other_trainer().__name__
         name, schedule = type(self.optimizer).__name__, type(self.lr_scheduler).__name__
         if not self.settings.keeps_optimizer:
             replaced = f"replaces the optimizer of {other}, everything else of {other} is kept"
@@ -212,21 +230,53 @@ class NamedTrainer(nnUNetTrainer, ABC):
         for title, value, named, default in rows:
             origin = "name" if named == value else "nnU-Net" if value == default else "trainer"
             if title == "weight decay" and given.defaults.cpr:
-                origin += ", replaced by CPR"
+                origin += ", CPR replaces it"
             texts.append(f"{title} {value:g} ({origin})")
         return ", ".join(texts)
 
     def on_train_start(self) -> None:
+        logs_to_tensorboard = self.local_rank == 0 and self.logger._is_logger_enabled(VARIABLE)
+        if logs_to_tensorboard:
+            try:
+                require_tensorboard()  # before nnU-Net starts processes
+            except TensorBoardMissing as error:
+                self._exit(str(error))
         super().on_train_start()
+        folder = Path(self.output_folder)
         if self.local_rank == 0:
-            remove_temporary_files(Path(self.output_folder), "checkpoint_*", "cpr_*")
-        self.logger.plot_progress_png = self._log_plotting_errors(
-            self.logger.plot_progress_png, "progress.png"
-        )
+            remove_temporary_files(folder, "checkpoint_*", "cpr_*", "progress*")
+            figures = self.figures = FigureProcess(folder, self._warn)
+            self.logger.plot_progress_png = lambda _: figures.draw(self.logger.get_checkpoint())
+        if logs_to_tensorboard:
+            logged = self.logger.get_checkpoint()
+            names = class_names(self.label_manager)
+            self.tensorboard = TensorBoardLogger(folder, self.current_epoch, logged, names)
+            self.tensorboard.update_config(
+                {"trainer": type(self).__name__, "dataset": self.dataset_json}
+            )
+            self.logger.loggers.append(self.tensorboard)
         self.print_to_log_file(self.describe_optimizer())
         self.print_to_log_file(f"Settings: {self.describe_settings()}")
         if self.baseline is not None:
             self.print_to_log_file(f"Regularizing with {self.baseline!r}")
+        if self.settings.seed is not None and get_allowed_n_proc_DA() != 0:
+            self._warn(
+                f"_seed{self.settings.seed} does not make this training reproducible, because processes "
+                "load the data; set nnUNet_n_proc_DA=0 if it should be"
+            )
+
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        self.draw_last_state()
+
+    def draw_last_state(self, timeout: float = 300) -> None:
+        """Draw the figures once more and wait, at the end of a training or when it is interrupted.
+
+        Args:
+            timeout: seconds after which drawing is given up.
+        """
+        if self.figures is not None and self.logger.get_value("epoch_end_timestamps", None):
+            self.figures.finish(self.logger.get_checkpoint(), timeout)
 
     @functools.cached_property
     def checkpoint_writer(self) -> CheckpointWriter:
@@ -323,18 +373,6 @@ class NamedTrainer(nnUNetTrainer, ABC):
         except Exception as error:  # a crafted file can fail in any way
             self.print_to_log_file(traceback.format_exc(), also_print_to_console=False)
             self._exit(f"{path} cannot be loaded ({type(error).__name__}, see {self.log_file})")
-
-    def _log_plotting_errors(self, draw: Callable[..., None], file: str) -> Callable[..., None]:
-        """Return ``draw`` with its errors logged instead of raised."""
-
-        @functools.wraps(draw)
-        def draw_and_log(*args: Any) -> None:
-            try:
-                draw(*args)
-            except Exception as error:
-                self._warn(f"cannot draw {file}: {type(error).__name__}: {error}")
-
-        return draw_and_log
 
     def _warn(self, message: str) -> None:
         """Write a message to the log and in one line to stderr."""

@@ -12,12 +12,20 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import psutil
+
+from nnunet_cpr.nnunet.stop_signals import TERMINATION_SIGNALS, StopRequest
+
 FOLDER_VARIABLES = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
 """Environment variables that name nnU-Net's folders."""
 
 
 class CommandFailed(RuntimeError):
     """Command that ended with a non-zero exit status; the message has the last lines of its log."""
+
+
+class CommandStopped(Exception):
+    """Command that was stopped, or not started, because this process was asked to end."""
 
 
 def nnunet_environment(folder: Path, processes: int) -> dict[str, str]:
@@ -48,8 +56,14 @@ def run(
     environment: Mapping[str, str],
     on_wait: Callable[[], None] = lambda: None,
     on_start: Callable[[int], None] = lambda process: None,
+    request: StopRequest | None = None,
+    stop_seconds: float = 60.0,
+    has_ranks: bool = False,
 ) -> None:
     """Run a command to completion; an exception kills it and its child processes.
+
+    A request to stop sends SIGTERM to the command, not to its child processes, and waits until it has
+    written its state and ended. What is left of it after ``stop_seconds`` is killed.
 
     Args:
         command: its name, searched first in the scripts folder of this Python, and its arguments.
@@ -57,10 +71,18 @@ def run(
         environment: its environment variables.
         on_wait: called several times a second while it runs.
         on_start: called once with the process id, which is also the id of its process group.
+        request: request to stop, recorded meanwhile.
+        stop_seconds: time that the command has to end after SIGTERM.
+        has_ranks: True if its child processes are the ranks of a distributed training. They write the
+            state after the end of the command, so that this function waits for them as well.
 
     Raises:
         CommandFailed: it is not installed, or it failed.
+        CommandStopped: there was a request to stop.
     """
+    request = StopRequest() if request is None else request
+    if request:
+        raise CommandStopped
     scripts = sysconfig.get_path("scripts")
     search = os.pathsep.join([scripts, environment.get("PATH", os.defpath)])
     program = shutil.which(command[0], path=search)
@@ -78,9 +100,15 @@ def run(
         )
         try:
             on_start(process.pid)
-            while process.poll() is None:
+            while process.poll() is None and not request:
                 on_wait()
                 time.sleep(0.2)
+            if not request and _ended_by_signal(process.returncode):
+                # Slurm may signal all processes of a job; then ours follows within milliseconds.
+                time.sleep(1)
+            if request:
+                _terminate(process, request, stop_seconds, has_ranks)
+                raise CommandStopped
         except BaseException:
             _kill_group(process)
             raise
@@ -96,12 +124,39 @@ def last_lines(log: Path, count: int) -> list[str]:
 
 
 def _outcome(status: int) -> str:
-    if status >= 0:
+    if status >= 0 and not _ended_by_signal(status):
         return "failed"
+    number = -status if status < 0 else status - 128
     try:
-        return f"was killed by {signal.Signals(-status).name}"
+        return f"was killed by {signal.Signals(number).name}"
     except ValueError:
-        return f"was killed by signal {-status}"
+        return f"was killed by signal {number}"
+
+
+def _ended_by_signal(status: int) -> bool:
+    return any(status in (-number, 128 + number) for number in TERMINATION_SIGNALS)
+
+
+def _terminate(
+    process: subprocess.Popen[bytes], request: StopRequest, seconds: float, has_ranks: bool
+) -> None:
+    """Ask a process to end and wait for it, at most for some seconds or until a second Ctrl-C."""
+    process.terminate()
+    end = time.monotonic() + seconds
+    while process.poll() is None or (has_ranks and _group_runs(process.pid)):
+        if time.monotonic() > end or request.is_urgent:
+            break
+        time.sleep(0.1)
+
+
+def _group_runs(group: int) -> bool:
+    """Return True if a process of a process group runs."""
+    for process in psutil.process_iter(["status"]):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            is_member = os.getpgid(process.pid) == group
+            if is_member and process.info["status"] != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

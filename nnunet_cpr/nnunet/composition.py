@@ -29,6 +29,10 @@ from nnunet_cpr.names.trainer_name import TrainerName, parse_trainer_name
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 
 _ARGUMENTS = ("plans", "configuration", "fold", "dataset_json", "device")
+_NETWORK_ARGUMENTS = [
+    *("plans_manager", "configuration_manager", "num_input_channels", "num_output_channels"),
+    "enable_deep_supervision",
+]
 _NOT_FOUND = "Could not find requested nnunet trainer"
 
 
@@ -59,13 +63,13 @@ def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrain
     return __getattr__
 
 
-def wrong_name(name: str) -> str:
-    """Return the reason why a name is no trainer of this package, "" if it is one or unrelated."""
-    try:
-        _resolve(name)
-    except WrongName as error:
-        return str(error)
-    return ""
+def resolve_settings(name: str) -> TrainerName | None:
+    """Return the settings of a trainer of this package or of a class derived from one, else None.
+
+    Raises:
+        WrongName: the name is misspelt, or its parts cannot be combined.
+    """
+    return _resolve(name)[1]
 
 
 @functools.cache  # the module of each family asks
@@ -80,7 +84,7 @@ def _resolve_cached(name: str) -> tuple[type[NamedTrainer] | None, TrainerName |
         if settings is None:
             base, settings = _derived_trainer(name)
         if settings is not None and settings.on is not None:
-            _check_composition(name, settings, _other_trainer(settings.on))
+            _check_composition(name, settings, search_trainer(settings.on))
     except WrongName as error:
         return str(error)
     return base, settings
@@ -99,7 +103,7 @@ def _resolve(name: str) -> tuple[type[NamedTrainer] | None, TrainerName | None]:
 
 
 def _create(name: str, base: type[NamedTrainer], settings: TrainerName) -> type[NamedTrainer]:
-    bases = (base,) if settings.on is None else (base, _other_trainer(settings.on))
+    bases = (base,) if settings.on is None else (base, search_trainer(settings.on))
     # nnU-Net stores the class name in checkpoints and searches for it again at inference.
     created: Any = type(name, bases, {"settings": settings, "__doc__": base.__doc__})
 
@@ -147,8 +151,14 @@ def _derived_trainer(name: str) -> tuple[type[NamedTrainer] | None, TrainerName 
     return None, None
 
 
-def _other_trainer(name: str) -> type[nnUNetTrainer]:
-    """Return another trainer by its class name.
+def with_cpr(trainer: type[nnUNetTrainer]) -> TrainerName:
+    """Return the name of the trainer with CPR that is like another one."""
+    family = "nnUNetTrainerAttachCPR" if _builds_optimizer(trainer) else "nnUNetTrainerCPR"
+    return TrainerName(family, on=None if trainer is nnUNetTrainer else trainer.__name__)
+
+
+def search_trainer(name: str) -> type[nnUNetTrainer]:
+    """Return a trainer by its class name.
 
     Raises:
         WrongName: it is not a trainer, or nnU-Net does not find it.
@@ -156,8 +166,8 @@ def _other_trainer(name: str) -> type[nnUNetTrainer]:
     found = _search(name)
     if found is None:
         raise WrongName(
-            f"trainer {name} not found by nnU-Net; list its folder in nnUNet_extTrainer, or correct the "
-            f"name after {OTHER_TRAINER}"
+            f"trainer {name} not found by nnU-Net; list its folder in nnUNet_extTrainer, or correct its "
+            "name"
         )
     return found
 
@@ -205,6 +215,12 @@ def _check_composition(name: str, settings: TrainerName, other: type[nnUNetTrain
                 f"{name!r}: {base.__name__}.__init__ {reason}; update it for nnU-Net 2.8: "
                 f"__init__(self, {', '.join(_ARGUMENTS)})"
             )
+    network = list(inspect.signature(other.build_network_architecture).parameters)
+    if "plans_manager" in network and network[: len(_NETWORK_ARGUMENTS)] != _NETWORK_ARGUMENTS:
+        raise WrongName(
+            f"{name!r}: {settings.on}.build_network_architecture has the parameters of an old nnU-Net; "
+            f"update it for nnU-Net 2.8: build_network_architecture({', '.join(_NETWORK_ARGUMENTS)})"
+        )
     abstract = sorted(
         key for key, value in inspect.getmembers(other) if getattr(value, "__isabstractmethod__", False)
     )

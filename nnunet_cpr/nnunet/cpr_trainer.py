@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from nnunet_cpr._attachment import attached_method
-from nnunet_cpr.bounds import KappaWS
+from nnunet_cpr.bounds import KappaIP, KappaWS
 from nnunet_cpr.cpr import CPR
 from nnunet_cpr.names.trainer_name import STEPS_AFTER_WARMUP
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.history import CSV_NAME, History
-from nnunet_cpr.nnunet.progress_figure import FIGURE_NAME, draw_progress
+from nnunet_cpr.nnunet.tensorboard import TensorBoardLogger
+from nnunet_cpr.nnunet.verdict import Kind, judge
 
 
 class CPRTrainer(NamedTrainer):
@@ -24,6 +27,7 @@ class CPRTrainer(NamedTrainer):
 
     cpr: CPR
     history: History | None = None
+    _earliest_bound = 0
 
     @property
     def cpr_settings(self) -> dict[str, Any]:
@@ -68,16 +72,24 @@ class CPRTrainer(NamedTrainer):
         self.print_to_log_file(f"Regularizing with {self.cpr!r}")
         self.print_to_log_file("Regularized:", ", ".join(self.cpr.names))
         steps = self.total_steps
-        if self.cpr.bound.earliest >= steps:
-            self.print_to_log_file(
-                f"WARNING! The bounds are set at step {self.cpr.bound.earliest} or later, but this "
-                f"training has {steps} steps: nothing will be regularized. Choose a smaller "
-                f"_{self.cpr.bound.keyword}<N> in the trainer's name."
+        bounds = [settings.bound for settings in self.cpr.settings]
+        earliest = self._earliest_bound = min((bound.earliest for bound in bounds), default=0)
+        if earliest >= steps:
+            self._warn(
+                f"the bounds are set at step {earliest} or later, but this training has {steps} steps: "
+                "nothing will be regularized; choose a smaller "
+                f"_{self.cpr.bound.keyword}<N> in the trainer's name"
+            )
+        if isinstance(self.optimizer, torch.optim.SGD) and any(isinstance(b, KappaIP) for b in bounds):
+            self._warn(
+                "Kappa-IP did not work with SGD in the paper's experiments; choose _ws<N> or an Adam "
+                "trainer"
             )
 
     def on_train_epoch_end(self, train_outputs: list[dict]) -> None:
         super().on_train_epoch_end(train_outputs)
-        metrics = self.cpr.metrics()
+        measure = self.cpr.measure
+        metrics = self.cpr.metrics(measure)
         for key in LOGGED:
             self.logger.log(f"cpr_{key}", metrics[key], self.current_epoch)
         self.print_to_log_file(
@@ -86,17 +98,39 @@ class CPRTrainer(NamedTrainer):
             "{bounded:.0%}, multipliers above 0 {active:.0%}, skipped updates {skipped_updates:.0f}, "
             "limited corrections {limited_corrections:.0f}".format(step=self.cpr.step_count, **metrics)
         )
+        if self.tensorboard is not None:
+            self._log_each_parameter(self.tensorboard, measure)
         if self.history is not None:
             try:
-                self.history.append(self.current_epoch, self.cpr)
+                self.history.append(self.current_epoch, self.cpr, measure)
             except OSError as error:  # a full disk must not end the training
                 self._warn(f"cannot write {CSV_NAME}: {error}; trying again after the next epoch")
+            if len(self.history.epochs) == max(_EARLY, self.num_epochs // 4) < self.num_epochs:
+                self._report_verdict(self.history, "so far, ")
 
-    def on_epoch_end(self) -> None:
-        super().on_epoch_end()
-        if self.history is not None:
-            self._log_plotting_errors(draw_progress, FIGURE_NAME)(self.history)
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        if self.history is not None and self.history.epochs:
+            self._report_verdict(self.history)
 
+    def _report_verdict(self, history: History, prefix: str = "") -> None:
+        verdict = judge(history)
+        if prefix and verdict.kind is Kind.UNSET and self.cpr.step_count <= self._earliest_bound:
+            return  # it can still be set, or on_train_start has warned
+        if verdict.advice:
+            self._warn(f"{prefix}{verdict.text}; {verdict.advice}")
+        else:
+            self.print_to_log_file(f"CPR: {prefix}{verdict.text}")
+
+    def _log_each_parameter(self, logger: TensorBoardLogger, measure: torch.Tensor) -> None:
+        values = zip(self.cpr.names, measure.tolist(), self.cpr.kappa.tolist())
+        for (name, r, kappa), multiplier in zip(values, self.cpr.lagrange_multiplier.tolist()):
+            if 0 < kappa < math.inf:
+                logger.log(f"cpr_measure_to_kappa/{name}", r / kappa, self.current_epoch)
+                logger.log(f"cpr_lagrange_multiplier/{name}", multiplier, self.current_epoch)
+
+
+_EARLY = 10  # epochs after which a first verdict means something
 
 LOGGED = ("measure_to_kappa", "lagrange_multiplier_mean", "lagrange_multiplier_max", "active")
 """Metrics of CPR in nnU-Net's logger, and through it in W&B, as ``cpr_<name>``."""

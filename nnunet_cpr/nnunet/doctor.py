@@ -54,7 +54,7 @@ def check_installation() -> Iterator[Finding]:
             from nnunet_cpr.names.trainer_name import FAMILIES
 
             yield from (_trainer(name) for name in FAMILIES)
-            yield _trainer("nnUNetTrainerCPR_ws200_40epochs_50iters")
+            yield _trainer("nnUNetTrainerCPR_ws200_40epochs_on_nnUNetTrainerDA5")
     yield from (_folder(name) for name in FOLDER_VARIABLES)
 
 

@@ -1,7 +1,7 @@
 """Export of a trained model for nnU-Net without this package.
 
-CPR does not change the network, so only the name of the trainer is replaced. As a check, nnU-Net loads
-every exported checkpoint.
+CPR does not change the network, so only the name of the trainer is replaced: by ``nnUNetTrainer``, or by
+the trainer whose network it has. As a check, nnU-Net loads every exported checkpoint.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from typing import Any
 
 import torch
 from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
-from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
 from nnunet_cpr._files import atomic_directory, atomic_torch_save, read_json
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 
-STOCK = nnUNetTrainer.__name__
 READ = ("network_weights", "init_args", "trainer_name")
 """Entries of a checkpoint that inference needs; the optimizer state is larger than the weights."""
 
@@ -67,8 +65,8 @@ def export_model(model: Path, output: Path, folds: Sequence[str] | None, names: 
     first = checkpoints.read(model / places[0], READ)
     trainer, configuration = first["trainer_name"], first["init_args"].get("configuration")
     del first
-    _check_trainer(trainer)
-    target = _target(output, plans, configuration)
+    without_cpr = _trainer_without_cpr(trainer)
+    target = _target(output, plans, configuration, without_cpr)
     if target.parent == model.resolve().parent:
         raise ExportError(
             f"{output} is nnUNet_results of the original, where the copy would look like a model "
@@ -84,7 +82,9 @@ def export_model(model: Path, output: Path, folds: Sequence[str] | None, names: 
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_directory(target) as work:
             for i, place in enumerate(places):
-                _convert(model / place, work / place, trainer, configuration, len(places) - i)
+                _convert(
+                    model / place, work / place, (trainer, without_cpr), configuration, len(places) - i
+                )
             _copy(model, work, MODEL_FILES)
             for fold in folds:
                 _copy(model, work, (f"fold_{fold}/{name}" for name in FOLD_FILES))
@@ -120,8 +120,12 @@ def _folds(model: Path) -> list[str]:
     return found
 
 
-def _check_trainer(name: str) -> None:
-    """Check that a trainer belongs to this package and has nnU-Net's network."""
+def _trainer_without_cpr(name: str) -> str:
+    """Return the name of the trainer whose network a trainer of this package has.
+
+    Raises:
+        ExportError: it is not from this package, or has a network of its own.
+    """
     try:
         with redirect_stdout(io.StringIO()):  # nnU-Net prints the searched folders
             trainer = recursive_find_trainer_class_by_name(name)
@@ -133,33 +137,42 @@ def _check_trainer(name: str) -> None:
         raise ExportError(
             f"trainer {name} of the model is not from nnunet-cpr; there is nothing to export"
         )
-    if trainer.build_network_architecture is not nnUNetTrainer.build_network_architecture:
-        raise ExportError(f"trainer {name} of the model builds its own network instead of nnU-Net's")
+    other = trainer.other_trainer()
+    if trainer.build_network_architecture is not other.build_network_architecture:
+        raise ExportError(
+            f"trainer {name} of the model builds its own network instead of that of {other.__name__}"
+        )
+    return other.__name__
 
 
-def _target(output: Path, plans: dict[str, Any], configuration: Any) -> Path:
+def _target(output: Path, plans: dict[str, Any], configuration: Any, trainer: str) -> Path:
     dataset, plans_name = plans.get("dataset_name"), plans.get("plans_name")
     for part in (dataset, plans_name, configuration):
         if not isinstance(part, str) or not re.fullmatch(r"[^./\\\0][^/\\\0]*", part):
             raise ExportError(
                 f"plans.json or a checkpoint: expected a name valid for a folder, got {part!r}"
             )
-    return output.resolve() / str(dataset) / f"{STOCK}__{plans_name}__{configuration}"
+    return output.resolve() / str(dataset) / f"{trainer}__{plans_name}__{configuration}"
 
 
-def _convert(source: Path, target: Path, trainer: str, configuration: str, left: int) -> None:
-    """Write a checkpoint with the stock trainer's name and the entries that inference needs.
+def _convert(
+    source: Path, target: Path, trainers: tuple[str, str], configuration: str, left: int
+) -> None:
+    """Write a checkpoint with another trainer's name and the entries that inference needs.
 
     Args:
         source: the checkpoint.
         target: the new file.
-        trainer, configuration: their expected values.
+        trainers: the expected trainer and the one to write.
+        configuration: its expected value.
         left: number of checkpoints still to write, including this one.
     """
     checkpoint = checkpoints.read(source, READ)
     found = checkpoint["trainer_name"], checkpoint["init_args"].get("configuration")
-    if found != (trainer, configuration):
-        raise ExportError(f"{source}: expected {trainer}, {configuration}, got {found[0]}, {found[1]}")
+    if found != (trainers[0], configuration):
+        raise ExportError(
+            f"{source}: expected {trainers[0]}, {configuration}, got {found[0]}, {found[1]}"
+        )
     needed = sum(w.numel() * w.element_size() for w in checkpoint["network_weights"].values())
     target.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(target.parent).free
@@ -171,8 +184,8 @@ def _convert(source: Path, target: Path, trainer: str, configuration: str, left:
     kept = {
         "network_weights": checkpoint["network_weights"],
         "init_args": checkpoint["init_args"],
-        "trainer_name": STOCK,
-        "trained_by": trainer,
+        "trainer_name": trainers[1],
+        "trained_by": trainers[0],
     }
     axes = "inference_allowed_mirroring_axes"
     if axes in checkpoint:

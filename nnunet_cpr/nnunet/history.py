@@ -9,14 +9,18 @@ import os
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from nnunet_cpr._files import atomic_write
-from nnunet_cpr.cpr import CPR
 from nnunet_cpr.nnunet.fold_files import FLOAT32_MAX
+
+if TYPE_CHECKING:  # the process that draws does not import torch
+    from torch import Tensor
+
+    from nnunet_cpr.cpr import CPR
 
 CSV_NAME = "cpr_history.csv"
 COLUMNS = ["epoch", "step", "parameter", "measure", "kappa", "multiplier"]
@@ -103,14 +107,49 @@ class History:
                 os.replace(path, history.backup)
         return history
 
-    def append(self, epoch: int, cpr: CPR) -> None:
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str]) -> History:
+        """Read the history in ``folder`` without changing the file; missing values are NaN.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it has no row of a history.
+        """
+        rows = read_history(Path(folder) / CSV_NAME)
+        rows = rows.drop_duplicates(["epoch", "parameter"], keep="last")
+        names = rows["parameter"].unique().tolist()
+        steps = rows.groupby("epoch", sort=True)["step"].last()
+        with np.errstate(over="ignore"):
+            columns = {
+                value: rows.pivot(index="epoch", columns="parameter", values=value)
+                .reindex(columns=names)
+                .to_numpy()
+                .astype(np.float32)
+                for value in _VALUES
+            }
+        history = cls(Path(folder), names)
+        for epoch, step, *values in zip(steps.index, steps, *columns.values()):
+            history._add(int(epoch), int(step), *values)
+        return history
+
+    def stack(self, value: str) -> np.ndarray:
+        """Return ``measure``, ``kappa`` or ``multiplier`` of all epochs, float64 ``[J, epochs]``."""
+        return np.stack(getattr(self, value), axis=1, dtype=np.float64)
+
+    def append(self, epoch: int, cpr: CPR, measure: Tensor | None = None) -> None:
         """Add the state of CPR at the end of an epoch and write the file.
+
+        Args:
+            epoch: number of the epoch.
+            cpr: its bounds and multipliers are added.
+            measure: ``cpr.measure``, if it is known already.
 
         Raises:
             OSError: the file cannot be written. It is unchanged, and the next call writes this epoch
                 as well.
         """
-        values = (cpr.measure, cpr.kappa, cpr.lagrange_multiplier)
+        measure = cpr.measure if measure is None else measure
+        values = (measure, cpr.kappa, cpr.lagrange_multiplier)
         self._add(epoch, cpr.step_count, *(value.cpu().numpy() for value in values))
         path = self.folder / CSV_NAME
         if self._size >= 0 and path.is_file() and path.stat().st_size == self._size:

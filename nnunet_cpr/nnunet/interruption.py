@@ -23,10 +23,7 @@ from typing import Any
 import psutil
 from torch import distributed
 
-SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
-)
-"""Signals that end a training; Windows has the first only."""
+from nnunet_cpr.nnunet.stop_signals import TERMINATION_SIGNALS
 
 _STOP = b"\0"  # is no signal
 _REPORT_SECONDS = 5.0
@@ -53,7 +50,7 @@ def watch_signals(
     report: Callable[[str], None],
     ranks: Sequence[psutil.Process] = (),
 ) -> Iterator[None]:
-    """End the process with status 128 + signal when one of :data:`SIGNALS` comes in this context.
+    """End the process with status 128 + signal when a termination signal comes in this context.
 
     The child processes end too, and so do the other ranks, after rank 0 has written. Signals that are
     ignored or have a handler are left as they are.
@@ -89,7 +86,7 @@ class _Watcher:
         self._ranks = ranks
         self._parent = os.getppid()
         self._interrupts = False  # True once SIGINT is known not to come from the end of the parent
-        self._signals = [s for s in SIGNALS if signal.getsignal(s) is signal.SIG_DFL]
+        self._signals = [s for s in TERMINATION_SIGNALS if signal.getsignal(s) is signal.SIG_DFL]
         self._on_interrupt = signal.getsignal(signal.SIGINT)
         self._takes_interrupts = bool(ranks) and callable(self._on_interrupt)
         self._receiver, self._sender = socket.socketpair()

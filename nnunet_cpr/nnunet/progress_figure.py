@@ -1,22 +1,84 @@
-"""Figure of CPR's bounds and multipliers over the epochs of a training."""
+"""Figure of CPR's bounds and multipliers over the epochs of a training.
+
+``python -m nnunet_cpr.nnunet.progress_figure FOLDER`` draws it again from ``cpr_history.csv``.
+"""
 
 from __future__ import annotations
 
+import argparse
+import faulthandler
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm, Normalize, TwoSlopeNorm
+from matplotlib.colorbar import Colorbar
+from matplotlib.colors import BoundaryNorm, Colormap, ListedColormap
+from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from nnunet_cpr._figures import new_figure
-from nnunet_cpr.nnunet.history import History
+from nnunet_cpr._files import atomic_write
+from nnunet_cpr.nnunet.history import CSV_NAME, History
+from nnunet_cpr.nnunet.verdict import HELD, Kind, judge, unchanged
 
 FIGURE_NAME = "cpr_progress.png"
-_NO_BOUND = "0.88"  # grey
+NNUNET_FIGURE_NAME = "progress.png"
+
+_NO_BOUND = "0.85"  # grey
+_PALE = 0.35  # opacity where there is no bound yet
 _MAX_LABELS = 60  # more names are illegible
+_RATIOS = [0, 0.25, 0.5, 0.8, 1 - HELD, 1 + HELD, 1.2, 1.5, 2]
+_RATIO_COLOURS = [
+    "#2166ac", "#5a9bc9", "#9dcae1", "#d5e7f1", "#f7f7f7", "#fddbc7", "#f4a582", "#d6604d", "#a50f15",
+]  # fmt: skip
+_GROWTH_COLOURS = [
+    "#1b7837", "#5aae61", "#a6dba0", "#d9f0d3", "#f7f7f7", "#e7d4e8", "#c2a5cf", "#9970ab", "#762a83",
+]  # fmt: skip
+_DECADES = np.arange(-6, 1)  # of the multipliers, in powers of ten
+_BAND_COLOURS = {
+    Kind.HELD: "#d9f0d3",
+    Kind.UNSET: "#fee8c8",
+    Kind.TOO_LOOSE: "#fee8c8",
+    Kind.TOO_TIGHT: "#fee8c8",
+    Kind.DIVERGED: "#fcbba1",
+}
+
+
+def ratio_scale() -> tuple[Colormap, BoundaryNorm]:
+    """Return the colours of R / kappa, the same for every training.
+
+    They are neutral within 5 % of the bound, blue below, and the darkest red from twice the bound on.
+    """
+    return _bands(_RATIO_COLOURS)
+
+
+def _bands(colours: list[str]) -> tuple[Colormap, BoundaryNorm]:
+    within = ListedColormap(colours[:-1]).with_extremes(under=colours[0], over=colours[-1])
+    return within, BoundaryNorm(_RATIOS, within.N)
+
+
+def multiplier_scale() -> tuple[Colormap, BoundaryNorm]:
+    """Return the colours of Lagrange multipliers, the same for every training.
+
+    They are logarithmic from 1e-6 to 1 with three colours a decade; smaller multipliers are white.
+    """
+    import matplotlib
+
+    count = 3 * (len(_DECADES) - 1)
+    samples = matplotlib.colormaps["YlGnBu"](np.linspace(0.12, 1, count + 1))
+    colours = ListedColormap(samples[:-1]).with_extremes(under="white", over=samples[-1])
+    return colours, BoundaryNorm(np.logspace(_DECADES[0], _DECADES[-1], count + 1), count)
 
 
 def draw_progress(history: History) -> None:
-    """Write ``cpr_progress.png``: heat maps of R / kappa and of the multipliers, and their means.
+    """Write ``cpr_progress.png``: the verdict, heat maps of R and the multipliers, and their course.
 
     Args:
         history: the record of at least one epoch.
@@ -24,70 +86,245 @@ def draw_progress(history: History) -> None:
     Raises:
         OSError: the file cannot be written; a previous one is unchanged.
     """
-    kappa = _finite(history.kappa)
-    ratio = _finite(history.measure) / np.where(kappa == 0, np.nan, kappa)
-    multiplier = np.where(np.isnan(kappa), np.nan, _finite(history.multiplier))
-
+    shown = _Shown(history)
     height = min(max(2.0, 0.16 * len(history.names)), 14.0)
-    size = (12, 2 * height + 4.5)
-    with new_figure(history.folder / FIGURE_NAME, size) as figure:
-        top, middle, bottom = figure.subplots(3, 1, height_ratios=[height, height, 2.6])
-        figure.suptitle("Bound and Lagrange multiplier of each regularized parameter")
-        _heat_map(top, ratio, history, around_one(ratio), "RdBu_r")
-        top.set_title("measure / bound kappa (red: above its bound; grey: no bound yet)", fontsize=10)
-        _heat_map(middle, multiplier, history, three_decades(multiplier), "viridis")
-        middle.set_title(
-            "Lagrange multiplier lambda (logarithmic; darkest: 0 or less than 1/1000 of the largest)",
-            fontsize=10,
+    style = {"figure.constrained_layout.h_pad": 0.09}
+    with new_figure(history.folder / FIGURE_NAME, (12, 2 * height + 5), style) as figure:
+        top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=[height, height, 2.6])
+        verdict = judge(history)
+        figure.suptitle(
+            verdict.text,
+            fontsize=11,
+            fontweight="bold",
+            bbox={"facecolor": _BAND_COLOURS[verdict.kind], "edgecolor": "0.6", "pad": 5},
         )
-        _means(bottom, ratio, multiplier, history)
+        _draw_ratio(top, shown)
+        _draw_multiplier(middle, shown)
+        _draw_course(bottom, shown)
+        for ax in (top, middle, bottom):
+            shown.mark_bounds(ax, label=ax is bottom)
 
 
-def _finite(column: list[np.ndarray]) -> np.ndarray:
-    """Stack the values of all epochs to ``[J, epochs]``, with NaN for those that are not finite."""
-    values = np.stack(column, axis=1, dtype=np.float64)
+class _Shown:
+    """Values of a history as they are shown.
+
+    Attributes:
+        history: the record.
+        left_out: parameters that never changed, bool ``[J]``.
+        has_bound: bool ``[J, epochs]``.
+        ratio: R relative to the bound, ``[J, epochs]``; before the bound is set relative to the later
+            bound, and without a later one relative to the first R. NaN if not finite.
+        multiplier: multipliers, NaN without a bound.
+    """
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.left_out = unchanged(history)
+        measure, kappa = _finite(history.stack("measure")), _finite(history.stack("kappa"))
+        self.has_bound = np.isfinite(kappa)
+        reference = np.where(self.has_bound, kappa, _first(kappa)[:, None])
+        reference = np.where(np.isfinite(reference), reference, _first(measure)[:, None])
+        with np.errstate(over="ignore"):
+            self.ratio = _finite(measure / np.where(reference == 0, np.nan, reference))
+        self.multiplier = np.where(self.has_bound, _finite(history.stack("multiplier")), np.nan)
+
+    @property
+    def names(self) -> list[str]:
+        return [
+            name.removesuffix(".weight") + (" (never changes)" if without else "")
+            for name, without in zip(self.history.names, self.left_out)
+        ]
+
+    @property
+    def edges(self) -> tuple[float, float, float, float]:
+        epochs = self.history.epochs
+        return epochs[0] - 0.5, epochs[-1] + 0.5, len(self.history.names) - 0.5, -0.5
+
+    def mark_bounds(self, ax: Axes, label: bool) -> None:
+        """Draw a line where the first bound is set, and another where the last one is.
+
+        Args:
+            ax: axes of the epochs.
+            label: write the steps beside the lines.
+        """
+        rows = self.has_bound[~self.left_out]
+        first = sorted({int(row.argmax()) for row in rows if row.any()})
+        if not first or first[-1] == 0:
+            return  # set before the end of the first epoch
+        epochs, steps = self.history.epochs, self.history.steps
+        names = ["bounds set"] if first[0] == first[-1] else ["first bounds set", "last bounds set"]
+        for name, k in zip(names, (first[0], first[-1])):
+            ax.axvline(epochs[k] - 0.5, color="black", linewidth=1.2, linestyle=(0, (4, 2)))
+            if label:
+                is_left = k < 0.7 * len(epochs)
+                begin = steps[k - 1] + 1 if k > 0 else 1
+                ax.annotate(
+                    f"{name} in steps {begin} to {steps[k]}",
+                    (epochs[k] - 0.5, 0.04 if name != names[-1] else 0.12),
+                    xycoords=("data", "axes fraction"),
+                    xytext=(4 if is_left else -4, 0),
+                    textcoords="offset points",
+                    fontsize=8,
+                    horizontalalignment="left" if is_left else "right",
+                )
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), values, np.nan)
 
 
-def _heat_map(ax: Axes, values: np.ndarray, history: History, norm: Normalize, cmap: str) -> None:
+def _first(values: np.ndarray) -> np.ndarray:
+    """Return the first value of each row that is not NaN, NaN if there is none."""
+    known = ~np.isnan(values)
+    return np.where(known.any(axis=1), values[np.arange(len(values)), known.argmax(axis=1)], np.nan)
+
+
+def _draw_ratio(ax: Axes, shown: _Shown) -> None:
+    any_bound = shown.has_bound.any()
+    # Growth without a bound is not alarming.
+    image = _heat_map(ax, shown, shown.ratio, *_bands(_RATIO_COLOURS if any_bound else _GROWTH_COLOURS))
+    if any_bound:
+        image.set_alpha(np.where(shown.has_bound, 1.0, _PALE))
+    bar = _colour_bar(image, ax, extend="max", ticks=_RATIOS)
+    if bar.solids is not None:
+        bar.solids.set_alpha(1)
+    bar.ax.set_yticklabels([f"{r:g}" for r in _RATIOS])
+    if not any_bound:
+        title = "R relative to its first value (no bound is set yet)"
+    elif shown.has_bound.all():
+        title = "R / bound kappa (white: held; blue: below; red: above)"
+    else:
+        title = (
+            "R / bound kappa (white: held; blue: below; red: above; pale: bound not set yet, "
+            "relative to the later one or the first R)"
+        )
+    ax.set_title(title, fontsize=10)
+
+
+def _draw_multiplier(ax: Axes, shown: _Shown) -> None:
+    colours, norm = multiplier_scale()
+    image = _heat_map(ax, shown, shown.multiplier, colours, norm)
+    bar = _colour_bar(image, ax, extend="both", ticks=10.0**_DECADES)
+    bar.ax.set_yticklabels([f"$10^{{{d}}}$" for d in _DECADES])
+    bar.minorticks_off()
+    ax.set_title("Lagrange multiplier lambda (white: 0; grey: no bound yet)", fontsize=10)
+
+
+def _colour_bar(image: AxesImage, ax: Axes, **settings: Any) -> Colorbar:
+    height = len(ax.get_yticks())
+    return ax.figure.colorbar(
+        image, ax=ax, pad=0.01, extendfrac=0.04, aspect=max(20, height), **settings
+    )
+
+
+def _heat_map(
+    ax: Axes, shown: _Shown, values: np.ndarray, colours: Colormap, norm: BoundaryNorm
+) -> AxesImage:
     # Not seaborn.heatmap, which takes 15 s for 300 parameters and 1,000 epochs.
     ax.set_facecolor(_NO_BOUND)  # shows where a value is NaN
-    edges = (history.epochs[0] - 0.5, history.epochs[-1] + 0.5, len(history.names) - 0.5, -0.5)
-    image = ax.imshow(values, aspect="auto", interpolation="nearest", cmap=cmap, norm=norm, extent=edges)
-    ax.figure.colorbar(image, ax=ax, pad=0.01)
+    visible = np.where(shown.left_out[:, None], np.nan, values)
+    image = ax.imshow(
+        visible, aspect="auto", interpolation="nearest", cmap=colours, norm=norm, extent=shown.edges
+    )
+    left, right, *_ = shown.edges
+    for row in np.flatnonzero(shown.left_out):
+        ax.add_patch(
+            Rectangle(
+                (left, row - 0.5),
+                right - left,
+                1,
+                facecolor="white",
+                edgecolor="0.6",
+                hatch="////",
+                lw=0,
+            )
+        )
+    step = -(-len(shown.names) // _MAX_LABELS)
+    ticks = range(0, len(shown.names), step)
+    ax.set_yticks(ticks, [shown.names[i] for i in ticks], fontsize=7)
+    ax.tick_params(labelbottom=True)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    return image
+
+
+def _draw_course(ax: Axes, shown: _Shown) -> None:
+    epochs = shown.history.epochs
+    counted = ~shown.left_out
+    ratio = np.minimum(shown.ratio[counted], 1e3)
+    multiplier = shown.multiplier[counted]
+    marker = "." if len(epochs) < 100 else ""
+    known = ~np.isnan(ratio).all(axis=0)
+    ax.axhline(1, color="0.4", linewidth=0.8)
+    if known.any():
+        x = np.array(epochs)[known]
+        low, median, high = np.nanquantile(ratio[:, known], [0, 0.5, 1], axis=0)
+        ax.fill_between(x, low, high, color="tab:red", alpha=0.18, linewidth=0)
+        ax.plot(x, median, color="tab:red", marker=marker)
+        ax.set_ylim(0, max(2.0, 1.05 * float(high.max())))
+    quantity = "R / bound" if shown.has_bound.any() else "R / first R"
+    ax.set_ylabel(quantity, color="tab:red")
+    ax.tick_params(axis="y", labelcolor="tab:red")
+    ax.set_title(
+        f"{quantity}: median and range (red); multiplier: mean over the matrices with a bound (blue)",
+        fontsize=10,
+    )
     ax.set_xlabel("epoch")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    step = -(-len(history.names) // _MAX_LABELS)
-    ticks = range(0, len(history.names), step)
-    ax.set_yticks(ticks, [history.names[i].removesuffix(".weight") for i in ticks], fontsize=7)
+
+    right = ax.twinx()
+    counts = np.isfinite(multiplier).sum(axis=0)
+    means = np.nansum(multiplier, axis=0) / np.where(counts, counts, np.nan)
+    right.set_yscale("log")
+    right.set_ylim(10.0 ** _DECADES[0], 10.0 ** _DECADES[-1])
+    limits = right.get_ylim()
+    right.plot(epochs, np.clip(means, *limits), color="tab:blue", linestyle="--", marker=marker)
+    right.set_ylabel("multiplier", color="tab:blue")
+    right.tick_params(axis="y", labelcolor="tab:blue")
 
 
-def _means(ax: Axes, ratio: np.ndarray, multiplier: np.ndarray, history: History) -> None:
-    ax.set_title("mean over the parameters that have a bound", fontsize=10)
-    ax.set_xlabel("epoch")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set_xlim(history.epochs[0] - 0.5, history.epochs[-1] + 0.5)
-    for axis, values, label, colour, style in (
-        (ax, ratio, "measure / kappa", "tab:red", "-"),
-        (ax.twinx(), multiplier, "multiplier", "tab:blue", "--"),
-    ):
-        counts = np.isfinite(values).sum(axis=0)
-        means = np.nansum(values, axis=0) / np.where(counts, counts, np.nan)
-        axis.plot(history.epochs, means, color=colour, linestyle=style, marker=".", markersize=4)
-        axis.ticklabel_format(axis="y", useOffset=False)
-        axis.set_ylabel(label, color=colour)
-        axis.tick_params(axis="y", labelcolor=colour)
+def _draw_nnunet_progress(folder: Path, logged: dict[str, list]) -> None:
+    """Write nnU-Net's ``progress.png`` from the values of its local logger."""
+    from nnunetv2.training.logging.nnunet_logger import LocalLogger
+
+    logger = LocalLogger()
+    logger.load_checkpoint(logged)
+    with TemporaryDirectory() as temporary_folder:
+        logger.plot_progress_png(temporary_folder)
+        content = (Path(temporary_folder) / NNUNET_FIGURE_NAME).read_bytes()
+    with atomic_write(folder / NNUNET_FIGURE_NAME) as temporary:
+        temporary.write_bytes(content)
 
 
-def three_decades(multiplier: np.ndarray) -> Normalize:
-    """Return a logarithmic colour scale from a thousandth of the largest multiplier."""
-    largest = float(np.nanmax(multiplier, initial=0.0))
-    return LogNorm(largest / 1e3, largest, clip=True) if largest > 0 else Normalize(0, 1e-3)
+def main(arguments: list[str] | None = None) -> int:
+    """Draw the figures of a fold and return the exit status, 1 if one could not be drawn."""
+    parser = argparse.ArgumentParser(
+        prog="python -m nnunet_cpr.nnunet.progress_figure",
+        description=f"Draw {FIGURE_NAME} from {CSV_NAME} in the folder of a fold.",
+    )
+    parser.add_argument("folder", type=Path, help="the folder of a fold")
+    parser.add_argument(
+        "--nnunet",
+        action="store_true",
+        help=f"also draw {NNUNET_FIGURE_NAME} from the values of nnU-Net's logger, JSON on stdin; "
+        f"{CSV_NAME} may be missing",
+    )
+    given = parser.parse_args(arguments)
+    folder: Path = given.folder
+    figures: dict[str, Callable[[], None]] = {}
+    if given.nnunet:
+        figures[NNUNET_FIGURE_NAME] = lambda: _draw_nnunet_progress(folder, json.load(sys.stdin))
+    if not given.nnunet or (folder / CSV_NAME).exists():
+        figures[FIGURE_NAME] = lambda: draw_progress(History.read(folder))
+    failed = False
+    for name, draw in figures.items():
+        try:
+            draw()
+        except Exception as error:
+            print(f"nnunet-cpr: cannot draw {name}: {type(error).__name__}: {error}", file=sys.stderr)
+            failed = True
+    return int(failed)
 
 
-def around_one(ratio: np.ndarray) -> Normalize:
-    """Return a colour scale centred on the bound, which outliers do not stretch."""
-    finite = ratio[np.isfinite(ratio)]
-    reach = float(np.quantile(np.abs(finite - 1), 0.99)) if finite.size else 0.0
-    reach = max(reach, 1e-3)
-    return TwoSlopeNorm(1.0, vmin=1 - reach, vmax=1 + reach)
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(600, exit=True)  # never stay behind a training that was killed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # removes temporary files
+    raise SystemExit(main())

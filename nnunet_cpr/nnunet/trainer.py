@@ -15,8 +15,9 @@ from types import ModuleType
 from typing import Any
 
 import nnunet_cpr
-from nnunet_cpr.names.trainer_name import FAMILIES, parse_trainer_name
+from nnunet_cpr.names.trainer_name import FAMILIES
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from nnunet_cpr.nnunet.composition import resolve_settings
 
 
 @functools.cache
@@ -27,13 +28,13 @@ def trainer_class(name: str) -> type[NamedTrainer] | None:
         name: a trainer family, with or without suffixes.
 
     Raises:
-        WrongName: the name is misspelt.
+        WrongName: the name is misspelt, or its parts cannot be combined.
 
     Example:
         >>> trainer_class("nnUNetTrainerCPR_ws2000").settings.bound
         KappaWS(steps=2000)
     """
-    settings = parse_trainer_name(name)
+    settings = resolve_settings(name)
     if settings is None:
         return None
     found: type[NamedTrainer] = getattr(_module(settings.family), name)

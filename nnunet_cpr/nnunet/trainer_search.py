@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.trainer_name import parse_trainer_name
+from nnunet_cpr.names.parsing import split_suffixes
+from nnunet_cpr.names.trainer_name import TrainerName, parse_trainer_name
 
 EXTERNAL_TRAINERS = "nnUNet_extTrainer"
 """Environment variable with the folders that nnU-Net searches after its own."""
@@ -41,7 +42,7 @@ def missing_trainers(names: Iterable[str]) -> dict[str, str]:
     names = list(dict.fromkeys(names))
     known = _names_in_text()
     if known is not None:
-        missing = {name: _hint(name) for name in names if name not in known and not _is_ours(name)}
+        missing = {name: _hint(name, known) for name in names if not _may_exist(name, known)}
         if missing:
             return missing
     reasons = {name: _search(name) for name in _one_of_each_family(names)}
@@ -49,14 +50,14 @@ def missing_trainers(names: Iterable[str]) -> dict[str, str]:
 
 
 def _one_of_each_family(names: Iterable[str]) -> list[str]:
-    """Return the names without those of this package that differ from another in suffixes only."""
+    """Return the names without those that differ from another in suffixes of this package only."""
     chosen: dict[str, str] = {}
     for name in names:
         try:
             settings = parse_trainer_name(name)
         except WrongName:
             settings = None
-        chosen.setdefault(name if settings is None else settings.family, name)
+        chosen.setdefault(name if settings is None else f"{settings.family} {settings.on}", name)
     return list(chosen.values())
 
 
@@ -111,8 +112,13 @@ def _is_our_folder(folder: Path) -> bool:
     return (folder / "nnUNetTrainerCPR.py").is_file() and (folder / "nnUNetTrainerAMOS.py").is_file()
 
 
-def _is_ours(name: str) -> bool:
-    """Return True if a folder that nnU-Net searches has the family of this name."""
+def _may_exist(name: str, known: set[str]) -> bool:
+    """Return True unless the known names exclude a trainer."""
+    own, _, other = TrainerName.split(name)
+    if other and other not in known:
+        return False
+    if name in known or any(stem in known for stem, _ in split_suffixes(TrainerName, own)):
+        return True
     try:
         settings = parse_trainer_name(name)
     except WrongName:
@@ -137,16 +143,31 @@ def _search(name: str) -> str | None:
             recursive_find_trainer_class_by_name(name)
     except Exception as error:  # the module of another package can fail in any way
         if type(error) is RuntimeError and "Could not find" in str(error):
-            return _hint(name)
+            return _hint_of_composition(name)
         return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
     return None
 
 
-def _hint(name: str) -> str:
+def _hint(name: str, known: set[str]) -> str:
     """Return the correction of a misspelt name, an empty text for other names."""
     try:
         parse_trainer_name(name)
     except WrongName as error:
-        message = str(error).replace(f" in {name!r}", "").removeprefix(f"{name!r}: ")
-        return message.replace("; ", ", ")
+        return _shortened(name, error)
+    other = TrainerName.split(name)[2]
+    return f"nnU-Net finds no trainer {other}" if other and other not in known else ""
+
+
+def _hint_of_composition(name: str) -> str:
+    """Return the reason why a name is no trainer of this package, an empty text for other names."""
+    from nnunet_cpr.nnunet.composition import resolve_settings
+
+    try:
+        resolve_settings(name)
+    except WrongName as error:
+        return _shortened(name, error)
     return ""
+
+
+def _shortened(name: str, error: WrongName) -> str:
+    return str(error).replace(f" in {name!r}", "").removeprefix(f"{name!r}: ").replace("; ", ", ")

@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.colors import Normalize
+from matplotlib.colors import BoundaryNorm, Colormap
 from matplotlib.ticker import MaxNLocator
 
-from nnunet_cpr.nnunet.progress_figure import around_one, three_decades
+from nnunet_cpr.nnunet.progress_figure import multiplier_scale, ratio_scale
 from nnunet_cpr.reports.comparisons import Comparison
 from nnunet_cpr.reports.figures import Drawing, draw
 from nnunet_cpr.reports.metrics import METRICS, Metric
@@ -363,16 +362,14 @@ def heat_maps(setting: Setting, run: Run, history: pd.DataFrame) -> HeatMaps:
         _heat_map(
             multiplier,
             epochs,
-            "viridis",
-            three_decades(multiplier),
+            *multiplier_scale(),
             f"multiplier-{key}",
             f"Heat map of CPR's multipliers, {what}: {multiplier_text}.",
         ),
         _heat_map(
             ratio,
             epochs,
-            "RdBu_r",
-            around_one(ratio),
+            *ratio_scale(),
             f"ratio-{key}",
             f"Heat map of measure / bound, {what}: {ratio_text}.",
         ),
@@ -381,7 +378,7 @@ def heat_maps(setting: Setting, run: Run, history: pd.DataFrame) -> HeatMaps:
 
 
 def _heat_map(
-    values: np.ndarray, epochs: np.ndarray, colours: str, norm: Normalize, key: str, alt: str
+    values: np.ndarray, epochs: np.ndarray, colours: Colormap, norm: BoundaryNorm, key: str, alt: str
 ) -> Picture:
     rows = len(values)
     size = (_SIZE[0] + 0.8, min(max(2.4, 0.07 * rows + 1), 6))
@@ -391,11 +388,12 @@ def _heat_map(
             np.ma.masked_invalid(values),
             aspect="auto",
             interpolation="nearest",
-            cmap=matplotlib.colormaps[colours].with_extremes(bad="0.6"),
+            cmap=colours.with_extremes(bad="0.6"),
             norm=norm,
             extent=(epochs[0] - 0.5, epochs[-1] + 0.5, rows + 0.5, 0.5),
         )
-        figure.colorbar(image, ax=ax, pad=0.02)
+        ticks = norm.boundaries[:: -(-len(norm.boundaries) // 9)]  # of multipliers the decades
+        figure.colorbar(image, ax=ax, pad=0.02, extend="both", ticks=ticks, format="%g")
         ax.set(xlabel="epoch", ylabel="matrix")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.yaxis.set_major_locator(MaxNLocator(integer=True))

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -19,10 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import submitit
 
 from nnunet_cpr._files import add_path_to_os_errors, read_json
 from nnunet_cpr.nnunet.commands import CommandFailed
+from nnunet_cpr.nnunet.stop_signals import block_interrupts
 from nnunet_cpr.studies.definition import Run, StudyError
 from nnunet_cpr.studies.run_state import Stage, StudyPaths, state_of, write_json
 from nnunet_cpr.studies.worker import Worker
@@ -31,6 +35,10 @@ _POLL_SECONDS = 1.0
 _NO_TIME_LIMIT = 60 * 24 * 365
 """Minutes; submitit needs a number for jobs on this machine."""
 _SLURM_JOBS = "slurm_jobs.json"
+_SIGNAL_TIMER_SECONDS = 30
+"""Interval of Slurm's check of time limits; it sends a signal up to so much earlier than requested."""
+_GPU_SETTINGS = ("gres", "gpus", "gpus_per_node", "gpus_per_socket", "gpus_per_task", "tres_per_task")
+"""Options of sbatch that may request GPUs."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +63,19 @@ class Local:
         paths: StudyPaths,
         folders: Mapping[str, str],
         show: Callable[[], None],
+        on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         """Train the unfinished runs until all are done or have failed once.
+
+        Ctrl-C and :class:`~nnunet_cpr.nnunet.stop_signals.Terminated` stop the trainings, which write
+        their state; a second Ctrl-C kills them.
 
         Args:
             runs: the runs in their order.
             paths: the study's folders.
             folders: nnU-Net's folders, as environment variables.
             show: called once a second.
+            on_stop: called before it waits for trainings to stop.
 
         Raises:
             KeyboardInterrupt: all trainings have been stopped; the next call continues them.
@@ -90,15 +103,19 @@ class Local:
                         run = waiting.pop(0)
                         worker = self.worker(run, slot, paths, folders)
                         log = paths.jobs / "controllers.log"
-                        with add_path_to_os_errors(paths.jobs), _redirect_stderr(log):
+                        with (
+                            add_path_to_os_errors(paths.jobs),
+                            _redirect_stderr(log),
+                            block_interrupts(),  # the terminal sends Ctrl-C to all processes
+                        ):
                             slots[slot] = run, executor.submit(worker)
                 show()
                 time.sleep(_POLL_SECONDS)
         except BaseException:
-            jobs = [job for _, job in slots.values()]
-            for job in jobs:
-                job.cancel()
-            _wait_until_done(jobs)
+            try:
+                on_stop()
+            finally:
+                _stop_jobs([job for _, job in slots.values()])
             raise
 
     def worker(self, run: Run, slot: int, paths: StudyPaths, folders: Mapping[str, str]) -> Worker:
@@ -140,27 +157,47 @@ def _redirect_stderr(path: Path) -> Iterator[None]:
 class Slurm:
     """Executor for a Slurm cluster; a job that reaches its time limit queues itself again.
 
+    Raises:
+        StudyError: the options contradict each other.
+
     Attributes:
         partition: Slurm's partition; None selects the cluster's default.
         minutes: time limit of a job.
-        gpus: GPUs of each job; nnU-Net trains on all of them together.
+        gpus: GPUs of each job; nnU-Net trains on all of them together. None stands for the GPUs in
+            ``settings``, otherwise for one.
         cpus: CPU cores of each job.
         memory: memory of each job, such as "64G"; None selects the cluster's default.
         at_once: maximum number of jobs of this study that run at the same time.
-        settings: any other options of ``sbatch``, by their long names.
+        settings: any other options of ``sbatch``, by their long names with underscores; True for an
+            option without a value. They replace those above.
+        signal_delay: seconds before the time limit at which a job stops its training and requeues.
         device: nnU-Net's ``-device``; None selects a GPU if there is one.
         options: further options of ``nnUNetv2_train``.
     """
 
     partition: str | None = None
     minutes: int = 48 * 60
-    gpus: int = 1
+    gpus: int | None = None
     cpus: int = 12
     memory: str | None = None
     at_once: int = 16
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str | bool] = field(default_factory=dict)
+    signal_delay: int = 90
     device: str | None = None
     options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        least = self.signal_delay + _SIGNAL_TIMER_SECONDS
+        if self.minutes * 60 <= least:
+            raise StudyError(
+                f"--time: expected more than {least} s, as jobs requeue {self.signal_delay} s before "
+                f"the limit, got {self.minutes * 60} s; give a longer --time or a shorter --signal-delay"
+            )
+        requested = requested_gpus(self.settings)
+        if None not in (requested, self.gpus) and requested != self.gpus:
+            raise StudyError(
+                f"--gpus: expected {requested} as in --sbatch, got {self.gpus}; leave one of them out"
+            )
 
     def submit(
         self, runs: Sequence[Run], paths: StudyPaths, folders: Mapping[str, str]
@@ -181,16 +218,7 @@ class Slurm:
         if not todo:
             return {}
         executor = submitit.SlurmExecutor(paths.jobs, max_num_timeout=1000)
-        optional = {"partition": self.partition, "mem": self.memory, "gpus_per_node": self.gpus or None}
-        executor.update_parameters(
-            job_name=paths.study.name,
-            time=self.minutes,
-            cpus_per_task=self.cpus,
-            array_parallelism=self.at_once,
-            stderr_to_stdout=True,
-            additional_parameters=dict(self.settings),
-            **{key: value for key, value in optional.items() if value is not None},
-        )
+        executor.update_parameters(**self._parameters(paths.study.name))
         workers = [self.worker(run, paths, folders) for run in todo]
         for run in todo:
             paths.failure(run).unlink(missing_ok=True)
@@ -204,10 +232,58 @@ class Slurm:
         write_json(paths.study / _SLURM_JOBS, {**_read_slurm_jobs(paths), **numbers})
         return numbers
 
+    def _parameters(self, name: str) -> dict[str, Any]:
+        """Return submitit's parameters."""
+        requested = requested_gpus(self.settings)
+        cpus = None if "cpus_per_gpu" in self.settings else self.settings.get("cpus_per_task", self.cpus)
+        optional = {
+            "partition": self.partition,
+            "mem": self.memory,
+            "cpus_per_task": cpus,
+            # Since Slurm 22.05 srun does not take it from sbatch and may bind all processes to a core.
+            "srun_args": None if cpus is None else [f"--cpus-per-task={cpus}"],
+            "gpus_per_node": self._gpus or None if requested is None else None,
+        }
+        return {
+            "job_name": name,
+            "time": self.minutes,
+            "signal_delay_s": self.signal_delay,
+            "array_parallelism": self.at_once,
+            "stderr_to_stdout": True,
+            # Without --requeue, clusters with JobRequeue=0 refuse to requeue a job.
+            "additional_parameters": {"requeue": True, **self.settings},
+            **{key: value for key, value in optional.items() if value is not None},
+        }
+
+    @property
+    def _gpus(self) -> int:
+        requested = requested_gpus(self.settings) if self.gpus is None else self.gpus
+        return 1 if requested is None else requested
+
     def worker(self, run: Run, paths: StudyPaths, folders: Mapping[str, str]) -> Worker:
         """Return the worker of a run."""
-        several = ("-num_gpus", str(self.gpus)) if self.gpus > 1 else ()
-        return Worker(run, paths, self.device, dict(folders), (*self.options, *several))
+        several = ("-num_gpus", str(self._gpus)) if self._gpus > 1 else ()
+        return Worker(
+            run, paths, self.device, dict(folders), (*self.options, *several),
+            stop_seconds=self.signal_delay * 2 / 3, time_limit=self.minutes * 60 - self.signal_delay,
+        )  # fmt: skip
+
+
+def requested_gpus(settings: Mapping[str, str | bool]) -> int | None:
+    """Return the number of GPUs that options of sbatch request, None if they request none.
+
+    Example:
+        >>> requested_gpus({"gres": "gpu:a100:2,scratch:100"}), requested_gpus({"constraint": "a100"})
+        (2, None)
+    """
+    for name in _GPU_SETTINGS:
+        for part in str(settings.get(name, "")).split(","):
+            # These two list other resources as well.
+            pattern = r"(gres[/:])?gpu\b" if name in ("gres", "tres_per_task") else "."
+            if re.match(pattern, part):
+                count = re.search(r"(?:^|[:=])([0-9]{1,4})$", part)
+                return int(count[1]) if count else 1
+    return None
 
 
 def queued_runs(paths: StudyPaths) -> frozenset[str]:
@@ -255,8 +331,28 @@ def _result(job: submitit.Job[str]) -> str:
         return "failed"  # the run's state has the reason
 
 
-def _wait_until_done(jobs: Sequence[submitit.Job[Any]], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
+def _stop_jobs(jobs: Sequence[submitit.Job[Any]]) -> None:
+    """Ask jobs on this machine to stop, wait for them, and kill what is left or a second Ctrl-C ends.
+
+    ``job.cancel()`` does not give a worker the time to wait for its training.
+    """
+    end = time.monotonic() + Worker.stop_seconds + 30
     with contextlib.suppress(KeyboardInterrupt):
         while time.monotonic() < end and not all(job.done() for job in jobs):
-            time.sleep(0.1)
+            for job in jobs:
+                if not job.done():
+                    # The controller passes it on to the worker, if that has been started already.
+                    os.kill(int(job.job_id), signal.SIGTERM)
+            time.sleep(0.5)
+    for job in jobs:
+        if not job.done():
+            _kill_tree(int(job.job_id))
+
+
+def _kill_tree(pid: int) -> None:
+    """Kill a process and its descendants."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        for process in [root, *root.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()

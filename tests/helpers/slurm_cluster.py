@@ -23,8 +23,16 @@ def missing_requirement() -> str | None:
 
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[dict[str, str]]:
-    """Start a cluster and yield the environment of its commands."""
+def cluster(folder: Path, requeue_seconds: int = 5) -> Iterator[dict[str, str]]:
+    """Start a cluster and yield the environment of its commands.
+
+    It has GPUs of type a100 without hardware, a feature "fast", and jobs that must ask to be requeued.
+    Jobs of the partition "urgent" preempt those of "tests". Signals reach all processes of a job.
+
+    Args:
+        folder: new folder for its files.
+        requeue_seconds: time before a requeued job may start; 120 by default in Slurm.
+    """
     folder.mkdir(parents=True)
     host = socket.gethostname().split(".")[0]
     controller_port, node_port = _free_ports(2)
@@ -34,7 +42,7 @@ ClusterName=one
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire={requeue_seconds}
 CryptoType=crypto/munge
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -50,10 +58,18 @@ SlurmdSpoolDir={folder}/spool
 StateSaveLocation={folder}/state
 ReturnToService=2
 MinJobAge=20
+SchedulerParameters=sched_interval=2,bf_interval=2
 KillWait=2
-NodeName={host} NodeAddr=127.0.0.1 CPUs={os.cpu_count()} State=UNKNOWN
-PartitionName=tests Nodes={host} Default=YES MaxTime=INFINITE State=UP
+JobRequeue=0
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+GresTypes=gpu
+NodeName={host} NodeAddr=127.0.0.1 CPUs={os.cpu_count()} Gres=gpu:a100:2 Feature=fast State=UNKNOWN
+PartitionName=tests Nodes={host} Default=YES MaxTime=INFINITE State=UP GraceTime=20
+PartitionName=urgent Nodes={host} MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """)
+    for_gpus = "".join(f"Name=gpu Type=a100 File=/dev/{name}\n" for name in ("null", "zero"))
+    (folder / "gres.conf").write_text(for_gpus)
     environment = {**os.environ, "SLURM_CONF": str(configuration), "PATH": _path()}
     for name in ("spool", "state"):
         (folder / name).mkdir()

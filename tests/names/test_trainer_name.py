@@ -34,7 +34,8 @@ def trainer_names(draw: st.DrawFn) -> TrainerName:
     decays = not with_cpr and (entry is None or entry.decays)
     # A family's own warm-up may be too long for a short training; then the name must give one.
     needs_warmup = total <= FAMILIES[family].warmup
-    warmup = st.integers(0, min(total, 10**9) - 1)
+    keeps_schedule = FAMILIES[family].optimizer == "other"
+    warmup = st.none() if keeps_schedule else st.integers(0, min(total, 10**9) - 1)
     return TrainerName(
         family,
         kappa=draw(st.none() | bounds) if with_cpr else None,
@@ -48,6 +49,7 @@ def trainer_names(draw: st.DrawFn) -> TrainerName:
         epochs=epochs,
         iterations=iterations,
         seed=draw(st.none() | st.integers(0, 10**9 - 1)),
+        on=draw(st.sampled_from([None, "nnUNetTrainerDA5", "nnUNetTrainer_onlyMirror01", "Mine_lr1"])),
     )
 
 
@@ -57,9 +59,10 @@ def test_parse_inverts_str(name: TrainerName, random) -> None:
     printed = str(name)
     assert parse_trainer_name(printed) == name
     assert str(parse_trainer_name(printed)) == printed
-    family, *suffixes = printed.split("_")
+    own, ending, other = printed.partition("_on_")
+    family, *suffixes = own.split("_")
     random.shuffle(suffixes)
-    assert parse_trainer_name("_".join([family, *suffixes])) == name
+    assert parse_trainer_name("_".join([family, *suffixes]) + ending + other) == name
 
 
 @examples(100, search=2000)
@@ -102,6 +105,11 @@ def test_any_text_is_parsed_or_refused(tail: str) -> None:
         ),
         ("nnUNetTrainerAdamW_awd", {"baseline": BaselineChoice("awd")}),
         ("nnUNetTrainerAMOS_wd0p1", {"weight_decay": 0.1}),
+        (
+            "nnUNetTrainerCPR_ws50_on_nnUNetTrainer_onlyMirror01",
+            {"kappa": KappaWS(50), "on": "nnUNetTrainer_onlyMirror01"},
+        ),
+        ("nnUNetTrainerAttachCPR_mu2_on_nnUNetTrainerAdam", {"mu": 2.0, "on": "nnUNetTrainerAdam"}),
     ],
 )
 def test_parse_returns_settings(text: str, settings: dict) -> None:
@@ -135,6 +143,19 @@ def test_names_of_other_trainers_return_none(text: str) -> None:
         ("nnUNetTrainerCPR_ws2k", "did you mean nnUNetTrainerCPR_ws2000?"),
         ("nnUNetTrainerCRP_ws200", "did you mean nnUNetTrainerCPR_ws200?"),
         ("nnunettrainercpr", "did you mean nnUNetTrainerCPR?"),
+        (
+            "nnUNetTrainerCPR_WS50_on_nnUNetTrainerDA5",
+            "did you mean nnUNetTrainerCPR_ws50_on_nnUNetTrainerDA5?",
+        ),
+        ("nnUNetTrainerAtachCPR_on_A", "did you mean nnUNetTrainerAttachCPR_on_A?"),
+        ("nnUNetTrainerCPR_DA5", "such as nnUNetTrainerCPR_on_nnUNetTrainerDA5"),
+        ("nnUNetTrainerCPR_DA5_ws5", "such as nnUNetTrainerCPR_ws5_on_nnUNetTrainerDA5"),
+        ("nnUNetTrainerCPR_onlyMirror01", "such as nnUNetTrainerCPR_on_nnUNetTrainer_onlyMirror01"),
+        ("nnUNetTrainerCPR_on_A_on_B", "expected one _on_<Trainer>, got two"),
+        ("nnUNetTrainerCPR_on_nnUNetTrainerSGD_wd0", "write all settings before _on_"),
+        ("nnUNetTrainerCPR_on_", "expected the class name of a trainer after _on_"),
+        ("nnUNetTrainerCPR_on__Primus_S", "expected the class name of a trainer after _on_"),
+        ("nnUNetTrainerPlain_warmup9_on_A", "keeps the other trainer's learning-rate schedule"),
         ("nnUNetTrainerCPR_lr1e-3", "did you mean nnUNetTrainerCPR_lr1en3?"),
         ("nnUNetTrainerCPR_lr0.1", "did you mean nnUNetTrainerCPR_lr0p1?"),
         ("nnUNetTrainerCPR_lr.001", "did you mean nnUNetTrainerCPR_lr0p001?"),

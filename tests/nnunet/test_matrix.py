@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -196,16 +195,10 @@ def test_best_checkpoint_is_validated(space: MatrixSpace, pair: dict[Model, Path
     assert (fold / "checkpoint_final.pth").read_bytes() == final
 
 
-RECIPE = Path(__file__).parents[2] / "docs" / "supported.md"
-
-
-def test_documented_primus_trainer_trains(space: MatrixSpace, tmp_path: Path) -> None:
-    recipe = RECIPE.read_text().split("```python\n")[1].split("```")[0]
-    name = recipe.split("class ")[1].split("(")[0]
-    settings = recipe.split('parse_trainer_name("')[1].split('"')[0]
-    (tmp_path / "my_trainers.py").write_text(recipe.replace(settings, INITIAL))
-    space = replace(space, environment={**space.environment, "nnUNet_extTrainer": str(tmp_path)})
+def test_primus_trains_with_its_own_optimizer(space: MatrixSpace) -> None:
     space.change_plans("nnUNetPlans", "nnUNetPlansPrimus", patch_size=[24, 24, 24])
+    settings = "ki0x0p9_1epochs_6iters_seed1"
+    name = f"nnUNetTrainerAttachCPR_{settings}_on_nnUNet_Primus_S_Trainer"
     model = Model(name, "3d_fullres", plans="nnUNetPlansPrimus")
     space.train_model(model)
     predictions = space.predict(model, "--disable_tta")

@@ -12,6 +12,7 @@ from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr.nnunet.cpr_trainer import LOGGED
+from nnunet_cpr.nnunet.figure_process import FigureProcess
 from nnunet_cpr.nnunet.poly_lr import warmup_poly
 from nnunet_cpr.nnunet.trainer import trainer_class
 from tests.helpers.workspace import PLANS, Workspace
@@ -46,6 +47,7 @@ def test_training_writes_all_files(trained: Workspace) -> None:
 
     log = trained.logs(CPR)[-1].read_text()
     assert "Regularizing with CPR(" in log and "CPR: step 16, measure/bound" in log
+    assert "CPR: active and held: " in log
 
 
 def test_checkpoint_contains_bounds_and_multipliers(trained: Workspace) -> None:
@@ -123,7 +125,11 @@ def test_prediction_finds_the_trainer(trained: Workspace) -> None:
 )
 def test_adam_trainers_train(workspace: Workspace, name: str) -> None:
     workspace.train_here(name, "--disable_checkpointing")
-    lrs = [line for line in workspace.logs(name)[0].read_text().splitlines() if "learning rate" in line]
+    lrs = [
+        line
+        for line in workspace.logs(name)[0].read_text().splitlines()
+        if "Current learning rate" in line
+    ]
     assert [float(line.split()[-1]) for line in lrs] == [
         pytest.approx(warmup_poly(i, 0.01, 3, 6), abs=1e-5) for i in (0, 3)
     ]
@@ -171,7 +177,7 @@ def test_warm_start_after_the_end_is_reported(workspace: Workspace) -> None:
     name = "nnUNetTrainerCPR_1epochs_2iters"
     workspace.train(name, "--disable_checkpointing")
     text = workspace.logs(name)[0].read_text()
-    assert "WARNING! The bounds are set at step 1000 or later, but this training has 2 steps" in text
+    assert "WARNING! the bounds are set at step 1000 or later, but this training has 2 steps" in text
 
 
 def test_misspelt_name_is_refused_in_one_line(
@@ -237,28 +243,28 @@ def test_metrics_reach_nnunets_loggers(workspace: Workspace, monkeypatch: pytest
 def test_plotting_errors_do_not_stop_the_training(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = workspace.build("nnUNetTrainerCPR_ws1_seed9", monkeypatch)
-
-    def full_disk(history: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    trainer.history = object()
-    monkeypatch.setattr("nnunet_cpr.nnunet.cpr_trainer.draw_progress", full_disk)
-    monkeypatch.setattr(nnUNetTrainer, "on_epoch_end", lambda self: None)
-    trainer.on_epoch_end()
-    log = workspace.logs("nnUNetTrainerCPR_ws1_seed9")[-1].read_text()
-    assert "cannot draw cpr_progress.png: OSError: [Errno 28] No space left" in log
-
-
-def test_plotting_errors_of_nnunet_do_not_either(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
     name = "nnUNetTrainerSGD_seed9"
     trainer = workspace.build(name, monkeypatch)
     trainer.on_train_start()
     (workspace.fold(name) / "progress.png").mkdir()
-    trainer.logger.plot_progress_png(trainer.output_folder)  # as nnU-Net does after every epoch
+    trainer.draw_last_state()  # before the end of an epoch there is nothing to draw
+    assert "cannot draw" not in workspace.logs(name)[-1].read_text()
+    for values in trainer.logger.get_checkpoint().values():
+        values.append(0.5)
+    trainer.draw_last_state()
     assert "cannot draw progress.png: IsADirectoryError" in workspace.logs(name)[-1].read_text()
+
+
+def test_figures_are_drawn_outside_the_training_process(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = workspace.build("nnUNetTrainerCPR_ws1_seed9", monkeypatch)
+    trainer.on_train_start()
+    drawn = []
+    monkeypatch.setattr(FigureProcess, "draw", lambda self, logged: drawn.append(logged))
+    trainer.logger.plot_progress_png(trainer.output_folder)  # as nnU-Net does after every epoch
+    assert drawn == [trainer.logger.get_checkpoint()]
+    assert not list(workspace.fold("nnUNetTrainerCPR_ws1_seed9").glob("*.png"))
 
 
 def test_unwritable_history_does_not_stop_the_training(

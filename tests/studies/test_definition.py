@@ -112,7 +112,7 @@ def test_changed_replaces_values_of_the_file() -> None:
         ("datasets: A\ntrainers: [B]\nseeds: -1", "expected a number greater than or equal to 0"),
         (
             "datasets: A\ntrainers: [nnUNetTrainerCPR, nnUNetTrainer]\nseeds: [1]",
-            "seeds: nnUNetTrainer takes no seed; use a trainer of nnunet-cpr .nnUNetTrainerSGD is",
+            "seeds: nnUNetTrainer takes no seed; use nnUNetTrainerSGD",
         ),
         (
             "datasets: A\ntrainers: [nnUNetTrainerCPR_seed1]\nseeds: [1]",

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from nnunet_cpr.nnunet.commands import CommandFailed
 from nnunet_cpr.nnunet.fold_files import RESOURCES, LoggedProgress, read_progress
+from nnunet_cpr.nnunet.stop_signals import StopRequest
 from nnunet_cpr.studies.definition import Run, Study, TrainerEntry
 from nnunet_cpr.studies.executors import Local, Slurm
 from nnunet_cpr.studies.run_state import Stage, StudyPaths, claim, record_process, state_of
@@ -236,7 +237,7 @@ def test_options_reach_nnunets_command(run: Run, paths: StudyPaths) -> None:
 
 
 def test_full_disk_is_kept_as_the_reason(run: Run, paths: StudyPaths, monkeypatch) -> None:
-    def full(self: Worker) -> None:
+    def full(self: Worker, request: StopRequest) -> None:
         raise OSError(28, "No space left on device", "/a/file")
 
     monkeypatch.setattr(Worker, "_train_and_validate", full)

@@ -3,27 +3,88 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tests.helpers import slurm_cluster
+from tests.helpers.study_run import StudyRun
 
-MISSING = slurm_cluster.missing_requirement()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        slurm_cluster.missing_requirement() is not None, reason=str(slurm_cluster.missing_requirement())
+    ),
+]
 TRAINERS = ["nnUNetTrainerCPR_ws4_10epochs_4iters_seed0", "nnUNetTrainerSGD_10epochs_4iters_seed0"]
+SLOW = "nnUNetTrainerSlowCPR"
+MODULE = """
+import time
+
+from nnunet_cpr.names.trainer_name import parse_trainer_name
+from nnunet_cpr.nnunet.trainer import nnUNetTrainerCPR
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    slurm_cluster.missing_requirement() is not None, reason=str(slurm_cluster.missing_requirement())
-)
+class nnUNetTrainerSlowCPR(nnUNetTrainerCPR):
+    settings = parse_trainer_name("nnUNetTrainerCPR_ws4_{epochs}epochs_2iters_seed1")
+
+    def __init__(self, plans, configuration, fold, dataset_json, device):
+        super().__init__(plans, configuration, fold, dataset_json, device)
+        self.num_val_iterations_per_epoch = 1
+
+    def train_step(self, batch):
+        time.sleep({seconds})
+        return super().train_step(batch)
+"""
+OPTIONS = ("--executor", "slurm", "--gpus", "0", "--cpus", "1", "--device", "cpu")
+
+
+def slow_study(study: Callable, folder: Path, epochs: int, seconds: float) -> StudyRun:
+    """Return a study whose only trainer needs some seconds an iteration."""
+    mine: StudyRun = study("slow", [SLOW], [0])
+    (folder / "trainers").mkdir()
+    (folder / "trainers" / "slow.py").write_text(MODULE.format(epochs=epochs, seconds=seconds))
+    mine.environment["nnUNet_extTrainer"] = str(folder / "trainers")
+    mine.environment["nnUNet_results"] = str(folder / "results")
+    return mine
+
+
+def attempts(mine: StudyRun) -> list[tuple[list[int], int]]:
+    """Return the epochs that each attempt has started, and the number of those that it has finished."""
+    results = Path(mine.environment["nnUNet_results"])
+    folder = next(iter(mine.study().runs())).folder(results)
+    found = []
+    for log in sorted(folder.glob("training_log_*.txt")):
+        text = log.read_text()
+        epochs = [int(number) for number in re.findall(r": Epoch (\d+)", text)]
+        found.append((epochs, text.count("Epoch time:")))
+    return [attempt for attempt in found if attempt[0]]
+
+
+def check_only_running_epochs_are_repeated(found: list[tuple[list[int], int]]) -> None:
+    for (earlier, _), (later, _) in pairwise(found):
+        assert earlier[-1] <= later[0] <= earlier[-1] + 1, found
+
+
 def test_killed_slurm_run_continues(study: Callable, waiting: Callable, tmp_path: Path) -> None:
     mine = study("slurm", TRAINERS, [0])
     fold = mine.space.fold(TRAINERS[0])
-    options = ("--executor", "slurm", "--gpus", "0", "--cpus", "1", "--device", "cpu")
-    options += ("--partition", "tests", "--time", "30", "--jobs", "1", "--sbatch", "comment=ours")
+    options = (
+        *OPTIONS,
+        "--partition",
+        "tests",
+        "--time",
+        "30",
+        "--jobs",
+        "1",
+        "--sbatch",
+        "comment=ours",
+    )
     with slurm_cluster.cluster(tmp_path / "slurm") as environment:
         # A job has the node's PATH where nnU-Net is, as a cluster's users have.
         mine.environment.update({k: environment[k] for k in ("SLURM_CONF", "PATH")})
@@ -47,3 +108,55 @@ def test_killed_slurm_run_continues(study: Callable, waiting: Callable, tmp_path
         mine.run("--executor", "slurm", "--folds", "1", *options[2:])
         assert mine.command("cancel").strip() in ("1 jobs cancelled", "2 jobs cancelled")
         waiting(lambda: mine.command("cancel").strip() == "0 jobs cancelled")
+
+
+def test_training_longer_than_the_time_limit_ends(study: Callable, tmp_path: Path) -> None:
+    """The signal comes 20 to 50 seconds after the start, as Slurm checks time limits twice a minute."""
+    mine = slow_study(study, tmp_path, epochs=14, seconds=3)
+    with slurm_cluster.cluster(tmp_path / "slurm", requeue_seconds=15) as environment:
+        mine.environment.update({k: environment[k] for k in ("SLURM_CONF", "PATH")})
+        said = mine.run(*OPTIONS, "--time", "1", "--signal-delay", "10", "--wait")
+    assert "all done" in said, said
+    found = attempts(mine)
+    assert len(found) >= 3, "the time limit was not reached"
+    check_only_running_epochs_are_repeated(found)
+    assert {epoch for epochs, _ in found for epoch in epochs} == set(range(14))
+    jobs = Path(mine.environment["nnUNet_results"]) / "studies" / "slow" / "jobs"
+    print(*(path.read_text() for path in jobs.glob("*.out")), found)  # shown on failure or with -s
+
+
+def test_requeued_and_preempted_jobs_continue_and_cancelled_ones_end(
+    study: Callable, waiting: Callable, tmp_path: Path
+) -> None:
+    mine = slow_study(study, tmp_path, epochs=1000, seconds=0.5)
+
+    def slurm(*command: str) -> str:
+        done = subprocess.run(command, env=mine.environment, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    def trains(attempt: int) -> bool:
+        found = attempts(mine)
+        return len(found) == attempt and len(found[-1][0]) >= 2
+
+    with slurm_cluster.cluster(tmp_path / "slurm") as environment:
+        mine.environment.update({k: environment[k] for k in ("SLURM_CONF", "PATH")})
+        # Accepted by Slurm beside ours: a GPU, a constraint and an option without a value.
+        settings = ("gres=gpu:a100:1", "-C fast", "--no-kill")
+        options = [word for setting in settings for word in ("--sbatch", setting)]
+        said = mine.run(*OPTIONS[:2], *OPTIONS[4:], "--time", "30", *options)
+        job = re.findall(r"submitted 1 jobs: (\d+)", said)[0]
+        waiting(lambda: trains(attempt=1))
+        slurm("scontrol", "requeue", job)
+        waiting(lambda: trains(attempt=2))
+        urgent = ("--partition=urgent", "--exclusive", "--time=5", f"--output={os.devnull}")
+        slurm("sbatch", *urgent, "--wrap", "sleep 1")
+        waiting(lambda: trains(attempt=3))
+        slurm("scancel", "--signal=USR2", job)
+        waiting(lambda: trains(attempt=4))
+        assert mine.command("cancel").strip() == "1 jobs cancelled"
+        waiting(lambda: slurm("squeue", "--noheader") == "")
+        waiting(lambda: not mine.trainings())
+        assert "1 stopped" in mine.command("status", "--once")
+    found = attempts(mine)
+    assert len(found) == 4
+    check_only_running_epochs_are_repeated(found)

@@ -1,0 +1,101 @@
+"""Signals that ask a process to end: from a terminal, a cluster's scheduler or an operating system."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+TERMINATION_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
+)
+"""Signals that schedulers send before they kill a job; Windows has the first only."""
+
+
+class Terminated(KeyboardInterrupt):
+    """One of :data:`TERMINATION_SIGNALS`, raised as Ctrl-C is.
+
+    Attributes:
+        status: exit status of the process, 128 + signal as in shells.
+    """
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal.Signals(signal_number).name)
+        self.status = 128 + signal_number
+
+
+class StopRequest:
+    """Signals that have asked this process to end.
+
+    Attributes:
+        signals: the signals in the order of their arrival.
+    """
+
+    def __init__(self) -> None:
+        self.signals: list[signal.Signals] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.signals)
+
+    @property
+    def is_urgent(self) -> bool:
+        """True after a second Ctrl-C."""
+        return self.signals.count(signal.SIGINT) > 1
+
+    @property
+    def status(self) -> int:
+        """Exit status of the process, 128 + first signal as in shells."""
+        return 128 + self.signals[0]
+
+
+@contextmanager
+def raise_on_termination() -> Iterator[None]:
+    """Raise :class:`Terminated` at the first termination signal and ignore later ones."""
+
+    def raise_terminated(number: int, frame: FrameType | None) -> NoReturn:
+        for each in TERMINATION_SIGNALS:  # a scheduler may send several
+            signal.signal(each, signal.SIG_IGN)
+        raise Terminated(number)
+
+    with _handlers(TERMINATION_SIGNALS, raise_terminated):
+        yield
+
+
+@contextmanager
+def record_stop_signals() -> Iterator[StopRequest]:
+    """Yield a request that records termination signals and Ctrl-C instead of acting on them."""
+    request = StopRequest()
+
+    def record(number: int, frame: FrameType | None) -> None:
+        request.signals.append(signal.Signals(number))
+
+    with _handlers((signal.SIGINT, *TERMINATION_SIGNALS), record):
+        if hasattr(signal, "pthread_sigmask"):  # blocked by :func:`block_interrupts` of the parent
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        yield request
+
+
+@contextmanager
+def block_interrupts() -> Iterator[None]:
+    """Start processes that Ctrl-C in the terminal does not reach; here it arrives afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _handlers(
+    numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Handle signals that are not ignored, as they are under nohup or in the background."""
+    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in handled}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)

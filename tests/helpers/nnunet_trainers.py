@@ -1,0 +1,182 @@
+"""nnU-Net's own trainers, and trainers in the style of other projects."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import multiprocessing
+import pkgutil
+from typing import Any
+
+import nnunetv2.training.nnUNetTrainer as folder
+import torch
+from dynamic_network_architectures.architectures import primus
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+from tests.helpers.workspace import _ThreadContext
+
+OTHER_PROJECTS = '''
+"""Trainers in the style of MedNeXt, U-Mamba and others."""
+
+from multiprocessing import get_context
+
+import numpy as np
+import torch
+from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+from torch import nn
+
+
+class Small(nn.Module):
+    """Network without nnU-Net's decoder, whose output is a list with deep supervision."""
+
+    def __init__(self, channels, classes, deep_supervision):
+        super().__init__()
+        self.first = nn.Conv3d(channels, 8, 3, padding=1)
+        self.norm = nn.GroupNorm(8, 8)
+        self.second = nn.Conv3d(8, 8, 7, padding=3, groups=8)
+        self.out = nn.ModuleList(nn.Conv3d(8, classes, 1) for _ in range(2))
+        self.deep_supervision = deep_supervision
+
+    def forward(self, x):
+        x = torch.nn.functional.gelu(self.second(self.norm(self.first(x))))
+        outputs = [self.out[0](x), self.out[1](torch.nn.functional.avg_pool3d(x, 2))]
+        return outputs if self.deep_supervision else outputs[0]
+
+
+class nnUNetTrainerMedNeXtLike(nnUNetTrainer):
+    """AdamW of its own, constant learning rate, other clipping, old form of the network's function."""
+
+    def __init__(self, plans, configuration, fold, dataset_json, device=torch.device("cuda")):
+        super().__init__(plans, configuration, fold, dataset_json, device)
+        self.initial_lr = 1e-3
+        self.num_epochs = 3
+
+    @staticmethod
+    def build_network_architecture(
+        architecture_class_name, arch_init_kwargs, arch_init_kwargs_req_import,
+        num_input_channels, num_output_channels, enable_deep_supervision=True,
+    ):
+        return Small(num_input_channels, num_output_channels, enable_deep_supervision)
+
+    def _get_deep_supervision_scales(self):
+        return [[1, 1, 1], [0.5, 0.5, 0.5]] if self.enable_deep_supervision else None
+
+    def set_deep_supervision_enabled(self, enabled):
+        network = self.network.module if self.is_ddp else self.network
+        network.deep_supervision = enabled
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.network.parameters(), self.initial_lr, weight_decay=1e-2)
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+        return optimizer, schedule
+
+    def train_step(self, batch):
+        output = super().train_step(batch)
+        self.steps_taken = getattr(self, "steps_taken", 0) + 1
+        return output
+
+
+class nnUNetTrainerUMambaLike(nnUNetTrainer):
+    """Network of its own and nnU-Net's optimizer."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.enable_deep_supervision = False
+        self.initial_lr = 5e-3
+
+    @staticmethod
+    def build_network_architecture(
+        plans_manager, configuration_manager, num_input_channels, num_output_channels,
+        enable_deep_supervision=True,
+    ):
+        return Small(num_input_channels, num_output_channels, enable_deep_supervision)
+
+    def set_deep_supervision_enabled(self, enabled):
+        self.network.deep_supervision = enabled
+
+
+class nnUNetTrainerStages(nnUNetTrainer):
+    """A second optimizer from epoch 1 on."""
+
+    stage = None
+
+    def configure_optimizers(self, stage="first"):
+        self.stage = stage
+        optimizer = torch.optim.SGD(
+            self.network.parameters(), self.initial_lr, weight_decay=self.weight_decay, momentum=0.9
+        )
+        return optimizer, PolyLRScheduler(optimizer, self.initial_lr, self.num_epochs)
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.optimizer, self.lr_scheduler = self.configure_optimizers("second")
+        super().on_train_epoch_start()
+
+
+class nnUNetTrainerFixedRate(nnUNetTrainer):
+    """A learning rate that is not ``initial_lr``."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.network.parameters(), 0.1)
+        return optimizer, PolyLRScheduler(optimizer, 0.1, self.num_epochs)
+
+
+class nnUNetTrainerOld(nnUNetTrainer):
+    """Constructor of nnU-Net before 2.5."""
+
+    def __init__(self, plans, configuration, fold, dataset_json, unpack_dataset=True, device=None):
+        super().__init__(plans, configuration, fold, dataset_json, unpack_dataset, device)
+
+
+class nnUNetTrainerOldNetwork(nnUNetTrainer):
+    """Function of the network of nnU-Net 2.2."""
+
+    @staticmethod
+    def build_network_architecture(
+        plans_manager, dataset_json, configuration_manager, num_input_channels, deep_supervision=True
+    ):
+        return None
+'''
+
+
+def trainers_of_nnunet() -> dict[str, type[nnUNetTrainer]]:
+    """Return all trainer classes in nnU-Net's own folders, by name."""
+    found = {}
+    for module in pkgutil.walk_packages(folder.__path__, f"{folder.__name__}."):
+        for name, value in vars(importlib.import_module(module.name)).items():
+            if (
+                inspect.isclass(value)
+                and issubclass(value, nnUNetTrainer)
+                and value is not nnUNetTrainer
+            ):
+                found[name] = value
+    return dict(sorted(found.items()))
+
+
+def make_small() -> None:
+    """Shorten what does not matter in a test of a training: transformers, processes, validation."""
+    initialize = nnUNetTrainer.initialize
+    build = primus.Primus.__init__
+    signature = inspect.signature(build)
+    small = {"embed_dim": 36, "eva_depth": 2, "eva_numheads": 1}
+
+    def initialize_short(trainer: nnUNetTrainer) -> None:
+        trainer.num_val_iterations_per_epoch = 2
+        initialize(trainer)
+
+    def build_small(network: Any, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(network, *args, **kwargs)
+        if type(network) is primus.Primus:
+            given.arguments.update(small)
+        build(*given.args, **given.kwargs)
+
+    nnUNetTrainer.initialize = initialize_short
+    nnUNetTrainer.perform_actual_validation = lambda trainer, save_probabilities=False: None
+    primus.Primus.__init__ = build_small
+    for size in primus._PRIMUS_CONFIGS.values():
+        size.update(small)
+    contexts = multiprocessing.get_context
+    multiprocessing.get_context = lambda *method: _ThreadContext(contexts(*method))
+    multiprocessing.cpu_count = lambda: 1  # threads of torch
+    torch.set_num_threads(1)

@@ -1,0 +1,253 @@
+"""Our trainers combined with others by name."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from nnunet_cpr.names import WrongName
+from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from nnunet_cpr.nnunet.composition import resolve_settings
+from nnunet_cpr.nnunet.trainer import trainer_class
+from tests.helpers import ROOT
+from tests.helpers.command_server import CommandServer
+from tests.helpers.nnunet_trainers import OTHER_PROJECTS, nnUNetTrainer, trainers_of_nnunet
+from tests.helpers.workspace import PLANS, Workspace
+
+NNUNET = trainers_of_nnunet()
+NOT_TO_COMBINE = {"AbstractPrimus"} | {name for name in NNUNET if name.startswith("_")}
+NEED_A_GPU = {name for name in NNUNET if name.startswith("nnUNetTrainerBenchmark")}
+"""Benchmarks of speed that refuse a CPU and write no checkpoint."""
+OTHERS = {
+    "nnUNetTrainerMedNeXtLike": "nnUNetTrainerAttachCPR",
+    "nnUNetTrainerUMambaLike": "nnUNetTrainerCPR",
+    "nnUNetTrainerStages": "nnUNetTrainerAttachCPR",
+}
+MINE = """
+import torch
+from nnunetv2.training.nnUNetTrainer.variants.data_augmentation.nnUNetTrainerDA5 import nnUNetTrainerDA5
+from nnunetv2.training.nnUNetTrainer.variants.optimizer.nnUNetTrainerAdam import nnUNetTrainerAdam
+
+from nnunet_cpr.nnunet.trainer import nnUNetTrainerAttachCPR, nnUNetTrainerCPR
+
+
+class nnUNetTrainerMine(nnUNetTrainerCPR, nnUNetTrainerDA5):
+    def __init__(self, plans, configuration, fold, dataset_json, device=torch.device("cuda")):
+        super().__init__(plans, configuration, fold, dataset_json, device)
+        self.initial_lr = 5e-3
+        self.num_epochs = 7
+
+
+class nnUNetTrainerMyAdam(nnUNetTrainerAttachCPR, nnUNetTrainerAdam):
+    pass
+
+
+class nnUNetTrainerWithout(nnUNetTrainerCPR):
+    def build_optimizer(self):
+        return torch.optim.SGD(self.network.parameters(), self.initial_lr)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the trainers of other projects and of a user."""
+    made = tmp_path_factory.mktemp("trainers")
+    (made / "other_projects.py").write_text(OTHER_PROJECTS)
+    (made / "mine.py").write_text(MINE)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _searched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("nnUNet_extTrainer", os.pathsep.join([str(folder), str(ROOT / "trainers")]))
+
+
+def name_on(other: str, settings: str = "") -> str:
+    """Return the name of the trainer with CPR that is like another one."""
+    family = "nnUNetTrainerCPR"
+    if NNUNET[other].configure_optimizers is not nnUNetTrainer.configure_optimizers:
+        family = "nnUNetTrainerAttachCPR"
+    return f"{family}{settings}_on_{other}"
+
+
+@pytest.mark.parametrize("other", sorted(set(NNUNET) - NOT_TO_COMBINE))
+def test_each_trainer_of_nnunet_has_one_name_with_cpr(other: str) -> None:
+    found = trainer_class(name_on(other, "_ws50"))
+    assert found is not None and issubclass(found, (NamedTrainer, NNUNET[other]))
+    assert found.other_trainer() is NNUNET[other]
+    assert found.build_network_architecture is NNUNET[other].build_network_architecture
+    if name_on(other).startswith("nnUNetTrainerAttachCPR"):
+        right = f"builds an optimizer of its own; use nnUNetTrainerAttachCPR_ws50_on_{other}"
+        with pytest.raises(WrongName, match=right):
+            trainer_class(f"nnUNetTrainerAdamCPR_ws50_warmup9_on_{other}")
+
+
+@pytest.mark.parametrize("other", sorted(NOT_TO_COMBINE))
+def test_private_and_abstract_trainers_are_refused(other: str) -> None:
+    with pytest.raises(WrongName, match=r"is abstract, it has no|without leading or double underscores"):
+        trainer_class(name_on(other))
+
+
+def test_documentation_lists_every_trainer_of_nnunet() -> None:
+    table = (ROOT / "docs" / "combinations.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", table, re.M))
+    assert rows == {other: name_on(other) for other in sorted(set(NNUNET) - NOT_TO_COMBINE)}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nnUNetTrainerCPR_on_nnUNetTrainerNone", "trainer nnUNetTrainerNone not found by nnU-Net"),
+        ("nnUNetTrainerCPR_on_Small", "Small is not a trainer of nnU-Net"),
+        ("nnUNetTrainerCPR_on_nnUNetTrainer", "use nnUNetTrainerCPR without _on_nnUNetTrainer"),
+        ("nnUNetTrainerPlain_on_nnUNetTrainer", "use nnUNetTrainerSGD without _on_nnUNetTrainer"),
+        ("nnUNetTrainerCPR_on_nnUNetTrainerMine", "derived from nnunet-cpr already"),
+        ("nnUNetTrainerCPR_on_nnUNetTrainerOld", "has the parameter unpack_dataset, which nnU-Net 2.8"),
+        ("nnUNetTrainerCPR_on_nnUNetTrainerOldNetwork", "has the parameters of an old nnU-Net"),
+        ("nnUNetTrainerSGD_wd1_on_nnUNetTrainerAdam", "use nnUNetTrainerPlain_wd1_on_nnUNetTrainerAdam"),
+        ("nnUNetTrainerDA5_seed1", "use nnUNetTrainerSGD_seed1_on_nnUNetTrainerDA5"),
+        ("nnUNetTrainerAdam_9epochs", "use nnUNetTrainerPlain_9epochs_on_nnUNetTrainerAdam"),
+        ("nnUNetTrainerMine_wd1", "takes no _wd1"),
+    ],
+)  # fmt: skip
+def test_wrong_combination_is_corrected_in_one_line(name: str, message: str) -> None:
+    with pytest.raises(WrongName, match=message) as caught:
+        resolve_settings(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_trainers_settings_are_kept(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = workspace.build("nnUNetTrainerCPR_ws7_on_nnUNetTrainerUMambaLike", monkeypatch)
+    assert (built.initial_lr, built.num_epochs, built.weight_decay) == (5e-3, 1000, 0.0)
+    assert type(built.optimizer).__name__ == "SGDCPR" and type(built.network).__name__ == "Small"
+    named = workspace.build("nnUNetTrainerSGD_lr1en4_9epochs_on_nnUNetTrainerUMambaLike", monkeypatch)
+    assert (named.initial_lr, named.num_epochs, named.weight_decay) == (1e-4, 9, 3e-5)
+
+
+def test_attached_cpr_replaces_weight_decay_of_parameter_matrices(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "nnUNetTrainerAttachCPR_ws7_on_nnUNetTrainerMedNeXtLike"
+    built = workspace.build(name, monkeypatch)
+    regularized, others = built.optimizer.param_groups
+    assert (regularized["weight_decay"], others["weight_decay"]) == (0.0, 1e-2)
+    matrices = [p for p in built.network.parameters() if p.ndim > 1]
+    assert [id(p) for p in regularized["params"]] == [id(p) for p in matrices]
+    assert len(built.cpr.names) == len(matrices) == 4
+    assert (built.initial_lr, built.num_epochs) == (1e-3, 3)
+    assert (
+        "weight decay is 0 for 4 regularized parameters, 0.01 for 6 others" in built.describe_optimizer()
+    )
+
+
+def test_second_stage_continues_bounds_and_multipliers(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = workspace.build("nnUNetTrainerAttachCPR_ws1_on_nnUNetTrainerStages", monkeypatch)
+    first = built.optimizer
+    for _ in range(4):
+        for p in built.network.parameters():
+            p.grad = -p.detach()  # lets them grow
+        first.step()
+    kappa, multiplier = built.cpr.kappa, built.cpr.lagrange_multiplier
+    assert kappa.isfinite().all() and (multiplier > 0).any()
+    built.optimizer, _ = built.configure_optimizers("second")
+    assert built.optimizer is not first
+    assert torch.equal(built.cpr.kappa, kappa)
+    assert torch.equal(built.cpr.lagrange_multiplier, multiplier)
+    saved = built.optimizer.state_dict()["cpr"]["state"]
+    assert int(saved["step"]) == 4 and "cpr" not in first.state_dict()
+
+
+def test_bound_is_set_after_the_other_trainers_warmup(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = workspace.build("nnUNetTrainerAttachCPR_on_nnUNetTrainer_warmup", monkeypatch)
+    assert built.cpr.bound.steps == 50 * 250 + 1000
+
+
+def test_learning_rate_that_the_other_trainer_ignores_is_refused(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        workspace.build("nnUNetTrainerPlain_lr1en3_on_nnUNetTrainerFixedRate", monkeypatch)
+    assert "nnUNetTrainerFixedRate sets the learning rate itself, to 0.1" in capsys.readouterr().err
+
+
+def test_hand_written_class_keeps_its_settings_unless_named(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = workspace.build("nnUNetTrainerMine", monkeypatch)
+    assert (mine.initial_lr, mine.num_epochs) == (5e-3, 7)
+    assert "learning rate 0.005 (trainer)" in mine.describe_settings()
+    named = workspace.build("nnUNetTrainerMine_ws50_9epochs", monkeypatch)
+    assert (named.initial_lr, named.num_epochs, named.cpr.bound.steps) == (5e-3, 9, 50)
+    assert type(named).__name__ == "nnUNetTrainerMine_ws50_9epochs"
+    assert "epochs 9 (name)" in named.describe_settings()
+    adam = workspace.build("nnUNetTrainerMyAdam_ws50_seed1", monkeypatch)
+    assert type(adam.optimizer).__name__ == "AdamW" and adam.settings.seed == 1
+
+
+def test_optimizer_without_cpr_is_refused(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        workspace.build("nnUNetTrainerWithout", monkeypatch)
+    assert "nnUNetTrainerWithout.build_optimizer: expected SGDCPR or AdamCPR, got SGD" in (
+        capsys.readouterr().err
+    )
+
+
+def test_wrong_name_ends_the_command_with_one_line(workspace: Workspace) -> None:
+    done = workspace.train("nnUNetTrainerCPR_DA5", check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    lines = [line for line in done.stderr.splitlines() if "nnunet-cpr" in line]
+    assert lines == done.stderr.splitlines()[-1:] and "nnUNetTrainerCPR_on_nnUNetTrainerDA5" in lines[0]
+
+
+# nnU-Net's commands
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[CommandServer]:
+    started = CommandServer("tests.helpers.nnunet_trainers:make_small")
+    yield started
+    started.close()
+
+
+@pytest.mark.slow  # 6 seconds each
+@pytest.mark.parametrize("other", [*sorted(set(NNUNET) - NOT_TO_COMBINE - NEED_A_GPU), *OTHERS])
+def test_training_is_killed_continued_and_predicts(
+    other: str, workspace: Workspace, folder: Path, server: CommandServer, tmp_path: Path
+) -> None:
+    settings = "_ws3_3epochs_2iters_seed1"
+    name = name_on(other, settings) if other in NNUNET else f"{OTHERS[other]}{settings}_on_{other}"
+    space = workspace.with_results_in(tmp_path)
+    search = os.pathsep.join([str(folder), str(ROOT / "trainers")])
+    environment = {**space.environment, "nnUNet_extTrainer": search}
+    train = ["nnUNetv2_train", *space.train_arguments(name)]
+    log = tmp_path / "output.txt"
+
+    server.run_and_kill(train, environment, log, "Epoch 1")
+    assert not (space.fold(name) / "checkpoint_final.pth").exists()
+    assert server.run([*train, "--c"], environment, log) == 0, log.read_text()[-3000:]
+    said = log.read_text()
+    assert f"of {other} is kept" in said and "Epoch 0" not in said
+    history = space.history(name)
+    assert history["epoch"].unique().tolist() == [0, 1, 2] and (history["kappa"] < 1e9).iloc[-1]
+    assert space.checkpoint(name)["trainer_name"] == name
+
+    predict = ["nnUNetv2_predict", "-i", str(space_images(workspace)), "-o", str(tmp_path / "out")]
+    model = ["-d", "901", "-c", "3d_fullres", "-f", "0", "-tr", name, "-p", PLANS, "-device", "cpu"]
+    options = ["-npp", "0", "-nps", "0", "--disable_tta"]
+    assert server.run([*predict, *model, *options], environment, log) == 0, log.read_text()[-3000:]
+    assert list((tmp_path / "out").glob("*.nii.gz"))
+
+
+def space_images(workspace: Workspace) -> Path:
+    return workspace.folder / "nnUNet_raw" / workspace.dataset / "imagesTs"

@@ -1,0 +1,103 @@
+"""``nnunet-cpr trainers NAME``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nnunet_cpr.cli import app
+from nnunet_cpr.names import WrongName
+from nnunet_cpr.names.trainer_name import FAMILIES, SUFFIXES
+from nnunet_cpr.nnunet.explanation import explain
+from nnunet_cpr.nnunet.poly_lr import warmup_poly
+from tests.helpers import ROOT
+from tests.helpers.nnunet_trainers import OTHER_PROJECTS
+
+NEEDS_PLANS = """
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+
+class nnUNetTrainerPretrained(nnUNetTrainer):
+    def __init__(self, plans, configuration, fold, dataset_json, device=None):
+        super().__init__(plans, configuration, fold, dataset_json, device)
+        self.info = plans["pretrain_info"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "other_projects.py").write_text(OTHER_PROJECTS)
+    (tmp_path / "needs_plans.py").write_text(NEEDS_PLANS)
+    monkeypatch.setenv("nnUNet_extTrainer", os.pathsep.join([str(tmp_path), str(ROOT / "trainers")]))
+    monkeypatch.setenv("nnUNet_results", "not-touched")
+
+
+def test_explanation_of_cpr_on_another_trainer() -> None:
+    rows = dict(explain("nnUNetTrainerCPR_ws2000_100epochs_on_nnUNetTrainerDA5"))
+    assert rows["like"].startswith("nnUNetTrainerDA5 (nnunetv2.")
+    assert rows["optimizer"].startswith("SGDCPR(momentum=0.99") and "nesterov=True" in rows["optimizer"]
+    assert rows["learning rate"].startswith("PolyLRScheduler: 0.01 (epoch 0)")
+    assert rows["length"] == "100 epochs of 250 iterations, 25,000 steps"
+    assert rows["bound"].endswith("set at step 2,000, after 8.0% of the training")
+    assert rows["compare with"] == "nnUNetTrainerSGD_100epochs_on_nnUNetTrainerDA5"
+    assert os.environ["nnUNet_results"] == "not-touched"
+
+
+def test_learning_rates_are_those_of_the_training() -> None:
+    rates = dict(explain("nnUNetTrainerAdamCPR_lr1en3_warmup500_10epochs"))["learning rate"]
+    assert f"{warmup_poly(1250, 1e-3, 500, 2500):.3g} (epoch 5)" in rates
+    assert rates.startswith("linear warm-up over 500 steps") and "0.001 (epoch 2)" in rates
+
+
+def test_explanation_follows_the_stages_of_the_other_trainer() -> None:
+    rows = dict(explain("nnUNetTrainerAttachCPR_on_nnUNet_Primus_M_Trainer"))
+    assert rows["optimizer"].startswith("AdamW(betas=(0.9, 0.98)")
+    assert "0.0003 (epoch 49)" in rows["learning rate"]
+    assert "none for regularized parameters, 0.05 for biases" in rows["weight decay"]
+    assert "set at step 13,500, after 5.4% of the training" in rows["bound"]
+    assert rows["compare with"] == "nnUNetTrainerPlain_on_nnUNet_Primus_M_Trainer"
+    stages = dict(explain("nnUNetTrainerPlain_4epochs_on_nnUNetTrainerStages"))
+    assert stages["compare with"] == "nnUNetTrainerAttachCPR_4epochs_on_nnUNetTrainerStages"
+
+
+@pytest.mark.parametrize(
+    ("name", "subject", "text"),
+    [
+        ("nnUNetTrainerSGD_adadecay2_wd1en3", "weight decay", "0.001, applied by AdaDecay"),
+        ("nnUNetTrainerAdamW_wd1en2", "weight decay", "0.01 for all parameters"),
+        ("nnUNetTrainerSGD_wd1en3", "compare with", "nnUNetTrainerCPR"),
+        ("nnUNetTrainerCPR_ws900_3epochs", "bound", "never: the training ends before step 900"),
+        ("nnUNetTrainerCPR_ki0x1", "bound", "set before the first step"),
+        ("nnUNetTrainerCPR_ip20_2epochs", "bound", "not before step 40, after 8.0% of the training"),
+        ("nnUNetTrainerCPR_ip20", "warning", "did not work with SGD in the paper"),
+        ("nnUNetTrainerCPR_huber_mu2_ada", "regularized", "huber of each weight"),
+        ("nnUNetTrainerDA5", "with CPR", "nnUNetTrainerCPR_on_nnUNetTrainerDA5"),
+        ("nnUNetTrainerAdam", "with CPR", "nnUNetTrainerAttachCPR_on_nnUNetTrainerAdam"),
+        ("nnUNetTrainer", "with CPR", "nnUNetTrainerCPR"),
+    ],
+)
+def test_explanation_of_settings(name: str, subject: str, text: str) -> None:
+    assert text in dict(explain(name))[subject]
+
+
+def test_trainer_that_needs_its_plans_is_refused_in_one_line() -> None:
+    with pytest.raises(WrongName, match="cannot be built without its data: KeyError: 'pretrain_info'"):
+        explain("nnUNetTrainerCPR_on_nnUNetTrainerPretrained")
+
+
+def test_command_lists_families_and_suffixes() -> None:
+    listed = CliRunner().invoke(app, ["trainers"])
+    assert listed.exit_code == 0
+    for text in (*FAMILIES, *(suffix.syntax for suffix in SUFFIXES), "_on_<Trainer>"):
+        assert text in listed.stdout
+
+
+def test_command_explains_or_corrects_a_name() -> None:
+    said = CliRunner().invoke(app, ["trainers", "nnUNetTrainerSGD_9epochs"])
+    assert said.exit_code == 0 and "9 epochs of 250 iterations" in said.stdout
+    wrong = CliRunner().invoke(app, ["trainers", "nnUNetTrainerCPR_DA5"])
+    assert wrong.exit_code == 1 and wrong.stdout == ""
+    assert wrong.stderr.count("\n") == 1 and "nnUNetTrainerCPR_on_nnUNetTrainerDA5" in wrong.stderr

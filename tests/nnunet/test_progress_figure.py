@@ -1,0 +1,241 @@
+"""Drawing of cpr_progress.png, and the process that draws during a training."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from nnunet_cpr.nnunet import figure_process, progress_figure
+from nnunet_cpr.nnunet.figure_process import FigureProcess
+from nnunet_cpr.nnunet.history import History
+from nnunet_cpr.nnunet.progress_figure import draw_progress, main, multiplier_scale, ratio_scale
+from tests.helpers.histories import history_of, write_history
+
+
+def training(folder: Path, epochs: int = 12, matrices: int = 5, first: int | None = 4) -> History:
+    """Return the history of a training that keeps the bound, whose last parameter never changes."""
+    time = np.arange(epochs)
+    noise = np.random.default_rng(0).normal(0, 0.004, (matrices, epochs))
+    measure = np.minimum(0.5 + time / 10, 1) * (1 + noise)
+    measure[-1] = 0.7
+    kappa = np.full(epochs, np.inf) if first is None else np.where(time < first, np.inf, 1.0)
+    multiplier = np.where(np.isfinite(kappa), 1e-4, 0) * np.ones((matrices, 1))
+    multiplier[-1] = 0
+    return history_of(measure, kappa, multiplier, folder)
+
+
+@pytest.fixture
+def figure(monkeypatch: pytest.MonkeyPatch) -> Figure:
+    """Return a figure on which the next drawing takes place."""
+    drawn = Figure(layout="constrained")
+
+    @contextmanager
+    def on_it(target: Path, size: tuple[float, float], *style: object) -> Iterator[Figure]:
+        drawn.set_size_inches(size)
+        yield drawn
+
+    monkeypatch.setattr(progress_figure, "new_figure", on_it)
+    return drawn
+
+
+def test_ratio_colours_are_neutral_near_the_bound() -> None:
+    colours, norm = ratio_scale()
+    near, above, far = (colours(norm([value]))[0][:3] for value in (1.004, 1.3, 5.0))
+    assert np.ptp(near) < 0.02 and near.min() > 0.9, "a ratio of 1.004 looks alarming"
+    assert (colours(norm([0.996]))[0][:3] == near).all()
+    assert np.ptp(above) < np.ptp(far) and far[0] > 0.5 and far[1] < 0.1, "five times the bound does not"
+    assert (colours(norm([2.0]))[0][:3] == far).all()
+
+
+def test_multiplier_colours_are_logarithmic_and_white_for_zero() -> None:
+    colours, norm = multiplier_scale()
+    values = [0, 1e-9, 2e-6, 2e-4, 2e-2, 0.9, 100]
+    brightness = colours(norm(values))[:, :3].mean(axis=1)
+    assert (brightness[:2] == 1).all() and (np.diff(brightness[1:]) < 0).all()
+
+
+def test_figure_shows_verdict_bound_and_unchanged_parameters(figure: Figure, tmp_path: Path) -> None:
+    draw_progress(training(tmp_path))
+    assert figure.get_suptitle() == (
+        "active and held: all 4 matrices active, R / bound 0.999 to 1.007 "
+        "(1 that never changed not counted)"
+    )
+    top, middle, bottom, *_ = figure.axes
+    labels = [label.get_text() for label in top.get_yticklabels()]
+    assert labels[-1] == "encoder.stages.4.conv (never changes)" and labels[0] == "encoder.stages.0.conv"
+    assert [text.get_text() for text in bottom.texts] == ["bounds set in steps 1001 to 1250"]
+    assert [line.get_xdata()[0] for line in middle.lines] == [3.5]
+    shown = top.images[0].get_array()
+    assert shown.mask[-1].all() and not shown.mask[:-1].any()
+    assert middle.images[0].get_array().mask[:, :4].all(), "a multiplier before the bound is set"
+    assert bottom.get_ylim() == (0, 2), "the scale does not depend on the training"
+
+
+def test_figure_without_bound_shows_growth(figure: Figure, tmp_path: Path) -> None:
+    history = training(tmp_path, first=None)
+    draw_progress(history)
+    top, _, bottom, *_ = figure.axes
+    expected = history.stack("measure") / history.stack("measure")[:, :1]
+    np.testing.assert_allclose(top.images[0].get_array()[:4], expected[:4])
+    assert "first value" in top.get_title() and bottom.get_ylabel() == "R / first R"
+    assert figure.get_suptitle().startswith(
+        "bound never set: all 4 matrices not regularized in 3,000 steps"
+    )
+
+
+@pytest.mark.parametrize(
+    ("epochs", "matrices", "first"), [(1, 3, None), (1, 3, 0), (3, 2, 1), (100, 70, 99), (12, 1, 4)]
+)
+def test_figure_is_drawn_without_warnings(
+    tmp_path: Path, epochs: int, matrices: int, first: int | None
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw_progress(training(tmp_path, epochs, matrices, first))
+    assert imread(tmp_path / "cpr_progress.png").std() > 0.05
+
+
+def test_command_draws_what_the_training_has_drawn(tmp_path: Path) -> None:
+    history = training(tmp_path)
+    draw_progress(history)
+    picture = imread(tmp_path / "cpr_progress.png")
+    write_history(history)
+    (tmp_path / "cpr_progress.png").unlink()
+    assert main([str(tmp_path)]) == 0
+    np.testing.assert_array_equal(imread(tmp_path / "cpr_progress.png"), picture)
+
+
+def test_command_without_history_fails_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("nnunet-cpr: cannot draw cpr_progress.png: FileNotFoundError")
+    assert said.count("\n") == 1
+
+
+def test_history_that_is_read_equals_the_one_that_was_written(tmp_path: Path) -> None:
+    history = training(tmp_path)
+    write_history(history)
+    again = History.read(tmp_path)
+    assert (again.names, again.epochs, again.steps) == (history.names, history.epochs, history.steps)
+    for value in ("measure", "kappa", "multiplier"):
+        np.testing.assert_array_equal(again.stack(value), history.stack(value))
+
+
+# The process
+
+LOGGED = {
+    key: [np.float32(0.5), np.float64(0.25)]
+    for key in (
+        "train_losses",
+        "val_losses",
+        "mean_fg_dice",
+        "ema_fg_dice",
+        "epoch_start_timestamps",
+        "epoch_end_timestamps",
+        "lrs",
+    )
+} | {"dice_per_class_or_region": [[np.float64(1), np.nan]] * 2, "cpr_active": [float("nan")] * 2}
+"""Values of nnU-Net's logger after two epochs."""
+
+
+def test_process_draws_both_figures(tmp_path: Path) -> None:
+    write_history(training(tmp_path))
+    said: list[str] = []
+    figures = FigureProcess(tmp_path, said.append, interval=0)
+    figures.draw(LOGGED)
+    process = figures._process
+    assert process is not None and (
+        os.name != "posix" or os.getpriority(os.PRIO_PROCESS, process.pid) == 19
+    )
+    figures.finish(LOGGED)
+    assert said == []
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {"cpr_history.csv", "cpr_progress.png", "progress.png"}
+    assert all(imread(tmp_path / name).std() > 0.05 for name in names if name.endswith("png"))
+
+
+def test_errors_of_the_process_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "cpr_history.csv").write_text("nonsense\n")
+    (tmp_path / "progress.png").mkdir()
+    said: list[str] = []
+    FigureProcess(tmp_path, said.append).finish(LOGGED)
+    assert len(said) == 2
+    assert said[0].startswith("cannot draw progress.png: IsADirectoryError")
+    assert said[1].startswith("cannot draw cpr_progress.png: ValueError")
+
+
+def test_values_that_are_no_numbers_are_reported(tmp_path: Path) -> None:
+    said: list[str] = []
+    FigureProcess(tmp_path, said.append).finish({"lrs": [object()]})
+    assert len(said) == 1 and said[0].startswith("cannot draw the progress: TypeError")
+
+
+class FakeProcess:
+    """Process that runs until its status is set."""
+
+    def __init__(self, *arguments: object, **settings: object) -> None:
+        self.returncode: int | None = None
+        self.pid = os.getpid()
+        started.append(self)
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+
+started: list[FakeProcess] = []
+
+
+def test_there_is_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started.clear()
+    now = [1000.0]
+    monkeypatch.setattr(figure_process.subprocess, "Popen", FakeProcess)
+    monkeypatch.setattr(figure_process.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(figure_process.os, "setpriority", lambda *_: None, raising=False)
+    said: list[str] = []
+    figures = FigureProcess(tmp_path, said.append, interval=60)
+    counts = []
+    for seconds, status in ((30, None), (30, None), (100, None), (0, 0), (50, None), (10, None), (9, 3)):
+        now[0] += seconds
+        if started:
+            started[-1].returncode = status
+        figures.draw({})
+        counts.append(len(started))
+    # Too early, the first, still running, ended 100 s after its start, running twice, failed.
+    assert counts == [0, 1, 1, 2, 2, 2, 3]
+    assert said == ["cannot draw the progress: exit status 3"]
+
+
+@pytest.mark.slow
+def test_process_of_a_killed_training_ends_by_itself(tmp_path: Path) -> None:
+    write_history(training(tmp_path))
+    code = f"""
+import os, signal, sys
+from pathlib import Path
+from nnunet_cpr.nnunet.figure_process import FigureProcess
+figures = FigureProcess(Path({str(tmp_path)!r}), print, interval=0)
+figures.draw({{}})
+print(figures._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL
+    pid = int(done.stdout)
+    if psutil.pid_exists(pid):
+        psutil.wait_procs([psutil.Process(pid)], timeout=300)
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert (tmp_path / "cpr_progress.png").exists()
+    assert not list(tmp_path.glob(".*")), "temporary files are left"

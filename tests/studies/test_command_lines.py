@@ -1,0 +1,122 @@
+"""``nnunet-cpr study commands`` and the command that its lines run."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from nnunet_cpr.cli import app
+from nnunet_cpr.studies.definition import Run
+from nnunet_cpr.studies.run_state import StudyPaths, claim
+from nnunet_cpr.studies.worker import Worker
+from tests.helpers.study_run import StudyRun
+from tests.helpers.workspace import PLANS
+
+SGD, CPR = "nnUNetTrainerSGD_1epochs_2iters_seed5", "nnUNetTrainerCPR_ws1_1epochs_2iters_seed5"
+
+
+@pytest.fixture
+def mine(study: Callable[..., StudyRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyRun:
+    """Return a study with a results folder of its own."""
+    mine: StudyRun = study("lines", [SGD, CPR], [0, 1])
+    mine.environment["nnUNet_results"] = str(tmp_path / "results with a space")
+    for name, value in mine.environment.items():
+        if name.startswith("nnUNet_"):
+            monkeypatch.setenv(name, value)
+    return mine
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["study", *arguments])
+
+
+def test_lines_are_the_unfinished_runs(mine: StudyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished = next(iter(mine.study().runs()))
+    dice = {finished.fold_and_seed + finished.trainer: 0.9}
+    monkeypatch.setattr(
+        "nnunet_cpr.studies.run_state.validation_dice",
+        lambda fold: dice.get(f"fold {fold.name[5:]}" + fold.parent.name.split("__")[0]),
+    )
+    lines = invoke("commands", str(mine.file)).stdout.splitlines()
+    assert len(lines) == 3
+    assert lines[-1] == (
+        f"nnunet-cpr study run-one lines {mine.space.dataset} 3d_fullres 1 -tr {CPR} -p {PLANS}"
+    )
+    assert len(invoke("commands", str(mine.file), "--all").stdout.splitlines()) == 4
+
+
+def test_lines_run_the_study_s_runs(mine: StudyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = []
+
+    def work(worker: Worker) -> str:
+        workers.append(worker)
+        return "done"
+
+    monkeypatch.setattr(Worker, "__call__", work)
+    options = ("--device", "cpu", "--npz", "--gpus", "2")
+    for line in invoke("commands", str(mine.file), *options).stdout.splitlines():
+        assert invoke(*shlex.split(line)[2:]).exit_code == 0
+    assert [worker.run.key for worker in workers] == [run.key for run in mine.study().runs()]
+    results = Path(mine.environment["nnUNet_results"])
+    for worker in workers:
+        assert worker.paths == StudyPaths(results, results / "studies" / "lines")
+        assert (worker.device, worker.options) == ("cpu", ("--npz", "-num_gpus", "2"))
+
+
+def test_lines_with_environment_need_none(mine: StudyRun) -> None:
+    line = invoke("commands", str(mine.file), "--env", "--folds", "0").stdout.splitlines()[0]
+    words = shlex.split(line)
+    program = next(number for number, word in enumerate(words) if word.endswith("nnunet-cpr"))
+    set_variables = dict(word.split("=", 1) for word in words[1:program])
+    assert words[0] == "env"
+    for name in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results", "nnUNet_n_proc_DA"):
+        assert set_variables[name] == os.environ[name]
+    done = subprocess.run(  # with --help instead of a training
+        ["sh", "-c", f"{line} --help"], env={"PATH": os.defpath}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_run_of_another_process_is_left_alone(mine: StudyRun) -> None:
+    line = invoke("commands", str(mine.file)).stdout.splitlines()[0]
+    results = Path(mine.environment["nnUNet_results"])
+    with claim(next(iter(mine.study().runs())), StudyPaths(results, results / "studies" / "lines")):
+        done = invoke(*shlex.split(line)[2:])
+    assert done.exit_code == 0 and done.stdout == ""
+    assert "nothing done, as another process works on it" in done.stderr
+
+
+def test_signalled_run_has_the_signal_s_status(mine: StudyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_nnunet = Worker._run_nnunet
+
+    def stop(self: Worker, *arguments: Any) -> None:
+        signal.raise_signal(signal.SIGUSR2)
+        run_nnunet(self, *arguments)
+
+    monkeypatch.setattr(Worker, "_run_nnunet", stop)
+    run = Run(mine.space.dataset, "3d_fullres", PLANS, 0, SGD)
+    done = invoke("run-one", "lines", run.dataset, "3d_fullres", "0", "-tr", SGD, "-p", PLANS)
+    assert done.exit_code == 128 + signal.SIGUSR2
+    assert len(done.stderr.splitlines()) == 1 and "stopped; run the same command" in done.stderr
+
+
+@pytest.mark.slow
+def test_line_may_run_twice_and_in_parallel(mine: StudyRun) -> None:
+    line = invoke("commands", str(mine.file), "--env", "--device", "cpu").stdout.splitlines()[0]
+    parallel = ["xargs", "-d", "\n", "-P", "2", "-I", "LINE", "sh", "-c", "LINE"]
+    done = subprocess.run(parallel, input=f"{line}\n" * 3, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("nothing done") == 2
+    run = next(iter(mine.study().runs()))
+    folder = run.folder(Path(mine.environment["nnUNet_results"]))
+    assert len(list(folder.glob("training_log_*"))) == 1
+    assert (folder / "validation" / "summary.json").exists()
+    assert len(invoke("commands", str(mine.file)).stdout.splitlines()) == 3
