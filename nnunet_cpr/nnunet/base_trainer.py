@@ -51,6 +51,10 @@ ADAM_BETAS = (0.9, 0.99)
 """Coefficients of Adam's running averages in the paper's segmentation runs."""
 
 
+_DRAWING_SECONDS = 15.0
+"""Time for the figures of an interrupted training, below the 30 s after which Slurm kills a job."""
+
+
 class NamedTrainer(nnUNetTrainer, ABC):
     """nnU-Net's trainer with the settings of its class name.
 
@@ -289,11 +293,12 @@ class NamedTrainer(nnUNetTrainer, ABC):
 
     def run_training(self) -> None:
         writer = self.checkpoint_writer
-        with self._watch_signals(writer.write_last):
+        with self._watch_signals(writer.write_last, lambda: self.draw_last_state(_DRAWING_SECONDS)):
             try:
                 super().run_training()
             except KeyboardInterrupt:
                 self._warn(f"SIGINT: {writer.write()}")
+                self.draw_last_state(_DRAWING_SECONDS)
                 raise
             finally:
                 writer.close()
@@ -302,8 +307,11 @@ class NamedTrainer(nnUNetTrainer, ABC):
         with self._watch_signals(lambda: "ended during the validation; continue with --c"):
             super().perform_actual_validation(save_probabilities)
 
-    def _watch_signals(self, write: Callable[[], str]) -> AbstractContextManager[None]:
-        return interruption.watch_signals(write, self._warn, interruption.rank_processes())
+    def _watch_signals(
+        self, write: Callable[[], str], afterwards: Callable[[], None] = lambda: None
+    ) -> AbstractContextManager[None]:
+        ranks = interruption.rank_processes()
+        return interruption.watch_signals(write, self._warn, ranks, afterwards)
 
     def on_epoch_start(self) -> None:
         if self.local_rank == 0 and not self.disable_checkpointing:

@@ -260,6 +260,8 @@ _reported: dict[str, str] = {}
 
 def _report(name: str, message: str) -> None:
     """Show a message in place of nnU-Net's traceback, if nothing handles nnU-Net's error."""
+    if hasattr(sys, "ps1") and name not in _reported:  # an interactive session shows the traceback
+        print(f"nnunet-cpr: {message}", file=sys.stderr)
     if not _reported:
         previous = sys.excepthook
 

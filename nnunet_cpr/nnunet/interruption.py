@@ -49,6 +49,7 @@ def watch_signals(
     write: Callable[[], str],
     report: Callable[[str], None],
     ranks: Sequence[psutil.Process] = (),
+    afterwards: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
     """End the process with status 128 + signal when a termination signal comes in this context.
 
@@ -59,13 +60,14 @@ def watch_signals(
         write: function that saves the state and returns a message; another thread calls it once.
         report: function that prints a message.
         ranks: processes of all ranks. The end of the parent process, which started them, ends them too.
+        afterwards: function to call when the state is saved; its errors are printed.
     """
     global _active
     if threading.current_thread() is not threading.main_thread():
         report("the training is not in the main thread: signals end it without a checkpoint")
         yield
         return
-    watcher = _Watcher(write, report, ranks)
+    watcher = _Watcher(write, report, ranks, afterwards)
     watcher.start()
     _active = watcher
     _reset_forked_children()
@@ -80,9 +82,13 @@ class _Watcher:
     """Thread that waits for signals, and the handlers that keep them from ending the process at once."""
 
     def __init__(
-        self, write: Callable[[], str], report: Callable[[str], None], ranks: Sequence[psutil.Process]
+        self,
+        write: Callable[[], str],
+        report: Callable[[str], None],
+        ranks: Sequence[psutil.Process],
+        afterwards: Callable[[], None],
     ) -> None:
-        self._write, self._report = write, report
+        self._write, self._report, self._afterwards = write, report, afterwards
         self._ranks = ranks
         self._parent = os.getppid()
         self._interrupts = False  # True once SIGINT is known not to come from the end of the parent
@@ -163,6 +169,7 @@ class _Watcher:
             reporting = threading.Thread(target=self._print, args=[message], daemon=True)
             reporting.start()
             reporting.join(_REPORT_SECONDS)
+            self._afterwards()
             if not is_rank_0:
                 _wait_for_end(self._ranks[0], _RANK_0_SECONDS)
         except Exception:

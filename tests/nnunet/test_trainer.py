@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -183,10 +184,11 @@ def test_warm_start_after_the_end_is_reported(workspace: Workspace) -> None:
 def test_misspelt_name_is_refused_in_one_line(
     workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(RuntimeError, match="Could not find requested nnunet trainer"):
+    with pytest.raises(RuntimeError, match="Could not find requested nnunet trainer") as caught:
         workspace.train_here("nnUNetTrainerCPR_ws2k")
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("nnunet-cpr:")]
-    assert said == [
+    capsys.readouterr()
+    sys.excepthook(caught.type, caught.value, caught.tb)  # as Python does if nothing handles it
+    assert capsys.readouterr().err.splitlines() == [
         "nnunet-cpr: unknown suffix _ws2k in 'nnUNetTrainerCPR_ws2k'; "
         "did you mean nnUNetTrainerCPR_ws2000?"
     ]
