@@ -13,6 +13,7 @@ import torch
 from dynamic_network_architectures.architectures import primus
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
+from nnunet_cpr.nnunet.figure_process import FigureProcess
 from tests.helpers.workspace import _ThreadContext
 
 OTHER_PROJECTS = '''
@@ -155,7 +156,7 @@ def trainers_of_nnunet() -> dict[str, type[nnUNetTrainer]]:
 
 
 def make_small() -> None:
-    """Shorten what does not matter in a test of a training: transformers, processes, validation."""
+    """Shorten what does not matter in these tests: transformers, processes, figures, validation."""
     initialize = nnUNetTrainer.initialize
     build = primus.Primus.__init__
     signature = inspect.signature(build)
@@ -172,6 +173,7 @@ def make_small() -> None:
         build(*given.args, **given.kwargs)
 
     nnUNetTrainer.initialize = initialize_short
+    FigureProcess.finish = lambda *arguments: None
     nnUNetTrainer.perform_actual_validation = lambda trainer, save_probabilities=False: None
     primus.Primus.__init__ = build_small
     for size in primus._PRIMUS_CONFIGS.values():
@@ -180,3 +182,15 @@ def make_small() -> None:
     multiprocessing.get_context = lambda *method: _ThreadContext(contexts(*method))
     multiprocessing.cpu_count = lambda: 1  # threads of torch
     torch.set_num_threads(1)
+
+
+NNUNET = trainers_of_nnunet()
+NOT_TO_COMBINE = {"AbstractPrimus"} | {name for name in NNUNET if name.startswith("_")}
+
+
+def name_on(other: str, settings: str = "") -> str:
+    """Return the name of the trainer with CPR that is like another one."""
+    family = "nnUNetTrainerCPR"
+    if NNUNET[other].configure_optimizers is not nnUNetTrainer.configure_optimizers:
+        family = "nnUNetTrainerAttachCPR"
+    return f"{family}{settings}_on_{other}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,19 +14,9 @@ from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.composition import resolve_settings
 from nnunet_cpr.nnunet.trainer import trainer_class
 from tests.helpers import ROOT
-from tests.helpers.command_server import CommandServer
-from tests.helpers.nnunet_trainers import OTHER_PROJECTS, nnUNetTrainer, trainers_of_nnunet
-from tests.helpers.workspace import PLANS, Workspace
+from tests.helpers.nnunet_trainers import NNUNET, NOT_TO_COMBINE, OTHER_PROJECTS, name_on
+from tests.helpers.workspace import Workspace
 
-NNUNET = trainers_of_nnunet()
-NOT_TO_COMBINE = {"AbstractPrimus"} | {name for name in NNUNET if name.startswith("_")}
-NEED_A_GPU = {name for name in NNUNET if name.startswith("nnUNetTrainerBenchmark")}
-"""Benchmarks of speed that refuse a CPU and write no checkpoint."""
-OTHERS = {
-    "nnUNetTrainerMedNeXtLike": "nnUNetTrainerAttachCPR",
-    "nnUNetTrainerUMambaLike": "nnUNetTrainerCPR",
-    "nnUNetTrainerStages": "nnUNetTrainerAttachCPR",
-}
 MINE = """
 import torch
 from nnunetv2.training.nnUNetTrainer.variants.data_augmentation.nnUNetTrainerDA5 import nnUNetTrainerDA5
@@ -65,14 +54,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _searched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("nnUNet_extTrainer", os.pathsep.join([str(folder), str(ROOT / "trainers")]))
-
-
-def name_on(other: str, settings: str = "") -> str:
-    """Return the name of the trainer with CPR that is like another one."""
-    family = "nnUNetTrainerCPR"
-    if NNUNET[other].configure_optimizers is not nnUNetTrainer.configure_optimizers:
-        family = "nnUNetTrainerAttachCPR"
-    return f"{family}{settings}_on_{other}"
 
 
 @pytest.mark.parametrize("other", sorted(set(NNUNET) - NOT_TO_COMBINE))
@@ -208,46 +189,3 @@ def test_wrong_name_ends_the_command_with_one_line(workspace: Workspace) -> None
     assert done.returncode == 1 and "Traceback" not in done.stderr
     lines = [line for line in done.stderr.splitlines() if "nnunet-cpr" in line]
     assert lines == done.stderr.splitlines()[-1:] and "nnUNetTrainerCPR_on_nnUNetTrainerDA5" in lines[0]
-
-
-# nnU-Net's commands
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[CommandServer]:
-    started = CommandServer("tests.helpers.nnunet_trainers:make_small")
-    yield started
-    started.close()
-
-
-@pytest.mark.slow  # 6 seconds each
-@pytest.mark.parametrize("other", [*sorted(set(NNUNET) - NOT_TO_COMBINE - NEED_A_GPU), *OTHERS])
-def test_training_is_killed_continued_and_predicts(
-    other: str, workspace: Workspace, folder: Path, server: CommandServer, tmp_path: Path
-) -> None:
-    settings = "_ws3_3epochs_2iters_seed1"
-    name = name_on(other, settings) if other in NNUNET else f"{OTHERS[other]}{settings}_on_{other}"
-    space = workspace.with_results_in(tmp_path)
-    search = os.pathsep.join([str(folder), str(ROOT / "trainers")])
-    environment = {**space.environment, "nnUNet_extTrainer": search}
-    train = ["nnUNetv2_train", *space.train_arguments(name)]
-    log = tmp_path / "output.txt"
-
-    server.run_and_kill(train, environment, log, "Epoch 1")
-    assert not (space.fold(name) / "checkpoint_final.pth").exists()
-    assert server.run([*train, "--c"], environment, log) == 0, log.read_text()[-3000:]
-    said = log.read_text()
-    assert f"of {other} is kept" in said and "Epoch 0" not in said
-    history = space.history(name)
-    assert history["epoch"].unique().tolist() == [0, 1, 2] and (history["kappa"] < 1e9).iloc[-1]
-    assert space.checkpoint(name)["trainer_name"] == name
-
-    predict = ["nnUNetv2_predict", "-i", str(space_images(workspace)), "-o", str(tmp_path / "out")]
-    model = ["-d", "901", "-c", "3d_fullres", "-f", "0", "-tr", name, "-p", PLANS, "-device", "cpu"]
-    options = ["-npp", "0", "-nps", "0", "--disable_tta"]
-    assert server.run([*predict, *model, *options], environment, log) == 0, log.read_text()[-3000:]
-    assert list((tmp_path / "out").glob("*.nii.gz"))
-
-
-def space_images(workspace: Workspace) -> Path:
-    return workspace.folder / "nnUNet_raw" / workspace.dataset / "imagesTs"
