@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nnunet_cpr.nnunet.export import export_model
 from tests.helpers import ROOT
 from tests.helpers.command_server import CommandServer
 from tests.helpers.nnunet_trainers import NNUNET, NOT_TO_COMBINE, OTHER_PROJECTS, name_on
@@ -39,8 +40,13 @@ def server() -> Iterator[CommandServer]:
 
 @pytest.mark.slow  # 6 seconds each
 @pytest.mark.parametrize("other", [*sorted(set(NNUNET) - NOT_TO_COMBINE - NEED_A_GPU), *OTHERS])
-def test_training_is_killed_continued_and_predicts(
-    other: str, workspace: Workspace, folder: Path, server: CommandServer, tmp_path: Path
+def test_training_is_killed_continued_predicts_and_is_exported(
+    other: str,
+    workspace: Workspace,
+    folder: Path,
+    server: CommandServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = "_ws3_3epochs_2iters_seed1"
     name = name_on(other, settings) if other in NNUNET else f"{OTHERS[other]}{settings}_on_{other}"
@@ -64,6 +70,11 @@ def test_training_is_killed_continued_and_predicts(
     options = ["-npp", "0", "-nps", "0", "--disable_tta"]
     assert server.run([*predict, *model, *options], environment, log) == 0, log.read_text()[-3000:]
     assert list((tmp_path / "out").glob("*.nii.gz"))
+
+    if "Primus" not in other:  # whose network is smaller in the commands' processes than in this one
+        monkeypatch.setenv("nnUNet_extTrainer", search)
+        exported = export_model(space.model(name), tmp_path / "exported", None, ["checkpoint_final.pth"])
+        assert exported.name == f"{other}__{PLANS}__3d_fullres"
 
 
 def space_images(workspace: Workspace) -> Path:
