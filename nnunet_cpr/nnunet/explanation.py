@@ -9,7 +9,6 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -64,18 +63,17 @@ def explain(name: str) -> list[tuple[str, str]]:
         return [("trainer", f"{name} is not from nnunet-cpr"), ("with CPR", str(with_cpr(other)))]
     trainer = trainer_class(name)
     assert trainer is not None
-    with _built(trainer) as built:
-        rates = _learning_rates(built)
-        return [
-            ("family", f"{settings.family}: {(trainer.__doc__ or '').splitlines()[0]}"),
-            *([("like", _like(settings, trainer.other_trainer()))] if settings.on else []),
-            ("optimizer", _optimizer(built.optimizer)),
-            ("learning rate", _schedule(built, rates)),
-            ("length", _length(built)),
-            ("weight decay", _weight_decay(built)),
-            *_regularization(built),
-            ("compare with", _comparison(settings)),
-        ]
+    built, rates = _build(trainer)
+    return [
+        ("family", f"{settings.family}: {(trainer.__doc__ or '').splitlines()[0]}"),
+        *([("like", _like(settings, trainer.other_trainer()))] if settings.on else []),
+        ("optimizer", _optimizer(built.optimizer)),
+        ("learning rate", _schedule(built, rates)),
+        ("length", _length(built)),
+        ("weight decay", _weight_decay(built)),
+        *_regularization(built),
+        ("compare with", _comparison(settings)),
+    ]
 
 
 def _like(settings: TrainerName, other: type[nnUNetTrainer]) -> str:
@@ -83,26 +81,31 @@ def _like(settings: TrainerName, other: type[nnUNetTrainer]) -> str:
     return f"{other.__name__} ({other.__module__}), {kept}"
 
 
-@contextmanager
-def _built(trainer: type[NamedTrainer]) -> Iterator[NamedTrainer]:
+def _build(trainer: type[NamedTrainer]) -> tuple[NamedTrainer, list[float]]:
     """Build a trainer and its optimizer with a small network, in a temporary folder.
+
+    Returns:
+        The trainer, and the learning rate at the start of every epoch.
 
     Raises:
         WrongName: this fails, as the trainer needs more of its plans.
     """
     variables = ("nnUNet_results", "nnUNet_wandb_enabled")
     before = {variable: os.environ.pop(variable, None) for variable in variables}
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.redirect_stdout(io.StringIO()),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
         os.environ["nnUNet_results"] = folder
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                built = trainer(_copy(_PLANS), "3d_fullres", 0, _copy(_DATASET), torch.device("cpu"))
-                built.network = nn.Sequential(nn.Conv3d(1, 2, 3), nn.InstanceNorm3d(2, affine=True))
-                built.replace_weight_decay()
-                built.optimizer, built.lr_scheduler = built.configure_optimizers()
-                yield built
-        except (LookupError, TypeError, AttributeError, AssertionError, RuntimeError) as error:
+            built = trainer(_copy(_PLANS), "3d_fullres", 0, _copy(_DATASET), torch.device("cpu"))
+            built.network = nn.Sequential(nn.Conv3d(1, 2, 3), nn.InstanceNorm3d(2, affine=True))
+            built.replace_weight_decay()
+            built.optimizer, built.lr_scheduler = built.configure_optimizers()
+            return built, _learning_rates(built)
+        except Exception as error:  # the trainer of another package can fail in any way
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise WrongName(f"{trainer.__name__} cannot be built without its data: {reason}") from error
         finally:
