@@ -32,10 +32,11 @@ class ResourceUsage:
         self._gpu_memory = 0
 
     def measure(self, pid: int) -> None:
-        """Measure the memory of a process and its descendants, at most every five seconds."""
-        if time.monotonic() < self._next:
+        """Measure the memory of a process and its descendants, more seldom the longer they run."""
+        now = time.monotonic()
+        if now < self._next:
             return
-        self._next = time.monotonic() + _INTERVAL
+        self._next = now + min(_INTERVAL, 0.2 + now - self._start)
         processes = []
         with contextlib.suppress(psutil.Error):
             processes = [root := psutil.Process(pid), *root.children(recursive=True)]
