@@ -184,6 +184,7 @@ def test_optimizer_without_cpr_is_refused(
     )
 
 
+@pytest.mark.slow  # 6 seconds
 def test_wrong_name_ends_the_command_with_one_line(workspace: Workspace) -> None:
     done = workspace.train("nnUNetTrainerCPR_DA5", check=False)
     assert done.returncode == 1 and "Traceback" not in done.stderr

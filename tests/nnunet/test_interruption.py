@@ -146,6 +146,7 @@ def wait_until(is_done: Callable[[], bool], process: subprocess.Popen, output: P
         time.sleep(0.02)
 
 
+@pytest.mark.slow  # 20 seconds
 def test_sigterm_loses_the_running_epoch_only(
     space: Workspace, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

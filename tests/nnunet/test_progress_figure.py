@@ -152,6 +152,7 @@ LOGGED = {
 """Values of nnU-Net's logger after two epochs."""
 
 
+@pytest.mark.slow
 def test_process_draws_both_figures(tmp_path: Path) -> None:
     write_history(training(tmp_path))
     said: list[str] = []
@@ -168,6 +169,7 @@ def test_process_draws_both_figures(tmp_path: Path) -> None:
     assert all(imread(tmp_path / name).std() > 0.05 for name in names if name.endswith("png"))
 
 
+@pytest.mark.slow
 def test_errors_of_the_process_are_reported(tmp_path: Path) -> None:
     (tmp_path / "cpr_history.csv").write_text("nonsense\n")
     (tmp_path / "progress.png").mkdir()

@@ -114,6 +114,7 @@ def test_arbitrary_values_have_a_verdict() -> None:
             judge(history_of(*(row.reshape(-1, epochs) for row in grid)))
 
 
+@pytest.mark.slow  # 2 seconds each
 @pytest.mark.parametrize(
     ("suffix", "text"),
     [
