@@ -120,6 +120,7 @@ class Held:
     def messages(self) -> list[str]:
         """Return our lines of the output, with S for the seconds."""
         lines = [line for line in self.output.read_text().splitlines() if line.startswith("nnunet-cpr:")]
+        lines = [line for line in lines if "does not make this training reproducible" not in line]
         return [re.sub(r"\d+\.\d s\)", "S s)", line) for line in lines]
 
 
