@@ -22,7 +22,6 @@ import torch
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
-from nnunet_cpr._spelling import OTHER_TRAINER
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.parsing import split_suffixes
 from nnunet_cpr.names.trainer_name import TrainerName, parse_trainer_name
@@ -135,10 +134,9 @@ def _derived_trainer(name: str) -> tuple[type[NamedTrainer] | None, TrainerName 
         if found is None:
             continue
         if not issubclass(found, NamedTrainer):
-            family = "nnUNetTrainerPlain" if _builds_optimizer(found) else "nnUNetTrainerSGD"
             raise WrongName(
-                f"{stem} takes no suffixes; use {family}_{suffixes}{OTHER_TRAINER}{stem}, which is the "
-                "same trainer with suffixes"
+                f"{stem} takes no suffixes; use {_with_suffixes(found, suffixes)}, which is the same "
+                "trainer with suffixes"
             )
         given = parse_trainer_name(f"{found.settings.family}_{suffixes}{ending}{other}")
         assert given is not None
@@ -153,8 +151,7 @@ def _derived_trainer(name: str) -> tuple[type[NamedTrainer] | None, TrainerName 
 
 def with_cpr(trainer: type[nnUNetTrainer]) -> TrainerName:
     """Return the name of the trainer with CPR that is like another one."""
-    family = "nnUNetTrainerAttachCPR" if _builds_optimizer(trainer) else "nnUNetTrainerCPR"
-    return TrainerName(family, on=None if trainer is nnUNetTrainer else trainer.__name__)
+    return _like(trainer, TrainerName(_family(trainer, cpr=True)))
 
 
 def search_trainer(name: str) -> type[nnUNetTrainer]:
@@ -198,14 +195,17 @@ def _check_composition(name: str, settings: TrainerName, other: type[nnUNetTrain
         WrongName: it cannot.
     """
     if other is nnUNetTrainer:
-        alone = settings.family.replace("Plain", "SGD").replace("Attach", "")
-        raise WrongName(f"{name!r}: nnUNetTrainer is the default; use {alone} without _on_nnUNetTrainer")
+        family = settings.family
+        if settings.keeps_optimizer:
+            family = _family(other, settings.defaults.cpr)
+        right = dataclasses.replace(settings, family=family, on=None)
+        raise WrongName(f"{name!r}: nnUNetTrainer is the default; use {right}")
     if issubclass(other, NamedTrainer):
         raise WrongName(
             f"{name!r}: {settings.on} is derived from nnunet-cpr already; append suffixes to its name"
         )
     if not settings.keeps_optimizer and _builds_optimizer(other):
-        family = "nnUNetTrainerAttachCPR" if settings.defaults.cpr else "nnUNetTrainerPlain"
+        family = _family(other, settings.defaults.cpr)
         right = dataclasses.replace(settings, family=family, warmup=None)
         raise WrongName(f"{name!r}: {settings.on} builds an optimizer of its own; use {right}")
     for base in _bases_with_constructor(other):
@@ -226,6 +226,32 @@ def _check_composition(name: str, settings: TrainerName, other: type[nnUNetTrain
     )
     if abstract:
         raise WrongName(f"{name!r}: {settings.on} is abstract, it has no {', '.join(abstract)}")
+
+
+def _family(trainer: type[nnUNetTrainer], cpr: bool) -> str:
+    """Return the family that is like another trainer, with or without CPR."""
+    if _builds_optimizer(trainer):
+        return "nnUNetTrainerAttachCPR" if cpr else "nnUNetTrainerPlain"
+    return "nnUNetTrainerCPR" if cpr else "nnUNetTrainerSGD"
+
+
+def _with_suffixes(trainer: type[nnUNetTrainer], suffixes: str) -> TrainerName:
+    """Return the name that is like another trainer with suffixes, with CPR if they are settings of CPR.
+
+    Raises:
+        WrongName: no family takes the suffixes.
+    """
+    try:
+        settings = parse_trainer_name(f"{_family(trainer, cpr=False)}_{suffixes}")
+    except WrongName:
+        settings = parse_trainer_name(f"{_family(trainer, cpr=True)}_{suffixes}")
+    assert settings is not None
+    return _like(trainer, settings)
+
+
+def _like(trainer: type[nnUNetTrainer], settings: TrainerName) -> TrainerName:
+    """Return the settings with another trainer, which is nnU-Net's own if none is named."""
+    return dataclasses.replace(settings, on=None if trainer is nnUNetTrainer else trainer.__name__)
 
 
 def _builds_optimizer(trainer: type[nnUNetTrainer]) -> bool:
