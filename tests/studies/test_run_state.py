@@ -36,16 +36,6 @@ LOG = """
 
 
 @pytest.fixture
-def run() -> Run:
-    return Run("Dataset001_A", "3d_fullres", "nnUNetPlans", 0, "nnUNetTrainerCPR_10epochs")
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> StudyPaths:
-    return StudyPaths(tmp_path / "results", tmp_path / "results" / "studies" / "s")
-
-
-@pytest.fixture
 def fold(run: Run, paths: StudyPaths) -> Path:
     folder = run.folder(paths.results)
     (folder / "validation").mkdir(parents=True)

@@ -37,16 +37,6 @@ EPOCH = r"2026-01-01 10:00:00.0: Epoch %s\n2026-01-01 10:00:00.0: Epoch time: 5 
 
 
 @pytest.fixture
-def run() -> Run:
-    return Run("Dataset001_A", "3d_fullres", "nnUNetPlans", 0, "nnUNetTrainerCPR_10epochs")
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> StudyPaths:
-    return StudyPaths(tmp_path / "results", tmp_path / "results" / "studies" / "s")
-
-
-@pytest.fixture
 def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Return a function that makes a shell script nnU-Net's command."""
 
