@@ -132,6 +132,19 @@ class Muon(torch.optim.Optimizer):
             (param_group,) = _with_rules([param_group], None, ())
         super().add_param_group(param_group)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, with the rules that it was saved with.
+
+        Raises:
+            ValueError: it is the state of another optimizer; nothing is changed then.
+        """
+        if not all("rules" in group for group in state_dict["param_groups"]):
+            raise ValueError(
+                "state_dict: expected the state of Muon, got one of another optimizer, without rules; "
+                "load it into the optimizer that it was saved from"
+            )
+        super().load_state_dict(state_dict)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step.
