@@ -145,7 +145,7 @@ def test_group_may_choose_its_rule() -> None:
 def test_vectors_and_single_rows_follow_adamw() -> None:
     params = [nn.Parameter(torch.randn(*shape)) for shape in ((1, 7), (7, 1, 1), (7,), (2, 7))]
     assert Muon(params).param_groups[0]["rules"] == ["adamw", "adamw", "adamw", "muon"]
-    with pytest.warns(UserWarning, match="Muon: no parameter to orthogonalize"):
+    with pytest.warns(UserWarning, match="params: no parameter to orthogonalize for Muon"):
         Muon(params[:3])
 
 

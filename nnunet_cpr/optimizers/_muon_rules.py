@@ -121,9 +121,10 @@ def assign_rules(
             _rule(p, id(p) in for_muon if use is None else use, known.get(id(p), set())) for p in members
         ]
     if not any(rule != ADAMW for group in groups for rule in group["rules"]):
+        kept = f" other than {', '.join(adamw_for)}; choose adamw_for=() to include these"
         warnings.warn(
-            "Muon: no parameter to orthogonalize, AdamW's rule steps all; expected parameter matrices "
-            f"other than {', '.join(adamw_for)}; choose adamw_for=() to include these",
+            "params: no parameter to orthogonalize for Muon, AdamW's rule steps all; expected parameter "
+            f"matrices{kept if adamw_for else ''}",
             stacklevel=4,
         )
 
