@@ -25,9 +25,9 @@ MUON_TRANSPOSED = "muon_transposed"
 def kinds(model: nn.Module) -> dict[int, set[str]]:
     """Return the kinds of each regularized parameter of a model, by the id of the parameter.
 
-    - ``first``: the first parameter matrix of the model.
+    - ``first``: the weight of the first convolutional or linear layer.
     - ``head``: the segmentation heads of nnU-Net's networks (``seg_layers``), the classifier of timm's
-      models, or else the last parameter matrix.
+      models, or else the weight of the last convolutional or linear layer.
     - ``transposed``: weights of transposed convolutions.
     - ``depthwise``: weights of convolutions with one group for each channel.
 
@@ -41,17 +41,21 @@ def kinds(model: nn.Module) -> dict[int, set[str]]:
     found: dict[int, set[str]] = {id(p): set() for p in matrices.values()}
     if not found:
         return found
-    in_order = [id(p) for p in model.parameters() if id(p) in found]
-    found[in_order[0]].add("first")
-    for head in _heads(model, matrices) or [in_order[-1]]:
+    layers = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Linear | nn.modules.conv._ConvNd) and id(module.weight) in found
+    ]
+    if layers:
+        found[id(layers[0].weight)].add("first")
+    for head in _heads(model, matrices) or [id(layer.weight) for layer in layers[-1:]]:
         found[head].add("head")
-    for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if isinstance(module, nn.modules.conv._ConvNd) and id(weight) in found:
-            if module.transposed:
-                found[id(weight)].add("transposed")
-            if 1 < module.groups == module.in_channels:
-                found[id(weight)].add("depthwise")
+    for layer in layers:
+        if isinstance(layer, nn.modules.conv._ConvNd):
+            if layer.transposed:
+                found[id(layer.weight)].add("transposed")
+            if 1 < layer.groups == layer.in_channels:
+                found[id(layer.weight)].add("depthwise")
     return found
 
 
