@@ -467,6 +467,25 @@ def test_groups_cannot_be_added_to_muoncpr() -> None:
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3, 3))]})
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state: state.pop("param_groups"),
+        lambda state: state["param_groups"][0].pop("rules"),
+        lambda state: state["param_groups"][0]["rules"].pop(),
+        lambda state: state["param_groups"][0].update(rules=["sgd"] * len(list(Net().parameters()))),
+    ],
+)
+def test_state_without_valid_rules_is_refused(damage: Any) -> None:
+    for build in (Muon, MuonCPR):
+        model = Net()
+        optimizer = build(model)
+        state = copy.deepcopy(optimizer.state_dict())
+        damage(state)
+        with pytest.raises(ValueError, match="state_dict: expected the state of Muon, got one without"):
+            optimizer.load_state_dict(state)
+
+
 def test_state_of_another_optimizer_is_refused() -> None:
     model = Net()
     adam = CPR(model).attach(torch.optim.Adam(model.parameters()))

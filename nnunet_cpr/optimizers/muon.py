@@ -15,6 +15,7 @@ from nnunet_cpr._validation import positive_integer, positive_number, short_repr
 from nnunet_cpr.optimizers._muon_rules import (
     ADAMW,
     ADAMW_KINDS,
+    MUON,
     MUON_TRANSPOSED,
     assign_rules,
     check_kinds,
@@ -136,11 +137,12 @@ class Muon(torch.optim.Optimizer):
         """Load a state, with the rules that it was saved with.
 
         Raises:
-            ValueError: it is the state of another optimizer; nothing is changed then.
+            ValueError: it is not a state of Muon; nothing is changed then.
         """
-        if not all("rules" in group for group in state_dict["param_groups"]):
+        groups = state_dict.get("param_groups")
+        if not (isinstance(groups, list) and all(map(_has_valid_rules, groups))):
             raise ValueError(
-                "state_dict: expected the state of Muon, got one of another optimizer, without rules; "
+                "state_dict: expected the state of Muon, got one without the rules of its parameters; "
                 "load it into the optimizer that it was saved from"
             )
         super().load_state_dict(state_dict)
@@ -273,6 +275,14 @@ def _with_rules(
     groups = torch_groups(given, whole)
     assign_rules(groups, [p for _, p, _ in select(given)], model or whole, adamw_for)
     return groups
+
+
+def _has_valid_rules(group: Any) -> bool:
+    """Return True if a saved parameter group has a rule for each of its parameters."""
+    rules = group.get("rules") if isinstance(group, dict) else None
+    if not isinstance(rules, list) or len(rules) != len(group.get("params", ())):
+        return False
+    return all(rule in (ADAMW, MUON, MUON_TRANSPOSED) for rule in rules)
 
 
 def _gradients(params: Iterable[Tensor]) -> list[Tensor]:
