@@ -61,7 +61,7 @@ def main(
             iterations = {name: Iteration(name, device, edge) for name in (base, ours)}
             timings = in_turn({n: i.run for n, i in iterations.items()}, base, device, seconds, rounds)
             results[base] = timings
-            shared[base] = _ratio_with_the_rest_shared(iterations, timings, base, ours)
+            shared[base] = ratio_with_the_rest_shared(iterations, timings, base, ours)
             console.print(_table(f"2 patches of {edge}^3, {device}", base, timings, iterations))
             console.print(
                 "Ratio with the median time of everything but the optimizer step, which is the same "
@@ -134,7 +134,7 @@ class Iteration:
         return result
 
 
-def _ratio_with_the_rest_shared(
+def ratio_with_the_rest_shared(
     iterations: dict[str, Iteration], timings: dict[str, Timing], base: str, ours: str
 ) -> float:
     """Return the ratio of both iterations with the same time for everything but the optimizer step.

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nnunet_cpr.bounds import KappaIP, KappaK, KappaKI0, KappaWS
     from nnunet_cpr.cpr import CPR
-    from nnunet_cpr.optimizers import SGDCPR, AdamCPR
+    from nnunet_cpr.optimizers import SGDCPR, AdamCPR, MuonCPR
 
 __version__ = "0.1.0"
 
-__all__ = ["CPR", "SGDCPR", "AdamCPR", "KappaIP", "KappaK", "KappaKI0", "KappaWS"]
+__all__ = ["CPR", "SGDCPR", "AdamCPR", "KappaIP", "KappaK", "KappaKI0", "KappaWS", "MuonCPR"]
 
 _MODULES = {
     "CPR": "cpr",
@@ -24,6 +24,7 @@ _MODULES = {
     "KappaK": "bounds",
     "KappaKI0": "bounds",
     "KappaWS": "bounds",
+    "MuonCPR": "optimizers",
 }
 
 

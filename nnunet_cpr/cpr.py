@@ -373,7 +373,7 @@ class CPR(RegularizationMethod):
     # Attachment to an optimizer
 
     def _step_hooks(self, optimizer: Optimizer) -> list[Any]:
-        if getattr(optimizer, "cpr", None) is self:  # SGDCPR and AdamCPR call it themselves
+        if getattr(optimizer, "cpr", None) is self:  # a CPROptimizer calls it itself
             return []
         return super()._step_hooks(optimizer)
 

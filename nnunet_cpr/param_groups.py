@@ -183,7 +183,7 @@ def _is_matrix(name: str, p: Tensor) -> bool:
     return p.requires_grad and p.ndim >= 2 and p.numel() > 0 and not is_bias
 
 
-def _unwrap(module: nn.Module) -> nn.Module:
+def unwrap(module: nn.Module) -> nn.Module:
     """Return the module inside ``DistributedDataParallel``, ``DataParallel`` or ``torch.compile``."""
     while True:
         if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
@@ -199,7 +199,7 @@ def _module_groups(module: nn.Module) -> ParamGroups:
 
     The names are those of the unwrapped module, so that the checkpoint of a compiled model fits others.
     """
-    module = _unwrap(module)
+    module = unwrap(module)
     excluded = _excluded(module)
     named = list(_name(module.named_parameters()))
     if not named:

@@ -17,7 +17,7 @@ from tests.helpers import ROOT
 
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import measure, shapes
+from benchmarks import measure, muon_cost, shapes
 from benchmarks.competitors import BASE, COMPETITORS
 from benchmarks.limits import Limit, check_limits
 
@@ -38,6 +38,14 @@ def test_shapes_match_the_networks() -> None:
     assert round(shapes.elements(unet) / 1e6, 1) == 31.2 and len(unet) == 108
     assert round(shapes.elements(shapes.gpt2()) / 1e6) == 124
     assert round(shapes.elements(shapes.build("nnU-Net ResEnc-L")) / 1e6) == 102
+
+
+def test_every_optimizer_of_the_cost_of_muon_steps() -> None:
+    network = torch.nn.Sequential(*(torch.nn.Conv2d(4, 4, 3) for _ in range(3)))
+    for step in muon_cost._steps(network, "cpu").values():
+        step()
+        pairs = zip(step.model.parameters(), network.parameters())
+        assert not any(torch.equal(p, q) for p, q in pairs)
 
 
 def test_times_are_interleaved_in_random_order() -> None:

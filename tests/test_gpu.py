@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaKI0, KappaWS
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaKI0, KappaWS, MuonCPR
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -48,6 +48,30 @@ def test_step_never_synchronizes_with_the_gpu(build: type, regularizer: str) -> 
         torch.cuda.set_sync_debug_mode("default")
     assert optimizer._backend is not None or regularizer != "l2"
     assert optimizer.cpr.kappa.isfinite().all()
+
+
+def test_muon_never_synchronizes_and_agrees_with_the_cpu() -> None:
+    params = parameters(20)
+    others = [torch.nn.Parameter(p.detach().cpu()) for p in params]
+    optimizers = [
+        MuonCPR(own, lr=0.01, kappa=KappaWS(3), ns_dtype="float32") for own in (params, others)
+    ]
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for t in range(6):
+            set_gradients(params, t)
+            optimizers[0].step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for t in range(6):
+        set_gradients(params, t)
+        for p, q in zip(params, others):
+            assert p.grad is not None
+            q.grad = p.grad.cpu()
+        optimizers[1].step()
+    for p, q in zip(params, others):
+        torch.testing.assert_close(p.cpu(), q, rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("build", BUILDS)

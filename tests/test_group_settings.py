@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,12 +13,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS, MuonCPR
 from nnunet_cpr._spelling import WrongName
 from nnunet_cpr.bounds import Bound, as_bound, read_bound
 from nnunet_cpr.regularizers import L2, Huber, Regularizer
 from tests.helpers.examples import examples
 from tests.helpers.matrices import matrix, set_gradients
+
+MUON = functools.partial(MuonCPR, ns_dtype="float64")  # bfloat16 rounds in another order in a batch
 
 SETTINGS = st.fixed_dictionaries(
     {},
@@ -50,12 +54,12 @@ def train(optimizers: list[Any], params: list[torch.nn.Parameter], first: int, l
 @examples(20, search=200)
 @given(
     of_groups=st.tuples(SETTINGS, SETTINGS, SETTINGS),
-    build=st.sampled_from([SGDCPR, AdamCPR]),
+    build=st.sampled_from([SGDCPR, AdamCPR, MUON]),
     attached=st.booleans(),
     stop=st.integers(0, 7),
 )
 def test_groups_train_like_optimizers_of_their_own(
-    of_groups: tuple[dict[str, Any], ...], build: type, attached: bool, stop: int
+    of_groups: tuple[dict[str, Any], ...], build: Callable[..., Any], attached: bool, stop: int
 ) -> None:
     """Train with and without saving and loading in between."""
 
@@ -145,11 +149,11 @@ def test_settings_changed_later_are_refused(change: dict[str, Any], message: str
         optimizer.step()
 
 
-@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR, MuonCPR])
 def test_unknown_group_key_is_refused(build: type) -> None:
     with pytest.raises(TypeError, match="group 0: unknown key 'kapa'; did you mean 'kappa'"):
         build([{"params": [matrix()], "kapa": 1}])
-    other = "betas" if build is SGDCPR else "momentum"
+    other = {SGDCPR: "betas", AdamCPR: "momentum", MuonCPR: "amsgrad"}[build]
     with pytest.raises(TypeError, match=f"group 1: unknown key '{other}'"):
         build([{"params": [matrix()]}, {"params": [matrix()], other: 0.9}])
     build([{"params": [matrix()], "name": "encoder", "initial_lr": 0.1, "lr_scale": 0.5}])
@@ -190,7 +194,7 @@ def test_wrong_settings_of_a_group_are_refused(wrong: dict, kind: type, message:
 )
 def test_every_bound_has_a_word_that_reads_back(bound: Bound, word: str) -> None:
     assert str(bound) == word and read_bound(word) == as_bound(repr(bound)) == bound
-    for build in (CPR, SGDCPR, AdamCPR):
+    for build in (CPR, SGDCPR, AdamCPR, MuonCPR):
         cpr = build([matrix()], kappa=word)
         assert getattr(cpr, "cpr", cpr).bound == bound
 

@@ -12,11 +12,15 @@ import pytest
 import torch
 from torch import nn
 
-from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaWS
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaWS, MuonCPR
 from nnunet_cpr.baselines import DecoupledDecay
 from tests.helpers.matrices import matrix, set_gradients
 
-BUILDS = pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+FUSED_BUILDS = pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+BUILDS = pytest.mark.parametrize("build", [SGDCPR, AdamCPR, MuonCPR])
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:params. no parameter to orthogonalize")
 
 
 def model() -> nn.Module:
@@ -39,6 +43,7 @@ def steps(optimizer: Any, count: int = 3) -> None:
     [
         lambda m: AdamCPR(m, lr=0.1),
         lambda m: SGDCPR(m, lr=0.1),
+        lambda m: MuonCPR(m, lr=0.1, adamw_for=()),
         lambda m: CPR(m).attach(torch.optim.Adam(m.parameters())),
         lambda m: DecoupledDecay(m, 0.1).attach(torch.optim.Adam(m.parameters())),
     ],
@@ -82,14 +87,14 @@ def test_cpr_can_be_attached_after_its_optimizer_is_freed() -> None:
 # Gradient scaling
 
 
-@BUILDS
+@FUSED_BUILDS
 def test_only_an_explicit_fused_leaves_unscaling_to_the_step(build: type) -> None:
     assert build(model())._backend is not None
     for fused in (None, False, True):
         assert build(model(), fused=fused)._step_supports_amp_scaling is (fused is True)
 
 
-@BUILDS
+@FUSED_BUILDS
 @pytest.mark.parametrize("fused", [None, True])
 @pytest.mark.parametrize("regularizer", ["l2", "l1"])
 @pytest.mark.parametrize("turned", [False, True])
@@ -249,7 +254,7 @@ def test_the_default_dtype_does_not_matter(
     assert all(torch.equal(a, b) for a, b in zip(*results))
 
 
-@BUILDS
+@FUSED_BUILDS
 def test_the_default_device_does_not_matter(build: type) -> None:
     m = model()
     torch.set_default_device("meta")
@@ -312,7 +317,7 @@ def test_vectors_alone_train_as_with_torch(build: type) -> None:
     for kind in (build, build._torch_class):
         p = nn.Parameter(torch.ones(4))
         if kind is build:
-            with pytest.warns(UserWarning, match="no parameter to regularize"):
+            with pytest.warns(UserWarning, match="no parameter to"):
                 optimizer: Any = kind([p], lr=0.1)
         else:
             more = {"momentum": 0.99, "nesterov": True} if kind is torch.optim.SGD else {}
@@ -338,7 +343,7 @@ def test_vectors_alone_leave_a_stock_optimizer_alone() -> None:
 # Arguments
 
 
-@BUILDS
+@FUSED_BUILDS
 def test_fused_is_refused_for_parameters_with_gaps(build: type) -> None:
     p = nn.Parameter(torch.randn(6, 10)[:, ::2])
     with pytest.raises(ValueError, match=r"without gaps in memory, got one of shape \(6, 5\)"):
@@ -346,7 +351,7 @@ def test_fused_is_refused_for_parameters_with_gaps(build: type) -> None:
     assert not build([p]).param_groups[0]["fused"]
 
 
-@BUILDS
+@FUSED_BUILDS
 def test_gaps_that_come_later_leave_their_neighbours_alone(build: type) -> None:
     p = nn.Parameter(torch.randn(6, 5))
     optimizer = build([p], lr=0.1, fused=True)

@@ -1,4 +1,4 @@
-"""``adamcpr`` and ``sgdcpr`` for timm's optimizer factory; importing this module registers them.
+"""``adamcpr``, ``muoncpr`` and ``sgdcpr`` for timm, which importing this module registers.
 
 timm passes parameter groups to an optimizer, but not the model. CPR needs the model for the names of the
 parameters in its state dict, and to leave out embeddings when timm has built no group without weight
@@ -26,7 +26,8 @@ from timm.optim import OptimInfo, list_optimizers
 from timm.optim._optim_factory import default_registry
 from torch import nn
 
-from nnunet_cpr.optimizers import SGDCPR, AdamCPR, CPROptimizer
+from nnunet_cpr.optimizers import SGDCPR, AdamCPR, CPROptimizer, MuonCPR
+from nnunet_cpr.optimizers.muon import DEFAULT_LR
 from nnunet_cpr.param_groups import ParamGroups, Params, param_groups, regularized
 
 _model: ContextVar[nn.Module | None] = ContextVar("model", default=None)
@@ -83,6 +84,17 @@ class TimmSGDCPR(_TimmOptimizer, SGDCPR):
     """
 
 
+class TimmMuonCPR(_TimmOptimizer, MuonCPR):
+    """:class:`~nnunet_cpr.optimizers.MuonCPR` for timm's factory, under the name ``muoncpr``.
+
+    The model, if the factory knows it, tells the kinds of the parameter matrices. See
+    :class:`TimmAdamCPR`.
+    """
+
+    def __init__(self, params: Params, lr: float = DEFAULT_LR, *args: Any, **options: Any) -> None:
+        super().__init__(params, lr, *args, **{"model": _model.get(), **options})
+
+
 def _add_names(params: Params, weight_decay: float, model: nn.Module | None) -> Params:
     """Return timm's groups with the names of the parameters and without regularized embeddings."""
     if isinstance(params, nn.Module):
@@ -127,8 +139,8 @@ def _provide_model(create_optimizer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def register() -> None:
-    """Register ``adamcpr`` and ``sgdcpr`` in timm; importing this module calls this function."""
-    if {"adamcpr", "sgdcpr"} <= set(list_optimizers()):
+    """Register the optimizers in timm; importing this module calls this function."""
+    if {"adamcpr", "muoncpr", "sgdcpr"} <= set(list_optimizers()):
         return
     registry: Any = default_registry
     registry.register(
@@ -146,6 +158,16 @@ def register() -> None:
             description="SGD with Constrained Parameter Regularization in place of weight decay",
             has_eps=False,
             has_momentum=True,
+        )
+    )
+    registry.register(
+        OptimInfo(
+            name="muoncpr",
+            opt_class=TimmMuonCPR,
+            description="Muon with Constrained Parameter Regularization in place of weight decay",
+            has_eps=True,
+            has_momentum=True,
+            has_betas=True,
         )
     )
     # If a later timm does not call this method, the optimizers are built without the model.

@@ -1,4 +1,4 @@
-"""Launcher for scripts such as timm's ``train.py``, with ``adamcpr`` and ``sgdcpr`` registered in timm.
+"""Launcher for scripts such as timm's ``train.py``, with ``adamcpr``, ``muoncpr`` and ``sgdcpr``.
 
     python -m nnunet_cpr.integrations.timm_train train.py DATA --opt adamcpr --opt-kwargs kappa=ws6280
     torchrun --nproc-per-node 4 -m nnunet_cpr.integrations.timm_train train.py DATA --opt adamcpr

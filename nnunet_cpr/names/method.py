@@ -24,7 +24,7 @@ class Family:
     Attributes:
         name: the first part itself.
         title: the family in a few words.
-        optimizer: ``sgd``, ``adam``, ``amos``, or ``other`` for that of another trainer.
+        optimizer: ``sgd``, ``adam``, ``muon``, ``amos``, or ``other`` for that of another trainer.
         cpr: True if it trains with CPR.
         warmup: steps of learning-rate warm-up.
         lr: highest learning rate.
@@ -185,7 +185,7 @@ class MethodName(ABC):
 
     @property
     def cpr_settings(self) -> dict[str, Any]:
-        """Keyword arguments of :class:`SGDCPR` and :class:`AdamCPR`."""
+        """Keyword arguments of :class:`SGDCPR`, :class:`AdamCPR` and :class:`MuonCPR`."""
         return {
             "kappa": self.bound,
             "regularizer": self.regularizer or "l2",

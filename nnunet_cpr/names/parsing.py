@@ -104,7 +104,7 @@ def _nearest_family(kind: type[MethodName], base: str) -> str | None:
     if close := difflib.get_close_matches(rest, rests, n=1, cutoff=0.85):
         return rests[close[0]]
     if "cpr" in rest:
-        optimizer = "adam" if "adam" in rest else "sgd"
+        optimizer = next((word for word in ("adam", "muon") if word in rest), "sgd")
         return next(f.name for f in kind.families.values() if f.cpr and f.optimizer == optimizer)
     close = difflib.get_close_matches(rest, rests, n=1, cutoff=0.6)
     return rests[close[0]] if close else None

@@ -17,8 +17,10 @@ FAMILIES = {
     for family in (
         Family("AdamCPR", "adam", cpr=True),
         Family("SGDCPR", "sgd", cpr=True),
+        Family("MuonCPR", "muon", cpr=True),
         Family("AdamW", "adam"),
         Family("SGD", "sgd"),
+        Family("Muon", "muon"),
         Family("AMOS", "amos"),
     )
 }

@@ -16,6 +16,7 @@ from typing import ClassVar
 from nnunet_cpr._spelling import OTHER_TRAINER
 from nnunet_cpr.names import METHOD_SUFFIXES, Family, MethodName, Suffix, WrongName, count
 from nnunet_cpr.names.parsing import parse_name
+from nnunet_cpr.optimizers import muon
 
 DEFAULT_EPOCHS = 1000
 DEFAULT_ITERATIONS = 250
@@ -29,8 +30,23 @@ FAMILIES = {
     for family in (
         Family("nnUNetTrainerCPR", "sgd", cpr=True, title="nnU-Net's SGD with CPR"),
         Family("nnUNetTrainerAdamCPR", "adam", cpr=True, warmup=2000, title="Adam with CPR"),
+        Family(
+            "nnUNetTrainerMuonCPR",
+            "muon",
+            cpr=True,
+            warmup=2000,
+            lr=muon.DEFAULT_LR,
+            title="Muon with CPR",
+        ),
         Family("nnUNetTrainerSGD", "sgd", title="nnU-Net's SGD with weight decay"),
         Family("nnUNetTrainerAdamW", "adam", warmup=2000, title="Adam with decoupled weight decay"),
+        Family(
+            "nnUNetTrainerMuon",
+            "muon",
+            warmup=2000,
+            lr=muon.DEFAULT_LR,
+            title="Muon with decoupled weight decay",
+        ),
         Family("nnUNetTrainerAMOS", "amos", warmup=2000, lr=1e-3, title="AMOS, with its own decay"),
         Family(
             "nnUNetTrainerAttachCPR", "other", cpr=True, title="the other trainer's optimizer with CPR"

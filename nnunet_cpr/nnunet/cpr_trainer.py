@@ -31,7 +31,7 @@ class CPRTrainer(NamedTrainer):
 
     @property
     def cpr_settings(self) -> dict[str, Any]:
-        """Keyword arguments of :class:`CPR`, :class:`SGDCPR` and :class:`AdamCPR`."""
+        """Keyword arguments of :class:`CPR` and of the optimizers with CPR."""
         settings = self.settings.cpr_settings
         if self.settings.kappa is None:
             settings["kappa"] = KappaWS(self.warmup_steps + STEPS_AFTER_WARMUP)
@@ -50,7 +50,7 @@ class CPRTrainer(NamedTrainer):
         method = attached_method(optimizer)
         if not isinstance(method, CPR):
             self._exit(
-                f"{type(self).__name__}.build_optimizer: expected SGDCPR or AdamCPR, got "
+                f"{type(self).__name__}.build_optimizer: expected SGDCPR, AdamCPR or MuonCPR, got "
                 f"{type(optimizer).__name__} without CPR; derive the class from nnUNetTrainerAttachCPR, "
                 "which attaches CPR to any optimizer of configure_optimizers"
             )

@@ -39,7 +39,9 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
     _step_uncompiled: Callable[..., Any] | None = None
 
     def _attach(self, cpr: CPR, settings: list[dict[str, Any]], fused: bool | None) -> None:
-        check_not_in_zero_redundancy(type(self).__name__, f"torch.optim.{self._torch_class.__name__}")
+        base = self._torch_class
+        package = base.__module__.rpartition(".")[0]  # torch.optim, or nnunet_cpr.optimizers of Muon
+        check_not_in_zero_redundancy(type(self).__name__, f"{package}.{base.__name__}")
         self.cpr = cpr
         self._settings = settings
         # If True, GradScaler leaves unscaling to the step, and libraries refuse to clip gradients. As in
@@ -152,7 +154,7 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
     def _group_step(self, index: int, group: dict[str, Any]) -> GroupStep | None:
         """Return the group's tensors for a fused step, CPR's or torch's; None if neither is possible."""
         # fused is never set for DTensors of SGD, for which torch has no fused step.
-        is_set = group["fused"] or (self._has_shards and not self._torch_fuses_shards)
+        is_set = group.get("fused") or (self._has_shards and not self._torch_fuses_shards)
         if not (self._allows_fused and is_set and self._supports_fused(group)):
             return None
         stepped = [p for p in group["params"] if p.grad is not None]
@@ -232,7 +234,7 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
 
     def _torch_step(self, can_fuse: list[bool], scaler: dict[str, Tensor]) -> None:
         """Take torch's step, unfused for groups that cannot be fused."""
-        unfused = [g for g, can in zip(self.param_groups, can_fuse) if g["fused"] and not can]
+        unfused = [g for g, can in zip(self.param_groups, can_fuse) if g.get("fused") and not can]
         if unfused and scaler:
             # Only torch's fused steps handle GradScaler's tensors.
             if "found_inf" in scaler and bool(scaler["found_inf"]):
@@ -269,15 +271,15 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
     def _supports_fused(self, group: dict[str, Any]) -> bool:
         """Return True if a fused step supports the settings of the group."""
 
-    @abstractmethod
     def _state_tensors(
         self, group: dict[str, Any], stepped: list[Tensor]
     ) -> tuple[list[list[Tensor]], list[Tensor]]:
         """Return the state tensors and step counts of the parameters; create missing ones."""
+        raise NotImplementedError(f"{type(self).__name__} has no fused step")
 
-    @abstractmethod
     def _rule(self, group: dict[str, Any]) -> Rule:
-        """Return the settings of the step."""
+        """Return the settings of a fused step."""
+        raise NotImplementedError(f"{type(self).__name__} has no fused step")
 
     def _count_steps(self, groups: Sequence[GroupStep | None], found_inf: Tensor | None = None) -> None:
         """Add 1 to the step counts, or subtract ``found_inf`` from them."""
@@ -366,4 +368,4 @@ def _copy_loaded_state(optimizer: CPROptimizer) -> None:
                 state[key] = value.clone()
     for group, settings in zip(optimizer.param_groups, optimizer._settings):
         group.update(settings)
-        _match_memory_order(optimizer, group["params"] if group["fused"] else [])
+        _match_memory_order(optimizer, group["params"] if group.get("fused") else [])

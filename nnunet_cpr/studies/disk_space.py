@@ -17,8 +17,9 @@ from nnunet_cpr.studies.run_state import parse_trainer
 
 _FINAL_COPIES = 2
 """Checkpoints of a finished run: the final and the best."""
-_OPTIMIZER_STATES = {"sgd": 1, "adam": 2, "amos": 2, "other": 2}
-"""Tensors per parameter; AMOS keeps less than two, and other trainers' optimizers seldom more."""
+_OPTIMIZER_STATES = {"sgd": 1, "adam": 2, "muon": 1, "amos": 2, "other": 2}
+"""Tensors per parameter; Muon keeps two of few parameters, AMOS less than two of all, and other
+trainers' optimizers seldom more."""
 _BYTES_PER_VALUE = 4
 
 

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from nnunet_cpr.baselines import amos
 from nnunet_cpr.names.run_name import RunName
-from nnunet_cpr.optimizers import SGDCPR, AdamCPR
+from nnunet_cpr.optimizers import SGDCPR, AdamCPR, Muon, MuonCPR
 from nnunet_cpr.param_groups import regularized
 from nnunet_cpr.vision.task import Task
 
@@ -36,12 +36,16 @@ def build_optimizer(model: nn.Module, name: RunName, task: Task) -> Optimizer:
             return AdamCPR(model, name.lr, **adam, **name.cpr_settings)
         case "SGDCPR":
             return SGDCPR(model, name.lr, **sgd, **name.cpr_settings)
+        case "MuonCPR":
+            return MuonCPR(model, name.lr, betas=task.betas, **name.cpr_settings)
         case "AMOS":
             return amos(model, name.lr, weight_decay)
     groups = _weight_decay_groups(model, 0.0 if name.baseline is not None else weight_decay)
     fused = all(p.device.type in ("cpu", "cuda") for p in model.parameters())
     if name.defaults.optimizer == "adam":
         optimizer: Optimizer = torch.optim.AdamW(groups, name.lr, **adam, fused=fused)
+    elif name.defaults.optimizer == "muon":
+        optimizer = Muon(groups, name.lr, betas=task.betas, model=model)
     else:
         optimizer = torch.optim.SGD(groups, name.lr, **sgd, fused=fused)
     baseline = name.build_baseline(model, weight_decay)

@@ -93,7 +93,7 @@ class Task:
         setup: function that loads the data and builds the model.
         steps: number of optimizer steps.
         warmup: number of steps of the linear learning-rate warm-up.
-        lr: highest learning rate, by the optimizer of the family (``adam``, ``sgd``, ``amos``).
+        lr: highest learning rate, by the optimizer of the family, such as ``adam`` or ``muon``.
         final_lr: final learning rate of the cosine, as a multiple of the highest.
         first_lr: learning rate before the first step of the warm-up, as a multiple of the highest.
         betas, eps: hyperparameters of Adam.

@@ -27,7 +27,7 @@ from timm.scheduler import (
 from torch import nn
 
 import nnunet_cpr.integrations.timm  # noqa: F401 (registers the optimizers)
-from nnunet_cpr import SGDCPR, AdamCPR
+from nnunet_cpr import SGDCPR, AdamCPR, MuonCPR
 from tests.helpers.small_problems import (
     assert_all_equal,
     assert_equal,
@@ -38,7 +38,7 @@ from tests.helpers.small_problems import (
     small_model,
 )
 
-CLASSES = {"adamcpr": AdamCPR, "sgdcpr": SGDCPR}
+CLASSES = {"adamcpr": AdamCPR, "muoncpr": MuonCPR, "sgdcpr": SGDCPR}
 NAMES = [*CLASSES, *(f"lookahead_{name}" for name in CLASSES)]
 
 each_name = pytest.mark.parametrize("name", NAMES)
@@ -70,6 +70,8 @@ each_layout = pytest.mark.parametrize("contiguous", [True, False], ids=["contigu
 
 def create(name: str, call: str, params: Params) -> Any:
     arrange, options = FACTORY_CALLS[call]
+    if "muon" in name and options.get("momentum") == 1:
+        options = {**options, "momentum": 0.5}  # of a running average, so timm's Muon refuses 1, too
     if call != "bias group":
         return create_optimizer_v2(arrange(params), name, **options)
     with pytest.warns(UserWarning, match="no parameter to regularize"):
@@ -112,9 +114,8 @@ def test_factory_lists_the_optimizers() -> None:
 def test_info_describes_the_optimizer(name: str) -> None:
     info = get_optimizer_info(name)
     assert info.name == name
-    assert (info.has_betas, info.has_eps, info.has_momentum) == (
-        (True, True, False) if name == "adamcpr" else (False, False, True)
-    )
+    expected = {"adamcpr": (1, 1, 0), "muoncpr": (1, 1, 1), "sgdcpr": (0, 0, 1)}[name]
+    assert (info.has_betas, info.has_eps, info.has_momentum) == expected
 
 
 @each_base_name
@@ -235,7 +236,7 @@ def test_model_loss_falls_in_every_step(name: str) -> None:
 def test_rosenbrock_function_is_minimized(name: str) -> None:
     p = nn.Parameter(torch.tensor([1.5, 1.5]))
     with pytest.warns(UserWarning, match="no parameter to regularize"):
-        optimizer = create_optimizer_v2([p], name, lr=5e-2 if "adam" in name else 1e-5)
+        optimizer = create_optimizer_v2([p], name, lr=1e-5 if "sgd" in name else 5e-2)
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
@@ -252,11 +253,13 @@ def test_rosenbrock_function_is_minimized(name: str) -> None:
 
 @each_name
 def test_options_reach_the_optimizer(name: str) -> None:
-    options = {"kappa": "ki0x2", "regularizer": "std", "mu": 0.5, "adaptive": True, "fused": False}
+    options = {"kappa": "ki0x2", "regularizer": "std", "mu": 0.5, "adaptive": True}
+    options |= {} if "muon" in name else {"fused": False}
     optimizer = create_optimizer_v2(
         small_model(), name, lr=1e-3, betas=(0.8, 0.9), eps=1e-6, momentum=0.7, **options
     )
-    expected = {"betas": (0.8, 0.9), "eps": 1e-6} if "adam" in name else {"momentum": 0.7}
+    expected = {} if "sgd" in name else {"betas": (0.8, 0.9), "eps": 1e-6}
+    expected |= {} if "adam" in name else {"momentum": 0.7}
     for group in optimizer.param_groups:
         assert {key: group[key] for key in (*options, *expected)} == {**options, **expected}
 

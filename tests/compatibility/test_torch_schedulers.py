@@ -19,7 +19,8 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import SWALR
 
-from nnunet_cpr import CPR, SGDCPR, AdamCPR
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, MuonCPR
+from nnunet_cpr.optimizers import Muon
 from tests.helpers.small_problems import assert_all_equal, backward, matrix_with_gradient, small_model
 
 Scheduler = Any
@@ -27,6 +28,7 @@ Scheduler = Any
 SGD_DEFAULTS = {"momentum": 0.9, "nesterov": True}
 PAIRS = {
     "AdamCPR": (AdamCPR, torch.optim.Adam, {}),
+    "MuonCPR": (MuonCPR, Muon, {}),
     "SGDCPR": (SGDCPR, torch.optim.SGD, SGD_DEFAULTS),
 }
 
@@ -102,7 +104,8 @@ def test_scheduled_steps_equal_those_of_torch(pair: str, name: str, tensor_lr: b
     for optimizer_class in (cpr_class, torch_class):
         rates = (torch.tensor(0.01), torch.tensor(0.02)) if tensor_lr else (0.01, 0.02)
         model = small_model(torch.float64)
-        optimizer = optimizer_class(groups_of(model, rates[1]), lr=rates[0], **options, fused=True)
+        fused = {} if pair == "MuonCPR" else {"fused": True}
+        optimizer = optimizer_class(groups_of(model, rates[1]), lr=rates[0], **options, **fused)
         scheduler = SCHEDULERS[name](optimizer)
         rows = [settings(optimizer)]
         for step in range(12):
@@ -187,6 +190,7 @@ def attached(optimizer_class: Callable[..., Any], **options: Any) -> Callable[[A
 BUILDERS: dict[str, Callable[[Any], Any]] = {
     "AdamCPR": lambda params: AdamCPR(params, kappa="ki0x0p9"),
     "AdamCPR unfused": lambda params: AdamCPR(params, kappa="ki0x0p9", fused=False),
+    "MuonCPR": lambda params: MuonCPR(params, kappa="ki0x0p9"),
     "SGDCPR": lambda params: SGDCPR(params, kappa="ki0x0p9"),
     "SGDCPR unfused": lambda params: SGDCPR(params, kappa="ki0x0p9", fused=False),
     "CPR on SGD": attached(torch.optim.SGD, lr=0.1, momentum=0.9),

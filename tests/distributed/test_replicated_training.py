@@ -58,7 +58,12 @@ def saved_and_loaded(
     return through, found(model, cpr)
 
 
-METHODS = [Method("SGDCPR"), Method("AdamCPR", "std", "ip"), Method("AdamW fused", adaptive=True)]
+METHODS = [
+    Method("SGDCPR"),
+    Method("AdamCPR", "std", "ip"),
+    Method("MuonCPR"),
+    Method("AdamW fused", adaptive=True),
+]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS, MuonCPR
 from nnunet_cpr import fused as fused_package
 from tests.helpers.stepping import (
     BOUNDED,
@@ -107,8 +107,9 @@ def test_missing_compiler_gives_unfused_steps(monkeypatch: pytest.MonkeyPatch) -
 def test_a_state_of_another_size_stops_the_step() -> None:
     """Without the check, a kernel would write beyond the end."""
     p = parameters(shapes=[(5, 4)])[0]
-    for build in (SGDCPR, AdamCPR):
-        optimizer = build([p], lr=0.1, fused=True)
+    for build in (SGDCPR, AdamCPR, MuonCPR):
+        fused = {} if build is MuonCPR else {"fused": True}
+        optimizer = build([p], lr=0.1, **fused)
         set_gradients([p], 10)
         optimizer.step()
         p.data = torch.ones(50, 40)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nnunet_cpr import CPR, SGDCPR, AdamCPR, baselines, bounds
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, MuonCPR, baselines, bounds
 from nnunet_cpr._attachment import RegularizationMethod
 from nnunet_cpr.fused import cpu
 
@@ -41,6 +41,7 @@ OURS: dict[str, Any] = {
     "AdamCPR": lambda m, **o: AdamCPR(m, lr=0.02, eps=1e-4, **o),
     "AdamCPR-amsgrad": lambda m, **o: AdamCPR(m, lr=0.02, eps=1e-4, amsgrad=True, **o),
     "AdamCPR-unfused": lambda m, **o: AdamCPR(m, lr=0.02, eps=1e-4, fused=False, **o),
+    "MuonCPR": lambda m, **o: MuonCPR(m, lr=0.02, eps=1e-4, **o),
 }
 BASELINES: dict[str, Any] = {
     "decoupled": lambda m: baselines.DecoupledDecay(m, 0.5),

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaKI0, KappaWS
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaKI0, KappaWS, MuonCPR
 
 BATCH = 8
 
@@ -68,6 +68,10 @@ class Method:
             return ours, ours.cpr
         if self.optimizer == "AdamCPR":
             ours = AdamCPR(model, lr=0.02, **settings)
+            return ours, ours.cpr
+        if self.optimizer == "MuonCPR":
+            # In bfloat16 a gradient that rounds differently changes the step by percents.
+            ours = MuonCPR(model, lr=0.02, adamw_for=(), ns_dtype="float64", **settings)
             return ours, ours.cpr
         theirs: torch.optim.Optimizer = {
             "Adam": lambda: torch.optim.Adam(model.parameters(), lr=0.02),

@@ -14,13 +14,14 @@ from timm.scheduler import CosineLRScheduler, create_scheduler_v2
 from timm.utils import CheckpointSaver, ParseKwargs
 from torch import nn
 
-from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS, MuonCPR
 from nnunet_cpr.bounds import read_bound
 from nnunet_cpr.integrations import timm as timm_optimizers
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.param_groups import regularized
 
-NAMES = ["adamcpr", "sgdcpr"]
+NAMES = ["adamcpr", "muoncpr", "sgdcpr"]
+RATES = {"adamcpr": 1e-3, "muoncpr": 3e-3, "sgdcpr": 1e-3}
 
 
 def vit(seed: int = 0) -> nn.Module:
@@ -111,7 +112,7 @@ def test_sgdcpr_has_timms_momentum() -> None:
 def test_defaults_are_those_of_the_library(name: str) -> None:
     optimizer = create_optimizer_v2(vit(), name)
     assert optimizer.cpr.bound == KappaWS(1000)
-    assert {group["lr"] for group in optimizer.param_groups} == {1e-3}
+    assert {group["lr"] for group in optimizer.param_groups} == {RATES[name]}
     copy.deepcopy(optimizer.defaults)  # timm's script logs such a copy
 
 
@@ -263,12 +264,9 @@ def test_layer_decay_scales_rates_under_timms_schedule() -> None:
 def test_training_equals_direct_construction(name: str, grouping: dict[str, Any]) -> None:
     model, twin = vit(), vit()
     optimizer = create_optimizer_v2(model, name, lr=0.01, kappa="ki0x1", mu=0.5, **grouping)
-    kappa = KappaKI0(1.0)
-    direct = (
-        AdamCPR(twin, 0.01, kappa=kappa, mu=0.5)
-        if name == "adamcpr"
-        else SGDCPR(twin, 0.01, momentum=0.9, kappa=kappa, mu=0.5)
-    )
+    build: Any = {"adamcpr": AdamCPR, "muoncpr": MuonCPR, "sgdcpr": SGDCPR}[name]
+    momentum = {} if name == "adamcpr" else {"momentum": 0.9}
+    direct = build(twin, 0.01, **momentum, kappa=KappaKI0(1.0), mu=0.5)
     assert optimizer.cpr.names == direct.cpr.names
     train(model, optimizer, range(4))
     train(twin, direct, range(4))
@@ -277,7 +275,7 @@ def test_training_equals_direct_construction(name: str, grouping: dict[str, Any]
         direct.load_state_dict(optimizer.state_dict())
 
 
-@pytest.mark.parametrize("name", ["adamcpr", "sgdcpr", "lookahead_adamcpr"])
+@pytest.mark.parametrize("name", ["adamcpr", "muoncpr", "sgdcpr", "lookahead_adamcpr"])
 def test_resume_from_timms_checkpoint_is_bit_exact(name: str, tmp_path: Path) -> None:
     def start(seed: int) -> tuple[nn.Module, Any, Any]:
         model = vit(seed)

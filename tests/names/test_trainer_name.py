@@ -127,6 +127,7 @@ def test_defaults_are_those_of_the_paper() -> None:
     assert parse_trainer_name("nnUNetTrainerCPR").bound == KappaWS(1000)
     assert parse_trainer_name("nnUNetTrainerAdamCPR").bound == KappaWS(3000)
     assert parse_trainer_name("nnUNetTrainerAdamCPR").warmup_steps == 2000
+    assert parse_trainer_name("nnUNetTrainerMuonCPR_warmup100").bound == KappaWS(1100)
     assert parse_trainer_name("nnUNetTrainerAdamCPR_warmup500").bound == KappaWS(1500)
     assert parse_trainer_name("nnUNetTrainerAdamCPR_ws4000").bound == KappaWS(4000)
     assert parse_trainer_name("nnUNetTrainerSGD_100epochs").total_steps == 25_000
@@ -164,6 +165,7 @@ def test_names_of_other_trainers_return_none(text: str) -> None:
             "nnUNetTrainerCPRws200",
             "did you mean nnUNetTrainerCPR? Every suffix starts with an underscore",
         ),
+        ("nnUNetTrainerCPRMuon_ws9", "did you mean nnUNetTrainerMuonCPR_ws9?"),
         ("nnUNetTrainerCPRAdam_ws9", "did you mean nnUNetTrainerAdamCPR_ws9?"),
         ("nnUNetTrainerCPR_k1en60", "expected a positive number in the range of float32"),
         ("nnUNetTrainerCPR_100epoch_ws5", "did you mean nnUNetTrainerCPR_100epochs_ws5?"),
@@ -183,6 +185,7 @@ def test_names_of_other_trainers_return_none(text: str) -> None:
             "nnUNetTrainerSGD_ws100",
             "takes no _ws100; use nnUNetTrainerCPR or leave it out",
         ),
+        ("nnUNetTrainerMuon_ada", "use nnUNetTrainerMuonCPR or leave it out"),
         ("nnUNetTrainerAdamW_ada", "use nnUNetTrainerAdamCPR or leave it out"),
         ("nnUNetTrainerCPR_awd", "uses CPR in place of weight decay and takes no _awd; leave it out"),
         ("nnUNetTrainerSGD_awd_rescale2", "_awd and _rescale2 in .* contradict each other"),

@@ -182,7 +182,7 @@ def test_optimizer_without_cpr_is_refused(
 ) -> None:
     with pytest.raises(SystemExit):
         workspace.build("nnUNetTrainerWithout", monkeypatch)
-    assert "nnUNetTrainerWithout.build_optimizer: expected SGDCPR or AdamCPR, got SGD" in (
+    assert "nnUNetTrainerWithout.build_optimizer: expected SGDCPR, AdamCPR or MuonCPR, got SGD" in (
         capsys.readouterr().err
     )
 

@@ -49,7 +49,8 @@ def build_setup(options: Options) -> Setup:
         return {"accuracy": 100 * right, "loss": loss(model, (x, y)).item()}
 
     model = torch.nn.Sequential(
-        torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(16, 2)
+        *(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 16), torch.nn.ReLU()),
+        *(torch.nn.Dropout(0.2), torch.nn.Linear(16, 2)),
     )
     return Setup(model, epoch, loss, evaluate)
 
@@ -60,13 +61,14 @@ TASK = Task(
     setup=build_setup,
     steps=26,
     warmup=4,
-    lr={"adam": 1e-2, "sgd": 0.1, "amos": 1e-2},
+    lr={"adam": 1e-2, "sgd": 0.1, "muon": 1e-2, "amos": 1e-2},
     settings=("width", "download"),
 )
 REFUSES = dataclasses.replace(TASK, setup=lambda options: pytest.fail("trained again"))
 NAMES = [
     "AdamCPR_ws9", "AdamCPR_ip2", "SGDCPR_ki0x1p1_ada_std", "AdamW_wd0p1", "SGD", "AMOS_wd0p1",
     "AdamW_adadecay4_wd0p1", "SGD_awd_wd0p1", "AdamW_cosine0p1_wd0p1", "SGD_rescale2",
+    "MuonCPR_ws9", "Muon_decoupled_wd0p1",
 ]  # fmt: skip
 
 
@@ -136,7 +138,7 @@ def test_run_writes_its_files(tmp_path: Path) -> None:
     assert history["accuracy"].iloc[-1] == pytest.approx(result["accuracy"])
     dynamics = pd.read_csv(folder / DYNAMICS)
     assert dynamics["step"].unique().tolist() == [0, 4, 8, 12, 16, 20, 24, 26]
-    assert set(dynamics["parameter"]) == {"0.weight", "3.weight"}
+    assert set(dynamics["parameter"]) == {"0.weight", "2.weight", "5.weight"}
     assert np.isinf(dynamics.query("step <= 8")["kappa"]).all()
     assert np.isfinite(dynamics.query("step > 9")["kappa"]).all()
     assert (dynamics.query("step > 9")["multiplier"] > 0).any()
@@ -473,8 +475,8 @@ def test_dynamics_of_two_runs_are_drawn(tmp_path: Path) -> None:
         train(TASK, parse_run_name(name), tmp_path, CPU)
         folders[name] = run_folder(tmp_path, TASK, parse_run_name(name))
     figure = tmp_path / "both.png"
-    draw_dynamics(folders, figure, ["3.weight"])
+    draw_dynamics(folders, figure, ["5.weight"])
     assert figure.stat().st_size > 10_000
-    with pytest.raises(CannotDraw, match=r"unknown parameter 'x'; choose from 0\.weight, 3\.weight"):
+    with pytest.raises(CannotDraw, match=r"unknown parameter 'x'; choose from 0\.weight, 2\.weight"):
         draw_dynamics(folders, tmp_path / "none.png", ["x"])
     assert not (tmp_path / "none.png").exists()

@@ -1,0 +1,156 @@
+"""Choice of the parameters that Muon orthogonalizes; the others follow AdamW's rule."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from nnunet_cpr._distributed import is_sharded
+from nnunet_cpr.param_groups import ParamGroups, regularized, unwrap
+
+KINDS = ("first", "head", "transposed", "depthwise")
+"""Kinds of parameter matrices that can be left to AdamW's rule; see :func:`kinds`."""
+ADAMW_KINDS = ("first", "head", "depthwise")
+"""Kinds that are left to AdamW's rule by default."""
+
+ADAMW = "adamw"
+MUON = "muon"
+MUON_TRANSPOSED = "muon_transposed"
+"""Muon for a weight with the output channels in the second dimension, after the input channels."""
+
+
+def kinds(model: nn.Module) -> dict[int, set[str]]:
+    """Return the kinds of each regularized parameter of a model, by the id of the parameter.
+
+    - ``first``: the weight of the first convolutional or linear layer.
+    - ``head``: the segmentation heads of nnU-Net's networks (``seg_layers``), the classifier of timm's
+      models, or else the weight of the last convolutional or linear layer.
+    - ``transposed``: weights of transposed convolutions.
+    - ``depthwise``: weights of convolutions with one group for each channel.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 8, 2), nn.Conv2d(8, 2, 1))
+        >>> [sorted(found) for found in kinds(model).values()]
+        [['first'], ['transposed'], ['head']]
+    """
+    model = unwrap(model)
+    matrices = regularized(model)
+    found: dict[int, set[str]] = {id(p): set() for p in matrices.values()}
+    if not found:
+        return found
+    layers = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Linear | nn.modules.conv._ConvNd) and id(module.weight) in found
+    ]
+    if layers:
+        found[id(layers[0].weight)].add("first")
+    for head in _heads(model, matrices) or [id(layer.weight) for layer in layers[-1:]]:
+        found[head].add("head")
+    for layer in layers:
+        if isinstance(layer, nn.modules.conv._ConvNd):
+            if layer.transposed:
+                found[id(layer.weight)].add("transposed")
+            if 1 < layer.groups == layer.in_channels:
+                found[id(layer.weight)].add("depthwise")
+    return found
+
+
+def _heads(model: nn.Module, matrices: dict[str, Tensor]) -> list[int]:
+    """Return the ids of the weights of segmentation heads or of timm's classifier."""
+    heads = [id(p) for name, p in matrices.items() if "seg_layers" in name.split(".")]
+    classifier = getattr(model, "get_classifier", None)
+    if not heads and callable(classifier):
+        layers = classifier()
+        known = {id(p) for p in matrices.values()}
+        for layer in layers if isinstance(layers, tuple) else (layers,):
+            if isinstance(layer, nn.Module):
+                heads += [id(p) for p in layer.parameters() if id(p) in known]
+    return heads
+
+
+def check_kinds(adamw_for: Sequence[str]) -> tuple[str, ...]:
+    """Return ``adamw_for`` as a tuple in the order of :data:`KINDS`.
+
+    Raises:
+        ValueError: unknown kind.
+    """
+    given = [adamw_for] if isinstance(adamw_for, str) else list(adamw_for)
+    for kind in given:
+        if kind not in KINDS:
+            raise ValueError(f"adamw_for: unknown kind {kind!r}; choose from {', '.join(KINDS)}")
+    return tuple(kind for kind in KINDS if kind in given)
+
+
+def assign_rules(
+    groups: Sequence[dict[str, Any]],
+    matrices: Iterable[Tensor],
+    model: nn.Module | None,
+    adamw_for: Sequence[str],
+) -> None:
+    """Set ``rules`` of each parameter group: the rule of each of its parameters.
+
+    Args:
+        groups: parameter groups, with or without names. ``use_muon`` of a group decides for all of its
+            parameters with at least two rows and columns.
+        matrices: parameter matrices that CPR would regularize.
+        model: module of the parameters, None if it is not known. The kinds are then not known either.
+        adamw_for: kinds of matrices that follow AdamW's rule.
+
+    Raises:
+        TypeError: a parameter is a DTensor.
+
+    Warns:
+        UserWarning: no parameter follows Muon's rule.
+    """
+    known = {} if model is None else kinds(model)
+    for_muon = {
+        id(p)
+        for p in matrices
+        if (model is None or id(p) in known) and not known.get(id(p), set()).intersection(adamw_for)
+    }
+    for group in groups:
+        members = [item[1] if isinstance(item, tuple) else item for item in group["params"]]
+        for p in members:
+            if is_sharded(p):
+                raise TypeError(
+                    f"parameter of shape {tuple(p.shape)}: expected a plain tensor, got a DTensor, "
+                    "which Muon does not support; use AdamCPR"
+                )
+        use = group.get("use_muon")
+        group["rules"] = [
+            _rule(p, id(p) in for_muon if use is None else use, known.get(id(p), set())) for p in members
+        ]
+    if not any(rule != ADAMW for group in groups for rule in group["rules"]):
+        kept = f" other than {', '.join(adamw_for)}; choose adamw_for=() to include these"
+        warnings.warn(
+            "params: no parameter to orthogonalize for Muon, AdamW's rule steps all; expected parameter "
+            f"matrices{kept if adamw_for else ''}",
+            stacklevel=4,
+        )
+
+
+def _rule(p: Tensor, use_muon: bool, found: set[str]) -> str:
+    if not use_muon or p.ndim < 2:
+        return ADAMW
+    rows = p.shape[1 if "transposed" in found else 0]
+    if min(rows, p.numel() // max(rows, 1)) < 2:  # orthogonalizing a vector only normalizes it
+        return ADAMW
+    return MUON_TRANSPOSED if "transposed" in found else MUON
+
+
+def torch_groups(groups: ParamGroups, model: nn.Module | None) -> list[dict[str, Any]]:
+    """Return the groups for torch, of a module one group in the order of its parameters."""
+    if model is not None:
+        names = {id(p): name for group in groups for name, p in group["params"]}
+        return [{"params": [(names[id(p)], p) for p in unwrap(model).parameters()]}]
+    return [
+        {
+            **{key: value for key, value in group.items() if key != "regularize"},
+            "params": group["params"] if groups.has_names else [p for _, p in group["params"]],
+        }
+        for group in groups
+    ]

@@ -1,0 +1,301 @@
+"""Muon for the parameter matrices and AdamW's rule for the other parameters."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from nnunet_cpr._validation import positive_integer, positive_number, short_repr
+from nnunet_cpr.optimizers._muon_rules import (
+    ADAMW,
+    ADAMW_KINDS,
+    MUON,
+    MUON_TRANSPOSED,
+    assign_rules,
+    check_kinds,
+    torch_groups,
+)
+from nnunet_cpr.param_groups import Params, param_groups, select
+
+DEFAULT_LR = 3e-3
+"""Highest learning rate, of nnU-Net's trainers too."""
+ADJUSTMENTS = ("match_rms_adamw", "original", "rms_to_rms")
+"""timm's scales of the learning rate of a matrix with m rows and n columns."""
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+"""Dtypes of the orthogonalization."""
+
+Coefficients = str | Sequence[tuple[float, float, float]]
+"""Coefficients of the Newton-Schulz iteration: a preset of timm, or one triple for each iteration."""
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon (Jordan et al., 2024) for parameter matrices, with AdamW's rule for the other parameters.
+
+    The weight of a convolutional or linear layer is a matrix with one row for each output channel. Its
+    update is the momentum, orthogonalized by timm's Newton-Schulz iteration: all its singular values
+    become about 1. Matrices of the same shape are orthogonalized together.
+
+    Orthogonalized are the parameters that CPR would regularize (:mod:`nnunet_cpr.param_groups`), except
+    for the kinds in ``adamw_for`` and those with a single row or column. ``rules`` of a parameter group
+    lists the rule of each parameter.
+
+    Args:
+        params: module, named parameters, parameters or parameter groups. A group may set ``use_muon`` to
+            choose the rule of all its parameters.
+        lr: learning rate of both rules.
+        momentum: coefficient of Muon's running average of the gradients.
+        nesterov: orthogonalize the average of momentum and gradient instead of the momentum.
+        betas: coefficients of AdamW's running averages.
+        eps: term added to AdamW's denominator; lower limit of the norm that Newton-Schulz divides by.
+        weight_decay: decoupled weight decay of all parameters, multiplied by the learning rate.
+        adjust_lr: timm's scale of Muon's learning rate: ``match_rms_adamw`` gives updates the root mean
+            square of AdamW's, so that both rules share a learning rate.
+        ns_steps: number of Newton-Schulz iterations.
+        ns_coefficients: their coefficients, a preset of timm or triples.
+        ns_dtype: their dtype by its name, such as ``bfloat16``.
+        adamw_for: kinds of matrices (``first``, ``head``, ``transposed``, ``depthwise``) that follow
+            AdamW's rule; :func:`nnunet_cpr.optimizers._muon_rules.kinds` defines them.
+        model: module of the parameters, for their kinds, if ``params`` is not a module. Without a module
+            the kinds are not known, and transposed convolutions are not recognized.
+
+    Raises:
+        ImportError: timm is not installed, or too old.
+        TypeError: a parameter is a DTensor.
+        ValueError: a setting is out of range.
+
+    Warns:
+        UserWarning: no parameter is orthogonalized.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+        >>> Muon(model, lr=3e-3).param_groups[0]["rules"]
+        ['adamw', 'adamw', 'muon', 'adamw', 'adamw', 'adamw']
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | Tensor = DEFAULT_LR,
+        momentum: float = 0.95,
+        nesterov: bool = False,
+        *,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-7,
+        weight_decay: float = 0.0,
+        adjust_lr: str = "match_rms_adamw",
+        ns_steps: int = 5,
+        ns_coefficients: Coefficients = "quintic",
+        ns_dtype: str = "bfloat16",
+        adamw_for: Sequence[str] = ADAMW_KINDS,
+        model: nn.Module | None = None,
+    ) -> None:
+        timm_muon = require_timm()
+        if not float(lr) >= 0:
+            raise ValueError(f"Invalid learning rate: {lr}")
+        for name, value in (("momentum", momentum), ("betas[0]", betas[0]), ("betas[1]", betas[1])):
+            if not 0 <= value < 1:
+                raise ValueError(f"{name}: expected 0 or above and below 1, got {short_repr(value)}")
+        for option, word, choices in (
+            ("adjust_lr", adjust_lr, ADJUSTMENTS),
+            ("ns_dtype", ns_dtype, DTYPES),
+        ):
+            if word not in choices:
+                raise ValueError(f"{option}: unknown {word!r}; choose from {', '.join(choices)}")
+        try:
+            timm_muon.resolve_ns_coefficients(ns_coefficients, timm_muon._COEFFICIENTS)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"ns_coefficients: {error}") from None
+        adamw_for = check_kinds(adamw_for)
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "betas": betas,
+            "eps": positive_number("eps", eps, allow_zero=True),
+            "weight_decay": positive_number("weight_decay", weight_decay, allow_zero=True),
+            "adjust_lr": adjust_lr,
+            "ns_steps": positive_integer("ns_steps", ns_steps),
+            "ns_coefficients": ns_coefficients,
+            "ns_dtype": ns_dtype,
+            "adamw_for": adamw_for,
+        }
+        super().__init__(_with_rules(params, model, adamw_for), defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group, whose matrices Muon steps unless it has ``use_muon=False``."""
+        if "rules" not in param_group:
+            (param_group,) = _with_rules([param_group], None, ())
+        super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, with the rules that it was saved with.
+
+        Raises:
+            ValueError: it is not a state of Muon; nothing is changed then.
+        """
+        groups = state_dict.get("param_groups")
+        if not (isinstance(groups, list) and all(map(_has_valid_rules, groups))):
+            raise ValueError(
+                "state_dict: expected the state of Muon, got one without the rules of its parameters; "
+                "load it into the optimizer that it was saved from"
+            )
+        super().load_state_dict(state_dict)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step.
+
+        Returns:
+            The result of the closure.
+
+        Raises:
+            RuntimeError: a gradient is sparse.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            matrices, others = [], []
+            for p, rule in zip(group["params"], group["rules"]):
+                if p.grad is None:
+                    continue
+                if p.grad.layout is not torch.strided:
+                    raise RuntimeError("Muon does not support sparse gradients")
+                if rule == ADAMW:
+                    others.append(p)
+                else:
+                    matrices.append((p, rule == MUON_TRANSPOSED))
+            if matrices:
+                self._step_matrices(group, matrices)
+            if others:
+                self._step_others(group, others)
+        return loss
+
+    def _step_matrices(self, group: dict[str, Any], matrices: list[tuple[Tensor, bool]]) -> None:
+        """Take Muon's step for parameters and their transposition (True for input channels first)."""
+        timm_muon = require_timm()
+        coefficients = timm_muon.resolve_ns_coefficients(
+            group["ns_coefficients"], timm_muon._COEFFICIENTS
+        )
+        dtype = getattr(torch, group["ns_dtype"])
+        lr, momentum = float(group["lr"]), group["momentum"]
+        params = [p for p, _ in matrices]
+        buffers = []
+        for p in params:
+            state = self.state[p]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+            buffers.append(state["momentum_buffer"])
+        torch._foreach_lerp_(buffers, _gradients(params), 1 - momentum)
+        if group["weight_decay"]:
+            torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
+
+        alike: dict[Any, list[tuple[Tensor, bool, Tensor]]] = {}
+        for (p, is_transposed), buffer in zip(matrices, buffers):
+            rows = p.shape[1 if is_transposed else 0]
+            shape = (rows, p.numel() // rows)
+            alike.setdefault((shape, p.device), []).append((p, is_transposed, buffer))
+        for (shape, _), members in alike.items():
+            directions = [buffer for _, _, buffer in members]
+            if group["nesterov"]:
+                grads = _gradients(p for p, _, _ in members)
+                directions = [torch.lerp(g, d, momentum) for g, d in zip(grads, directions)]
+            stacked = torch.stack(
+                [_as_matrix(d, own[1]).to(dtype) for d, own in zip(directions, members)]
+            )
+            orthogonal = timm_muon.zeropower_via_newtonschulz(
+                stacked, group["ns_steps"], coefficients, eps=group["eps"], dtype=dtype
+            )
+            scale = timm_muon.get_lr_scale(torch.Size(shape), group["adjust_lr"])
+            for (p, is_transposed, _), update in zip(members, orthogonal):
+                p.add_(_as_weight(update, p, is_transposed).to(p.dtype), alpha=-lr * scale)
+
+    def _step_others(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        """Take AdamW's step."""
+        for p in params:
+            state = self.state[p]
+            if "step" not in state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
+                state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        states = [self.state[p] for p in params]
+        beta1, beta2 = group["betas"]
+        adamw(
+            params,
+            _gradients(params),
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            foreach=True,
+            has_complex=any(torch.is_complex(p) for p in params),
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=float(group["lr"]),
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+
+def require_timm() -> ModuleType:
+    """Return timm's module with Muon.
+
+    Raises:
+        ImportError: timm is not installed, or too old.
+    """
+    try:
+        return importlib.import_module("timm.optim.muon")
+    except ImportError as error:
+        raise ImportError(
+            "Muon requires the package timm, 1.0.21 or later; run: pip install 'nnunet-cpr[muon]'"
+        ) from error
+
+
+def _with_rules(
+    params: Params, model: nn.Module | None, adamw_for: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return parameter groups with the rule of each parameter."""
+    if isinstance(params, nn.Module):
+        whole = params
+    else:
+        whole, items = None, list(params)
+        if items and all(isinstance(group, dict) and "rules" in group for group in items):
+            return items  # type: ignore[return-value]
+        params = items  # type: ignore[assignment]
+    given = param_groups(params)
+    groups = torch_groups(given, whole)
+    assign_rules(groups, [p for _, p, _ in select(given)], model or whole, adamw_for)
+    return groups
+
+
+def _has_valid_rules(group: Any) -> bool:
+    """Return True if a saved parameter group has a rule for each of its parameters."""
+    rules = group.get("rules") if isinstance(group, dict) else None
+    if not isinstance(rules, list) or len(rules) != len(group.get("params", ())):
+        return False
+    return all(rule in (ADAMW, MUON, MUON_TRANSPOSED) for rule in rules)
+
+
+def _gradients(params: Iterable[Tensor]) -> list[Tensor]:
+    return [p.grad for p in params if p.grad is not None]
+
+
+def _as_matrix(tensor: Tensor, is_transposed: bool) -> Tensor:
+    """Return a tensor with the shape of a weight as a matrix, one row for each output channel."""
+    return (tensor.transpose(0, 1) if is_transposed else tensor).flatten(1)
+
+
+def _as_weight(matrix: Tensor, p: Tensor, is_transposed: bool) -> Tensor:
+    """Return a matrix from :func:`_as_matrix` with the shape of the weight."""
+    shape = p.transpose(0, 1).shape if is_transposed else p.shape
+    weight = matrix.reshape(shape)
+    return weight.transpose(0, 1) if is_transposed else weight

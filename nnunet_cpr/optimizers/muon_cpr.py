@@ -1,0 +1,98 @@
+"""Muon with CPR in place of weight decay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from nnunet_cpr.bounds import Bound, KappaWS
+from nnunet_cpr.optimizers._base import CPROptimizer
+from nnunet_cpr.optimizers._groups import build_groups, check_no_weight_decay
+from nnunet_cpr.optimizers._muon_rules import ADAMW_KINDS, assign_rules, check_kinds
+from nnunet_cpr.optimizers.muon import DEFAULT_LR, Coefficients, Muon
+from nnunet_cpr.param_groups import Params, param_groups
+from nnunet_cpr.regularizers import Regularizer
+
+_GROUP_KEYS = {
+    *("momentum", "nesterov", "betas", "eps", "adjust_lr", "ns_steps", "ns_coefficients", "ns_dtype"),
+    "use_muon",
+}
+
+
+class MuonCPR(CPROptimizer, Muon):
+    """:class:`~nnunet_cpr.optimizers.Muon` with :class:`~nnunet_cpr.cpr.CPR` in place of weight decay.
+
+    CPR regularizes the matrices of both rules.
+
+    Args:
+        params: as in :class:`~nnunet_cpr.optimizers.SGDCPR`. A group may have its own ``use_muon``.
+        lr, momentum, nesterov, betas, eps: as in :class:`~nnunet_cpr.optimizers.Muon`.
+        adjust_lr, ns_steps, ns_coefficients, ns_dtype, adamw_for, model: as there.
+        kappa, regularizer, mu, adaptive: as in :class:`~nnunet_cpr.cpr.CPR`.
+        weight_decay: as in :class:`~nnunet_cpr.optimizers.SGDCPR`.
+
+    Attributes:
+        cpr: the attached :class:`~nnunet_cpr.cpr.CPR`.
+
+    Raises:
+        ImportError: as :class:`~nnunet_cpr.optimizers.Muon` does.
+        TypeError: a weight decay, or a parameter group with an unknown key.
+        TypeError, ValueError: as :class:`~nnunet_cpr.cpr.CPR` and ``Muon`` do.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+        >>> MuonCPR(model, lr=3e-3, kappa="ws1000").cpr
+        CPR(3 matrices, kappa=KappaWS(steps=1000), regularizer=l2, mu=1.0, adaptive=False)
+    """
+
+    _torch_class = Muon
+    _state_keys = ("momentum_buffer", "exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | Tensor = DEFAULT_LR,
+        momentum: float = 0.95,
+        nesterov: bool = False,
+        *,
+        kappa: Bound | str = KappaWS(1000),
+        regularizer: str | Regularizer = "l2",
+        mu: float = 1.0,
+        adaptive: bool = False,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-7,
+        adjust_lr: str = "match_rms_adamw",
+        ns_steps: int = 5,
+        ns_coefficients: Coefficients = "quintic",
+        ns_dtype: str = "bfloat16",
+        adamw_for: Sequence[str] = ADAMW_KINDS,
+        model: nn.Module | None = None,
+        weight_decay: float = 0,
+    ) -> None:
+        check_no_weight_decay(type(self).__name__, weight_decay)
+        given = {"kappa": kappa, "regularizer": regularizer, "mu": mu, "adaptive": adaptive}
+        if isinstance(params, nn.Module):
+            model = params
+        else:
+            params = param_groups(params)
+        cpr, groups, settings = build_groups(params, given, torch_keys=_GROUP_KEYS)
+        assign_rules(groups, cpr.parameters, model, check_kinds(adamw_for))
+        super().__init__(
+            groups,
+            lr=lr,
+            momentum=momentum,
+            nesterov=nesterov,
+            betas=betas,
+            eps=eps,
+            adjust_lr=adjust_lr,
+            ns_steps=ns_steps,
+            ns_coefficients=ns_coefficients,
+            ns_dtype=ns_dtype,
+            adamw_for=adamw_for,
+        )
+        self._attach(cpr, settings, fused=False)
+
+    def _supports_fused(self, group: dict[str, Any]) -> bool:
+        return False

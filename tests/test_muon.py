@@ -1,0 +1,494 @@
+"""Muon and MuonCPR: the rule of each parameter, and their steps against the oracle and timm's."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import timm
+import torch
+from dynamic_network_architectures.architectures.unet import PlainConvUNet
+from hypothesis import given
+from torch import nn
+
+from nnunet_cpr import CPR, KappaKI0, KappaWS, MuonCPR
+from nnunet_cpr.baselines import DecoupledDecay
+from nnunet_cpr.nnunet.poly_lr import WarmupPolyLRScheduler
+from nnunet_cpr.optimizers import Muon, _muon_rules
+from nnunet_cpr.param_groups import regularized
+from tests.helpers.examples import examples
+from tests.helpers.matrices import set_gradients
+from tests.helpers.oracle import OracleAdam, OracleCPR, OracleMuon, measure
+
+SHAPES = {"conv": (8, 4, 3, 3), "linear": (5, 12), "up": (6, 4, 2, 2), "tall": (12, 3), "bias": (8,)}
+STEPS = 25
+LR, MOMENTUM, BETAS = 0.02, 0.9, (0.8, 0.9)
+
+
+class Net(nn.Module):
+    """Network with a matrix of every kind and a twin of the hidden convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(3, 8, 3)
+        self.norm = nn.GroupNorm(2, 8)
+        self.hidden = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
+        self.depthwise = nn.Conv2d(8, 8, 3, groups=8)
+        self.up = nn.ConvTranspose2d(8, 6, 2, stride=2)
+        self.seg_layers = nn.ModuleList(nn.Conv2d(6, 4, 1) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for conv in (nn.Sequential(self.first, self.norm), *self.hidden, self.depthwise, self.up):
+            x = nn.functional.gelu(conv(x))
+        return torch.stack([layer(x) for layer in self.seg_layers])
+
+
+def rules(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    """Return the rules of the regularized parameters by name, without ``.weight``."""
+    by_id = {
+        id(p): rule
+        for group in optimizer.param_groups
+        for p, rule in zip(group["params"], group["rules"])
+    }
+    matrices = regularized(model)
+    assert {by_id[id(p)] for p in model.parameters() if p.ndim < 2} <= {"adamw"}
+    return {name.removesuffix(".weight"): by_id[id(p)] for name, p in matrices.items()}
+
+
+def train(model: nn.Module, optimizer: Any, steps: range, scaler: Any = None) -> None:
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 3, 10, 10, generator=generator)).square().mean()
+        if scaler is None:
+            loss.backward()
+            optimizer.step()
+        else:
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 12)
+            scaler.step(optimizer)
+            scaler.update()
+
+
+def assert_same(one: nn.Module, other: nn.Module) -> None:
+    for (name, p), q in zip(one.named_parameters(), other.parameters()):
+        assert torch.equal(p, q), name
+
+
+# Rule of each parameter
+
+
+@pytest.mark.parametrize("build", [Muon, MuonCPR])
+def test_kinds_follow_the_rule_that_is_chosen_for_them(build: type) -> None:
+    model = Net()
+    usual = {
+        **{"first": "adamw", "hidden.0": "muon", "hidden.1": "muon", "depthwise": "adamw"},
+        **{"up": "muon_transposed", "seg_layers.0": "adamw", "seg_layers.1": "adamw"},
+    }
+    assert rules(model, build(model)) == usual
+    assert rules(model, build(list(model.parameters()), model=model)) == usual
+    assert rules(model, build(nn.DataParallel(model))) == usual
+    every = rules(model, build(model, adamw_for=()))
+    assert every == {name: "muon_transposed" if name == "up" else "muon" for name in usual}
+    for kind, names in {
+        "first": {"first"},
+        "head": {"seg_layers.0", "seg_layers.1"},
+        "transposed": {"up"},
+        "depthwise": {"depthwise"},
+    }.items():
+        alone = rules(model, build(model, adamw_for=[kind]))
+        assert {name for name, rule in alone.items() if rule == "adamw"} == names
+
+
+def test_kinds_of_nnunets_network_are_found() -> None:
+    model = PlainConvUNet(
+        **{"input_channels": 1, "n_stages": 3, "features_per_stage": 8, "conv_op": nn.Conv3d},
+        **{"kernel_sizes": 3, "strides": [1, 2, 2], "n_conv_per_stage": 2, "num_classes": 3},
+        **{"n_conv_per_stage_decoder": 2, "conv_bias": True, "deep_supervision": True},
+        **{"norm_op": nn.InstanceNorm3d, "norm_op_kwargs": {"affine": True}, "nonlin": nn.ReLU},
+    )
+    found = rules(model, Muon(model))
+    of = {rule: {n for n, own in found.items() if own == rule} for rule in set(found.values())}
+    heads = {f"decoder.seg_layers.{i}" for i in range(2)}
+    assert of["adamw"] == {"encoder.stages.0.0.convs.0.conv", *heads}
+    assert of["muon_transposed"] == {f"decoder.transpconvs.{i}" for i in range(2)}
+    assert len(of["muon"]) == 9
+
+
+def test_classifier_and_embeddings_of_timm_models_follow_adamw() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=32, depth=1, num_heads=2)
+    optimizer = Muon(model)
+    found = rules(model, optimizer)
+    assert {name for name, rule in found.items() if rule == "adamw"} == {"patch_embed.proj", "head"}
+    listed = dict(zip(optimizer.param_groups[0]["param_names"], optimizer.param_groups[0]["rules"]))
+    assert listed["pos_embed"] == listed["cls_token"] == "adamw"
+
+
+def test_group_may_choose_its_rule() -> None:
+    model = Net()
+    groups = [
+        {"params": [model.first.weight], "use_muon": True},
+        {"params": [p for p in model.parameters() if p is not model.first.weight], "use_muon": False},
+    ]
+    for build in (Muon, MuonCPR):
+        found = rules(model, build(groups, model=model))
+        assert {name for name, rule in found.items() if rule == "muon"} == {"first"}
+
+
+def test_vectors_and_single_rows_follow_adamw() -> None:
+    params = [nn.Parameter(torch.randn(*shape)) for shape in ((1, 7), (7, 1, 1), (7,), (2, 7))]
+    assert Muon(params).param_groups[0]["rules"] == ["adamw", "adamw", "adamw", "muon"]
+    with pytest.warns(UserWarning, match="params: no parameter to orthogonalize for Muon"):
+        Muon(params[:3])
+
+
+def test_group_that_is_added_later_is_stepped() -> None:
+    optimizer = Muon([nn.Parameter(torch.ones(3, 3))])
+    optimizer.add_param_group({"params": [nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.ones(4))]})
+    assert optimizer.param_groups[1]["rules"] == ["muon", "adamw"]
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    set_gradients(params, 0)
+    before = [p.detach().clone() for p in params]
+    optimizer.step()
+    assert not any(torch.equal(p, q) for p, q in zip(params, before))
+
+
+# Steps
+
+
+def oracle_steps(kind: str, adaptive: bool, nesterov: bool) -> tuple[dict, dict, OracleCPR]:
+    """Return the parameters before and after all steps of the oracle, and its CPR."""
+    rng = np.random.default_rng(0)
+    start = {name: rng.normal(0, 0.2, shape) for name, shape in SHAPES.items()}
+    params = {name: x.copy() for name, x in start.items()}
+    cpr = OracleCPR(("ki0", 0.9), kind, {"l2": 0.2, "std": 0.02}[kind], adaptive)
+    muon = OracleMuon(LR, MOMENTUM, nesterov, transposed=("up",))
+    adam = OracleAdam(LR, BETAS, eps=1e-7)
+    for t in range(STEPS):
+        correction = cpr.correction(
+            {n: x for n, x in params.items() if n != "bias"}, dict.fromkeys(params, True)
+        )
+        for name, x in params.items():
+            move = (adam if name in ("bias", "tall") else muon).move(name, gradient(name, x, t))
+            params[name] = x + move - correction.get(name, 0.0)
+        if t == STEPS // 2:
+            assert max(cpr.lam.values()) > 1e-3
+    return start, params, cpr
+
+
+def gradient(name: str, x: np.ndarray, t: int) -> np.ndarray:
+    noise = np.random.default_rng([t, *map(ord, name)])
+    return 0.1 * (x - 0.5) + noise.normal(0, 0.2, x.shape)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "ns_dtype", "rtol"),
+    [
+        (torch.float64, "float64", 1e-5),  # the multipliers are float32
+        (torch.float32, "float32", 2e-4),
+        (torch.float32, "bfloat16", 0.1),
+    ],
+)
+@pytest.mark.parametrize(
+    ("regularizer", "adaptive", "nesterov"), [("l2", False, False), ("std", True, True)]
+)
+def test_agrees_with_the_oracle(
+    dtype: torch.dtype, ns_dtype: str, rtol: float, regularizer: str, adaptive: bool, nesterov: bool
+) -> None:
+    start, expected, oracle = oracle_steps(regularizer, adaptive, nesterov)
+    params = {name: nn.Parameter(torch.from_numpy(x).to(dtype)) for name, x in start.items()}
+    up = nn.ConvTranspose2d(6, 4, 2, bias=False)
+    up.weight = params["up"]
+    groups = [
+        {"params": [(n, p) for n, p in params.items() if n != "tall"]},
+        {"params": [("tall", params["tall"])], "use_muon": False},
+    ]
+    module = nn.ModuleDict({"up": up, "rest": nn.ParameterDict(params)})
+    optimizer = MuonCPR(
+        groups,
+        lr=LR,
+        momentum=MOMENTUM,
+        nesterov=nesterov,
+        betas=BETAS,
+        kappa=KappaKI0(0.9),
+        regularizer=regularizer,
+        mu=oracle.mu,
+        adaptive=adaptive,
+        ns_dtype=ns_dtype,
+        adamw_for=(),
+        model=module,
+    )
+    for t in range(STEPS):
+        for name, p in params.items():
+            p.grad = torch.from_numpy(gradient(name, p.detach().double().numpy(), t)).to(dtype)
+        optimizer.step()
+    assert optimizer.cpr.step_count == STEPS
+    for name, p in params.items():
+        difference = np.abs(p.detach().double().numpy() - expected[name]).max()
+        assert difference < rtol * np.abs(expected[name]).max(), name
+    if ns_dtype != "bfloat16":
+        lam = [oracle.lam[name] for name in optimizer.cpr.names]
+        np.testing.assert_allclose(optimizer.cpr.lagrange_multiplier.numpy(), lam, rtol=1e-2, atol=1e-5)
+
+
+def test_correction_is_that_of_cpr() -> None:
+    """Check the first step, in which Muon's own part is known."""
+    p, q = (nn.Parameter(torch.full((4, 4), 0.5)) for _ in range(2))
+    optimizer = MuonCPR([p], lr=0.1, kappa="k0p2", ns_dtype="float32")
+    plain = Muon([q], lr=0.1, ns_dtype="float32")
+    set_gradients([p], 0)
+    set_gradients([q], 0)
+    start = measure("l2", p.detach().double().numpy())
+    optimizer.step()
+    plain.step()
+    torch.testing.assert_close(p, q - 2 * (start - 0.2) * 0.5, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_agrees_with_timms_muon(weight_decay: float) -> None:
+    """Allow for the order of operations in bfloat16; timm takes matrices one by one."""
+    ours, theirs = Net(), Net()
+    options = {"lr": 3e-3, "weight_decay": weight_decay}
+    optimizer = Muon(ours, adamw_for=("first", "head", "transposed", "depthwise"), **options)
+    reference = timm.optim.muon.Muon(
+        [
+            {"params": list(theirs.hidden.parameters())},
+            {"params": [p for n, p in theirs.named_parameters() if "hidden" not in n]},
+        ],
+        **options,
+    )
+    reference.param_groups[1]["use_fallback"] = True
+    train(ours, optimizer, range(5))
+    train(theirs, reference, range(5))
+    for p, q in zip(ours.parameters(), theirs.parameters()):
+        torch.testing.assert_close(p, q, rtol=1e-3, atol=2e-4)
+
+
+def test_orthogonalization_of_equal_shapes_together_changes_nothing() -> None:
+    results = []
+    for together in (True, False):
+        model = Net()
+        params = list(model.parameters())
+        groups = [{"params": params}] if together else [{"params": [p]} for p in params]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            optimizer = Muon(groups, model=model, ns_dtype="float64")
+        train(model, optimizer, range(3))
+        results.append(model)
+    for p, q in zip(results[0].parameters(), results[1].parameters()):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
+
+
+def test_transposed_convolution_is_stepped_as_its_transpose() -> None:
+    up, down = nn.ConvTranspose2d(8, 6, 3, bias=False), nn.Conv2d(8, 6, 3, bias=False)
+    down.weight.data = up.weight.data.transpose(0, 1).contiguous()
+    optimizers = [Muon(layer, adamw_for=(), ns_dtype="float32") for layer in (up, down)]
+    for t in range(3):
+        set_gradients(down.parameters(), t)
+        up.weight.grad = down.weight.grad.transpose(0, 1)
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(up.weight.transpose(0, 1), down.weight)
+
+
+@examples(25, search=400)
+@given(
+    shape=st.lists(st.integers(2, 9), min_size=2, max_size=5),
+    scale=st.sampled_from([1e-4, 1.0, 1e4]),
+    seed=st.integers(0, 2**31),
+)
+def test_update_has_singular_values_of_one(shape: list[int], scale: float, seed: int) -> None:
+    """Independent of the size of the gradient, and with the root mean square of AdamW's updates."""
+    p = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
+    generator = torch.Generator().manual_seed(seed)
+    p.grad = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
+    Muon([p], lr=1.0, momentum=0.0, ns_dtype="float64", adjust_lr="original").step()
+    update = p.detach().flatten(1) / max(1, shape[0] / (p.numel() // shape[0])) ** 0.5
+    singular = torch.linalg.svdvals(update)
+    given = torch.linalg.svdvals(p.grad.flatten(1))
+    seen = given > 0.02 * given.max()  # five iterations do not raise smaller ones to 1
+    assert singular.max() < 1.3 and singular[: int(seen.sum())].min() > 0.5
+
+    q = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
+    q.grad = p.grad.clone()
+    Muon([q], lr=1.0, momentum=0.0, ns_dtype="float64").step()
+    ratio = max(shape[0], p.numel() // shape[0]) ** 0.5 * 0.2
+    torch.testing.assert_close(q.detach().flatten(1), update * ratio)
+
+
+def test_gradients_are_left_as_they_are() -> None:
+    model = Net()
+    for nesterov in (False, True):
+        optimizer = Muon(model, nesterov=nesterov)
+        set_gradients(model.parameters(), 0)
+        before = [p.grad.clone() for p in model.parameters()]
+        optimizer.step()
+        assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), before))
+
+
+def test_schedule_sets_the_learning_rate_of_both_rules() -> None:
+    model = Net()
+    optimizer = MuonCPR(model)
+    schedule = WarmupPolyLRScheduler(optimizer, 3e-3, 2, epochs=2, iterations_per_epoch=2)
+    train(model, optimizer, range(2))
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    before = copy.deepcopy(model)
+    train(model, optimizer, range(2))
+    assert_same(model, before)
+    schedule.step(0)
+    assert {group["lr"] for group in optimizer.param_groups} == {1.5e-3}
+
+
+# State
+
+
+@pytest.mark.parametrize("kind", ["cpr", "attached", "baseline"])
+def test_resumed_training_equals_an_uninterrupted_one(kind: str) -> None:
+    def build(model: nn.Module) -> torch.optim.Optimizer:
+        if kind == "cpr":
+            return MuonCPR(model, kappa=KappaWS(2))
+        method = CPR(model, kappa="ws2") if kind == "attached" else DecoupledDecay(model, 0.1)
+        return method.attach(Muon(model))
+
+    whole, first = Net(), Net()
+    train(whole, build(whole), range(6))
+    optimizer = build(first)
+    train(first, optimizer, range(3))
+    saved = copy.deepcopy(optimizer.state_dict())
+    second = copy.deepcopy(first)
+    resumed = build(second)
+    resumed.load_state_dict(saved)
+    train(second, resumed, range(3, 6))
+    assert_same(second, whole)
+
+
+def test_loaded_state_brings_its_rules() -> None:
+    first, second = Net(), Net()
+    saved = MuonCPR(first, adamw_for=("head",))
+    train(first, saved, range(2))
+    other = MuonCPR(second)
+    other.load_state_dict(saved.state_dict())
+    assert rules(second, other) == rules(first, saved) != rules(second, MuonCPR(second))
+
+
+def test_copied_muon_steps_the_copied_parameters() -> None:
+    model = Net()
+    optimizer = Muon(model)
+    train(model, optimizer, range(1))
+    twin, copied = copy.deepcopy((model, optimizer))
+    train(model, optimizer, range(1, 3))
+    train(twin, copied, range(1, 3))
+    assert_same(model, twin)
+
+
+def test_grad_scaler_gives_the_unscaled_training() -> None:
+    results = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**10)):
+        model = Net()
+        train(model, MuonCPR(model, kappa="ki0x0p9"), range(4), scaler)
+        results.append(model)
+    for p, q in zip(results[0].parameters(), results[1].parameters()):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+
+
+def test_step_that_grad_scaler_skips_changes_nothing() -> None:
+    model = Net()
+    optimizer = MuonCPR(model, kappa="ws1")
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    train(model, optimizer, range(2), scaler)
+    before, state = copy.deepcopy(model), copy.deepcopy(optimizer.state_dict())
+    set_gradients(model.parameters(), 0)
+    model.first.weight.grad[0] = torch.inf
+    scaler.scale(torch.ones(()))
+    scaler.step(optimizer)
+    scaler.update()
+    assert_same(model, before)
+    assert optimizer.cpr.step_count == 2
+    after = optimizer.state_dict()["state"]
+    assert all(torch.equal(state["state"][i][k], v) for i, own in after.items() for k, v in own.items())
+
+
+# Errors
+
+
+@pytest.mark.parametrize("build", [Muon, MuonCPR])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"lr": -1.0}, "Invalid learning rate: -1.0"),
+        ({"momentum": 1.0}, "momentum: expected 0 or above and below 1, got 1.0"),
+        ({"betas": (0.9, 1.5)}, r"betas\[1\]: expected 0 or above and below 1, got 1.5"),
+        ({"eps": -1.0}, "eps: expected a finite number, 0 or above, got -1.0"),
+        ({"adjust_lr": "none"}, "adjust_lr: unknown 'none'; choose from match_rms_adamw, original"),
+        ({"ns_dtype": "int8"}, "ns_dtype: unknown 'int8'; choose from bfloat16, float16, float32"),
+        ({"ns_steps": 0}, "ns_steps: expected"),
+        ({"ns_coefficients": "cubic"}, "ns_coefficients: Unknown coefficients preset 'cubic'"),
+        ({"adamw_for": ["heads"]}, "adamw_for: unknown kind 'heads'; choose from first, head"),
+    ],
+)
+def test_wrong_settings_are_refused_in_one_line(build: type, wrong: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        build([nn.Parameter(torch.ones(3, 3))], **wrong)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_timm_is_reported_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm.optim.muon", None)
+    for build in (Muon, MuonCPR):
+        with pytest.raises(ImportError, match=r"pip install 'nnunet-cpr\[muon\]'"):
+            build([nn.Parameter(torch.ones(3, 3))])
+
+
+def test_sparse_gradients_are_refused() -> None:
+    embedding = nn.Embedding(6, 3, sparse=True)
+    optimizer = Muon([*embedding.parameters()])
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="Muon does not support sparse gradients"):
+        optimizer.step()
+
+
+def test_sharded_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_muon_rules, "is_sharded", lambda p: True)
+    with pytest.raises(TypeError, match="expected a plain tensor, got a DTensor, which Muon does not"):
+        Muon([nn.Parameter(torch.ones(3, 3))])
+
+
+def test_groups_cannot_be_added_to_muoncpr() -> None:
+    optimizer = MuonCPR([nn.Parameter(torch.ones(3, 3))])
+    with pytest.raises(RuntimeError, match="expected all parameters at construction"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3, 3))]})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state: state.pop("param_groups"),
+        lambda state: state["param_groups"][0].pop("rules"),
+        lambda state: state["param_groups"][0]["rules"].pop(),
+        lambda state: state["param_groups"][0].update(rules=["sgd"] * len(list(Net().parameters()))),
+    ],
+)
+def test_state_without_valid_rules_is_refused(damage: Any) -> None:
+    for build in (Muon, MuonCPR):
+        model = Net()
+        optimizer = build(model)
+        state = copy.deepcopy(optimizer.state_dict())
+        damage(state)
+        with pytest.raises(ValueError, match="state_dict: expected the state of Muon, got one without"):
+            optimizer.load_state_dict(state)
+
+
+def test_state_of_another_optimizer_is_refused() -> None:
+    model = Net()
+    adam = CPR(model).attach(torch.optim.Adam(model.parameters()))
+    train(model, adam, range(1))
+    with pytest.raises(ValueError, match="expected the state of Muon"):
+        MuonCPR(model).load_state_dict(adam.state_dict())

@@ -1,0 +1,21 @@
+"""Muon with CPR in place of weight decay."""
+
+from typing import ClassVar
+
+from nnunet_cpr.names.trainer_name import TrainerName
+from nnunet_cpr.nnunet.composition import with_suffixes
+from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
+from nnunet_cpr.optimizers import MuonCPR
+
+
+class nnUNetTrainerMuonCPR(CPRTrainer):
+    """Muon with CPR in place of weight decay."""
+
+    settings = TrainerName("nnUNetTrainerMuonCPR")
+    muon_options: ClassVar[dict] = {}  # further arguments of Muon, for derived classes
+
+    def build_optimizer(self):
+        return MuonCPR(self.network, self.initial_lr, **self.muon_options, **self.cpr_settings)
+
+
+__getattr__ = with_suffixes(nnUNetTrainerMuonCPR)
