@@ -26,14 +26,15 @@ from nnunet_cpr._state_dict import Positions
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
 """Module, parameters, named parameters, or parameter groups."""
 
-_NEVER_REGULARIZED = (
-    nn.Embedding,
-    nn.EmbeddingBag,
+NORMALIZATIONS = (
     nn.modules.batchnorm._NormBase,  # every batch and instance normalization
     nn.LayerNorm,
     nn.GroupNorm,
     *([nn.RMSNorm] if hasattr(nn, "RMSNorm") else []),
 )
+"""Normalization layers of torch."""
+
+_NEVER_REGULARIZED = (nn.Embedding, nn.EmbeddingBag, *NORMALIZATIONS)
 
 
 class ParamGroups(list[dict[str, Any]]):
@@ -183,7 +184,7 @@ def _is_matrix(name: str, p: Tensor) -> bool:
     return p.requires_grad and p.ndim >= 2 and p.numel() > 0 and not is_bias
 
 
-def _unwrap(module: nn.Module) -> nn.Module:
+def unwrap(module: nn.Module) -> nn.Module:
     """Return the module inside ``DistributedDataParallel``, ``DataParallel`` or ``torch.compile``."""
     while True:
         if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
@@ -199,7 +200,7 @@ def _module_groups(module: nn.Module) -> ParamGroups:
 
     The names are those of the unwrapped module, so that the checkpoint of a compiled model fits others.
     """
-    module = _unwrap(module)
+    module = unwrap(module)
     excluded = _excluded(module)
     named = list(_name(module.named_parameters()))
     if not named:
