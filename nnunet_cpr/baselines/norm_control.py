@@ -18,10 +18,9 @@ class WeightNormControl(Baseline):
     .. math::
         \theta \leftarrow \theta - \mathrm{lr}\, \mathrm{wd}\, (1 - r / \|\theta\|)\, \theta
 
-    With r = 0 this is decoupled weight decay, which the paper generalizes in its section 2. A matrix
-    below the norm grows. Here each matrix has its own r, so that the method differs from CPR with
-    Kappa-WS only in how the norm is held. The paper's equations after (1) were not at hand; the formula
-    rests on its abstract.
+    With r = 0 this is decoupled weight decay, Eq. (2) of the paper, which its section 2 generalizes. A
+    matrix below the norm grows. Each matrix has its own r here, as in CPR with Kappa-WS. The paper was
+    read up to Eq. (2); the target r follows its abstract.
 
     Args:
         params: as in :class:`~nnunet_cpr.cpr.CPR`.

@@ -90,8 +90,8 @@ class CorrectedDecay(IndependentDecay):
         \theta \leftarrow (1 - \mathrm{lr}\, \mathrm{wd}\, \mathrm{lr} / \mathrm{lr}_{\max})\, \theta
 
     and every other one as in :class:`DecoupledDecay` (Defazio, arXiv 2506.02285: AdamC and SGDC). The
-    ratio of the norms of gradient and weights then does not depend on the schedule. timm's
-    ``corrected_weight_decay`` uses the same product for all parameters.
+    ratio of the norms of gradient and weights then does not depend on the schedule. The formula is
+    that of timm's ``corrected_weight_decay``, which applies it to all parameters.
 
     Args:
         params: as in :class:`~nnunet_cpr.cpr.CPR`; a module unless ``normalized`` is given.
