@@ -11,7 +11,17 @@ from torch import nn
 from torch.optim import Optimizer
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaKI0
-from nnunet_cpr.baselines import AdaDecay, AdaptiveWeightDecay, Baseline
+from nnunet_cpr.baselines import (
+    AdaDecay,
+    AdaptiveWeightDecay,
+    Baseline,
+    CautiousDecay,
+    CorrectedDecay,
+    Hyperball,
+    IndependentDecay,
+    WeightNormControl,
+)
+from nnunet_cpr.param_groups import regularized
 
 Named = list[tuple[str, nn.Parameter]]
 
@@ -74,6 +84,10 @@ def _baseline(baseline: Callable[[Named], Baseline]) -> Callable[[Named], Optimi
     return lambda named: baseline(named).attach(torch.optim.Adam(_tensors(named), lr=_LR, fused=True))
 
 
+def _corrected(named: Named) -> Baseline:
+    return CorrectedDecay(named, normalized=list(regularized(named)))
+
+
 def _authors(foreach: bool) -> Callable[[Named], Optimizer]:
     def build(named: Named) -> Optimizer:
         import pytorch_cpr
@@ -112,6 +126,11 @@ COMPETITORS = [
     Competitor("pytorch-cpr AdamCPR, loop", ADAM, _authors(foreach=False)),
     Competitor("Adam fused + AdaDecay", ADAM, _baseline(AdaDecay)),
     Competitor("Adam fused + AWD", ADAM, _baseline(AdaptiveWeightDecay)),
+    Competitor("Adam fused + corrected decay", ADAM, _baseline(_corrected)),
+    Competitor("Adam fused + cautious decay", ADAM, _baseline(CautiousDecay)),
+    Competitor("Adam fused + independent decay", ADAM, _baseline(IndependentDecay)),
+    Competitor("Adam fused + weight norm control", ADAM, _baseline(WeightNormControl)),
+    Competitor("Adam fused + hyperball", ADAM, _baseline(Hyperball)),
     Competitor("AMOS", ADAM, _amos),
     Competitor("SGD fused", SGD, _sgd(fused=True)),
     Competitor("SGDCPR", SGD, _cpr(SGDCPR, **_SGD)),

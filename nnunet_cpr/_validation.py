@@ -42,12 +42,13 @@ def positive_number(name: str, value: Any, *, allow_zero: bool = False, float32:
     return float(value)
 
 
-def positive_integer(name: str, value: Any) -> int:
+def positive_integer(name: str, value: Any, *, allow_zero: bool = False) -> int:
     """Return ``value`` as an int.
 
     Args:
         name: the setting, for the error message.
         value: a whole number above 0.
+        allow_zero: accept 0 as well.
 
     Raises:
         ValueError: it is none.
@@ -58,8 +59,10 @@ def positive_integer(name: str, value: Any) -> int:
         ...
         ValueError: steps: expected a positive whole number, got 0
     """
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value <= 0:
-        raise ValueError(f"{name}: expected a positive whole number, got {short_repr(value)}")
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_integer or not (value > 0 or (allow_zero and value == 0)):
+        expected = "a whole number, 0 or above" if allow_zero else "a positive whole number"
+        raise ValueError(f"{name}: expected {expected}, got {short_repr(value)}")
     return int(value)
 
 

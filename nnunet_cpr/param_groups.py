@@ -26,14 +26,15 @@ from nnunet_cpr._state_dict import Positions
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
 """Module, parameters, named parameters, or parameter groups."""
 
-_NEVER_REGULARIZED = (
-    nn.Embedding,
-    nn.EmbeddingBag,
+NORMALIZATIONS = (
     nn.modules.batchnorm._NormBase,  # every batch and instance normalization
     nn.LayerNorm,
     nn.GroupNorm,
     *([nn.RMSNorm] if hasattr(nn, "RMSNorm") else []),
 )
+"""Normalization layers of torch."""
+
+_NEVER_REGULARIZED = (nn.Embedding, nn.EmbeddingBag, *NORMALIZATIONS)
 
 
 class ParamGroups(list[dict[str, Any]]):

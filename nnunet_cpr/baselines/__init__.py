@@ -1,4 +1,4 @@
-"""Comparison methods of the CPR paper, each attachable to any torch optimizer.
+"""Comparison methods of the CPR paper and since then, each attachable to any torch optimizer.
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
     optimizer = AdaDecay(model, weight_decay=1e-2, alpha=4.0).attach(optimizer)
@@ -17,7 +17,11 @@ from nnunet_cpr.baselines._base import Baseline
 from nnunet_cpr.baselines.adadecay import AdaDecay
 from nnunet_cpr.baselines.adaptive import AdaptiveWeightDecay
 from nnunet_cpr.baselines.amos import amos
+from nnunet_cpr.baselines.cautious import CautiousDecay
 from nnunet_cpr.baselines.decoupled import CosineDecay, DecoupledDecay
+from nnunet_cpr.baselines.hyperball import Hyperball
+from nnunet_cpr.baselines.norm_control import WeightNormControl
+from nnunet_cpr.baselines.peak_lr import CorrectedDecay, IndependentDecay
 from nnunet_cpr.baselines.rescaling import NormRescaling
 from nnunet_cpr.param_groups import Params
 
@@ -28,9 +32,14 @@ __all__ = [
     "Baseline",
     "BaselineArgs",
     "BaselineEntry",
+    "CautiousDecay",
+    "CorrectedDecay",
     "CosineDecay",
     "DecoupledDecay",
+    "Hyperball",
+    "IndependentDecay",
     "NormRescaling",
+    "WeightNormControl",
     "amos",
 ]
 
@@ -50,13 +59,14 @@ class BaselineArgs:
 
 @dataclass(frozen=True)
 class BaselineEntry:
-    """Comparison method in names of trainers and vision runs: ``_<keyword>`` or ``_<keyword><V>``.
+    """Comparison method in names of trainers and vision runs: ``_<keyword>`` and its number, if any.
 
     Attributes:
         title: the method in a few words.
         build: function of the arguments and the number in the name.
         setting: meaning of the number, None if there is no number.
         decays: True if it has a weight decay.
+        is_count: True if the number is a whole number.
     """
 
     keyword: str
@@ -64,6 +74,7 @@ class BaselineEntry:
     build: Callable[[BaselineArgs, float], Baseline]
     setting: str | None = None
     decays: bool = True
+    is_count: bool = False
 
 
 BASELINES: dict[str, BaselineEntry] = {
@@ -91,6 +102,40 @@ BASELINES: dict[str, BaselineEntry] = {
             "rescaling to the initial norm",
             lambda a, v: NormRescaling(a.params, v),
             "factor",
+            decays=False,
+        ),
+        BaselineEntry(
+            "corrected",
+            "decay corrected for normalized layers (AdamC, SGDC)",
+            lambda a, _: CorrectedDecay(a.params, a.weight_decay),
+        ),
+        BaselineEntry(
+            "cautious",
+            "cautious weight decay",
+            lambda a, _: CautiousDecay(a.params, a.weight_decay),
+        ),
+        BaselineEntry(
+            "independent",
+            "weight decay independent of the highest learning rate",
+            lambda a, _: IndependentDecay(a.params, a.weight_decay),
+        ),
+        BaselineEntry(
+            "norm",
+            "weight norm control towards the initial norm",
+            lambda a, v: WeightNormControl(a.params, a.weight_decay, v),
+            "the target as a multiple of it",
+        ),
+        BaselineEntry(
+            "normws",
+            "weight norm control towards the norm after N steps",
+            lambda a, n: WeightNormControl(a.params, a.weight_decay, start=int(n)),
+            "the number of steps",
+            is_count=True,
+        ),
+        BaselineEntry(
+            "hyperball",
+            "hyperball: fixed norms of each matrix and its update",
+            lambda a, _: Hyperball(a.params),
             decays=False,
         ),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,11 +59,17 @@ class Baseline(RegularizationMethod):
         """Return the scale of the gradients, which ``GradScaler`` leaves to fused optimizers."""
         return getattr(self._optimizer, "grad_scale", None)
 
-    def _with_gradient(self) -> list[tuple[Tensor, float | Tensor]]:
-        """Return the matrices with a gradient in this step, with their learning rates."""
+    def _with_gradient(self) -> list[tuple[int, Tensor, float | Tensor]]:
+        """Return index, matrix and learning rate of the matrices with a gradient in this step."""
         return [
-            pair for pair in zip(self.parameters, self._learning_rates()) if pair[0].grad is not None
+            (j, p, lr)
+            for j, (p, lr) in enumerate(zip(self.parameters, self._learning_rates()))
+            if p.grad is not None
         ]
+
+    def _zeros_per_matrix(self) -> Tensor:
+        """Return zeros for a state with one value for each matrix, float32 ``[J]``."""
+        return torch.zeros(len(self.parameters), dtype=torch.float32, device=self._device())
 
     def _taken(self, found_inf: Tensor | None) -> Tensor:
         """Return 1 if this step is taken and 0 if it is skipped, without waiting for a GPU."""
@@ -70,6 +77,45 @@ class Baseline(RegularizationMethod):
         if found_inf is None:
             return torch.ones_like(step)
         return (found_inf.to(step.device).reshape(()) == 0).to(step.dtype)
+
+
+class UpdateBaseline(Baseline):
+    """Base class of comparison methods that depend on the optimizer's update.
+
+    The update is the difference of a matrix before and after the optimizer step, so it is known for any
+    optimizer. The matrices are copied for the duration of the step.
+    """
+
+    def __init__(self, params: Params) -> None:
+        super().__init__(params)
+        self._before: list[tuple[int, Tensor, float | Tensor]] = []
+
+    @abstractmethod
+    def _correct_update(self, index: int, before: Tensor, lr: float | Tensor, taken: Tensor) -> None:
+        """Correct a matrix after the optimizer step.
+
+        Args:
+            index: index of the matrix.
+            before: its values before the step.
+            lr: its learning rate.
+            taken: 1 if the step was taken, 0 if it was skipped.
+        """
+
+    def _step_hooks(self, optimizer: Optimizer) -> list[Any]:
+        after_step = torch.compiler.disable(self._after_step)
+        return [*super()._step_hooks(optimizer), optimizer.register_step_post_hook(after_step)]
+
+    @torch.no_grad()
+    def _update_and_correct(self, found_inf: Tensor | None) -> None:
+        self._before = [(j, p.detach().clone(), lr) for j, p, lr in self._with_gradient()]
+        self._state["step"] += self._taken(found_inf)
+
+    @torch.no_grad()
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        taken = self._taken(getattr(optimizer, "found_inf", None))
+        copies, self._before = self._before, []
+        for index, before, lr in copies:
+            self._correct_update(index, before, lr, taken)
 
 
 def shrink_(p: Tensor, amount: Tensor) -> None:
@@ -81,3 +127,8 @@ def shrink_(p: Tensor, amount: Tensor) -> None:
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:
     """Return the Euclidean norm of all elements, a float32 scalar on the device of the first tensor."""
     return L2().sums(tensors).sum().sqrt().float()
+
+
+def norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the Euclidean norm of each tensor, float32 ``[J]`` on the device of the first tensor."""
+    return L2().sums(tensors)[0].sqrt().float()

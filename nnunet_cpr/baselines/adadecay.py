@@ -52,7 +52,7 @@ class AdaDecay(Baseline):
     def _update_and_correct(self, found_inf: Tensor | None) -> None:
         taken = self._taken(found_inf)
         decay = self.weight_decay * taken.float()
-        for p, lr in self._with_gradient():
+        for _, p, lr in self._with_gradient():
             assert p.grad is not None
             absolute = p.grad.abs().float() if p.grad.dtype.itemsize < 4 else p.grad.abs()
             std, mean = torch.std_mean(absolute, correction=0)

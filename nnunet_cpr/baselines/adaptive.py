@@ -60,16 +60,16 @@ class AdaptiveWeightDecay(Baseline):
         taken = self._taken(found_inf)
         moving = self._with_gradient()
         if moving:
-            gradient = total_norm([p.grad for p, _ in moving if p.grad is not None])
+            gradient = total_norm([p.grad for _, p, _ in moving if p.grad is not None])
             scale = self._gradient_scale()
             if scale is not None:
                 gradient = gradient / scale.to(gradient)
-            ratio = gradient / total_norm([p for p, _ in moving])
+            ratio = gradient / total_norm([p for _, p, _ in moving])
             present = self._state["coefficient"]
             proposed = _EMA * present + (1 - _EMA) * self.weight_decay * ratio
             is_used = proposed.isfinite() & (taken == 1)
             torch.where(is_used, proposed, present, out=present)
             decay = torch.where(is_used, proposed, 0)
-            for p, lr in moving:
+            for _, p, lr in moving:
                 shrink_(p, lr * decay)
         self._state["step"] += taken

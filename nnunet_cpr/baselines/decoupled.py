@@ -41,12 +41,16 @@ class DecoupledDecay(Baseline):
         """Return the coefficient at a step, an int64 scalar tensor that is 0 at the first step."""
         return self.weight_decay
 
+    def _rate(self, index: int, lr: float | Tensor) -> float | Tensor:
+        """Return the factor of the coefficient for a matrix, from its learning rate."""
+        return lr
+
     @torch.no_grad()
     def _update_and_correct(self, found_inf: Tensor | None) -> None:
         taken = self._taken(found_inf)
         decay = self.weight_decay_at(self._state["step"]) * taken.float()
-        for p, lr in self._with_gradient():
-            shrink_(p, lr * decay)
+        for j, p, lr in self._with_gradient():
+            shrink_(p, self._rate(j, lr) * decay)
         self._state["step"] += taken
 
 

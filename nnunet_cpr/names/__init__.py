@@ -15,7 +15,7 @@ Trainers apply it in ``NamedTrainer`` of :mod:`nnunet_cpr.nnunet.base_trainer`.
 from nnunet_cpr._spelling import WrongName
 from nnunet_cpr.names.method import Family, MethodName
 from nnunet_cpr.names.parsing import parse_name
-from nnunet_cpr.names.suffixes import METHOD_SUFFIXES, BaselineChoice, Suffix, count
+from nnunet_cpr.names.suffixes import METHOD_SUFFIXES, BaselineChoice, Suffix, WarmStartShare, count
 
 __all__ = [
     "METHOD_SUFFIXES",
@@ -23,6 +23,7 @@ __all__ = [
     "Family",
     "MethodName",
     "Suffix",
+    "WarmStartShare",
     "WrongName",
     "count",
     "parse_name",

@@ -12,7 +12,7 @@ from nnunet_cpr._spelling import WrongName
 from nnunet_cpr._validation import positive_number
 from nnunet_cpr.baselines import BASELINES, Baseline, BaselineArgs
 from nnunet_cpr.bounds import Bound, KappaWS
-from nnunet_cpr.names.suffixes import BaselineChoice, Suffix
+from nnunet_cpr.names.suffixes import BaselineChoice, Suffix, WarmStartShare
 from nnunet_cpr.param_groups import Params
 from nnunet_cpr.regularizers import get_regularizer
 
@@ -49,7 +49,7 @@ class MethodName(ABC):
         suffixes: suffixes of this kind of name.
         prefix: common prefix of the families.
         family: key of ``families``.
-        kappa, regularizer, mu, adaptive: arguments of CPR.
+        kappa, regularizer, mu, adaptive: arguments of CPR; ``kappa`` may be a share of the training.
         baseline: comparison method.
         lr: highest learning rate.
         weight_decay: weight decay of the optimizer or the comparison method.
@@ -65,7 +65,7 @@ class MethodName(ABC):
     prefix: ClassVar[str] = ""
 
     family: str
-    kappa: Bound | None = None
+    kappa: Bound | WarmStartShare | None = None
     regularizer: str | None = None
     mu: float | None = None
     adaptive: bool = False
@@ -92,10 +92,12 @@ class MethodName(ABC):
             get_regularizer(self.regularizer)
         numbers = {name: getattr(self, name) for name in ("mu", "lr", "weight_decay")}
         if self.baseline is not None:
-            entry = BASELINES.get(self.baseline.keyword)
-            if entry is None or (entry.setting is None) != (self.baseline.value is None):
+            entry, value = BASELINES.get(self.baseline.keyword), self.baseline.value
+            if entry is None or (entry.setting is None) != (value is None):
                 raise WrongName(f"{self.baseline!r} cannot be written in a name")
-            numbers[entry.keyword] = self.baseline.value
+            if entry.is_count and value is not None and not (value % 1 == 0 and value < 10**9):
+                raise WrongName(f"{self.baseline!r} cannot be written in a name")
+            numbers[entry.keyword] = value
         for name, value in numbers.items():
             if value is not None:
                 try:
@@ -181,6 +183,12 @@ class MethodName(ABC):
     @property
     def bound(self) -> Bound:
         """Bound of CPR."""
+        return self.bound_for(self.total_steps)
+
+    def bound_for(self, total_steps: int) -> Bound:
+        """Return the bound of CPR for a training of this length, which may differ from the name's."""
+        if isinstance(self.kappa, WarmStartShare):
+            return self.kappa.resolve(total_steps)
         return self.kappa or KappaWS(self.default_warm_start)
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 from nnunet_cpr._spelling import COUNT, NUMBER, WrongName, parse_number, print_number
 from nnunet_cpr._validation import positive_number
 from nnunet_cpr.baselines import BASELINES, BaselineEntry
-from nnunet_cpr.bounds import BOUNDS, Bound
+from nnunet_cpr.bounds import BOUNDS, Bound, KappaWS
 from nnunet_cpr.regularizers import REGULARIZERS
 
 
@@ -26,6 +26,35 @@ class BaselineChoice:
 
     keyword: str
     value: float | None = None
+
+
+@dataclass(frozen=True)
+class WarmStartShare:
+    """Warm start of a name, as a share of the training, whose length the name may not contain.
+
+    Attributes:
+        percent: share of the optimizer steps in percent, above 0 and below 100.
+
+    Raises:
+        WrongName: ``percent`` is out of range.
+
+    Example:
+        >>> WarmStartShare(2).resolve(total_steps=250_000)
+        KappaWS(steps=5000)
+    """
+
+    percent: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.percent < 100:
+            raise WrongName(
+                f"warm start: expected a share above 0 and below 100 percent, got {self.percent:g}"
+            )
+        object.__setattr__(self, "percent", float(self.percent))
+
+    def resolve(self, total_steps: int) -> KappaWS:
+        """Return the bound for a training of ``total_steps`` optimizer steps, set after at least one."""
+        return KappaWS(max(1, round(self.percent * total_steps / 100)))
 
 
 @dataclass(frozen=True)
@@ -125,17 +154,38 @@ def _baseline(entry: BaselineEntry) -> Suffix:
         return word("baseline", entry.title, entry.keyword, BaselineChoice(entry.keyword))
 
     def parse(text: str) -> BaselineChoice:
-        return BaselineChoice(entry.keyword, positive_number(entry.keyword, parse_number(text)))
+        value = positive_number(entry.keyword, int(text) if entry.is_count else parse_number(text))
+        return BaselineChoice(entry.keyword, value)
 
     def format(value: BaselineChoice) -> str | None:
-        return print_number(value.value) if value.keyword == entry.keyword and value.value else None
+        if value.keyword != entry.keyword or not value.value:
+            return None
+        return f"{value.value:.0f}" if entry.is_count else print_number(value.value)
 
-    meaning = f"{entry.title}; V is {entry.setting}"
-    return Suffix("baseline", meaning, entry.keyword, NUMBER, parse, format, placeholder="<V>")
+    pattern, placeholder = (COUNT, "<N>") if entry.is_count else (NUMBER, "<V>")
+    meaning = f"{entry.title}; {placeholder[1]} is {entry.setting}"
+    return Suffix("baseline", meaning, entry.keyword, pattern, parse, format, placeholder=placeholder)
+
+
+def _warm_start_share() -> Suffix:
+    def format(value: Any) -> str | None:
+        return print_number(value.percent) if isinstance(value, WarmStartShare) else None
+
+    return Suffix(
+        "kappa",
+        "bound: R after a share of the training (warm start); V is in percent",
+        KappaWS.keyword,
+        NUMBER,
+        lambda text: WarmStartShare(parse_number(text)),
+        format,
+        after="p",
+        placeholder="<V>",
+    )
 
 
 METHOD_SUFFIXES: tuple[Suffix, ...] = (
     *(_bound(bound) for bound in BOUNDS.values()),
+    _warm_start_share(),
     *(word("regularizer", f"regularization function {name}", name, name) for name in REGULARIZERS),
     number("mu", "update rate of the multipliers", "mu"),
     word("adaptive", "adaptive bounds (AdaCPR)", "ada", True),

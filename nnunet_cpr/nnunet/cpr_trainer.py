@@ -32,10 +32,10 @@ class CPRTrainer(NamedTrainer):
     @property
     def cpr_settings(self) -> dict[str, Any]:
         """Keyword arguments of :class:`CPR` and of the optimizers with CPR."""
-        settings = self.settings.cpr_settings
+        bound = self.settings.bound_for(self.total_steps)  # which another trainer may have set
         if self.settings.kappa is None:
-            settings["kappa"] = KappaWS(self.warmup_steps + STEPS_AFTER_WARMUP)
-        return settings
+            bound = KappaWS(self.warmup_steps + STEPS_AFTER_WARMUP)
+        return {**self.settings.cpr_settings, "kappa": bound}
 
     @property
     def _regularization(self) -> CPR:

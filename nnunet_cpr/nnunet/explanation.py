@@ -15,9 +15,10 @@ import torch
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from torch import nn
 
-from nnunet_cpr.bounds import Bound, KappaIP
+from nnunet_cpr._spelling import print_number
+from nnunet_cpr.bounds import KappaIP
 from nnunet_cpr.cpr import CPRSettings
-from nnunet_cpr.names import WrongName
+from nnunet_cpr.names import WarmStartShare, WrongName
 from nnunet_cpr.names.trainer_name import FAMILIES, TrainerName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.composition import resolve_settings, search_trainer, with_cpr
@@ -156,6 +157,8 @@ def _weight_decay(trainer: NamedTrainer) -> str:
     if isinstance(trainer, CPRTrainer):
         rest = others[0] if others else matrices
         return f"none for regularized parameters, {rest:g} for biases and normalization weights"
+    if trainer.baseline is not None and not trainer.settings.decays:
+        return f"none, replaced by {trainer.baseline.title}"
     if trainer.baseline is not None:
         return f"{trainer.baseline_decay:g}, applied by {trainer.baseline.title}"
     return f"{matrices:g} for all parameters"
@@ -171,12 +174,16 @@ def _regularization(trainer: NamedTrainer) -> Iterator[tuple[str, str]]:
         f"{trainer.cpr_settings['regularizer']} of each weight of convolutional and linear layers (not "
         f"of biases and normalization weights) with CPR, mu = {cpr.mu:g}{adaptive}",
     )
-    yield "bound", _bound(cpr.bound, trainer.total_steps)
+    yield "bound", _bound(trainer)
     if isinstance(cpr.bound, KappaIP) and "SGD" in type(trainer.optimizer).__name__:
         yield "warning", "Kappa-IP did not work with SGD in the paper; use nnUNetTrainerAdamCPR"
 
 
-def _bound(bound: Bound, steps: int) -> str:
+def _bound(trainer: CPRTrainer) -> str:
+    bound, steps, share = trainer.cpr.bound, trainer.total_steps, trainer.settings.kappa
+    word = f"{bound}"
+    if isinstance(share, WarmStartShare):
+        word = f"ws{print_number(share.percent)}p, here {bound}"
     when = f"at step {bound.earliest:,}, after {bound.earliest / steps:.1%} of the training"
     if bound.earliest >= steps:
         when = f"never: the training ends before step {bound.earliest:,}, choose a smaller number"
@@ -184,7 +191,7 @@ def _bound(bound: Bound, steps: int) -> str:
         when = when.replace("at step", "at the inflection point, not before step")
     elif bound.earliest == 0:
         when = "before the first step"
-    return f"_{bound}: {bound.title}; set {when}"
+    return f"_{word}: {bound.title}; set {when}"
 
 
 def _comparison(settings: TrainerName) -> str:

@@ -14,17 +14,27 @@ from hypothesis import strategies as st
 from nnunet_cpr.baselines import (
     AdaDecay,
     AdaptiveWeightDecay,
+    CautiousDecay,
+    CorrectedDecay,
     CosineDecay,
     DecoupledDecay,
+    Hyperball,
+    IndependentDecay,
     NormRescaling,
+    WeightNormControl,
 )
 from tests.helpers.baseline_kinds import matrix
 from tests.helpers.baseline_oracle import (
     OracleAdaDecay,
     OracleAWD,
     OracleBaseline,
+    OracleCautious,
+    OracleCorrected,
     OracleCosine,
     OracleDecoupled,
+    OracleHyperball,
+    OracleIndependent,
+    OracleNormControl,
     OracleRescaling,
 )
 from tests.helpers.examples import examples
@@ -47,6 +57,20 @@ CASES = {
     "awd": (lambda p: AdaptiveWeightDecay(p, 2.0), lambda: OracleAWD(2.0)),
     "rescale 0.8": (lambda p: NormRescaling(p, 0.8), lambda: OracleRescaling(0.8)),
     "rescale 4": (lambda p: NormRescaling(p, 4.0), lambda: OracleRescaling(4.0)),
+    "corrected": (
+        lambda p: CorrectedDecay(p, 0.6, normalized=["a", "c"]),
+        lambda: OracleCorrected(0.6, FASTER, ("a", "c")),
+    ),
+    "cautious": (lambda p: CautiousDecay(p, 0.6), lambda: OracleCautious(0.6)),
+    "independent": (lambda p: IndependentDecay(p, 0.01), lambda: OracleIndependent(0.01, FASTER)),
+    "norm 1": (lambda p: WeightNormControl(p, 2.0), lambda: OracleNormControl(2.0, 1.0, 0)),
+    "norm 0.5": (lambda p: WeightNormControl(p, 2.0, 0.5), lambda: OracleNormControl(2.0, 0.5, 0)),
+    "norm after 70": (
+        lambda p: WeightNormControl(p, 2.0, start=70),
+        lambda: OracleNormControl(2.0, 1.0, 70),
+    ),
+    "hyperball 1": (lambda p: Hyperball(p), lambda: OracleHyperball(1.0)),
+    "hyperball 2": (lambda p: Hyperball(p, 2.0), lambda: OracleHyperball(2.0)),
 }
 
 
@@ -117,6 +141,8 @@ def test_agrees_with_the_oracle(kind: str, case: str) -> None:
     problem = Problem()
     ours, theirs = CASES[case]
     oracle = theirs()
+    if isinstance(oracle, OracleCorrected | OracleIndependent):
+        oracle.max_lr = {n: LR[kind] * FASTER[n] for n in "abc"}
     expected = run_oracle(problem, oracle, oracle_optimizer(kind), LR[kind])
     points, baseline = run_ours(problem, ours, kind, LR[kind])
     assert baseline.names == ["a", "b", "c"] and baseline.step_count == STEPS

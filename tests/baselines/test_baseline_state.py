@@ -16,9 +16,14 @@ from nnunet_cpr.baselines import (
     AdaDecay,
     AdaptiveWeightDecay,
     BaselineArgs,
+    CautiousDecay,
+    CorrectedDecay,
     CosineDecay,
     DecoupledDecay,
+    Hyperball,
+    IndependentDecay,
     NormRescaling,
+    WeightNormControl,
 )
 from tests.helpers.baseline_kinds import KINDS, every_baseline, same_states
 from tests.helpers.examples import examples
@@ -47,8 +52,7 @@ def test_only_matrices_are_touched(kind: str, model: torch.nn.Module) -> None:
     before = copy.deepcopy(model.state_dict())
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
-    for p in model[0].parameters():
-        p.grad[0] = 1.0  # AWD follows the gradients
+        p.grad[0] = 1.0  # AWD and hyperball follow the gradients
     optimizer.param_groups[0]["momentum"] = 0.0
     optimizer.step()
     for name, p in model.named_parameters():
@@ -244,11 +248,18 @@ def test_a_state_without_a_baseline_is_refused(kind: str, model: torch.nn.Module
         ("weight_decay", lambda m, v: DecoupledDecay(m, v)),
         ("weight_decay", lambda m, v: AdaptiveWeightDecay(m, v)),
         ("weight_decay", lambda m, v: AdaDecay(m, v)),
+        ("weight_decay", lambda m, v: IndependentDecay(m, v)),
+        ("weight_decay", lambda m, v: CorrectedDecay(m, v)),
         ("alpha", lambda m, v: AdaDecay(m, alpha=v)),
         ("weight_decay", lambda m, v: CosineDecay(m, v, steps=5)),
         ("final", lambda m, v: CosineDecay(m, final=v, steps=5)),
         ("steps", lambda m, v: CosineDecay(m, steps=v)),
         ("factor", lambda m, v: NormRescaling(m, v)),
+        ("weight_decay", lambda m, v: CautiousDecay(m, v)),
+        ("weight_decay", lambda m, v: WeightNormControl(m, v)),
+        ("factor", lambda m, v: WeightNormControl(m, factor=v)),
+        ("start", lambda m, v: WeightNormControl(m, start=v)),
+        ("factor", lambda m, v: Hyperball(m, v)),
     ],
 )
 def test_wrong_settings_are_refused(model: torch.nn.Module, setting: str, build, wrong) -> None:
@@ -276,7 +287,10 @@ def test_repr_shows_the_settings(kind: str, model: torch.nn.Module) -> None:
 def test_registry_builds_by_keyword(model: torch.nn.Module) -> None:
     """Build comparison methods as trainer names and vision runs do."""
     training = BaselineArgs(model, weight_decay=0.25, steps=40)
-    built = {keyword: entry.build(training, 2.5) for keyword, entry in BASELINES.items()}
+    built = {
+        keyword: entry.build(training, 7 if entry.is_count else 2.5)
+        for keyword, entry in BASELINES.items()
+    }
     settings = {keyword: baseline.state_dict()["config"] for keyword, baseline in built.items()}
     assert settings == {
         "decoupled": {"method": "DecoupledDecay", "weight_decay": 0.25},
@@ -284,4 +298,15 @@ def test_registry_builds_by_keyword(model: torch.nn.Module) -> None:
         "awd": {"method": "AdaptiveWeightDecay", "weight_decay": 0.25},
         "cosine": {"method": "CosineDecay", "weight_decay": 0.25, "final": 2.5, "steps": 40},
         "rescale": {"method": "NormRescaling", "factor": 2.5},
+        "corrected": {
+            "method": "CorrectedDecay",
+            "normalized": [True, False, False],
+            "max_lr": None,
+            "weight_decay": 0.25,
+        },
+        "cautious": {"method": "CautiousDecay", "weight_decay": 0.25},
+        "independent": {"method": "IndependentDecay", "max_lr": None, "weight_decay": 0.25},
+        "norm": {"method": "WeightNormControl", "weight_decay": 0.25, "start": 0, "factor": 2.5},
+        "normws": {"method": "WeightNormControl", "weight_decay": 0.25, "start": 7, "factor": 1.0},
+        "hyperball": {"method": "Hyperball", "factor": 1.0},
     }

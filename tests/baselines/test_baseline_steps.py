@@ -306,8 +306,9 @@ def test_one_element_matrices(kind: str) -> None:
     p = torch.nn.Parameter(torch.full((1, 1), 2.0))
     p.grad = torch.full((1, 1), 0.5)
     KINDS[kind]([p]).attach(torch.optim.SGD([p], lr=0.1)).step()
-    coefficient = {"awd": 0.9 * 0.5 * 0.25}.get(kind, 0.5)
-    expected = 1.6 if kind == "rescale" else 2.0 * (1 - 0.1 * coefficient) - 0.05
+    coefficients = {"awd": 0.9 * 0.5 * 0.25, "norm": 0.5 * 0.2, "independent": 0.05 / 0.1}
+    decayed = 2.0 * (1 - 0.1 * coefficients.get(kind, 0.5)) - 0.05
+    expected = {"rescale": 1.6, "hyperball": 2.0}.get(kind, decayed)
     assert p.item() == pytest.approx(expected, rel=1e-6)
 
 

@@ -11,10 +11,23 @@ from nnunet_cpr.baselines import (
     AdaDecay,
     AdaptiveWeightDecay,
     Baseline,
+    CautiousDecay,
+    CorrectedDecay,
     CosineDecay,
     DecoupledDecay,
+    Hyperball,
+    IndependentDecay,
     NormRescaling,
+    WeightNormControl,
 )
+from nnunet_cpr.param_groups import param_groups, select
+
+
+def corrected_everywhere(params, weight_decay: float, max_lr: float | None = None) -> CorrectedDecay:
+    """Return corrected decay of all matrices, whether the parameters are in a module or in a list."""
+    groups = param_groups(params)
+    return CorrectedDecay(groups, weight_decay, max_lr, [name for name, _, _ in select(groups)])
+
 
 KINDS: dict[str, Callable[..., Baseline]] = {
     "decoupled": lambda params: DecoupledDecay(params, 0.5),
@@ -22,6 +35,11 @@ KINDS: dict[str, Callable[..., Baseline]] = {
     "adadecay": lambda params: AdaDecay(params, 0.5, 4.0),
     "awd": lambda params: AdaptiveWeightDecay(params, 0.5),
     "rescale": lambda params: NormRescaling(params, 0.8),
+    "corrected": lambda params: corrected_everywhere(params, 0.5),
+    "cautious": lambda params: CautiousDecay(params, 0.5),
+    "independent": lambda params: IndependentDecay(params, 0.05),
+    "norm": lambda params: WeightNormControl(params, 0.5, 0.8),
+    "hyperball": lambda params: Hyperball(params),
 }
 every_baseline = pytest.mark.parametrize("kind", KINDS)
 

@@ -7,7 +7,7 @@ from tests/helpers/oracle.py. Parameters are dicts by name; a gradient that is m
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,6 +22,7 @@ class OracleBaseline:
         return {n: x for n, x in points.items() if gradients[n] is not None}
 
     def after(self, points: Points) -> Points:
+        """Return the parameters after the optimizer update and a second correction."""
         return points
 
 
@@ -108,3 +109,98 @@ class OracleRescaling(OracleBaseline):
     def after(self, points: Points) -> Points:
         norm = self.norm(points)
         return {n: x * (self.factor * self.initial / norm) for n, x in points.items()}
+
+
+@dataclass
+class OracleCorrected(OracleBaseline):
+    """Defazio 2025, AdamC: the decay of normalized layers is scaled by lr / lr_max once more."""
+
+    weight_decay: float
+    max_lr: Rates
+    normalized: tuple[str, ...]
+
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        moving = super().before(points, gradients, lr)
+        scaled = {
+            n: self.weight_decay * (lr[n] / self.max_lr[n] if n in self.normalized else 1.0)
+            for n in moving
+        }
+        return {n: x * (1 - lr[n] * scaled[n]) for n, x in moving.items()}
+
+
+@dataclass
+class OracleIndependent(OracleBaseline):
+    """Loshchilov and Hutter 2019, Algorithm 2, with the decay outside of the step size."""
+
+    weight_decay: float
+    max_lr: Rates
+
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        moving = super().before(points, gradients, lr)
+        return {n: x - lr[n] / self.max_lr[n] * self.weight_decay * x for n, x in moving.items()}
+
+
+@dataclass
+class OracleNormControl(OracleBaseline):
+    """Loshchilov 2023: decay towards the point of the same direction with the target norm."""
+
+    weight_decay: float
+    factor: float
+    start: int
+    t: int = 0
+    target: Rates = field(default_factory=dict)
+
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        if self.t == self.start:
+            self.target = {n: self.factor * float(np.linalg.norm(x)) for n, x in points.items()}
+        self.t += 1
+        moving = super().before(points, gradients, lr)
+        if not self.target:
+            return moving
+        wanted = {n: x / np.linalg.norm(x) * self.target[n] for n, x in moving.items()}
+        return {n: x + lr[n] * self.weight_decay * (wanted[n] - x) for n, x in moving.items()}
+
+
+@dataclass
+class OracleCautious(OracleBaseline):
+    """Chen et al. 2025, Algorithm 1; the update u is that of the optimizer alone."""
+
+    weight_decay: float
+    start: Points = field(default_factory=dict)
+    lr: Rates = field(default_factory=dict)
+
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        self.start, self.lr = super().before(points, gradients, lr), lr
+        return self.start
+
+    def after(self, points: Points) -> Points:
+        result = dict(points)
+        for n, x in self.start.items():
+            u = x - points[n]
+            decayed = np.where(u * x >= 0, x, 0.0)
+            result[n] = points[n] - self.lr[n] * self.weight_decay * decayed
+        return result
+
+
+@dataclass
+class OracleHyperball(OracleBaseline):
+    """Wen et al. 2026: R N(x - lr R N(u)), where N divides by the norm and R is the initial norm."""
+
+    factor: float
+    radius: Rates = field(default_factory=dict)
+    start: Points = field(default_factory=dict)
+    lr: Rates = field(default_factory=dict)
+
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        if not self.radius:
+            self.radius = {n: self.factor * float(np.linalg.norm(x)) for n, x in points.items()}
+        self.start, self.lr = super().before(points, gradients, lr), lr
+        return self.start
+
+    def after(self, points: Points) -> Points:
+        result = dict(points)
+        for n, x in self.start.items():
+            u = x - points[n]
+            y = x - self.lr[n] * self.radius[n] * u / np.linalg.norm(u)
+            result[n] = self.radius[n] * y / np.linalg.norm(y)
+        return result

@@ -49,6 +49,12 @@ BASELINES: dict[str, Any] = {
     "adadecay": lambda m: baselines.AdaDecay(m, 0.5, 4.0),
     "awd": lambda m: baselines.AdaptiveWeightDecay(m, 0.5),
     "rescale": lambda m: baselines.NormRescaling(m, 0.8),
+    "corrected": lambda m: baselines.CorrectedDecay(m, 0.5),
+    "cautious": lambda m: baselines.CautiousDecay(m, 0.5),
+    "independent": lambda m: baselines.IndependentDecay(m, 0.02),
+    "norm": lambda m: baselines.WeightNormControl(m, 0.5, 0.8),
+    "normws": lambda m: baselines.WeightNormControl(m, 0.5, start=3),
+    "hyperball": lambda m: baselines.Hyperball(m),
 }
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from nnunet_cpr import KappaIP, KappaK, KappaKI0, KappaWS
 from nnunet_cpr.baselines import BASELINES
-from nnunet_cpr.names import BaselineChoice, WrongName
+from nnunet_cpr.names import BaselineChoice, WarmStartShare, WrongName
 from nnunet_cpr.names.trainer_name import FAMILIES, SUFFIXES, TrainerName, parse_trainer_name
 from tests.helpers.examples import examples
 from tests.helpers.promises import assert_one_line
@@ -24,13 +24,16 @@ def trainer_names(draw: st.DrawFn) -> TrainerName:
         st.builds(KappaKI0, FLOAT32),
         st.builds(KappaWS, COUNT),
         st.builds(KappaIP, COUNT),
+        st.builds(WarmStartShare, st.floats(0, 100, exclude_min=True, exclude_max=True)),
     )
     epochs, iterations = draw(st.none() | COUNT), draw(st.none() | COUNT)
     total = (epochs or 1000) * (iterations or 250)
     with_cpr = FAMILIES[family].cpr
     has_baseline = not with_cpr and family != "nnUNetTrainerAMOS" and draw(st.booleans())
     entry = draw(st.sampled_from(list(BASELINES.values()))) if has_baseline else None
-    value = draw(POSITIVE) if entry is not None and entry.setting is not None else None
+    value = None
+    if entry is not None and entry.setting is not None:
+        value = draw(COUNT if entry.is_count else POSITIVE)
     decays = not with_cpr and (entry is None or entry.decays)
     # A family's own warm-up may be too long for a short training; then the name must give one.
     needs_warmup = total <= FAMILIES[family].warmup
@@ -104,6 +107,11 @@ def test_any_text_is_parsed_or_refused(tail: str) -> None:
             {"baseline": BaselineChoice("adadecay", 4.0), "weight_decay": 1e-3},
         ),
         ("nnUNetTrainerAdamW_awd", {"baseline": BaselineChoice("awd")}),
+        ("nnUNetTrainerCPR_ws2p", {"kappa": WarmStartShare(2)}),
+        ("nnUNetTrainerCPR_ws0p5p", {"kappa": WarmStartShare(0.5)}),
+        ("nnUNetTrainerSGD_norm1", {"baseline": BaselineChoice("norm", 1.0)}),
+        ("nnUNetTrainerSGD_normws200", {"baseline": BaselineChoice("normws", 200)}),
+        ("nnUNetTrainerSGD_hyperball", {"baseline": BaselineChoice("hyperball")}),
         ("nnUNetTrainerAMOS_wd0p1", {"weight_decay": 0.1}),
         (
             "nnUNetTrainerCPR_ws50_on_nnUNetTrainer_onlyMirror01",
@@ -131,6 +139,20 @@ def test_defaults_are_those_of_the_paper() -> None:
     assert parse_trainer_name("nnUNetTrainerAdamCPR_warmup500").bound == KappaWS(1500)
     assert parse_trainer_name("nnUNetTrainerAdamCPR_ws4000").bound == KappaWS(4000)
     assert parse_trainer_name("nnUNetTrainerSGD_100epochs").total_steps == 25_000
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [("ws2p", 5000), ("ws0p5p", 1250), ("ws2p_100epochs", 500), ("ws50p_1epochs_3iters", 2)],
+)
+def test_warm_start_share_follows_the_length(text: str, steps: int) -> None:
+    name = parse_trainer_name(f"nnUNetTrainerCPR_{text}")
+    assert name.bound == name.cpr_settings["kappa"] == KappaWS(steps)
+    assert name.bound_for(100) == name.kappa.resolve(100)
+
+
+def test_warm_start_share_is_at_least_one_step() -> None:
+    assert WarmStartShare(0.001).resolve(100) == KappaWS(1)
 
 
 @pytest.mark.parametrize("text", ["nnUNetTrainer", "nnUNetTrainerDA5", "nnUNetTrainerMine", "x", ""])
@@ -176,6 +198,12 @@ def test_names_of_other_trainers_return_none(text: str) -> None:
         ("nnUNetTrainerCPR_ws100_k0p1", "_ws100 and _k0p1 in .* contradict each other"),
         ("nnUNetTrainerCPR_l1_std", "_l1 and _std in .* contradict each other"),
         ("nnUNetTrainerCPR_ws0", "steps: expected a positive whole number"),
+        ("nnUNetTrainerCPR_ws0p", "warm start: expected a share above 0 and below 100 percent, got 0"),
+        ("nnUNetTrainerCPR_ws100p", "expected a share above 0 and below 100 percent, got 100"),
+        ("nnUNetTrainerCPR_ws2p_ws100", "_ws2p and _ws100 in .* contradict each other"),
+        ("nnUNetTrainerCPR_WS2p", "did you mean nnUNetTrainerCPR_ws2p?"),
+        ("nnUNetTrainerSGD_normws1p5", "write it as _normws<N>, where <N> is a whole number"),
+        ("nnUNetTrainerSGD_hyperball_wd0p1", "_hyperball replaces weight decay; leave out _wd0p1"),
         ("nnUNetTrainerCPR_k0", "value: expected a positive finite number"),
         ("nnUNetTrainerCPR_mu0", "mu: expected a positive finite number, got 0.0"),
         ("nnUNetTrainerCPR_lr1e999", "lr: expected a positive finite number, got inf"),

@@ -71,6 +71,13 @@ def test_explanation_follows_the_stages_of_the_other_trainer() -> None:
         ("nnUNetTrainerSGD_wd1en3", "compare with", "nnUNetTrainerCPR"),
         ("nnUNetTrainerCPR_ws900_3epochs", "bound", "never: the training ends before step 900"),
         ("nnUNetTrainerCPR_ki0x1", "bound", "set before the first step"),
+        ("nnUNetTrainerCPR_ws2p", "bound", "_ws2p, here ws5000: R after a number of steps"),
+        (
+            "nnUNetTrainerCPR_ws0p5p_on_nnUNetTrainer_100epochs",
+            "bound",
+            "set at step 125, after 0.5% of the training",
+        ),
+        ("nnUNetTrainerSGD_hyperball", "weight decay", "none, replaced by Hyperball"),
         ("nnUNetTrainerCPR_ip20_2epochs", "bound", "not before step 40, after 8.0% of the training"),
         ("nnUNetTrainerCPR_ip20", "warning", "did not work with SGD in the paper"),
         ("nnUNetTrainerCPR_huber_mu2_ada", "regularized", "huber of each weight"),

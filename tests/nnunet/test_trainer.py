@@ -12,6 +12,7 @@ from nnunetv2.inference.predict_from_raw_data import predict_entry_point
 from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
+from nnunet_cpr.bounds import KappaWS
 from nnunet_cpr.nnunet.cpr_trainer import LOGGED
 from nnunet_cpr.nnunet.figure_process import FigureProcess
 from nnunet_cpr.nnunet.poly_lr import warmup_poly
@@ -147,6 +148,20 @@ def test_adam_trainers_train(workspace: Workspace, name: str) -> None:
             {"method": "CosineDecay", "weight_decay": 1e-3, "final": 0.1, "steps": 500},
         ),
         ("nnUNetTrainerSGD_rescale0p8", {"method": "NormRescaling", "factor": 0.8}),
+        ("nnUNetTrainerSGD_cautious", {"method": "CautiousDecay", "weight_decay": 3e-5}),
+        (
+            "nnUNetTrainerAdamW_independent_wd1en5",
+            {"method": "IndependentDecay", "max_lr": None, "weight_decay": 1e-5},
+        ),
+        (
+            "nnUNetTrainerSGD_norm1_wd1en3",
+            {"method": "WeightNormControl", "weight_decay": 1e-3, "start": 0, "factor": 1.0},
+        ),
+        (
+            "nnUNetTrainerSGD_normws200_wd1en3",
+            {"method": "WeightNormControl", "weight_decay": 1e-3, "start": 200, "factor": 1.0},
+        ),
+        ("nnUNetTrainerSGD_hyperball", {"method": "Hyperball", "factor": 1.0}),
     ],
 )
 def test_comparison_method_replaces_weight_decay(
@@ -155,6 +170,27 @@ def test_comparison_method_replaces_weight_decay(
     trainer = workspace.build(name, monkeypatch)
     assert trainer.optimizer.state_dict()["baseline"]["config"] == config
     assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0}
+
+
+@pytest.mark.parametrize("name", ["nnUNetTrainerSGD_corrected", "nnUNetTrainerAdamW_corrected_lr1en3"])
+def test_corrected_decay_finds_blocks_and_learning_rate(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    trainer = workspace.build(name, monkeypatch)
+    others = set(trainer.baseline.names) - set(trainer.baseline.normalized)
+    assert others and all("seg_layers" in n or "transpconvs" in n for n in others)
+    state = trainer.optimizer.state_dict()["baseline"]["state"]
+    highest = 1e-3 if "lr1en3" in name else 1e-2
+    assert state["max_lr"].tolist() == pytest.approx([highest] * len(trainer.baseline.names))
+
+
+def test_warm_start_share_follows_the_trainers_epochs(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_other = workspace.build("nnUNetTrainerCPR_ws2p_on_nnUNetTrainer_5epochs", monkeypatch)
+    assert of_other.total_steps == 1250 and of_other.cpr.bound == KappaWS(25)
+    named = workspace.build("nnUNetTrainerAttachCPR_ws0p5p_8epochs_on_nnUNetTrainerAdam", monkeypatch)
+    assert named.cpr.bound == KappaWS(10)
 
 
 def test_comparison_method_trains_and_is_saved(workspace: Workspace) -> None:

@@ -69,6 +69,8 @@ NAMES = [
     "AdamCPR_ws9", "AdamCPR_ip2", "SGDCPR_ki0x1p1_ada_std", "AdamW_wd0p1", "SGD", "AMOS_wd0p1",
     "AdamW_adadecay4_wd0p1", "SGD_awd_wd0p1", "AdamW_cosine0p1_wd0p1", "SGD_rescale2",
     "MuonCPR_ws9", "Muon_decoupled_wd0p1",
+    "AdamCPR_ws20p", "AdamW_cautious_wd0p1", "SGD_independent_wd0p01", "AdamW_normws5_wd1",
+    "SGD_hyperball",
 ]  # fmt: skip
 
 

@@ -65,14 +65,24 @@ def test_sweeps_cover_the_paper() -> None:
     assert {type(run.kappa) for run in runs} >= {KappaK, KappaKI0, KappaWS, KappaIP}
     assert {run.regularizer for run in runs} == {None, "std", "l1", "huber"}
     assert {run.family for run in runs} == {"AdamCPR", "AdamW", "SGDCPR", "SGD", "AMOS"}
-    # AdamW itself has decoupled weight decay.
-    assert {run.baseline.keyword for run in runs if run.baseline} == set(BASELINES) - {"decoupled"}
+    of_the_paper = {"adadecay", "awd", "cosine", "rescale"}
+    assert {run.baseline.keyword for run in runs if run.baseline} == of_the_paper
     adaptive = {type(run.kappa) for run in runs if run.adaptive}
     assert adaptive == {KappaK, KappaKI0, KappaWS}
     assert {run.mu for run in SWEEPS["cifar100-mu"].runs()} == {0.01, 0.1, 1.0, 10.0}
     assert {run.seed for run in runs} == {1, 2, 3}
     # The task's default of 500 is left out.
     assert {run.warmup for run in SWEEPS["cifar100-warmup"].runs()} == {None, 250, 1000}
+
+
+def test_small_sweeps_compare_every_method() -> None:
+    keywords = {
+        name: {run.baseline.keyword for run in SWEEPS[name].runs() if run.baseline}
+        for name in ("digits", "grokking")
+    }
+    assert keywords["digits"] == set(BASELINES)
+    recent = {"corrected", "cautious", "independent", "norm", "normws", "hyperball"}
+    assert keywords["grokking"] == recent - {"corrected"}  # its network has no normalization
 
 
 def test_kappa_ip_interval_is_a_tenth_of_the_warmup() -> None:

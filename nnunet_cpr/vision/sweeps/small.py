@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from nnunet_cpr.bounds import KappaIP, KappaK, KappaKI0, KappaWS
 from nnunet_cpr.names import BaselineChoice
 from nnunet_cpr.names.run_name import RunName
 from nnunet_cpr.vision.sweeps.sweep import Axis, Panel, Sweep
+from nnunet_cpr.vision.task import Task
 from nnunet_cpr.vision.tasks.digits import DIGITS
 from nnunet_cpr.vision.tasks.grokking import GROKKING
 
@@ -21,8 +24,27 @@ def _adamw(weight_decay: float) -> RunName:
     return RunName("AdamW", weight_decay=weight_decay)
 
 
-def _baseline(keyword: str, value: float | None = None, family: str = "AdamW") -> RunName:
-    return RunName(family, baseline=BaselineChoice(keyword, value))
+def _baseline(keyword: str, value: float | None = None, family: str = "AdamW", **fields: Any) -> RunName:
+    return RunName(family, baseline=BaselineChoice(keyword, value), **fields)
+
+
+def _recent_methods(task: Task, weight_decay: float, warm_start: int) -> dict[str, RunName]:
+    """Return the methods since the paper that apply to every network.
+
+    Args:
+        task: the task.
+        weight_decay: weight decay of AdamW, also of the other methods.
+        warm_start: number of steps after which the norm is held.
+    """
+    # Independent decay is not multiplied by the learning rate, so this is the same initial strength.
+    per_step = float(f"{task.lr['adam'] * weight_decay:.3g}")
+    return {
+        "cautious": _baseline("cautious", weight_decay=weight_decay),
+        "independent decay": _baseline("independent", weight_decay=per_step),
+        "initial norm": _baseline("norm", 1.0, weight_decay=weight_decay),
+        f"norm after {warm_start}": _baseline("normws", warm_start, weight_decay=weight_decay),
+        "hyperball": _baseline("hyperball"),
+    }
 
 
 DIGITS_SWEEP = Sweep(
@@ -52,6 +74,13 @@ DIGITS_SWEEP = Sweep(
             },
         ),
         _methods(
+            "methods since the paper",
+            {
+                "corrected": _baseline("corrected", weight_decay=0.01),
+                **_recent_methods(DIGITS, 0.01, 60),
+            },
+        ),
+        _methods(
             "SGD",
             {
                 "weight decay": RunName("SGD"),
@@ -61,7 +90,7 @@ DIGITS_SWEEP = Sweep(
         ),
     ),
     DIGITS.seeds,
-    across=4,
+    across=5,
     curves=("accuracy", "loss"),
 )
 
@@ -78,8 +107,10 @@ GROKKING_SWEEP = Sweep(
                 "Kappa-IP 10": RunName("AdamCPR", kappa=KappaIP(10)),
             },
         ),
+        # The network has no normalization, so corrected decay is that of AdamW.
+        _methods("methods since the paper", _recent_methods(GROKKING, 1.0, 100)),
     ),
     GROKKING.seeds,
-    across=2,
+    across=3,
     curves=("train_accuracy", "accuracy"),
 )

@@ -1,0 +1,150 @@
+"""Corrected decay: the matrices that are followed by a normalization, and timm's implementation."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from dynamic_network_architectures.architectures.unet import PlainConvUNet, ResidualEncoderUNet
+from torch import Tensor, nn
+
+from nnunet_cpr.baselines import CorrectedDecay
+from nnunet_cpr.param_groups import regularized
+from tests.helpers.baseline_kinds import corrected_everywhere
+from tests.helpers.matrices import take_same_steps
+
+NNUNET = {
+    "input_channels": 1,
+    "n_stages": 3,
+    "features_per_stage": (4, 8, 8),
+    "conv_op": nn.Conv3d,
+    "kernel_sizes": 3,
+    "strides": (1, 2, 2),
+    "num_classes": 2,
+    "n_conv_per_stage_decoder": (1, 1),
+    "conv_bias": True,
+    "norm_op": nn.InstanceNorm3d,
+    "norm_op_kwargs": {"affine": True},
+    "nonlin": nn.LeakyReLU,
+}
+
+
+def normalized(model: nn.Module) -> list[str]:
+    return CorrectedDecay(model).normalized
+
+
+@pytest.mark.parametrize("deep_supervision", [False, True])
+@pytest.mark.parametrize("dropout", [None, nn.Dropout3d])
+def test_convolution_blocks_of_nnunet_are_normalized(deep_supervision: bool, dropout) -> None:
+    settings = {**NNUNET, "deep_supervision": deep_supervision, "dropout_op": dropout}
+    settings["dropout_op_kwargs"] = {"p": 0.1}
+    for model in (
+        PlainConvUNet(n_conv_per_stage=(1, 1, 1), **settings),
+        ResidualEncoderUNet(n_blocks_per_stage=(1, 2, 1), **settings),
+    ):
+        expected = [n for n in regularized(model) if "seg_layers" not in n and "transpconvs" not in n]
+        assert normalized(model) == expected and len(expected) >= 5
+
+
+def test_convolutions_of_a_torchvision_resnet_are_normalized() -> None:
+    torchvision = pytest.importorskip("torchvision")
+    with torch.device("meta"):
+        model = torchvision.models.resnet18()
+    assert set(regularized(model)) - set(normalized(model)) == {"fc.weight"}
+
+
+def test_matrices_of_a_vision_transformer_are_not_normalized() -> None:
+    timm = pytest.importorskip("timm")
+    small = {"img_size": 16, "patch_size": 8, "embed_dim": 8, "depth": 1, "num_heads": 2}
+    with pytest.warns(UserWarning, match="decays like DecoupledDecay"):
+        assert normalized(timm.models.VisionTransformer(**small)) == []
+    # With normalized queries and keys, the values of the same matrix still are not.
+    with pytest.warns(UserWarning, match="decays like DecoupledDecay"):
+        assert normalized(timm.models.VisionTransformer(**small, qk_norm=True)) == []
+    with torch.device("meta"):
+        resnet = timm.create_model("resnet18")
+    assert set(regularized(resnet)) - set(normalized(resnet)) == {"fc.weight"}
+
+
+class Graph(nn.Module):
+    """Layers whose results go several ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+        self.direct, self.reshaped, self.added, self.branched, self.activated, self.shared, self.last = (
+            nn.Linear(4, 4) for _ in range(7)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.direct(x))
+        y = self.reshaped(x)
+        x = self.norm(y.view(y.shape[0], 4))
+        x = self.norm(x + self.added(x))
+        y = self.branched(x)
+        x = self.norm(y) + y
+        x = self.norm(torch.relu(self.activated(x)))
+        x = self.norm(self.shared(x))
+        return self.last(self.shared(x))
+
+
+class Untraceable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.block(x)) if x.sum() > 0 else x
+
+
+def test_every_use_of_a_result_must_be_a_normalization() -> None:
+    assert normalized(Graph()) == ["direct.weight", "reshaped.weight"]
+
+
+def test_children_of_a_module_that_cannot_be_traced_are() -> None:
+    assert normalized(Untraceable()) == ["block.0.weight"]
+
+
+def test_wrapped_modules_are_unwrapped() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    assert normalized(nn.DataParallel(model)) == ["0.weight"]
+
+
+def test_modules_are_not_changed_by_tracing() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    state = torch.get_rng_state()
+    assert normalized(model) and model.training
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+def test_matrices_can_be_named() -> None:
+    model = Graph()
+    named = CorrectedDecay(list(model.named_parameters()), normalized=["last.weight", "added.weight"])
+    assert named.normalized == ["added.weight", "last.weight"]
+    assert repr(named).startswith("CorrectedDecay(7 matrices, 2 normalized, weight_decay=")
+    with pytest.raises(ValueError, match="normalized: expected names of regularized matrices, got 'x'"):
+        CorrectedDecay(model, normalized=["x", "last.weight"])
+    with pytest.raises(ValueError, match=r"normalized: expected the names .*or give the module"):
+        CorrectedDecay(model.parameters())
+
+
+def test_corrected_decay_is_timms() -> None:
+    """All parameters of timm have corrected decay, so all matrices are counted as normalized here."""
+    optim = pytest.importorskip("timm.optim.adamw")
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 3)).double()
+    theirs = copy.deepcopy(ours)
+    optimizer = torch.optim.Adam(ours.parameters(), lr=1e-2)
+    corrected_everywhere(ours, 0.3).attach(optimizer)
+    matrices = [p for p in theirs.parameters() if p.ndim >= 2]
+    others = [p for p in theirs.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": 0.3}, {"params": others, "weight_decay": 0.0}]
+    timms = optim.AdamWLegacy(groups, lr=1e-2, corrected_weight_decay=True)
+    for lr in (1e-2, 3e-3, 1e-3):
+        for group in (*optimizer.param_groups, *timms.param_groups):
+            group["lr"] = lr
+        take_same_steps(20, (ours, optimizer), (theirs, timms), rtol=1e-6, atol=1e-8)
