@@ -325,6 +325,14 @@ def test_suffixes_reach_the_trainer(workspace: Workspace, monkeypatch: pytest.Mo
     assert (ours.lr_scheduler.warmup, ours.lr_scheduler.total) == (10, 63)
 
 
+@pytest.mark.parametrize("family", ["SGD", "CPR", "Muon", "MuonCPR"])
+def test_momentum_reaches_the_optimizer(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    trainer = workspace.build(f"nnUNetTrainer{family}_momentum0p9", monkeypatch)
+    assert {group["momentum"] for group in trainer.optimizer.param_groups} == {0.9}
+
+
 def test_same_name_returns_the_same_class() -> None:
     assert trainer_class(CPR) is trainer_class(CPR)
     assert trainer_class(CPR).__name__ == CPR
