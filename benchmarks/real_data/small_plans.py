@@ -1,6 +1,6 @@
 """Copy nnU-Net's plans of a data set with a network that a CPU trains: ``nnUNetPlansSmall``.
 
-    python benchmarks/real_data/small_plans.py Dataset004_Hippocampus
+python benchmarks/real_data/small_plans.py Dataset004_Hippocampus
 """
 
 import json

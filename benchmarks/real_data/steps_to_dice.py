@@ -3,8 +3,8 @@
     python -m benchmarks.real_data.steps_to_dice lengths.yaml --figure docs/steps_to_dice.png
 
 A study trains every optimizer with several numbers of steps, each with its whole schedule. Label the
-trainers of one optimizer alike up to a comma: ``Muon, 500 steps``. Writes ``steps_to_dice.csv`` (the Dice
-of each training) and prints the table.
+trainers of one optimizer alike up to a comma: ``Muon, 500 steps``. Prints the table and writes the Dice of
+each training beside the figure as CSV.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nnunet_cpr.studies.definition import load
 
 
 def read_trainings(study: str, results: Path) -> pd.DataFrame:
-    """Return a row for each training: ``optimizer``, ``steps``, ``fold``, ``seed``, ``dice`` (percent)."""
+    """Return ``optimizer``, ``steps``, ``fold``, ``seed`` and ``dice`` of each finished training."""
     definition = load(study)
     means = run_means(read_results(definition, results, None, None).cases)
     rows = []
@@ -87,6 +87,7 @@ def draw(trainings: pd.DataFrame, path: Path) -> None:
 
 
 def main() -> None:
+    """Read the study, draw the figure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("study", help="study file")
     parser.add_argument("--reference", default="SGD", help="label of the optimizer to reach")

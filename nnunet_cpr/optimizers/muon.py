@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from nnunet_cpr._validation import positive_integer, positive_number, short_repr
+from nnunet_cpr.optimizers._groups import torch_groups
 from nnunet_cpr.optimizers._muon_rules import (
     ADAMW,
     ADAMW_KINDS,
@@ -18,7 +19,6 @@ from nnunet_cpr.optimizers._muon_rules import (
     MUON_TRANSPOSED,
     assign_rules,
     check_kinds,
-    torch_groups,
 )
 from nnunet_cpr.optimizers._newton_schulz import Coefficients, orthogonalize, resolve_coefficients
 from nnunet_cpr.param_groups import Params, param_groups, select

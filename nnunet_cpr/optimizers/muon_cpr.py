@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from nnunet_cpr.bounds import Bound, KappaWS
-from nnunet_cpr.optimizers._base import CPROptimizer
+from nnunet_cpr.optimizers._cpr import CPROptimizer
 from nnunet_cpr.optimizers._groups import build_groups, check_no_weight_decay
 from nnunet_cpr.optimizers._muon_rules import ADAMW_KINDS, assign_rules, check_kinds
 from nnunet_cpr.optimizers._newton_schulz import Coefficients
@@ -79,7 +79,8 @@ class MuonCPR(CPROptimizer, Muon):
             params = param_groups(params)
         cpr, groups, settings = build_groups(params, given, torch_keys=_GROUP_KEYS)
         assign_rules(groups, cpr.parameters, model, check_kinds(adamw_for))
-        super().__init__(
+        Muon.__init__(
+            self,
             groups,
             lr=lr,
             momentum=momentum,
@@ -92,7 +93,8 @@ class MuonCPR(CPROptimizer, Muon):
             ns_dtype=ns_dtype,
             adamw_for=adamw_for,
         )
-        self._attach(cpr, settings, fused=False)
+        self._prepare(fused=False)
+        self._attach(cpr, settings)
 
     def _supports_fused(self, group: dict[str, Any]) -> bool:
         return False

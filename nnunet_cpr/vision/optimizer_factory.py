@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from nnunet_cpr.baselines import amos
 from nnunet_cpr.names.run_name import RunName
-from nnunet_cpr.optimizers import SGDCPR, AdamCPR, Muon, MuonCPR
+from nnunet_cpr.optimizers import SGDCPR, AdamCPR, FusedAdam, FusedSGD, Muon, MuonCPR
 from nnunet_cpr.param_groups import regularized
 from nnunet_cpr.vision.task import Task
 
@@ -45,15 +45,20 @@ def build_optimizer(model: nn.Module, name: RunName, task: Task) -> Optimizer:
             return MuonCPR(model, name.lr, **muon, **name.cpr_settings)
         case "AMOS":
             return amos(model, name.lr, weight_decay)
-    groups = _weight_decay_groups(model, 0.0 if name.baseline is not None else weight_decay)
-    fused = all(p.device.type in ("cpu", "cuda") for p in model.parameters())
-    if name.defaults.optimizer == "adam":
-        optimizer: Optimizer = torch.optim.AdamW(groups, name.lr, **adam, fused=fused)
-    elif name.defaults.optimizer == "muon":
-        optimizer = Muon(groups, name.lr, **muon, model=model)
-    else:
-        optimizer = torch.optim.SGD(groups, name.lr, **sgd, fused=fused)
     baseline = name.build_baseline(model, weight_decay)
+    groups = _weight_decay_groups(model, 0.0 if baseline is not None else weight_decay)
+    fused = all(p.device.type in ("cpu", "cuda") for p in model.parameters())
+    optimizer: Optimizer
+    if name.defaults.optimizer == "muon":
+        optimizer = Muon(groups, name.lr, **muon, model=model)
+    elif baseline is None and name.defaults.optimizer == "adam":
+        optimizer = torch.optim.AdamW(groups, name.lr, **adam, fused=fused)
+    elif baseline is None:
+        optimizer = torch.optim.SGD(groups, name.lr, **sgd, fused=fused)
+    elif name.defaults.optimizer == "adam":
+        optimizer = FusedAdam(groups, name.lr, **adam)
+    else:
+        optimizer = FusedSGD(groups, name.lr, **sgd)
     return optimizer if baseline is None else baseline.attach(optimizer)
 
 

@@ -17,6 +17,8 @@ from nnunet_cpr.nnunet.cpr_trainer import LOGGED
 from nnunet_cpr.nnunet.figure_process import FigureProcess
 from nnunet_cpr.nnunet.poly_lr import warmup_poly
 from nnunet_cpr.nnunet.trainer import trainer_class
+from nnunet_cpr.optimizers import FusedAdam, FusedSGD
+from tests.helpers.matrices import set_gradients
 from tests.helpers.workspace import PLANS, Workspace
 
 CPR = "nnUNetTrainerCPR_ws6_4epochs_4iters_seed1"
@@ -170,6 +172,45 @@ def test_comparison_method_replaces_weight_decay(
     trainer = workspace.build(name, monkeypatch)
     assert trainer.optimizer.state_dict()["baseline"]["config"] == config
     assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0}
+    assert type(trainer.optimizer) is (FusedSGD if "SGD" in name else FusedAdam)
+
+
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [
+        (
+            "nnUNetTrainerSGD_norm1_wd1en3",
+            lambda params: torch.optim.SGD(params, 0.01, momentum=0.99, nesterov=True),
+        ),
+        (
+            "nnUNetTrainerAdamW_corrected",
+            lambda params: torch.optim.AdamW(
+                params, 1e-3, betas=(0.9, 0.99), weight_decay=0, fused=True
+            ),
+        ),
+    ],
+)
+def test_state_of_torchs_optimizer_with_a_method_is_continued(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, name: str, build
+) -> None:
+    """Checkpoints from before the trainers took fused steps have such states."""
+    trainer = workspace.build(name, monkeypatch)
+    older = build(trainer.network.parameters())
+    method = trainer.settings.build_baseline(trainer.network, trainer.baseline_decay, 250_000)
+    method.attach(older)
+    set_gradients(trainer.network.parameters(), 0)
+    older.step()
+    trainer.optimizer.load_state_dict(older.state_dict())
+    start = {key: value.clone() for key, value in trainer.network.state_dict().items()}
+    results = []
+    for optimizer in (older, trainer.optimizer):
+        trainer.network.load_state_dict(start)
+        for t in (1, 2):
+            set_gradients(trainer.network.parameters(), t)
+            optimizer.step()
+        results.append([p.detach().clone() for p in trainer.network.parameters()])
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-7)
+    assert trainer.baseline.step_count == 3
 
 
 @pytest.mark.parametrize("name", ["nnUNetTrainerSGD_corrected", "nnUNetTrainerAdamW_corrected_lr1en3"])

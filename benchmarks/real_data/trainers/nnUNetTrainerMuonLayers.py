@@ -17,4 +17,3 @@ class nnUNetTrainerMuonNotHead(nnUNetTrainerMuon):
 
 class nnUNetTrainerMuonNotTransposed(nnUNetTrainerMuon):
     muon_options = {"adamw_for": ("first", "head", "depthwise", "transposed")}
-
