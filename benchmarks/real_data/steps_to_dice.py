@@ -3,8 +3,8 @@
     python -m benchmarks.real_data.steps_to_dice lengths.yaml --figure docs/steps_to_dice.png
 
 A study trains every optimizer with several numbers of steps, each with its whole schedule. Label the
-trainers of one optimizer alike up to a comma: ``Muon, 500 steps``. Prints the table and writes the Dice of
-each training beside the figure as CSV.
+trainers of one optimizer alike up to a comma: ``Muon, 500 steps``. Prints the table and writes the Dice
+of each training beside the figure as CSV.
 """
 
 from __future__ import annotations
