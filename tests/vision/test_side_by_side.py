@@ -32,7 +32,7 @@ from nnunet_cpr.vision import engine, sweeps, tasks
 results, log = sys.argv[1:]
 tasks.TASKS["digits"] = dataclasses.replace(tasks.TASKS["digits"], steps=12, warmup=2)
 whole = sweeps.SWEEPS["digits"]
-sweeps.SWEEPS["digits"] = dataclasses.replace(whole, panels=whole.panels[3:], seeds=(1,))
+sweeps.SWEEPS["digits"] = dataclasses.replace(whole, panels=whole.panels[-1:], seeds=(1,))
 train = engine._TrainingLoop.train
 
 
