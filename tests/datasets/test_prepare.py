@@ -102,6 +102,7 @@ def test_data_sets_have_names_of_the_presets() -> None:
         assert load(preset).datasets == (f"Dataset{data_set.number:03d}_{data_set.name}",)
 
 
+@pytest.mark.slow
 def test_btcv_is_converted(raw: Path, tmp_path: Path) -> None:
     source = archives.make_btcv(tmp_path)
     output = run("btcv", source)

@@ -234,6 +234,7 @@ def test_warm_start_share_follows_the_trainers_epochs(
     assert named.cpr.bound == KappaWS(10)
 
 
+@pytest.mark.slow
 def test_comparison_method_trains_and_is_saved(workspace: Workspace) -> None:
     name = "nnUNetTrainerSGD_adadecay4_wd1en3_1epochs_3iters_seed1"
     workspace.train_here(name)
@@ -243,6 +244,7 @@ def test_comparison_method_trains_and_is_saved(workspace: Workspace) -> None:
     assert int(saved["state"]["step"]) == 3
 
 
+@pytest.mark.slow
 def test_amos_trains(workspace: Workspace) -> None:
     name = "nnUNetTrainerAMOS_wd1en3_warmup1_1epochs_3iters"
     workspace.train_here(name, "--disable_checkpointing")

@@ -98,6 +98,7 @@ def test_two_processes_share_one_sweep(tmp_path: Path) -> None:
     assert (results / "digits.csv").read_text().count(",1,") == 3
 
 
+@pytest.mark.slow
 def test_killed_process_leaves_no_lock_or_temporary_file(tmp_path: Path) -> None:
     whole = train(DIGITS, NAME, tmp_path / "whole", Options())
     process = start(KILLED_SAVING, str(tmp_path), str(NAME))
