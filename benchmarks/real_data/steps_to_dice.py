@@ -23,9 +23,10 @@ from nnunet_cpr.studies.definition import load
 
 
 def read_trainings(study: str, results: Path) -> pd.DataFrame:
-    """Return ``optimizer``, ``steps``, ``fold``, ``seed`` and ``dice`` of each finished training."""
+    """Return ``optimizer``, ``steps``, ``fold``, ``seed`` and ``dice`` in percent of each training."""
     definition = load(study)
     means = run_means(read_results(definition, results, None, None).cases)
+    means["dice"] *= 100
     rows = []
     for run in definition.runs():
         name = parse_trainer_name(run.entry)
