@@ -75,7 +75,7 @@ def test_private_and_abstract_trainers_are_refused(other: str) -> None:
 
 
 def test_documentation_lists_every_trainer_of_nnunet() -> None:
-    table = (ROOT / "docs" / "combinations.md").read_text()
+    table = (ROOT / "docs" / "reference" / "nnunet-trainers.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", table, re.M))
     assert rows == {other: name_on(other) for other in sorted(set(NNUNET) - NOT_TO_COMBINE)}
 
