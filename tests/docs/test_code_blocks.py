@@ -8,12 +8,14 @@ import shlex
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
 
+from nnunet_cpr.bounds import BOUNDS
 from nnunet_cpr.cli import app
 from nnunet_cpr.names.trainer_name import FAMILIES, parse_trainer_name
 from tests.helpers import ROOT
@@ -85,18 +87,28 @@ def test_trainer_names_are_valid(page: Path) -> None:
             assert parse_trainer_name(base) is not None
 
 
+@pytest.fixture
+def _registered_bounds() -> Iterator[None]:
+    """Restore the registry, which a page extends."""
+    known = dict(BOUNDS)
+    yield
+    BOUNDS.clear()
+    BOUNDS.update(known)
+
+
 def python_pages() -> list[Path]:
     return [p for p in PAGES if any(b.language == "python" and b.is_run for b in blocks(p))]
 
 
 @pytest.mark.parametrize("page", python_pages(), ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.usefixtures("_registered_bounds")
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(page):
         if block.language == "python" and block.is_run:
             for code in (block.setup, block.code):
-                exec(compile(code, str(block), "exec"), names)
+                exec(compile(code, str(block), "exec", dont_inherit=True), names)
 
 
 @pytest.mark.slow  # 5 seconds a page
