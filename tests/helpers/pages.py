@@ -5,7 +5,8 @@ A comment before a block says why it is not run as it stands::
     <!-- tested by: tests/nnunet/test_trainer.py -->      that test runs it, or the same with small data
     <!-- not run: needs a Slurm cluster -->               the reason
 
-``<!-- setup`` and lines of Python before ``-->`` are run before the block.
+``<!-- all blocks tested by: FILE -->`` marks a whole page. ``<!-- setup`` and lines of Python before
+``-->`` are run before the block.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tests.helpers import ROOT
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 
+_PAGE = re.compile(r"<!-- all blocks tested by: (\S+) -->")
 _FENCE = re.compile(r"^( *)```(\S*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _COMMENTS = re.compile(r"<!--\s*(tested by|not run|setup):?\s*((?:(?!-->).)*?)\s*-->\s*$", re.DOTALL)
 
@@ -58,6 +60,7 @@ def blocks(page: Path) -> Iterator[Block]:
     """Return the code blocks of a page."""
     text = page.read_text()
     name = str(page.relative_to(ROOT))
+    whole = _PAGE.search(text)
     for match in _FENCE.finditer(text):
         before, marks = text[: match.start()].rstrip(), {}
         while (comment := _COMMENTS.search(before)) is not None:
@@ -70,7 +73,7 @@ def blocks(page: Path) -> Iterator[Block]:
             text.count("\n", 0, match.start()) + 1,
             match[2],
             code,
-            marks.get("tested by", ""),
+            marks.get("tested by", whole[1] if whole else ""),
             marks.get("not run", ""),
             marks.get("setup", ""),
         )
