@@ -30,7 +30,12 @@ _PLANS: dict[str, Any] = {
     "plans_name": "nnUNetPlans",
     "label_manager": "LabelManager",
     "configurations": {
-        "3d_fullres": {"batch_size": 2, "patch_size": [64, 64, 64], "architecture": {"arch_kwargs": {}}}
+        "3d_fullres": {
+            "data_identifier": "nnUNetPlans_3d_fullres",
+            "batch_size": 2,
+            "patch_size": [64, 64, 64],
+            "architecture": {"arch_kwargs": {}},
+        }
     },
     "continue_training": False,
 }

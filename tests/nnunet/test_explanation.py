@@ -35,6 +35,13 @@ def _searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("nnUNet_results", "not-touched")
 
 
+def test_explanation_needs_no_data_in_a_complete_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("nnUNet_preprocessed", str(tmp_path))
+    assert dict(explain("nnUNetTrainerCPR_ws2000"))["optimizer"].startswith("SGDCPR")
+
+
 def test_explanation_of_cpr_on_another_trainer() -> None:
     rows = dict(explain("nnUNetTrainerCPR_ws2000_100epochs_on_nnUNetTrainerDA5"))
     assert rows["like"].startswith("nnUNetTrainerDA5 (nnunetv2.")
