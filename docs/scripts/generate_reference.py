@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import griffe
 import typer.main
 
 from nnunet_cpr._spelling import OTHER_TRAINER
@@ -143,15 +142,13 @@ def _default(field: dataclasses.Field[object]) -> str:
 
 
 def _attributes(kind: type) -> dict[str, str]:
-    parser = griffe.Parser.google
-    docstring = griffe.Docstring(inspect.cleandoc(kind.__doc__ or ""))
-    for section in docstring.parse(parser):
-        if section.kind is griffe.DocstringSectionKind.attributes:
-            return {
-                each.name: re.sub(r"``(.*?)``", r"`\1`", " ".join(each.description.split()))
-                for each in section.value
-            }
-    raise ValueError(f"{kind.__name__}: expected a section Attributes in the docstring, found none")
+    """Return the entries of the section Attributes of a docstring, by name."""
+    text = inspect.cleandoc(kind.__doc__ or "") + "\n"
+    section = re.search(r"^Attributes:\n((?: {4}.*\n)+)", text, re.M)
+    if section is None:
+        raise ValueError(f"{kind.__name__}: expected a section Attributes in the docstring, found none")
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", section[1], re.M)
+    return {name: re.sub(r"``(.*?)``", r"`\1`", " ".join(text.split())) for name, text in entries}
 
 
 PAGES = {
