@@ -17,10 +17,14 @@ from nnunet_cpr.baselines import (
     Baseline,
     CautiousDecay,
     CorrectedDecay,
+    CosineDecay,
+    DecoupledDecay,
     Hyperball,
     IndependentDecay,
+    NormRescaling,
     WeightNormControl,
 )
+from nnunet_cpr.optimizers import FusedAdam, FusedSGD
 from nnunet_cpr.param_groups import regularized
 
 Named = list[tuple[str, nn.Parameter]]
@@ -80,8 +84,11 @@ def _hooked(optimizer: Callable[..., Optimizer], **options: Any) -> Callable[[Na
     return build
 
 
-def _baseline(baseline: Callable[[Named], Baseline]) -> Callable[[Named], Optimizer]:
-    return lambda named: baseline(named).attach(torch.optim.Adam(_tensors(named), lr=_LR, fused=True))
+def _baselines(family: str, optimizer: Callable[[Named], Optimizer]) -> list[Competitor]:
+    def build(baseline: Callable[[Named], Baseline]) -> Callable[[Named], Optimizer]:
+        return lambda named: baseline(named).attach(optimizer(named))
+
+    return [Competitor(title, family, build(own)) for title, own in {**ONE_FACTOR, **OTHERS}.items()]
 
 
 def _corrected(named: Named) -> Baseline:
@@ -110,8 +117,30 @@ def _amos(named: Named) -> Optimizer:
 
 
 ADAM, SGD = "Adam", "SGD"
-BASE = {ADAM: "AdamW fused", SGD: "SGD fused"}
+ADAM_METHODS, SGD_METHODS = "Adam with comparison methods", "SGD with comparison methods"
+BASE = {
+    SGD: "SGD fused",
+    SGD_METHODS: "SGD fused",
+    ADAM: "AdamW fused",
+    ADAM_METHODS: "AdamW fused",
+}
 """Reference of a family's ratios: torch's fused step with weight decay."""
+
+ONE_FACTOR: dict[str, Callable[[Named], Baseline]] = {
+    "decoupled decay": DecoupledDecay,
+    "cosine decay": lambda named: CosineDecay(named, steps=1000),
+    "corrected decay": _corrected,
+    "independent decay": IndependentDecay,
+    "weight norm control": WeightNormControl,
+    "AWD": AdaptiveWeightDecay,
+}
+"""Comparison methods that multiply each matrix by one number, in a fused step."""
+OTHERS: dict[str, Callable[[Named], Baseline]] = {
+    "AdaDecay": AdaDecay,
+    "cautious decay": CautiousDecay,
+    "hyperball": Hyperball,
+    "rescaling": NormRescaling,
+}
 
 COMPETITORS = [
     Competitor("AdamW fused", ADAM, _adamw(fused=True)),
@@ -124,14 +153,6 @@ COMPETITORS = [
     Competitor("AdamW default", ADAM, _adamw()),
     Competitor("pytorch-cpr AdamCPR, foreach", ADAM, _authors(foreach=True)),
     Competitor("pytorch-cpr AdamCPR, loop", ADAM, _authors(foreach=False)),
-    Competitor("Adam fused + AdaDecay", ADAM, _baseline(AdaDecay)),
-    Competitor("Adam fused + AWD", ADAM, _baseline(AdaptiveWeightDecay)),
-    Competitor("Adam fused + corrected decay", ADAM, _baseline(_corrected)),
-    Competitor("Adam fused + cautious decay", ADAM, _baseline(CautiousDecay)),
-    Competitor("Adam fused + independent decay", ADAM, _baseline(IndependentDecay)),
-    Competitor("Adam fused + weight norm control", ADAM, _baseline(WeightNormControl)),
-    Competitor("Adam fused + hyperball", ADAM, _baseline(Hyperball)),
-    Competitor("AMOS", ADAM, _amos),
     Competitor("SGD fused", SGD, _sgd(fused=True)),
     Competitor("SGDCPR", SGD, _cpr(SGDCPR, **_SGD)),
     Competitor("SGD fused + CPR hook", SGD, _hooked(torch.optim.SGD, **_SGD, fused=True)),
@@ -139,6 +160,9 @@ COMPETITORS = [
     Competitor("SGD + CPR hook", SGD, _hooked(torch.optim.SGD, **_SGD, foreach=False)),
     Competitor("SGD foreach", SGD, _sgd(foreach=True)),
     Competitor("SGD as nnU-Net builds it", SGD, _sgd()),
+    *_baselines(ADAM_METHODS, lambda named: FusedAdam(named, lr=_LR)),
+    Competitor("AMOS", ADAM_METHODS, _amos),
+    *_baselines(SGD_METHODS, lambda named: FusedSGD(named, **_SGD)),
 ]
 IN_SWEEPS = ["AdamW fused", "AdamCPR", "AdamW fused + CPR hook", "pytorch-cpr AdamCPR, foreach"]
 IN_SWEEPS += ["SGD fused", "SGDCPR", "SGD fused + CPR hook"]

@@ -172,7 +172,7 @@ def require_device(device: str) -> None:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Return the processor, the number of cores and threads, and the versions."""
+    """Return the processor, the number of cores and threads, the load and the versions."""
     processor = platform.processor() or platform.machine()
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as lines:
@@ -181,6 +181,7 @@ def machine(device: str) -> dict[str, Any]:
         "processor": processor,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }

@@ -29,7 +29,7 @@ SGD, MUON = "nnUNetTrainer", "nnUNetTrainerMuon"
 TRAINERS = (SGD, MUON, "nnUNetTrainerMuonCPR_ki0x0p5_mu1en3")
 BARS = {"cpu": 1.15, "cuda": 1.05}
 """Largest ratio of an iteration with Muon to one with nnU-Net's SGD."""
-DTYPES = ("bfloat16", "float32")
+DTYPES = ("float32", "bfloat16")
 BASE = "SGDCPR"
 
 app = typer.Typer(add_completion=False)
@@ -99,9 +99,9 @@ def _optimizers() -> dict[str, Callable[[nn.Module], torch.optim.Optimizer]]:
     built: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {BASE: lambda m: SGDCPR(m, 1e-2)}
     for dtype in DTYPES:
         built[f"Muon, {dtype}"] = lambda m, dtype=dtype: Muon(m, ns_dtype=dtype)  # type: ignore[misc]
-    built["Muon, bfloat16, every kind"] = lambda m: Muon(m, adamw_for=())
-    built["MuonCPR, bfloat16"] = lambda m: MuonCPR(m, kappa="ki0x0p5", mu=1e-3)
-    built["timm's Muon"] = timm
+    built["Muon, every kind"] = lambda m: Muon(m, adamw_for=())
+    built["MuonCPR"] = lambda m: MuonCPR(m, kappa="ki0x0p5", mu=1e-3)
+    built["timm's Muon, bfloat16"] = timm
     return built
 
 

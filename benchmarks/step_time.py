@@ -13,7 +13,16 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import shapes as networks
-from benchmarks.competitors import ADAM, BASE, COMPETITORS, IN_SWEEPS, SGD
+from benchmarks.competitors import (
+    ADAM,
+    ADAM_METHODS,
+    BASE,
+    COMPETITORS,
+    IN_SWEEPS,
+    ONE_FACTOR,
+    SGD,
+    SGD_METHODS,
+)
 from benchmarks.figure import draw
 from benchmarks.limits import Limit, check_limits
 from benchmarks.measure import Timing, as_json, free_bytes, machine, memory, require_device, step_times
@@ -59,7 +68,7 @@ def main(
     for name in [CHECKED] if checks else network or list(networks.NETWORKS):
         shapes = networks.build(name)
         results[name] = {}
-        for family in (SGD, ADAM):
+        for family in BASE:
             results[name][family] = _family(shapes, family, device, seconds)
             gc.collect()
             title = f"{name}: {networks.elements(shapes) / 1e6:.1f} M parameters, {len(shapes)} tensors"
@@ -84,7 +93,7 @@ def main(
 
 
 def _family(shapes: networks.Shapes, family: str, device: str, seconds: float) -> dict[str, Timing]:
-    competitors = [c for c in COMPETITORS if c.family == family]
+    competitors = [c for c in COMPETITORS if c.family == family or c.name == BASE[family]]
     timings = step_times(competitors, BASE[family], shapes, device, seconds, least=7)
     gc.collect()
     kept = {}
@@ -158,6 +167,15 @@ def _limits(results: Results, device: str) -> list[tuple[Limit, float]]:
     limits = [
         (Limit(f"AdamCPR / {BASE[ADAM]}", *maxima["AdamCPR"]), adam["AdamCPR"].ratio),
         (Limit(f"SGDCPR / {BASE[SGD]}", *maxima["SGDCPR"]), sgd["SGDCPR"].ratio),
+    ]
+    limits += [
+        # AWD needs the norm of the gradients, which are read once more.
+        (
+            Limit(f"{title} / {BASE[family]}", 1.7 if title == "AWD" else 1.3),
+            results[family][title].ratio,
+        )
+        for family in (ADAM_METHODS, SGD_METHODS)
+        for title in ONE_FACTOR
     ]
     if device == "cpu":
         fastest = min(adam[name].ratio for name in _AUTHORS)

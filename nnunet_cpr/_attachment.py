@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -35,6 +35,8 @@ class RegularizationMethod(ABC):
     state consists of the tensors in ``_state``.
 
     Attributes:
+        has_decay: True if a step multiplies each matrix by one number, 1 minus its decay, which
+            :meth:`update_decay` returns. Fused steps can apply it.
         title: name in error messages.
         state_key: key in the optimizer's ``state_dict()``.
         names: names of the J parameter matrices.
@@ -43,6 +45,7 @@ class RegularizationMethod(ABC):
 
     title: ClassVar[str]
     state_key: ClassVar[str]
+    has_decay: bool = False
 
     def __init__(self, params: Params) -> None:
         groups = param_groups(params)
@@ -61,7 +64,7 @@ class RegularizationMethod(ABC):
         self._hooks: list[Any] = []
         self._optimizer_params: list[int] = []  # ids of the optimizer's parameters
         self._pending_state: dict[str, Tensor] | None = None
-        self._grad_mask: tuple[tuple[bool, ...], Tensor] | None = None
+        self._constants: dict[Any, tuple[Any, Tensor]] = {}
         self._first_device = next(
             (p.device for g in groups for _, p in g["params"]), torch.device("cpu")
         )
@@ -93,6 +96,20 @@ class RegularizationMethod(ABC):
                 step is skipped and must not change anything.
         """
 
+    def update_decay(self, sums_of_squares: Callable[[], Tensor], found_inf: Tensor | None) -> Tensor:
+        """Update the state for a step without waiting for a GPU, if ``has_decay``.
+
+        Args:
+            sums_of_squares: function that returns the sum of squares of each matrix, ``[J]``, of the
+                local elements of DTensors.
+            found_inf: as in :meth:`_update_and_correct`.
+
+        Returns:
+            Share of each matrix to subtract in this step, float32 ``[J]``; negative to add it. Matrices
+            without a gradient are not changed, whatever their share.
+        """
+        raise NotImplementedError(f"{self.title} has no decay")
+
     @abstractmethod
     def _config(self) -> dict[str, Any]:
         """Return the settings that a saved state belongs to, as plain values."""
@@ -101,13 +118,17 @@ class RegularizationMethod(ABC):
 
     def _has_grad(self) -> Tensor | None:
         """Return which parameters have a gradient, bool ``[J]``; None if all have."""
-        pattern = tuple(p.grad is not None for p in self.parameters)
-        device = self._state["step"].device
-        if all(pattern):
-            return None
-        if self._grad_mask is None or self._grad_mask[0] != pattern:
-            self._grad_mask = pattern, to_device(pattern, torch.bool, device)
-        return self._grad_mask[1]
+        pattern = [p.grad is not None for p in self.parameters]
+        return None if all(pattern) else self._constant("has_grad", pattern, torch.bool)
+
+    def _constant(self, name: Any, values: list[Any], dtype: torch.dtype) -> Tensor:
+        """Return ``values`` as a vector on the device, cached; does not wait for a GPU."""
+        device = self._device()
+        known, vector = self._constants.get(name, (None, None))
+        if vector is None or known != values or vector.device != device:
+            vector = to_device(values, dtype, device)
+            self._constants[name] = values, vector
+        return vector
 
     def _device(self) -> torch.device:
         """Return the device of the parameters, or the CPU while they are on the meta device."""
@@ -119,7 +140,6 @@ class RegularizationMethod(ABC):
         device = self._device()
         if self._state["step"].device != device:
             self._state = {key: value.to(device) for key, value in self._state.items()}
-            self._grad_mask = None
 
     # Attachment to an optimizer
 
@@ -162,6 +182,8 @@ class RegularizationMethod(ABC):
         return optimizer
 
     def _step_hooks(self, optimizer: Optimizer) -> list[Any]:
+        if getattr(type(optimizer), "calls_method", False):  # it calls this method itself
+            return []
         # torch.compile would treat values read on the host as constants, or recompile for each.
         return [optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step))]
 
@@ -229,6 +251,7 @@ class RegularizationMethod(ABC):
                 f"parameter {on_meta[0]!r} is on the meta device, which has no values; allocate the "
                 "model's memory, for example with to_empty(), before building the optimizer"
             )
+        self._move_state_to_parameters()
         return not is_state_initialization(optimizer)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:

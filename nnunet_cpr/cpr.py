@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from nnunet_cpr._attachment import RegularizationMethod
-from nnunet_cpr._device import to_device
 from nnunet_cpr._distributed import Shards, local_tensors
 from nnunet_cpr._validation import positive_number, short_repr
 from nnunet_cpr.bounds import Bound, KappaWS, as_bound
 from nnunet_cpr.param_groups import Params, param_groups, select
-from nnunet_cpr.regularizers import L2, Regularizer, accumulator, get_regularizer
+from nnunet_cpr.regularizers import L2, REGULARIZERS, Regularizer, accumulator, get_regularizer
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ class CPR(RegularizationMethod):
         self.settings = [CPRSettings.parse({**given, **group}) for _, _, group in select(groups)]
         self._parts = _parts(self.settings, self.parameters)
         self._shards = Shards(self.parameters, self.names)
-        self._constants: dict[Any, tuple[Any, Tensor]] = {}
+        self.has_decay = all(own.regularizer is REGULARIZERS["l2"] for own in self.settings)
         self._mu = self._shared("mu")
         self._adaptive = self._shared("adaptive")
         self._limit = self._shared("largest_multiplier")
@@ -318,6 +316,10 @@ class CPR(RegularizationMethod):
             applied.clamp_(max=limit)
         return applied
 
+    def update_decay(self, sums_of_squares: Callable[[], Tensor], found_inf: Tensor | None) -> Tensor:
+        sums = self._shards.total(sums_of_squares()[None])
+        return 2 * self.update(L2().measure(sums, self._numel()), found_inf)
+
     def _update_bounds(self, measure: Tensor) -> None:
         state = self._state
         for part in self._parts:
@@ -350,32 +352,12 @@ class CPR(RegularizationMethod):
             return part.indices
         return self._constant(id(part), part.indices, torch.int64)
 
-    def _constant(self, name: Any, values: list[Any], dtype: torch.dtype) -> Tensor:
-        """Return ``values`` as a vector on the device, cached; does not wait for a GPU."""
-        device = self._device()
-        known, vector = self._constants.get(name, (None, None))
-        if vector is None or known != values or vector.device != device:
-            vector = to_device(values, dtype, device)
-            self._constants[name] = values, vector
-        return vector
-
     def _numel(self) -> Tensor:
         """Return the numbers of elements, ``[J]``, cached on a GPU."""
         sizes, device = [p.numel() for p in self.parameters], self._device()
         if device.type == "cpu":
             return torch.tensor(sizes, dtype=accumulator(device), device=device)
         return self._constant("numel", sizes, accumulator(device))
-
-    def l2_from(self, sums_of_squares: Tensor) -> Tensor:
-        """Return ``l2`` of the matrices from the sums of squares of the local elements, ``[J]``."""
-        return L2().measure(self._shards.total(sums_of_squares[None]), self._numel())
-
-    # Attachment to an optimizer
-
-    def _step_hooks(self, optimizer: Optimizer) -> list[Any]:
-        if getattr(optimizer, "cpr", None) is self:  # a CPROptimizer calls it itself
-            return []
-        return super()._step_hooks(optimizer)
 
     def _config(self) -> dict[str, Any]:
         """Return each setting, or the list of its values if the matrices differ."""

@@ -58,6 +58,7 @@ def test_times_are_interleaved_in_random_order() -> None:
     assert len({tuple(r) for r in rounds}) > 1, "always the same order"
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_torchs_allocations() -> None:
     """Adam keeps two moments and step counts, SGD one; fused steps allocate almost nothing."""
     square = [("weight", (1000, 1000)), ("bias", (1000,))]

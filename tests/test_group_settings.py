@@ -20,7 +20,7 @@ from nnunet_cpr.regularizers import L2, Huber, Regularizer
 from tests.helpers.examples import examples
 from tests.helpers.matrices import matrix, set_gradients
 
-MUON = functools.partial(MuonCPR, ns_dtype="float64")  # bfloat16 rounds in another order in a batch
+MUON = functools.partial(MuonCPR, ns_dtype="float64")  # a batch rounds in another order
 
 SETTINGS = st.fixed_dictionaries(
     {},

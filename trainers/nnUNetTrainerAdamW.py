@@ -5,6 +5,7 @@ import torch
 from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.nnunet.base_trainer import ADAM_BETAS, NamedTrainer
 from nnunet_cpr.nnunet.composition import with_suffixes
+from nnunet_cpr.optimizers import FusedAdam
 
 
 class nnUNetTrainerAdamW(NamedTrainer):
@@ -13,6 +14,8 @@ class nnUNetTrainerAdamW(NamedTrainer):
     settings = TrainerName("nnUNetTrainerAdamW")
 
     def build_optimizer(self):
+        if self.baseline is not None:
+            return FusedAdam(self.network.parameters(), self.initial_lr, betas=ADAM_BETAS)
         return torch.optim.AdamW(
             self.network.parameters(),
             self.initial_lr,

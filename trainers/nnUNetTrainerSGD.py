@@ -5,6 +5,7 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.composition import with_suffixes
+from nnunet_cpr.optimizers import FusedSGD
 
 
 class nnUNetTrainerSGD(NamedTrainer):
@@ -13,7 +14,9 @@ class nnUNetTrainerSGD(NamedTrainer):
     settings = TrainerName("nnUNetTrainerSGD")
 
     def build_optimizer(self):
-        return nnUNetTrainer.configure_optimizers(self)[0]
+        if self.baseline is None:
+            return nnUNetTrainer.configure_optimizers(self)[0]
+        return FusedSGD(self.network.parameters(), self.initial_lr, momentum=0.99, nesterov=True)
 
 
 __getattr__ = with_suffixes(nnUNetTrainerSGD)

@@ -45,13 +45,9 @@ class Baseline(RegularizationMethod):
         state = super().state_dict()
         return {**state, "config": {"method": self.title, **state["config"]}}
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        self._move_state_to_parameters()
-        return super()._before_step(optimizer, args, kwargs)
-
     def _learning_rates(self) -> list[float | Tensor]:
         """Return the learning rate of each matrix."""
-        assert self._optimizer is not None  # updates run only in its hook
+        assert self._optimizer is not None  # updates run only before its steps
         rate = {id(p): g["lr"] for g in self._optimizer.param_groups for p in g["params"]}
         return [rate[id(p)] for p in self.parameters]
 
@@ -77,6 +73,32 @@ class Baseline(RegularizationMethod):
         if found_inf is None:
             return torch.ones_like(step)
         return (found_inf.to(step.device).reshape(()) == 0).to(step.dtype)
+
+
+class DecayBaseline(Baseline):
+    """Base class of comparison methods that multiply each matrix by one number in a step.
+
+    A subclass implements :meth:`update_decay`, which fused and unfused steps call.
+    """
+
+    has_decay = True
+
+    @torch.no_grad()
+    def _update_and_correct(self, found_inf: Tensor | None) -> None:
+        decay = self.update_decay(lambda: L2().sums(self.parameters)[0], found_inf)
+        for j, p in enumerate(self.parameters):
+            if p.grad is not None:
+                shrink_(p, decay[j])
+
+    def _rates(self) -> Tensor:
+        """Return the learning rate of each matrix, float32 ``[J]``, without waiting for a GPU."""
+        assert self._optimizer is not None  # updates run only before its steps
+        one = torch.ones((), dtype=torch.float32, device=self._device())
+        rates: dict[int, Tensor] = {}
+        for group in self._optimizer.param_groups:
+            lr = (one * group["lr"]).float().reshape(())
+            rates.update((id(p), lr) for p in group["params"])
+        return torch.stack([rates[id(p)] for p in self.parameters])
 
 
 class UpdateBaseline(Baseline):

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nnunet_cpr._validation import positive_number
-from nnunet_cpr.baselines._base import Baseline, shrink_, total_norm
+from nnunet_cpr.baselines._base import DecayBaseline, total_norm
 from nnunet_cpr.param_groups import Params
 
 _EMA = 0.1
 """Decay of the moving average over steps (the paper's Algorithm 1)."""
 
 
-class AdaptiveWeightDecay(Baseline):
+class AdaptiveWeightDecay(DecayBaseline):
     r"""Weight decay in proportion to the norm of the gradient.
 
     The coefficient follows the ratio of two norms over all regularized matrices:
@@ -55,21 +56,18 @@ class AdaptiveWeightDecay(Baseline):
     def _config(self) -> dict[str, Any]:
         return {"weight_decay": self.weight_decay}
 
-    @torch.no_grad()
-    def _update_and_correct(self, found_inf: Tensor | None) -> None:
-        taken = self._taken(found_inf)
-        moving = self._with_gradient()
-        if moving:
-            gradient = total_norm([p.grad for _, p, _ in moving if p.grad is not None])
-            scale = self._gradient_scale()
-            if scale is not None:
-                gradient = gradient / scale.to(gradient)
-            ratio = gradient / total_norm([p for _, p, _ in moving])
-            present = self._state["coefficient"]
-            proposed = _EMA * present + (1 - _EMA) * self.weight_decay * ratio
-            is_used = proposed.isfinite() & (taken == 1)
-            torch.where(is_used, proposed, present, out=present)
-            decay = torch.where(is_used, proposed, 0)
-            for _, p, lr in moving:
-                shrink_(p, lr * decay)
+    def update_decay(self, sums_of_squares: Callable[[], Tensor], found_inf: Tensor | None) -> Tensor:
+        taken, has_grad, sums = self._taken(found_inf), self._has_grad(), sums_of_squares()
+        if has_grad is not None:
+            sums = torch.where(has_grad, sums, 0)
+        gradient = total_norm([p.grad for p in self.parameters if p.grad is not None])
+        scale = self._gradient_scale()
+        if scale is not None:
+            gradient = gradient / scale.to(gradient)
+        ratio = gradient / sums.sum().sqrt().float()  # NaN without any gradient
+        present = self._state["coefficient"]
+        proposed = _EMA * present + (1 - _EMA) * self.weight_decay * ratio
+        is_used = proposed.isfinite() & (taken == 1)
+        torch.where(is_used, proposed, present, out=present)
         self._state["step"] += taken
+        return self._rates() * torch.where(is_used, proposed, 0)

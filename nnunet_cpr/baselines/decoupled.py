@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nnunet_cpr._validation import positive_integer, positive_number
-from nnunet_cpr.baselines._base import Baseline, shrink_
+from nnunet_cpr.baselines._base import DecayBaseline
 from nnunet_cpr.param_groups import Params
 
 
-class DecoupledDecay(Baseline):
+class DecoupledDecay(DecayBaseline):
     """Weight decay of AdamW for any optimizer: theta <- (1 - lr * weight_decay) theta.
 
     Args:
@@ -41,17 +42,11 @@ class DecoupledDecay(Baseline):
         """Return the coefficient at a step, an int64 scalar tensor that is 0 at the first step."""
         return self.weight_decay
 
-    def _rate(self, index: int, lr: float | Tensor) -> float | Tensor:
-        """Return the factor of the coefficient for a matrix, from its learning rate."""
-        return lr
-
-    @torch.no_grad()
-    def _update_and_correct(self, found_inf: Tensor | None) -> None:
+    def update_decay(self, sums_of_squares: Callable[[], Tensor], found_inf: Tensor | None) -> Tensor:
         taken = self._taken(found_inf)
-        decay = self.weight_decay_at(self._state["step"]) * taken.float()
-        for j, p, lr in self._with_gradient():
-            shrink_(p, self._rate(j, lr) * decay)
+        decay = self._rates() * self.weight_decay_at(self._state["step"]) * taken
         self._state["step"] += taken
+        return decay
 
 
 class CosineDecay(DecoupledDecay):

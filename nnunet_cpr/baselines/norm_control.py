@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nnunet_cpr._validation import positive_integer, positive_number
-from nnunet_cpr.baselines._base import Baseline, norms, shrink_
+from nnunet_cpr.baselines._base import DecayBaseline
 from nnunet_cpr.param_groups import Params
 
 
-class WeightNormControl(Baseline):
+class WeightNormControl(DecayBaseline):
     r"""Decoupled decay of each matrix towards a norm r instead of towards zero (AdamWN).
 
     .. math::
@@ -51,15 +52,13 @@ class WeightNormControl(Baseline):
     def _config(self) -> dict[str, Any]:
         return {"weight_decay": self.weight_decay, "start": self.start, "factor": self.factor}
 
-    @torch.no_grad()
-    def _update_and_correct(self, found_inf: Tensor | None) -> None:
+    def update_decay(self, sums_of_squares: Callable[[], Tensor], found_inf: Tensor | None) -> Tensor:
         step, target, taken = self._state["step"], self._state["target"], self._taken(found_inf)
-        norm = norms(self.parameters)
+        norm = sums_of_squares().sqrt().float()
         has_norm = norm.isfinite() & (norm > 0) & (taken == 1)
         torch.where(
             has_norm & (target == 0) & (step >= self.start), self.factor * norm, target, out=target
         )
-        pull = torch.where(has_norm & (target > 0), 1 - target / norm, 0) * self.weight_decay
-        for j, p, lr in self._with_gradient():
-            shrink_(p, lr * pull[j])
+        pull = torch.where(has_norm & (target > 0), 1 - target / norm, 0)
         step += taken
+        return self._rates() * self.weight_decay * pull

@@ -73,12 +73,8 @@ class IndependentDecay(DecoupledDecay):
             return self.max_lr
         return float(group.get("max_lr", group.get("initial_lr", group["lr"])))
 
-    def _relative_lr(self, index: int, lr: float | Tensor) -> Tensor:
-        """Return the learning rate of a matrix as a share of the highest one."""
-        return lr / self._state["max_lr"][index]
-
-    def _rate(self, index: int, lr: float | Tensor) -> float | Tensor:
-        return self._relative_lr(index, lr)
+    def _rates(self) -> Tensor:
+        return super()._rates() / self._state["max_lr"]
 
 
 class CorrectedDecay(IndependentDecay):
@@ -156,5 +152,7 @@ class CorrectedDecay(IndependentDecay):
     def _config(self) -> dict[str, Any]:
         return {"normalized": self._is_normalized, **super()._config()}
 
-    def _rate(self, index: int, lr: float | Tensor) -> float | Tensor:
-        return lr * self._relative_lr(index, lr) if self._is_normalized[index] else lr
+    def _rates(self) -> Tensor:
+        rates = DecoupledDecay._rates(self)
+        is_normalized = self._constant("is_normalized", self._is_normalized, torch.bool)
+        return torch.where(is_normalized, rates * super()._rates(), rates)

@@ -1,7 +1,7 @@
-"""Fused steps: CPR's correction, the optimizer update and the next sums of squares in one kernel.
+"""Fused steps: decay of each matrix, optimizer update and the next sums of squares in one kernel.
 
 :class:`~nnunet_cpr.fused.backend.FusedBackend` is the interface of the backends; :func:`find_backend`
-chooses one. Where no backend applies, the unfused step is taken: the regularization function corrects,
+chooses one. Where no backend applies, the unfused step is taken: the regularization method corrects,
 then torch's optimizer updates. The backends are tested against it.
 
 To add a backend: write a subclass of ``FusedBackend``, return it from :func:`find_backend`, and add its

@@ -121,7 +121,13 @@ def overlap(columns: Sequence[Memory]) -> bool:
 
 
 def in_memory_order(p: Tensor, t: Tensor) -> Tensor:
-    """Return ``t`` with the memory order of ``p``; ``t`` itself if it has it, or ``p`` has gaps."""
+    """Return ``t`` with the memory order of ``p``.
+
+    Returns:
+        ``t`` itself if it has this order or cannot be read to its end, or if ``p`` has gaps.
+    """
     if t.shape != p.shape or same_order(p.shape, p.stride(), t.stride()) or not is_dense(p):
+        return t
+    if is_truncated(t):
         return t
     return torch.empty_like(p, dtype=t.dtype, device=t.device).copy_(t)

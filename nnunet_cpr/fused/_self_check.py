@@ -111,14 +111,14 @@ def _difference(
     count = torch.full((), 3.0, dtype=torch.float32, device=backend.device)
     steps = [count.clone() for _ in params] if adam else []
     matrices = [0, -1, 1]
-    multiplier = torch.tensor([0.1, 0.0], dtype=torch.float32, device=backend.device)
+    decay = torch.tensor([0.2, -0.1], dtype=torch.float32, device=backend.device)
     group = GroupStep(rule, params, grads, state, steps, matrices)
-    expected = _unfused(group, [0.1, 0.0, 0.0])
+    expected = _unfused(group, [0.2, 0.0, -0.1])
 
     trial = type(backend)([params[0], params[2]], backend.device)
     if not (group.read_layout() and trial.supports([group])):
         return float("inf")
-    trial.step([group], multiplier)
+    trial.step([group], decay)
     sums = trial.sums_of_squares()
     found = [*params, *(t for column in state for t in column)]
     worst = max(_distance(t, e, torch.finfo(t.dtype).eps) for t, e in zip(found, expected, strict=True))
@@ -126,8 +126,8 @@ def _difference(
     return max(worst, _distance(sums, squares, torch.finfo(torch.float32).eps))
 
 
-def _unfused(group: GroupStep, multipliers: list[float]) -> list[Tensor]:
-    """Return parameters and state after CPR's correction and torch's unfused step in float64."""
+def _unfused(group: GroupStep, decays: list[float]) -> list[Tensor]:
+    """Return parameters and state after the decays and torch's unfused step in float64."""
     rule = group.rule
     params = [torch.nn.Parameter(p.double()) for p in group.params]
     keys = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if rule.adam else ("momentum_buffer",)
@@ -146,7 +146,7 @@ def _unfused(group: GroupStep, multipliers: list[float]) -> list[Tensor]:
             state["step"] = group.steps[i].cpu() - 1  # the fused step gets the counts after the step
         optimizer.state[p].update(state)
         with torch.no_grad():
-            p.mul_(1 - 2 * multipliers[i])
+            p.mul_(1 - decays[i])
     optimizer.step()
     return [p.detach() for p in params] + [t for column in columns for t in column]
 

@@ -79,11 +79,11 @@ class GroupStep:
 
 
 class FusedBackend(ABC):
-    """Fused step: optimizer update and CPR's correction for ``l2`` in one kernel.
+    """Fused step: optimizer update and decay of each matrix in one kernel.
 
-    The kernel also computes the new sums of squares, from which the next step takes R. They are computed
-    anew if a matrix was changed in between, according to its version counter and address. A backend is
-    valid as long as the matrices keep their sizes, dtypes and device.
+    The kernel also computes the new sums of squares, which a regularization method may need in the next
+    step. They are computed anew if a matrix was changed in between, according to its version counter and
+    address. A backend is valid as long as the matrices keep their sizes, dtypes and device.
 
     Args:
         matrices: regularized parameters; of DTensors the local tensors.
@@ -162,20 +162,20 @@ class FusedBackend(ABC):
     def step(
         self,
         groups: Sequence[GroupStep],
-        multiplier: Tensor,
+        decay: Tensor,
         grad_scale: Tensor | None = None,
         found_inf: Tensor | None = None,
     ) -> None:
-        """Take an optimizer step with a correction by the multipliers.
+        """Take an optimizer step that also subtracts a share of each matrix.
 
         Args:
             groups: all parameter groups, whose ``read_layout()`` was True.
-            multiplier: Lagrange multiplier of each matrix, float32 ``[J]``.
+            decay: share of each matrix to subtract, float32 ``[J]``.
             grad_scale: scale of ``GradScaler``; the gradients are unscaled in place.
             found_inf: flag of ``GradScaler``; if it is not 0, the step is skipped.
         """
         self._sums_are_of = None  # until the step has succeeded
-        self._step(groups, multiplier, grad_scale, found_inf)
+        self._step(groups, decay, grad_scale, found_inf)
         # Neither the kernels nor torch's fused CPU steps do this.
         torch.autograd.graph.increment_version([p for group in groups for p in group.params])
         self._sums_are_of = self._versions()
@@ -194,8 +194,8 @@ class FusedBackend(ABC):
     def _step(
         self,
         groups: Sequence[GroupStep],
-        multiplier: Tensor,
+        decay: Tensor,
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
     ) -> None:
-        """Correct and update all parameters, and compute the sums of squares of the chunks."""
+        """Decay and update all parameters, and compute the sums of squares of the chunks."""

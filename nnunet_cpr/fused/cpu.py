@@ -1,6 +1,6 @@
 """Fused step on the CPU: loops compiled by Numba over chunks that fit into the cache.
 
-A step is limited by memory bandwidth. Each chunk is corrected, updated and its squares summed before the
+A step is limited by memory bandwidth. Each chunk is decayed, updated and its squares summed before the
 next one is loaded.
 """
 
@@ -61,13 +61,13 @@ class CPUBackend(FusedBackend):
     def _step(
         self,
         groups: Sequence[GroupStep],
-        multiplier: Tensor,
+        decay: Tensor,
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
     ) -> None:
         if found_inf is not None and bool(found_inf):
             return
-        coefficients = (2 * multiplier).numpy()
+        coefficients = decay.numpy()
         unscale = 1.0 if grad_scale is None else 1.0 / float(grad_scale)
         partials = self._new_partials()
         updated = np.zeros(len(self.matrices), bool)

@@ -1,7 +1,7 @@
 """Fused step on a GPU: one Triton kernel for all tensors of a parameter group.
 
 A program handles one chunk of one tensor, found by a table of addresses. It reads each element of the
-parameter, its gradient and its moments once, corrects and updates it in float32, writes it, and adds up
+parameter, its gradient and its moments once, decays and updates it in float32, writes it, and adds up
 the squares of the written values. The sums of the chunks are added up in float64 in a fixed order,
 without atomics, so results are deterministic.
 """
@@ -139,11 +139,10 @@ class TritonBackend(FusedBackend):
     def _step(
         self,
         groups: Sequence[GroupStep],
-        multiplier: Tensor,
+        decay: Tensor,
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
     ) -> None:
-        coefficients = 2 * multiplier
         scaler = (self._to_device(grad_scale), self._to_device(found_inf))
         for index, group in enumerate(groups):
             params, _, *rest = group.columns
@@ -153,7 +152,7 @@ class TritonBackend(FusedBackend):
                 members = [i for i, k in enumerate(kinds) if k == kind]
                 columns = [c.part(members) if c.addresses else c for c in group.columns]
                 matrices = [group.matrices[i] for i in members]
-                self._launch_step((index, kind), group.rule, columns, matrices, coefficients, *scaler)
+                self._launch_step((index, kind), group.rule, columns, matrices, decay, *scaler)
 
     def _launch_step(
         self,

@@ -52,6 +52,7 @@ class MethodName(ABC):
         kappa, regularizer, mu, adaptive: arguments of CPR; ``kappa`` may be a share of the training.
         baseline: comparison method.
         lr: highest learning rate.
+        momentum: coefficient of the momentum of SGD or Muon.
         weight_decay: weight decay of the optimizer or the comparison method.
         warmup: steps of learning-rate warm-up.
         seed: seed of the random number generators.
@@ -71,6 +72,7 @@ class MethodName(ABC):
     adaptive: bool = False
     baseline: BaselineChoice | None = None
     lr: float | None = None
+    momentum: float | None = None
     weight_decay: float | None = None
     warmup: int | None = None
     seed: int | None = None
@@ -90,7 +92,7 @@ class MethodName(ABC):
         """Check that a name can express the settings."""
         if self.regularizer is not None:
             get_regularizer(self.regularizer)
-        numbers = {name: getattr(self, name) for name in ("mu", "lr", "weight_decay")}
+        numbers = {name: getattr(self, name) for name in ("mu", "lr", "momentum", "weight_decay")}
         if self.baseline is not None:
             entry, value = BASELINES.get(self.baseline.keyword), self.baseline.value
             if entry is None or (entry.setting is None) != (value is None):
@@ -104,6 +106,8 @@ class MethodName(ABC):
                     positive_number(name, value, allow_zero=name == "weight_decay")
                 except ValueError as error:
                     raise WrongName(str(error)) from None
+        if self.momentum is not None and self.momentum >= 1:
+            raise WrongName(f"momentum: expected a number below 1, got {self.momentum:g}")
         for suffix in self.suffixes:
             value = getattr(self, suffix.field)
             if suffix.minimum is None or value is None:
@@ -131,6 +135,11 @@ class MethodName(ABC):
             raise WrongName(
                 f"{self.family} uses CPR in place of weight decay and takes no "
                 f"{self._written(others)}; leave it out"
+            )
+        if self.momentum is not None and self.defaults.optimizer not in ("sgd", "muon"):
+            raise WrongName(
+                f"{self.family} takes no {self._written(['momentum'])}, which is for SGD and Muon; "
+                "leave it out"
             )
         if self.baseline is None:
             return

@@ -191,6 +191,7 @@ METHOD_SUFFIXES: tuple[Suffix, ...] = (
     word("adaptive", "adaptive bounds (AdaCPR)", "ada", True),
     *(_baseline(entry) for entry in BASELINES.values()),
     number("lr", "highest learning rate", "lr"),
+    number("momentum", "momentum of SGD or Muon, below 1", "momentum"),
     number("weight_decay", "weight decay", "wd", allow_zero=True),
     count("warmup", "steps of learning-rate warm-up", "warmup", minimum=0),
     count("seed", "seed of weights, data and augmentation", "seed", minimum=0),

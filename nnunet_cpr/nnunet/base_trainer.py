@@ -139,6 +139,8 @@ class NamedTrainer(nnUNetTrainer, ABC):
             optimizer, schedule = self._configure_other_optimizer(*args, **kwargs)
         else:
             optimizer = self.build_optimizer()
+            for group in optimizer.param_groups if self.settings.momentum is not None else []:
+                group["momentum"] = self.settings.momentum
             schedule = self._build_schedule(optimizer)
         self._attach_regularization(optimizer)
         return optimizer, schedule

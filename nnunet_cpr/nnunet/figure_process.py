@@ -68,7 +68,12 @@ class FigureProcess:
             self._forget()
         self._report()
         self._start(logged, lowest_priority=False)
-        self._wait(timeout)
+        if not self._wait(timeout):
+            self._forget()
+            self._warn(
+                f"the progress was not drawn within {timeout:g} s; draw it with python -m "
+                f"nnunet_cpr.nnunet.progress_figure {self._folder}"
+            )
         self._report()
 
     def _start(self, logged: Mapping[str, Any], lowest_priority: bool) -> None:
@@ -95,14 +100,17 @@ class FigureProcess:
             with suppress(OSError):  # it has ended already
                 os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
 
-    def _wait(self, timeout: float) -> None:
+    def _wait(self, timeout: float) -> bool:
+        """Return True if the process ended by itself, and end it otherwise."""
         if self._process is None:
-            return
+            return True
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+            return False
+        return True
 
     def _forget(self) -> tuple[int, list[str]]:
         """Return the exit status and the errors of the process that has ended, and release it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -91,9 +92,21 @@ def block_interrupts() -> Iterator[None]:
 def _handlers(
     numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
-    """Handle signals that are not ignored, as they are under nohup or in the background."""
+    """Handle signals that are not ignored, as they are under nohup or in the background.
+
+    Forked processes, such as those of a multiprocessing pool, which ends them by SIGTERM, die of them.
+    """
+    process = os.getpid()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == process:
+            handler(number, frame)
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
     handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in handled}
+    before = {number: signal.signal(number, handle) for number in handled}
     try:
         yield
     finally:

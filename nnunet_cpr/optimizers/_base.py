@@ -1,4 +1,4 @@
-"""Base class of the optimizers with CPR in place of weight decay."""
+"""Base class of the optimizers whose fused step applies the attached regularization method."""
 
 from __future__ import annotations
 
@@ -7,69 +7,64 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from nnunet_cpr._distributed import (
-    check_not_in_zero_redundancy,
-    has_same_placements,
-    is_sharded,
-    local_tensors,
-)
-from nnunet_cpr._validation import short_repr
-from nnunet_cpr.cpr import CPR, CPRSettings
+from nnunet_cpr._attachment import RegularizationMethod, attached_method
+from nnunet_cpr._distributed import has_same_placements, is_sharded, local_tensors
 from nnunet_cpr.fused import FusedBackend, GroupStep, Rule, find_backend, is_enabled
 from nnunet_cpr.fused._memory import Memory, in_memory_order, is_truncated
 from nnunet_cpr.fused._self_check import passes_self_check
-from nnunet_cpr.regularizers import REGULARIZERS
+from nnunet_cpr.optimizers._groups import choose_fused, torch_groups
+from nnunet_cpr.param_groups import Params, param_groups
 
 
-class CPROptimizer(torch.optim.Optimizer, ABC):
-    """Base class of the optimizers with CPR in place of weight decay.
+class FusedOptimizer(torch.optim.Optimizer, ABC):
+    """Base class of the optimizers whose fused step applies the attached regularization method.
 
-    An unfused step is CPR's correction followed by torch's step. A fused step does both in one kernel
-    (:mod:`nnunet_cpr.fused`); a subclass provides its rule and the tensors that it reads and writes.
-
-    Attributes:
-        cpr: the attached :class:`~nnunet_cpr.cpr.CPR`.
+    An unfused step is the method's correction followed by torch's step. A fused step does both in one
+    kernel (:mod:`nnunet_cpr.fused`), if the method multiplies each matrix by one number
+    (``RegularizationMethod.has_decay``); a subclass provides its rule and the tensors that it reads and
+    writes. Without a method, a step is torch's.
     """
 
-    cpr: CPR
+    calls_method = True
+    """True: a step calls the attached method, which needs no hook."""
     _torch_class: type[torch.optim.Optimizer]
     _find_backend = staticmethod(find_backend)
     _step_uncompiled: Callable[..., Any] | None = None
 
-    def _attach(self, cpr: CPR, settings: list[dict[str, Any]], fused: bool | None) -> None:
-        base = self._torch_class
-        package = base.__module__.rpartition(".")[0]  # torch.optim, or nnunet_cpr.optimizers of Muon
-        check_not_in_zero_redundancy(type(self).__name__, f"{package}.{base.__name__}")
-        self.cpr = cpr
-        self._settings = settings
+    def __init__(
+        self, params: Params, lr: float | Tensor = 1e-3, *, fused: bool | None = None, **options: Any
+    ) -> None:
+        groups = torch_groups(param_groups(params), params if isinstance(params, nn.Module) else None)
+        chosen = choose_fused(fused, groups, is_sgd=self._torch_class is torch.optim.SGD)
+        super().__init__(groups, lr=lr, fused=chosen, **options)  # type: ignore[call-arg]
+        self._prepare(fused)
+
+    def _prepare(self, fused: bool | None) -> None:
+        """Prepare for steps; called at the end of the construction."""
         # If True, GradScaler leaves unscaling to the step, and libraries refuse to clip gradients. As in
         # torch, this requires fused=True.
         self._step_supports_amp_scaling = bool(fused)
-        cpr.attach(self)
         self.register_load_state_dict_post_hook(_copy_loaded_state)  # type: ignore[arg-type]
-        if CPROptimizer._step_uncompiled is None:  # not at import, where it takes a second
-            CPROptimizer._step_uncompiled = staticmethod(
-                torch.compiler.disable(CPROptimizer._step_eagerly)
+        if FusedOptimizer._step_uncompiled is None:  # not at import, where it takes a second
+            FusedOptimizer._step_uncompiled = staticmethod(
+                torch.compiler.disable(FusedOptimizer._step_eagerly)
             )
         self._allows_fused = is_enabled() and fused is not False
-        self._initial_groups = self._group_ids()
         self._columns: dict[int, list[Memory]] = {}  # memory layout of each group in the last step
-        self._matrix_index = {id(p): j for j, p in enumerate(cpr.parameters)}
-        self._has_shards = any(is_sharded(p) for g in self.param_groups for p in g["params"])
         self._rebind_parameters()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step: the closure, CPR's update, and the optimizer's update.
+        """Take one step: the closure, the method's update, and the optimizer's update.
 
         ``torch.compile`` does not compile it.
 
         Returns:
             The result of the closure.
         """
-        assert CPROptimizer._step_uncompiled is not None
-        return CPROptimizer._step_uncompiled(self, closure)
+        assert FusedOptimizer._step_uncompiled is not None
+        return FusedOptimizer._step_uncompiled(self, closure)
 
     @torch.no_grad()
     def _step_eagerly(self, closure: Callable[[], Any] | None) -> Any:
@@ -78,8 +73,7 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         # Not in a hook, so that hooks that change gradients and parameters run before.
-        regularizes = self.cpr.begin_step(self)
-        self._check_settings()
+        method = self._begin_step()
         self._rebind_if_changed()
         groups = [self._group_step(*item) for item in enumerate(self.param_groups)]
         scaler = {
@@ -87,11 +81,10 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
             for key in ("grad_scale", "found_inf")  # set by GradScaler for fused optimizers
             if (value := getattr(self, key, None)) is not None
         }
-        if regularizes and (backend := self._usable_backend(groups)) is not None:
-            measure = self.cpr.l2_from(backend.sums_of_squares())
-            multiplier = self.cpr.update(measure, scaler.get("found_inf"))
+        if method is not None and (backend := self._usable_backend(groups)) is not None:
+            decay = method.update_decay(backend.sums_of_squares, scaler.get("found_inf"))
             self._count_steps(groups)
-            backend.step(groups, multiplier, **scaler)  # type: ignore[arg-type]
+            backend.step(groups, decay, **scaler)  # type: ignore[arg-type]
             if "found_inf" in scaler:
                 self._count_steps(groups, scaler["found_inf"])
             return loss
@@ -104,39 +97,51 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
                 self._check_tensors(settings["params"])
         if self._backend is not None:
             self._backend.discard_sums()
-        if regularizes:
-            self.cpr.step(scaler.get("found_inf"))
+        if method is not None:
+            method._update_and_correct(scaler.get("found_inf"))
         self._torch_step(can_fuse, scaler)
         return loss
+
+    def _begin_step(self) -> RegularizationMethod | None:
+        """Check the optimizer before a step; return the method whose update must precede the step."""
+        method = attached_method(self)
+        if method is None or not method.begin_step(self) or not method.parameters:
+            return None
+        return method
 
     # Fused step
 
     def _rebind_parameters(self) -> None:
-        """Choose the backend for the present parameters."""
+        """Choose the backend for the present method and parameters."""
+        method = self._method = attached_method(self)
+        self._matrices = [] if method is None else method.parameters
+        self._matrix_index = {id(p): j for j, p in enumerate(self._matrices)}
         held = [p for group in self.param_groups for p in group["params"]]
+        self._has_shards = any(map(is_sharded, held))
         self._local = dict(zip(map(id, held), local_tensors(held))) if self._has_shards else {}
         self._signature = self._parameter_signature()
-        matrices = [self._local.get(id(p), p) for p in self.cpr.parameters]
+        matrices = [self._local.get(id(p), p) for p in self._matrices]
         # The backend checks a frozen parameter when it gets a gradient later.
         params = [self._local.get(id(p), p) for p in held if p.requires_grad]
-        is_l2 = all(settings.regularizer is REGULARIZERS["l2"] for settings in self.cpr.settings)
-        self._backend: FusedBackend | None = (
-            self._find_backend(matrices, params) if is_l2 and params and self._allows_fused else None
-        )
+        self._backend: FusedBackend | None = None
+        if method is not None and method.has_decay and params and self._allows_fused:
+            self._backend = self._find_backend(matrices, params)
 
     def _parameter_signature(self) -> list[Any]:
         """Return the properties of the parameters that a backend depends on."""
         if not self._has_shards:
-            return [(p.numel(), p.dtype, p.device) for p in self.cpr.parameters]
+            return [(p.numel(), p.dtype, p.device) for p in self._matrices]
         # The local tensors of DTensors may be replaced.
         held = local_tensors(p for group in self.param_groups for p in group["params"])
         return [(p.numel(), p.dtype, p.device, p.data_ptr()) for p in held]
 
     def _rebind_if_changed(self) -> None:
-        """Choose the backend again if the parameters have changed size, dtype or device."""
+        """Choose the backend again after a change of the method or of a size, dtype or device."""
         backend = self._backend
         is_current = backend is not None and not self._has_shards and not backend.is_outdated()
-        if not is_current and self._signature != self._parameter_signature():
+        if attached_method(self) is not self._method or (
+            not is_current and self._signature != self._parameter_signature()
+        ):
             self._rebind_parameters()
 
     def _usable_backend(self, groups: Sequence[GroupStep | None]) -> FusedBackend | None:
@@ -145,14 +150,14 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
         if backend is None:
             return None
         for group, settings in zip(groups, self.param_groups):
-            # Parameters that CPR does not regularize may have weight decay.
+            # Parameters that the method does not regularize may have weight decay.
             if group is None or settings["weight_decay"] != 0:
                 return None
         known = [group for group in groups if group is not None]
         return backend if backend.supports(known) and passes_self_check(backend, known) else None
 
     def _group_step(self, index: int, group: dict[str, Any]) -> GroupStep | None:
-        """Return the group's tensors for a fused step, CPR's or torch's; None if neither is possible."""
+        """Return the group's tensors for a fused step, ours or torch's; None if neither is possible."""
         # fused is never set for DTensors of SGD, for which torch has no fused step.
         is_set = group.get("fused") or (self._has_shards and not self._torch_fuses_shards)
         if not (self._allows_fused and is_set and self._supports_fused(group)):
@@ -185,7 +190,7 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
         if self._has_shards:
             if not all(all(map(has_same_placements, stepped, column)) for column in state if column):
                 return None
-            params = [self._local[id(p)] for p in stepped]
+            params = [self._local.get(id(p), p) for p in stepped]
             grads = local_tensors(grads)
             state = [local_tensors(column) for column in state]
             steps = local_tensors(steps)
@@ -290,47 +295,8 @@ class CPROptimizer(torch.optim.Optimizer, ABC):
             assert found_inf is not None
             torch._foreach_sub_(steps, [found_inf.to(steps[0].device)] * len(steps))
 
-    # Settings and state
-
-    def _check_settings(self) -> None:
-        """Check that the settings of CPR in the parameter groups have not been changed.
-
-        Raises:
-            ValueError: they have; or groups were added, removed or reordered.
-        """
-        if self._initial_groups != self._group_ids():
-            raise ValueError(
-                f"param_groups of {type(self).__name__}: expected the initial groups, got some added, "
-                "removed or reordered; build a new optimizer"
-            )
-        for i, (group, own) in enumerate(zip(self.param_groups, self._settings)):
-            for key in CPRSettings.KEYS:
-                now = group.get(key)
-                if isinstance(now, Tensor) or now != own[key]:
-                    raise ValueError(
-                        f"{key} of parameter group {i}: expected {own[key]!r} as at construction, got "
-                        f"{short_repr(now)}; build a new optimizer to change settings of CPR"
-                    )
-
-    def _group_ids(self) -> list[tuple[int, ...]]:
-        """Return the size and the first parameter of each group."""
-        return [(len(g["params"]), *map(id, g["params"][:1])) for g in self.param_groups]
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group during construction.
-
-        Raises:
-            RuntimeError: the optimizer has been built.
-        """
-        if hasattr(self, "cpr"):
-            raise RuntimeError(
-                f"{type(self).__name__}: expected all parameters at construction, got more later; build "
-                "a new optimizer, since bounds and multipliers belong to the initial parameters"
-            )
-        super().add_param_group(param_group)
-
     def __getstate__(self) -> NoReturn:
-        # torch's __getstate__ drops hooks: a copy would silently train without CPR.
+        # torch's __getstate__ drops hooks: a copy would silently train without the method.
         raise TypeError(
             f"{type(self).__name__} cannot be copied or pickled; build a new one and load this "
             "one's state_dict() into it"
@@ -356,16 +322,15 @@ def _match_memory_order(optimizer: torch.optim.Optimizer, params: Iterable[Tenso
                 optimizer.state[p][key] = in_memory_order(p, value)
 
 
-def _copy_loaded_state(optimizer: CPROptimizer) -> None:
-    """Copy a loaded state and restore CPR's settings in the groups.
+def _copy_loaded_state(optimizer: FusedOptimizer) -> None:
+    """Copy a loaded state, in the memory order of the parameters.
 
     torch keeps the tensors of the loaded dict: steps would change them, and a checkpoint read with
-    ``mmap`` could not be overwritten. A state with other settings has been refused before.
+    ``mmap`` could not be overwritten.
     """
     for state in optimizer.state.values():
         for key, value in state.items() if isinstance(state, dict) else ():  # users may add other values
             if isinstance(value, Tensor):
                 state[key] = value.clone()
-    for group, settings in zip(optimizer.param_groups, optimizer._settings):
-        group.update(settings)
+    for group in optimizer.param_groups:
         _match_memory_order(optimizer, group["params"] if group.get("fused") else [])

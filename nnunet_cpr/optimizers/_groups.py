@@ -1,19 +1,18 @@
-"""Construction of parameter groups and their CPR for the optimizers."""
+"""Construction of parameter groups, and their CPR, for the optimizers."""
 
 from __future__ import annotations
 
 import difflib
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nnunet_cpr._distributed import is_sharded, local_tensors
 from nnunet_cpr._row_norms import is_dense
 from nnunet_cpr._validation import short_repr
 from nnunet_cpr.cpr import CPR, CPRSettings
 from nnunet_cpr.fused import is_enabled
-from nnunet_cpr.param_groups import Params, param_groups
+from nnunet_cpr.param_groups import ParamGroups, Params, param_groups, unwrap
 
 _TORCH_KEYS = {"lr", "maximize", "foreach", "differentiable", "fused", "params", "weight_decay"}
 _FOREIGN_KEYS = {
@@ -50,20 +49,27 @@ def build_groups(
             raise TypeError(f"parameter group {i}: unknown key {unknown[0]!r}{advice}")
     cpr = CPR(groups, **given)
     settings = [CPRSettings.parse({**given, **group}).plain() for group in groups]
-    if isinstance(params, torch.nn.Module):
-        names = {id(p): name for group in groups for name, p in group["params"]}
-        in_order = [(names[id(p)], p) for p in params.parameters()]
-        return cpr, [{"params": in_order, "weight_decay": 0, **settings[0]}], settings[:1]
     for_torch = [
+        {**group, **own, "weight_decay": 0}
+        for group, own in zip(
+            torch_groups(groups, params if isinstance(params, nn.Module) else None), settings
+        )
+    ]
+    return cpr, for_torch, settings[: len(for_torch)]
+
+
+def torch_groups(groups: ParamGroups, model: nn.Module | None) -> list[dict[str, Any]]:
+    """Return the groups for torch, of a module one group in the order of its parameters."""
+    if model is not None:
+        names = {id(p): name for group in groups for name, p in group["params"]}
+        return [{"params": [(names[id(p)], p) for p in unwrap(model).parameters()]}]
+    return [
         {
             **{key: value for key, value in group.items() if key != "regularize"},
-            **own,
             "params": group["params"] if groups.has_names else [p for _, p in group["params"]],
-            "weight_decay": 0,
         }
-        for group, own in zip(groups, settings)
+        for group in groups
     ]
-    return cpr, for_torch, settings
 
 
 def check_no_weight_decay(optimizer: str, weight_decay: Any) -> None:

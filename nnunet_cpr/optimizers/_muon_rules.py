@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from nnunet_cpr._distributed import is_sharded
-from nnunet_cpr.param_groups import ParamGroups, regularized, unwrap
+from nnunet_cpr.param_groups import regularized, unwrap
 
 KINDS = ("first", "head", "transposed", "depthwise")
 """Kinds of parameter matrices that can be left to AdamW's rule; see :func:`kinds`."""
@@ -140,17 +140,3 @@ def _rule(p: Tensor, use_muon: bool, found: set[str]) -> str:
     if min(rows, p.numel() // max(rows, 1)) < 2:  # orthogonalizing a vector only normalizes it
         return ADAMW
     return MUON_TRANSPOSED if "transposed" in found else MUON
-
-
-def torch_groups(groups: ParamGroups, model: nn.Module | None) -> list[dict[str, Any]]:
-    """Return the groups for torch, of a module one group in the order of its parameters."""
-    if model is not None:
-        names = {id(p): name for group in groups for name, p in group["params"]}
-        return [{"params": [(names[id(p)], p) for p in unwrap(model).parameters()]}]
-    return [
-        {
-            **{key: value for key, value in group.items() if key != "regularize"},
-            "params": group["params"] if groups.has_names else [p for _, p in group["params"]],
-        }
-        for group in groups
-    ]

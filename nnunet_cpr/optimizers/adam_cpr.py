@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from nnunet_cpr.bounds import Bound, KappaWS
-from nnunet_cpr.fused import Rule
-from nnunet_cpr.optimizers._base import CPROptimizer
-from nnunet_cpr.optimizers._groups import build_groups, check_no_weight_decay, choose_fused
+from nnunet_cpr.optimizers._cpr import CPROptimizer
+from nnunet_cpr.optimizers._groups import build_groups, check_no_weight_decay
+from nnunet_cpr.optimizers.adam import FusedAdam
 from nnunet_cpr.param_groups import Params
 from nnunet_cpr.regularizers import Regularizer
 
 _GROUP_KEYS = {"betas", "eps", "amsgrad", "capturable", "decoupled_weight_decay"}
 
 
-class AdamCPR(CPROptimizer, torch.optim.Adam):
+class AdamCPR(CPROptimizer, FusedAdam):
     """``torch.optim.Adam`` with :class:`~nnunet_cpr.cpr.CPR` in place of weight decay.
 
     Args:
@@ -34,15 +31,12 @@ class AdamCPR(CPROptimizer, torch.optim.Adam):
         TypeError, ValueError: as :class:`~nnunet_cpr.cpr.CPR` and ``torch.optim.Adam`` do.
 
     Example:
+        >>> import torch
         >>> model = torch.nn.Linear(4, 3)
         >>> groups = [{"params": [model.weight], "kappa": "k0p1", "mu": 5.0}, {"params": [model.bias]}]
         >>> AdamCPR(groups, lr=1e-3).cpr
         CPR(1 matrices, kappa=KappaK(value=0.1), regularizer=l2, mu=5.0, adaptive=False)
     """
-
-    _torch_class = torch.optim.Adam
-    _state_keys = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-    _torch_fuses_shards = True
 
     def __init__(
         self,
@@ -72,29 +66,6 @@ class AdamCPR(CPROptimizer, torch.optim.Adam):
             amsgrad=amsgrad,
             maximize=maximize,
             capturable=capturable,
-            fused=choose_fused(fused, groups, is_sgd=False),
+            fused=fused,
         )
-        self._attach(cpr, settings, fused)
-
-    def _supports_fused(self, group: dict[str, Any]) -> bool:
-        return not group["differentiable"] and not any(isinstance(b, Tensor) for b in group["betas"])
-
-    def _state_tensors(
-        self, group: dict[str, Any], stepped: list[Tensor]
-    ) -> tuple[list[list[Tensor]], list[Tensor]]:
-        states = [self.state[p] for p in stepped]
-        if not all(states):
-            self._init_group(group, [], [], [], [], [], [])
-        moments = [[state[key] for state in states] for key in self._state_keys[: 2 + group["amsgrad"]]]
-        return [*moments, *([] if group["amsgrad"] else [[]])], [state["step"] for state in states]
-
-    def _rule(self, group: dict[str, Any]) -> Rule:
-        beta1, beta2 = group["betas"]
-        return Rule(
-            adam=True,
-            lr=group["lr"],
-            beta1=beta1,
-            beta2=beta2,
-            eps=group["eps"],
-            maximize=group["maximize"],
-        )
+        self._attach(cpr, settings)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
+import math
 from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from nnunet_cpr._validation import positive_integer, positive_number, short_repr
+from nnunet_cpr.optimizers._groups import torch_groups
 from nnunet_cpr.optimizers._muon_rules import (
     ADAMW,
     ADAMW_KINDS,
@@ -19,27 +19,28 @@ from nnunet_cpr.optimizers._muon_rules import (
     MUON_TRANSPOSED,
     assign_rules,
     check_kinds,
-    torch_groups,
 )
+from nnunet_cpr.optimizers._newton_schulz import Coefficients, orthogonalize, resolve_coefficients
 from nnunet_cpr.param_groups import Params, param_groups, select
 
 DEFAULT_LR = 3e-3
 """Highest learning rate, of nnU-Net's trainers too."""
-ADJUSTMENTS = ("match_rms_adamw", "original", "rms_to_rms")
-"""timm's scales of the learning rate of a matrix with m rows and n columns."""
+ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
+    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
+    "original": lambda rows, columns: math.sqrt(max(1, rows / columns)),
+    "rms_to_rms": lambda rows, columns: math.sqrt(rows / columns),
+}
+"""Scales of the learning rate of a matrix, by their names in timm."""
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 """Dtypes of the orthogonalization."""
-
-Coefficients = str | Sequence[tuple[float, float, float]]
-"""Coefficients of the Newton-Schulz iteration: a preset of timm, or one triple for each iteration."""
 
 
 class Muon(torch.optim.Optimizer):
     """Muon (Jordan et al., 2024) for parameter matrices, with AdamW's rule for the other parameters.
 
     The weight of a convolutional or linear layer is a matrix with one row for each output channel. Its
-    update is the momentum, orthogonalized by timm's Newton-Schulz iteration: all its singular values
-    become about 1. Matrices of the same shape are orthogonalized together.
+    update is the momentum, orthogonalized by the Newton-Schulz iteration: all its singular values
+    become about 1. Matrices with equal shorter sides are orthogonalized together.
 
     Orthogonalized are the parameters that CPR would regularize (:mod:`nnunet_cpr.param_groups`), except
     for the kinds in ``adamw_for`` and those with a single row or column. ``rules`` of a parameter group
@@ -54,18 +55,20 @@ class Muon(torch.optim.Optimizer):
         betas: coefficients of AdamW's running averages.
         eps: term added to AdamW's denominator; lower limit of the norm that Newton-Schulz divides by.
         weight_decay: decoupled weight decay of all parameters, multiplied by the learning rate.
-        adjust_lr: timm's scale of Muon's learning rate: ``match_rms_adamw`` gives updates the root mean
-            square of AdamW's, so that both rules share a learning rate.
+        adjust_lr: scale of Muon's learning rate for a matrix with m rows and n columns.
+            ``match_rms_adamw``, 0.2 sqrt(max(m, n)), gives updates the root mean square of AdamW's, so
+            that both rules share a learning rate. ``original`` is sqrt(max(1, m / n)), ``rms_to_rms``
+            sqrt(m / n).
         ns_steps: number of Newton-Schulz iterations.
-        ns_coefficients: their coefficients, a preset of timm or triples.
-        ns_dtype: their dtype by its name, such as ``bfloat16``.
+        ns_coefficients: their coefficients: ``quintic``, ``original``, ``polar_express``, or one triple
+            for each iteration, of which the last is repeated.
+        ns_dtype: their dtype by its name: ``float32``, ``bfloat16``, ``float16`` or ``float64``.
         adamw_for: kinds of matrices (``first``, ``head``, ``transposed``, ``depthwise``) that follow
             AdamW's rule; :func:`nnunet_cpr.optimizers._muon_rules.kinds` defines them.
         model: module of the parameters, for their kinds, if ``params`` is not a module. Without a module
             the kinds are not known, and transposed convolutions are not recognized.
 
     Raises:
-        ImportError: timm is not installed, or too old.
         TypeError: a parameter is a DTensor.
         ValueError: a setting is out of range.
 
@@ -91,11 +94,10 @@ class Muon(torch.optim.Optimizer):
         adjust_lr: str = "match_rms_adamw",
         ns_steps: int = 5,
         ns_coefficients: Coefficients = "quintic",
-        ns_dtype: str = "bfloat16",
+        ns_dtype: str = "float32",
         adamw_for: Sequence[str] = ADAMW_KINDS,
         model: nn.Module | None = None,
     ) -> None:
-        timm_muon = require_timm()
         if not float(lr) >= 0:
             raise ValueError(f"Invalid learning rate: {lr}")
         for name, value in (("momentum", momentum), ("betas[0]", betas[0]), ("betas[1]", betas[1])):
@@ -107,10 +109,7 @@ class Muon(torch.optim.Optimizer):
         ):
             if word not in choices:
                 raise ValueError(f"{option}: unknown {word!r}; choose from {', '.join(choices)}")
-        try:
-            timm_muon.resolve_ns_coefficients(ns_coefficients, timm_muon._COEFFICIENTS)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"ns_coefficients: {error}") from None
+        resolve_coefficients(ns_coefficients, positive_integer("ns_steps", ns_steps))
         adamw_for = check_kinds(adamw_for)
         defaults = {
             "lr": lr,
@@ -120,7 +119,7 @@ class Muon(torch.optim.Optimizer):
             "eps": positive_number("eps", eps, allow_zero=True),
             "weight_decay": positive_number("weight_decay", weight_decay, allow_zero=True),
             "adjust_lr": adjust_lr,
-            "ns_steps": positive_integer("ns_steps", ns_steps),
+            "ns_steps": ns_steps,
             "ns_coefficients": ns_coefficients,
             "ns_dtype": ns_dtype,
             "adamw_for": adamw_for,
@@ -180,11 +179,6 @@ class Muon(torch.optim.Optimizer):
 
     def _step_matrices(self, group: dict[str, Any], matrices: list[tuple[Tensor, bool]]) -> None:
         """Take Muon's step for parameters and their transposition (True for input channels first)."""
-        timm_muon = require_timm()
-        coefficients = timm_muon.resolve_ns_coefficients(
-            group["ns_coefficients"], timm_muon._COEFFICIENTS
-        )
-        dtype = getattr(torch, group["ns_dtype"])
         lr, momentum = float(group["lr"]), group["momentum"]
         params = [p for p, _ in matrices]
         buffers = []
@@ -200,21 +194,22 @@ class Muon(torch.optim.Optimizer):
         alike: dict[Any, list[tuple[Tensor, bool, Tensor]]] = {}
         for (p, is_transposed), buffer in zip(matrices, buffers):
             rows = p.shape[1 if is_transposed else 0]
-            shape = (rows, p.numel() // rows)
-            alike.setdefault((shape, p.device), []).append((p, is_transposed, buffer))
-        for (shape, _), members in alike.items():
+            side = min(rows, p.numel() // rows)
+            alike.setdefault((side, p.device), []).append((p, is_transposed, buffer))
+        coefficients = resolve_coefficients(group["ns_coefficients"], group["ns_steps"])
+        for members in alike.values():
             directions = [buffer for _, _, buffer in members]
             if group["nesterov"]:
                 grads = _gradients(p for p, _, _ in members)
                 directions = [torch.lerp(g, d, momentum) for g, d in zip(grads, directions)]
-            stacked = torch.stack(
-                [_as_matrix(d, own[1]).to(dtype) for d, own in zip(directions, members)]
+            updates = orthogonalize(
+                [_as_matrix(d, own[1]) for d, own in zip(directions, members)],
+                coefficients,
+                eps=group["eps"],
+                dtype=getattr(torch, group["ns_dtype"]),
             )
-            orthogonal = timm_muon.zeropower_via_newtonschulz(
-                stacked, group["ns_steps"], coefficients, eps=group["eps"], dtype=dtype
-            )
-            scale = timm_muon.get_lr_scale(torch.Size(shape), group["adjust_lr"])
-            for (p, is_transposed, _), update in zip(members, orthogonal):
+            for (p, is_transposed, _), update in zip(members, updates):
+                scale = ADJUSTMENTS[group["adjust_lr"]](*update.shape)
                 p.add_(_as_weight(update, p, is_transposed).to(p.dtype), alpha=-lr * scale)
 
     def _step_others(self, group: dict[str, Any], params: list[Tensor]) -> None:
@@ -244,20 +239,6 @@ class Muon(torch.optim.Optimizer):
             eps=group["eps"],
             maximize=False,
         )
-
-
-def require_timm() -> ModuleType:
-    """Return timm's module with Muon.
-
-    Raises:
-        ImportError: timm is not installed, or too old.
-    """
-    try:
-        return importlib.import_module("timm.optim.muon")
-    except ImportError as error:
-        raise ImportError(
-            "Muon requires the package timm, 1.0.21 or later; run: pip install 'nnunet-cpr[muon]'"
-        ) from error
 
 
 def _with_rules(

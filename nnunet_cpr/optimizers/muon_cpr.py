@@ -8,10 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from nnunet_cpr.bounds import Bound, KappaWS
-from nnunet_cpr.optimizers._base import CPROptimizer
+from nnunet_cpr.optimizers._cpr import CPROptimizer
 from nnunet_cpr.optimizers._groups import build_groups, check_no_weight_decay
 from nnunet_cpr.optimizers._muon_rules import ADAMW_KINDS, assign_rules, check_kinds
-from nnunet_cpr.optimizers.muon import DEFAULT_LR, Coefficients, Muon
+from nnunet_cpr.optimizers._newton_schulz import Coefficients
+from nnunet_cpr.optimizers.muon import DEFAULT_LR, Muon
 from nnunet_cpr.param_groups import Params, param_groups
 from nnunet_cpr.regularizers import Regularizer
 
@@ -37,7 +38,6 @@ class MuonCPR(CPROptimizer, Muon):
         cpr: the attached :class:`~nnunet_cpr.cpr.CPR`.
 
     Raises:
-        ImportError: as :class:`~nnunet_cpr.optimizers.Muon` does.
         TypeError: a weight decay, or a parameter group with an unknown key.
         TypeError, ValueError: as :class:`~nnunet_cpr.cpr.CPR` and ``Muon`` do.
 
@@ -66,7 +66,7 @@ class MuonCPR(CPROptimizer, Muon):
         adjust_lr: str = "match_rms_adamw",
         ns_steps: int = 5,
         ns_coefficients: Coefficients = "quintic",
-        ns_dtype: str = "bfloat16",
+        ns_dtype: str = "float32",
         adamw_for: Sequence[str] = ADAMW_KINDS,
         model: nn.Module | None = None,
         weight_decay: float = 0,
@@ -79,7 +79,8 @@ class MuonCPR(CPROptimizer, Muon):
             params = param_groups(params)
         cpr, groups, settings = build_groups(params, given, torch_keys=_GROUP_KEYS)
         assign_rules(groups, cpr.parameters, model, check_kinds(adamw_for))
-        super().__init__(
+        Muon.__init__(
+            self,
             groups,
             lr=lr,
             momentum=momentum,
@@ -92,7 +93,8 @@ class MuonCPR(CPROptimizer, Muon):
             ns_dtype=ns_dtype,
             adamw_for=adamw_for,
         )
-        self._attach(cpr, settings, fused=False)
+        self._prepare(fused=False)
+        self._attach(cpr, settings)
 
     def _supports_fused(self, group: dict[str, Any]) -> bool:
         return False

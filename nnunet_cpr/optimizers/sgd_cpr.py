@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from nnunet_cpr.bounds import Bound, KappaWS
-from nnunet_cpr.fused import Rule
-from nnunet_cpr.optimizers._base import CPROptimizer
-from nnunet_cpr.optimizers._groups import build_groups, check_no_weight_decay, choose_fused
+from nnunet_cpr.optimizers._cpr import CPROptimizer
+from nnunet_cpr.optimizers._groups import build_groups, check_no_weight_decay
+from nnunet_cpr.optimizers.sgd import FusedSGD
 from nnunet_cpr.param_groups import Params
 from nnunet_cpr.regularizers import Regularizer
 
 _GROUP_KEYS = {"momentum", "dampening", "nesterov"}
 
 
-class SGDCPR(CPROptimizer, torch.optim.SGD):
+class SGDCPR(CPROptimizer, FusedSGD):
     """``torch.optim.SGD`` with :class:`~nnunet_cpr.cpr.CPR` in place of weight decay.
 
     Args:
@@ -40,6 +37,7 @@ class SGDCPR(CPROptimizer, torch.optim.SGD):
         TypeError, ValueError: as :class:`~nnunet_cpr.cpr.CPR` and ``torch.optim.SGD`` do.
 
     Example:
+        >>> import torch
         >>> model = torch.nn.Linear(4, 3)
         >>> optimizer = SGDCPR(model, lr=0.1, kappa="ws2")
         >>> for _ in range(3):
@@ -48,10 +46,6 @@ class SGDCPR(CPROptimizer, torch.optim.SGD):
         >>> optimizer.cpr.metrics()["bounded"]
         1.0
     """
-
-    _torch_class = torch.optim.SGD
-    _state_keys = ("momentum_buffer",)
-    _allows_other_dtypes = True
 
     def __init__(
         self,
@@ -77,34 +71,6 @@ class SGDCPR(CPROptimizer, torch.optim.SGD):
             momentum=momentum,
             nesterov=nesterov,
             maximize=maximize,
-            fused=choose_fused(fused, groups, is_sgd=True),
+            fused=fused,
         )
-        self._attach(cpr, settings, fused)
-
-    def _supports_fused(self, group: dict[str, Any]) -> bool:
-        return group["dampening"] == 0 and not group["differentiable"]
-
-    def _state_tensors(
-        self, group: dict[str, Any], stepped: list[Tensor]
-    ) -> tuple[list[list[Tensor]], list[Tensor]]:
-        if group["momentum"] == 0:
-            return [[]], []
-        # torch's fused step creates the momentum of all parameters or of none: it fails for a parameter
-        # that gets its first gradient later, or if GradScaler skips the first step. Starting from 0, the
-        # first step sets the momentum to the gradient, as in torch.
-        momentum = []
-        for p in stepped:
-            state = self.state[p]
-            if state.get("momentum_buffer") is None:
-                state["momentum_buffer"] = torch.zeros_like(p)
-            momentum.append(state["momentum_buffer"])
-        return [momentum], []
-
-    def _rule(self, group: dict[str, Any]) -> Rule:
-        return Rule(
-            adam=False,
-            lr=group["lr"],
-            beta1=group["momentum"],
-            nesterov=group["nesterov"],
-            maximize=group["maximize"],
-        )
+        self._attach(cpr, settings)

@@ -14,6 +14,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from scipy.stats import ttest_ind_from_stats
 
 from nnunet_cpr._figures import new_figure
 from nnunet_cpr._files import atomic_write, finite_number
@@ -22,7 +23,9 @@ from nnunet_cpr.vision.folder import read_result, run_folder
 from nnunet_cpr.vision.sweeps import Panel, Sweep
 from nnunet_cpr.vision.tasks import TASKS
 
-COLUMNS = ["panel", "row", "column", "run", "n", "mean", "std", "diverged", "published"]
+COLUMNS = ["panel", "row", "column", "run", "n", "mean", "std", "diverged", "published", "p"]
+SIGNIFICANCE = 0.05
+"""Level of the test behind the star."""
 
 _CMAP = "viridis"
 _CELL = (0.66, 0.46)  # inches
@@ -43,7 +46,8 @@ def summarize_sweep(sweep: Sweep, results: Path) -> pd.DataFrame:
         A row for each cell in the order of the panels: ``panel``, ``row`` and ``column`` are its labels,
         ``run`` is its name without a seed, ``n`` the number of finished runs, ``mean`` and ``std`` those
         of the task's metric, ``diverged`` the number of diverged runs, and ``published`` the result of
-        the paper. Missing numbers are NaN; ``std`` needs two runs.
+        the paper. ``p`` is that of the difference from the best mean (:func:`differences_from_best`).
+        Missing numbers are NaN; ``std`` and ``p`` need two runs.
 
     Raises:
         CannotDraw: the runs are of different data.
@@ -74,15 +78,46 @@ def summarize_sweep(sweep: Sweep, results: Path) -> pd.DataFrame:
         raise CannotDraw(
             f"{results}: {first} and {second} are of different data; use a --results folder for each"
         )
-    return pd.DataFrame(rows, columns=COLUMNS)
+    summary = pd.DataFrame(rows, columns=COLUMNS[:-1])
+    summary["p"] = differences_from_best(summary)
+    return summary
+
+
+def differences_from_best(cells: pd.DataFrame) -> list[float]:
+    """Return the p-value of each cell's difference from the best mean.
+
+    Welch's test, with Bonferroni's correction for all pairs of cells, since the best mean is known only
+    from the same runs.
+
+    Args:
+        cells: columns ``run``, ``n``, ``mean`` and ``std`` of a summary.
+
+    Returns:
+        NaN for the run of the best mean, and where a cell has fewer than two runs or two cells have no
+        variance.
+
+    Example:
+        >>> columns = {"run": ["a", "b"], "n": [3, 3], "mean": [5.0, 1.0], "std": [0.1, 0.1]}
+        >>> [round(p, 5) for p in differences_from_best(pd.DataFrame(columns))]
+        [nan, 0.0]
+    """
+    best = _find_best(cells)
+    if best is None or cells["n"][best] < 2:
+        return [math.nan] * len(cells)
+    columns = cells[["mean", "std", "n"]].where(cells["n"] > 1).to_numpy(float)
+    with np.errstate(divide="ignore", invalid="ignore"):  # runs without any variance
+        test = ttest_ind_from_stats(*columns[best], *columns.T, equal_var=False)
+    runs = cells["run"][cells["n"] > 0].nunique()  # a run may be in several cells
+    corrected = np.minimum(test.pvalue * (runs * (runs - 1) / 2), 1)
+    return np.where(cells["run"] == cells["run"][best], math.nan, corrected).tolist()
 
 
 def draw_sweep(sweep: Sweep, results: Path, path: Path) -> pd.DataFrame:
     """Draw the heat maps of a sweep, and write its summary beside the figure as CSV.
 
     All panels share a color scale. Among the cells with the most finished runs, a frame marks the best
-    mean of a panel and a star the best of all. A cell without a finished run is gray. The paper's result
-    is in parentheses.
+    mean of a panel. A star marks the best of all if it differs significantly from every other cell. A
+    cell without a finished run is gray. The paper's result is in parentheses.
 
     Args:
         sweep: the sweep.
@@ -141,14 +176,14 @@ class _Layout:
 def _draw(figure: Figure, sweep: Sweep, summary: pd.DataFrame, layout: _Layout) -> None:
     figure.set_layout_engine("none")
     norm, is_clipped = _color_scale(summary["mean"].to_numpy(float))
-    best = _find_best(summary)
+    star = _find_significant_best(summary)
     start = 0
     for number, panel in enumerate(sweep.panels):
         axes = layout.add_panel(figure, *divmod(number, sweep.across), panel)
         stop = start + len(panel.rows.labels) * len(panel.columns.labels)
-        _draw_panel(axes, panel, summary.iloc[start:stop], norm, len(sweep.seeds), best)
+        _draw_panel(axes, panel, summary.iloc[start:stop], norm, len(sweep.seeds), star)
         start = stop
-    if best is not None:
+    if summary["n"].any():
         bar = figure.colorbar(
             ScalarMappable(norm, _CMAP),
             cax=layout.add_color_bar(figure),
@@ -182,12 +217,12 @@ def _color_scale(means: np.ndarray) -> tuple[Normalize, bool]:
 
 
 def _draw_panel(
-    axes: Axes, panel: Panel, cells: pd.DataFrame, norm: Normalize, seeds: int, best: int | None
+    axes: Axes, panel: Panel, cells: pd.DataFrame, norm: Normalize, seeds: int, star: str | None
 ) -> None:
     import seaborn
 
     shape = (len(panel.rows.labels), len(panel.columns.labels))
-    texts = [_cell_text(cell, seeds, index == best) for index, cell in cells.iterrows()]
+    texts = [_cell_text(cell, seeds, cell["run"] == star) for _, cell in cells.iterrows()]
     seaborn.heatmap(
         cells["mean"].to_numpy(float).reshape(shape),
         ax=axes,
@@ -219,10 +254,10 @@ def _draw_panel(
     axes.tick_params(length=0, labelsize=8, labelrotation=0)
 
 
-def _cell_text(cell: pd.Series, seeds: int, is_best: bool) -> str:
+def _cell_text(cell: pd.Series, seeds: int, has_star: bool) -> str:
     lines = []
     if cell["n"]:
-        lines.append(f"{cell['mean']:.2f}" + ("★" if is_best else ""))
+        lines.append(f"{cell['mean']:.2f}" + ("★" if has_star else ""))
         if cell["n"] > 1:
             lines.append(f"±{cell['std']:.2f}")
         if cell["n"] < seeds:
@@ -242,6 +277,16 @@ def _find_best(cells: pd.DataFrame) -> int | None:
     return int(finished[finished["n"] == finished["n"].max()]["mean"].idxmax())
 
 
+def _find_significant_best(cells: pd.DataFrame) -> str | None:
+    """Return the run of the best mean if it differs significantly from all other finished runs."""
+    best = _find_best(cells)
+    if best is None:
+        return None
+    run: str = cells["run"][best]
+    others = cells[(cells["n"] > 0) & (cells["run"] != run)]
+    return run if (others["p"] < SIGNIFICANCE).all() and len(others) else None
+
+
 def _title(sweep: Sweep, summary: pd.DataFrame) -> str:
     runs = summary.drop_duplicates("run")  # a run may be in several cells
     diverged = f", {runs['diverged'].sum()} diverged" if runs["diverged"].any() else ""
@@ -256,6 +301,7 @@ def _legend(sweep: Sweep) -> str:
         content = f"mean ± standard deviation over {len(sweep.seeds)} runs, with the seeds {seeds}"
     published = " In parentheses: result of the paper." if sweep.published else ""
     return (
-        f"Cell: {content}. Frame: best of the panel. ★: best of all. n: number of finished runs, if "
-        f"some are missing. Gray: no finished run.{published}"
+        f"Cell: {content}. Frame: best mean of the panel, be it by chance. ★: better than every other "
+        f"cell (Welch's test, corrected for all pairs, p < {SIGNIFICANCE:g}). n: number of finished "
+        f"runs, if some are missing. Gray: no finished run.{published}"
     )

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from nnunet_cpr.baselines import amos
 from nnunet_cpr.names.run_name import RunName
-from nnunet_cpr.optimizers import SGDCPR, AdamCPR, Muon, MuonCPR
+from nnunet_cpr.optimizers import SGDCPR, AdamCPR, FusedAdam, FusedSGD, Muon, MuonCPR
 from nnunet_cpr.param_groups import regularized
 from nnunet_cpr.vision.task import Task
 
@@ -29,7 +29,12 @@ def build_optimizer(model: nn.Module, name: RunName, task: Task) -> Optimizer:
     """
     assert name.lr is not None  # the name is complete
     adam: dict[str, Any] = {"betas": task.betas, "eps": task.eps}
-    sgd: dict[str, Any] = {"momentum": task.momentum, "nesterov": task.momentum > 0}
+    momentum = task.momentum if name.momentum is None else name.momentum
+    sgd: dict[str, Any] = {"momentum": momentum, "nesterov": momentum > 0}
+    muon: dict[str, Any] = {
+        "betas": task.betas,
+        **({} if name.momentum is None else {"momentum": name.momentum}),
+    }
     weight_decay = name.weight_decay or 0.0
     match name.family:
         case "AdamCPR":
@@ -37,18 +42,23 @@ def build_optimizer(model: nn.Module, name: RunName, task: Task) -> Optimizer:
         case "SGDCPR":
             return SGDCPR(model, name.lr, **sgd, **name.cpr_settings)
         case "MuonCPR":
-            return MuonCPR(model, name.lr, betas=task.betas, **name.cpr_settings)
+            return MuonCPR(model, name.lr, **muon, **name.cpr_settings)
         case "AMOS":
             return amos(model, name.lr, weight_decay)
-    groups = _weight_decay_groups(model, 0.0 if name.baseline is not None else weight_decay)
-    fused = all(p.device.type in ("cpu", "cuda") for p in model.parameters())
-    if name.defaults.optimizer == "adam":
-        optimizer: Optimizer = torch.optim.AdamW(groups, name.lr, **adam, fused=fused)
-    elif name.defaults.optimizer == "muon":
-        optimizer = Muon(groups, name.lr, betas=task.betas, model=model)
-    else:
-        optimizer = torch.optim.SGD(groups, name.lr, **sgd, fused=fused)
     baseline = name.build_baseline(model, weight_decay)
+    groups = _weight_decay_groups(model, 0.0 if baseline is not None else weight_decay)
+    fused = all(p.device.type in ("cpu", "cuda") for p in model.parameters())
+    optimizer: Optimizer
+    if name.defaults.optimizer == "muon":
+        optimizer = Muon(groups, name.lr, **muon, model=model)
+    elif baseline is None and name.defaults.optimizer == "adam":
+        optimizer = torch.optim.AdamW(groups, name.lr, **adam, fused=fused)
+    elif baseline is None:
+        optimizer = torch.optim.SGD(groups, name.lr, **sgd, fused=fused)
+    elif name.defaults.optimizer == "adam":
+        optimizer = FusedAdam(groups, name.lr, **adam)
+    else:
+        optimizer = FusedSGD(groups, name.lr, **sgd)
     return optimizer if baseline is None else baseline.attach(optimizer)
 
 

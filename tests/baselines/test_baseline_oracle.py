@@ -23,6 +23,7 @@ from nnunet_cpr.baselines import (
     NormRescaling,
     WeightNormControl,
 )
+from nnunet_cpr.optimizers import FusedAdam, FusedSGD
 from tests.helpers.baseline_kinds import matrix
 from tests.helpers.baseline_oracle import (
     OracleAdaDecay,
@@ -109,15 +110,17 @@ def run_oracle(problem: Problem, baseline: OracleBaseline, optimizer, lr: float)
     return points
 
 
-def run_ours(problem: Problem, build, kind: str, lr: float) -> tuple[dict, object]:
+def run_ours(problem: Problem, build, kind: str, lr: float, fused: bool) -> tuple[dict, object]:
     params = {n: torch.nn.Parameter(torch.from_numpy(x.copy())) for n, x in problem.start.items()}
     groups = [{"params": [params[n] for n in g], "lr": lr * FASTER[g[0]]} for g in GROUPS]
     if kind == "sgd":
-        optimizer = torch.optim.SGD(groups, momentum=0.9, nesterov=True)
+        optimizer = (FusedSGD if fused else torch.optim.SGD)(groups, momentum=0.9, nesterov=True)
     else:
-        optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
+        optimizer = (FusedAdam if fused else torch.optim.Adam)(groups, betas=(0.9, 0.99))
     baseline = build(list(params.items()))
     assert baseline.attach(optimizer) is optimizer
+    if fused and baseline.has_decay:
+        optimizer._torch_step = None  # every step has to be fused
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
     for t in range(STEPS):
         for n, p in params.items():
@@ -136,15 +139,16 @@ LR = {"sgd": 0.05, "adam": 0.01}
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
 @pytest.mark.parametrize("kind", LR)
-def test_agrees_with_the_oracle(kind: str, case: str) -> None:
+def test_agrees_with_the_oracle(kind: str, fused: bool, case: str) -> None:
     problem = Problem()
     ours, theirs = CASES[case]
     oracle = theirs()
     if isinstance(oracle, OracleCorrected | OracleIndependent):
         oracle.max_lr = {n: LR[kind] * FASTER[n] for n in "abc"}
     expected = run_oracle(problem, oracle, oracle_optimizer(kind), LR[kind])
-    points, baseline = run_ours(problem, ours, kind, LR[kind])
+    points, baseline = run_ours(problem, ours, kind, LR[kind], fused)
     assert baseline.names == ["a", "b", "c"] and baseline.step_count == STEPS
     for n, x in points.items():
         assert np.isfinite(x).all() and np.abs(x).max() < 10

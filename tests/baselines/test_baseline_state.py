@@ -7,7 +7,7 @@ import io
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nnunet_cpr import CPR, SGDCPR
@@ -25,6 +25,7 @@ from nnunet_cpr.baselines import (
     NormRescaling,
     WeightNormControl,
 )
+from nnunet_cpr.optimizers import FusedAdam, FusedSGD
 from tests.helpers.baseline_kinds import KINDS, every_baseline, same_states
 from tests.helpers.examples import examples
 from tests.helpers.matrices import set_gradients
@@ -113,16 +114,24 @@ def test_a_detached_baseline_does_nothing(kind: str, model: torch.nn.Module) -> 
 # State
 
 
+MOMENTUM: dict[type, dict] = {
+    torch.optim.SGD: {"momentum": 0.9},
+    FusedSGD: {"momentum": 0.9},
+    torch.optim.Adam: {},
+    FusedAdam: {},
+}
+
+
 @every_baseline
 @examples(4, search=30)
-@given(stop=st.integers(0, STEPS - 1), adam=st.booleans(), lr_steps=st.integers(1, 5))
-def test_a_resumed_run_is_bit_identical(kind: str, stop: int, adam: bool, lr_steps: int) -> None:
+@given(stop=st.integers(0, STEPS - 1), cls=st.sampled_from(list(MOMENTUM)), lr_steps=st.integers(1, 5))
+@example(stop=5, cls=FusedSGD, lr_steps=2)
+def test_a_resumed_run_is_bit_identical(kind: str, stop: int, cls: type, lr_steps: int) -> None:
     def build():
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
         groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1].parameters()}]
-        cls = torch.optim.Adam if adam else torch.optim.SGD
-        optimizer = cls(groups, lr=0.01, **({} if adam else {"momentum": 0.9}))
+        optimizer = cls(groups, lr=0.01, **MOMENTUM[cls])
         baseline = KINDS[kind](model)
         baseline.attach(optimizer)
         return model, baseline, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, lr_steps, 0.5)

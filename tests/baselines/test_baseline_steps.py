@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nnunet_cpr.baselines import AdaDecay, AdaptiveWeightDecay, DecoupledDecay, NormRescaling
+from nnunet_cpr.optimizers import FusedAdam
 from tests.helpers.baseline_kinds import KINDS, every_baseline, matrix, same_states
 from tests.helpers.matrices import calls_of_its_closure, set_gradients, take_steps_by_closure
 
@@ -19,20 +20,21 @@ def values(*params: torch.Tensor) -> list[torch.Tensor]:
 
 # GradScaler
 
-fused_and_not = pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
+fused_and_not = pytest.mark.parametrize("fused", [False, True, "ours"], ids=["", "fused", "ours"])
 unscaled_first_or_not = pytest.mark.parametrize("unscale", [False, True], ids=["", "unscale"])
 
 
 class Scaled:
     """Matrix whose loss has given gradients, with a GradScaler."""
 
-    def __init__(self, kind: str, fused: bool, unscale: bool, scale: float | None) -> None:
+    def __init__(self, kind: str, fused: bool | str, unscale: bool, scale: float | None) -> None:
         self.p = torch.nn.Parameter(torch.linspace(1, 2, 6).reshape(2, 3))
         self.q = torch.nn.Parameter(torch.linspace(-1, 1, 8).reshape(2, 4))
         params = [("p", self.p), ("q", self.q)]
         # Not SGD with momentum: torch 2.15's fused one never initialises its buffers if the first step
         # is skipped.
-        self.optimizer = torch.optim.Adam([self.p, self.q], lr=0.1, fused=fused)
+        build = FusedAdam if fused == "ours" else torch.optim.Adam
+        self.optimizer = build([self.p, self.q], lr=0.1, fused=bool(fused))
         self.baseline = KINDS[kind](params)
         self.baseline.attach(self.optimizer)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
@@ -51,7 +53,7 @@ class Scaled:
 @every_baseline
 @fused_and_not
 @unscaled_first_or_not
-def test_gradient_scale_changes_nothing(kind: str, fused: bool, unscale: bool) -> None:
+def test_gradient_scale_changes_nothing(kind: str, fused: bool | str, unscale: bool) -> None:
     scaled, plain = (Scaled(kind, fused, unscale and s is not None, s) for s in (1024.0, None))
     for factor in (0.1, 0.3, 0.2):
         scaled.step(factor)

@@ -63,6 +63,7 @@ METHODS = [
     Method("SGDCPR"),
     Method("AdamCPR", "std", "ip"),
     Method("MuonCPR"),
+    Method("Muon"),
     Method("AdamW fused", adaptive=True),
 ]
 

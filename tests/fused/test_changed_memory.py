@@ -72,6 +72,14 @@ for build in (AdamCPR, SGDCPR):
         ("adam", "bfloat16", [Change(2, "exp_avg", 0, "expanded")]),
         ("adam", "bfloat16", [Change(1, "step", 2, "storage freed")]),
         ("amsgrad", "float32", [Change(3, "max_exp_avg_sq", 0, "storage halved")]),
+        (
+            "sgd",
+            "float64",
+            [
+                Change(2, "momentum_buffer", 1, "transposed in memory"),
+                Change(2, "momentum_buffer", 1, "storage freed"),
+            ],
+        ),
     ],
 )
 def test_changes_that_a_search_found(case: Any) -> None:

@@ -15,6 +15,7 @@ import torch
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, MuonCPR, baselines, bounds
 from nnunet_cpr._attachment import RegularizationMethod
 from nnunet_cpr.fused import cpu
+from nnunet_cpr.optimizers import FusedAdam, FusedSGD
 
 STEPS = 14
 CHUNK = 64  # elements, so that a matrix has several chunks
@@ -31,6 +32,8 @@ TORCH: dict[str, Any] = {
     "adam-fused": lambda p, **o: torch.optim.Adam(p, lr=0.02, eps=1e-4, fused=True, **o),
     "amsgrad": lambda p, **o: torch.optim.Adam(p, lr=0.02, eps=1e-4, amsgrad=True, **o),
     "nadam": lambda p, **o: torch.optim.NAdam(p, lr=0.02, eps=1e-4, **o),
+    "FusedSGD": lambda p, **o: FusedSGD(p, lr=0.05, momentum=0.9, **o),
+    "FusedAdam": lambda p, **o: FusedAdam(p, lr=0.02, eps=1e-4, **o),
     "lbfgs": lambda p, **o: torch.optim.LBFGS(p, lr=1e-3, max_iter=3, history_size=4, **o),
 }
 # Ours, and whether their step is torch's fused one, which the one-pass step needs.

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaKI0, KappaWS, MuonCPR
+from nnunet_cpr.optimizers import Muon
 
 BATCH = 8
 
@@ -69,15 +70,17 @@ class Method:
         if self.optimizer == "AdamCPR":
             ours = AdamCPR(model, lr=0.02, **settings)
             return ours, ours.cpr
+        # Newton-Schulz amplifies the rounding errors that differ between one process and several.
+        muon: dict[str, Any] = {"lr": 0.02, "adamw_for": (), "ns_dtype": "float64"}
         if self.optimizer == "MuonCPR":
-            # In bfloat16 a gradient that rounds differently changes the step by percents.
-            ours = MuonCPR(model, lr=0.02, adamw_for=(), ns_dtype="float64", **settings)
+            ours = MuonCPR(model, **muon, **settings)
             return ours, ours.cpr
         theirs: torch.optim.Optimizer = {
             "Adam": lambda: torch.optim.Adam(model.parameters(), lr=0.02),
             "AdamW fused": lambda: torch.optim.AdamW(
                 model.parameters(), lr=0.02, weight_decay=0, fused=True
             ),
+            "Muon": lambda: Muon(model, **muon),
             "SGD": lambda: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
         }[self.optimizer]()
         cpr = CPR(model, **settings)

@@ -54,6 +54,7 @@ def launch(folder: Path, *start: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "start", [[], ["torch.distributed.run", "--standalone", "-m"]], ids=["python", "torchrun"]
 )
+@pytest.mark.slow
 def test_script_like_timms_is_launched(tmp_path: Path, start: list[str]) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "helper.py").write_text(f"RESULT = {str(tmp_path / 'result.json')!r}\n")

@@ -11,6 +11,7 @@ from nnunet_cpr.names.trainer_name import FAMILIES, SUFFIXES, TrainerName, parse
 from tests.helpers.examples import examples
 from tests.helpers.promises import assert_one_line
 
+BELOW_ONE = st.floats(0, 1, exclude_min=True, exclude_max=True)
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 FLOAT32 = st.floats(1e-30, 1e30)
 COUNT = st.integers(1, 10**9 - 1)
@@ -46,6 +47,7 @@ def trainer_names(draw: st.DrawFn) -> TrainerName:
         mu=draw(st.none() | POSITIVE) if with_cpr else None,
         adaptive=draw(st.booleans()) if with_cpr else False,
         lr=draw(st.none() | POSITIVE),
+        momentum=draw(st.none() | BELOW_ONE) if FAMILIES[family].optimizer in ("sgd", "muon") else None,
         baseline=None if entry is None else BaselineChoice(entry.keyword, value),
         weight_decay=draw(st.none() | st.just(0.0) | POSITIVE) if decays else None,
         warmup=draw(warmup if needs_warmup else st.none() | warmup),
@@ -102,6 +104,7 @@ def test_any_text_is_parsed_or_refused(tail: str) -> None:
             {"weight_decay": 3e-5, "iterations": 50, "seed": 7},
         ),
         ("nnUNetTrainerAdamW_wd0", {"weight_decay": 0.0}),
+        ("nnUNetTrainerSGD_momentum0p9", {"momentum": 0.9}),
         (
             "nnUNetTrainerSGD_adadecay4_wd1en3",
             {"baseline": BaselineChoice("adadecay", 4.0), "weight_decay": 1e-3},
@@ -179,6 +182,9 @@ def test_names_of_other_trainers_return_none(text: str) -> None:
         ("nnUNetTrainerCPR_on_", "expected the class name of a trainer after _on_"),
         ("nnUNetTrainerCPR_on__Primus_S", "expected the class name of a trainer after _on_"),
         ("nnUNetTrainerPlain_warmup9_on_A", "keeps the other trainer's learning-rate schedule"),
+        ("nnUNetTrainerSGD_momentum1", "momentum: expected a number below 1, got 1"),
+        ("nnUNetTrainerAdamW_momentum0p9", "takes no _momentum0p9, which is for SGD and Muon"),
+        ("nnUNetTrainerPlain_momentum0p9_on_A", "takes no _momentum0p9, which is for SGD and Muon"),
         ("nnUNetTrainerCPR_lr1e-3", "did you mean nnUNetTrainerCPR_lr1en3?"),
         ("nnUNetTrainerCPR_lr0.1", "did you mean nnUNetTrainerCPR_lr0p1?"),
         ("nnUNetTrainerCPR_lr.001", "did you mean nnUNetTrainerCPR_lr0p001?"),

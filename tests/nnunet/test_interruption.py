@@ -120,7 +120,9 @@ class Held:
     def messages(self) -> list[str]:
         """Return our lines of the output, with S for the seconds."""
         lines = [line for line in self.output.read_text().splitlines() if line.startswith("nnunet-cpr:")]
-        lines = [line for line in lines if "does not make this training reproducible" not in line]
+        # The figure is not drawn in time on a busy machine.
+        expected = ("does not make this training reproducible", "the progress was not drawn within")
+        lines = [line for line in lines if not any(text in line for text in expected)]
         return [re.sub(r"\d+\.\d s\)", "S s)", line) for line in lines]
 
 

@@ -11,6 +11,7 @@ import torch
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr.names.trainer_name import parse_trainer_name
+from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.explanation import explain
 from nnunet_cpr.nnunet.poly_lr import warmup_poly
 from nnunet_cpr.nnunet.trainer import trainer_class
@@ -24,6 +25,15 @@ CPR = "nnUNetTrainerMuonCPR_ws1_warmup2_2epochs_2iters_seed1"
 
 class Stopped(Exception):
     pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_figures_and_validation() -> Iterator[None]:
+    """Leave out the slowest parts of a training, which do not depend on the optimizer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NamedTrainer, "draw_last_state", lambda trainer: None)
+        patch.setattr(nnUNetTrainer, "perform_actual_validation", lambda trainer, probabilities: None)
+        yield
 
 
 @pytest.fixture(scope="module")

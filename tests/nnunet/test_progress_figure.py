@@ -186,6 +186,13 @@ def test_values_that_are_no_numbers_are_reported(tmp_path: Path) -> None:
     assert len(said) == 1 and said[0].startswith("cannot draw the progress: TypeError")
 
 
+def test_figure_that_takes_too_long_is_reported(tmp_path: Path) -> None:
+    said: list[str] = []
+    FigureProcess(tmp_path, said.append).finish({}, timeout=0)
+    command = f"python -m nnunet_cpr.nnunet.progress_figure {tmp_path}"
+    assert said == [f"the progress was not drawn within 0 s; draw it with {command}"]
+
+
 class FakeProcess:
     """Process that runs until its status is set."""
 

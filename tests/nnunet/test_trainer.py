@@ -17,6 +17,8 @@ from nnunet_cpr.nnunet.cpr_trainer import LOGGED
 from nnunet_cpr.nnunet.figure_process import FigureProcess
 from nnunet_cpr.nnunet.poly_lr import warmup_poly
 from nnunet_cpr.nnunet.trainer import trainer_class
+from nnunet_cpr.optimizers import FusedAdam, FusedSGD
+from tests.helpers.matrices import set_gradients
 from tests.helpers.workspace import PLANS, Workspace
 
 CPR = "nnUNetTrainerCPR_ws6_4epochs_4iters_seed1"
@@ -170,6 +172,45 @@ def test_comparison_method_replaces_weight_decay(
     trainer = workspace.build(name, monkeypatch)
     assert trainer.optimizer.state_dict()["baseline"]["config"] == config
     assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0}
+    assert type(trainer.optimizer) is (FusedSGD if "SGD" in name else FusedAdam)
+
+
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [
+        (
+            "nnUNetTrainerSGD_norm1_wd1en3",
+            lambda params: torch.optim.SGD(params, 0.01, momentum=0.99, nesterov=True),
+        ),
+        (
+            "nnUNetTrainerAdamW_corrected",
+            lambda params: torch.optim.AdamW(
+                params, 1e-3, betas=(0.9, 0.99), weight_decay=0, fused=True
+            ),
+        ),
+    ],
+)
+def test_state_of_torchs_optimizer_with_a_method_is_continued(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, name: str, build
+) -> None:
+    """Checkpoints from before the trainers took fused steps have such states."""
+    trainer = workspace.build(name, monkeypatch)
+    older = build(trainer.network.parameters())
+    method = trainer.settings.build_baseline(trainer.network, trainer.baseline_decay, 250_000)
+    method.attach(older)
+    set_gradients(trainer.network.parameters(), 0)
+    older.step()
+    trainer.optimizer.load_state_dict(older.state_dict())
+    start = {key: value.clone() for key, value in trainer.network.state_dict().items()}
+    results = []
+    for optimizer in (older, trainer.optimizer):
+        trainer.network.load_state_dict(start)
+        for t in (1, 2):
+            set_gradients(trainer.network.parameters(), t)
+            optimizer.step()
+        results.append([p.detach().clone() for p in trainer.network.parameters()])
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-7)
+    assert trainer.baseline.step_count == 3
 
 
 @pytest.mark.parametrize("name", ["nnUNetTrainerSGD_corrected", "nnUNetTrainerAdamW_corrected_lr1en3"])
@@ -193,6 +234,7 @@ def test_warm_start_share_follows_the_trainers_epochs(
     assert named.cpr.bound == KappaWS(10)
 
 
+@pytest.mark.slow
 def test_comparison_method_trains_and_is_saved(workspace: Workspace) -> None:
     name = "nnUNetTrainerSGD_adadecay4_wd1en3_1epochs_3iters_seed1"
     workspace.train_here(name)
@@ -202,6 +244,7 @@ def test_comparison_method_trains_and_is_saved(workspace: Workspace) -> None:
     assert int(saved["state"]["step"]) == 3
 
 
+@pytest.mark.slow
 def test_amos_trains(workspace: Workspace) -> None:
     name = "nnUNetTrainerAMOS_wd1en3_warmup1_1epochs_3iters"
     workspace.train_here(name, "--disable_checkpointing")
@@ -323,6 +366,14 @@ def test_suffixes_reach_the_trainer(workspace: Workspace, monkeypatch: pytest.Mo
     assert ours.optimizer.param_groups[0]["betas"] == (0.9, 0.99)
     assert "kappa=KappaK(value=0.1), regularizer=huber, mu=0.5, adaptive=True" in repr(ours.cpr)
     assert (ours.lr_scheduler.warmup, ours.lr_scheduler.total) == (10, 63)
+
+
+@pytest.mark.parametrize("family", ["SGD", "CPR", "Muon", "MuonCPR"])
+def test_momentum_reaches_the_optimizer(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    trainer = workspace.build(f"nnUNetTrainer{family}_momentum0p9", monkeypatch)
+    assert {group["momentum"] for group in trainer.optimizer.param_groups} == {0.9}
 
 
 def test_same_name_returns_the_same_class() -> None:

@@ -186,6 +186,7 @@ def test_study_new_reports_invalid_folders(tmp_path: Path) -> None:
     assert_one_error(cli("study", "new", "btcv", tmp_path / ("x" * 300)), tmp_path / ("x" * 300))
 
 
+@pytest.mark.slow
 def test_study_report_reports_a_full_disk(full_disk: Path, tmp_path: Path) -> None:
     folders = finished_study(tmp_path)
     study = tmp_path / "toy.yaml"

@@ -160,6 +160,7 @@ def test_extreme_cases_have_pictures_or_a_reason(page):
     assert all("imagesTr" in r for r in reasons)
 
 
+@pytest.mark.slow
 def test_case_pictures_have_alternative_texts(tmp_path):
     planned = study("A", "B", folds=(0,))
     folders = whole(tmp_path, planned, cases=3)
@@ -176,6 +177,7 @@ def test_case_pictures_have_alternative_texts(tmp_path):
     assert len(list(figures.glob("case-*.pdf"))) == len(list(figures.glob("case-*.svg"))) == 3
 
 
+@pytest.mark.slow
 def test_figures_of_many_trainers_are_bounded(tmp_path):
     names = [f"Trainer{i}" for i in range(20)]
     for i, name in enumerate(names):

@@ -91,6 +91,7 @@ def test_little_disk_space_is_a_warning(mine: StudyRun, monkeypatch: pytest.Monk
     assert "warning: not enough disk space" in mine.preview()
 
 
+@pytest.mark.slow
 def test_measurement_gives_the_time_and_leaves_nothing(mine: StudyRun, tmp_path: Path) -> None:
     before = snapshot(mine.space.folder)
     (tmp_path / "tmp").mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -20,7 +21,12 @@ import typer
 from nnunet_cpr.cli._errors import report_errors
 from nnunet_cpr.nnunet.commands import CommandFailed, CommandStopped
 from nnunet_cpr.nnunet.commands import run as run_command
-from nnunet_cpr.nnunet.stop_signals import StopRequest, block_interrupts, record_stop_signals
+from nnunet_cpr.nnunet.stop_signals import (
+    StopRequest,
+    block_interrupts,
+    raise_on_termination,
+    record_stop_signals,
+)
 from nnunet_cpr.studies.definition import Run
 from nnunet_cpr.studies.run_state import Stage, StudyPaths, claim, is_running, state_of
 from nnunet_cpr.studies.worker import Worker
@@ -268,3 +274,22 @@ def test_interrupts_are_blocked_for_new_processes() -> None:
         "True\n",
         "False\n",
     )
+
+
+@pytest.mark.parametrize("handlers", [raise_on_termination, record_stop_signals])
+def test_forked_process_dies_of_a_signal(handlers: Callable) -> None:
+    """A pool of nnU-Net waits for its processes after it has sent them SIGTERM."""
+    fork = multiprocessing.get_context("fork")
+    started = fork.Event()
+
+    def wait() -> None:
+        started.set()
+        time.sleep(600)
+
+    with handlers():
+        process = fork.Process(target=wait)
+        process.start()
+        assert started.wait(300)
+        process.terminate()
+        process.join(300)
+    assert process.exitcode == -signal.SIGTERM

@@ -32,7 +32,7 @@ from nnunet_cpr.vision import engine, sweeps, tasks
 results, log = sys.argv[1:]
 tasks.TASKS["digits"] = dataclasses.replace(tasks.TASKS["digits"], steps=12, warmup=2)
 whole = sweeps.SWEEPS["digits"]
-sweeps.SWEEPS["digits"] = dataclasses.replace(whole, panels=whole.panels[3:], seeds=(1,))
+sweeps.SWEEPS["digits"] = dataclasses.replace(whole, panels=whole.panels[-1:], seeds=(1,))
 train = engine._TrainingLoop.train
 
 
@@ -98,6 +98,7 @@ def test_two_processes_share_one_sweep(tmp_path: Path) -> None:
     assert (results / "digits.csv").read_text().count(",1,") == 3
 
 
+@pytest.mark.slow
 def test_killed_process_leaves_no_lock_or_temporary_file(tmp_path: Path) -> None:
     whole = train(DIGITS, NAME, tmp_path / "whole", Options())
     process = start(KILLED_SAVING, str(tmp_path), str(NAME))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -185,6 +186,63 @@ def test_summary_has_mean_and_std_of_finished_runs(
             assert math.isnan(cell.std)
 
 
+def table(samples: list[list[float]], runs: list[str] | None = None) -> pd.DataFrame:
+    """Return the columns of a summary that tests need."""
+    return pd.DataFrame(
+        {
+            "run": runs or [f"run {i}" for i in range(len(samples))],
+            "n": list(map(len, samples)),
+            "mean": [float(np.mean(values)) if values else math.nan for values in samples],
+            "std": [
+                float(np.std(values, ddof=1)) if len(values) > 1 else math.nan for values in samples
+            ],
+        }
+    )
+
+
+def test_differences_from_best_are_those_of_scipy() -> None:
+    random = np.random.default_rng(0)
+    samples = [list(random.normal(i, 1 + i, size=3 + i % 2)) for i in range(5)]
+    cells = table(samples)
+    best = heatmaps._find_best(cells)
+    tests = [scipy.stats.ttest_ind(samples[best], values, equal_var=False) for values in samples]
+    expected = [min(10 * test.pvalue, 1) for test in tests]  # 10 pairs
+    expected[best] = math.nan
+    np.testing.assert_allclose(heatmaps.differences_from_best(cells), expected, rtol=1e-6)
+
+
+def test_differences_from_best_need_two_runs() -> None:
+    cells = table([[], [1.0], [5.0, 6.0], [5.0, 6.0], [1.0, 1.2]], ["a", "b", "c", "c", "d"])
+    found = heatmaps.differences_from_best(cells)
+    assert [math.isnan(p) for p in found] == [True, True, True, True, False]
+    test = scipy.stats.ttest_ind([5.0, 6.0], [1.0, 1.2], equal_var=False)
+    assert found[4] == pytest.approx(3 * test.pvalue)  # pairs of b, c and d
+    assert all(map(math.isnan, heatmaps.differences_from_best(table([[1.0], [2.0]]))))
+    assert all(map(math.isnan, heatmaps.differences_from_best(table([[], []]))))
+
+
+def test_equal_cells_rarely_get_a_star() -> None:
+    random = np.random.default_rng(1)
+    simulated = [table(random.normal(size=(6, 5)).tolist()) for _ in range(100)]
+    stars = 0
+    for cells in simulated:
+        cells["p"] = heatmaps.differences_from_best(cells)
+        stars += heatmaps._find_significant_best(cells) is not None
+    assert stars <= 0.05 * len(simulated)
+
+
+def test_cell_far_above_the_others_gets_a_star() -> None:
+    random = np.random.default_rng(2)
+    noise = random.normal(size=(5, 5))
+    noise[3] += 20
+    cells = table(noise.tolist())
+    cells["p"] = heatmaps.differences_from_best(cells)
+    assert heatmaps._find_significant_best(cells) == "run 3"
+    one_run = table([*noise.tolist(), [0.0]])
+    one_run["p"] = heatmaps.differences_from_best(one_run)
+    assert heatmaps._find_significant_best(one_run) is None
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400, "70", None, [70.0]], ids=type)
 def test_result_that_is_no_number_is_not_counted(value: Any, tmp_path: Path) -> None:
     sweep = small(seeds=(1,))
@@ -213,7 +271,7 @@ def test_diverged_runs_are_counted(tmp_path: Path) -> None:
     cells = summarize_sweep(sweep, tmp_path)
     assert cells["n"].tolist() == [2, 1, 0] and cells["diverged"].tolist() == [0, 1, 2]
     assert cells["mean"].tolist()[:2] == [70.0, 70.0] and math.isnan(cells["mean"][2])
-    assert cell_texts(sweep, cells) == [["70.00★\n±0.00", "70.00\nn=1", "diverged"]]
+    assert cell_texts(sweep, cells) == [["70.00\n±0.00", "70.00\nn=1", "diverged"]]
     assert heatmaps._title(sweep, cells).endswith("3 of 6 runs finished, 3 diverged.")
 
 
@@ -227,7 +285,7 @@ def test_published_results_are_shown(tmp_path: Path) -> None:
     saved = pd.read_csv(tmp_path / "deit-base.csv").set_index("run")["published"].dropna().to_dict()
     assert saved == pytest.approx(known)
     texts = cell_texts(sweep, cells)
-    assert texts[0] == ["75.00★\n(76.19)", "(78.59)", "(80.56)"]
+    assert texts[0] == ["75.00\n(76.19)", "(78.59)", "(80.56)"]
     assert texts[1] == ["(81.19)", "(79.61)"]  # the third is not published
     assert heatmaps._find_best(cells) == 0  # published results do not count
 
@@ -263,7 +321,7 @@ def test_cells_show_mean_std_and_number_of_seeds(tmp_path: Path) -> None:
         for seed, value in zip(sweep.seeds, numbers):
             finish(sweep, tmp_path, dataclasses.replace(names[index], seed=seed), value)
     cells = draw_sweep(sweep, tmp_path, tmp_path / "small.png")
-    assert cell_texts(sweep, cells) == [["71.00\n±1.41", "75.00\nn=1"], ["73.50★\n±0.71"]]
+    assert cell_texts(sweep, cells) == [["71.00\n±1.41", "75.00\nn=1"], ["73.50\n±0.71"]]
     assert heatmaps._find_best(cells) == 6  # the better mean is of one seed only
     pd.testing.assert_frame_equal(
         pd.read_csv(tmp_path / "small.csv", dtype={"row": str, "column": str}), cells, rtol=1e-5

@@ -1,0 +1,104 @@
+"""Steps that each optimizer needs for the Dice that nnU-Net's SGD reaches, from a finished study.
+
+    python -m benchmarks.real_data.steps_to_dice lengths.yaml --figure docs/steps_to_dice.png
+
+A study trains every optimizer with several numbers of steps, each with its whole schedule. Label the
+trainers of one optimizer alike up to a comma: ``Muon, 500 steps``. Prints the table and writes the Dice
+of each training beside the figure as CSV.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from nnunet_cpr._figures import new_figure
+from nnunet_cpr.names.trainer_name import parse_trainer_name
+from nnunet_cpr.reports.results import read_results, run_means
+from nnunet_cpr.studies.definition import load
+
+
+def read_trainings(study: str, results: Path) -> pd.DataFrame:
+    """Return ``optimizer``, ``steps``, ``fold``, ``seed`` and ``dice`` in percent of each training."""
+    definition = load(study)
+    means = run_means(read_results(definition, results, None, None).cases)
+    means["dice"] *= 100
+    rows = []
+    for run in definition.runs():
+        name = parse_trainer_name(run.entry)
+        assert name is not None, run.entry
+        optimizer = definition.entry(run.entry).title.partition(",")[0]
+        rows.append((run.entry, run.fold, run.seed, optimizer, name.total_steps))
+    trainings = pd.DataFrame(rows, columns=["trainer", "fold", "seed", "optimizer", "steps"])
+    return trainings.merge(means, on=["trainer", "fold", "seed"])
+
+
+def steps_needed(lengths: np.ndarray, dice: np.ndarray, goal: float) -> float:
+    """Return the training length at which the mean Dice reaches ``goal``, on a logarithmic scale.
+
+    Returns:
+        Interpolated between the lengths; infinite if the longest training does not reach it, and the
+        shortest length if that does.
+
+    Example:
+        >>> float(steps_needed(np.array([100, 1000]), np.array([50.0, 60.0]), 55.0).round())
+        316.0
+    """
+    reached = np.flatnonzero(dice >= goal)
+    if not len(reached):
+        return np.inf
+    last = reached[0]
+    if last == 0:
+        return float(lengths[0])
+    share = (goal - dice[last - 1]) / (dice[last] - dice[last - 1])
+    low, high = np.log(lengths[last - 1 : last + 1])
+    return float(np.exp(low + share * (high - low)))
+
+
+def tabulate(trainings: pd.DataFrame, reference: str) -> pd.DataFrame:
+    """Return the mean Dice of each optimizer and length, and the steps for the Dice of ``reference``."""
+    table = trainings.pivot_table("dice", "optimizer", "steps")
+    lengths = table.columns.to_numpy(float)
+    for steps, goal in table.loc[reference].to_dict().items():
+        table[f"for {reference}'s Dice at {steps}"] = [
+            steps_needed(lengths, row.to_numpy(float), goal) for _, row in table[lengths].iterrows()
+        ]
+    return table
+
+
+def draw(trainings: pd.DataFrame, path: Path) -> None:
+    """Draw the Dice of every training over its number of steps, and the means."""
+    with new_figure(path, (7, 4.5)) as figure:
+        axes = figure.add_subplot()
+        for number, (optimizer, rows) in enumerate(trainings.groupby("optimizer", sort=False)):
+            means = rows.groupby("steps")["dice"].mean()
+            axes.plot(means.index, means, "-", color=f"C{number}", label=optimizer)
+            axes.plot(rows["steps"], rows["dice"], "o", color=f"C{number}", markersize=4, alpha=0.6)
+        lengths = sorted(trainings["steps"].unique())
+        axes.set_xscale("log")
+        axes.set_xticks(lengths, [f"{steps:,}" for steps in lengths], minor=False)
+        axes.minorticks_off()
+        axes.set_xlabel("optimizer steps of the training")
+        axes.set_ylabel("foreground Dice in percent")
+        axes.legend()
+
+
+def main() -> None:
+    """Read the study, draw the figure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("study", help="study file")
+    parser.add_argument("--reference", default="SGD", help="label of the optimizer to reach")
+    parser.add_argument("--figure", type=Path, default=Path("steps_to_dice.png"))
+    arguments = parser.parse_args()
+    trainings = read_trainings(arguments.study, Path(os.environ["nnUNet_results"]))
+    trainings.to_csv(arguments.figure.with_suffix(".csv"), index=False, float_format="%.4f")
+    draw(trainings, arguments.figure)
+    print(tabulate(trainings, arguments.reference).round(2).to_string())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Newton-Schulz on Gram matrices, against singular value decompositions and timm's function."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from timm.optim import muon as timm_muon
+from torch import Tensor
+
+from nnunet_cpr.optimizers import _newton_schulz
+from nnunet_cpr.optimizers._newton_schulz import PRESETS, orthogonalize, resolve_coefficients
+from tests.helpers.oracle import newton_schulz
+
+ROWS, COLUMNS = 48, 200
+INDEX = torch.arange(1, ROWS + 1, dtype=torch.float64)
+SPECTRA = {
+    "equal": torch.ones(ROWS, dtype=torch.float64),
+    "decaying": INDEX**-2,
+    "wide": torch.logspace(0, -8, ROWS, dtype=torch.float64),
+    "rank 8": (INDEX <= 8).double(),
+    "rank 1": (INDEX <= 1).double(),
+}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def matrix(spectrum: str) -> Tensor:
+    """Return a matrix with these singular values."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (
+        torch.linalg.qr(torch.randn(n, ROWS, generator=generator, dtype=torch.float64))[0]
+        for n in (ROWS, COLUMNS)
+    )
+    return (left * SPECTRA[spectrum]) @ right.mT
+
+
+def orthogonalized(
+    x: Tensor, dtype: torch.dtype = torch.float64, preset: str = "quintic", steps: int = 5
+) -> Tensor:
+    return orthogonalize([x], resolve_coefficients(preset, steps), eps=1e-7, dtype=dtype)[0]
+
+
+def timms(x: Tensor, dtype: torch.dtype, preset: str = "quintic", steps: int = 5) -> Tensor:
+    coefficients = list(PRESETS[preset])
+    return timm_muon.zeropower_via_newtonschulz(x, steps, coefficients, dtype=dtype)
+
+
+def error(result: Tensor, expected: Tensor) -> float:
+    """Return the spectral norm of the difference, of matrices whose norm is about 1."""
+    assert result.isfinite().all()
+    return float(torch.linalg.matrix_norm(result.double() - expected, 2))
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_agrees_with_singular_value_decomposition(spectrum: str) -> None:
+    x = matrix(spectrum)
+    for given in (x, x.mT, 1e-3 * x, x.mT.contiguous()):
+        expected = torch.from_numpy(newton_schulz(given.numpy()))
+        assert error(orthogonalized(given), expected) < 1e-9
+        assert error(orthogonalized(given.float(), torch.float32), expected) < 2e-3
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("steps", [5, 10])
+def test_error_is_not_above_timms_in_half_precision(preset: str, steps: int) -> None:
+    """The limit is the largest error of timm's function over the spectra, in the same dtype."""
+    for dtype in DTYPES:
+        ours, limit = 0.0, 0.05 if dtype == torch.float32 else 0.0
+        for spectrum in SPECTRA:
+            x = matrix(spectrum).float()
+            expected = timms(x.double(), torch.float64, preset, steps)
+            ours = max(ours, error(orthogonalized(x, dtype, preset, steps), expected))
+            if dtype != torch.float32:
+                limit = max(limit, error(timms(x, dtype, preset, steps), expected))
+        assert ours < 1.2 * limit, dtype
+
+
+def test_agrees_with_timm_in_float64() -> None:
+    for preset in PRESETS:
+        for steps in (1, 3, 9):
+            x = matrix("wide")
+            result = orthogonalized(x, torch.float64, preset, steps)
+            assert error(result, timms(x, torch.float64, preset, steps)) < 1e-7
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_iteration_would_diverge_without_its_limit(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    x = matrix("decaying").float()
+    expected = torch.from_numpy(newton_schulz(x.double().numpy()))
+    assert error(orthogonalized(x, dtype), expected) < 0.3
+    monkeypatch.setattr(_newton_schulz, "_MAX_ERROR", float("inf"))
+    assert error(orthogonalized(x, dtype), expected) > 10
+
+
+def test_float32_on_a_gpu_is_taken_for_tensorfloat32() -> None:
+    for device, roundoff in (("cpu", 2.0**-24), ("cuda", 2.0**-11)):
+        assert _newton_schulz._unit_roundoff(torch.float32, torch.device(device)) == roundoff
+    assert _newton_schulz._unit_roundoff(torch.float64, torch.device("cuda")) == 2.0**-53
+
+
+def test_batch_of_different_shapes_gives_the_single_results() -> None:
+    generator = torch.Generator().manual_seed(0)
+    batch = [
+        torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for shape in ((6, 6), (6, 11), (40, 6), (6, 7))
+    ]
+    coefficients = resolve_coefficients("quintic", 5)
+    results = orthogonalize(batch, coefficients, eps=1e-7, dtype=torch.float64)
+    for x, result in zip(batch, results):
+        assert result.shape == x.shape
+        torch.testing.assert_close(result, orthogonalized(x))
+
+
+def test_inputs_are_left_as_they_are() -> None:
+    for dtype in (torch.float64, torch.float32):
+        x = matrix("equal").to(dtype)
+        before = x.clone()
+        orthogonalized(x, dtype)
+        assert torch.equal(x, before)
+
+
+def test_norm_below_its_limit_is_not_scaled_up() -> None:
+    x = 1e-13 * matrix("rank 1")
+    factor = math.prod(a for a, _, _ in PRESETS["quintic"]) / 1e-7
+    torch.testing.assert_close(orthogonalized(x), factor * x, rtol=1e-6, atol=1e-15)
+    for dtype in DTYPES:
+        assert not orthogonalized(torch.zeros(3, 5), dtype).any()
+
+
+def test_gradients_of_any_size_are_normalized() -> None:
+    """Also those whose squares are not in the range of the dtype."""
+    x = matrix("equal")
+    expected = orthogonalized(x)
+    for dtype in DTYPES:
+        for scale in (1e-6, 1e6):
+            assert error(orthogonalized((scale * x).float(), dtype), expected) < 0.1
+
+
+def test_presets_are_those_of_timm() -> None:
+    for name, triples in PRESETS.items():
+        assert list(triples) == timm_muon._COEFFICIENTS[name]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("cubic", "unknown preset 'cubic'; choose from original, quintic, polar_express"),
+        ([], "expected a preset or triples of finite numbers"),
+        ((3.4, -4.7, 2.0), "expected a preset or triples"),
+        ([(1, 2)], "expected a preset or triples"),
+        ([(1, 2, float("nan"))], "expected a preset or triples"),
+        ([("a", "b", "c")], "expected a preset or triples"),
+        (None, "expected a preset or triples"),
+    ],
+)
+def test_wrong_coefficients_are_refused(wrong: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"ns_coefficients: {message}") as caught:
+        resolve_coefficients(wrong, 5)
+    assert "\n" not in str(caught.value)
