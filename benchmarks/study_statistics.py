@@ -142,7 +142,7 @@ def verdicts(results: Iterator[Results]) -> Counter[str]:
 
 
 def main() -> None:
-    """Print the table of docs/statistics.md."""
+    """Print the table of docs/concepts/study-statistics.md."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--studies", type=int, default=1000)
     parser.add_argument("--power-studies", type=int, default=200)

@@ -257,7 +257,7 @@ def read_bound(text: str) -> Bound:
 
 def _has_count(kind: type[Bound]) -> bool:
     """Return True if the first field is an integer."""
-    return dataclasses.fields(kind)[0].type == "int"
+    return dataclasses.fields(kind)[0].type in (int, "int")
 
 
 def _match_word(text: str) -> Bound | None:

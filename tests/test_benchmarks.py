@@ -128,7 +128,7 @@ def test_end_of_an_epoch_is_measured() -> None:
     assert 0 < float(line.split()[-2]) < 200
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_step_time_writes_table_and_figure(tmp_path: Path) -> None:
     for package in ("torchvision", "pytorch_cpr", "pytorch_optimizer"):
         pytest.importorskip(package)
@@ -142,7 +142,7 @@ def test_step_time_writes_table_and_figure(tmp_path: Path) -> None:
     assert (tmp_path / "step_time_cpu.png").stat().st_size > 10_000
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_train_step_times_nnunet_iterations(tmp_path: Path) -> None:
     short = ("--seconds", "1", "--rounds", "2", "--no-compiled")
     result = run("train_step", *short, "--output", str(tmp_path))

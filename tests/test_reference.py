@@ -4,8 +4,8 @@ It corrects after Adam's move and we before it, so with gradients that do not de
 both sequences are the same but for one last correction: our extra ``cpr.step()``.
 
 Left out, because the package does something else there: ``l1`` on its foreach path (it decays by
-theta instead of sign(theta)), its inflection point (docs/mathematics.md), and bounds below the initial
-measure, which bind one correction earlier here.
+theta instead of sign(theta)), its inflection point (docs/reference/pytorch-cpr.md),
+and bounds below the initial measure, which bind one correction earlier here.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def word(field: str, meaning: str, word: str, value: Any) -> Suffix:
 
 def _bound(bound: type[Bound]) -> Suffix:
     setting = dataclasses.fields(bound)[0].name
-    is_count = dataclasses.fields(bound)[0].type == "int"
+    is_count = dataclasses.fields(bound)[0].type in (int, "int")
 
     def parse(text: str) -> Bound:
         return bound(**{setting: int(text) if is_count else parse_number(text)})

@@ -1,7 +1,8 @@
 """Export of a trained model for nnU-Net without this package.
 
 CPR does not change the network, so only the name of the trainer is replaced: by ``nnUNetTrainer``, or by
-the trainer whose network it has. As a check, nnU-Net loads every exported checkpoint.
+the trainer whose network it has. As a check, nnU-Net loads every exported checkpoint. A model card is
+written beside the weights.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 from nnunet_cpr._files import atomic_directory, atomic_torch_save, read_json
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from nnunet_cpr.nnunet.model_card import CARD_NAME, ExportedModel, model_card
 
 READ = ("network_weights", "init_args", "trainer_name")
 """Entries of a checkpoint that inference needs; the optimizer state is larger than the weights."""
@@ -93,6 +95,8 @@ def export_model(model: Path, output: Path, folds: Sequence[str] | None, names: 
                     _copy(model, work, (f"{results.name}/{name}" for name in CROSS_VALIDATION_FILES))
             for place in places:
                 _check_with_nnunet(work, place, model)
+            described = ExportedModel(model, target, trainer, configuration, folds, names)
+            _write_card(described, work)
     except BaseException:
         for folder in created:
             if folder.is_dir() and not any(folder.iterdir()):
@@ -198,6 +202,14 @@ def _copy(model: Path, work: Path, names: Iterable[str]) -> None:
         if (model / name).is_file():
             (work / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(model / name, work / name)
+
+
+def _write_card(model: ExportedModel, work: Path) -> None:
+    try:
+        card = model_card(model)
+    except ValueError as error:
+        raise ExportError(f"{error}; repair or remove the file") from error
+    (work / CARD_NAME).write_text(card, encoding="utf-8")
 
 
 def _check_with_nnunet(work: Path, place: Path, model: Path) -> None:

@@ -3,7 +3,7 @@
 The differences of one comparison are a list with an array [seeds, cases] for each fold: the other
 trainer's value of a case minus the reference's, trained with the same fold and seed. Cases of a fold
 share its trainings, so a test over cases cannot see the variation between trainings;
-``docs/statistics.md`` derives and simulates the methods of this module.
+``docs/concepts/study-statistics.md`` derives and simulates the methods of this module.
 """
 
 from __future__ import annotations

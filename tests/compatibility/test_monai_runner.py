@@ -24,7 +24,7 @@ from tests.helpers.client_training import assert_regularized, assert_same
 
 pytest.importorskip("monai")
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 TRAINER = "nnUNetTrainerCPR_ws2_1epochs_4iters_seed1"
 PIPELINE = ROOT / "tests" / "helpers" / "monai_pipeline.py"

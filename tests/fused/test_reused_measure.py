@@ -104,7 +104,7 @@ def test_steps_outside_the_backend_discard_sums(backend: str) -> None:
 
 
 def test_unversioned_change_is_seen_a_step_later(backend: str) -> None:
-    """Test the statements of docs/library.md about ``.data``."""
+    """Test the statements of docs/concepts/fused-steps.md about ``.data``."""
     for announce in (False, True):
         p = parameters(device=DEVICE[backend], shapes=[(60, 50)])[0]
         optimizer = SGDCPR([p], lr=0.0, kappa=KappaKI0(1.0))

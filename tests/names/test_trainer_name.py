@@ -263,6 +263,6 @@ def test_bounds_without_notation_are_not_printed() -> None:
 def test_documentation_lists_every_suffix() -> None:
     from pathlib import Path
 
-    text = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "trainer-names.md").read_text()
     for suffix in SUFFIXES:
         assert f"`{suffix.syntax}`" in text

@@ -15,6 +15,7 @@ from nnunet_cpr.nnunet.composition import resolve_settings
 from nnunet_cpr.nnunet.trainer import trainer_class
 from tests.helpers import ROOT
 from tests.helpers.nnunet_trainers import NNUNET, NOT_TO_COMBINE, OTHER_PROJECTS, name_on
+from tests.helpers.pages import DOCS, blocks
 from tests.helpers.workspace import Workspace
 
 MINE = """
@@ -48,6 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("trainers")
     (made / "other_projects.py").write_text(OTHER_PROJECTS)
     (made / "mine.py").write_text(MINE)
+    (frozen,) = [b.code for b in blocks(DOCS / "how-to" / "fine-tune.md") if b.language == "python"]
+    (made / "frozen.py").write_text(frozen)
     return made
 
 
@@ -75,7 +78,7 @@ def test_private_and_abstract_trainers_are_refused(other: str) -> None:
 
 
 def test_documentation_lists_every_trainer_of_nnunet() -> None:
-    table = (ROOT / "docs" / "combinations.md").read_text()
+    table = (ROOT / "docs" / "reference" / "nnunet-trainers.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", table, re.M))
     assert rows == {other: name_on(other) for other in sorted(set(NNUNET) - NOT_TO_COMBINE)}
 
@@ -193,3 +196,10 @@ def test_wrong_name_ends_the_command_with_one_line(workspace: Workspace) -> None
     assert done.returncode == 1 and "Traceback" not in done.stderr
     lines = [line for line in done.stderr.splitlines() if "nnunet-cpr" in line]
     assert lines == done.stderr.splitlines()[-1:] and "nnUNetTrainerCPR_on_nnUNetTrainerDA5" in lines[0]
+
+
+def test_documented_trainer_regularizes_trainable_parameters_only(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = workspace.build("nnUNetTrainerFrozenEncoder_ws5", monkeypatch)
+    assert built.cpr.names and not [name for name in built.cpr.names if name.startswith("encoder.")]

@@ -193,8 +193,13 @@ class Environment:
         }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("ours", "nnunet"), [("regular", "editable"), ("editable", "regular")])
+@pytest.mark.parametrize(
+    ("ours", "nnunet"),
+    [
+        pytest.param("regular", "editable", marks=pytest.mark.release),
+        pytest.param("editable", "regular", marks=pytest.mark.slow),
+    ],
+)
 def test_trainers_are_found_in_every_combination(
     ours: str,
     nnunet: str,

@@ -23,8 +23,6 @@ from packaging.requirements import Requirement
 from tests.helpers import ROOT
 from tests.helpers.workspace import Workspace
 
-pytestmark = pytest.mark.slow
-
 CORE = ROOT / "tests" / "helpers" / "core_steps.py"
 TRAINER = "nnUNetTrainerCPR_ws3_4epochs_4iters_seed1"
 
@@ -87,7 +85,13 @@ def with_results(space: Space, folder: Path) -> Space:
     return replace(space, folder=folder, environment=variables)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(kind, marks=pytest.mark.slow if kind == "oldest" else pytest.mark.release)
+        for kind in KINDS
+    ],
+)
 def environment(
     request: pytest.FixtureRequest, workspace: Workspace, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Environment]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,8 +39,18 @@ def server() -> Iterator[CommandServer]:
     started.close()
 
 
-@pytest.mark.slow  # 6 seconds each
-@pytest.mark.parametrize("other", [*sorted(set(NNUNET) - NOT_TO_COMBINE - NEED_A_GPU), *OTHERS])
+def _others() -> Iterator[Any]:
+    """Yield all trainers; the first of each of nnU-Net's modules belongs to the slow stage."""
+    modules = set()
+    for other in sorted(set(NNUNET) - NOT_TO_COMBINE - NEED_A_GPU):
+        module = NNUNET[other].__module__
+        yield pytest.param(other, marks=pytest.mark.release if module in modules else pytest.mark.slow)
+        modules.add(module)
+    for other in OTHERS:
+        yield pytest.param(other, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("other", list(_others()))  # 6 seconds each
 def test_training_is_killed_continued_predicts_and_is_exported(
     other: str,
     workspace: Workspace,

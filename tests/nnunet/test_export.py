@@ -113,10 +113,12 @@ def test_export_contains_only_what_nnunet_needs(model: Path, tmp_path: Path) -> 
              ("checkpoint_final.pth", "progress.png", "validation/summary.json")]  # fmt: skip
     after = contents(copy)
     assert set(after) == {
-        "plans.json", "dataset.json", "dataset_fingerprint.json", *folds,
+        "plans.json", "dataset.json", "dataset_fingerprint.json", "model_card.md", *folds,
         "crossval_results_folds_0_1/postprocessing.pkl",
     }  # fmt: skip
-    for name in set(after) - {f"fold_{i}/checkpoint_final.pth" for i in (0, 1)}:
+    new = {"model_card.md", *(f"fold_{i}/checkpoint_final.pth" for i in (0, 1))}
+    assert CPR in (copy / "model_card.md").read_text()
+    for name in set(after) - new:
         assert after[name][0] == before[name][0]
     for fold in ("fold_0", "fold_1"):
         # Whoever gets it can read it without trusting it.

@@ -204,7 +204,7 @@ def test_sigterm_in_the_validation_ends_its_processes(space: Workspace) -> None:
 
 @pytest.mark.slow  # 12 seconds
 def test_documented_batch_script_passes_the_signal_on(space: Workspace) -> None:
-    page = (ROOT / "docs" / "trainers.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "slurm.md").read_text()
     script = page.partition("```bash\n#!/bin/bash")[2].partition("```")[0]
     documented = "nnUNetv2_train 4 3d_fullres 0 -tr nnUNetTrainerCPR --c"
     command = space.command("nnUNetv2_train", *space.train_arguments(TRAINER, "--c"))

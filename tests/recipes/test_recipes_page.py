@@ -1,4 +1,4 @@
-"""The snippets of docs/recipes.md."""
+"""Code blocks of docs/how-to/hugging-face.md and lightning.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.helpers import recipe_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 
-PAGE = (recipe_runs.RECIPES.parent / "recipes.md").read_text()
+PAGES = recipe_runs.RECIPES.parent / "how-to"
+PAGE = "".join((PAGES / name).read_text() for name in ("hugging-face.md", "lightning.md"))
 
 
 def snippet(word: str) -> str:

@@ -290,7 +290,7 @@ def test_largest_set_of_many_seeds_is_compared(tmp_path):
     assert (len(found.folds), len(found.seeds), found.left_out) == (2, 5, 10)
 
 
-# Simulated studies with known truth; docs/statistics.md has 1,000 of each kind.
+# Simulated studies with known truth; docs/concepts/study-statistics.md has 1,000 of each kind.
 
 
 @pytest.mark.parametrize("seeds", [1, 3, 5])

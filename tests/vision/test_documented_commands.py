@@ -15,7 +15,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 COMMANDS = sorted(
     {
         line.strip()
-        for page in DOCS.glob("vision*.md")
+        for page in DOCS.glob("reference/vision/*.md")
         for line in page.read_text().splitlines()
         if line.strip().startswith("nnunet-cpr vision run ")
     }

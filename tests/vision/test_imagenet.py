@@ -228,7 +228,7 @@ def test_steps_match_the_paper():
 
 
 def test_deit_schedule_is_close_to_timms():
-    """The cosine of timm begins with the warm-up, ours after it (docs/vision-imagenet.md)."""
+    """The cosine of timm begins with the warm-up, ours after it (docs/reference/vision/imagenet.md)."""
     from timm.scheduler import CosineLRScheduler
 
     task, epoch = TASKS["deit-small"], 1256

@@ -1,0 +1,192 @@
+"""Write the generated parts of the reference: ``python docs/scripts/generate_reference.py``.
+
+A generated part of a page stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. With
+``--check`` nothing is written, and the exit status is 1 if a page is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+from nnunet_cpr._spelling import OTHER_TRAINER
+from nnunet_cpr.cli import app
+from nnunet_cpr.names import WrongName
+from nnunet_cpr.names.trainer_name import FAMILIES, SUFFIXES, parse_trainer_name
+from nnunet_cpr.studies.definition import METRIC_NAMES, Study, TrainerEntry
+
+REFERENCE = Path(__file__).parents[1] / "reference"
+
+
+def suffixes() -> str:
+    """Return the table of suffixes, with the families that take each of them."""
+    rows = []
+    for suffix in SUFFIXES:
+        sample = suffix.syntax.replace("<N>", "10").replace("<V>", "1")
+        taken = [name for name in FAMILIES if _is_name(name + sample)]
+        refused = [name for name in FAMILIES if name not in taken]
+        if not refused:
+            families = "all"
+        elif len(refused) <= 2:
+            families = "all but " + " and ".join(_short(name) for name in refused)
+        else:
+            families = ", ".join(_short(name) for name in taken)
+        rows.append(f"| `{suffix.syntax}` | {families} | {suffix.meaning} |")
+    rows.append(f"| `{OTHER_TRAINER}<Trainer>` | all | like another trainer; the last suffix |")
+    return "\n".join(["| suffix | families | meaning |", "| --- | --- | --- |", *rows])
+
+
+def _short(family: str) -> str:
+    return family.removeprefix("nnUNetTrainer")
+
+
+def _is_name(name: str) -> bool:
+    try:
+        return parse_trainer_name(name) is not None
+    except WrongName:
+        return False
+
+
+def commands() -> str:
+    """Return the help of every command."""
+    return "\n\n".join(_sections(typer.main.get_command(app), "nnunet-cpr"))
+
+
+# Only attributes of commands and parameters that Typer and Click share: Typer has a Click of its own.
+def _sections(command: Any, name: str) -> Iterator[str]:
+    children = getattr(command, "commands", None)
+    if children is None:
+        yield "\n".join([f"## {name}", "", *_help_of(command, name)])
+        return
+    for child, found in children.items():
+        if not found.hidden:
+            yield from _sections(found, f"{name} {child}")
+
+
+def _help_of(command: Any, name: str) -> Iterator[str]:
+    yield _plain(command.help or "")
+    parameters = [p for p in command.params if not getattr(p, "hidden", False)]
+    usage = [name, "[OPTIONS]"]
+    for parameter in parameters:
+        if parameter.param_type_name == "argument":
+            shown = _placeholder(parameter)
+            usage.append(shown if parameter.required else f"[{shown}]")
+    yield from ("", "```text", " ".join(usage), "```")
+    if parameters:
+        yield from ("", "| argument or option | meaning | default |", "| --- | --- | --- |")
+        yield from map(_row, parameters)
+
+
+def _placeholder(parameter: Any) -> str:
+    name = parameter.metavar or parameter.name.upper()
+    return f"{name}..." if parameter.nargs == -1 else name
+
+
+def _row(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        names = f"`{_placeholder(parameter)}`"
+    else:
+        names = ", ".join(f"`{option}`" for option in [*parameter.opts, *parameter.secondary_opts])
+        if not parameter.is_flag:
+            names += f" `{_placeholder(parameter)}`"
+    default = getattr(parameter.default, "value", parameter.default)
+    shown = "" if default in (None, False, ()) or callable(default) else f"`{default}`"
+    if parameter.name == "processes":
+        shown = "from the number of cores"
+    return f"| {names} | {_plain(parameter.help or '')} | {shown} |"
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def study_entries() -> str:
+    """Return the table of the entries of a study file."""
+    return _entries(Study, leave_out="name")
+
+
+def trainer_entries() -> str:
+    """Return the table of the entries of a trainer in a study file."""
+    return _entries(TrainerEntry)
+
+
+def _entries(kind: type, leave_out: str = "") -> str:
+    meanings = _attributes(kind)
+    rows = ["| entry | meaning | default |", "| --- | --- | --- |"]
+    for field in dataclasses.fields(kind):
+        if field.name == leave_out:
+            continue
+        rows.append(f"| `{field.name}` | {meanings[field.name]} | {_default(field)} |")
+    return "\n".join(rows)
+
+
+def _default(field: dataclasses.Field[object]) -> str:
+    # pydantic's dataclasses wrap factories and values in its own FieldInfo.
+    default = getattr(field.default, "default_factory", None) or field.default
+    if default is dataclasses.MISSING:
+        return "required"
+    value = default() if callable(default) else default
+    if isinstance(value, dict):
+        return f"`{value[METRIC_NAMES[0]]}`" if value else ""
+    if isinstance(value, tuple):
+        return ", ".join(f"`{each}`" for each in value)
+    return f"`{value}`" if value not in ("", False) else ""
+
+
+def _attributes(kind: type) -> dict[str, str]:
+    """Return the entries of the section Attributes of a docstring, by name."""
+    text = inspect.cleandoc(kind.__doc__ or "") + "\n"
+    section = re.search(r"^Attributes:\n((?: {4}.*\n)+)", text, re.M)
+    if section is None:
+        raise ValueError(f"{kind.__name__}: expected a section Attributes in the docstring, found none")
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", section[1], re.M)
+    return {name: re.sub(r"``(.*?)``", r"`\1`", " ".join(text.split())) for name, text in entries}
+
+
+PAGES = {
+    "commands.md": {"commands": commands},
+    "trainer-names.md": {"suffixes": suffixes},
+    "study-file.md": {"study": study_entries, "trainer": trainer_entries},
+}
+"""Generated parts by page and name."""
+
+
+def generated(page: str) -> str:
+    """Return the content of a page of :data:`PAGES` with its generated parts renewed.
+
+    Raises:
+        ValueError: a part has no place in the page.
+    """
+    text = (REFERENCE / page).read_text()
+    for name, make in PAGES[page].items():
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        if begin not in text or end not in text:
+            raise ValueError(f"{page}: expected {begin} and {end}; add them where the part belongs")
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n\n{make()}\n\n{end}{rest.split(end)[1]}"
+    return text
+
+
+def main() -> None:
+    """Write the generated parts, or check them."""
+    parser = argparse.ArgumentParser(description="Write the generated parts of the reference.")
+    parser.add_argument("--check", action="store_true", help="Write nothing; report old pages.")
+    check = parser.parse_args().check
+    old = [page for page in PAGES if (REFERENCE / page).read_text() != generated(page)]
+    for page in old:
+        print(f"{page} is out of date; run this script" if check else f"wrote {page}")
+        if not check:
+            (REFERENCE / page).write_text(generated(page))
+    sys.exit(1 if check and old else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Generated and listed parts of the reference."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import ROOT
+from tests.helpers.pages import DOCS, PAGES
+
+SCRIPT = ROOT / "docs" / "scripts" / "generate_reference.py"
+
+
+def test_generated_parts_are_up_to_date() -> None:
+    script = runpy.run_path(str(SCRIPT))
+    for page in script["PAGES"]:
+        assert (DOCS / "reference" / page).read_text() == script["generated"](page), f"run {SCRIPT}"
+
+
+def test_numbers_of_tests_are_those_of_the_last_full_run() -> None:
+    script = runpy.run_path(str(DOCS / "scripts" / "test_counts.py"))
+    page = script["PAGE"].read_text()
+    assert script["filled"](page, script["read"]()) == page
+
+
+def test_numbers_of_tests_are_added_up(tmp_path: Path) -> None:
+    script = runpy.run_path(str(DOCS / "scripts" / "test_counts.py"))
+    random = '<properties><property name="examples" value="200"/></properties>'
+    (tmp_path / "run.xml").write_text(
+        f'<testsuite><testcase classname="tests.nnunet.test_a" name="x">{random}</testcase>'
+        '<testcase classname="tests.nnunet.test_a.TestGroup" name="y"/>'
+        '<testcase classname="tests.test_b" name="z"><skipped/></testcase></testsuite>'
+    )
+    rows = [{k: str(v) for k, v in row.items()} for row in script["count"]("slow", tmp_path / "run.xml")]
+    rows += [{"stage": "default", "file": "nnunet/test_a.py", "passed": "1200", "examples": "7"}]
+    page = "| holds | `nnunet/test_a.py` | old |\n| no file | here | kept |\n"
+    filled = (
+        "| holds | `nnunet/test_a.py` | 1,200, 2 slow, 200 random cases |\n| no file | here | kept |\n"
+    )
+    assert script["filled"](page, rows) == filled
+    (tmp_path / "bad.xml").write_text(
+        '<testsuite><testcase classname="tests.test_b" name="z"><failure/></testcase></testsuite>'
+    )
+    with pytest.raises(ValueError, match="expected that all tests pass, got a failure of z"):
+        script["count"]("slow", tmp_path / "bad.xml")
+
+
+def test_environment_variables_are_listed() -> None:
+    listed = (DOCS / "reference" / "environment-variables.md").read_text()
+    source = "".join(path.read_text() for path in (ROOT / "nnunet_cpr").rglob("*.py"))
+    constants = set(re.findall(r'^[A-Z_]+ = "(NNUNET_CPR_\w+)"$', source, re.MULTILINE))
+    assert "NNUNET_CPR_FUSED" in constants
+    assert {name for name in constants if f"`{name}`" not in listed} == set()
+
+
+def test_links_of_pages_outside_the_site_lead_somewhere() -> None:
+    """MkDocs checks those of the site."""
+    for page in PAGES:
+        if not page.is_relative_to(DOCS):
+            for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+                if not target.startswith("https://"):
+                    assert Path(page.parent / target).exists(), f"{page.name}: {target}"
