@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -149,8 +150,11 @@ def fake_nvml() -> SimpleNamespace:
     """Return a pynvml with two GPUs, each used by a foreign process and by nnUNetv2_train."""
 
     def processes(gpu: int) -> list[SimpleNamespace]:
-        children = psutil.Process().children()
-        ours = [each.pid for each in children if "nnUNetv2_train" in " ".join(each.cmdline())]
+        ours = []
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                if "nnUNetv2_train" in " ".join(child.cmdline()):
+                    ours.append(child.pid)
         sizes = {1: 900, **dict.fromkeys(ours, 100)}
         return [SimpleNamespace(pid=pid, usedGpuMemory=size * 2**20) for pid, size in sizes.items()]
 
