@@ -17,6 +17,19 @@ from nnunet_cpr.param_groups import Params
 from nnunet_cpr.regularizers import get_regularizer
 
 
+def default_bound(warmup: int) -> KappaWS:
+    """Return the bound of a name without one, for a learning-rate warm-up of this many steps.
+
+    It is set 1,000 steps after the warm-up, but not after more than twice the warm-up, which agrees with
+    the paper's tables for segmentation and for vision.
+
+    Example:
+        >>> default_bound(2000), default_bound(500), default_bound(0)
+        (KappaWS(steps=3000), KappaWS(steps=1000), KappaWS(steps=1000))
+    """
+    return KappaWS(warmup + min(1000, warmup) if warmup else 1000)
+
+
 @dataclass(frozen=True)
 class Family:
     """First part of a name, with its default settings.
@@ -180,11 +193,6 @@ class MethodName(ABC):
         """Number of optimizer steps of the training."""
 
     @property
-    @abstractmethod
-    def default_warm_start(self) -> int:
-        """Steps before kappa is set if the name has no bound."""
-
-    @property
     def warmup_steps(self) -> int:
         """Steps of linear learning-rate warm-up."""
         return self.defaults.warmup if self.warmup is None else self.warmup
@@ -198,7 +206,7 @@ class MethodName(ABC):
         """Return the bound of CPR for a training of this length, which may differ from the name's."""
         if isinstance(self.kappa, WarmStartShare):
             return self.kappa.resolve(total_steps)
-        return self.kappa or KappaWS(self.default_warm_start)
+        return self.kappa or default_bound(self.warmup_steps)
 
     @property
     def cpr_settings(self) -> dict[str, Any]:

@@ -50,11 +50,6 @@ class RunName(MethodName):
     def total_steps(self) -> int:
         return self.steps or _UNKNOWN_STEPS
 
-    @property
-    def default_warm_start(self) -> int:
-        """Twice the learning-rate warm-up, the best choice in the paper's vision experiments."""
-        return 2 * self.warmup_steps or 1000
-
 
 def parse_run_name(name: str) -> RunName:
     """Parse the name of a run.

@@ -22,8 +22,6 @@ DEFAULT_EPOCHS = 1000
 DEFAULT_ITERATIONS = 250
 DEFAULT_LR = 1e-2
 DEFAULT_WEIGHT_DECAY = 3e-5
-STEPS_AFTER_WARMUP = 1000
-"""Steps from the learning-rate warm-up to the warm start of kappa, the best on average in the paper."""
 
 FAMILIES = {
     family.name: family
@@ -125,10 +123,6 @@ class TrainerName(MethodName):
     @property
     def total_steps(self) -> int:
         return (self.epochs or DEFAULT_EPOCHS) * (self.iterations or DEFAULT_ITERATIONS)
-
-    @property
-    def default_warm_start(self) -> int:
-        return self.warmup_steps + STEPS_AFTER_WARMUP
 
 
 def parse_trainer_name(name: str) -> TrainerName | None:

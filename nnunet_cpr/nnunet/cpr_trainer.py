@@ -9,9 +9,9 @@ import torch
 from torch.optim import Optimizer
 
 from nnunet_cpr._attachment import attached_method
-from nnunet_cpr.bounds import KappaIP, KappaWS
+from nnunet_cpr.bounds import KappaIP
 from nnunet_cpr.cpr import CPR
-from nnunet_cpr.names.trainer_name import STEPS_AFTER_WARMUP
+from nnunet_cpr.names.method import default_bound
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.history import CSV_NAME, History
 from nnunet_cpr.nnunet.tensorboard import TensorBoardLogger
@@ -34,7 +34,7 @@ class CPRTrainer(NamedTrainer):
         """Keyword arguments of :class:`CPR` and of the optimizers with CPR."""
         bound = self.settings.bound_for(self.total_steps)  # which another trainer may have set
         if self.settings.kappa is None:
-            bound = KappaWS(self.warmup_steps + STEPS_AFTER_WARMUP)
+            bound = default_bound(self.warmup_steps)
         return {**self.settings.cpr_settings, "kappa": bound}
 
     @property

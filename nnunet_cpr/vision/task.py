@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nnunet_cpr.bounds import KappaWS
 from nnunet_cpr.names import WrongName
+from nnunet_cpr.names.method import default_bound
 from nnunet_cpr.names.run_name import RunName
 
 Batch = Any
@@ -171,7 +171,7 @@ class Task:
         """
         complete = self.complete(name)
         defaults = self._defaults(name)
-        defaults |= {"mu": 1.0, "regularizer": "l2", "kappa": KappaWS(complete.default_warm_start)}
+        defaults |= {"mu": 1.0, "regularizer": "l2", "kappa": default_bound(complete.warmup_steps)}
         omitted: dict[str, Any] = {
             key: None for key, value in defaults.items() if getattr(complete, key) == value
         }

@@ -25,8 +25,8 @@ SMALL = {
     "[8 * 2**stage": "[4",
     "3d_fullres\n": "3d_fullres -np 1\n",
     # Loading in the training's own process, which nnU-Net cannot plan with, saves the start of others.
-    "nnunet-cpr study run hippocampus.yaml --device cpu --jobs 2": "nnUNet_n_proc_DA=0 "
-    "nnunet-cpr study run hippocampus.yaml --device cpu -np 1",
+    "nnunet-cpr study run laptop.yaml --device cpu --jobs 2": "nnUNet_n_proc_DA=0 "
+    "nnunet-cpr study run laptop.yaml --device cpu -np 1",
 }
 
 
@@ -73,7 +73,7 @@ def test_study_notebook_runs_on_small_data(tmp_path: Path, monkeypatch: pytest.M
             cell.source = f"{cell.source}\n".replace(text, small).rstrip("\n")
     printed = execute(notebook, tmp_path, monkeypatch)
     assert "2 of 2 done" in printed
-    report = tmp_path / "nnUNet_results" / "studies" / "hippocampus" / "report"
+    report = tmp_path / "nnUNet_results" / "studies" / "laptop" / "report"
     assert (report / "report.html").is_file()
     (card,) = (tmp_path / "shared").rglob("model_card.md")
     assert "nnUNetTrainerAdamCPR_k0p01_lr3en3_warmup1_1epochs_2iters_seed1" in card.read_text()

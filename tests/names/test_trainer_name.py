@@ -137,9 +137,9 @@ def test_numbers_are_spelt_as_in_nnunet(value: float) -> None:
 def test_defaults_are_those_of_the_paper() -> None:
     assert parse_trainer_name("nnUNetTrainerCPR").bound == KappaWS(1000)
     assert parse_trainer_name("nnUNetTrainerAdamCPR").bound == KappaWS(3000)
+    assert parse_trainer_name("nnUNetTrainerAdamCPR_warmup500").bound == KappaWS(1000)
     assert parse_trainer_name("nnUNetTrainerAdamCPR").warmup_steps == 2000
-    assert parse_trainer_name("nnUNetTrainerMuonCPR_warmup100").bound == KappaWS(1100)
-    assert parse_trainer_name("nnUNetTrainerAdamCPR_warmup500").bound == KappaWS(1500)
+    assert parse_trainer_name("nnUNetTrainerMuonCPR_warmup100").bound == KappaWS(200)
     assert parse_trainer_name("nnUNetTrainerAdamCPR_ws4000").bound == KappaWS(4000)
     assert parse_trainer_name("nnUNetTrainerSGD_100epochs").total_steps == 25_000
 

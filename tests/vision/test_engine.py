@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nnunet_cpr.bounds import KappaWS
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.run_name import FAMILIES, parse_run_name
 from nnunet_cpr.vision import engine
@@ -449,7 +450,7 @@ def test_every_family_completes(family: str) -> None:
     assert (run.total_steps, run.warmup_steps, run.seed) == (26, 4, 1)
     assert run.lr == TASK.lr[FAMILIES[family].optimizer]
     assert parse_run_name(str(run)) == run
-    assert run.default_warm_start == 8  # twice the warm-up
+    assert run.bound == KappaWS(8)  # twice the warm-up
 
 
 @pytest.mark.parametrize(
