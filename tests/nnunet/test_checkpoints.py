@@ -264,7 +264,7 @@ def write(space: Workspace, name: str, monkeypatch: pytest.MonkeyPatch, **differ
         (STOCK, "nnUNetTrainerSGD"),
         ("nnUNetTrainerSGD", "nnUNetTrainerSGD_seed3"),
         ("nnUNetTrainerCPR", "nnUNetTrainerCPR_ws1000_2000epochs"),
-        ("nnUNetTrainerAdamCPR_warmup10", "nnUNetTrainerAdamCPR_ws1010_warmup10_lr1en3"),
+        ("nnUNetTrainerAdamCPR_warmup10", "nnUNetTrainerAdamCPR_ws20_warmup10_lr1en3"),
     ],
 )
 def test_equivalent_checkpoints_are_loaded(

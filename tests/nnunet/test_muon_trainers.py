@@ -156,7 +156,7 @@ def test_defaults_of_the_trainers_are_those_of_the_library() -> None:
         assert (
             found.settings.defaults.lr == MuonCPR([torch.nn.Parameter(torch.ones(3, 3))]).defaults["lr"]
         )
-        assert dataclasses.replace(found.settings, warmup=5).bound.steps == 1005
+        assert dataclasses.replace(found.settings, warmup=5).bound.steps == 10
 
 
 @pytest.fixture(scope="module")
