@@ -65,9 +65,12 @@ def validated_tensors(
     if different:
         raise ValueError(f"{problem}: {'; '.join(different)}")
     _check_keys(problem, "setting", config, own["config"])
+    missing = [key for key in own["config"] if key not in config]
+    if missing:
+        raise ValueError(f"{problem}: expected the settings {list_names(missing)}, got a state without")
     order = _indices(problem, saved["names"], own["names"])
     for key, value in own["config"].items():
-        before = _per_matrix(config.get(key), saved)
+        before = _per_matrix(config[key], saved)
         now = _per_matrix(value, own)
         for name, index, setting in zip(own["names"], order, now):
             if not _is_equal(before[index], setting):

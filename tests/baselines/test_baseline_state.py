@@ -319,3 +319,22 @@ def test_registry_builds_by_keyword(model: torch.nn.Module) -> None:
         "normws": {"method": "WeightNormControl", "weight_decay": 0.25, "start": 7, "factor": 1.0},
         "hyperball": {"method": "Hyperball", "factor": 1.0},
     }
+
+
+@pytest.mark.parametrize("place", ["config", "state"])
+def test_state_without_an_entry_is_refused(place: str, model: torch.nn.Module) -> None:
+    """A setting that is None is an entry as well."""
+    baseline, _ = trained(model, "independent")
+    state = baseline.state_dict()
+    del state[place]["max_lr"]
+    with pytest.raises(ValueError, match="max_lr"):
+        baseline.load_state_dict(state)
+
+
+@pytest.mark.parametrize("rates", [torch.ones(3).to_sparse(), torch.ones(3, device="meta")])
+def test_state_without_values_in_memory_is_refused(rates: torch.Tensor, model: torch.nn.Module) -> None:
+    baseline, _ = trained(model, "independent")
+    state = baseline.state_dict()
+    state["state"]["max_lr"] = rates
+    with pytest.raises(ValueError, match="'max_lr' is damaged"):
+        baseline.load_state_dict(state)

@@ -215,7 +215,9 @@ def small_chunks() -> None:
 def differences(one: Any, other: Any, path: str = "") -> list[str]:
     """Return the paths of entries in which two states differ in bits, dtype or presence."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        if one.dtype != other.dtype or one.shape != other.shape:
+        if (one.dtype, one.shape, one.layout, one.device) != (
+            other.dtype, other.shape, other.layout, other.device,
+        ):  # fmt: skip
             return [path]
         same = torch.equal(_bytes(one), _bytes(other))
         return [] if same else [path]
