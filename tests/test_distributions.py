@@ -87,7 +87,7 @@ def test_metadata_has_licence_and_readme(distributions: Path) -> None:
     assert metadata["License-Expression"] == "Apache-2.0" and metadata["License-File"] == "LICENSE"
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert metadata["Requires-Python"] == ">=3.10"
-    assert {"docs", "test", "muon"} <= set(metadata.get_all("Provides-Extra"))
+    assert {"docs", "test", "vision"} <= set(metadata.get_all("Provides-Extra"))
 
 
 def test_zenodo_and_citation_agree() -> None:
