@@ -37,8 +37,8 @@ MAXIMA = {"status": (1.6, 3.0), "run": (1.6, 3.0), "report": (14.0, 24.0)}
 """Limits of the processor times for no run and for :data:`_RUNS`, as multiples of the reference's.
 
 The reference takes about 2 s, so the limits of the many runs stand for some 6 s of ``status`` and the
-start of ``run``, and for some 48 s of ``report``, twice what they take on a quiet machine: the ratio of
-a report of 50 runs was between 7 and 11 beside other work. The number of its figures is limited.
+start of ``run``, and for some 48 s of ``report``. Beside other work the ratio of a report of 50 runs was
+between 7.3 and 10.9. The number of its figures is limited.
 """
 _RUNS = 500
 _COMMAND = [sys.executable, "-c", "from nnunet_cpr.cli import main; main()"]
