@@ -58,7 +58,7 @@ class Bound(ABC):
         number = getattr(self, dataclasses.fields(self)[0].name)
         if self != kind(number):  # type: ignore[call-arg]
             return repr(self)
-        return kind.keyword + (str(number) if _has_count(kind) else print_number(number))
+        return kind.keyword + (str(number) if has_count(kind) else print_number(number))
 
     @property
     def earliest(self) -> int:
@@ -246,7 +246,7 @@ def read_bound(text: str) -> Bound:
     if bound is not None:
         return bound
     guess = "".join(split_word(text))
-    shapes = " ".join(k + ("<N>" if _has_count(b) else "<V>") for k, b in BOUNDS.items())
+    shapes = " ".join(k + ("<N>" if has_count(b) else "<V>") for k, b in BOUNDS.items())
     try:
         is_meant = _match_word(guess) is not None
     except ValueError:
@@ -255,7 +255,7 @@ def read_bound(text: str) -> Bound:
     raise WrongName(f"unknown bound {text!r}; {advice}")
 
 
-def _has_count(kind: type[Bound]) -> bool:
+def has_count(kind: type[Bound]) -> bool:
     """Return True if the first field is an integer."""
     return dataclasses.fields(kind)[0].type in (int, "int")
 
@@ -263,9 +263,9 @@ def _has_count(kind: type[Bound]) -> bool:
 def _match_word(text: str) -> Bound | None:
     for keyword, kind in BOUNDS.items():
         number = text.removeprefix(keyword)
-        pattern = COUNT if _has_count(kind) else NUMBER
+        pattern = COUNT if has_count(kind) else NUMBER
         if text.startswith(keyword) and pattern.fullmatch(number):
-            return kind(int(number) if _has_count(kind) else parse_number(number))  # type: ignore[call-arg]
+            return kind(int(number) if has_count(kind) else parse_number(number))  # type: ignore[call-arg]
     return None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from nnunet_cpr._spelling import COUNT, NUMBER, WrongName, parse_number, print_number
 from nnunet_cpr._validation import positive_number
 from nnunet_cpr.baselines import BASELINES, BaselineEntry
-from nnunet_cpr.bounds import BOUNDS, Bound, KappaWS
+from nnunet_cpr.bounds import BOUNDS, Bound, KappaWS, has_count
 from nnunet_cpr.regularizers import REGULARIZERS
 
 
@@ -131,7 +131,7 @@ def word(field: str, meaning: str, word: str, value: Any) -> Suffix:
 
 def _bound(bound: type[Bound]) -> Suffix:
     setting = dataclasses.fields(bound)[0].name
-    is_count = dataclasses.fields(bound)[0].type in (int, "int")
+    is_count = has_count(bound)
 
     def parse(text: str) -> Bound:
         return bound(**{setting: int(text) if is_count else parse_number(text)})
