@@ -11,6 +11,7 @@ import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -26,6 +27,24 @@ from nnunet_cpr._distributed import (
 )
 from nnunet_cpr._validation import list_names
 from nnunet_cpr.param_groups import Params, param_groups, select
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """Inputs of :meth:`RegularizationMethod.update_decay` in a step.
+
+    Attributes:
+        sums_of_squares: function that returns the sum of squares of each matrix, ``[J]``, of the local
+            elements of DTensors.
+        found_inf: flag of ``GradScaler`` for fused optimizers, a scalar tensor; if it is not 0, the step
+            is skipped.
+        all_as_before: True if all matrices have a gradient, and have the shapes, dtypes and devices of
+            the last update.
+    """
+
+    sums_of_squares: Callable[[], Tensor]
+    found_inf: Tensor | None = None
+    all_as_before: bool = False
 
 
 class RegularizationMethod(ABC):
@@ -96,13 +115,8 @@ class RegularizationMethod(ABC):
                 step is skipped and must not change anything.
         """
 
-    def update_decay(self, sums_of_squares: Callable[[], Tensor], found_inf: Tensor | None) -> Tensor:
+    def update_decay(self, inputs: StepInputs) -> Tensor:
         """Update the state for a step without waiting for a GPU, if ``has_decay``.
-
-        Args:
-            sums_of_squares: function that returns the sum of squares of each matrix, ``[J]``, of the
-                local elements of DTensors.
-            found_inf: as in :meth:`_update_and_correct`.
 
         Returns:
             Share of each matrix to subtract in this step, float32 ``[J]``; negative to add it. Matrices
@@ -236,7 +250,6 @@ class RegularizationMethod(ABC):
 
         Raises:
             ValueError: the optimizer lacks a regularized parameter, or applies weight decay to one.
-            RuntimeError: a regularized parameter is on the meta device.
         """
         if self._optimizer is not optimizer:
             return False  # detached
@@ -245,18 +258,26 @@ class RegularizationMethod(ABC):
             self._check_optimizer(optimizer)
         else:
             self._check_weight_decay(optimizer)
-        on_meta = [name for name, p in zip(self.names, self.parameters) if p.is_meta]
-        if on_meta:
-            raise RuntimeError(
-                f"parameter {on_meta[0]!r} is on the meta device, which has no values; allocate the "
-                "model's memory, for example with to_empty(), before building the optimizer"
-            )
         self._move_state_to_parameters()
         return not is_state_initialization(optimizer)
+
+    def check_devices(self) -> None:
+        """Check before an update that the parameters have values; a fused step does so by itself.
+
+        Raises:
+            RuntimeError: a regularized parameter is on the meta device.
+        """
+        for name, p in zip(self.names, self.parameters):
+            if p.is_meta:
+                raise RuntimeError(
+                    f"parameter {name!r} is on the meta device, which has no values; allocate the "
+                    "model's memory, for example with to_empty(), before building the optimizer"
+                )
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if not self.begin_step(optimizer) or not self.parameters:
             return None
+        self.check_devices()
         found_inf = getattr(optimizer, "found_inf", None)  # set by GradScaler for fused optimizers
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:

@@ -2,7 +2,8 @@
 
 A bound is a frozen description. Its state between steps is in ``memory``, tensors that CPR stores and
 saves; its result is in ``kappa``, which is +inf until it is set. All J matrices are handled at once on
-their device, without synchronizing with it.
+their device, without synchronizing with it. Only methods of tensors are used: names of trainers contain
+bounds, and are read without importing torch.
 
 To add a bound: write a subclass of :class:`Bound` and list it in :data:`BOUNDS`. Names, state dicts and
 the nnU-Net trainers then know it; export it in ``nnunet_cpr/__init__.py``.
@@ -15,10 +16,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from nnunet_cpr._spelling import (
     COUNT,
@@ -31,6 +29,9 @@ from nnunet_cpr._spelling import (
     split_word,
 )
 from nnunet_cpr._validation import positive_integer, positive_number, short_repr
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Bound(ABC):
     """The bound in a few words."""
     may_be_nan: ClassVar[frozenset[str]] = frozenset()
     """Keys of :meth:`memory` that may be NaN or negative; loading a state refuses it for all others."""
+    is_set_once: ClassVar[bool] = False
+    """True: updates before :attr:`earliest` and after all bounds have been set change nothing."""
 
     def __str__(self) -> str:
         kind = type(self)
@@ -83,7 +86,7 @@ class Bound(ABC):
 
 def _set_(kappa: Tensor, where: Tensor, value: Tensor) -> None:
     """Set bounds that are not set yet, where ``where`` is True and the value is finite."""
-    torch.where(where & kappa.isinf() & value.isfinite(), value, kappa, out=kappa)
+    kappa.copy_(value.where(where & kappa.isinf() & value.isfinite(), kappa))
 
 
 @dataclass(frozen=True)
@@ -98,12 +101,13 @@ class KappaK(Bound):
     value: float
     keyword: ClassVar[str] = "k"
     title = "the same value for every parameter matrix"
+    is_set_once = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "value", positive_number("KappaK.value", self.value, float32=True))
 
     def update_(self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]) -> None:
-        _set_(kappa, step >= 0, torch.full_like(kappa, self.value))
+        _set_(kappa, step >= 0, kappa.new_full(kappa.shape, self.value))
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,7 @@ class KappaKI0(Bound):
     factor: float
     keyword: ClassVar[str] = "ki0x"
     title = "a multiple of the initial R"
+    is_set_once = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "factor", positive_number("KappaKI0.factor", self.factor, float32=True))
@@ -140,6 +145,7 @@ class KappaWS(Bound):
     steps: int
     keyword: ClassVar[str] = "ws"
     title = "R after a number of steps (warm start)"
+    is_set_once = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", positive_integer("KappaWS.steps", self.steps))
@@ -188,19 +194,19 @@ class KappaIP(Bound):
 
     def memory(self, like: Tensor) -> dict[str, Tensor]:
         return {
-            "last_sample": torch.full_like(like, math.nan),
-            "last_difference": torch.full_like(like, math.nan),
+            "last_sample": like.new_full(like.shape, math.nan),
+            "last_difference": like.new_full(like.shape, math.nan),
         }
 
     def update_(self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]) -> None:
         last, last_difference = memory["last_sample"], memory["last_difference"]
         sampled = (step % self.interval == 0) & measure.isfinite()
-        smoothed = torch.where(last.isnan(), measure, self.ema * last + (1 - self.ema) * measure)
+        smoothed = measure.where(last.isnan(), self.ema * last + (1 - self.ema) * measure)
         difference = smoothed - last
         # With fewer than three samples a difference is NaN, and the comparison False.
         _set_(kappa, sampled & (difference - last_difference < 0), measure)
-        last.copy_(torch.where(sampled, smoothed, last))
-        last_difference.copy_(torch.where(sampled, difference, last_difference))
+        last.copy_(smoothed.where(sampled, last))
+        last_difference.copy_(difference.where(sampled, last_difference))
 
 
 BOUNDS: dict[str, type[Bound]] = {b.keyword: b for b in (KappaK, KappaKI0, KappaWS, KappaIP)}

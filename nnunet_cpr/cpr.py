@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from nnunet_cpr._attachment import RegularizationMethod
+from nnunet_cpr._attachment import RegularizationMethod, StepInputs
 from nnunet_cpr._distributed import Shards, local_tensors
 from nnunet_cpr._validation import positive_number, short_repr
 from nnunet_cpr.bounds import Bound, KappaWS, as_bound
@@ -64,6 +64,9 @@ class CPRSettings:
     def config(self) -> dict[str, Any]:
         """Return the settings as plain values for state dicts."""
         return {**self.plain(), "kappa": repr(self.bound)}
+
+
+_LARGEST = torch.finfo(torch.float32).max
 
 
 class CPR(RegularizationMethod):
@@ -143,6 +146,8 @@ class CPR(RegularizationMethod):
         self._mu = self._shared("mu")
         self._adaptive = self._shared("adaptive")
         self._limit = self._shared("largest_multiplier")
+        self._last_numel: Tensor | None = None  # of the last fused step
+        self._all_set: tuple[Tensor | None, int] = None, 0  # bounds and their version when all were set
 
         count = self._state["step"]
         vector = torch.zeros(len(self.parameters), dtype=torch.float32, device=count.device)
@@ -277,15 +282,20 @@ class CPR(RegularizationMethod):
             Multipliers of the correction, float32 ``[J]``; 0 for matrices that are not corrected.
         """
         self._move_state_to_parameters()
+        return self._update(measure, found_inf, self._has_grad())
+
+    def _update(self, measure: Tensor, found_inf: Tensor | None, has_grad: Tensor | None) -> Tensor:
+        """Return the result of :meth:`update`, given the result of :meth:`_has_grad`."""
         state = self._state
         kappa, multiplier = state["kappa"], state["lagrange_multiplier"]
-        has_grad = self._has_grad()
+        may_read = _may_read(measure)
         taken = None if found_inf is None else found_inf.to(measure.device).reshape(()) == 0
         if taken is not None:
             measure = torch.where(taken, measure, math.nan)
             has_grad = taken if has_grad is None else has_grad & taken
 
-        self._update_bounds(measure)
+        if not (may_read and self._bounds_cannot_change()):
+            self._update_bounds(measure)
 
         mu = self._on_device(self._mu, torch.float32)
         excess = measure - kappa
@@ -294,11 +304,19 @@ class CPR(RegularizationMethod):
             if isinstance(mu, Tensor)
             else torch.add(multiplier, excess, alpha=mu)
         ).clamp_(min=0)
-        finite = proposed.isfinite()
+        adaptive = self._on_device(self._adaptive, torch.bool)
+        limit = self._on_device(self._limit, torch.float32)
+        least = limit if isinstance(limit, Tensor) else min(limit, _LARGEST)
+        is_plain = may_read and has_grad is None and adaptive is False
+        # In nearly all steps, all multipliers are finite and none is limited.
+        if is_plain and bool((proposed <= least).all()):
+            multiplier.copy_(proposed)
+            state["step"] += 1
+            return proposed
+        finite = proposed <= _LARGEST
         updated = finite if has_grad is None else has_grad & finite
         applied = torch.where(updated, proposed, 0.0)
 
-        adaptive = self._on_device(self._adaptive, torch.bool)
         if adaptive is not False:
             was_positive = state["was_positive"]
             fell_back = updated & (multiplier == 0) & was_positive
@@ -310,15 +328,30 @@ class CPR(RegularizationMethod):
         skipped = ~finite if has_grad is None else has_grad & ~finite
         state["skipped_updates"] += skipped.sum()
         state["step"] += 1 if taken is None else taken
-        limit = self._on_device(self._limit, torch.float32)
         if isinstance(limit, Tensor) or limit < math.inf:
             state["limited_corrections"] += (applied > limit).sum()
             applied.clamp_(max=limit)
         return applied
 
-    def update_decay(self, sums_of_squares: Callable[[], Tensor], found_inf: Tensor | None) -> Tensor:
-        sums = self._shards.total(sums_of_squares()[None])
-        return 2 * self.update(L2().measure(sums, self._numel()), found_inf)
+    def update_decay(self, inputs: StepInputs) -> Tensor:
+        if not inputs.all_as_before or self._last_numel is None:
+            self._last_numel = self._numel()
+        sums = self._shards.total(inputs.sums_of_squares()[None])
+        has_grad = None if inputs.all_as_before else self._has_grad()
+        return self._update(L2().measure(sums, self._last_numel), inputs.found_inf, has_grad).mul_(2)
+
+    def _bounds_cannot_change(self) -> bool:
+        """Return True if no bound can change in this step. Waits for a GPU."""
+        if not all(part.settings.bound.is_set_once for part in self._parts):
+            return False
+        step = self.step_count
+        if all(step < part.settings.bound.earliest for part in self._parts):
+            return True
+        kappa = self._state["kappa"]
+        known, version = self._all_set
+        if (known is not kappa or version != kappa._version) and bool(kappa.isfinite().all()):
+            self._all_set = kappa, kappa._version
+        return self._all_set[0] is kappa and self._all_set[1] == kappa._version
 
     def _update_bounds(self, measure: Tensor) -> None:
         state = self._state
@@ -353,11 +386,9 @@ class CPR(RegularizationMethod):
         return self._constant(id(part), part.indices, torch.int64)
 
     def _numel(self) -> Tensor:
-        """Return the numbers of elements, ``[J]``, cached on a GPU."""
-        sizes, device = [p.numel() for p in self.parameters], self._device()
-        if device.type == "cpu":
-            return torch.tensor(sizes, dtype=accumulator(device), device=device)
-        return self._constant("numel", sizes, accumulator(device))
+        """Return the numbers of elements, ``[J]``."""
+        sizes = [p.numel() for p in self.parameters]
+        return self._constant("numel", sizes, accumulator(self._device()))
 
     def _config(self) -> dict[str, Any]:
         """Return each setting, or the list of its values if the matrices differ."""
@@ -369,6 +400,11 @@ class CPR(RegularizationMethod):
         if len(self._parts) <= 1:
             return super().__repr__()
         return f"CPR({len(self.names)} matrices with {len(self._parts)} different settings)"
+
+
+def _may_read(values: Tensor) -> bool:
+    """Return True if reading values does not make the host wait, as for a GPU."""
+    return values.device.type == "cpu"
 
 
 @dataclass(frozen=True)

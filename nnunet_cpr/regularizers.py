@@ -5,7 +5,8 @@ matrices of all sizes (the paper's Kappa-K values, 0.005 to 0.16, are means of s
 function of sums over the elements and of their number.
 
 To add one: write a subclass of :class:`Regularizer` and list it in :data:`REGULARIZERS`. Its name is
-then available in every optimizer and as a suffix of the nnU-Net trainers.
+then available in every optimizer; listed in ``REGULARIZER_WORDS`` of ``nnunet_cpr/names/suffixes.py``,
+it is also a suffix of the nnU-Net trainers.
 """
 
 from __future__ import annotations

@@ -14,12 +14,14 @@ from numba.extending import intrinsic
 
 from nnunet_cpr.fused._tables import FIRST, GRAD, LARGEST, PARAM, SECOND, STEP
 
-# IEEE arithmetic, except that a product and a sum may be contracted. Only the sum of squares may be
-# reordered; the order is always the same.
-_plain = numba.njit(nogil=True, cache=True, error_model="numpy")
-_elements = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
-_sum = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc"})
+# Kernels. A process runs the code that it has compiled, another one that of the cache.
+_kernel = numba.njit(nogil=True, cache=True, error_model="numpy")
 _threads = numba.njit(parallel=True, cache=True, error_model="numpy")
+# Their parts are inlined: else a process that compiles runs a part's own code, and one that loads a
+# kernel from the cache the copy in there, which is optimized again and may round otherwise. All is IEEE
+# arithmetic, except that a sum of squares may be reordered; the order is always the same.
+_part = numba.njit(forceinline=True, error_model="numpy")
+_sum = numba.njit(forceinline=True, error_model="numpy", fastmath={"contract", "reassoc"})
 
 
 @intrinsic
@@ -33,26 +35,26 @@ def _pointer(typing_context, address, start, like):
     return pointer(types.int64, types.int64, like), generate
 
 
-@_plain
+@_part
 def _elements_at(addresses, tensor, column, start, count, like):
     """Return ``count`` elements of a tensor from ``start``; an empty array for missing state."""
     address = addresses[tensor, column]
     return numba.carray(_pointer(address, start, like), count if address else 0)
 
 
-@_elements
+@_part
 def _unscale(g, factor):
     for i in range(g.size):
         g[i] *= factor
 
 
-@_elements
+@_part
 def _sgd(p, g, sign, decay, rate):
     for i in range(p.size):
         p[i] -= decay * p[i] + rate * (sign * g[i])
 
 
-@_elements
+@_part
 def _momentum(p, g, first, sign, decay, rate, momentum):
     for i in range(p.size):
         m = momentum * first[i] + sign * g[i]
@@ -60,7 +62,7 @@ def _momentum(p, g, first, sign, decay, rate, momentum):
         p[i] -= decay * p[i] + rate * m
 
 
-@_elements
+@_part
 def _nesterov(p, g, first, sign, decay, rate, momentum):
     for i in range(p.size):
         gradient = sign * g[i]
@@ -69,7 +71,7 @@ def _nesterov(p, g, first, sign, decay, rate, momentum):
         p[i] -= decay * p[i] + rate * (gradient + momentum * m)
 
 
-@_elements
+@_part
 def _adam(p, g, first, second, sign, decay, rate, beta1_rest, beta2, beta2_rest, root_scale, eps):
     for i in range(p.size):
         gradient = sign * g[i]
@@ -80,7 +82,7 @@ def _adam(p, g, first, second, sign, decay, rate, beta1_rest, beta2, beta2_rest,
         p[i] -= decay * p[i] + rate * m / (math.sqrt(v) * root_scale + eps)
 
 
-@_elements
+@_part
 def _amsgrad(
     p, g, first, second, largest, sign, decay, rate, beta1_rest, beta2, beta2_rest, root_scale, eps
 ):
@@ -103,13 +105,12 @@ def _squares(p):
     return np.float64(total)
 
 
-class Launch(NamedTuple):
-    """Tables of a launch (:class:`~nnunet_cpr.fused._tables.Tables`) and its output.
+class TableArrays(NamedTuple):
+    """Tables of a launch as arrays (:class:`~nnunet_cpr.fused._tables.Tables`).
 
     Attributes:
         first_partials: index of each matrix's first chunk among the chunks of all matrices, and their
             number, int32.
-        partials: sum of squares of each chunk of all matrices, float64.
     """
 
     addresses: np.ndarray
@@ -117,7 +118,6 @@ class Launch(NamedTuple):
     matrices: np.ndarray
     first_chunks: np.ndarray
     first_partials: np.ndarray
-    partials: np.ndarray
 
 
 class StepSettings(NamedTuple):
@@ -138,32 +138,33 @@ class StepSettings(NamedTuple):
     eps: float
 
 
-@_plain
-def step_chunks(begin, end, size, like, launch, settings, coefficients, updated):
+@_part
+def step_chunks(begin, end, size, like, tables, partials, settings, coefficients):
     """Correct and update the chunks from ``begin`` to ``end``, and compute their sums of squares.
 
     ``like`` is a 0 of the parameters' dtype, in which everything but Adam's bias corrections and the
-    sums over chunks is computed. ``updated`` is set for the matrices with new sums.
+    sums over chunks is computed. ``partials`` are the sums of squares of the chunks of all matrices,
+    float64.
     """
     kind = type(like)
     sign, lr, eps = kind(settings.sign), kind(settings.lr), kind(settings.eps)
     beta1, beta1_rest = kind(settings.beta1), kind(1 - settings.beta1)
     beta2, beta2_rest = kind(settings.beta2), kind(1 - settings.beta2)
     for chunk in range(begin, end):
-        tensor, index, start, count = _chunk_position(launch, chunk, size)
-        p = _elements_at(launch.addresses, tensor, PARAM, start, count, like)
-        g = _elements_at(launch.addresses, tensor, GRAD, start, count, like)
-        first = _elements_at(launch.addresses, tensor, FIRST, start, count, like)
-        j = launch.matrices[tensor]
+        tensor, index, start, count = _chunk_position(tables, chunk, size)
+        p = _elements_at(tables.addresses, tensor, PARAM, start, count, like)
+        g = _elements_at(tables.addresses, tensor, GRAD, start, count, like)
+        first = _elements_at(tables.addresses, tensor, FIRST, start, count, like)
+        j = tables.matrices[tensor]
         decay = kind(coefficients[j]) if j >= 0 else kind(0)
         if settings.unscale != 1:
             _unscale(g, kind(settings.unscale))  # stored, as torch's fused steps do
         if settings.adam:
-            step = _elements_at(launch.addresses, tensor, STEP, 0, 1, np.float32(0))[0]
+            step = _elements_at(tables.addresses, tensor, STEP, 0, 1, np.float32(0))[0]
             rate = kind(settings.lr / (1 - settings.beta1**step))
             scale = kind(1 / math.sqrt(1 - settings.beta2**step))
-            second = _elements_at(launch.addresses, tensor, SECOND, start, count, like)
-            largest = _elements_at(launch.addresses, tensor, LARGEST, start, count, like)
+            second = _elements_at(tables.addresses, tensor, SECOND, start, count, like)
+            largest = _elements_at(tables.addresses, tensor, LARGEST, start, count, like)
             if largest.size:
                 _amsgrad(
                     p, g, first, second, largest,
@@ -178,51 +179,73 @@ def step_chunks(begin, end, size, like, launch, settings, coefficients, updated)
         else:
             _momentum(p, g, first, sign, decay, lr, beta1)
         if j >= 0:
-            launch.partials[launch.first_partials[j] + index] = _squares(p)
-            updated[j] = True
+            partials[tables.first_partials[j] + index] = _squares(p)
 
 
-@_plain
-def sum_chunks(begin, end, size, like, launch):
+@_part
+def sum_chunks(begin, end, size, like, tables, partials):
     """Compute the sums of squares of the chunks, bitwise equal to those of :func:`step_chunks`."""
     for chunk in range(begin, end):
-        tensor, index, start, count = _chunk_position(launch, chunk, size)
-        p = _elements_at(launch.addresses, tensor, PARAM, start, count, like)
-        launch.partials[launch.first_partials[launch.matrices[tensor]] + index] = _squares(p)
+        tensor, index, start, count = _chunk_position(tables, chunk, size)
+        p = _elements_at(tables.addresses, tensor, PARAM, start, count, like)
+        partials[tables.first_partials[tables.matrices[tensor]] + index] = _squares(p)
 
 
-@_plain
-def _chunk_position(launch, chunk, size):
+@_part
+def _chunk_position(tables, chunk, size):
     """Return the tensor index, chunk index, start offset and length of a chunk."""
-    tensor = np.searchsorted(launch.first_chunks, chunk, side="right") - 1
-    index = chunk - launch.first_chunks[tensor]
+    tensor = np.searchsorted(tables.first_chunks, chunk, side="right") - 1
+    index = chunk - tables.first_chunks[tensor]
     start = index * np.int64(size)
-    return tensor, index, start, min(size, launch.numels[tensor] - start)
+    return tensor, index, start, min(size, tables.numels[tensor] - start)
 
 
-# Parallel versions, in which a thread takes tasks of some chunks.
+# Launches on all chunks, which also add up the sums of the chunks of each matrix into ``sums``.
+
+
+@_kernel
+def step_serial(chunks, size, like, tables, partials, sums, settings, coefficients):
+    """Run :func:`step_chunks` on all chunks."""
+    step_chunks(0, chunks, size, like, tables, partials, settings, coefficients)
+    _add_partials(tables, partials, sums)
 
 
 @_threads
-def step_chunks_parallel(task, chunks, size, like, launch, settings, coefficients, updated):
+def step_parallel(task, chunks, size, like, tables, partials, sums, settings, coefficients):
     """Run :func:`step_chunks` on all chunks, ``task`` chunks at a time."""
     for i in numba.prange(-(-chunks // task)):
         end = min(chunks, (i + 1) * task)
-        step_chunks(i * task, end, size, like, launch, settings, coefficients, updated)
+        step_chunks(i * task, end, size, like, tables, partials, settings, coefficients)
+    _add_partials(tables, partials, sums)
+
+
+@_kernel
+def sum_serial(chunks, size, like, tables, partials, sums):
+    """Run :func:`sum_chunks` on all chunks."""
+    sum_chunks(0, chunks, size, like, tables, partials)
+    _add_partials(tables, partials, sums)
 
 
 @_threads
-def sum_chunks_parallel(task, chunks, size, like, launch):
+def sum_parallel(task, chunks, size, like, tables, partials, sums):
     """Run :func:`sum_chunks` on all chunks, ``task`` chunks at a time."""
     for i in numba.prange(-(-chunks // task)):
-        sum_chunks(i * task, min(chunks, (i + 1) * task), size, like, launch)
+        sum_chunks(i * task, min(chunks, (i + 1) * task), size, like, tables, partials)
+    _add_partials(tables, partials, sums)
 
 
-@_plain
-def sum_partials(first_partials, partials):
-    """Return the sum over the chunks of each matrix, added up in order."""
-    sums = np.zeros(first_partials.size - 1)
-    for j in range(sums.size):
-        for i in range(first_partials[j], first_partials[j + 1]):
-            sums[j] += partials[i]
-    return sums
+@_part
+def _add_partials(tables, partials, sums):
+    """Set the sum of each matrix of a launch, adding up its chunks in order."""
+    for j in tables.matrices:
+        if j >= 0:
+            total = 0.0
+            for i in range(tables.first_partials[j], tables.first_partials[j + 1]):
+                total += partials[i]
+            sums[j] = total
+
+
+@_kernel
+def add_one(x):
+    """Return ``x + 1``, a trial of the compiler."""
+    return x + 1

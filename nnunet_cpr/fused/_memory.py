@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,37 +18,68 @@ from torch import Tensor
 
 from nnunet_cpr._row_norms import is_dense
 
+try:
+    # torch.compile's check of its inputs: reading the same properties in Python takes five times as
+    # long, which many tensors would turn into a third of a step. It is private; without it, everything
+    # is read anew in every step.
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:
+    TensorGuards = None  # type: ignore[assignment,misc]
+
 _PLAIN = {Tensor, torch.nn.Parameter, torch.nn.Buffer}
 
 
 @dataclass(eq=False)
 class Memory:
-    """Memory layout of a list of tensors; each field has one entry for each tensor.
+    """Memory layout of a list of tensors; each list has one entry for each tensor.
 
     :func:`describe` returns the same object as long as nothing changes.
 
     Attributes:
-        marks: values that reveal a change, see :func:`_marks`.
+        places: address and size of the storage in bytes of each tensor in turn.
+        guards: check of all properties but the places; None if torch does not have it.
     """
 
-    addresses: list[int]
+    places: list[int]
     dtypes: list[torch.dtype]
     devices: list[torch.device]
     shapes: list[torch.Size]
     strides: list[tuple[int, ...]]
-    marks: list[tuple[Any, ...]]
+    guards: Any = None
+
+    @cached_property
+    def addresses(self) -> list[int]:
+        """Addresses of the first elements."""
+        return self.places[::2]
+
+    @cached_property
+    def distinct_dtypes(self) -> list[torch.dtype]:
+        """Dtypes without repetitions, in the order of the tensors."""
+        return list(dict.fromkeys(self.dtypes))
+
+    def has_properties_of(self, tensors: Sequence[Tensor]) -> bool:
+        """Return True if the tensors have all these properties, except perhaps the places."""
+        same_count = len(tensors) == len(self.dtypes)
+        return same_count and self.guards is not None and self.guards.check(*tensors)
 
     def part(self, indices: Sequence[int]) -> Memory:
         """Return the layout of the tensors with these indices."""
-        return Memory(*([getattr(self, f.name)[i] for i in indices] for f in fields(self)))
+        return Memory(
+            places=[place for i in indices for place in self.places[2 * i : 2 * i + 2]],
+            dtypes=[self.dtypes[i] for i in indices],
+            devices=[self.devices[i] for i in indices],
+            shapes=[self.shapes[i] for i in indices],
+            strides=[self.strides[i] for i in indices],
+        )
 
 
-def _marks(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
-    """Return the values that are read from each tensor in every step.
+def _places(tensors: Sequence[Tensor]) -> list[int]:
+    """Return the address and the size of the storage of each tensor in turn.
 
-    An address implies the device, and the size of the storage that all elements still exist.
+    The size shows that all elements still exist. One pass reads both: after a step, tensor objects are
+    no longer in the processor's caches.
     """
-    return [(t.data_ptr(), t.shape, t.stride(), t.dtype, t.untyped_storage().nbytes()) for t in tensors]
+    return [place for t in tensors for place in (t.data_ptr(), t.untyped_storage().nbytes())]
 
 
 def describe(tensors: Sequence[Tensor], before: Memory | None = None) -> Memory | None:
@@ -60,25 +92,32 @@ def describe(tensors: Sequence[Tensor], before: Memory | None = None) -> Memory 
         tensors: the tensors.
         before: result of the previous step, which is returned again if nothing has changed.
     """
-    if not set(map(type, tensors)) <= _PLAIN:
-        return None
-    if not {t.layout for t in tensors} <= {torch.strided}:
-        return None
-    marks = _marks(tensors)
-    if before is not None and before.marks == marks:
-        return before
-    if any(t.is_neg() for t in tensors):  # memory contains the negated elements
-        return None
-    for t, (address, _, _, _, stored) in zip(tensors, marks):
+    known = before if before is not None and before.has_properties_of(tensors) else None
+    if known is None:
+        if not set(map(type, tensors)) <= _PLAIN:
+            return None
+        if not {t.layout for t in tensors} <= {torch.strided}:
+            return None
+        if any(t.is_neg() for t in tensors):  # memory contains the negated elements
+            return None
+    places = _places(tensors)
+    if known is not None and known.places == places:
+        return known
+    for t, address, stored in zip(tensors, places[::2], places[1::2]):
         if t.nbytes and (not address or stored < t.nbytes + t.storage_offset() * t.itemsize):
             return None
+    if known is not None:
+        return replace(known, places=places)
+    guards = None
+    if TensorGuards is not None:
+        guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
     return Memory(
-        addresses=[address for address, *_ in marks],
-        dtypes=[dtype for _, _, _, dtype, _ in marks],
+        places=places,
+        dtypes=[t.dtype for t in tensors],
         devices=[t.device for t in tensors],
-        shapes=[shape for _, shape, *_ in marks],
-        strides=[strides for _, _, strides, _, _ in marks],
-        marks=marks,
+        shapes=[t.shape for t in tensors],
+        strides=[t.stride() for t in tensors],
+        guards=guards,
     )
 
 

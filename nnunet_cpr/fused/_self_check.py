@@ -51,11 +51,13 @@ def _kinds(group: GroupStep) -> set[tuple[Any, ...]]:
     """Return the rule, without its numbers, and dtypes of each kernel launch of a group."""
     rule = group.rule
     params, _, *state, _ = group.columns
-    moments = next((column.dtypes for column in state if column.addresses), None)
+    moments = next((column for column in state if column.addresses), params)
     amsgrad = rule.adam and bool(state[-1].addresses)
     has_momentum = rule.adam or rule.beta1 != 0
     name = (rule.adam, has_momentum, bool(rule.nesterov), amsgrad, bool(rule.maximize))
-    return {(*name, *dtypes) for dtypes in set(zip(params.dtypes, moments or params.dtypes))}
+    if len(params.distinct_dtypes) == len(moments.distinct_dtypes) == 1:
+        return {(*name, params.dtypes[0], moments.dtypes[0])}
+    return {(*name, *dtypes) for dtypes in set(zip(params.dtypes, moments.dtypes))}
 
 
 def _passes(backend: FusedBackend, *kind: Any) -> bool:
@@ -116,10 +118,10 @@ def _difference(
     expected = _unfused(group, [0.2, 0.0, -0.1])
 
     trial = type(backend)([params[0], params[2]], backend.device)
-    if not (group.read_layout() and trial.supports([group])):
+    if not (group.read_layout() and trial.supports([group], False)):
         return float("inf")
     trial.step([group], decay)
-    sums = trial.sums_of_squares()
+    sums = trial.sums_of_squares(reuse=True)
     found = [*params, *(t for column in state for t in column)]
     worst = max(_distance(t, e, torch.finfo(t.dtype).eps) for t, e in zip(found, expected, strict=True))
     squares = torch.stack([p.double().square().sum() for p in (params[0], params[2])])

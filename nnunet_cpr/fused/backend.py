@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from nnunet_cpr._row_norms import is_dense
 from nnunet_cpr.fused._memory import Memory, describe, has_same_layout, overlap
+from nnunet_cpr.fused._tables import GRAD, PARAM
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,23 @@ class Rule:
     maximize: bool = False
 
 
+@dataclass(eq=False)
+class Layout:
+    """Memory layout of the tensors of a parameter group's step.
+
+    It is the same object as long as nothing changes, so that all that follows from it is computed once.
+
+    Attributes:
+        params: the parameters.
+        matrices: index j of each parameter among the regularized ones, -1 for the others.
+        columns: layout of the parameters, the gradients, each state and the step counts.
+    """
+
+    params: list[Tensor]
+    matrices: list[int]
+    columns: list[Memory]
+
+
 @dataclass
 class GroupStep:
     """Tensors that the step of one parameter group reads and writes; of DTensors the local tensors.
@@ -36,8 +55,7 @@ class GroupStep:
         state: SGD's momentum, or Adam's first, second and maximum second moments; a list may be empty.
         steps: Adam's step counts.
         matrices: index j of each parameter among the regularized ones, -1 for the others.
-        columns: memory layout of ``params``, ``grads``, ``state`` and ``steps``, set by
-            :meth:`read_layout`.
+        layout: set by :meth:`read_layout`.
     """
 
     rule: Rule
@@ -46,27 +64,33 @@ class GroupStep:
     state: list[list[Tensor]]
     steps: list[Tensor]
     matrices: list[int]
-    columns: list[Memory] = field(default_factory=list)
+    layout: Layout = field(init=False)
 
-    def read_layout(self, before: Sequence[Memory] = ()) -> bool:
+    @property
+    def columns(self) -> list[Memory]:
+        """Memory layout of ``params``, ``grads``, ``state`` and ``steps``."""
+        return self.layout.columns
+
+    def read_layout(self, before: Layout | None = None) -> bool:
         """Read the memory layout; return True if a kernel may access the tensors by address.
 
         Args:
-            before: the columns of the previous step of this group, if it returned True then.
+            before: the layout of the previous step of this group, if this returned True then.
         """
         tensors = [self.params, self.grads, *self.state, self.steps]
-        known = before if len(before) == len(tensors) else [None] * len(tensors)
-        columns = [describe(own, last) for own, last in zip(tensors, known)]
-        if None in columns or any([grad.is_neg() for grad in self.grads]):
-            return False
-        self.columns = columns  # type: ignore[assignment]
-        if all(now is last for now, last in zip(columns, known)):
+        known = before.columns if before is not None else []
+        columns = [describe(own, last) for own, last in zip_longest(tensors, known)]
+        if before is not None and self.matrices is before.matrices and columns == known:
+            self.layout = before
             return True
+        if None in columns:
+            return False
+        self.layout = Layout(self.params, self.matrices, columns)  # type: ignore[arg-type]
         params, grads, *state, steps = self.columns
         return (
             all(has_same_layout(params, other) for other in (grads, *state) if other.addresses)
             and grads.dtypes == params.dtypes
-            and all(is_dense(p) for p in self.params)
+            and (params in known or all(is_dense(p) for p in self.params))
             and all(n == 1 for n in map(torch.Size.numel, steps.shapes))
             and steps.devices == params.devices[: len(steps.devices)]
             and set(steps.dtypes) <= {torch.float32}
@@ -100,14 +124,16 @@ class FusedBackend(ABC):
         self.matrices = list(matrices)
         self.device = device
         self.sizes = [p.numel() for p in self.matrices]
-        self.made_for = [(p.numel(), p.dtype, p.device) for p in self.matrices]
-        self._sums_are_of: list[Any] | None = None  # versions of the matrices that the sums belong to
+        # Versions and addresses of the matrices that the sums belong to.
+        self._sums_are_of: tuple[list[int], list[Any]] | None = None
+        self._stepped: list[Memory] = []  # parameters of the last step, if they include all matrices
         self._supported: list[Memory] = []  # columns found supported last
         self.reused_measures = 0
 
-    def supports(self, groups: Sequence[GroupStep]) -> bool:
+    def supports(self, groups: Sequence[GroupStep], has_current_sums: bool) -> bool:
         """Return True if this backend can step the groups, whose ``read_layout()`` was True."""
-        columns = [column for group in groups for column in group.columns]
+        # The gradients have the dtypes and devices of the parameters, and are only read.
+        columns = [c for g in groups for i, c in enumerate(g.columns) if i != GRAD]
         if columns != self._supported:
             for group in groups:
                 params, _, *state = group.columns[:-1]
@@ -117,16 +143,10 @@ class FusedBackend(ABC):
                     return False
                 if not self.supports_state(params, [column for column in state if column.addresses]):
                     return False
-            if overlap([c for g in groups for i, c in enumerate(g.columns[:-1]) if i != 1]):
+            if overlap([c for g in groups for i, c in enumerate(g.columns[:-1]) if i != GRAD]):
                 return False
             self._supported = columns
-        return self._has_current_sums() or self._can_sum()
-
-    def is_outdated(self) -> bool:
-        """Return True if the size, dtype or device of a matrix has changed."""
-        return not self._has_current_sums() and self.made_for != [
-            (p.numel(), p.dtype, p.device) for p in self.matrices
-        ]
+        return has_current_sums or self._can_sum()
 
     def supports_state(self, params: Memory, state: Sequence[Memory]) -> bool:
         """Return True if a kernel supports the dtypes of the state."""
@@ -141,9 +161,13 @@ class FusedBackend(ABC):
             and all(is_dense(p) for p in self.matrices)
         )
 
-    def sums_of_squares(self) -> Tensor:
-        """Return the sum of squares of each present matrix, float64 ``[J]``."""
-        if self._has_current_sums():
+    def sums_of_squares(self, reuse: bool) -> Tensor:
+        """Return the sum of squares of each present matrix, float64 ``[J]``.
+
+        Args:
+            reuse: use the sums of the last step, which requires :meth:`has_current_sums`.
+        """
+        if reuse:
             self.reused_measures += 1
         else:
             self._compute_partials()
@@ -153,11 +177,28 @@ class FusedBackend(ABC):
         """Discard the sums of squares, before a step that this backend does not take."""
         self._sums_are_of = None
 
-    def _has_current_sums(self) -> bool:
-        return self._sums_are_of is not None and self._sums_are_of == self._versions()
+    def has_current_sums(self, groups: Sequence[GroupStep]) -> bool:
+        """Return True if no matrix has changed since the sums of squares were computed.
 
-    def _versions(self) -> list[Any]:
-        return [(p._version, p.data_ptr(), p.nbytes) for p in self.matrices]
+        Args:
+            groups: the groups of the present step, whose ``read_layout()`` was True.
+        """
+        if self._sums_are_of is None:
+            return False
+        versions, addresses = self._sums_are_of
+        if versions != self._versions():
+            return False
+        return self.has_stepped(groups) or addresses == self._addresses()
+
+    def has_stepped(self, groups: Sequence[GroupStep]) -> bool:
+        """Return True if the last step had the same parameters, and these include all matrices."""
+        return bool(self._stepped) and self._stepped == [group.columns[PARAM] for group in groups]
+
+    def _versions(self) -> list[int]:
+        return [p._version for p in self.matrices]
+
+    def _addresses(self) -> list[Any]:
+        return [(p.data_ptr(), p.nbytes) for p in self.matrices]
 
     def step(
         self,
@@ -174,11 +215,17 @@ class FusedBackend(ABC):
             grad_scale: scale of ``GradScaler``; the gradients are unscaled in place.
             found_inf: flag of ``GradScaler``; if it is not 0, the step is skipped.
         """
-        self._sums_are_of = None  # until the step has succeeded
+        known, self._sums_are_of = self._sums_are_of, None  # until the step has succeeded
         self._step(groups, decay, grad_scale, found_inf)
         # Neither the kernels nor torch's fused CPU steps do this.
         torch.autograd.graph.increment_version([p for group in groups for p in group.params])
-        self._sums_are_of = self._versions()
+        if known is not None and self.has_stepped(groups):
+            self._sums_are_of = self._versions(), known[1]
+            return
+        self._sums_are_of = self._versions(), self._addresses()
+        stepped = {j for group in groups for j in group.matrices} - {-1}
+        is_complete = len(stepped) == len(self.matrices)
+        self._stepped = [group.columns[PARAM] for group in groups] if is_complete else []
 
     # Implemented by backends
 

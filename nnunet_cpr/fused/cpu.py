@@ -9,19 +9,21 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import accumulate
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numba.core.config
 import numpy as np
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from nnunet_cpr.fused import _cpu_kernels
 from nnunet_cpr.fused._memory import Memory
 from nnunet_cpr.fused._tables import PARAM, Tables, chunk_count, step_columns
-from nnunet_cpr.fused.backend import FusedBackend, GroupStep, Rule
+from nnunet_cpr.fused.backend import FusedBackend, GroupStep, Layout, Rule
 
 CHUNK = 16384
 """Number of elements of a chunk."""
@@ -30,6 +32,8 @@ _TASK_CHUNKS = 16
 
 DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
 
+_called: set[tuple[str, np.dtype]] = set()
+"""Kernels that this process has called, with the dtypes of their parameters."""
 _PROCESS = os.getpid()
 _launch_lock = threading.Lock()
 
@@ -44,19 +48,19 @@ class CPUBackend(FusedBackend):
         counts = [chunk_count(numel, CHUNK) for numel in self.sizes]
         self._first_partials = np.array([0, *accumulate(counts)], np.int32)
         self._tables: dict[Any, Tables] = {}
-        self._sums = torch.zeros(len(self.matrices), dtype=torch.float64, device="cpu")
+        self._launches: dict[int, tuple[Layout, list[_Launch]]] = {}  # of each group in the last step
+        self._partials = np.zeros(self._first_partials[-1])
+        self._sums = np.zeros(len(self.matrices))
 
     def _add_partials(self) -> Tensor:
-        return self._sums
+        return torch.from_numpy(self._sums)  # the kernels have added them up
 
     def _compute_partials(self) -> None:
-        partials = self._new_partials()
         for dtype in dict.fromkeys(p.dtype for p in self.matrices):
             indices = [j for j, p in enumerate(self.matrices) if p.dtype == dtype]
             tables = self._new_tables([self.matrices[j].shape for j in indices], indices)
             tables.set_addresses([[self.matrices[j].data_ptr() for j in indices]])
-            self._launch("sum", tables, dtype, partials)
-        self._sums = self._sums_from(partials)
+            self._run("sum", self._new_launch(dtype, tables))
 
     def _step(
         self,
@@ -69,30 +73,28 @@ class CPUBackend(FusedBackend):
             return
         coefficients = decay.numpy()
         unscale = 1.0 if grad_scale is None else 1.0 / float(grad_scale)
-        partials = self._new_partials()
-        updated = np.zeros(len(self.matrices), bool)
         for index, group in enumerate(groups):
             settings = _settings(group.rule, unscale)
-            dtypes = list(dict.fromkeys(group.columns[PARAM].dtypes))
-            for dtype in dtypes:
-                columns, matrices = group.columns, group.matrices
-                if len(dtypes) > 1:
-                    members = [i for i, d in enumerate(columns[PARAM].dtypes) if d == dtype]
-                    columns = [c.part(members) if c.addresses else c for c in columns]
-                    matrices = [matrices[i] for i in members]
-                tables = self._tables_for((index, dtype), columns, matrices, group.rule.adam)
-                self._launch("step", tables, dtype, partials, settings, coefficients, updated)
-        if updated.all():
-            self._sums = self._sums_from(partials)
-        elif updated.any():
-            self._sums = torch.where(torch.from_numpy(updated), self._sums_from(partials), self._sums)
+            for launch in self._launches_of(index, group):
+                self._run("step", launch, settings, coefficients)
 
-    def _new_partials(self) -> np.ndarray:
-        """Return zeros for the sums of squares of the chunks of all matrices."""
-        return np.zeros(self._first_partials[-1])
-
-    def _sums_from(self, partials: np.ndarray) -> Tensor:
-        return torch.from_numpy(_cpu_kernels.sum_partials(self._first_partials, partials))
+    def _launches_of(self, index: int, group: GroupStep) -> list[_Launch]:
+        """Return the launches of a group, one for each dtype."""
+        layout, launches = self._launches.get(index, (None, []))
+        if layout is group.layout:
+            return launches
+        launches = []
+        dtypes = group.columns[PARAM].distinct_dtypes
+        for dtype in dtypes:
+            columns, matrices = group.columns, group.matrices
+            if len(dtypes) > 1:
+                members = [i for i, d in enumerate(columns[PARAM].dtypes) if d == dtype]
+                columns = [c.part(members) if c.addresses else c for c in columns]
+                matrices = [matrices[i] for i in members]
+            tables = self._tables_for((index, dtype), columns, matrices, group.rule.adam)
+            launches.append(self._new_launch(dtype, tables))
+        self._launches[index] = group.layout, launches
+        return launches
 
     def _tables_for(
         self, key: Any, columns: Sequence[Memory], matrices: list[int], adam: bool
@@ -107,24 +109,35 @@ class CPUBackend(FusedBackend):
     def _new_tables(self, shapes: Sequence[torch.Size], matrices: Sequence[int]) -> Tables:
         return Tables(shapes, matrices, self.device, CHUNK)
 
-    def _launch(
-        self, kernel: str, tables: Tables, dtype: torch.dtype, partials: np.ndarray, *rest: Any
-    ) -> None:
-        """Run a kernel on all chunks."""
-        launch = _cpu_kernels.Launch(
+    def _new_launch(self, dtype: torch.dtype, tables: Tables) -> _Launch:
+        arrays = _cpu_kernels.TableArrays(
             addresses=tables.addresses.numpy(),
             numels=tables.numels.numpy(),
             matrices=tables.matrices.numpy(),
             first_chunks=tables.first_chunks.numpy(),
             first_partials=self._first_partials,
-            partials=partials,
         )
-        args = (CHUNK, DTYPES[dtype](0), launch, *rest)
-        with _threads(tables.chunks) as parallel:
-            if parallel:
-                getattr(_cpu_kernels, f"{kernel}_chunks_parallel")(_TASK_CHUNKS, tables.chunks, *args)
-            else:
-                getattr(_cpu_kernels, f"{kernel}_chunks")(0, tables.chunks, *args)
+        return _Launch(tables.chunks, DTYPES[dtype](0), arrays)
+
+    def _run(self, kernel: str, launch: _Launch, *rest: Any) -> None:
+        """Run a kernel on all chunks."""
+        args = (CHUNK, launch.like, launch.tables, self._partials, self._sums, *rest)
+        with _threads(launch.chunks) as parallel:
+            way, first = ("parallel", (_TASK_CHUNKS,)) if parallel else ("serial", ())
+            _call(f"{kernel}_{way}", launch.like.dtype, (*first, launch.chunks, *args))
+
+
+class _Launch(NamedTuple):
+    """Arguments of a kernel that stay the same from step to step.
+
+    Attributes:
+        chunks: number of chunks.
+        like: 0 of the parameters' dtype.
+    """
+
+    chunks: int
+    like: np.floating
+    tables: _cpu_kernels.TableArrays
 
 
 def _settings(rule: Rule, unscale: float) -> _cpu_kernels.StepSettings:
@@ -138,6 +151,32 @@ def _settings(rule: Rule, unscale: float) -> _cpu_kernels.StepSettings:
         beta2=float(rule.beta2),
         eps=float(rule.eps),
     )
+
+
+def _call(kernel: str, dtype: np.dtype, args: tuple[Any, ...]) -> None:
+    """Call a kernel, which its first call with a dtype compiles or loads from Numba's cache."""
+    function = getattr(_cpu_kernels, kernel)
+    if (kernel, dtype) in _called:
+        function(*args)
+        return
+    with _lock_cache(Path(function.stats.cache_path)):
+        function(*args)
+    _called.add((kernel, dtype))
+
+
+@contextmanager
+def _lock_cache(folder: Path) -> Iterator[None]:
+    """Lock Numba's cache against other processes.
+
+    Processes that compile one function for two dtypes at the same time may save both under the same
+    name. A later process would run the code of the wrong dtype.
+    """
+    with ExitStack() as stack:
+        # Some network file systems have no locks; the self-check remains.
+        with suppress(OSError, NotImplementedError):
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(folder / ".compiling.lock"))
+        yield
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -24,9 +24,9 @@ from torch import Tensor
 from nnunet_cpr._device import to_device
 from nnunet_cpr.fused._memory import Memory
 from nnunet_cpr.fused._self_check import compiler_works
-from nnunet_cpr.fused._tables import Tables, chunk_count, step_columns
+from nnunet_cpr.fused._tables import LARGEST, PARAM, Tables, chunk_count, step_columns
 from nnunet_cpr.fused._triton_kernels import partials_kernel, step_kernel, sum_kernel
-from nnunet_cpr.fused.backend import FusedBackend, GroupStep, Rule
+from nnunet_cpr.fused.backend import FusedBackend, GroupStep, Layout, Rule
 
 CHUNK = 16384
 """Number of elements of a chunk, which one program handles."""
@@ -65,14 +65,12 @@ class _Launch(Tables):
         super().__init__(shapes, matrices, device, CHUNK)
         owners = [i for i, shape in enumerate(shapes) for _ in range(chunk_count(shape.numel(), CHUNK))]
         self.chunk_tensors = to_device(owners, torch.int32, device)
+        self.aligned = True
         self._pinned: Tensor | None = None  # pinned memory cannot be allocated during a capture
         self._in_graphs: list[Any] = []
 
-    @property
-    def aligned(self) -> bool:
-        return all(address % _ALIGNMENT == 0 for address in self.rows)
-
     def _upload(self, rows: list[int]) -> Tensor:
+        self.aligned = all(address % _ALIGNMENT == 0 for address in rows)
         if not _is_capturing(self.device):
             if self._pinned is None and self.device.type == "cuda":
                 self._pinned = torch.empty(len(rows), dtype=torch.int64).pin_memory()
@@ -88,6 +86,20 @@ class _Launch(Tables):
         return host.to(self.device, non_blocking=True)
 
 
+class _StepLaunch(NamedTuple):
+    """Launch of a step on tensors with the same dtypes.
+
+    Attributes:
+        param: dtype of the parameters.
+        moment: dtype of the momentum or moments, None without any.
+    """
+
+    tables: _Launch
+    param: torch.dtype
+    moment: torch.dtype | None
+    is_amsgrad: bool
+
+
 class TritonBackend(FusedBackend):
     """Fused step on a GPU, in float32, bfloat16 or float16."""
 
@@ -99,6 +111,7 @@ class TritonBackend(FusedBackend):
         self._partials = torch.zeros(first_partials[-1], device=self.device)
         self._first_partials = to_device(first_partials, torch.int32, self.device)
         self._launches: dict[Any, _Launch] = {}
+        self._step_launches: dict[int, tuple[Layout, list[_StepLaunch]]] = {}  # of each group
         self._used_by_graphs: list[Any] = []
 
     def supports_state(self, params: Memory, state: Sequence[Memory]) -> bool:
@@ -110,9 +123,9 @@ class TritonBackend(FusedBackend):
 
     # Sums of squares
 
-    def _has_current_sums(self) -> bool:
+    def has_current_sums(self, groups: Sequence[GroupStep]) -> bool:
         # A replayed graph cannot check whether the parameters have changed.
-        return not _is_capturing(self.device) and super()._has_current_sums()
+        return not _is_capturing(self.device) and super().has_current_sums(groups)
 
     def _compute_partials(self) -> None:
         for dtype in dict.fromkeys(p.dtype for p in self.matrices):
@@ -145,34 +158,48 @@ class TritonBackend(FusedBackend):
     ) -> None:
         scaler = (self._to_device(grad_scale), self._to_device(found_inf))
         for index, group in enumerate(groups):
-            params, _, *rest = group.columns
-            dtypes = [params.dtypes, *(c.dtypes for c in rest[:-1] if c.addresses)]
-            kinds = list(zip(*dtypes))
-            for kind in dict.fromkeys(kinds):
+            for launch in self._launches_of(index, group):
+                self._launch_step(launch, group.rule, decay, *scaler)
+
+    def _launches_of(self, index: int, group: GroupStep) -> list[_StepLaunch]:
+        """Return the launches of a group, one for each combination of dtypes."""
+        layout, launches = self._step_launches.get(index, (None, []))
+        if layout is group.layout:
+            return launches
+        params, _, *rest = group.columns
+        kinds = list(zip(*(c.dtypes for c in (params, *rest[:-1]) if c.addresses)))
+        distinct = list(dict.fromkeys(kinds))
+        launches = []
+        for kind in distinct:
+            columns, matrices = group.columns, group.matrices
+            if len(distinct) > 1:
                 members = [i for i, k in enumerate(kinds) if k == kind]
-                columns = [c.part(members) if c.addresses else c for c in group.columns]
-                matrices = [group.matrices[i] for i in members]
-                self._launch_step((index, kind), group.rule, columns, matrices, decay, *scaler)
+                columns = [c.part(members) if c.addresses else c for c in columns]
+                matrices = [matrices[i] for i in members]
+            addresses = step_columns(columns, group.rule.adam)
+            tables = self._launch((index, kind), columns[PARAM].shapes, matrices, addresses)
+            is_amsgrad = group.rule.adam and bool(columns[LARGEST].addresses)
+            moment = kind[1] if len(kind) > 1 else None
+            launches.append(_StepLaunch(tables, kind[0], moment, is_amsgrad))
+        self._step_launches[index] = group.layout, launches
+        return launches
 
     def _launch_step(
         self,
-        key: Any,
+        step: _StepLaunch,
         rule: Rule,
-        columns: Sequence[Memory],
-        matrices: list[int],
         coefficients: Tensor,
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
     ) -> None:
         """Launch the kernel on tensors of a group with the same dtypes."""
-        params, _, *state, _ = columns
-        moment = state[0].dtypes if state else []
-        launch = self._launch(key, params.shapes, matrices, step_columns(columns, rule.adam))
+        launch = step.tables
         if launch.chunks == 0:  # all tensors are empty
             return
         lr = self._to_device(rule.lr)
         if _is_capturing(self.device):
-            self._used_by_graphs += [lr, grad_scale, found_inf, coefficients]
+            # The graph uses this memory, which must not be freed.
+            self._used_by_graphs += [lr, grad_scale, found_inf, coefficients, launch, launch.addresses]
         with _device_context(self.device):
             step_kernel[(launch.chunks,)](
                 launch.addresses, launch.numels, launch.matrices, launch.first_chunks,
@@ -180,15 +207,15 @@ class TritonBackend(FusedBackend):
                 lr if isinstance(lr, Tensor) else float(lr), grad_scale, found_inf,
                 float(rule.beta1), 1.0 - rule.beta1, _log(rule.beta1),
                 float(rule.beta2), 1.0 - rule.beta2, _log(rule.beta2), float(rule.eps),
-                PARAM=DTYPES[params.dtypes[0]],
-                MOMENT=DTYPES[moment[0]] if moment else tl.float32,
+                PARAM=DTYPES[step.param],
+                MOMENT=tl.float32 if step.moment is None else DTYPES[step.moment],
                 ALIGNED=launch.aligned,
                 LR_IS_TENSOR=isinstance(lr, Tensor),
                 ADAM=rule.adam,
-                MOMENTUM=bool(moment),
+                MOMENTUM=step.moment is not None,
                 NESTEROV=rule.nesterov,
                 MAXIMIZE=rule.maximize,
-                AMSGRAD=rule.adam and bool(state[2].addresses),
+                AMSGRAD=step.is_amsgrad,
                 SCALED=grad_scale is not None,
                 MAY_SKIP=found_inf is not None,
                 CHUNK=CHUNK,

@@ -15,6 +15,7 @@ import torch
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from torch import nn
 
+from nnunet_cpr import fused
 from nnunet_cpr._spelling import print_number
 from nnunet_cpr.bounds import KappaIP
 from nnunet_cpr.cpr import CPRSettings
@@ -96,7 +97,7 @@ def _build(trainer: type[NamedTrainer]) -> tuple[NamedTrainer, list[float]]:
     Raises:
         WrongName: this fails, as the trainer needs more of its plans.
     """
-    variables = ("nnUNet_results", "nnUNet_wandb_enabled")
+    variables = ("nnUNet_results", "nnUNet_wandb_enabled", fused.SWITCH)
     before = {variable: os.environ.pop(variable, None) for variable in variables}
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -105,6 +106,7 @@ def _build(trainer: type[NamedTrainer]) -> tuple[NamedTrainer, list[float]]:
     ):
         warnings.simplefilter("ignore")
         os.environ["nnUNet_results"] = folder
+        os.environ[fused.SWITCH] = "0"  # without steps, importing Numba would be in vain
         try:
             built = trainer(_copy(_PLANS), "3d_fullres", 0, _copy(_DATASET), torch.device("cpu"))
             built.network = nn.Sequential(nn.Conv3d(1, 2, 3), nn.InstanceNorm3d(2, affine=True))
@@ -115,7 +117,7 @@ def _build(trainer: type[NamedTrainer]) -> tuple[NamedTrainer, list[float]]:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise WrongName(f"{trainer.__name__} cannot be built without its data: {reason}") from error
         finally:
-            del os.environ["nnUNet_results"]
+            del os.environ["nnUNet_results"], os.environ[fused.SWITCH]
             os.environ.update({key: value for key, value in before.items() if value is not None})
 
 

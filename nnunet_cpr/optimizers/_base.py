@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from nnunet_cpr._attachment import RegularizationMethod, attached_method
+from nnunet_cpr._attachment import RegularizationMethod, StepInputs, attached_method
 from nnunet_cpr._distributed import has_same_placements, is_sharded, local_tensors
 from nnunet_cpr.fused import FusedBackend, GroupStep, Rule, find_backend, is_enabled
-from nnunet_cpr.fused._memory import Memory, in_memory_order, is_truncated
+from nnunet_cpr.fused._memory import in_memory_order, is_truncated
 from nnunet_cpr.fused._self_check import passes_self_check
+from nnunet_cpr.fused.backend import Layout
 from nnunet_cpr.optimizers._groups import choose_fused, torch_groups
 from nnunet_cpr.param_groups import Params, param_groups
 
@@ -52,7 +55,6 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
                 torch.compiler.disable(FusedOptimizer._step_eagerly)
             )
         self._allows_fused = is_enabled() and fused is not False
-        self._columns: dict[int, list[Memory]] = {}  # memory layout of each group in the last step
         self._rebind_parameters()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -74,15 +76,22 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
                 loss = closure()
         # Not in a hook, so that hooks that change gradients and parameters run before.
         method = self._begin_step()
-        self._rebind_if_changed()
-        groups = [self._group_step(*item) for item in enumerate(self.param_groups)]
+        if attached_method(self) is not self._method:
+            self._rebind_parameters()
+        groups, has_current_sums = self._group_steps()
         scaler = {
             key: value
             for key in ("grad_scale", "found_inf")  # set by GradScaler for fused optimizers
             if (value := getattr(self, key, None)) is not None
         }
-        if method is not None and (backend := self._usable_backend(groups)) is not None:
-            decay = method.update_decay(backend.sums_of_squares, scaler.get("found_inf"))
+        backend = self._usable_backend(groups, has_current_sums) if method is not None else None
+        if method is not None and backend is not None:
+            inputs = StepInputs(
+                partial(backend.sums_of_squares, has_current_sums),
+                scaler.get("found_inf"),
+                all_as_before=backend.has_stepped(groups),  # type: ignore[arg-type]
+            )
+            decay = method.update_decay(inputs)
             self._count_steps(groups)
             backend.step(groups, decay, **scaler)  # type: ignore[arg-type]
             if "found_inf" in scaler:
@@ -98,6 +107,7 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         if self._backend is not None:
             self._backend.discard_sums()
         if method is not None:
+            method.check_devices()
             method._update_and_correct(scaler.get("found_inf"))
         self._torch_step(can_fuse, scaler)
         return loss
@@ -113,6 +123,7 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
 
     def _rebind_parameters(self) -> None:
         """Choose the backend for the present method and parameters."""
+        self._layouts: dict[int, Layout] = {}  # of each group in the last step
         method = self._method = attached_method(self)
         self._matrices = [] if method is None else method.parameters
         self._matrix_index = {id(p): j for j, p in enumerate(self._matrices)}
@@ -135,16 +146,25 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         held = local_tensors(p for group in self.param_groups for p in group["params"])
         return [(p.numel(), p.dtype, p.device, p.data_ptr()) for p in held]
 
-    def _rebind_if_changed(self) -> None:
-        """Choose the backend again after a change of the method or of a size, dtype or device."""
-        backend = self._backend
-        is_current = backend is not None and not self._has_shards and not backend.is_outdated()
-        if attached_method(self) is not self._method or (
-            not is_current and self._signature != self._parameter_signature()
-        ):
-            self._rebind_parameters()
+    def _group_steps(self) -> tuple[list[GroupStep | None], bool]:
+        """Return each group's step, and True if the backend has the sums of squares of the matrices.
 
-    def _usable_backend(self, groups: Sequence[GroupStep | None]) -> FusedBackend | None:
+        If a size, dtype or device has changed, the backend is chosen again.
+        """
+        if self._has_shards and self._signature != self._parameter_signature():
+            self._rebind_parameters()
+        groups = [self._group_step(*item) for item in enumerate(self.param_groups)]
+        backend = self._backend
+        known = [group for group in groups if group is not None]
+        if backend is not None and len(known) == len(groups) and backend.has_current_sums(known):
+            return groups, True
+        if not self._has_shards and self._signature != self._parameter_signature():
+            self._rebind_parameters()
+        return groups, False
+
+    def _usable_backend(
+        self, groups: Sequence[GroupStep | None], has_current_sums: bool
+    ) -> FusedBackend | None:
         """Return the backend if it can take this step."""
         backend = self._backend
         if backend is None:
@@ -154,7 +174,9 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
             if group is None or settings["weight_decay"] != 0:
                 return None
         known = [group for group in groups if group is not None]
-        return backend if backend.supports(known) and passes_self_check(backend, known) else None
+        if not backend.supports(known, has_current_sums):
+            return None
+        return backend if passes_self_check(backend, known) else None
 
     def _group_step(self, index: int, group: dict[str, Any]) -> GroupStep | None:
         """Return the group's tensors for a fused step, ours or torch's; None if neither is possible."""
@@ -162,30 +184,41 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         is_set = group.get("fused") or (self._has_shards and not self._torch_fuses_shards)
         if not (self._allows_fused and is_set and self._supports_fused(group)):
             return None
-        stepped = [p for p in group["params"] if p.grad is not None]
+        stepped = group["params"]
         grads = [p.grad for p in stepped]
-        if [g.layout for g in grads] != [torch.strided] * len(grads):
-            return None
-        if [g.dtype for g in grads] != [p.dtype for p in stepped]:
-            return None
+        if any([grad is None for grad in grads]):
+            stepped = [p for p, grad in zip(stepped, grads) if grad is not None]
+            grads = [grad for grad in grads if grad is not None]
+        before = self._layouts.get(index)
+        has_same_params = before is not None and _are_same(stepped, before.params)
+        if not has_same_params:  # before state is created for them
+            if [g.layout for g in grads] != [torch.strided] * len(grads):
+                return None
+            if [g.dtype for g in grads] != [p.dtype for p in stepped]:
+                return None
         # A gradient may still be a partial sum over processes, which torch's unfused step adds up.
         if self._has_shards and not all(map(has_same_placements, stepped, grads)):
             return None
-        tensors = self._gather_tensors(group, stepped, grads)
+        matrices = before.matrices if has_same_params and before is not None else None
+        tensors = self._gather_tensors(group, stepped, grads, matrices)
         if tensors is None:
             return None
-        if not tensors.read_layout(self._columns.get(index, ())):
+        if not tensors.read_layout(before):
             _match_memory_order(self, stepped)
-            tensors = self._gather_tensors(group, stepped, [p.grad for p in stepped])
+            tensors = self._gather_tensors(group, stepped, [p.grad for p in stepped], matrices)
             if tensors is None or not tensors.read_layout():
                 return None
-        self._columns[index] = tensors.columns
+        self._layouts[index] = tensors.layout
         return tensors
 
     def _gather_tensors(
-        self, group: dict[str, Any], stepped: list[Tensor], grads: list[Any]
+        self,
+        group: dict[str, Any],
+        stepped: list[Tensor],
+        grads: list[Any],
+        matrices: list[int] | None,
     ) -> GroupStep | None:
-        params = stepped
+        params = list(stepped)
         state, steps = self._state_tensors(group, stepped)
         if self._has_shards:
             if not all(all(map(has_same_placements, stepped, column)) for column in state if column):
@@ -194,7 +227,8 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
             grads = local_tensors(grads)
             state = [local_tensors(column) for column in state]
             steps = local_tensors(steps)
-        matrices = [self._matrix_index.get(id(p), -1) for p in stepped]
+        if matrices is None:
+            matrices = [self._matrix_index.get(id(p), -1) for p in stepped]
         return GroupStep(self._rule(group), params, grads, state, steps, matrices)
 
     def _check_tensors(self, params: list[Tensor]) -> None:
@@ -282,6 +316,12 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         """Return the state tensors and step counts of the parameters; create missing ones."""
         raise NotImplementedError(f"{type(self).__name__} has no fused step")
 
+    def _states(self, params: Sequence[Tensor]) -> list[dict[str, Any]]:
+        """Return the state of each parameter."""
+        if _are_same(params, self.state):  # usual, and faster than looking up each
+            return list(self.state.values())
+        return [self.state[p] for p in params]
+
     def _rule(self, group: dict[str, Any]) -> Rule:
         """Return the settings of a fused step."""
         raise NotImplementedError(f"{type(self).__name__} has no fused step")
@@ -301,6 +341,11 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
             f"{type(self).__name__} cannot be copied or pickled; build a new one and load this "
             "one's state_dict() into it"
         )
+
+
+def _are_same(a: Collection[Any], b: Collection[Any]) -> bool:
+    """Return True if two collections have the same objects in the same order."""
+    return len(a) == len(b) and all(map(operator.is_, a, b))
 
 
 def _without_hooks(step: Callable[..., Any]) -> Callable[..., Any]:

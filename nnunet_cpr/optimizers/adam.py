@@ -41,7 +41,7 @@ class FusedAdam(FusedOptimizer, torch.optim.Adam):
     def _state_tensors(
         self, group: dict[str, Any], stepped: list[Tensor]
     ) -> tuple[list[list[Tensor]], list[Tensor]]:
-        states = [self.state[p] for p in stepped]
+        states = self._states(stepped)
         if not all(states):
             self._init_group(group, [], [], [], [], [], [])
         moments = [[state[key] for state in states] for key in self._state_keys[: 2 + group["amsgrad"]]]

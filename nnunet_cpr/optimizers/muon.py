@@ -24,7 +24,7 @@ from nnunet_cpr.optimizers._newton_schulz import Coefficients, orthogonalize, re
 from nnunet_cpr.param_groups import Params, param_groups, select
 
 DEFAULT_LR = 3e-3
-"""Highest learning rate, of nnU-Net's trainers too."""
+"""Learning rate, the highest one of nnU-Net's trainers too (``MUON_LR`` of their names)."""
 ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
     "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
     "original": lambda rows, columns: math.sqrt(max(1, rows / columns)),

@@ -51,12 +51,11 @@ class FusedSGD(FusedOptimizer, torch.optim.SGD):
         # torch's fused step creates the momentum of all parameters or of none: it fails for a parameter
         # that gets its first gradient later, or if GradScaler skips the first step. Starting from 0, the
         # first step sets the momentum to the gradient, as in torch.
-        momentum = []
-        for p in stepped:
-            state = self.state[p]
-            if state.get("momentum_buffer") is None:
-                state["momentum_buffer"] = torch.zeros_like(p)
-            momentum.append(state["momentum_buffer"])
+        states = self._states(stepped)
+        momentum: list[Any] = [state.get("momentum_buffer") for state in states]
+        for i, (p, state) in enumerate(zip(stepped, states)):
+            if momentum[i] is None:
+                momentum[i] = state["momentum_buffer"] = torch.zeros_like(p)
         return [momentum], []
 
     def _rule(self, group: dict[str, Any]) -> Rule:

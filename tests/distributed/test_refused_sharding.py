@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Partial
 
 from nnunet_cpr import CPR, SGDCPR
-from nnunet_cpr.baselines import BASELINES, BaselineArgs
+from nnunet_cpr.baselines.registry import BASELINES, BaselineArgs
 from tests.helpers.crew import Crew
 from tests.helpers.sharded_training import Net, fsdp
 
