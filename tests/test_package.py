@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,13 +24,13 @@ def run(code: str) -> str:
     ).stdout
 
 
-def test_core_imports_only_torch_and_numpy() -> None:
+def test_core_imports_only_torch_numpy_and_lazy_loader() -> None:
     code = (
         "import sys, torch, numpy; before = {m.split('.')[0] for m in sys.modules}; "
         "import nnunet_cpr as n; assert all(hasattr(n, name) for name in n.__all__); "
         "print(*{m.split('.')[0] for m in sys.modules} - before - sys.stdlib_module_names)"
     )
-    assert run(code).split() == ["nnunet_cpr"]
+    assert set(run(code).split()) == {"nnunet_cpr", "lazy_loader"}
 
 
 def test_unknown_attribute_raises() -> None:
@@ -37,17 +38,29 @@ def test_unknown_attribute_raises() -> None:
         nnunet_cpr.nothing  # noqa: B018
 
 
-def test_help_does_not_import_torch() -> None:
-    code = """
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--help"], "demo"),
+        (["trainers"], "nnUNetTrainerMuonCPR"),
+        (["study", "status", "hippocampus", "--once"], "waiting"),
+    ],
+)
+def test_command_does_not_import_torch(
+    words: list[str], shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    code = f"""
 import sys
 from nnunet_cpr import cli
-sys.argv = ["nnunet-cpr", "--help"]
+sys.argv = ["nnunet-cpr", *{words!r}]
 try:
     cli.main()
 finally:
     assert "torch" not in sys.modules
 """
-    assert "demo" in run(code)
+    assert shown in run(code)
 
 
 def test_citation_has_the_version() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nnunet_cpr._attachment import RegularizationMethod
+from nnunet_cpr._attachment import RegularizationMethod, StepInputs
 from nnunet_cpr._distributed import is_sharded
 from nnunet_cpr.param_groups import Params
 from nnunet_cpr.regularizers import L2
@@ -85,7 +85,7 @@ class DecayBaseline(Baseline):
 
     @torch.no_grad()
     def _update_and_correct(self, found_inf: Tensor | None) -> None:
-        decay = self.update_decay(lambda: L2().sums(self.parameters)[0], found_inf)
+        decay = self.update_decay(StepInputs(lambda: L2().sums(self.parameters)[0], found_inf))
         for j, p in enumerate(self.parameters):
             if p.grad is not None:
                 shrink_(p, decay[j])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nnunet_cpr._attachment import StepInputs
 from nnunet_cpr._validation import positive_number
 from nnunet_cpr.baselines._base import DecayBaseline, total_norm
 from nnunet_cpr.param_groups import Params
@@ -56,8 +56,9 @@ class AdaptiveWeightDecay(DecayBaseline):
     def _config(self) -> dict[str, Any]:
         return {"weight_decay": self.weight_decay}
 
-    def update_decay(self, sums_of_squares: Callable[[], Tensor], found_inf: Tensor | None) -> Tensor:
-        taken, has_grad, sums = self._taken(found_inf), self._has_grad(), sums_of_squares()
+    def update_decay(self, inputs: StepInputs) -> Tensor:
+        taken, sums = self._taken(inputs.found_inf), inputs.sums_of_squares()
+        has_grad = None if inputs.all_as_before else self._has_grad()
         if has_grad is not None:
             sums = torch.where(has_grad, sums, 0)
         gradient = total_norm([p.grad for p in self.parameters if p.grad is not None])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nnunet_cpr._attachment import StepInputs
 from nnunet_cpr._validation import positive_integer, positive_number
 from nnunet_cpr.baselines._base import DecayBaseline
 from nnunet_cpr.param_groups import Params
@@ -42,8 +42,8 @@ class DecoupledDecay(DecayBaseline):
         """Return the coefficient at a step, an int64 scalar tensor that is 0 at the first step."""
         return self.weight_decay
 
-    def update_decay(self, sums_of_squares: Callable[[], Tensor], found_inf: Tensor | None) -> Tensor:
-        taken = self._taken(found_inf)
+    def update_decay(self, inputs: StepInputs) -> Tensor:
+        taken = self._taken(inputs.found_inf)
         decay = self._rates() * self.weight_decay_at(self._state["step"]) * taken
         self._state["step"] += taken
         return decay

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nnunet_cpr._attachment import StepInputs
 from nnunet_cpr._validation import positive_integer, positive_number
 from nnunet_cpr.baselines._base import DecayBaseline
 from nnunet_cpr.param_groups import Params
@@ -52,9 +52,10 @@ class WeightNormControl(DecayBaseline):
     def _config(self) -> dict[str, Any]:
         return {"weight_decay": self.weight_decay, "start": self.start, "factor": self.factor}
 
-    def update_decay(self, sums_of_squares: Callable[[], Tensor], found_inf: Tensor | None) -> Tensor:
-        step, target, taken = self._state["step"], self._state["target"], self._taken(found_inf)
-        norm = sums_of_squares().sqrt().float()
+    def update_decay(self, inputs: StepInputs) -> Tensor:
+        step, target = self._state["step"], self._state["target"]
+        taken = self._taken(inputs.found_inf)
+        norm = inputs.sums_of_squares().sqrt().float()
         has_norm = norm.isfinite() & (norm > 0) & (taken == 1)
         torch.where(
             has_norm & (target == 0) & (step >= self.start), self.factor * norm, target, out=target

@@ -6,15 +6,17 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nnunet_cpr._spelling import WrongName
-from nnunet_cpr._validation import positive_number
-from nnunet_cpr.baselines import BASELINES, Baseline, BaselineArgs
+from nnunet_cpr._validation import positive_number, short_repr
+from nnunet_cpr.baselines.registry import BASELINES, BaselineArgs
 from nnunet_cpr.bounds import Bound, KappaWS
-from nnunet_cpr.names.suffixes import BaselineChoice, Suffix, WarmStartShare
-from nnunet_cpr.param_groups import Params
-from nnunet_cpr.regularizers import get_regularizer
+from nnunet_cpr.names.suffixes import REGULARIZER_WORDS, BaselineChoice, Suffix, WarmStartShare
+
+if TYPE_CHECKING:
+    from nnunet_cpr.baselines import Baseline
+    from nnunet_cpr.param_groups import Params
 
 
 def default_bound(warmup: int) -> KappaWS:
@@ -103,8 +105,9 @@ class MethodName(ABC):
 
     def _check_values(self) -> None:
         """Check that a name can express the settings."""
-        if self.regularizer is not None:
-            get_regularizer(self.regularizer)
+        if self.regularizer not in (None, *REGULARIZER_WORDS):
+            known = ", ".join(REGULARIZER_WORDS)
+            raise WrongName(f"unknown regularizer {short_repr(self.regularizer)}; choose from {known}")
         numbers = {name: getattr(self, name) for name in ("mu", "lr", "momentum", "weight_decay")}
         if self.baseline is not None:
             entry, value = BASELINES.get(self.baseline.keyword), self.baseline.value

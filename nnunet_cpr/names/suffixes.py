@@ -10,9 +10,11 @@ from typing import Any
 
 from nnunet_cpr._spelling import COUNT, NUMBER, WrongName, parse_number, print_number
 from nnunet_cpr._validation import positive_number
-from nnunet_cpr.baselines import BASELINES, BaselineEntry
+from nnunet_cpr.baselines.registry import BASELINES, BaselineEntry
 from nnunet_cpr.bounds import BOUNDS, Bound, KappaWS, has_count
-from nnunet_cpr.regularizers import REGULARIZERS
+
+REGULARIZER_WORDS = ("l2", "l1", "std", "huber")
+"""Keys of :data:`~nnunet_cpr.regularizers.REGULARIZERS`, whose module imports torch."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class BaselineChoice:
     """Comparison method of a name.
 
     Attributes:
-        keyword: key of :data:`~nnunet_cpr.baselines.BASELINES`.
+        keyword: key of :data:`~nnunet_cpr.baselines.registry.BASELINES`.
         value: its setting, None if it has none.
     """
 
@@ -186,7 +188,7 @@ def _warm_start_share() -> Suffix:
 METHOD_SUFFIXES: tuple[Suffix, ...] = (
     *(_bound(bound) for bound in BOUNDS.values()),
     _warm_start_share(),
-    *(word("regularizer", f"regularization function {name}", name, name) for name in REGULARIZERS),
+    *(word("regularizer", f"regularization function {name}", name, name) for name in REGULARIZER_WORDS),
     number("mu", "update rate of the multipliers", "mu"),
     word("adaptive", "adaptive bounds (AdaCPR)", "ada", True),
     *(_baseline(entry) for entry in BASELINES.values()),
@@ -196,5 +198,5 @@ METHOD_SUFFIXES: tuple[Suffix, ...] = (
     count("warmup", "steps of learning-rate warm-up", "warmup", minimum=0),
     count("seed", "seed of weights, data and augmentation", "seed", minimum=0),
 )
-"""Suffixes of all kinds of names. Entries of the registries of bounds, regularization functions and
-comparison methods are added automatically."""
+"""Suffixes of all kinds of names. Entries of the registries of bounds and comparison methods are added
+automatically."""

@@ -16,12 +16,12 @@ from typing import ClassVar
 from nnunet_cpr._spelling import OTHER_TRAINER
 from nnunet_cpr.names import METHOD_SUFFIXES, Family, MethodName, Suffix, WrongName, count
 from nnunet_cpr.names.parsing import parse_name
-from nnunet_cpr.optimizers import muon
 
 DEFAULT_EPOCHS = 1000
 DEFAULT_ITERATIONS = 250
 DEFAULT_LR = 1e-2
 DEFAULT_WEIGHT_DECAY = 3e-5
+MUON_LR = 3e-3
 
 FAMILIES = {
     family.name: family
@@ -33,7 +33,7 @@ FAMILIES = {
             "muon",
             cpr=True,
             warmup=2000,
-            lr=muon.DEFAULT_LR,
+            lr=MUON_LR,
             title="Muon with CPR",
         ),
         Family("nnUNetTrainerSGD", "sgd", title="nnU-Net's SGD with weight decay"),
@@ -42,7 +42,7 @@ FAMILIES = {
             "nnUNetTrainerMuon",
             "muon",
             warmup=2000,
-            lr=muon.DEFAULT_LR,
+            lr=MUON_LR,
             title="Muon with decoupled weight decay",
         ),
         Family("nnUNetTrainerAMOS", "amos", warmup=2000, lr=1e-3, title="AMOS, with its own decay"),

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from nnunet_cpr import CPR, SGDCPR
 from nnunet_cpr.baselines import (
-    BASELINES,
     AdaDecay,
     AdaptiveWeightDecay,
-    BaselineArgs,
     CautiousDecay,
     CorrectedDecay,
     CosineDecay,
@@ -25,6 +23,7 @@ from nnunet_cpr.baselines import (
     NormRescaling,
     WeightNormControl,
 )
+from nnunet_cpr.baselines.registry import BASELINES, BaselineArgs
 from nnunet_cpr.optimizers import FusedAdam, FusedSGD
 from tests.helpers.baseline_kinds import KINDS, every_baseline, same_states
 from tests.helpers.examples import examples

@@ -5,9 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnunet_cpr import KappaIP, KappaK, KappaKI0, KappaWS
-from nnunet_cpr.baselines import BASELINES
+from nnunet_cpr.baselines.registry import BASELINES
 from nnunet_cpr.names import BaselineChoice, WarmStartShare, WrongName
-from nnunet_cpr.names.trainer_name import FAMILIES, SUFFIXES, TrainerName, parse_trainer_name
+from nnunet_cpr.names.suffixes import REGULARIZER_WORDS
+from nnunet_cpr.names.trainer_name import FAMILIES, MUON_LR, SUFFIXES, TrainerName, parse_trainer_name
+from nnunet_cpr.optimizers.muon import DEFAULT_LR
+from nnunet_cpr.regularizers import REGULARIZERS
 from tests.helpers.examples import examples
 from tests.helpers.promises import assert_one_line
 
@@ -266,3 +269,7 @@ def test_documentation_lists_every_suffix() -> None:
     text = (Path(__file__).parents[2] / "docs" / "reference" / "trainer-names.md").read_text()
     for suffix in SUFFIXES:
         assert f"`{suffix.syntax}`" in text
+
+
+def test_names_repeat_what_they_cannot_import_without_torch() -> None:
+    assert tuple(REGULARIZERS) == REGULARIZER_WORDS and MUON_LR == DEFAULT_LR

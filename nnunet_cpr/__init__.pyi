@@ -1,0 +1,7 @@
+from .bounds import KappaIP, KappaK, KappaKI0, KappaWS
+from .cpr import CPR
+from .optimizers import SGDCPR, AdamCPR, MuonCPR
+
+__all__ = ["CPR", "SGDCPR", "AdamCPR", "KappaIP", "KappaK", "KappaKI0", "KappaWS", "MuonCPR"]
+
+__version__: str
