@@ -101,6 +101,7 @@ class Task:
         weight_decay: default weight decay, by the optimizer of the family; 0 for others.
         clip: maximum norm of the gradients, or None.
         metric: metric by which runs are compared; larger is better.
+        selection: metric on other data by which one of several settings is chosen, if there is one.
         epochs_between: number of epochs between evaluations, each with a checkpoint.
         seeds: seeds of the paper's runs.
         settings: keys of :attr:`Options.settings` that the task accepts.
@@ -128,6 +129,7 @@ class Task:
     weight_decay: Mapping[str, float] = field(default_factory=dict)
     clip: float | None = None
     metric: str = "accuracy"
+    selection: str | None = None
     epochs_between: int = 1
     seeds: tuple[int, ...] = (1, 2, 3)
     settings: tuple[str, ...] = ()

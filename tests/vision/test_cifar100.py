@@ -24,6 +24,7 @@ from nnunet_cpr.vision.sweeps import Sweep, grid
 from nnunet_cpr.vision.task import CannotTrain, Options, Task
 from nnunet_cpr.vision.tasks import TASKS, cifar100
 from nnunet_cpr.vision.tasks.cifar100 import CIFAR100, CIFAR100_C, CORRUPTIONS
+from nnunet_cpr.vision.tasks.in_memory import crop
 from tests.helpers.examples import examples
 from tests.helpers.tiny_data import (
     BATCH,
@@ -95,14 +96,14 @@ def test_training_image_is_a_crop_of_the_padded_image(seed: int) -> None:
     torch.manual_seed(seed)
     original = torch.from_numpy(images(4, 7))
     padded = nn.functional.pad(original, (0, 0, 4, 4, 4, 4))
-    for image, window in zip(padded, cifar100._crop(padded)):
+    for image, window in zip(padded, crop(padded, 4)):
         assert window.shape == (32, 32, 3)
         assert any(
             torch.equal(window, candidate)
             for top in range(9)
             for left in range(9)
-            for crop in [image[top : top + 32, left : left + 32]]
-            for candidate in (crop, crop.flip(1))
+            for part in [image[top : top + 32, left : left + 32]]
+            for candidate in (part, part.flip(1))
         )
 
 
@@ -110,7 +111,7 @@ def test_crops_cover_all_offsets_and_mirror_half() -> None:
     torch.manual_seed(0)
     # The value of a pixel is its position, so the first pixels of a row identify the crop.
     places = torch.arange(40 * 40).reshape(1, 40, 40, 1).expand(4000, 40, 40, 3)
-    first = cifar100._crop(places)[:, 0, :2, 0]
+    first = crop(places, 4)[:, 0, :2, 0]
     top, left = first[:, 0] // 40, first.min(1).values % 40
     mirrored = first[:, 1] < first[:, 0]
     left = torch.where(mirrored, left - 30, left)

@@ -32,7 +32,8 @@ from nnunet_cpr.vision import engine, sweeps, tasks
 results, log = sys.argv[1:]
 tasks.TASKS["digits"] = dataclasses.replace(tasks.TASKS["digits"], steps=12, warmup=2)
 whole = sweeps.SWEEPS["digits"]
-sweeps.SWEEPS["digits"] = dataclasses.replace(whole, panels=whole.panels[-1:], seeds=(1,))
+panels = tuple(panel for panel in whole.panels if panel.title == "SGD")
+sweeps.SWEEPS["digits"] = dataclasses.replace(whole, panels=panels, seeds=(1,))
 train = engine._TrainingLoop.train
 
 

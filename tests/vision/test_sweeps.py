@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from nnunet_cpr.baselines import BASELINES
+from nnunet_cpr.baselines.registry import BASELINES
 from nnunet_cpr.bounds import KappaIP, KappaK, KappaKI0, KappaWS
 from nnunet_cpr.names.run_name import RunName, parse_run_name
 from nnunet_cpr.vision import heatmaps, learning_curves

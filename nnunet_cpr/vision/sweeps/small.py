@@ -12,6 +12,8 @@ from nnunet_cpr.vision.task import Task
 from nnunet_cpr.vision.tasks.digits import DIGITS
 from nnunet_cpr.vision.tasks.grokking import GROKKING
 
+_SEEDS = (1, 2, 3, 4, 5)
+
 
 def _methods(title: str, names: dict[str, RunName]) -> Panel:
     """Return a panel of one column with a method in each row."""
@@ -88,9 +90,16 @@ DIGITS_SWEEP = Sweep(
                 "SGDCPR, WS 60": RunName("SGDCPR", kappa=KappaWS(60)),
             },
         ),
+        _methods(
+            "Muon",
+            {
+                "weight decay": RunName("Muon"),
+                "MuonCPR, WS 60": RunName("MuonCPR", kappa=KappaWS(60)),
+            },
+        ),
     ),
-    DIGITS.seeds,
-    across=5,
+    _SEEDS,
+    across=6,
     curves=("accuracy", "loss"),
 )
 
@@ -109,8 +118,15 @@ GROKKING_SWEEP = Sweep(
         ),
         # The network has no normalization, so corrected decay is that of AdamW.
         _methods("methods since the paper", _recent_methods(GROKKING, 1.0, 100)),
+        _methods(
+            "Muon",
+            {
+                "weight decay 1": RunName("Muon", weight_decay=1.0),
+                "MuonCPR, WS 100": RunName("MuonCPR", kappa=KappaWS(100)),
+            },
+        ),
     ),
-    GROKKING.seeds,
-    across=3,
+    _SEEDS,
+    across=4,
     curves=("train_accuracy", "accuracy"),
 )

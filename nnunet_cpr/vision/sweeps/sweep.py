@@ -31,6 +31,8 @@ class Panel:
         title: text above the heat map.
         rows, columns: axes of the heat map.
         names: run of each cell, row by row, without a seed: a cell stands for the runs with all seeds.
+        is_method: True if the cells are settings of one method, of which one is chosen in a comparison
+            of methods.
 
     Raises:
         ValueError: the number of cells does not match the labels.
@@ -40,6 +42,7 @@ class Panel:
     rows: Axis
     columns: Axis
     names: tuple[tuple[RunName, ...], ...]
+    is_method: bool = False
 
     def __post_init__(self) -> None:
         expected = [len(self.columns.labels)] * len(self.rows.labels)
@@ -101,6 +104,7 @@ def grid(
     rows: tuple[str, AxisValues],
     columns: tuple[str, AxisValues],
     family: str,
+    is_method: bool = False,
     **fields: Any,
 ) -> Panel:
     """Return a panel of all combinations of rows and columns.
@@ -109,6 +113,7 @@ def grid(
         title: title of the panel.
         rows, columns: title and values of an axis.
         family: family of all runs.
+        is_method: as in :class:`Panel`.
         fields: further fields of all runs.
     """
     return Panel(
@@ -119,6 +124,7 @@ def grid(
             tuple(RunName(family, **fields, **row, **column) for column in columns[1].values())
             for row in rows[1].values()
         ),
+        is_method,
     )
 
 

@@ -6,8 +6,7 @@ The settings are those of the paper's table on CIFAR-100.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nnunet_cpr._device import to_device
 from nnunet_cpr.vision.task import CannotTrain, Options, Setup, Task
-from nnunet_cpr.vision.tasks.in_memory import Pairs, accuracy_of, cross_entropy, shuffled_batches
+from nnunet_cpr.vision.tasks.in_memory import (
+    Pairs,
+    accuracy_of,
+    cropped_batches,
+    cross_entropy,
+    normalize,
+)
 
 CORRUPTIONS: tuple[str, ...] = (
     "gaussian_noise",
@@ -54,7 +58,7 @@ def _setup(options: Options) -> Setup:
     corrupted = options.settings.get("corrupted")
     return Setup(
         model=_network(),
-        epoch=_augmented_batches(train),
+        epoch=cropped_batches(train, _BATCH, _PADDING, _normalize),
         loss=cross_entropy,
         evaluate=accuracy_of((_normalize(test[0]), test[1])),
         evaluate_last=None if corrupted is None else _evaluate_corrupted(Path(corrupted), len(test[1])),
@@ -97,49 +101,8 @@ def _dataset(options: Options, train: bool) -> Pairs:
     return pixels.to(options.device), torch.tensor(images.targets, device=options.device)
 
 
-def _augmented_batches(train: Pairs) -> Callable[[int], Iterator[Pairs]]:
-    """Return an epoch function with random crops of the padded images, half of them mirrored.
-
-    A batch is cropped at once on the device, which holds all images, so that no worker processes are
-    needed. Random numbers are drawn on the CPU, so that they do not depend on the device.
-    """
-    images, labels = train
-    padding = (0, 0, _PADDING, _PADDING, _PADDING, _PADDING)
-    batches = shuffled_batches((nn.functional.pad(images, padding), labels), _BATCH)
-
-    def epoch(number: int) -> Iterator[Pairs]:
-        for padded, batch_labels in batches(number):
-            yield _normalize(_crop(padded)), batch_labels
-
-    return epoch
-
-
-def _crop(padded: Tensor) -> Tensor:
-    """Return a random crop of each image ``[N, H, W, 3]``, mirrored with probability 0.5."""
-    count, height, width, _ = padded.shape
-    offsets = 2 * _PADDING + 1
-    top, left = torch.randint(offsets, (2, count, 1))
-    mirrored = torch.rand(count, 1) < 0.5
-    drawn = torch.cat((top, left, mirrored), 1).flatten().tolist()
-    top, left, mirrored = to_device(drawn, torch.int64, padded.device).view(count, 3, 1).unbind(1)
-    rows = top + torch.arange(height - offsets + 1, device=padded.device)  # [N, height of the crop]
-    columns = left + torch.arange(width - offsets + 1, device=padded.device)
-    columns = torch.where(mirrored > 0, columns.flip(1), columns)
-    image = torch.arange(count, device=padded.device)[:, None, None]
-    return padded[image, rows[:, :, None], columns[:, None, :]]
-
-
 def _normalize(images: Tensor) -> Tensor:
-    """Return uint8 ``[N, H, W, 3]`` as float32 ``[N, 3, H, W]`` with mean 0 and standard deviation 1."""
-    mean, std = _mean_and_std(images.device)
-    scaled = (images.float() / 255 - mean) / std
-    return scaled.permute(0, 3, 1, 2).contiguous()
-
-
-@functools.cache
-def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of the channels, cached per device."""
-    return torch.tensor(_MEAN, device=device), torch.tensor(_STD, device=device)
+    return normalize(images, _MEAN, _STD)
 
 
 # CIFAR-100-C

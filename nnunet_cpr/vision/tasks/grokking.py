@@ -65,5 +65,4 @@ GROKKING = Task(
     betas=(0.9, 0.98),
     final_lr=1.0,
     epochs_between=25,
-    seeds=(1, 2),
 )

@@ -1,0 +1,104 @@
+"""Comparison of methods, each with the setting that is best on other data than the comparison's."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.stats import ttest_ind
+
+from nnunet_cpr._files import finite_number
+from nnunet_cpr.names.run_name import RunName
+from nnunet_cpr.vision.folder import read_result, run_folder
+from nnunet_cpr.vision.sweeps import Sweep
+from nnunet_cpr.vision.tasks import TASKS
+
+COLUMNS = ["method", "setting", "run", "selection", "n", "mean", "std", "difference", "low", "high", "p"]
+
+
+class _Setting(NamedTuple):
+    """Results of one setting of a method.
+
+    Attributes:
+        selection: mean of the task's selection metric, NaN without results.
+        values: the task's metric of each finished run.
+    """
+
+    label: str
+    run: RunName
+    selection: float
+    values: list[float]
+
+
+def compare_methods(sweep: Sweep, results: Path) -> pd.DataFrame:
+    """Compare the methods of a sweep by the task's metric on data that chose no setting.
+
+    A panel with ``is_method`` is one method, of which the setting with the best mean of the task's
+    selection metric over the seeds is taken; each row of the other panels is a method of its own.
+
+    Args:
+        sweep: the sweep, whose task has a selection metric.
+        results: folder of the runs' folders.
+
+    Returns:
+        A row for each method: ``method``; ``setting`` and ``run``, the chosen one; ``selection``, the
+        mean of the selection metric; ``n``, ``mean`` and ``std`` of the metric; ``difference`` of the
+        mean from the first method's, and its 95 % interval from ``low`` to ``high`` (Welch); and ``p``
+        with Bonferroni's correction for all methods. Missing numbers are NaN. Diverged runs are left
+        out of the means, and a setting with such a run is not chosen.
+
+    Raises:
+        OSError: a result is damaged.
+    """
+    chosen = [(method, _choose(settings)) for method, settings in _methods(sweep, results)]
+    reference = chosen[0][1]
+    rows = []
+    for method, setting in chosen:
+        known = np.array(setting.values)
+        std = float(known.std(ddof=1)) if len(known) > 1 else math.nan
+        mean = float(known.mean()) if len(known) else math.nan
+        own = (method, setting.label, str(setting.run), setting.selection, len(known), mean, std)
+        rows.append((*own, *_difference(setting, reference, len(chosen) - 1)))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _methods(sweep: Sweep, results: Path) -> Iterator[tuple[str, list[_Setting]]]:
+    """Yield each method and its settings."""
+    task = TASKS[sweep.task]
+    assert task.selection is not None
+    for panel in sweep.panels:
+        settings = []
+        for row, column, name in panel.cells():
+            runs = [dataclasses.replace(name, seed=seed) for seed in sweep.seeds]
+            found = [read_result(run_folder(results, task, run)) for run in runs]
+            finished = [r for r in found if r is not None and "diverged" not in r]
+            values = [v for r in finished if (v := finite_number(r.get(task.metric))) is not None]
+            scores = [v for r in finished if (v := finite_number(r.get(task.selection))) is not None]
+            is_complete = len(scores) == sum(r is not None for r in found) > 0
+            score = float(np.mean(scores)) if is_complete else math.nan
+            label = ", ".join(filter(None, (row, column)))
+            settings.append(_Setting(label, name, score, values))
+        if panel.is_method:
+            yield panel.title, settings
+        else:
+            for setting in settings:
+                yield f"{panel.title}, {setting.label}", [setting]
+
+
+def _choose(settings: list[_Setting]) -> _Setting:
+    return max(settings, key=lambda s: -math.inf if math.isnan(s.selection) else s.selection)
+
+
+def _difference(setting: _Setting, reference: _Setting, tests: int) -> tuple[float, ...]:
+    """Return the difference of two means, its interval and its corrected p."""
+    if setting is reference or min(len(setting.values), len(reference.values)) < 2:
+        return (math.nan,) * 4
+    test = ttest_ind(setting.values, reference.values, equal_var=False)
+    interval = test.confidence_interval(0.95)
+    difference = float(np.mean(setting.values) - np.mean(reference.values))
+    return difference, float(interval.low), float(interval.high), min(1.0, float(test.pvalue) * tests)

@@ -1,0 +1,93 @@
+"""Sweeps that compare tuned weight decay with CPR's default, on a CPU.
+
+Settings are chosen by a validation metric and compared on test data
+(:func:`nnunet_cpr.vision.selection.compare_methods`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nnunet_cpr.bounds import KappaWS
+from nnunet_cpr.names import BaselineChoice
+from nnunet_cpr.names.run_name import RunName
+from nnunet_cpr.vision.sweeps.sweep import Axis, AxisValues, Panel, Sweep, axis_values, grid
+from nnunet_cpr.vision.tasks.cifar10 import CIFAR10
+from nnunet_cpr.vision.tasks.text import TEXT
+
+_Lines = tuple[str, AxisValues]
+
+_DEFAULT: _Lines = ("", {"default": {}})
+
+
+def _lr(*values: float) -> _Lines:
+    return "learning rate", axis_values("lr", values)
+
+
+def _weight_decay(*values: float) -> _Lines:
+    return "weight decay", axis_values("weight_decay", values)
+
+
+def _warm_start(*steps: int) -> _Lines:
+    return "warm start (steps)", {str(n): {"kappa": KappaWS(n)} for n in steps}
+
+
+def _method(title: str, rows: _Lines, columns: _Lines, family: str, **fields: Any) -> Panel:
+    return grid(title, rows, columns, family, is_method=True, **fields)
+
+
+def _comparison_methods() -> Panel:
+    """Return AdamW's comparison methods with the task's learning rate and weight decay."""
+    chosen = {
+        "cautious": BaselineChoice("cautious", None),
+        "corrected": BaselineChoice("corrected", None),
+        "cosine": BaselineChoice("cosine", 0.1),
+        "initial norm": BaselineChoice("norm", 1.0),
+        "norm after 60": BaselineChoice("normws", 60),
+        "hyperball": BaselineChoice("hyperball", None),
+        "AdaDecay": BaselineChoice("adadecay", 4.0),
+        "AWD": BaselineChoice("awd", None),
+    }
+    names = tuple((RunName("AdamW", baseline=choice),) for choice in chosen.values())
+    return Panel("AdamW, other", Axis("", tuple(chosen)), Axis("", ("",)), names)
+
+
+_SGD_LR, _ADAM_LR = _lr(0.03, 0.1, 0.3), _lr(3e-3, 1e-2, 3e-2)
+
+CIFAR10_SWEEP = Sweep(
+    "cifar10",
+    "cifar10: tuned weight decay, CPR's default, and CPR with tuned warm starts",
+    CIFAR10.name,
+    (
+        _method("SGD", _weight_decay(1e-4, 5e-4, 2e-3, 5e-3, 2e-2), _SGD_LR, "SGD"),
+        _method("SGD + CPR, default", _DEFAULT, _SGD_LR, "SGDCPR"),
+        _method("SGD + CPR, warm start", _warm_start(20, 60, 200), _SGD_LR, "SGDCPR"),
+        _method("AdamW", _weight_decay(0.01, 0.1, 0.3, 1.0, 3.0), _ADAM_LR, "AdamW"),
+        _method("Adam + CPR, default", _DEFAULT, _ADAM_LR, "AdamCPR"),
+        _method("Adam + CPR, warm start", _warm_start(20, 60, 200), _ADAM_LR, "AdamCPR"),
+        _method("Muon", _weight_decay(0.01, 0.1, 1.0), _ADAM_LR, "Muon"),
+        _method("Muon + CPR, default", _DEFAULT, _ADAM_LR, "MuonCPR"),
+        _comparison_methods(),
+    ),
+    seeds=CIFAR10.seeds,
+    across=3,
+)
+
+_TEXT_LR = _lr(1e-3, 3e-3, 1e-2)
+
+TEXT_SWEEP = Sweep(
+    "text",
+    "text: AdamW and Adam + CPR with fewer steps, each with its whole schedule",
+    TEXT.name,
+    (
+        _method("AdamW, 800 steps", _weight_decay(0.01, 0.1, 1.0), _TEXT_LR, "AdamW"),
+        _method("AdamW, 600 steps", _weight_decay(0.1), _TEXT_LR, "AdamW", steps=600),
+        _method("AdamW, 400 steps", _weight_decay(0.1), _TEXT_LR, "AdamW", steps=400),
+        _method("Adam + CPR, 800 steps", _DEFAULT, _TEXT_LR, "AdamCPR"),
+        _method("Adam + CPR, 600 steps", _DEFAULT, _TEXT_LR, "AdamCPR", steps=600),
+        _method("Adam + CPR, 400 steps", _DEFAULT, _TEXT_LR, "AdamCPR", steps=400),
+        _method("Adam + CPR, warm start", _warm_start(80, 160, 400), _TEXT_LR, "AdamCPR"),
+    ),
+    seeds=TEXT.seeds,
+    across=3,
+)

@@ -1,0 +1,113 @@
+"""Next byte of a text: the paper's question about GPT-2, does CPR need fewer steps, in small."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nnunet_cpr.vision.task import CannotTrain, Options, Setup, Task
+from nnunet_cpr.vision.tasks.in_memory import Pairs, accuracy_of, cross_entropy
+
+_BYTES = 256
+_CONTEXT = 64
+_BATCH = 32
+_WIDTH, _LAYERS, _HEADS = 96, 3, 4
+_HELD_OUT = 0.05
+"""Share of the text for the validation; as much at its end is for the test."""
+_EVALUATED = 1024
+"""Largest number of windows of an evaluation."""
+_STEPS_OF_EPOCH = 50
+
+
+class _Transformer(nn.Module):
+    """Causal transformer with normalization before each block, as GPT-2's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(_BYTES, _WIDTH)
+        self.positions = nn.Embedding(_CONTEXT, _WIDTH)
+        layer = nn.TransformerEncoderLayer(
+            _WIDTH, _HEADS, 4 * _WIDTH, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(
+            layer, _LAYERS, norm=nn.LayerNorm(_WIDTH), enable_nested_tensor=False
+        )
+        self.head = nn.Linear(_WIDTH, _BYTES, bias=False)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Return logits ``[N, 256, L]`` of the bytes that follow those of ``text``, ``[N, L]``."""
+        length = text.shape[1]
+        x = self.bytes(text) + self.positions(torch.arange(length, device=text.device))
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=text.device)
+        return self.head(self.blocks(x, mask=mask, is_causal=True)).mT
+
+
+def _setup(options: Options) -> Setup:
+    if options.data is None:
+        raise CannotTrain("--data is missing: name a folder with a text in .txt files")
+    text = _read(options.data)
+    held_out = int(_HELD_OUT * len(text))
+    if held_out <= _CONTEXT:
+        least = int(2 * _CONTEXT / _HELD_OUT)
+        raise CannotTrain(f"{options.data}: expected at least {least} bytes of text, got {len(text)}")
+    train, validation, test = text.split([len(text) - 2 * held_out, held_out, held_out])
+    on_validation, on_test = (accuracy_of(_windows(part), size=128) for part in (validation, test))
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        numbers = on_validation(model)
+        return {**on_test(model), **{f"validation_{key}": value for key, value in numbers.items()}}
+
+    return Setup(_Transformer(), _random_windows(train), cross_entropy, evaluate)
+
+
+@functools.lru_cache(maxsize=2)  # the runs of a sweep share the text
+def _read(folder: Path) -> Tensor:
+    """Return the bytes of all .txt files in a folder, in the order of their names, int64 ``[N]``."""
+    files = sorted(folder.glob("*.txt"))
+    if not files:
+        raise CannotTrain(f"{folder}: expected .txt files, got none")
+    text = b"".join(file.read_bytes() for file in files)
+    return torch.from_numpy(np.frombuffer(text, np.uint8).astype(np.int64))
+
+
+def _windows(text: Tensor) -> Pairs:
+    """Return evenly spaced windows of a text and the bytes that follow theirs, ``[N, L]`` each."""
+    windows = text.unfold(0, _CONTEXT + 1, _CONTEXT)
+    windows = windows[:: -(-len(windows) // _EVALUATED)]
+    return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+
+
+def _random_windows(text: Tensor) -> Callable[[int], Iterator[Pairs]]:
+    """Return an epoch function with batches of windows at random places."""
+    offsets = torch.arange(_CONTEXT + 1)
+
+    def epoch(number: int) -> Iterator[Pairs]:
+        for _ in range(_STEPS_OF_EPOCH):
+            starts = torch.randint(len(text) - _CONTEXT, (_BATCH, 1))
+            windows = text[starts + offsets]
+            yield windows[:, :-1], windows[:, 1:]
+
+    return epoch
+
+
+TEXT = Task(
+    name="text",
+    about="next byte of your text, a small transformer, for a CPU",
+    setup=_setup,
+    steps=800,
+    warmup=80,
+    lr={"adam": 3e-3, "sgd": 0.1, "muon": 1e-2},
+    betas=(0.9, 0.95),
+    final_lr=0.1,
+    weight_decay={"adam": 0.1, "muon": 0.1},
+    clip=1.0,
+    selection="validation_accuracy",
+    epochs_between=4,
+    seeds=(1, 2, 3),
+    data_folders=("",),
+)
