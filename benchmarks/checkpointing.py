@@ -20,7 +20,7 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.limits import Limit, check_limits
+from benchmarks.limits import CheckOption, Limit, check_limits
 from benchmarks.measure import machine, require_device
 from benchmarks.train_step import Iteration, set_environment
 from nnunet_cpr._files import atomic_write
@@ -133,7 +133,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Number of measurements of each.")] = 7,
     patch: Annotated[int, typer.Option(help="Side of the patch; 0: 64 on a CPU, 128 on a GPU.")] = 0,
     compiled: Annotated[bool, typer.Option(help="torch.compile the network, as nnU-Net does.")] = True,
-    checks: Annotated[bool, typer.Option("--check", help="Exit with 1 if a limit is exceeded.")] = False,
+    checks: CheckOption = False,
     output: Annotated[Path | None, typer.Option(help="Folder for checkpointing_<device>.json.")] = None,
 ) -> None:
     """Measure what the state's copy at the start of each epoch and its writing cost a training."""

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.limits import Limit, check_limits
+from benchmarks.limits import CheckOption, Limit, check_limits
 from benchmarks.measure import machine
 from benchmarks.train_step import Iteration, set_environment
 
@@ -96,7 +96,7 @@ class Epochs:
 def main(
     epochs: Annotated[int, typer.Option(min=10, help="Epochs before the first measured one.")] = 1000,
     repeats: Annotated[int, typer.Option(min=1, help="Number of measured epochs.")] = 10,
-    checks: Annotated[bool, typer.Option("--check", help="Exit with 1 if a limit is exceeded.")] = False,
+    checks: CheckOption = False,
 ) -> None:
     """Measure the processor time that the end of an epoch takes from the training process."""
     console = Console(width=110)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
+
+CheckOption = Annotated[bool, typer.Option("--check", help="Exit with 1 if a limit is exceeded.")]
+"""Option of every benchmark with limits."""
 
 
 @dataclass(frozen=True)

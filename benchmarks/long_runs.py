@@ -19,7 +19,7 @@ from rich.console import Console
 from torch import nn
 from torch.optim import Optimizer
 
-from benchmarks.limits import Limit, check_limits
+from benchmarks.limits import CheckOption, Limit, check_limits
 from benchmarks.measure import machine
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaWS
 from nnunet_cpr.nnunet.history import CSV_NAME, History
@@ -241,7 +241,7 @@ def main(
         list[str] | None, typer.Option(help="Only this case; may be given several times.")
     ] = None,
     steps: Annotated[int, typer.Option(min=2 * WINDOW, help="Number of steps of each case.")] = 100_000,
-    checks: Annotated[bool, typer.Option("--check", help="Exit with 1 if a limit is exceeded.")] = False,
+    checks: CheckOption = False,
 ) -> None:
     """Measure many optimizer steps, and the history of 1,000 epochs with 300 matrices."""
     console = Console(width=110)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from benchmarks.limits import Limit, check_limits
+from benchmarks.limits import CheckOption, Limit, check_limits
 from benchmarks.measure import Timing, as_json, in_turn, machine, require_device
 from benchmarks.train_step import Iteration, ratio_with_the_rest_shared, set_environment
 from nnunet_cpr import SGDCPR, MuonCPR
@@ -42,7 +42,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=2, help="Minimum number of measurements of each.")] = 5,
     patch: Annotated[int, typer.Option(help="Side of the patch; 0: 64 on a CPU, 128 on a GPU.")] = 0,
     compiled: Annotated[bool, typer.Option(help="torch.compile the network, as nnU-Net does.")] = True,
-    checks: Annotated[bool, typer.Option("--check", help="Exit with 1 if a limit is exceeded.")] = False,
+    checks: CheckOption = False,
     output: Annotated[Path | None, typer.Option(help="Folder for muon_cost_<device>.json.")] = None,
 ) -> None:
     """Time the optimizer step and the training iteration of nnU-Net's 31 M-parameter network."""

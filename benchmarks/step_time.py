@@ -18,6 +18,7 @@ from benchmarks.competitors import (
     ADAM_METHODS,
     BASE,
     COMPETITORS,
+    HALF_ACTIVE,
     IN_SWEEPS,
     ONE_FACTOR,
     SGD,
@@ -28,7 +29,19 @@ from benchmarks.limits import Limit, check_limits
 from benchmarks.measure import Timing, as_json, free_bytes, machine, memory, require_device, step_times
 from nnunet_cpr._files import atomic_write
 
-CHECKED = "nnU-Net"  # network of the limits
+CHECKED = "nnU-Net"  # network of the limits on memory and on the comparison methods
+MAXIMA = {
+    "nnU-Net": (1.22, 1.05),
+    "nnU-Net ResEnc-L": (1.15, 1.05),
+    "ResNet-18": (1.40, 1.08),
+    "DeiT-S": (1.30, 1.08),
+    "GPT-2 small": (1.15, 1.05),
+}
+"""Largest accepted ratio of a step on the CPU to torch's fused step, and the desired one."""
+MANY_TENSORS = (1.30, 1.08)
+"""The same for the largest number of tensors of the sweep."""
+HOOK = {"AdamW fused + CPR hook": (1.80, 1.45), HALF_ACTIVE: (1.65, 1.30)}
+"""The same for CPR attached to torch's fused AdamW, with all or half of the multipliers positive."""
 _STOCK = "SGD as nnU-Net builds it"
 _AUTHORS = ("pytorch-cpr AdamCPR, foreach", "pytorch-cpr AdamCPR, loop")
 _SIZES = [10**6, 4 * 10**6, 16 * 10**6, 64 * 10**6, 256 * 10**6, 10**9]
@@ -48,7 +61,7 @@ def main(
     seconds: Annotated[float, typer.Option(help="Duration for each network and family.")] = 20.0,
     sweeps: Annotated[bool, typer.Option(help="Also sweep the size and the number of tensors.")] = True,
     checks: Annotated[
-        bool, typer.Option("--check", help=f"Only {CHECKED}; exit with 1 if a limit is exceeded.")
+        bool, typer.Option("--check", help="All networks; exit with 1 if a limit is exceeded.")
     ] = False,
     output: Annotated[
         Path | None, typer.Option(help="Folder for step_time_<device>.json and .png.")
@@ -65,7 +78,7 @@ def main(
     machine_info = machine(device)
     console.print(", ".join(f"{key} {value}" for key, value in machine_info.items()))
     results: dict[str, Results] = {}
-    for name in [CHECKED] if checks else network or list(networks.NETWORKS):
+    for name in list(networks.NETWORKS) if checks else network or list(networks.NETWORKS):
         shapes = networks.build(name)
         results[name] = {}
         for family in BASE:
@@ -73,7 +86,9 @@ def main(
             gc.collect()
             title = f"{name}: {networks.elements(shapes) / 1e6:.1f} M parameters, {len(shapes)} tensors"
             console.print(_table(f"{title}, {device}", family, results[name][family]))
-    swept = {} if checks or not sweeps or network else _sweep(device, seconds / 4, console)
+    swept = (
+        {} if not sweeps or (network and not checks) else _sweep(device, seconds / 4, console, checks)
+    )
 
     document = {
         "machine": machine_info,
@@ -88,8 +103,10 @@ def main(
             temporary.write_text(json.dumps(document, indent=1) + "\n")
         draw(document, file.with_suffix(".png"))
         console.print(f"written: {file}, {file.with_suffix('.png')}", soft_wrap=True)
-    if checks and not check_limits(_limits(results[CHECKED], device), console):
-        raise typer.Exit(1)
+    if checks:
+        limits = _limits(results[CHECKED], device) + (_ratios(results, swept) if device == "cpu" else [])
+        if not check_limits(limits, console):
+            raise typer.Exit(1)
 
 
 def _family(shapes: networks.Shapes, family: str, device: str, seconds: float) -> dict[str, Timing]:
@@ -106,12 +123,14 @@ def _family(shapes: networks.Shapes, family: str, device: str, seconds: float) -
     return timings
 
 
-def _sweep(device: str, seconds: float, console: Console) -> dict[str, dict[int, dict[str, Timing]]]:
-    """Time steps for growing numbers of parameters and of tensors."""
+def _sweep(
+    device: str, seconds: float, console: Console, checks: bool
+) -> dict[str, dict[int, dict[str, Timing]]]:
+    """Time steps for growing numbers of parameters and of tensors; for checks, only for most tensors."""
     swept: dict[str, dict[int, dict[str, Timing]]] = {"parameters": {}, "tensors": {}}
     cases = [("parameters", n, networks.uniform(n, _SWEPT_TENSORS)) for n in _SIZES]
     cases += [("tensors", n, networks.uniform(_SWEPT_SIZE, n)) for n in _COUNTS]
-    for kind, n, shapes in cases:
+    for kind, n, shapes in cases[-1:] if checks else cases:
         timings: dict[str, Timing] = {}
         for family in (SGD, ADAM):
             competitors = [c for c in COMPETITORS if c.family == family and c.name in IN_SWEEPS]
@@ -161,7 +180,7 @@ def _limits(results: Results, device: str) -> list[tuple[Limit, float]]:
     matrices = sum(len(shape) >= 2 for _, shape in shapes)
     largest = max(4 * torch.Size(shape).numel() for _, shape in shapes)
     maxima: dict[str, Any] = {
-        "cpu": {"AdamCPR": (1.22, 1.15), "SGDCPR": (1.75, 1.5)},
+        "cpu": {"AdamCPR": MAXIMA[CHECKED], "SGDCPR": MAXIMA[CHECKED]},
         "cuda": {"AdamCPR": (1.05, 1.0), "SGDCPR": (1.05, 1.0)},
     }[device]
     limits = [
@@ -187,9 +206,30 @@ def _limits(results: Results, device: str) -> list[tuple[Limit, float]]:
         temporary = timing.temporary_bytes or 0
         limits.append((Limit(f"{name}: temporary", largest, text=_bytes), temporary))
         if device == "cpu":  # the tables of a GPU are larger
-            # Three floats per matrix, three counters, and the table of tensors.
-            limit = 12 * matrices + 24 + 64 * len(shapes) + 4
+            # Two floats and a double per matrix, three counters, and the table of tensors.
+            limit = 16 * matrices + 24 + 64 * len(shapes) + 4
             limits.append((Limit(f"{name}: kept", limit, text=_bytes), timing.kept_bytes or 0))
+    return limits
+
+
+def _ratios(
+    results: dict[str, Results], swept: dict[str, dict[int, dict[str, Timing]]]
+) -> list[tuple[Limit, float]]:
+    """Return the limits on steps on the CPU for all networks and for many tensors."""
+    limits = []
+    for family, ours in ((ADAM, "AdamCPR"), (SGD, "SGDCPR")):
+        for name, maximum in MAXIMA.items():
+            if name != CHECKED:
+                title = f"{name}: {ours} / {BASE[family]}"
+                limits.append((Limit(title, *maximum), results[name][family][ours].ratio))
+        timings = swept["tensors"].get(_COUNTS[-1], {}) if swept else {}
+        if ours in timings:
+            title = f"{_COUNTS[-1]:,} tensors: {ours} / {BASE[family]}"
+            limits.append((Limit(title, *MANY_TENSORS), timings[ours].ratio))
+    limits += [
+        (Limit(f"{name} / {BASE[ADAM]}", *maximum), results[CHECKED][ADAM][name].ratio)
+        for name, maximum in HOOK.items()
+    ]
     return limits
 
 

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.limits import Limit, check_limits
+from benchmarks.limits import CheckOption, Limit, check_limits
 from benchmarks.measure import Timing, as_json, in_turn, machine, require_device
 from nnunet_cpr._files import atomic_write
 
@@ -42,7 +42,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=2, help="Minimum number of iterations of each.")] = 7,
     patch: Annotated[int, typer.Option(help="Side of the patch; 0: 64 on a CPU, 128 on a GPU.")] = 0,
     compiled: Annotated[bool, typer.Option(help="torch.compile the network, as nnU-Net does.")] = True,
-    checks: Annotated[bool, typer.Option("--check", help="Exit with 1 if a limit is exceeded.")] = False,
+    checks: CheckOption = False,
     output: Annotated[Path | None, typer.Option(help="Folder for train_step_<device>.json.")] = None,
 ) -> None:
     """Time training iterations of nnU-Net's trainers: forward, backward, clipping and step."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import SimpleITK as sitk
@@ -51,7 +53,12 @@ def write_fold(
         }
         for case, classes in dice.items()
     ]
-    write_json(folder / "validation" / "summary.json", {"metric_per_case": cases})
+    values = [value for classes in dice.values() for value in classes.values()]
+    summary = {
+        "metric_per_case": cases,
+        "foreground_mean": {"Dice": fmean(values) if values else math.nan},
+    }
+    write_json(folder / "validation" / "summary.json", summary)
     if labels is not None:
         write_json(folder.parent / "dataset.json", {"labels": labels, "file_ending": ".nii.gz"})
     return folder

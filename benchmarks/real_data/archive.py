@@ -1,0 +1,102 @@
+"""Results of a study without its checkpoints and predictions, in one small file.
+
+    python -m benchmarks.real_data.archive pack methods.yaml results/methods.tar.xz
+    python -m benchmarks.real_data.archive unpack results/methods.tar.xz FOLDER
+
+With ``nnUNet_results``, ``nnUNet_raw`` and ``nnUNet_preprocessed`` set to the folder,
+``nnunet-cpr study report methods.yaml`` then writes the report again, without pictures of cases.
+
+A study that was begun on another machine goes on after ``unpack --finished`` into an empty folder of
+results: ``nnunet-cpr study run`` then trains the runs that the archive does not have.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, RESOURCES
+from nnunet_cpr.nnunet.history import CSV_NAME
+from nnunet_cpr.studies.definition import load
+
+_FOLDERS = ("nnUNet_results", "nnUNet_preprocessed", "nnUNet_raw")
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def pack(
+    study: Annotated[str, typer.Argument(help="Study file.")],
+    file: Annotated[Path, typer.Argument(help="Archive to write, .tar.xz.")],
+) -> None:
+    """Write the metrics of each case, the logs and the histories of the finished runs."""
+    results = Path(os.environ["nnUNet_results"])
+    definition = load(study)
+    contents: dict[str, bytes] = {}
+    for run in definition.runs():
+        for path in _small_files(run.folder(results)):
+            contents[str(path.relative_to(results))] = _without_paths(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file, "w:xz") as archive:
+        for name, content in sorted(contents.items()):
+            member = tarfile.TarInfo(name)  # without owner and time: equal results give equal files
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    print(f"{len(contents)} files, {file.stat().st_size / 1e6:.2f} MB")
+
+
+@app.command()
+def unpack(
+    file: Annotated[Path, typer.Argument(help="Archive to read.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write, for nnUNet_results.")],
+    finished: Annotated[
+        bool,
+        typer.Option("--finished", help="Add empty checkpoints: a study trains only other runs."),
+    ] = False,
+) -> None:
+    """Write the files as nnU-Net's results."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file) as archive:
+        archive.extractall(folder, filter="data")
+        names = archive.getnames()
+    if finished:
+        for name in names:
+            if name.endswith("/validation/summary.json"):
+                checkpoint = folder / Path(name).parent.parent / FINAL_CHECKPOINT
+                zipfile.ZipFile(checkpoint, "x").close()
+
+
+def _small_files(fold: Path) -> Iterator[Path]:
+    """Yield the small files of a run, none if it has not been validated."""
+    summary = fold / "validation" / "summary.json"
+    if not summary.is_file():
+        return
+    yield from (summary, fold.parent / "dataset.json", *sorted(fold.glob("training_log_*.txt")))
+    yield from (fold / name for name in (CSV_NAME, RESOURCES) if (fold / name).is_file())
+
+
+def _without_paths(path: Path) -> bytes:
+    """Return the content of a file without the paths of the machine."""
+    text = path.read_text()
+    if path.name == "summary.json":
+        document = json.loads(text)
+        for case in document["metric_per_case"]:
+            for key in ("prediction_file", "reference_file"):
+                case[key] = Path(case[key]).name
+        return json.dumps(document, separators=(",", ":")).encode()
+    for name in _FOLDERS:
+        if folder := os.environ.get(name):
+            text = text.replace(folder, name)
+    return text.encode()
+
+
+if __name__ == "__main__":
+    app()
