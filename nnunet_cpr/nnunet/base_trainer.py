@@ -36,6 +36,7 @@ from nnunet_cpr.names.trainer_name import (
 from nnunet_cpr.nnunet import checkpoints, interruption, other_optimizer
 from nnunet_cpr.nnunet.checkpoint_writer import CheckpointWriter, save_interval
 from nnunet_cpr.nnunet.checkpoints import DamagedCheckpoint, UnusableCheckpoint
+from nnunet_cpr.nnunet.cpu_threads import limit_cpu_threads
 from nnunet_cpr.nnunet.figure_process import FigureProcess
 from nnunet_cpr.nnunet.fold_files import LATEST_CHECKPOINT
 from nnunet_cpr.nnunet.poly_lr import WarmupPolyLRScheduler
@@ -187,6 +188,11 @@ class NamedTrainer(nnUNetTrainer, ABC):
         )
 
     def initialize(self) -> None:
+        if self.device.type == "cpu":
+            try:
+                limit_cpu_threads()
+            except ValueError as error:
+                self._exit(str(error))
         self._seed(0)  # the network's initial weights
         self.replace_weight_decay()
         super().initialize()

@@ -26,6 +26,7 @@ import submitit
 
 from nnunet_cpr._files import add_path_to_os_errors, read_json
 from nnunet_cpr.nnunet.commands import CommandFailed
+from nnunet_cpr.nnunet.cpu_threads import CPU_THREADS
 from nnunet_cpr.nnunet.stop_signals import block_interrupts
 from nnunet_cpr.studies.definition import Run, StudyError
 from nnunet_cpr.studies.run_state import Stage, StudyPaths, state_of, write_json
@@ -125,7 +126,8 @@ class Local:
         if self.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
         elif self.at_once > 1:
-            environment.setdefault("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", str(cores)))
+            for variable in ("OMP_NUM_THREADS", CPU_THREADS):
+                environment.setdefault(variable, os.environ.get(variable, str(cores)))
         if self.at_once > 1 and "nnUNet_n_proc_DA" not in os.environ:
             environment["nnUNet_n_proc_DA"] = str(min(12, cores))
         # Threads that wait by spinning make busy processes on few cores many times slower.

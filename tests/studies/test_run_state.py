@@ -220,6 +220,20 @@ def test_local_executor_shares_gpus(run: Run, paths: StudyPaths) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in Local().worker(run, 0, paths, {}).environment
 
 
+def test_local_executor_shares_cores(
+    run: Run, paths: StudyPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    three = Local(at_once=3, device="cpu").worker(run, 0, paths, {}).environment
+    variables = ("OMP_NUM_THREADS", "NNUNET_CPR_CPU_THREADS", "nnUNet_n_proc_DA")
+    assert [three[variable] for variable in variables] == ["2", "2", "2"]
+    assert "NNUNET_CPR_CPU_THREADS" not in Local(device="cpu").worker(run, 0, paths, {}).environment
+    monkeypatch.setenv("NNUNET_CPR_CPU_THREADS", "5")
+    again = Local(at_once=3, device="cpu").worker(run, 0, paths, {}).environment
+    assert again["NNUNET_CPR_CPU_THREADS"] == "5"
+
+
 def test_options_reach_nnunets_command(run: Run, paths: StudyPaths) -> None:
     here = Local(device="cpu", options=("--npz",)).worker(run, 0, paths, {}).command("--c")
     assert here == [
