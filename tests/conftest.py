@@ -26,8 +26,10 @@ _NAMES = ("COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "RANK", "LOCA
 for _name in [name for name in os.environ if name.startswith(_PREFIXES) or name in _NAMES]:
     del os.environ[_name]
 nnunet_cpr_discovery.register()
-# Two processes of several threads each on few cores wait for each other; let them sleep meanwhile.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Tests run side by side, and so do the commands that they start: one thread each. Threads that nnU-Net
+# starts all the same sleep while they wait.
+torch.set_num_threads(1)
+os.environ |= {"OMP_NUM_THREADS": "1", "NNUNET_CPR_CPU_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 # A shell's background jobs ignore Ctrl-C, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if not torch.cuda.is_available():

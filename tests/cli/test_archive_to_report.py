@@ -34,7 +34,6 @@ TRAINERS = ["nnUNetTrainerSGD_1epochs_1iters", "nnUNetTrainerCPR_k0p01_1epochs_1
 def test_archive_becomes_a_report(name: str, tmp_path: Path) -> None:
     """Uses the data set of the preset, with trainers of one step."""
     environment = nnunet_environment(tmp_path, processes=1)
-    environment["OMP_NUM_THREADS"] = "1"
     for folder in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
         (tmp_path / folder).mkdir()
     source = MAKE[name](tmp_path / "download")

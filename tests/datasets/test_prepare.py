@@ -40,7 +40,6 @@ def raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "nnUNet_raw"
     folder.mkdir()
     monkeypatch.setenv("nnUNet_raw", str(folder))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # for the log that a killed command leaves
     for name in ("nnUNet_preprocessed", "nnUNet_results"):
         monkeypatch.delenv(name, raising=False)

@@ -114,7 +114,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.slow  # 5 seconds a page
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "bash" and b.is_run], ids=str)
 def test_shell_blocks_run(block: Block, tmp_path: Path) -> None:
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    environment = dict(os.environ)
     environment["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), environment["PATH"]])
     for name in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
         (tmp_path / name).mkdir()

@@ -34,7 +34,6 @@ def execute(notebook: nbformat.NotebookNode, folder: Path, monkeypatch: pytest.M
     """Run a notebook in a folder and return what it printed."""
     scripts = sysconfig.get_path("scripts")
     monkeypatch.setenv("PATH", os.pathsep.join([scripts, os.environ["PATH"]]))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("MPLBACKEND", "agg")
     client = NotebookClient(notebook, timeout=3000, resources={"metadata": {"path": str(folder)}})
     client.execute()

@@ -43,7 +43,6 @@ class {TRAINER}(nnUNetTrainerCPR):
 
     def __init__(self, plans, configuration, fold, dataset_json, device):
         super().__init__(plans, configuration, fold, dataset_json, device)
-        torch.set_num_threads(1)
         self.num_val_iterations_per_epoch = 2
         self.logger.plot_progress_png = lambda folder: None  # it is slow
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import mmap
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,16 +27,6 @@ def exceeded(limits: list[tuple[Limit, float]]) -> list[str]:
     return [limit.name for limit, value in limits if value > limit.maximum]
 
 
-@pytest.fixture
-def _one_thread() -> Iterator[None]:
-    """Use one thread: several wait for each other in thousands of short steps on busy cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("_one_thread")
 def test_steps_are_regularized() -> None:
     """Without regularization the absence of leaks would prove nothing."""
     for name, case in long_runs.CASES.items():
@@ -125,7 +114,6 @@ def test_long_runs_are_within_limits(steps: int) -> None:
     done = subprocess.run(
         [*command, "--check"],
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )

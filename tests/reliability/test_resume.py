@@ -36,13 +36,9 @@ from tests.helpers.resume_cases import (
 
 
 @pytest.fixture(autouse=True)
-def _like_the_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _like_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "CHUNK", CHUNK)
     monkeypatch.setattr(cpu, "_TASK_CHUNKS", 2)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def environment() -> dict[str, str]:

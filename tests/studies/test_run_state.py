@@ -223,7 +223,8 @@ def test_local_executor_shares_gpus(run: Run, paths: StudyPaths) -> None:
 def test_local_executor_shares_cores(
     run: Run, paths: StudyPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for variable in ("OMP_NUM_THREADS", "NNUNET_CPR_CPU_THREADS"):
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     three = Local(at_once=3, device="cpu").worker(run, 0, paths, {}).environment
     variables = ("OMP_NUM_THREADS", "NNUNET_CPR_CPU_THREADS", "nnUNet_n_proc_DA")

@@ -36,14 +36,6 @@ def data(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def options(data, workers=0, **settings):
     return Options(data=data, workers=workers, settings={**SMALL, **settings})
 
