@@ -9,23 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 from rich.console import Console
 
-from nnunet_cpr.reports.results import read_results
-from nnunet_cpr.studies.definition import save
-from nnunet_cpr.studies.run_state import Stage, StudyPaths, state_of
 from tests.helpers import ROOT
-from tests.helpers.report_folds import both, study, write_fold, write_history, write_log
 
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import measure, muon_cost, shapes
 from benchmarks.competitors import BASE, COMPETITORS
 from benchmarks.limits import Limit, check_limits
-from benchmarks.real_data import archive
 
 
 def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -171,51 +165,3 @@ def test_train_step_times_nnunet_iterations(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "train_step_cpu.json").read_text())
     assert len(document["pairs"]) == 2
     assert all(0.9 < ratio < 1.1 for ratio in document["ratio_with_the_rest_shared"].values())
-
-
-def test_archive_of_a_study_gives_the_same_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    monkeypatch.setenv("nnUNet_results", str(first))
-    toy = study("nnUNetTrainerSGD", "nnUNetTrainerCPR_ws5")
-    for trainer, dice in zip(("nnUNetTrainerSGD", "nnUNetTrainerCPR_ws5"), (0.8, 0.9)):
-        for fold in toy.folds:
-            folder = write_fold(first, trainer, fold, {"a": both(dice), "b": both(dice / 2)})
-            write_log(folder, {0: (0.1, 0.2, 0.5, 3.0)})
-            (folder / "training_log_later.txt").write_text(f"written to {first}\n")
-            write_history(folder)
-            (folder / "checkpoint_final.pth").touch()
-    save(toy, tmp_path / "toy.yaml")
-    archive.pack(str(tmp_path / "toy.yaml"), tmp_path / "toy.tar.xz")
-    archive.unpack(tmp_path / "toy.tar.xz", second)
-    before, after = (read_results(toy, folder, None, None) for folder in (first, second))
-    pd.testing.assert_frame_equal(after.cases, before.cases)
-    pd.testing.assert_frame_equal(after.epochs, before.epochs)
-    assert after.histories.keys() == before.histories.keys() != set()
-    files = [path for path in second.rglob("*") if path.is_file()]
-    assert not any(path.suffix == ".pth" for path in files)
-    archive.unpack(tmp_path / "toy.tar.xz", tmp_path / "third", finished=True)
-    paths = StudyPaths(tmp_path / "third", tmp_path)
-    states = [state_of(run, paths).stage for run in toy.runs()]
-    assert states == [Stage.DONE] * 4
-    assert not any(word in path.read_text() for path in files for word in (str(tmp_path), "somewhere"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["optimizers"])
-def test_results_that_come_with_the_source_give_a_report(name: str, tmp_path: Path) -> None:
-    folder = ROOT / "benchmarks" / "real_data"
-    archive.unpack(folder / "results" / f"{name}.tar.xz", tmp_path)
-    folders = {f"nnUNet_{kind}": str(tmp_path) for kind in ("raw", "preprocessed", "results")}
-    done = subprocess.run(
-        [sys.executable, "-c", "from nnunet_cpr.cli import main; main()", "study", "report"]
-        + [str(folder / f"{name}.yaml")],
-        env={**os.environ, **folders},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    report = (tmp_path / "studies" / name / "report" / "report.md").read_text()
-    assert "**84.76**" in report

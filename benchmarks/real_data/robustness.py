@@ -1,0 +1,113 @@
+"""Dice over the weight decay and over the warm start, from a finished study of both.
+
+    python -m benchmarks.real_data.robustness evidence_grid.yaml --figure docs/figures/robustness.png
+
+Draws one row for each optimizer: its weight decays at the left, the warm starts of CPR with it at the
+right, with the Dice of every training and the mean of each setting. Settings that nobody has to choose
+are marked: nnU-Net's weight decay, and the warm start that a name without one has. Writes the Dice of
+each training beside the figure as CSV.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from nnunet_cpr._figures import new_figure
+from nnunet_cpr.bounds import KappaWS
+from nnunet_cpr.names.trainer_name import TrainerName, parse_trainer_name
+from nnunet_cpr.reports.results import read_results, run_means
+from nnunet_cpr.studies.definition import load
+
+DEFAULT_WEIGHT_DECAY = 3e-5
+KINDS = {"weight decay": "weight decay", "warm start": "warm start of CPR (steps)"}
+"""Columns of the figure, with the labels of their horizontal axes."""
+
+
+def read_trainings(study: str, results: Path) -> pd.DataFrame:
+    """Return a row for each training.
+
+    Columns: ``optimizer``; ``kind``, a key of :data:`KINDS`, and its ``setting``; ``default``, True if
+    the name does not give the setting; ``fold``, ``seed`` and ``dice`` in percent.
+    """
+    definition = load(study)
+    means = run_means(read_results(definition, results, None, None).cases)
+    means["dice"] *= 100
+    rows = []
+    for run in definition.runs():
+        name = parse_trainer_name(run.entry)
+        assert name is not None, run.entry
+        rows.append((run.entry, run.fold, run.seed, *_setting(name)))
+    columns = ["trainer", "fold", "seed", "optimizer", "kind", "setting", "default"]
+    return pd.DataFrame(rows, columns=columns).merge(means, on=["trainer", "fold", "seed"])
+
+
+def _setting(name: TrainerName) -> tuple[str, str, float, bool]:
+    optimizer = name.family.removeprefix(name.prefix).removesuffix("CPR").removesuffix("W") or "SGD"
+    if not name.defaults.cpr:
+        decay = DEFAULT_WEIGHT_DECAY if name.weight_decay is None else name.weight_decay
+        return optimizer, "weight decay", decay, name.weight_decay is None
+    assert isinstance(name.bound, KappaWS)
+    return optimizer, "warm start", float(name.bound.steps), name.kappa is None
+
+
+def draw(trainings: pd.DataFrame, path: Path) -> None:
+    """Draw the Dice of each training over its setting, one row of axes for each optimizer."""
+    optimizers = list(dict.fromkeys(trainings["optimizer"]))
+    with new_figure(path, (8, 2.4 * len(optimizers) + 0.4)) as figure:
+        grid = figure.subplots(len(optimizers), len(KINDS), sharex="col", sharey="row", squeeze=False)
+        for row, optimizer in zip(grid, optimizers):
+            for axes, kind in zip(row, KINDS):
+                own = (trainings["optimizer"] == optimizer) & (trainings["kind"] == kind)
+                _draw_settings(axes, trainings[own])
+            row[0].set_ylabel(f"{optimizer}\nforeground Dice in percent")
+        for axes, label in zip(grid[-1], KINDS.values()):
+            axes.set_xlabel(label)
+            axes.set_xscale("log")
+        ticks = sorted(trainings.query("kind == 'warm start'")["setting"].unique())
+        grid[-1][1].set_xticks(ticks, [f"{steps:g}" for steps in ticks])
+        grid[-1][1].minorticks_off()
+        grid[0][0].legend()
+
+
+def _draw_settings(axes, rows: pd.DataFrame) -> None:
+    means = rows.groupby("setting")["dice"].mean()
+    axes.plot(means.index, means, "-", color="C0", label="mean")
+    axes.plot(rows["setting"], rows["dice"], "o", color="C0", markersize=4, alpha=0.5, label="training")
+    default = rows.loc[rows["default"], "setting"].unique()
+    axes.plot(default, means[default], "D", color="C1", markersize=8, label="without a choice")
+    axes.grid(axis="y", alpha=0.3)
+
+
+def tabulate(trainings: pd.DataFrame) -> pd.DataFrame:
+    """Return for each optimizer and kind the mean Dice without a choice, the best, and the worst."""
+    rows = []
+    for (optimizer, kind), own in trainings.groupby(["optimizer", "kind"], sort=False):
+        means = own.groupby("setting")["dice"].mean()
+        default = means[own.loc[own["default"], "setting"].unique()]
+        rows.append(
+            (optimizer, kind, default.iloc[0] if len(default) else np.nan, means.max(), means.idxmax(),
+             means.min(), means.idxmin())
+        )  # fmt: skip
+    columns = ["optimizer", "kind", "without a choice", "best", "best setting", "worst", "worst setting"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def main() -> None:
+    """Read the study, draw the figure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("study", help="study file")
+    parser.add_argument("--figure", type=Path, default=Path("robustness.png"))
+    arguments = parser.parse_args()
+    trainings = read_trainings(arguments.study, Path(os.environ["nnUNet_results"]))
+    trainings.to_csv(arguments.figure.with_suffix(".csv"), index=False, float_format="%.4f")
+    draw(trainings, arguments.figure)
+    print(tabulate(trainings).round(2).to_string(index=False))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Studies on real data: their archives, tables and figures."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from nnunet_cpr.reports.results import read_results
+from nnunet_cpr.studies.definition import TrainerEntry, save
+from nnunet_cpr.studies.run_state import Stage, StudyPaths, state_of
+from tests.helpers import ROOT
+from tests.helpers.report_folds import both, study, write_fold, write_history, write_log
+
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.real_data import archive, robustness, steps_to_dice
+
+
+def test_archive_of_a_study_gives_the_same_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    monkeypatch.setenv("nnUNet_results", str(first))
+    toy = study("nnUNetTrainerSGD", "nnUNetTrainerCPR_ws5")
+    for trainer, dice in zip(("nnUNetTrainerSGD", "nnUNetTrainerCPR_ws5"), (0.8, 0.9)):
+        for fold in toy.folds:
+            folder = write_fold(first, trainer, fold, {"a": both(dice), "b": both(dice / 2)})
+            write_log(folder, {0: (0.1, 0.2, 0.5, 3.0)})
+            (folder / "training_log_later.txt").write_text(f"written to {first}\n")
+            write_history(folder)
+            (folder / "checkpoint_final.pth").touch()
+    save(toy, tmp_path / "toy.yaml")
+    archive.pack(str(tmp_path / "toy.yaml"), tmp_path / "toy.tar.xz")
+    archive.unpack(tmp_path / "toy.tar.xz", second)
+    before, after = (read_results(toy, folder, None, None) for folder in (first, second))
+    pd.testing.assert_frame_equal(after.cases, before.cases)
+    pd.testing.assert_frame_equal(after.epochs, before.epochs)
+    assert after.histories.keys() == before.histories.keys() != set()
+    files = [path for path in second.rglob("*") if path.is_file()]
+    assert not any(path.suffix == ".pth" for path in files)
+    archive.unpack(tmp_path / "toy.tar.xz", tmp_path / "third", finished=True)
+    paths = StudyPaths(tmp_path / "third", tmp_path)
+    states = [state_of(run, paths).stage for run in toy.runs()]
+    assert states == [Stage.DONE] * 4
+    assert not any(word in path.read_text() for path in files for word in (str(tmp_path), "somewhere"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "number"), [("optimizers", "**84.76**")])
+def test_results_that_come_with_the_source_give_a_report(name: str, number: str, tmp_path: Path) -> None:
+    folder = ROOT / "benchmarks" / "real_data"
+    archive.unpack(folder / "results" / f"{name}.tar.xz", tmp_path)
+    folders = {f"nnUNet_{kind}": str(tmp_path) for kind in ("raw", "preprocessed", "results")}
+    done = subprocess.run(
+        [sys.executable, "-c", "from nnunet_cpr.cli import main; main()", "study", "report"]
+        + [str(folder / f"{name}.yaml")],
+        env={**os.environ, **folders},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    report = (tmp_path / "studies" / name / "report" / "report.md").read_text()
+    assert number in report
+
+
+def write_results(results: Path, dice: dict[str, float]) -> Path:
+    """Write a study of these Dice values on the first of two folds, 0.01 better on the second.
+
+    Returns:
+        The study file, in which the label of a trainer is its family before a comma.
+    """
+    entries = []
+    for name in dice:
+        family, _, settings = name.removeprefix("nnUNetTrainer").partition("_")
+        entries.append(TrainerEntry(trainer=name, label=f"{family}, {settings}"))
+    made = study(*entries, seeds=(1,))
+    for run in made.runs():
+        write_fold(results, run.trainer, run.fold, {"a": both(dice[run.entry] + 0.01 * run.fold)})
+    save(made, results / "toy.yaml")
+    return results / "toy.yaml"
+
+
+def test_settings_are_tabulated_and_drawn(tmp_path: Path) -> None:
+    end = "_warmup10_2epochs_50iters"
+    dice = {
+        f"nnUNetTrainerSGD{end}": 0.80,
+        f"nnUNetTrainerSGD_wd1en2{end}": 0.85,
+        f"nnUNetTrainerSGD_wd1en1{end}": 0.10,
+        f"nnUNetTrainerCPR{end}": 0.84,
+        f"nnUNetTrainerCPR_ws50{end}": 0.83,
+        f"nnUNetTrainerMuonCPR_ws50{end}": 0.90,
+    }
+    trainings = robustness.read_trainings(str(write_results(tmp_path, dice)), tmp_path)
+    assert len(trainings) == 12
+    table = robustness.tabulate(trainings).set_index(["optimizer", "kind"])
+    # Means of the two folds are 0.5 points above those of the first.
+    assert table.loc["SGD", "weight decay"].tolist() == pytest.approx([80.5, 85.5, 1e-2, 10.5, 0.1])
+    assert table.loc["SGD", "warm start"].tolist() == pytest.approx([84.5, 84.5, 20, 83.5, 50])
+    muon = table.loc["Muon", "warm start"].tolist()
+    assert muon == pytest.approx([math.nan, 90.5, 50, 90.5, 50], nan_ok=True)
+    robustness.draw(trainings, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+
+
+def test_steps_for_a_dice_are_interpolated(tmp_path: Path) -> None:
+    """Lines in the logarithm of the steps: 60 to 80 percent for SGD, 70 to 90 for Muon."""
+    dice = {
+        "nnUNetTrainerSGD_1epochs_100iters": 0.60,
+        "nnUNetTrainerSGD_10epochs_100iters": 0.80,
+        "nnUNetTrainerMuon_warmup10_1epochs_100iters": 0.70,
+        "nnUNetTrainerMuon_warmup10_10epochs_100iters": 0.90,
+    }
+    trainings = steps_to_dice.read_trainings(str(write_results(tmp_path, dice)), tmp_path)
+    table = steps_to_dice.tabulate(trainings, "SGD")
+    assert table.loc["SGD"].tolist() == pytest.approx([60.5, 80.5, 100, 1000])
+    assert table.loc["Muon"].tolist() == pytest.approx([70.5, 90.5, 100, 10**2.5])
+    assert np.isinf(steps_to_dice.steps_needed(np.array([100, 1000]), np.array([1.0, 2.0]), 3.0))
+    steps_to_dice.draw(trainings, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
