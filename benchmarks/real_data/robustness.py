@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from nnunet_cpr._figures import new_figure
 from nnunet_cpr.bounds import KappaWS
@@ -74,7 +75,7 @@ def draw(trainings: pd.DataFrame, path: Path) -> None:
         grid[0][0].legend()
 
 
-def _draw_settings(axes, rows: pd.DataFrame) -> None:
+def _draw_settings(axes: Axes, rows: pd.DataFrame) -> None:
     means = rows.groupby("setting")["dice"].mean()
     axes.plot(means.index, means, "-", color="C0", label="mean")
     axes.plot(rows["setting"], rows["dice"], "o", color="C0", markersize=4, alpha=0.5, label="training")
