@@ -3,8 +3,8 @@
     python -m benchmarks.real_data.archive pack methods.yaml results/methods.tar.xz
     python -m benchmarks.real_data.archive unpack results/methods.tar.xz FOLDER
 
-With ``nnUNet_results``, ``nnUNet_raw`` and ``nnUNet_preprocessed`` set to the folder,
-``nnunet-cpr study report methods.yaml`` then writes the report again, without pictures of cases.
+With ``nnUNet_results`` set to the folder, ``nnunet-cpr study report methods.yaml`` then writes the
+report again, without pictures of cases.
 
 A study that was begun on another machine goes on after ``unpack --finished`` into an empty folder of
 results: ``nnunet-cpr study run`` then trains the runs that the archive does not have.

@@ -54,7 +54,7 @@ class SelectedStudy(NamedTuple):
 
     Attributes:
         paths: the study's folders.
-        folders: nnU-Net's folders by the names of their environment variables.
+        folders: those of nnU-Net's folders that are set, by the names of their environment variables.
         is_part: True if ``--folds`` or ``--seeds`` selects a part of the study.
     """
 
@@ -90,6 +90,7 @@ _NpzOption = Annotated[
 _ProcessesOption = Annotated[
     int, typer.Option("--processes", "-np", min=1, help="Processes for preprocessing.")
 ]
+_RESULTS = ("nnUNet_results",)
 _PROCESSES = max(1, min(8, (os.cpu_count() or 1) // 2))
 
 
@@ -134,7 +135,7 @@ def _select_study(
     from nnunet_cpr.studies.preparation import dataset_name, nnunet_folders
     from nnunet_cpr.studies.run_state import StudyPaths
 
-    folders = nnunet_folders(os.environ)
+    folders = nnunet_folders(os.environ, _RESULTS)
     results = Path(folders["nnUNet_results"])
     studies = results / "studies"
     is_file = Path(study).is_file()
@@ -210,7 +211,7 @@ def list_studies() -> None:
     from nnunet_cpr.studies.status_table import states, summary
 
     with _study_errors():
-        results = Path(nnunet_folders(os.environ)["nnUNet_results"])
+        results = Path(nnunet_folders(os.environ, _RESULTS)["nnUNet_results"])
         studies = results / "studies"
         names = saved_names(studies)
         width = max([12, *map(len, names)])
@@ -452,13 +453,17 @@ def report(
         Path | None, typer.Option("--output", "-o", help="Folder of the report, not the study's own.")
     ] = None,
 ) -> None:
-    """Compare the finished runs: tables, statistics, and an HTML page."""
+    """Compare the finished runs: tables, statistics, and an HTML page.
+
+    Needs nnUNet_results only; pictures of cases and surface metrics need the data as well.
+    """
     from rich.console import Console
 
     from nnunet_cpr.reports import write_report
 
     study, paths, folders = selected.study, selected.paths, selected.folders
-    raw, preprocessed = Path(folders["nnUNet_raw"]), Path(folders["nnUNet_preprocessed"])
+    data = [folders.get(name) for name in ("nnUNet_raw", "nnUNet_preprocessed")]
+    raw, preprocessed = (Path(folder) if folder else None for folder in data)
     console = Console()
     folder = output or paths.study / "report"
     for file in write_report(study, paths.results, raw, preprocessed, folder, console):

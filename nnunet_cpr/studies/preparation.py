@@ -24,28 +24,40 @@ _PLANNERS = {
 }
 
 
-def nnunet_folders(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return nnU-Net's three folders by the names of their environment variables.
+def nnunet_folders(
+    environment: Mapping[str, str], needed: Sequence[str] = FOLDER_VARIABLES
+) -> dict[str, str]:
+    """Return those of nnU-Net's folders that are set, by the names of their environment variables.
+
+    Args:
+        environment: environment variables.
+        needed: the variables that must be set; results can be read without the data.
 
     Raises:
-        StudyError: a variable is not set.
+        StudyError: a needed variable is not set.
     """
-    missing = [name for name in FOLDER_VARIABLES if not environment.get(name)]
+    _require_folders(environment, needed)
+    given = [name for name in FOLDER_VARIABLES if environment.get(name)]
+    return {name: str(Path(environment[name]).absolute()) for name in given}
+
+
+def _require_folders(given: Mapping[str, str], needed: Sequence[str]) -> None:
+    missing = [name for name in needed if not given.get(name)]
     if missing:
         raise StudyError(
             f"{', '.join(missing)} not set; set nnU-Net's environment variables to its folders"
         )
-    return {name: str(Path(environment[name]).absolute()) for name in FOLDER_VARIABLES}
 
 
 def dataset_name(given: str, folders: Mapping[str, str]) -> str:
     """Return nnU-Net's full name of a data set, which is given by number or name.
 
     Raises:
-        StudyError: no data set has this number, or several have.
+        StudyError: no data set has this number, or several have, or the folders are not set.
     """
     if not re.fullmatch(r"[0-9]{1,9}", given):
         return given
+    _require_folders(folders, FOLDER_VARIABLES)
     found = sorted(
         {
             path.name
@@ -82,8 +94,9 @@ def check_study_data(study: Study, folders: Mapping[str, str], processes: int) -
         The steps before the first training.
 
     Raises:
-        StudyError: a data set, its plans, a trainer or a fold is missing.
+        StudyError: a folder of nnU-Net, a data set, its plans, a trainer or a fold is missing.
     """
+    _require_folders(folders, FOLDER_VARIABLES)
     if not study.datasets:
         raise StudyError(f"study {study.name}: expected a data set, got none; add --dataset")
     _find_trainers(study, Path(folders["nnUNet_results"]))
