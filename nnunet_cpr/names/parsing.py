@@ -17,6 +17,9 @@ from nnunet_cpr._spelling import (
 from nnunet_cpr.names.method import MethodName
 from nnunet_cpr.names.suffixes import Suffix
 
+_SPELLED_OUT = {"warmstart": "ws", "learningrate": "lr", "weightdecay": "wd"}
+"""Words that users may write in place of a suffix, which resemble another one."""
+
 Name = TypeVar("Name", bound=MethodName)
 
 
@@ -113,6 +116,7 @@ def _nearest_family(kind: type[MethodName], base: str) -> str | None:
 def _suggestion(kind: type[MethodName], token: str, name: str) -> str:
     own, ending, other = kind.split(name)
     letters, number = split_word(token)
+    letters = _SPELLED_OUT.get(letters.lower(), letters)
     by_letters = {suffix.before + suffix.after: suffix for suffix in kind.suffixes}
     if token != token.lower() and letters not in by_letters and kind.prefix:
         return _advise_other_trainer(kind, token, own)

@@ -170,6 +170,9 @@ def test_names_of_other_trainers_return_none(text: str) -> None:
     ("text", "message"),
     [
         ("nnUNetTrainerCPR_ws2k", "did you mean nnUNetTrainerCPR_ws2000?"),
+        ("nnUNetTrainerCPR_warmstart100", "did you mean nnUNetTrainerCPR_ws100?"),
+        ("nnUNetTrainerCPR_warmStart100", "did you mean nnUNetTrainerCPR_ws100?"),
+        ("nnUNetTrainerSGD_weightdecay1en3", "did you mean nnUNetTrainerSGD_wd1en3?"),
         ("nnUNetTrainerCRP_ws200", "did you mean nnUNetTrainerCPR_ws200?"),
         ("nnunettrainercpr", "did you mean nnUNetTrainerCPR?"),
         (
