@@ -28,7 +28,7 @@ STEPS = {
     "checkpointing": ["-m", "benchmarks.checkpointing", *_DEVICE, "--no-compiled"],
 }
 STUDY = "study"
-DEFINITION = Path(__file__).parent / "real_data" / "gpu.yaml"
+DEFINITION = Path(__file__).parent / "real_data" / "studies" / "gpu.yaml"
 _KEPT = ("summary.json", "cpr_*", "progress.png", "training_log_*", "resources.json")
 
 

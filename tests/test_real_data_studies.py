@@ -60,7 +60,7 @@ def test_results_that_come_with_the_source_give_a_report(name: str, number: str,
     environment = {key: value for key, value in os.environ.items() if not key.startswith("nnUNet_")}
     done = subprocess.run(
         [sys.executable, "-c", "from nnunet_cpr.cli import main; main()", "study", "report"]
-        + [str(folder / f"{name}.yaml")],
+        + [str(folder / "studies" / f"{name}.yaml")],
         env={**environment, "nnUNet_results": str(tmp_path)},  # a report needs no data
         capture_output=True,
         text=True,

@@ -1,9 +1,9 @@
 """Results of a study without its checkpoints and predictions, in one small file.
 
-    python -m benchmarks.real_data.archive pack methods.yaml results/methods.tar.xz
+    python -m benchmarks.real_data.archive pack studies/methods.yaml results/methods.tar.xz
     python -m benchmarks.real_data.archive unpack results/methods.tar.xz FOLDER
 
-With ``nnUNet_results`` set to the folder, ``nnunet-cpr study report methods.yaml`` then writes the
+With ``nnUNet_results`` set to the folder, ``nnunet-cpr study report studies/methods.yaml`` writes the
 report again, without pictures of cases.
 
 A study that was begun on another machine goes on after ``unpack --finished`` into an empty folder of

@@ -1,6 +1,6 @@
-"""Dice over the weight decay and over the warm start, from a finished study of both.
+"""Dice over the weight decay and over the warm start, from finished studies of both.
 
-    python -m benchmarks.real_data.robustness evidence_grid.yaml --figure docs/figures/robustness.png
+    python -m benchmarks.real_data.robustness studies/tuned_*.yaml --figure docs/figures/robustness.png
 
 Draws one row for each optimizer: its weight decays at the left, the warm starts of CPR with it at the
 right, with the Dice of every training and the mean of each setting. Settings that nobody has to choose
@@ -99,12 +99,13 @@ def tabulate(trainings: pd.DataFrame) -> pd.DataFrame:
 
 
 def main() -> None:
-    """Read the study, draw the figure and print the table."""
+    """Read the studies, draw the figure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("study", help="study file")
+    parser.add_argument("studies", nargs="+", help="study files")
     parser.add_argument("--figure", type=Path, default=Path("robustness.png"))
     arguments = parser.parse_args()
-    trainings = read_trainings(arguments.study, Path(os.environ["nnUNet_results"]))
+    results = Path(os.environ["nnUNet_results"])
+    trainings = pd.concat([read_trainings(study, results) for study in arguments.studies])
     trainings.to_csv(arguments.figure.with_suffix(".csv"), index=False, float_format="%.4f")
     draw(trainings, arguments.figure)
     print(tabulate(trainings).round(2).to_string(index=False))

@@ -1,6 +1,6 @@
 """Steps that each optimizer needs for the Dice that nnU-Net's SGD reaches, from a finished study.
 
-    python -m benchmarks.real_data.steps_to_dice lengths.yaml --figure docs/steps_to_dice.png
+    python -m benchmarks.real_data.steps_to_dice studies/lengths.yaml --figure docs/steps_to_dice.png
 
 A study trains every optimizer with several numbers of steps, each with its whole schedule. Label the
 trainers of one optimizer alike up to a comma: ``Muon, 500 steps``. Prints the table and writes the Dice
