@@ -21,6 +21,7 @@ from tests.helpers.report_folds import both, study, write_fold, write_history, w
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.real_data import archive, robustness, steps_to_dice
+from benchmarks.real_data.trainings import read_trainings
 
 
 def test_archive_of_a_study_gives_the_same_report(
@@ -98,7 +99,7 @@ def test_settings_are_tabulated_and_drawn(tmp_path: Path) -> None:
         f"nnUNetTrainerCPR_ws50{end}": 0.83,
         f"nnUNetTrainerMuonCPR_ws50{end}": 0.90,
     }
-    trainings = robustness.read_trainings(str(write_results(tmp_path, dice)), tmp_path)
+    trainings = read_trainings(str(write_results(tmp_path, dice)), tmp_path, robustness.describe)
     assert len(trainings) == 12
     table = robustness.tabulate(trainings).set_index(["optimizer", "kind"])
     # Means of the two folds are 0.5 points above those of the first.
@@ -118,7 +119,7 @@ def test_steps_for_a_dice_are_interpolated(tmp_path: Path) -> None:
         "nnUNetTrainerMuon_warmup10_1epochs_100iters": 0.70,
         "nnUNetTrainerMuon_warmup10_10epochs_100iters": 0.90,
     }
-    trainings = steps_to_dice.read_trainings(str(write_results(tmp_path, dice)), tmp_path)
+    trainings = read_trainings(str(write_results(tmp_path, dice)), tmp_path, steps_to_dice.describe)
     table = steps_to_dice.tabulate(trainings, "SGD")
     assert table.loc["SGD"].tolist() == pytest.approx([60.5, 80.5, 100, 1000])
     assert table.loc["Muon"].tolist() == pytest.approx([70.5, 90.5, 100, 10**2.5])

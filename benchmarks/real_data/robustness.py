@@ -13,47 +13,35 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from benchmarks.real_data.trainings import read_trainings
 from nnunet_cpr._figures import new_figure
 from nnunet_cpr.bounds import KappaWS
-from nnunet_cpr.names.trainer_name import TrainerName, parse_trainer_name
-from nnunet_cpr.reports.results import read_results, run_means
-from nnunet_cpr.studies.definition import load
+from nnunet_cpr.names.trainer_name import TrainerName
 
 DEFAULT_WEIGHT_DECAY = 3e-5
 KINDS = {"weight decay": "weight decay", "warm start": "warm start of CPR (steps)"}
 """Columns of the figure, with the labels of their horizontal axes."""
 
 
-def read_trainings(study: str, results: Path) -> pd.DataFrame:
-    """Return a row for each training.
+def describe(name: TrainerName, label: str) -> dict[str, Any]:
+    """Return ``optimizer``; ``kind``, a key of :data:`KINDS`, and its ``setting``; and ``default``.
 
-    Columns: ``optimizer``; ``kind``, a key of :data:`KINDS`, and its ``setting``; ``default``, True if
-    the name does not give the setting; ``fold``, ``seed`` and ``dice`` in percent.
+    ``default`` is True if the name does not give the setting.
     """
-    definition = load(study)
-    means = run_means(read_results(definition, results, None, None).cases)
-    means["dice"] *= 100
-    rows = []
-    for run in definition.runs():
-        name = parse_trainer_name(run.entry)
-        assert name is not None, run.entry
-        rows.append((run.entry, run.fold, run.seed, *_setting(name)))
-    columns = ["trainer", "fold", "seed", "optimizer", "kind", "setting", "default"]
-    return pd.DataFrame(rows, columns=columns).merge(means, on=["trainer", "fold", "seed"])
-
-
-def _setting(name: TrainerName) -> tuple[str, str, float, bool]:
     optimizer = name.family.removeprefix(name.prefix).removesuffix("CPR").removesuffix("W") or "SGD"
     if not name.defaults.cpr:
         decay = DEFAULT_WEIGHT_DECAY if name.weight_decay is None else name.weight_decay
-        return optimizer, "weight decay", decay, name.weight_decay is None
-    assert isinstance(name.bound, KappaWS)
-    return optimizer, "warm start", float(name.bound.steps), name.kappa is None
+        values = ("weight decay", decay, name.weight_decay is None)
+    else:
+        assert isinstance(name.bound, KappaWS)
+        values = ("warm start", float(name.bound.steps), name.kappa is None)
+    return dict(zip(("optimizer", "kind", "setting", "default"), (optimizer, *values)))
 
 
 def draw(trainings: pd.DataFrame, path: Path) -> None:
@@ -105,7 +93,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, default=Path("robustness.png"))
     arguments = parser.parse_args()
     results = Path(os.environ["nnUNet_results"])
-    trainings = pd.concat([read_trainings(study, results) for study in arguments.studies])
+    trainings = pd.concat([read_trainings(study, results, describe) for study in arguments.studies])
     trainings.to_csv(arguments.figure.with_suffix(".csv"), index=False, float_format="%.4f")
     draw(trainings, arguments.figure)
     print(tabulate(trainings).round(2).to_string(index=False))

@@ -12,29 +12,19 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from benchmarks.real_data.trainings import read_trainings
 from nnunet_cpr._figures import new_figure
-from nnunet_cpr.names.trainer_name import parse_trainer_name
-from nnunet_cpr.reports.results import read_results, run_means
-from nnunet_cpr.studies.definition import load
+from nnunet_cpr.names.trainer_name import TrainerName
 
 
-def read_trainings(study: str, results: Path) -> pd.DataFrame:
-    """Return ``optimizer``, ``steps``, ``fold``, ``seed`` and ``dice`` in percent of each training."""
-    definition = load(study)
-    means = run_means(read_results(definition, results, None, None).cases)
-    means["dice"] *= 100
-    rows = []
-    for run in definition.runs():
-        name = parse_trainer_name(run.entry)
-        assert name is not None, run.entry
-        optimizer = definition.entry(run.entry).title.partition(",")[0]
-        rows.append((run.entry, run.fold, run.seed, optimizer, name.total_steps))
-    trainings = pd.DataFrame(rows, columns=["trainer", "fold", "seed", "optimizer", "steps"])
-    return trainings.merge(means, on=["trainer", "fold", "seed"])
+def describe(name: TrainerName, label: str) -> dict[str, Any]:
+    """Return ``optimizer``, the label up to a comma, and ``steps``."""
+    return {"optimizer": label.partition(",")[0], "steps": name.total_steps}
 
 
 def steps_needed(lengths: np.ndarray, dice: np.ndarray, goal: float) -> float:
@@ -94,7 +84,7 @@ def main() -> None:
     parser.add_argument("--reference", default="SGD", help="label of the optimizer to reach")
     parser.add_argument("--figure", type=Path, default=Path("steps_to_dice.png"))
     arguments = parser.parse_args()
-    trainings = read_trainings(arguments.study, Path(os.environ["nnUNet_results"]))
+    trainings = read_trainings(arguments.study, Path(os.environ["nnUNet_results"]), describe)
     trainings.to_csv(arguments.figure.with_suffix(".csv"), index=False, float_format="%.4f")
     draw(trainings, arguments.figure)
     print(tabulate(trainings, arguments.reference).round(2).to_string())

@@ -1,0 +1,35 @@
+"""Dice of each training of a finished study."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from nnunet_cpr.names.trainer_name import TrainerName, parse_trainer_name
+from nnunet_cpr.reports.results import read_results, run_means
+from nnunet_cpr.studies.definition import load
+
+
+def read_trainings(
+    study: str, results: Path, describe: Callable[[TrainerName, str], dict[str, Any]]
+) -> pd.DataFrame:
+    """Return ``trainer``, ``fold``, ``seed`` and ``dice`` in percent of each training.
+
+    Args:
+        study: study file.
+        results: nnU-Net's ``nnUNet_results``.
+        describe: function that returns further columns, given the name and the label of a trainer.
+    """
+    definition = load(study)
+    means = run_means(read_results(definition, results, None, None).cases)
+    means["dice"] *= 100
+    rows = []
+    for run in definition.runs():
+        name = parse_trainer_name(run.entry)
+        assert name is not None, run.entry
+        columns = describe(name, definition.entry(run.entry).title)
+        rows.append({"trainer": run.entry, "fold": run.fold, "seed": run.seed, **columns})
+    return pd.DataFrame(rows).merge(means, on=["trainer", "fold", "seed"])
