@@ -39,14 +39,14 @@ def test_archive_of_a_study_gives_the_same_report(
             (folder / "checkpoint_final.pth").touch()
     save(toy, tmp_path / "toy.yaml")
     archive.pack(str(tmp_path / "toy.yaml"), tmp_path / "toy.tar.xz")
-    archive.unpack(tmp_path / "toy.tar.xz", second)
+    archive.unpack([tmp_path / "toy.tar.xz"], second)
     before, after = (read_results(toy, folder, None, None) for folder in (first, second))
     pd.testing.assert_frame_equal(after.cases, before.cases)
     pd.testing.assert_frame_equal(after.epochs, before.epochs)
     assert after.histories.keys() == before.histories.keys() != set()
     files = [path for path in second.rglob("*") if path.is_file()]
     assert not any(path.suffix == ".pth" for path in files)
-    archive.unpack(tmp_path / "toy.tar.xz", tmp_path / "third", finished=True)
+    archive.unpack([tmp_path / "toy.tar.xz"] * 2, tmp_path / "third", finished=True)
     paths = StudyPaths(tmp_path / "third", tmp_path)
     states = [state_of(run, paths).stage for run in toy.runs()]
     assert states == [Stage.DONE] * 4
@@ -57,7 +57,7 @@ def test_archive_of_a_study_gives_the_same_report(
 @pytest.mark.parametrize(("name", "number"), [("optimizers", "**84.76**"), ("methods", "**83.47**")])
 def test_results_that_come_with_the_source_give_a_report(name: str, number: str, tmp_path: Path) -> None:
     folder = ROOT / "benchmarks" / "real_data"
-    archive.unpack(folder / "results" / f"{name}.tar.xz", tmp_path)
+    archive.unpack([folder / "results" / f"{name}.tar.xz"], tmp_path)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("nnUNet_")}
     done = subprocess.run(
         [sys.executable, "-c", "from nnunet_cpr.cli import main; main()", "study", "report"]

@@ -1,7 +1,7 @@
 """Results of a study without its checkpoints and predictions, in one small file.
 
     python -m benchmarks.real_data.archive pack studies/methods.yaml results/methods.tar.xz
-    python -m benchmarks.real_data.archive unpack results/methods.tar.xz FOLDER
+    python -m benchmarks.real_data.archive unpack results/*.tar.xz FOLDER
 
 With ``nnUNet_results`` set to the folder, ``nnunet-cpr study report studies/methods.yaml`` writes the
 report again, without pictures of cases.
@@ -55,7 +55,7 @@ def pack(
 
 @app.command()
 def unpack(
-    file: Annotated[Path, typer.Argument(help="Archive to read.")],
+    files: Annotated[list[Path], typer.Argument(help="Archives to read; they may share runs.")],
     folder: Annotated[Path, typer.Argument(help="Folder to write, for nnUNet_results.")],
     finished: Annotated[
         bool,
@@ -64,14 +64,20 @@ def unpack(
 ) -> None:
     """Write the files as nnU-Net's results."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(file) as archive:
-        archive.extractall(folder, filter="data")
-        names = archive.getnames()
-    if finished:
-        for name in names:
-            if name.endswith("/validation/summary.json"):
-                checkpoint = folder / Path(name).parent.parent / FINAL_CHECKPOINT
-                zipfile.ZipFile(checkpoint, "x").close()
+    for file in files:
+        with tarfile.open(file) as archive:
+            archive.extractall(folder, filter="data")
+            names = archive.getnames()
+        if finished:
+            for name in names:
+                if name.endswith("/validation/summary.json"):
+                    _mark_as_finished(folder / Path(name).parent.parent / FINAL_CHECKPOINT)
+
+
+def _mark_as_finished(checkpoint: Path) -> None:
+    """Write an empty checkpoint unless there is one."""
+    if not checkpoint.exists():
+        zipfile.ZipFile(checkpoint, "x").close()
 
 
 def _small_files(fold: Path) -> Iterator[Path]:

@@ -1,7 +1,8 @@
 """Add folds with few training cases to the splits of a preprocessed data set.
 
-python benchmarks/real_data/few_cases.py Dataset004_Hippocampus
+    python benchmarks/real_data/few_cases.py Dataset004_Hippocampus
 
+Needs the splits that the first training or ``nnunet-cpr study run`` with five folds writes.
 Folds 100, 101 and 102 have the validation cases of folds 0, 1 and 2 and 10 of their training cases,
 folds 200 to 202 have 20, and folds 400 to 402 have 40. The same cases are drawn every time, and the
 smaller subsets are part of the larger ones. nnU-Net takes a fold's number as its position in
