@@ -1,64 +1,135 @@
-"""Draw all differences of a study on real data with their intervals.
+"""Draw differences of studies on real data with their intervals.
 
     python docs/figures/differences.py methods
+    python docs/figures/differences.py default_sgd default_adam default_muon --figure default
 
-draws ``docs/figures/data/methods.csv``, the ``comparisons.csv`` of the report of
-``benchmarks/real_data/studies/methods.yaml``, as ``docs/figures/methods.png``.
+The first draws all rows of ``docs/figures/data/methods.csv``, the ``comparisons.csv`` of the report of
+``benchmarks/real_data/studies/methods.yaml``, as ``docs/figures/methods.png``. The second draws the rows
+with CPR of several studies, with the reference of each in its label.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
+from matplotlib.axes import Axes
 
 from nnunet_cpr._figures import new_figure
-from nnunet_cpr.studies.definition import load
+from nnunet_cpr.names.trainer_name import parse_trainer_name
+from nnunet_cpr.studies.definition import Study, load
 
 HERE = Path(__file__).parent
 STUDIES = HERE.parents[1] / "benchmarks" / "real_data" / "studies"
 WIDEST = 5.0
 """Differences in points that are larger are written at the border."""
+COLOR = "#00796b"
 
 
-def main(name: str) -> None:
-    """Write the figure of a study."""
+class Row(NamedTuple):
+    """A difference in points with its 95 % interval.
+
+    Attributes:
+        data: data set, with the number of training cases if they are few.
+        uses_cpr: True if the trainer uses CPR.
+    """
+
+    data: str
+    title: str
+    reference: str
+    uses_cpr: bool
+    difference: float
+    low: float
+    high: float
+    margin: float
+
+    @property
+    def is_near(self) -> bool:
+        """True if the difference is drawn."""
+        return abs(self.difference) < WIDEST
+
+
+def read(name: str) -> list[Row]:
+    """Return the differences of a study, in the order of its report."""
     study = load(str(STUDIES / f"{name}.yaml"))
-    rows = pd.read_csv(HERE / "data" / f"{name}.csv").query("metric == 'dice'")
-    near = rows[rows["difference"].abs() < WIDEST]
-    reach = 1.05 * max(-near["interval_low"].min(), near["interval_high"].max())
-    margin = rows["margin"].iloc[0]
-    with new_figure(HERE / f"{name}.png", (8, 0.8 + 0.28 * len(rows))) as figure:
+    reference = study.entry(study.reference).title
+    rows = []
+    for _, each in pd.read_csv(HERE / "data" / f"{name}.csv").query("metric == 'dice'").iterrows():
+        parsed = parse_trainer_name(each["trainer"])
+        assert parsed is not None, each["trainer"]
+        rows.append(
+            Row(
+                _data(study),
+                study.entry(each["trainer"]).title,
+                reference,
+                parsed.defaults.cpr,
+                *(each[key] for key in ("difference", "interval_low", "interval_high", "margin")),
+            )
+        )
+    return rows
+
+
+def _data(study: Study) -> str:
+    """Return the short name of a data set, with the cases of a fold of ``few_cases.py``."""
+    name, cases = study.datasets[0].partition("_")[2], study.folds[0] // 10
+    return f"{name}, {cases} cases" if cases else name
+
+
+def draw(rows: list[Row], figure_path: Path) -> None:
+    """Draw one line for each row, from top to bottom."""
+    references = {row.reference for row in rows}
+    reach = 1.05 * max(bound for row in rows if row.is_near for bound in (-row.low, row.high))
+    with new_figure(figure_path, (8, 0.8 + 0.28 * len(rows))) as figure:
         axes = figure.add_subplot()
+        margin = rows[0].margin
         axes.axvspan(-margin, margin, color="0.88", label=f"counts as equivalent, ±{margin:g} points")
         axes.axvline(0, color="0.4", linewidth=0.8)
-        for row, (_, each) in enumerate(rows.iterrows()):
-            low, high = each["interval_low"], each["interval_high"]
-            text = f"{each['difference']:+.2f} ({low:+.2f} to {high:+.2f})"
-            if abs(each["difference"]) < WIDEST:
-                axes.plot([low, high], [row, row], color="#00796b", linewidth=2.5)
-                axes.plot(each["difference"], row, "o", color="#00796b")
-                axes.annotate(text, (1.02, row), xycoords=("axes fraction", "data"), va="center", size=8)
-            else:
-                side = 0.02 if each["difference"] < 0 else 0.98
-                axes.annotate(
-                    f"{text}: outside",
-                    (side, row),
-                    xycoords=("axes fraction", "data"),
-                    va="center",
-                    ha="left" if side < 0.5 else "right",
-                    size=8,
-                )
-        titles = [study.entry(trainer).title for trainer in rows["trainer"]]
-        axes.set_yticks(range(len(rows)), titles, size=8)
+        for height, row in enumerate(rows):
+            _draw_row(axes, height, row)
+        common = len(references) == 1
+        labels = [
+            row.title if common else f"{row.data}: {row.title} minus {row.reference}" for row in rows
+        ]
+        axes.set_yticks(range(len(rows)), labels, size=8)
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_xlim(-reach, reach)
-        reference = study.entry(study.reference).title
-        axes.set_xlabel(f"Dice minus that of: {reference}; points, with 95 % interval", size=9)
-        axes.legend(loc="lower left", fontsize=7, frameon=False)
+        minus = f"Dice minus that of: {rows[0].reference}; points" if common else "Dice, points"
+        axes.set_xlabel(f"{minus}, with 95 % interval", size=9)
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), fontsize=7, frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
 
 
+def _draw_row(axes: Axes, height: int, row: Row) -> None:
+    text = f"{row.difference:+.2f} ({row.low:+.2f} to {row.high:+.2f})"
+    if row.is_near:
+        axes.plot([row.low, row.high], [height, height], color=COLOR, linewidth=2.5)
+        axes.plot(row.difference, height, "o", color=COLOR)
+        axes.annotate(text, (1.02, height), xycoords=("axes fraction", "data"), va="center", size=8)
+    else:
+        left = row.difference < 0
+        axes.annotate(
+            f"{text}: outside",
+            (0.02 if left else 0.98, height),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            ha="left" if left else "right",
+            size=8,
+        )
+
+
+def main() -> None:
+    """Read the studies and draw their differences."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("studies", nargs="+", help="names of studies with a file in figures/data")
+    parser.add_argument("--figure", help="name of the figure; that of the study by default")
+    arguments = parser.parse_args()
+    rows = [row for name in arguments.studies for row in read(name)]
+    if len(arguments.studies) > 1:
+        rows = [row for row in rows if row.uses_cpr]
+    draw(rows, HERE / f"{arguments.figure or arguments.studies[0]}.png")
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
