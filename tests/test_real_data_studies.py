@@ -54,7 +54,16 @@ def test_archive_of_a_study_gives_the_same_report(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "number"), [("optimizers", "**84.76**"), ("methods", "**83.47**")])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("optimizers", "**84.76**"),
+        ("methods", "**83.47**"),
+        ("default_sgd", "**84.29**"),
+        ("default_adam", "**83.95**"),
+        ("default_muon", "**85.51**"),
+    ],
+)
 def test_results_that_come_with_the_source_give_a_report(name: str, number: str, tmp_path: Path) -> None:
     folder = ROOT / "benchmarks" / "real_data"
     archive.unpack([folder / "results" / f"{name}.tar.xz"], tmp_path)
