@@ -3,9 +3,9 @@
     python -m benchmarks.real_data.robustness studies/tuned_*.yaml --figure docs/figures/robustness.png
 
 Draws one row for each optimizer: its weight decays at the left, the warm starts of CPR with it at the
-right, with the Dice of every training and the mean of each setting. Settings that nobody has to choose
-are marked: nnU-Net's weight decay, and the warm start that a name without one has. Writes the Dice of
-each training beside the figure as CSV.
+right, with the Dice of each fold and the mean of each setting. Settings that nobody has to choose
+are marked: nnU-Net's weight decay, and the warm start that a name without one has. Settings far below
+the best are written at the lower border. Writes the Dice of each training beside the figure as CSV.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from nnunet_cpr.bounds import KappaWS
 from nnunet_cpr.names.trainer_name import TrainerName
 
 DEFAULT_WEIGHT_DECAY = 3e-5
+DEEPEST = 5.0
+"""Points below the best mean at which the vertical axes end."""
 KINDS = {"weight decay": "weight decay", "warm start": "warm start of CPR (steps)"}
 """Columns of the figure, with the labels of their horizontal axes."""
 
@@ -45,14 +47,15 @@ def describe(name: TrainerName, label: str) -> dict[str, Any]:
 
 
 def draw(trainings: pd.DataFrame, path: Path) -> None:
-    """Draw the Dice of each training over its setting, one row of axes for each optimizer."""
+    """Draw the Dice of each fold over the settings, one row of axes for each optimizer."""
     optimizers = list(dict.fromkeys(trainings["optimizer"]))
     with new_figure(path, (8, 2.4 * len(optimizers) + 0.4)) as figure:
         grid = figure.subplots(len(optimizers), len(KINDS), sharex="col", sharey="row", squeeze=False)
         for row, optimizer in zip(grid, optimizers):
+            own = trainings[trainings["optimizer"] == optimizer]
+            lowest = own.groupby(["kind", "setting"])["dice"].mean().max() - DEEPEST
             for axes, kind in zip(row, KINDS):
-                own = (trainings["optimizer"] == optimizer) & (trainings["kind"] == kind)
-                _draw_settings(axes, trainings[own])
+                _draw_settings(axes, own[own["kind"] == kind], lowest)
             row[0].set_ylabel(f"{optimizer}\nforeground Dice in percent")
         for axes, label in zip(grid[-1], KINDS.values()):
             axes.set_xlabel(label)
@@ -60,16 +63,23 @@ def draw(trainings: pd.DataFrame, path: Path) -> None:
         ticks = sorted(trainings.query("kind == 'warm start'")["setting"].unique())
         grid[-1][1].set_xticks(ticks, [f"{steps:g}" for steps in ticks])
         grid[-1][1].minorticks_off()
-        grid[0][0].legend()
+        entries = dict(zip(*grid[0][0].get_legend_handles_labels()[::-1]))
+        grid[0][0].legend(entries.values(), entries.keys())
 
 
-def _draw_settings(axes: Axes, rows: pd.DataFrame) -> None:
+def _draw_settings(axes: Axes, rows: pd.DataFrame, lowest: float) -> None:
     means = rows.groupby("setting")["dice"].mean()
     axes.plot(means.index, means, "-", color="C0", label="mean")
-    axes.plot(rows["setting"], rows["dice"], "o", color="C0", markersize=4, alpha=0.5, label="training")
+    for _, fold in rows.sort_values("setting").groupby(["fold", "seed"]):
+        axes.plot(fold["setting"], fold["dice"], ".-", color="0.7", linewidth=1, zorder=1, label="fold")
     default = rows.loc[rows["default"], "setting"].unique()
     axes.plot(default, means[default], "D", color="C1", markersize=8, label="without a choice")
     axes.grid(axis="y", alpha=0.3)
+    if rows["dice"].min() < lowest:
+        axes.set_ylim(lowest, rows["dice"].max() + 0.5)
+    for setting, mean in means[means < lowest].items():
+        place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        axes.annotate(f"↓ {mean:.0f}", (setting, 0), (0, 4), ha="right", size=9, **place)
 
 
 def tabulate(trainings: pd.DataFrame) -> pd.DataFrame:
@@ -96,7 +106,7 @@ def main() -> None:
     trainings = pd.concat([read_trainings(study, results, describe) for study in arguments.studies])
     trainings.to_csv(arguments.figure.with_suffix(".csv"), index=False, float_format="%.4f")
     draw(trainings, arguments.figure)
-    print(tabulate(trainings).round(2).to_string(index=False))
+    print(tabulate(trainings).to_string(index=False, float_format="%.4g"))
 
 
 if __name__ == "__main__":
