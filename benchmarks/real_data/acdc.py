@@ -3,6 +3,7 @@
     python benchmarks/real_data/acdc.py WSL4MIS/data/ACDC/ACDC_training_volumes
     nnUNetv2_plan_and_preprocess -d 27 -c 2d
     python benchmarks/real_data/acdc.py --splits
+    python benchmarks/real_data/small_plans.py Dataset027_ACDC 2d --batch-size 4 --patch-size 192 160
 
 Needs ``h5py``. The volumes have intensities scaled to [0, 1] and no spacing; all get the same one,
 typical for cine MRI. Both frames of a patient are in the same fold. ACDC's terms allow non-commercial
