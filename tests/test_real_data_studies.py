@@ -62,6 +62,9 @@ def test_archive_of_a_study_gives_the_same_report(
         ("default_sgd", "**84.29**"),
         ("default_adam", "**83.95**"),
         ("default_muon", "**85.51**"),
+        ("tuned_sgd", "**84.80**"),
+        ("tuned_adam", "**84.15**"),
+        ("tuned_muon", "**85.71**"),
     ],
 )
 def test_results_that_come_with_the_source_give_a_report(name: str, number: str, tmp_path: Path) -> None:

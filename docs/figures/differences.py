@@ -1,11 +1,11 @@
 """Draw differences of studies on real data with their intervals.
 
-    python docs/figures/differences.py methods
+    python docs/figures/differences.py methods --results FOLDER
     python docs/figures/differences.py default_sgd default_adam default_muon --figure default
 
-The first draws all rows of ``docs/figures/data/methods.csv``, the ``comparisons.csv`` of the report of
-``benchmarks/real_data/studies/methods.yaml``, as ``docs/figures/methods.png``. The second draws the rows
-with CPR of several studies, with the reference of each in its label.
+The first draws all rows of the report of ``benchmarks/real_data/studies/methods.yaml`` in a folder of
+nnU-Net's results as ``docs/figures/methods.png``. The second draws the rows with CPR of several
+studies, with the reference of each in its label.
 """
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ class Row(NamedTuple):
         return abs(self.difference) < WIDEST
 
 
-def read(name: str) -> list[Row]:
+def read(name: str, results: Path) -> list[Row]:
     """Return the differences of a study, in the order of its report."""
+    report = results / "studies" / name / "report" / "comparisons.csv"
     study = load(str(STUDIES / f"{name}.yaml"))
     reference = study.entry(study.reference).title
     rows = []
-    for _, each in pd.read_csv(HERE / "data" / f"{name}.csv").query("metric == 'dice'").iterrows():
+    for _, each in pd.read_csv(report).query("metric == 'dice'").iterrows():
         parsed = parse_trainer_name(each["trainer"])
         assert parsed is not None, each["trainer"]
         rows.append(
@@ -122,10 +123,11 @@ def _draw_row(axes: Axes, height: int, row: Row) -> None:
 def main() -> None:
     """Read the studies and draw their differences."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("studies", nargs="+", help="names of studies with a file in figures/data")
+    parser.add_argument("studies", nargs="+", help="names of studies that have a report")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of results")
     parser.add_argument("--figure", help="name of the figure; that of the study by default")
     arguments = parser.parse_args()
-    rows = [row for name in arguments.studies for row in read(name)]
+    rows = [row for name in arguments.studies for row in read(name, arguments.results)]
     if len(arguments.studies) > 1:
         rows = [row for row in rows if row.uses_cpr]
     draw(rows, HERE / f"{arguments.figure or arguments.studies[0]}.png")
