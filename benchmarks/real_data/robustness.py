@@ -78,8 +78,15 @@ def _draw_settings(axes: Axes, rows: pd.DataFrame, lowest: float) -> None:
     if rows["dice"].min() < lowest:
         axes.set_ylim(lowest, rows["dice"].max() + 0.5)
     for setting, mean in means[means < lowest].items():
-        place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-        axes.annotate(f"↓ {mean:.0f}", (setting, 0), (0, 4), ha="right", size=9, **place)
+        axes.annotate(
+            f"↓ {mean:.0f}",
+            (setting, 0),
+            (0, 4),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha="right",
+            size=9,
+        )
 
 
 def tabulate(trainings: pd.DataFrame) -> pd.DataFrame:
