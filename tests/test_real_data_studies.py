@@ -66,6 +66,7 @@ def test_archive_of_a_study_gives_the_same_report(
         ("tuned_adam", "**84.15**"),
         ("tuned_muon", "**85.71**"),
         ("best_sgd", "**84.61**"),
+        ("best_adam", "**84.30**"),
     ],
 )
 def test_results_that_come_with_the_source_give_a_report(name: str, number: str, tmp_path: Path) -> None:
