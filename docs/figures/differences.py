@@ -1,11 +1,11 @@
 """Draw differences of studies on real data with their intervals.
 
     python docs/figures/differences.py methods --results FOLDER
-    python docs/figures/differences.py default_sgd default_adam default_muon --figure default
+    python docs/figures/differences.py default_sgd best_sgd few_cases_10 --figure cpr
 
 The first draws all rows of the report of ``benchmarks/real_data/studies/methods.yaml`` in a folder of
 nnU-Net's results as ``docs/figures/methods.png``. The second draws the rows with CPR of several
-studies, with the reference of each in its label.
+studies as ``docs/figures/cpr.png``, with the reference of each in its label.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from matplotlib.axes import Axes
 
 from nnunet_cpr._figures import new_figure
 from nnunet_cpr.names.trainer_name import parse_trainer_name
-from nnunet_cpr.studies.definition import Study, load
+from nnunet_cpr.reports.results import read_results
+from nnunet_cpr.reports.selection import select_settings
+from nnunet_cpr.studies.definition import Study, TrainerEntry, load
 
 HERE = Path(__file__).parent
 STUDIES = HERE.parents[1] / "benchmarks" / "real_data" / "studies"
@@ -55,21 +57,32 @@ def read(name: str, results: Path) -> list[Row]:
     """Return the differences of a study, in the order of its report."""
     report = results / "studies" / name / "report" / "comparisons.csv"
     study = load(str(STUDIES / f"{name}.yaml"))
-    reference = study.entry(study.reference).title
-    rows = []
-    for _, each in pd.read_csv(report).query("metric == 'dice'").iterrows():
-        parsed = parse_trainer_name(each["trainer"])
-        assert parsed is not None, each["trainer"]
-        rows.append(
-            Row(
-                _data(study),
-                study.entry(each["trainer"]).title,
-                reference,
-                parsed.defaults.cpr,
-                *(each[key] for key in ("difference", "interval_low", "interval_high", "margin")),
-            )
+    entries = {entry.trainer: entry for entry in study.trainers}
+    if study.select:
+        selection = select_settings(read_results(study, results, None, None))
+        entries |= {entry.trainer: entry for entry in selection.entries}
+    return [
+        Row(
+            _data(study),
+            _title(study, entries[each["trainer"]]),
+            _title(study, entries[each["reference"]]),
+            _uses_cpr(study, entries[each["trainer"]]),
+            *(each[key] for key in ("difference", "interval_low", "interval_high", "margin")),
         )
-    return rows
+        for _, each in pd.read_csv(report).query("metric == 'dice'").iterrows()
+    ]
+
+
+def _title(study: Study, entry: TrainerEntry) -> str:
+    """Return the label of a trainer, or the group of a setting."""
+    return entry.group if study.select else entry.title
+
+
+def _uses_cpr(study: Study, entry: TrainerEntry) -> bool:
+    """Return True if a trainer, or all settings of a group of a study with ``select``, use CPR."""
+    members = [each for each in study.trainers if study.select and each.group == entry.group]
+    parsed = [parse_trainer_name(each.trainer) for each in members or [entry]]
+    return all(name is not None and name.defaults.cpr for name in parsed)
 
 
 def _data(study: Study) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,8 @@ class Selection:
         entries: one entry for each method.
         reference, non_inferior_to: the entries of the study's trainers of these names.
         picks: columns of a setting, method, fold and the selected trainer.
+
+    The entry of a method with one setting is that of the study, as nothing was selected.
     """
 
     cases: pd.DataFrame
@@ -44,7 +47,8 @@ class Selection:
 def selection_notes(results: Results) -> list[str]:
     """Return notes with the selected settings; none for a study without ``select``."""
     study = results.study
-    if not study.select:
+    settings = Counter(entry.group for entry in study.trainers)
+    if not study.select or max(settings.values()) == 1:
         return []
     notes = [
         "The best values of the table were found on the test cases and are too good. The comparisons "
@@ -52,6 +56,8 @@ def selection_notes(results: Results) -> list[str]:
     ]
     picks = select_settings(results).picks
     for (*parts, method), rows in picks.groupby([*Setting._fields, "method"], sort=False):
+        if settings[method] == 1:
+            continue
         folds = rows.groupby("trainer", sort=False)["fold"].apply(lambda of: ", ".join(map(str, of)))
         chosen = [f"{study.entry(str(t)).title} (fold {numbers})" for t, numbers in folds.items()]
         notes.append(f"{results.title(Setting(*parts))}, {method}: {'; '.join(chosen)}.")
@@ -77,6 +83,10 @@ def select_settings(results: Results) -> Selection:
     groups = in_order([entry.group for entry in study.trainers])
     entries: dict[str, TrainerEntry] = {}
     for group in groups:
+        settings = [entry for entry in study.trainers if entry.group == group]
+        if len(settings) == 1:
+            entries[group] = settings[0]
+            continue
         name = "selected_" + re.sub(r"\W", "_", group)
         while any(name == entry.trainer for entry in entries.values()):
             name += "_"

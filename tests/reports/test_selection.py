@@ -7,7 +7,7 @@ from rich.console import Console
 
 from nnunet_cpr.reports import write_report
 from nnunet_cpr.reports.results import Setting, read_results
-from nnunet_cpr.reports.selection import select_settings
+from nnunet_cpr.reports.selection import select_settings, selection_notes
 from nnunet_cpr.reports.verdicts import compare_all
 from nnunet_cpr.studies.definition import StudyError, TrainerEntry, load
 from tests.helpers.report_folds import DATASET, both, study, write_fold
@@ -20,8 +20,9 @@ TRAINERS = tuple(TrainerEntry(t, t[-6:], "weight decay") for t in DECAYS) + tupl
 )
 
 
-def planned(**changes):
-    return study(*TRAINERS, **{"folds": (0, 1, 2), "seeds": (1, 2, 3), "select": True, **changes})
+def planned(*trainers, **changes):
+    settings = {"folds": (0, 1, 2), "seeds": (1, 2, 3), "select": True, **changes}
+    return study(*(trainers or TRAINERS), **settings)
 
 
 def write(results, dice, seeds=(1, 2, 3)):
@@ -98,6 +99,16 @@ def test_report_shows_the_selected_settings(tmp_path):
         assert "found on the test cases" in text
         assert f"{DATASET}, weight decay: wd1en3 (fold 0, 1); wd1en4 (fold 2)." in text
         assert "CPR (selected)" in text and "weight decay (selected)" in text
+
+
+def test_method_with_one_setting_is_not_called_selected(tmp_path):
+    entries = [*TRAINERS[:2], TrainerEntry(CPR[0], "default", "CPR")]
+    write(tmp_path, {entry.trainer: [0.8, 0.7, 0.6] for entry in entries})
+    results = read_results(planned(*entries), tmp_path, None, None)
+    (found,) = compare_all(results)
+    assert found.entry is results.study.trainers[2]
+    assert "CPR default and weight decay (selected)" in found.sentence
+    assert not any("CPR" in note for note in selection_notes(results))
 
 
 def test_selection_needs_groups_and_folds(tmp_path):
