@@ -329,12 +329,11 @@ def _draw(sweep: Sweep, results: Path) -> None:
     from nnunet_cpr.vision.heatmaps import draw_sweep
     from nnunet_cpr.vision.learning_curves import draw_curves
     from nnunet_cpr.vision.selection import compare_methods
-    from nnunet_cpr.vision.tasks import TASKS
 
     figure = results / f"{sweep.name}.png"
     draw_sweep(sweep, results, figure)
     print(figure)
-    if TASKS[sweep.task].selection is not None:
+    if any(panel.is_method for panel in sweep.panels):
         table = results / f"{sweep.name}-methods.csv"
         with atomic_write(table) as temporary:
             compare_methods(sweep, results).to_csv(temporary, index=False, float_format="%.6g")

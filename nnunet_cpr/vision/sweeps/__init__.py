@@ -4,7 +4,7 @@ from nnunet_cpr.vision.sweeps.cifar100 import CIFAR100_SWEEPS
 from nnunet_cpr.vision.sweeps.imagenet import IMAGENET_SWEEPS
 from nnunet_cpr.vision.sweeps.small import DIGITS_SWEEP, GROKKING_SWEEP
 from nnunet_cpr.vision.sweeps.sweep import Axis, Panel, Sweep, grid
-from nnunet_cpr.vision.sweeps.tuned import CIFAR10_SWEEP, TEXT_SWEEP
+from nnunet_cpr.vision.sweeps.tuned import CIFAR10_STEPS_SWEEP, CIFAR10_SWEEP, TEXT_SWEEP
 
 __all__ = ["SWEEPS", "Axis", "Panel", "Sweep", "grid"]
 
@@ -14,6 +14,7 @@ SWEEPS: dict[str, Sweep] = {
         DIGITS_SWEEP,
         GROKKING_SWEEP,
         CIFAR10_SWEEP,
+        CIFAR10_STEPS_SWEEP,
         TEXT_SWEEP,
         *CIFAR100_SWEEPS,
         *IMAGENET_SWEEPS,

@@ -73,6 +73,23 @@ CIFAR10_SWEEP = Sweep(
     across=3,
 )
 
+_STEPS: _Lines = ("steps", {"200": {"steps": 200}, "600": {}, "1800": {"steps": 1800}})
+_WARM_STARTS: _Lines = ("warm start (steps)", {**_DEFAULT[1], **_warm_start(20, 200)[1]})
+
+CIFAR10_STEPS_SWEEP = Sweep(
+    "cifar10-steps",
+    "cifar10: weight decay and the warm start of CPR with fewer and with more steps",
+    CIFAR10.name,
+    (
+        grid("SGD", _weight_decay(1e-4, 5e-4, 2e-3, 5e-3, 2e-2), _STEPS, "SGD", lr=0.1),
+        grid("SGD + CPR", _WARM_STARTS, _STEPS, "SGDCPR", lr=0.1),
+        grid("AdamW", _weight_decay(0.01, 0.1, 0.3, 1.0, 3.0), _STEPS, "AdamW", lr=1e-2),
+        grid("Adam + CPR", _WARM_STARTS, _STEPS, "AdamCPR", lr=1e-2),
+    ),
+    seeds=CIFAR10.seeds,
+    across=2,
+)
+
 _TEXT_LR = _lr(1e-3, 3e-3, 1e-2)
 
 TEXT_SWEEP = Sweep(
