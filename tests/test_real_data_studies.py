@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import subprocess
@@ -11,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 
+from nnunet_cpr.reports import write_report
 from nnunet_cpr.reports.results import read_results
 from nnunet_cpr.studies.definition import TrainerEntry, save
 from nnunet_cpr.studies.run_state import Stage, StudyPaths, state_of
@@ -20,7 +23,7 @@ from tests.helpers.report_folds import both, study, write_fold, write_history, w
 
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.real_data import archive, robustness, steps_to_dice
+from benchmarks.real_data import archive, differences, robustness, steps_to_dice
 from benchmarks.real_data.trainings import read_trainings
 
 
@@ -67,6 +70,7 @@ def test_archive_of_a_study_gives_the_same_report(
         ("tuned_muon", "**85.71**"),
         ("best_sgd", "**84.61**"),
         ("best_adam", "**84.30**"),
+        ("best_muon", "**85.58**"),
     ],
 )
 def test_results_that_come_with_the_source_give_a_report(name: str, number: str, tmp_path: Path) -> None:
@@ -123,6 +127,25 @@ def test_settings_are_tabulated_and_drawn(tmp_path: Path) -> None:
     assert muon == pytest.approx([math.nan, 90.5, 50, 90.5, 50], nan_ok=True)
     robustness.draw(trainings, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
+
+
+def test_differences_name_the_selected_method(tmp_path: Path) -> None:
+    dice = {"nnUNetTrainerSGD_wd1en3": 0.8, "nnUNetTrainerSGD_wd1en2": 0.7, "nnUNetTrainerCPR": 0.85}
+    entries = [TrainerEntry(trainer=name, group=name[13:16]) for name in dice]
+    made = study(*entries, seeds=(1, 2, 3), select=True)
+    for run in made.runs():
+        assert run.seed is not None
+        value = dice[run.entry] + 0.001 * run.seed
+        write_fold(tmp_path, run.trainer, run.fold, {f"{run.fold}{i}": both(value) for i in "ab"})
+    save(made, tmp_path / "toy.yaml")
+    folder = tmp_path / "studies" / "toy" / "report"
+    write_report(made, tmp_path, None, None, folder, Console(file=io.StringIO()))
+    (row,) = differences.read(str(tmp_path / "toy.yaml"), tmp_path)
+    assert (row.data, row.title, row.reference, row.uses_cpr) == ("Toy", "CPR", "SGD", True)
+    assert row.difference == pytest.approx(5)
+    other = row._replace(reference="Muon", difference=-50.0)
+    differences.draw([row, other], tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 5_000
 
 
 def test_steps_for_a_dice_are_interpolated(tmp_path: Path) -> None:

@@ -1,16 +1,16 @@
-"""Draw differences of studies on real data with their intervals.
+"""Differences of finished studies with their intervals.
 
-    python docs/figures/differences.py methods --results FOLDER
-    python docs/figures/differences.py default_sgd best_sgd few_cases_10 --figure cpr
+    python -m benchmarks.real_data.differences studies/methods.yaml --figure methods.png
+    python -m benchmarks.real_data.differences studies/default_*.yaml --figure cpr.png
 
-The first draws all rows of the report of ``benchmarks/real_data/studies/methods.yaml`` in a folder of
-nnU-Net's results as ``docs/figures/methods.png``. The second draws the rows with CPR of several
-studies as ``docs/figures/cpr.png``, with the reference of each in its label.
+Reads the reports of ``nnunet-cpr study report``. The first draws all rows of one report. The second
+draws the rows with CPR of several, with the reference of each in its label.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +23,6 @@ from nnunet_cpr.reports.results import read_results
 from nnunet_cpr.reports.selection import select_settings
 from nnunet_cpr.studies.definition import Study, TrainerEntry, load
 
-HERE = Path(__file__).parent
-STUDIES = HERE.parents[1] / "benchmarks" / "real_data" / "studies"
 WIDEST = 5.0
 """Differences in points that are larger are written at the border."""
 COLOR = "#00796b"
@@ -53,10 +51,15 @@ class Row(NamedTuple):
         return abs(self.difference) < WIDEST
 
 
-def read(name: str, results: Path) -> list[Row]:
-    """Return the differences of a study, in the order of its report."""
-    report = results / "studies" / name / "report" / "comparisons.csv"
-    study = load(str(STUDIES / f"{name}.yaml"))
+def read(file: str, results: Path) -> list[Row]:
+    """Return the differences of Dice in the report of a study, in its order.
+
+    Args:
+        file: study file.
+        results: nnU-Net's ``nnUNet_results``.
+    """
+    study = load(file)
+    report = results / "studies" / study.name / "report" / "comparisons.csv"
     entries = {entry.trainer: entry for entry in study.trainers}
     if study.select:
         selection = select_settings(read_results(study, results, None, None))
@@ -94,7 +97,8 @@ def _data(study: Study) -> str:
 def draw(rows: list[Row], figure_path: Path) -> None:
     """Draw one line for each row, from top to bottom."""
     references = {row.reference for row in rows}
-    reach = 1.05 * max(bound for row in rows if row.is_near for bound in (-row.low, row.high))
+    bounds = [bound for row in rows if row.is_near for bound in (-row.low, row.high)]
+    reach = 1.05 * max(bounds, default=WIDEST)
     with new_figure(figure_path, (8, 0.8 + 0.28 * len(rows))) as figure:
         axes = figure.add_subplot()
         margin = rows[0].margin
@@ -134,16 +138,16 @@ def _draw_row(axes: Axes, height: int, row: Row) -> None:
 
 
 def main() -> None:
-    """Read the studies and draw their differences."""
+    """Read the reports and draw the figure."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("studies", nargs="+", help="names of studies that have a report")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of results")
-    parser.add_argument("--figure", help="name of the figure; that of the study by default")
+    parser.add_argument("studies", nargs="+", help="study files, whose reports are written")
+    parser.add_argument("--figure", type=Path, default=Path("differences.png"))
     arguments = parser.parse_args()
-    rows = [row for name in arguments.studies for row in read(name, arguments.results)]
+    results = Path(os.environ["nnUNet_results"])
+    rows = [row for study in arguments.studies for row in read(study, results)]
     if len(arguments.studies) > 1:
         rows = [row for row in rows if row.uses_cpr]
-    draw(rows, HERE / f"{arguments.figure or arguments.studies[0]}.png")
+    draw(rows, arguments.figure)
 
 
 if __name__ == "__main__":

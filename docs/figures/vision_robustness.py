@@ -1,0 +1,114 @@
+"""Draw the metric over the weight decay for several learning rates or lengths of training.
+
+    python docs/figures/vision_robustness.py cifar10.csv cifar10-steps.csv --task cifar10
+
+The files are the tables that ``nnunet-cpr vision draw`` writes. One column of axes for each file and
+one row for each optimizer; one color for each learning rate (first file) or number of steps. Lines are
+weight decays, with the standard deviation over the seeds; dashed lines are CPR with its default.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from nnunet_cpr._figures import new_figure
+from nnunet_cpr.names.run_name import parse_run_name
+from nnunet_cpr.vision.tasks import TASKS
+
+HERE = Path(__file__).parent
+OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "muon": "Muon"}
+FIELDS = {"lr": "learning rate", "steps": "steps"}
+DEPTH = 0.3
+"""Share of the best metric below which means are written at the lower border."""
+
+
+def read(file: Path, task: str) -> pd.DataFrame:
+    """Return the runs of a sweep with weight decay or CPR's default.
+
+    Returns:
+        ``optimizer``; ``lr`` and ``steps``; ``decay``, NaN for CPR; and ``mean`` and ``std``.
+    """
+    rows = []
+    for _, row in pd.read_csv(file).iterrows():
+        name = parse_run_name(row["run"])
+        if name.baseline is not None or name.kappa is not None:
+            continue
+        optimizer = name.defaults.optimizer
+        decay = None if name.defaults.cpr else name.weight_decay
+        steps = name.steps or TASKS[task].steps
+        rows.append((optimizer, name.lr, steps, decay, row["mean"], row["std"]))
+    return pd.DataFrame(rows, columns=["optimizer", "lr", "steps", "decay", "mean", "std"])
+
+
+def draw(tables: list[pd.DataFrame], metric: str, path: Path) -> None:
+    """Draw a row of axes for each optimizer and a column for each table."""
+    optimizers = [key for key in OPTIMIZERS if any((t["optimizer"] == key).any() for t in tables)]
+    with new_figure(path, (4.2 * len(tables), 2.6 * len(optimizers) + 0.4)) as figure:
+        grid = figure.subplots(len(optimizers), len(tables), sharey="row", squeeze=False)
+        for row, optimizer in zip(grid, optimizers):
+            own = [table[table["optimizer"] == optimizer] for table in tables]
+            best = max(table["mean"].max() for table in own if len(table))
+            for axes, table in zip(row, own):
+                if table.empty:
+                    axes.set_axis_off()
+                else:
+                    _draw_table(axes, table, best)
+            row[0].set_ylabel(f"{OPTIMIZERS[optimizer]}\n{metric}")
+
+
+def _draw_table(axes: Axes, table: pd.DataFrame, best: float) -> None:
+    field = max(FIELDS, key=lambda name: table[name].nunique())
+    lowest = best * (1 - DEPTH)
+    is_cpr = table["decay"].isna()
+    for number, (value, rows) in enumerate(table.groupby(field)):
+        decays = rows[~is_cpr].sort_values("decay")
+        color = f"C{number}"
+        axes.errorbar(
+            decays["decay"],
+            decays["mean"],
+            decays["std"],
+            fmt=".-",
+            color=color,
+            capsize=2,
+            label=f"{value:g}",
+        )
+        for _, cpr in rows[is_cpr].iterrows():
+            axes.axhline(cpr["mean"], color=color, linestyle="--", linewidth=1.2)
+        for decay, mean in decays.loc[decays["mean"] < lowest, ["decay", "mean"]].to_numpy():
+            place = (decay, 0.02 + 0.07 * number)
+            axes.annotate(
+                f"↓ {mean:.0f}",
+                place,
+                xycoords=("data", "axes fraction"),
+                color=color,
+                ha="right",
+                size=8,
+            )
+    top = (table["mean"] + table["std"].fillna(0)).max()
+    bottom = max(lowest, (table["mean"] - table["std"].fillna(0)).min())
+    axes.set_ylim(bottom - 0.05 * (top - bottom), top + 0.05 * (top - bottom))
+    axes.set_xscale("log")
+    axes.set_xlabel("weight decay")
+    axes.plot([], [], "--", color="0.4", linewidth=1.2, label="CPR, default")
+    axes.legend(title=FIELDS[field], fontsize=7, title_fontsize=8)
+    axes.grid(axis="y", alpha=0.3)
+
+
+def main() -> None:
+    """Read the tables and draw the figure."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("tables", nargs="+", type=Path, help="tables of sweeps, CSV")
+    parser.add_argument("--task", required=True, choices=sorted(TASKS), help="task of the sweeps")
+    parser.add_argument("--figure", help="name of the figure; vision-TASK-robustness by default")
+    arguments = parser.parse_args()
+    tables = [read(file, arguments.task) for file in arguments.tables]
+    figure = HERE / f"{arguments.figure or f'vision-{arguments.task}-robustness'}.png"
+    draw(tables, f"{TASKS[arguments.task].metric} in percent", figure)
+
+
+if __name__ == "__main__":
+    main()
