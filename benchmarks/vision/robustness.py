@@ -1,6 +1,6 @@
 """Draw the metric over the weight decay for several learning rates or lengths of training.
 
-    python docs/figures/vision_robustness.py cifar10.csv cifar10-steps.csv --task cifar10
+    python -m benchmarks.vision.robustness cifar10.csv cifar10-steps.csv --task cifar10
 
 The files are the tables that ``nnunet-cpr vision draw`` writes. One column of axes for each file and
 one row for each optimizer; one color for each learning rate (first file) or number of steps. Lines are
@@ -10,6 +10,7 @@ weight decays, with the standard deviation over the seeds; dashed lines are CPR 
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -19,7 +20,6 @@ from nnunet_cpr._figures import new_figure
 from nnunet_cpr.names.run_name import parse_run_name
 from nnunet_cpr.vision.tasks import TASKS
 
-HERE = Path(__file__).parent
 OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "muon": "Muon"}
 FIELDS = {"lr": "learning rate", "steps": "steps"}
 DEPTH = 0.3
@@ -27,7 +27,7 @@ DEPTH = 0.3
 
 
 def read(file: Path, task: str) -> pd.DataFrame:
-    """Return the runs of a sweep with weight decay or CPR's default.
+    """Return the finished runs of a sweep with weight decay or CPR's default.
 
     Returns:
         ``optimizer``; ``lr`` and ``steps``; ``decay``, NaN for CPR; and ``mean`` and ``std``.
@@ -35,7 +35,7 @@ def read(file: Path, task: str) -> pd.DataFrame:
     rows = []
     for _, row in pd.read_csv(file).iterrows():
         name = parse_run_name(row["run"])
-        if name.baseline is not None or name.kappa is not None:
+        if name.baseline is not None or name.kappa is not None or math.isnan(row["mean"]):
             continue
         optimizer = name.defaults.optimizer
         decay = None if name.defaults.cpr else name.weight_decay
@@ -103,11 +103,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("tables", nargs="+", type=Path, help="tables of sweeps, CSV")
     parser.add_argument("--task", required=True, choices=sorted(TASKS), help="task of the sweeps")
-    parser.add_argument("--figure", help="name of the figure; vision-TASK-robustness by default")
+    parser.add_argument("--figure", type=Path, default=Path("robustness.png"))
     arguments = parser.parse_args()
     tables = [read(file, arguments.task) for file in arguments.tables]
-    figure = HERE / f"{arguments.figure or f'vision-{arguments.task}-robustness'}.png"
-    draw(tables, f"{TASKS[arguments.task].metric} in percent", figure)
+    draw(tables, f"{TASKS[arguments.task].metric} in percent", arguments.figure)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,38 @@
+"""The figure of a metric over the weight decay, and results that come with the source."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from tests.helpers import ROOT
+
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.vision import robustness
+
+
+def test_weight_decays_and_defaults_are_read_and_drawn(tmp_path: Path) -> None:
+    runs = {
+        "SGD_lr0p1_wd1en3": 80.0,
+        "SGD_lr0p1_wd1en2": 10.0,
+        "SGD_lr0p3_wd1en3": 82.0,
+        "SGD_lr0p3_wd1en2": 81.0,
+        "SGDCPR_lr0p1": 80.5,
+        "SGDCPR_lr0p3": np.nan,  # not finished
+        "SGDCPR_ws20_lr0p1": 70.0,  # a choice, and a comparison method: not drawn
+        "AdamW_cautious": 60.0,
+    }
+    table = pd.DataFrame({"run": list(runs), "mean": list(runs.values()), "std": 0.5})
+    table.to_csv(tmp_path / "cifar10.csv", index=False)
+    found = robustness.read(tmp_path / "cifar10.csv", "cifar10")
+    assert found["mean"].tolist() == [80.0, 10.0, 82.0, 81.0, 80.5]
+    assert found["steps"].unique().tolist() == [600]
+    cpr = found[found["decay"].isna()]
+    assert (cpr["lr"].tolist(), cpr["optimizer"].tolist()) == ([0.1], ["sgd"])
+    empty = found.iloc[:0]
+    robustness.draw([found, empty], "accuracy", tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
