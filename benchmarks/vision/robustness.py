@@ -63,9 +63,8 @@ def draw(tables: list[pd.DataFrame], metric: str, path: Path) -> None:
 def _draw_table(axes: Axes, table: pd.DataFrame, best: float) -> None:
     field = max(FIELDS, key=lambda name: table[name].nunique())
     lowest = best * (1 - DEPTH)
-    is_cpr = table["decay"].isna()
     for number, (value, rows) in enumerate(table.groupby(field)):
-        decays = rows[~is_cpr].sort_values("decay")
+        decays = rows.dropna(subset="decay").sort_values("decay")
         color = f"C{number}"
         axes.errorbar(
             decays["decay"],
@@ -76,8 +75,8 @@ def _draw_table(axes: Axes, table: pd.DataFrame, best: float) -> None:
             capsize=2,
             label=f"{value:g}",
         )
-        for _, cpr in rows[is_cpr].iterrows():
-            axes.axhline(cpr["mean"], color=color, linestyle="--", linewidth=1.2)
+        for mean in rows.loc[rows["decay"].isna(), "mean"]:
+            axes.axhline(mean, color=color, linestyle="--", linewidth=1.2)
         for decay, mean in decays.loc[decays["mean"] < lowest, ["decay", "mean"]].to_numpy():
             place = (decay, 0.02 + 0.07 * number)
             axes.annotate(
