@@ -21,7 +21,8 @@ from torch.optim import Optimizer
 
 from nnunet_cpr._files import atomic_torch_save, atomic_write
 from nnunet_cpr._seeding import seed_all
-from nnunet_cpr.names.run_name import RunName
+from nnunet_cpr.names import WrongName
+from nnunet_cpr.names.run_name import RunName, parse_run_name
 from nnunet_cpr.vision import dynamics
 from nnunet_cpr.vision.cosine_lr import learning_rate
 from nnunet_cpr.vision.data_digest import data_digest
@@ -117,7 +118,7 @@ def _read_matching_result(
     """Return the result of a finished run, which has to be of the same settings."""
     result = read_result(folder)
     if result is not None:
-        _check_settings_match(folder / RESULT, result, run, _recorded_settings(task, options))
+        _check_settings_match(folder / RESULT, result, task, run, _recorded_settings(task, options))
     return result
 
 
@@ -174,17 +175,28 @@ def _recorded_settings(task: Task, options: Options) -> dict[str, str]:
 
 
 def _check_settings_match(
-    path: Path, saved: Mapping[str, Any], run: RunName, settings: dict[str, str]
+    path: Path, saved: Mapping[str, Any], task: Task, run: RunName, settings: dict[str, str]
 ) -> None:
     keys = saved["settings"].keys() | settings.keys()
     if not ("data" in saved["settings"] and "data" in settings):
         keys -= {"data"}  # the result of a finished run is available without its data
     found, expected = (
         " ".join([name, *(f"{key}={values[key]}" for key in sorted(keys & values.keys()))])
-        for name, values in ((saved["run"], saved["settings"]), (str(run), settings))
+        for name, values in (
+            (_one_spelling(task, saved["run"]), saved["settings"]),
+            (_one_spelling(task, str(run)), settings),
+        )
     )
     if found != expected:
         raise CannotTrain(f"{path}: expected {expected}, got {found}; use other --results")
+
+
+def _one_spelling(task: Task, name: str) -> str:
+    """Return the same name for all spellings of a run, and an invalid name as it is."""
+    try:
+        return str(task.complete(task.shorten(parse_run_name(name))))
+    except WrongName:
+        return name
 
 
 @dataclass
@@ -215,7 +227,7 @@ class _TrainingLoop:
             saved = torch.load(path, map_location=self.options.device, weights_only=True)
         except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
             raise CannotTrain(f"{path} is damaged; delete it to train the run again") from error
-        _check_settings_match(path, saved, self.run, self.settings)
+        _check_settings_match(path, saved, self.task, self.run, self.settings)
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.epoch, self.step = saved["epoch"], saved["step"]

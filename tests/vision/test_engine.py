@@ -167,6 +167,12 @@ def test_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     assert train(REFUSES, name, tmp_path, CPU) == first
 
 
+@pytest.mark.parametrize(("name", "same"), [("AdamCPR", "AdamCPR_ws8"), ("AdamCPR_mu1_l2", "AdamCPR")])
+def test_other_spelling_of_a_finished_run_is_not_trained(name: str, same: str, tmp_path: Path) -> None:
+    first = train(TASK, parse_run_name(name), tmp_path, CPU)
+    assert train(REFUSES, parse_run_name(same), tmp_path, CPU) == first
+
+
 def test_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
     train(TASK, parse_run_name("SGD"), tmp_path, CPU)
     longer = dataclasses.replace(TASK, steps=30)

@@ -30,7 +30,10 @@ class nnUNetTrainerFastCPU(nnUNetTrainer):
             num_output_channels,
             enable_deep_supervision,
         )
-        network = network.to(memory_format=torch.channels_last_3d)
+        if len(configuration_manager.patch_size) == 3:
+            network = network.to(memory_format=torch.channels_last_3d)
+        else:
+            network = network.to(memory_format=torch.channels_last)
         forward = network.forward
 
         def forward_in_bfloat16(x):
