@@ -71,6 +71,9 @@ def test_archive_of_a_study_gives_the_same_report(
         ("best_sgd", "**84.61**"),
         ("best_adam", "**84.30**"),
         ("best_muon", "**85.58**"),
+        ("few_cases_10", "**83.10**"),
+        ("few_cases_20", "**83.66**"),
+        ("few_cases_40", "**84.02**"),
     ],
 )
 def test_results_that_come_with_the_source_give_a_report(name: str, number: str, tmp_path: Path) -> None:
