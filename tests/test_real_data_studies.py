@@ -58,25 +58,27 @@ def test_archive_of_a_study_gives_the_same_report(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "number"),
+    ("name", "number", "interval"),
     [
-        ("optimizers", "**84.76**"),
-        ("methods", "**83.47**"),
-        ("default_sgd", "**84.29**"),
-        ("default_adam", "**83.95**"),
-        ("default_muon", "**85.51**"),
-        ("tuned_sgd", "**84.80**"),
-        ("tuned_adam", "**84.15**"),
-        ("tuned_muon", "**85.71**"),
-        ("best_sgd", "**84.61**"),
-        ("best_adam", "**84.30**"),
-        ("best_muon", "**85.58**"),
-        ("few_cases_10", "**83.10**"),
-        ("few_cases_20", "**83.66**"),
-        ("few_cases_40", "**84.02**"),
+        ("optimizers", "**84.76**", ""),
+        ("methods", "**83.47**", "+0.76 to +2.14"),
+        ("default_sgd", "**84.29**", "-0.33 to +0.49"),
+        ("default_adam", "**83.95**", "-0.41 to +0.21"),
+        ("default_muon", "**85.51**", "-0.60 to +0.62"),
+        ("tuned_sgd", "**84.80**", ""),
+        ("tuned_adam", "**84.15**", ""),
+        ("tuned_muon", "**85.71**", ""),
+        ("best_sgd", "**84.61**", "-0.80 to +0.16"),
+        ("best_adam", "**84.30**", "-0.69 to -0.20"),
+        ("best_muon", "**85.58**", "-0.47 to +0.54"),
+        ("few_cases_10", "**83.10**", "-0.66 to +1.06"),
+        ("few_cases_20", "**83.66**", "-0.61 to +0.42"),
+        ("few_cases_40", "**84.02**", "-0.52 to +0.95"),
     ],
 )
-def test_results_that_come_with_the_source_give_a_report(name: str, number: str, tmp_path: Path) -> None:
+def test_results_that_come_with_the_source_give_a_report(
+    name: str, number: str, interval: str, tmp_path: Path
+) -> None:
     folder = ROOT / "benchmarks" / "real_data"
     archive.unpack([folder / "results" / f"{name}.tar.xz"], tmp_path)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("nnUNet_")}
@@ -90,7 +92,9 @@ def test_results_that_come_with_the_source_give_a_report(name: str, number: str,
     )
     assert done.returncode == 0, done.stderr
     report = (tmp_path / "studies" / name / "report" / "report.md").read_text()
-    assert number in report
+    assert number in report and interval in report
+    rows = differences.read(str(folder / "studies" / f"{name}.yaml"), tmp_path)
+    assert any(interval == f"{row.low:+.2f} to {row.high:+.2f}" for row in rows) or not interval
 
 
 def write_results(results: Path, dice: dict[str, float]) -> Path:

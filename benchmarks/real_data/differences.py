@@ -25,7 +25,7 @@ from nnunet_cpr.studies.definition import Study, TrainerEntry, load
 
 WIDEST = 5.0
 """Differences in points that are larger are written at the border."""
-COLOR = "#00796b"
+COLOR, EXCLUDES_0 = "#00796b", "#c62828"
 
 
 class Row(NamedTuple):
@@ -122,8 +122,9 @@ def draw(rows: list[Row], figure_path: Path) -> None:
 def _draw_row(axes: Axes, height: int, row: Row) -> None:
     text = f"{row.difference:+.2f} ({row.low:+.2f} to {row.high:+.2f})"
     if row.is_near:
-        axes.plot([row.low, row.high], [height, height], color=COLOR, linewidth=2.5)
-        axes.plot(row.difference, height, "o", color=COLOR)
+        color = COLOR if row.low <= 0 <= row.high else EXCLUDES_0
+        axes.plot([row.low, row.high], [height, height], color=color, linewidth=2.5)
+        axes.plot(row.difference, height, "o", color=color)
         axes.annotate(text, (1.02, height), xycoords=("axes fraction", "data"), va="center", size=8)
     else:
         left = row.difference < 0

@@ -63,6 +63,8 @@ def draw(trainings: pd.DataFrame, path: Path) -> None:
         ticks = sorted(trainings.query("kind == 'warm start'")["setting"].unique())
         grid[-1][1].set_xticks(ticks, [f"{steps:g}" for steps in ticks])
         grid[-1][1].minorticks_off()
+        seeds, folds = trainings["seed"].nunique(), trainings["fold"].nunique()
+        figure.suptitle(f"{seeds} seed{'s' * (seeds > 1)}, {folds} folds", size=10)
         entries = dict(zip(*grid[0][0].get_legend_handles_labels()[::-1]))
         grid[0][0].legend(entries.values(), entries.keys())
 
@@ -73,7 +75,7 @@ def _draw_settings(axes: Axes, rows: pd.DataFrame, lowest: float) -> None:
     for _, fold in rows.sort_values("setting").groupby(["fold", "seed"]):
         axes.plot(fold["setting"], fold["dice"], ".-", color="0.7", linewidth=1, zorder=1, label="fold")
     default = rows.loc[rows["default"], "setting"].unique()
-    axes.plot(default, means[default], "D", color="C1", markersize=8, label="without a choice")
+    axes.plot(default, means[default], "D", color="C1", markersize=8, label="default")
     axes.grid(axis="y", alpha=0.3)
     if rows["dice"].min() < lowest:
         axes.set_ylim(lowest, rows["dice"].max() + 0.5)
@@ -90,7 +92,7 @@ def _draw_settings(axes: Axes, rows: pd.DataFrame, lowest: float) -> None:
 
 
 def tabulate(trainings: pd.DataFrame) -> pd.DataFrame:
-    """Return for each optimizer and kind the mean Dice without a choice, the best, and the worst."""
+    """Return for each optimizer and kind the mean Dice of the default, the best, and the worst."""
     rows = []
     for (optimizer, kind), own in trainings.groupby(["optimizer", "kind"], sort=False):
         means = own.groupby("setting")["dice"].mean()
@@ -99,7 +101,7 @@ def tabulate(trainings: pd.DataFrame) -> pd.DataFrame:
             (optimizer, kind, default.iloc[0] if len(default) else np.nan, means.max(), means.idxmax(),
              means.min(), means.idxmin())
         )  # fmt: skip
-    columns = ["optimizer", "kind", "without a choice", "best", "best setting", "worst", "worst setting"]
+    columns = ["optimizer", "kind", "default", "best", "best setting", "worst", "worst setting"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -111,7 +113,7 @@ def main() -> None:
     arguments = parser.parse_args()
     results = Path(os.environ["nnUNet_results"])
     trainings = pd.concat([read_trainings(study, results, describe) for study in arguments.studies])
-    trainings.to_csv(arguments.figure.with_suffix(".csv"), index=False, float_format="%.4f")
+    trainings.to_csv(arguments.figure.with_suffix(".csv"), index=False, float_format="%.6g")
     draw(trainings, arguments.figure)
     print(tabulate(trainings).to_string(index=False, float_format="%.4g"))
 

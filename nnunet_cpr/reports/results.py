@@ -59,7 +59,7 @@ class Results:
         resources: time (seconds) and memory (bytes) of the runs that have recorded them.
         histories: first run of each CPR trainer that has a history, with its history.
         notes: one line for each unreadable file.
-        ratios: test cases per training case of a fold, by data set.
+        ratios: test cases of a fold per other case, by data set.
     """
 
     study: Study
@@ -192,7 +192,7 @@ def read_results(study: Study, results: Path, raw: Path | None, preprocessed: Pa
         pd.DataFrame(resources, columns=MEASURED).astype(dict.fromkeys(MEASURED[-3:], float)),
         histories,
         notes,
-        {dataset: _test_ratio(dataset, preprocessed) for dataset in study.datasets},
+        {name: _test_ratio(name, study.folds, preprocessed) for name in study.datasets},
     )
 
 
@@ -217,14 +217,19 @@ def case_means(cases: pd.DataFrame, metric: str = "dice") -> pd.DataFrame:
     return cases.groupby([*RUN, "case"], sort=False)[metric].mean().reset_index()
 
 
-def _test_ratio(dataset: str, preprocessed: Path | None) -> float:
-    """Return the mean ratio of test to training cases, that of nnU-Net's own five folds if unknown."""
+def _test_ratio(dataset: str, folds: Sequence[int], preprocessed: Path | None) -> float:
+    """Return the mean ratio of test to other cases over the folds, 1/4 as in five folds if unknown.
+
+    Cases that a fold neither trains nor tests count as training cases: the ratio stands for how much
+    the training sets of two folds overlap, which is not more if they are small subsets.
+    """
     try:
         splits = read_json(preprocessed / dataset / "splits_final.json") if preprocessed else []
-        ratios = [len(split["val"]) / len(split["train"]) for split in splits]
+        total = len({case for split in splits for case in (*split["train"], *split["val"])})
+        tested = [len(splits[fold]["val"]) for fold in folds]
+        return float(np.mean([count / (total - count) for count in tested]))
     except (OSError, ValueError, ArithmeticError, LookupError, TypeError):
-        ratios = []
-    return float(np.mean(ratios)) if ratios else 1 / 4
+        return 1 / 4
 
 
 def read_dataset_json(

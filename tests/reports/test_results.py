@@ -168,9 +168,12 @@ def test_runs_of_seeds_are_pooled_under_the_trainer(tmp_path):
 def test_ratio_of_test_to_training_cases_is_read_from_the_split(tmp_path):
     write_fold(tmp_path, "A", 0, {"a": both(0.5)})
     assert read(study("A"), tmp_path).ratios == {DATASET: 1 / 4}
-    splits = [{"train": ["a", "b"], "val": ["c"]}, {"train": ["c"], "val": ["a"]}]
+    # The second fold trains on a subset, and the third is not in the study.
+    cases = [("abcd", "ef"), ("ab", "d"), ("e", "abc")]
+    splits = [{"train": list(train), "val": list(val)} for train, val in cases]
     write_json(tmp_path / "pre" / DATASET / "splits_final.json", splits)
-    assert read_results(study("A"), tmp_path, None, tmp_path / "pre").ratios == {DATASET: 0.75}
+    ratios = read_results(study("A"), tmp_path, None, tmp_path / "pre").ratios
+    assert ratios == {DATASET: pytest.approx((2 / 4 + 1 / 5) / 2)}
     write_json(tmp_path / "pre" / DATASET / "splits_final.json", [{"train": []}])
     assert read_results(study("A"), tmp_path, None, tmp_path / "pre").ratios == {DATASET: 1 / 4}
 
