@@ -25,7 +25,7 @@ from nnunet_cpr.studies.definition import Study, TrainerEntry, load
 
 WIDEST = 5.0
 """Differences in points that are larger are written at the border."""
-COLOR, EXCLUDES_0 = "#00796b", "#c62828"
+COLOR, SIGNIFICANT = "#00796b", "#c62828"
 
 
 class Row(NamedTuple):
@@ -34,12 +34,14 @@ class Row(NamedTuple):
     Attributes:
         data: data set, with the number of training cases if they are few.
         uses_cpr: True if the trainer uses CPR.
+        verdict: that of the report, after correction for its number of comparisons.
     """
 
     data: str
     title: str
     reference: str
     uses_cpr: bool
+    verdict: str
     difference: float
     low: float
     high: float
@@ -70,7 +72,7 @@ def read(file: str, results: Path) -> list[Row]:
             _title(study, entries[each["trainer"]]),
             _title(study, entries[each["reference"]]),
             _uses_cpr(study, entries[each["trainer"]]),
-            *(each[key] for key in ("difference", "interval_low", "interval_high", "margin")),
+            *(each[key] for key in ("verdict", "difference", "interval_low", "interval_high", "margin")),
         )
         for _, each in pd.read_csv(report).query("metric == 'dice'").iterrows()
     ]
@@ -122,7 +124,7 @@ def draw(rows: list[Row], figure_path: Path) -> None:
 def _draw_row(axes: Axes, height: int, row: Row) -> None:
     text = f"{row.difference:+.2f} ({row.low:+.2f} to {row.high:+.2f})"
     if row.is_near:
-        color = COLOR if row.low <= 0 <= row.high else EXCLUDES_0
+        color = SIGNIFICANT if row.verdict in ("better", "worse") else COLOR
         axes.plot([row.low, row.high], [height, height], color=color, linewidth=2.5)
         axes.plot(row.difference, height, "o", color=color)
         axes.annotate(text, (1.02, height), xycoords=("axes fraction", "data"), va="center", size=8)
