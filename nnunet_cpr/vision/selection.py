@@ -15,10 +15,13 @@ from scipy.stats import ttest_ind
 from nnunet_cpr._files import finite_number
 from nnunet_cpr.names.run_name import RunName
 from nnunet_cpr.vision.folder import read_result, run_folder
-from nnunet_cpr.vision.sweeps import Sweep
+from nnunet_cpr.vision.sweeps import Panel, Sweep
 from nnunet_cpr.vision.tasks import TASKS
 
-COLUMNS = ["method", "setting", "run", "selection", "n", "mean", "std", "difference", "low", "high", "p"]
+COLUMNS = [
+    *("method", "setting", "run", "selection", "n", "mean", "std"),
+    *("compared_with", "difference", "low", "high", "p"),
+]
 
 
 class _Setting(NamedTuple):
@@ -47,28 +50,31 @@ def compare_methods(sweep: Sweep, results: Path) -> pd.DataFrame:
 
     Returns:
         A row for each method: ``method``; ``setting`` and ``run``, the chosen one; ``selection``, the
-        mean of the selection metric; ``n``, ``mean`` and ``std`` of the metric; ``difference`` of the
-        mean from the first method's, and its 95 % interval from ``low`` to ``high`` (Welch); and ``p``
-        with Bonferroni's correction for all methods. Missing numbers are NaN. Diverged runs are left
-        out of the means, and a setting with such a run is not chosen.
+        mean of the selection metric; ``n``, ``mean`` and ``std`` of the metric; ``compared_with``, the
+        method of the panel's ``compared_with``, or else the first; ``difference`` of the mean from that
+        method's, and its 95 % interval from ``low`` to ``high`` (Welch); and ``p`` with Bonferroni's
+        correction for all methods. Missing numbers are NaN. Diverged runs are left out of the means, and
+        a setting with such a run is not chosen.
 
     Raises:
         OSError: a result is damaged.
     """
-    chosen = [(method, _choose(settings)) for method, settings in _methods(sweep, results)]
-    reference = chosen[0][1]
+    chosen = {method: (panel, _choose(found)) for panel, method, found in _methods(sweep, results)}
+    first = next(iter(chosen))
     rows = []
-    for method, setting in chosen:
+    for method, (panel, setting) in chosen.items():
+        reference = panel.compared_with or first
         known = np.array(setting.values)
         std = float(known.std(ddof=1)) if len(known) > 1 else math.nan
         mean = float(known.mean()) if len(known) else math.nan
         own = (method, setting.label, str(setting.run), setting.selection, len(known), mean, std)
-        rows.append((*own, *_difference(setting, reference, len(chosen) - 1)))
+        difference = _difference(setting, chosen[reference][1], len(chosen) - 1)
+        rows.append((*own, "" if method == reference else reference, *difference))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _methods(sweep: Sweep, results: Path) -> Iterator[tuple[str, list[_Setting]]]:
-    """Yield each method and its settings."""
+def _methods(sweep: Sweep, results: Path) -> Iterator[tuple[Panel, str, list[_Setting]]]:
+    """Yield each method with its panel and settings."""
     task = TASKS[sweep.task]
     assert task.selection is not None
     for panel in sweep.panels:
@@ -84,10 +90,10 @@ def _methods(sweep: Sweep, results: Path) -> Iterator[tuple[str, list[_Setting]]
             label = ", ".join(filter(None, (row, column)))
             settings.append(_Setting(label, name, score, values))
         if panel.is_method:
-            yield panel.title, settings
+            yield panel, panel.title, settings
         else:
             for setting in settings:
-                yield f"{panel.title}, {setting.label}", [setting]
+                yield panel, f"{panel.title}, {setting.label}", [setting]
 
 
 def _choose(settings: list[_Setting]) -> _Setting:

@@ -208,3 +208,25 @@ def test_methods_without_results_have_no_numbers(tmp_path: Path) -> None:
     table = compare_methods(SWEEP, tmp_path)
     assert table["n"].tolist() == [0, 0]
     assert table["mean"].isna().all()
+
+
+def test_method_is_compared_with_the_one_it_names(tmp_path: Path) -> None:
+    no_lines = ("", {"": {}})
+    panels = (
+        grid("SGD", DECAYS, no_lines, "SGD", is_method=True),
+        grid("AdamW", DECAYS, no_lines, "AdamW", is_method=True),
+        grid("CPR", no_lines, no_lines, "AdamCPR", is_method=True, compared_with="AdamW"),
+    )
+    sweep = Sweep("three", "three methods", "cifar10", panels, seeds=SWEEP.seeds)
+    values = [(80.0, 70.0), (80.0, 71.0), (80.0, 72.0)]
+    numbers = {"SGD_wd1": 50.0, "AdamW_wd1": 70.0, "AdamCPR": 73.0}
+    write_results(
+        tmp_path, {name: [(a, b - 71 + mean) for a, b in values] for name, mean in numbers.items()}
+    )
+    table = compare_methods(sweep, tmp_path).set_index("method")
+    assert table["compared_with"].tolist() == ["", "SGD", "AdamW"]
+    assert table["difference"].tolist()[1:] == pytest.approx([20, 3])
+    with pytest.raises(ValueError, match="panel 'CPR': compared_with 'Muon' is no method of three"):
+        dataclasses.replace(
+            sweep, panels=(*panels[:2], dataclasses.replace(panels[2], compared_with="Muon"))
+        )

@@ -33,6 +33,7 @@ class Panel:
         names: run of each cell, row by row, without a seed: a cell stands for the runs with all seeds.
         is_method: True if the cells are settings of one method, of which one is chosen in a comparison
             of methods.
+        compared_with: title of the method that it is compared with; the first one if empty.
 
     Raises:
         ValueError: the number of cells does not match the labels.
@@ -43,6 +44,7 @@ class Panel:
     columns: Axis
     names: tuple[tuple[RunName, ...], ...]
     is_method: bool = False
+    compared_with: str = ""
 
     def __post_init__(self) -> None:
         expected = [len(self.columns.labels)] * len(self.rows.labels)
@@ -71,6 +73,9 @@ class Sweep:
         published: results of the paper, by the names of the runs without a seed.
         curves: columns of ``history.csv`` to draw over the steps.
 
+    Raises:
+        ValueError: a panel is compared with a method that the sweep does not have.
+
     Example:
         >>> weight_decays = ("weight decay", axis_values("weight_decay", (0.1, 1.0)))
         >>> panel = grid("SGD", weight_decays, ("learning rate", axis_values("lr", (0.1,))), "SGD")
@@ -87,6 +92,15 @@ class Sweep:
     across: int = 3
     published: Mapping[str, float] = field(default_factory=dict)
     curves: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        methods = [panel.title for panel in self.panels if panel.is_method]
+        for panel in self.panels:
+            if panel.compared_with and panel.compared_with not in methods:
+                raise ValueError(
+                    f"panel {panel.title!r}: compared_with {panel.compared_with!r} is no method of "
+                    f"{self.name}; choose from {', '.join(methods)}"
+                )
 
     def runs(self) -> list[RunName]:
         """Return every run once, those of the first seed first, so that each cell has a result soon."""
@@ -105,6 +119,7 @@ def grid(
     columns: tuple[str, AxisValues],
     family: str,
     is_method: bool = False,
+    compared_with: str = "",
     **fields: Any,
 ) -> Panel:
     """Return a panel of all combinations of rows and columns.
@@ -113,7 +128,7 @@ def grid(
         title: title of the panel.
         rows, columns: title and values of an axis.
         family: family of all runs.
-        is_method: as in :class:`Panel`.
+        is_method, compared_with: as in :class:`Panel`.
         fields: further fields of all runs.
     """
     return Panel(
@@ -125,6 +140,7 @@ def grid(
             for row in rows[1].values()
         ),
         is_method,
+        compared_with,
     )
 
 

@@ -36,6 +36,11 @@ def _method(title: str, rows: _Lines, columns: _Lines, family: str, **fields: An
     return grid(title, rows, columns, family, is_method=True, **fields)
 
 
+def _cpr(title: str, rows: _Lines, columns: _Lines, family: str, compared_with: str) -> Panel:
+    """Return a method with CPR that is compared with the same optimizer's weight decay."""
+    return _method(title, rows, columns, family, compared_with=compared_with)
+
+
 def _comparison_methods() -> Panel:
     """Return AdamW's comparison methods with the task's learning rate and weight decay."""
     chosen = {
@@ -49,7 +54,8 @@ def _comparison_methods() -> Panel:
         "AWD": BaselineChoice("awd", None),
     }
     names = tuple((RunName("AdamW", baseline=choice),) for choice in chosen.values())
-    return Panel("AdamW, other", Axis("", tuple(chosen)), Axis("", ("",)), names)
+    labels = Axis("", tuple(chosen)), Axis("", ("",))
+    return Panel("AdamW, other", *labels, names, compared_with="AdamW")
 
 
 _SGD_LR, _ADAM_LR = _lr(0.03, 0.1, 0.3), _lr(3e-3, 1e-2, 3e-2)
@@ -60,13 +66,13 @@ CIFAR10_SWEEP = Sweep(
     CIFAR10.name,
     (
         _method("SGD", _weight_decay(1e-4, 5e-4, 2e-3, 5e-3, 2e-2), _SGD_LR, "SGD"),
-        _method("SGD + CPR, default", _DEFAULT, _SGD_LR, "SGDCPR"),
-        _method("SGD + CPR, warm start", _warm_start(20, 60, 200), _SGD_LR, "SGDCPR"),
+        _cpr("SGD + CPR, default", _DEFAULT, _SGD_LR, "SGDCPR", "SGD"),
+        _cpr("SGD + CPR, warm start", _warm_start(20, 60, 200), _SGD_LR, "SGDCPR", "SGD"),
         _method("AdamW", _weight_decay(0.01, 0.1, 0.3, 1.0, 3.0), _ADAM_LR, "AdamW"),
-        _method("Adam + CPR, default", _DEFAULT, _ADAM_LR, "AdamCPR"),
-        _method("Adam + CPR, warm start", _warm_start(20, 60, 200), _ADAM_LR, "AdamCPR"),
+        _cpr("Adam + CPR, default", _DEFAULT, _ADAM_LR, "AdamCPR", "AdamW"),
+        _cpr("Adam + CPR, warm start", _warm_start(20, 60, 200), _ADAM_LR, "AdamCPR", "AdamW"),
         _method("Muon", _weight_decay(0.01, 0.1, 1.0), _ADAM_LR, "Muon"),
-        _method("Muon + CPR, default", _DEFAULT, _ADAM_LR, "MuonCPR"),
+        _cpr("Muon + CPR, default", _DEFAULT, _ADAM_LR, "MuonCPR", "Muon"),
         _comparison_methods(),
     ),
     seeds=CIFAR10.seeds,
@@ -74,7 +80,7 @@ CIFAR10_SWEEP = Sweep(
 )
 
 _STEPS: _Lines = ("steps", {"200": {"steps": 200}, "600": {}, "1800": {"steps": 1800}})
-_WARM_STARTS: _Lines = ("warm start (steps)", {**_DEFAULT[1], **_warm_start(20, 200)[1]})
+_WARM_STARTS: _Lines = ("warm start (steps)", {**_DEFAULT[1], **_warm_start(20, 120)[1]})
 
 CIFAR10_STEPS_SWEEP = Sweep(
     "cifar10-steps",
