@@ -23,7 +23,7 @@ from nnunet_cpr.vision.tasks import TASKS
 OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "muon": "Muon"}
 FIELDS = {"lr": "learning rate", "steps": "steps"}
 DEPTH = 0.3
-"""Share of the best metric below which means are written at the lower border."""
+"""Share of the lowest line's best metric below which means are written at the lower border."""
 
 
 def read(file: Path, task: str) -> pd.DataFrame:
@@ -47,22 +47,21 @@ def read(file: Path, task: str) -> pd.DataFrame:
 def draw(tables: list[pd.DataFrame], metric: str, path: Path) -> None:
     """Draw a row of axes for each optimizer and a column for each table."""
     optimizers = [key for key in OPTIMIZERS if any((t["optimizer"] == key).any() for t in tables)]
-    with new_figure(path, (4.2 * len(tables), 2.6 * len(optimizers) + 0.4)) as figure:
-        grid = figure.subplots(len(optimizers), len(tables), sharey="row", squeeze=False)
+    with new_figure(path, (4.8 * len(tables), 2.6 * len(optimizers) + 0.4)) as figure:
+        grid = figure.subplots(len(optimizers), len(tables), squeeze=False)
         for row, optimizer in zip(grid, optimizers):
             own = [table[table["optimizer"] == optimizer] for table in tables]
-            best = max(table["mean"].max() for table in own if len(table))
             for axes, table in zip(row, own):
                 if table.empty:
                     axes.set_axis_off()
                 else:
-                    _draw_table(axes, table, best)
+                    _draw_table(axes, table)
             row[0].set_ylabel(f"{OPTIMIZERS[optimizer]}\n{metric}")
 
 
-def _draw_table(axes: Axes, table: pd.DataFrame, best: float) -> None:
+def _draw_table(axes: Axes, table: pd.DataFrame) -> None:
     field = max(FIELDS, key=lambda name: table[name].nunique())
-    lowest = best * (1 - DEPTH)
+    lowest = table.groupby(field)["mean"].max().min() * (1 - DEPTH)
     for number, (value, rows) in enumerate(table.groupby(field)):
         decays = rows.dropna(subset="decay").sort_values("decay")
         color = f"C{number}"
@@ -93,7 +92,9 @@ def _draw_table(axes: Axes, table: pd.DataFrame, best: float) -> None:
     axes.set_xscale("log")
     axes.set_xlabel("weight decay")
     axes.plot([], [], "--", color="0.4", linewidth=1.2, label="CPR, default")
-    axes.legend(title=FIELDS[field], fontsize=7, title_fontsize=8)
+    axes.legend(
+        title=FIELDS[field], fontsize=7, title_fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5)
+    )
     axes.grid(axis="y", alpha=0.3)
 
 

@@ -333,7 +333,7 @@ def _draw(sweep: Sweep, results: Path) -> None:
     figure = results / f"{sweep.name}.png"
     draw_sweep(sweep, results, figure)
     print(figure)
-    if any(panel.is_method for panel in sweep.panels):
+    if any(panel.methods != "cells" for panel in sweep.panels):
         table = results / f"{sweep.name}-methods.csv"
         with atomic_write(table) as temporary:
             compare_methods(sweep, results).to_csv(temporary, index=False, float_format="%.6g")

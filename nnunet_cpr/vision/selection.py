@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from scipy.stats import ttest_ind
 from nnunet_cpr._files import finite_number
 from nnunet_cpr.names.run_name import RunName
 from nnunet_cpr.vision.folder import read_result, run_folder
-from nnunet_cpr.vision.sweeps import Panel, Sweep
+from nnunet_cpr.vision.sweeps import Sweep
 from nnunet_cpr.vision.tasks import TASKS
 
 COLUMNS = [
@@ -28,11 +27,14 @@ class _Setting(NamedTuple):
     """Results of one setting of a method.
 
     Attributes:
+        label: row, and column if the method has several.
+        reference: the method that this one is compared with, an empty text for the first method.
         selection: mean of the task's selection metric, NaN without results.
         values: the task's metric of each finished run.
     """
 
     label: str
+    reference: str
     run: RunName
     selection: float
     values: list[float]
@@ -41,8 +43,8 @@ class _Setting(NamedTuple):
 def compare_methods(sweep: Sweep, results: Path) -> pd.DataFrame:
     """Compare the methods of a sweep by the task's metric on data that chose no setting.
 
-    A panel with ``is_method`` is one method, of which the setting with the best mean of the task's
-    selection metric over the seeds is taken; each row of the other panels is a method of its own.
+    Of each method (:attr:`~nnunet_cpr.vision.sweeps.Panel.methods`) the setting with the best mean of
+    the task's selection metric over the seeds is taken.
 
     Args:
         sweep: the sweep, whose task has a selection metric.
@@ -53,32 +55,36 @@ def compare_methods(sweep: Sweep, results: Path) -> pd.DataFrame:
         mean of the selection metric; ``n``, ``mean`` and ``std`` of the metric; ``compared_with``, the
         method of the panel's ``compared_with``, or else the first; ``difference`` of the mean from that
         method's, and its 95 % interval from ``low`` to ``high`` (Welch); and ``p`` with Bonferroni's
-        correction for all methods. Missing numbers are NaN. Diverged runs are left out of the means, and
-        a setting with such a run is not chosen.
+        correction for all comparisons. Missing numbers are NaN. Diverged runs are left out of the means,
+        and a setting with such a run is not chosen.
 
     Raises:
         OSError: a result is damaged.
     """
-    chosen = {method: (panel, _choose(found)) for panel, method, found in _methods(sweep, results)}
+    chosen = {method: _choose(settings) for method, settings in _settings(sweep, results).items()}
     first = next(iter(chosen))
+    references = {method: setting.reference or first for method, setting in chosen.items()}
+    tests = sum(method != reference for method, reference in references.items())
     rows = []
-    for method, (panel, setting) in chosen.items():
-        reference = panel.compared_with or first
+    for method, setting in chosen.items():
+        reference = references[method]
         known = np.array(setting.values)
         std = float(known.std(ddof=1)) if len(known) > 1 else math.nan
         mean = float(known.mean()) if len(known) else math.nan
         own = (method, setting.label, str(setting.run), setting.selection, len(known), mean, std)
-        difference = _difference(setting, chosen[reference][1], len(chosen) - 1)
+        difference = _difference(setting, chosen[reference], tests)
         rows.append((*own, "" if method == reference else reference, *difference))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _methods(sweep: Sweep, results: Path) -> Iterator[tuple[Panel, str, list[_Setting]]]:
-    """Yield each method with its panel and settings."""
+def _settings(sweep: Sweep, results: Path) -> dict[str, list[_Setting]]:
+    """Return the settings of each method."""
     task = TASKS[sweep.task]
     assert task.selection is not None
+    panels = {panel.title: panel for panel in sweep.panels}
+    settings: dict[str, list[_Setting]] = {}
     for panel in sweep.panels:
-        settings = []
+        compared = panels.get(panel.compared_with)
         for row, column, name in panel.cells():
             runs = [dataclasses.replace(name, seed=seed) for seed in sweep.seeds]
             found = [read_result(run_folder(results, task, run)) for run in runs]
@@ -87,13 +93,11 @@ def _methods(sweep: Sweep, results: Path) -> Iterator[tuple[Panel, str, list[_Se
             scores = [v for r in finished if (v := finite_number(r.get(task.selection))) is not None]
             is_complete = len(scores) == sum(r is not None for r in found) > 0
             score = float(np.mean(scores)) if is_complete else math.nan
-            label = ", ".join(filter(None, (row, column)))
-            settings.append(_Setting(label, name, score, values))
-        if panel.is_method:
-            yield panel, panel.title, settings
-        else:
-            for setting in settings:
-                yield panel, f"{panel.title}, {setting.label}", [setting]
+            label = row if panel.methods == "columns" else ", ".join(filter(None, (row, column)))
+            reference = compared.method_of("", column) if compared else ""
+            setting = _Setting(label, reference, name, score, values)
+            settings.setdefault(panel.method_of(row, column), []).append(setting)
+    return settings
 
 
 def _choose(settings: list[_Setting]) -> _Setting:

@@ -140,7 +140,7 @@ SWEEP = Sweep(
     "two methods",
     "cifar10",
     (
-        grid("AdamW", DECAYS, ("", {"": {}}), "AdamW", is_method=True),
+        grid("AdamW", DECAYS, ("", {"": {}}), "AdamW", methods="panel"),
         grid("CPR", ("", {"default": {}}), ("", {"": {}}), "AdamCPR"),
     ),
     seeds=(1, 2, 3),
@@ -213,9 +213,9 @@ def test_methods_without_results_have_no_numbers(tmp_path: Path) -> None:
 def test_method_is_compared_with_the_one_it_names(tmp_path: Path) -> None:
     no_lines = ("", {"": {}})
     panels = (
-        grid("SGD", DECAYS, no_lines, "SGD", is_method=True),
-        grid("AdamW", DECAYS, no_lines, "AdamW", is_method=True),
-        grid("CPR", no_lines, no_lines, "AdamCPR", is_method=True, compared_with="AdamW"),
+        grid("SGD", DECAYS, no_lines, "SGD", methods="panel"),
+        grid("AdamW", DECAYS, no_lines, "AdamW", methods="panel"),
+        grid("CPR", no_lines, no_lines, "AdamCPR", methods="panel", compared_with="AdamW"),
     )
     sweep = Sweep("three", "three methods", "cifar10", panels, seeds=SWEEP.seeds)
     values = [(80.0, 70.0), (80.0, 71.0), (80.0, 72.0)]
@@ -230,3 +230,29 @@ def test_method_is_compared_with_the_one_it_names(tmp_path: Path) -> None:
         dataclasses.replace(
             sweep, panels=(*panels[:2], dataclasses.replace(panels[2], compared_with="Muon"))
         )
+
+
+def test_columns_are_methods_compared_with_the_same_column(tmp_path: Path) -> None:
+    steps = ("steps", {"200": {"steps": 200}, "600": {}})
+    panels = (
+        grid("SGD", DECAYS, steps, "SGD", methods="columns", compared_with="SGD"),
+        grid("CPR", ("", {"": {}}), steps, "SGDCPR", methods="columns", compared_with="SGD"),
+    )
+    sweep = Sweep("lengths", "two lengths", "cifar10", panels, seeds=SWEEP.seeds)
+    means = {
+        "SGD_wd0p1_200steps": 10.0,
+        "SGD_wd1_200steps": 20.0,
+        "SGD_wd0p1": 40.0,
+        "SGD_wd1": 30.0,
+        "SGDCPR_200steps": 21.0,
+        "SGDCPR": 42.0,
+    }
+    write_results(tmp_path, {name: [(m, m - 1), (m, m), (m, m + 1)] for name, m in means.items()})
+    table = compare_methods(sweep, tmp_path)
+    methods = ["SGD, 200 steps", "SGD, 600 steps"]
+    assert table["method"].tolist() == [*methods, "CPR, 200 steps", "CPR, 600 steps"]
+    assert table["setting"].tolist() == ["1", "0.1", "", ""]
+    assert table["compared_with"].tolist() == ["", "", *methods]
+    assert table["difference"].tolist()[2:] == pytest.approx([1, 2])
+    assert table["difference"].isna().tolist() == [True, True, False, False]
+    assert table["p"][2] == pytest.approx(2 * 0.2879, abs=1e-3)  # two comparisons

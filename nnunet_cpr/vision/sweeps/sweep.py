@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from nnunet_cpr.names.run_name import RunName
 
@@ -31,9 +31,11 @@ class Panel:
         title: text above the heat map.
         rows, columns: axes of the heat map.
         names: run of each cell, row by row, without a seed: a cell stands for the runs with all seeds.
-        is_method: True if the cells are settings of one method, of which one is chosen in a comparison
-            of methods.
-        compared_with: title of the method that it is compared with; the first one if empty.
+        methods: which cells are settings of one method, of which one is selected in a comparison of
+            methods: those of the ``panel``, of each of its ``columns``, or none (``cells``).
+        compared_with: title of the panel with the method to compare with, in the same column if that
+            panel's methods are columns. A panel that names itself is not compared. If empty, methods are
+            compared with the sweep's first one.
 
     Raises:
         ValueError: the number of cells does not match the labels.
@@ -43,7 +45,7 @@ class Panel:
     rows: Axis
     columns: Axis
     names: tuple[tuple[RunName, ...], ...]
-    is_method: bool = False
+    methods: Literal["cells", "columns", "panel"] = "cells"
     compared_with: str = ""
 
     def __post_init__(self) -> None:
@@ -51,6 +53,14 @@ class Panel:
         widths = [len(row) for row in self.names]
         if widths != expected:
             raise ValueError(f"panel {self.title!r}: expected rows of {expected} cells, got {widths}")
+
+    def method_of(self, row: str, column: str) -> str:
+        """Return the name of the method that a cell belongs to."""
+        if self.methods == "panel":
+            return self.title
+        if self.methods == "columns":
+            return f"{self.title}, {column} {self.columns.title}"
+        return ", ".join(filter(None, (self.title, row, column)))
 
     def cells(self) -> Iterator[tuple[str, str, RunName]]:
         """Yield the row label, the column label and the run of each cell, row by row."""
@@ -94,12 +104,12 @@ class Sweep:
     curves: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        methods = [panel.title for panel in self.panels if panel.is_method]
+        titles = [panel.title for panel in self.panels if panel.methods != "cells"]
         for panel in self.panels:
-            if panel.compared_with and panel.compared_with not in methods:
+            if panel.compared_with and panel.compared_with not in titles:
                 raise ValueError(
                     f"panel {panel.title!r}: compared_with {panel.compared_with!r} is no method of "
-                    f"{self.name}; choose from {', '.join(methods)}"
+                    f"{self.name}; choose from {', '.join(titles)}"
                 )
 
     def runs(self) -> list[RunName]:
@@ -118,7 +128,7 @@ def grid(
     rows: tuple[str, AxisValues],
     columns: tuple[str, AxisValues],
     family: str,
-    is_method: bool = False,
+    methods: Literal["cells", "columns", "panel"] = "cells",
     compared_with: str = "",
     **fields: Any,
 ) -> Panel:
@@ -128,7 +138,7 @@ def grid(
         title: title of the panel.
         rows, columns: title and values of an axis.
         family: family of all runs.
-        is_method, compared_with: as in :class:`Panel`.
+        methods, compared_with: as in :class:`Panel`.
         fields: further fields of all runs.
     """
     return Panel(
@@ -139,7 +149,7 @@ def grid(
             tuple(RunName(family, **fields, **row, **column) for column in columns[1].values())
             for row in rows[1].values()
         ),
-        is_method,
+        methods,
         compared_with,
     )
 

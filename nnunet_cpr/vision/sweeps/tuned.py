@@ -33,7 +33,13 @@ def _warm_start(*steps: int) -> _Lines:
 
 
 def _method(title: str, rows: _Lines, columns: _Lines, family: str, **fields: Any) -> Panel:
-    return grid(title, rows, columns, family, is_method=True, **fields)
+    return grid(title, rows, columns, family, methods="panel", **fields)
+
+
+def _by_steps(title: str, rows: _Lines, family: str, compared_with: str, **fields: Any) -> Panel:
+    """Return a panel with a method for each length of training."""
+    columns = "steps", {"200": {"steps": 200}, "600": {}, "1800": {"steps": 1800}}
+    return grid(title, rows, columns, family, methods="columns", compared_with=compared_with, **fields)
 
 
 def _cpr(title: str, rows: _Lines, columns: _Lines, family: str, compared_with: str) -> Panel:
@@ -79,21 +85,22 @@ CIFAR10_SWEEP = Sweep(
     across=3,
 )
 
-_STEPS: _Lines = ("steps", {"200": {"steps": 200}, "600": {}, "1800": {"steps": 1800}})
-_WARM_STARTS: _Lines = ("warm start (steps)", {**_DEFAULT[1], **_warm_start(20, 120)[1]})
+_WARM_STARTS = _warm_start(20, 120)
 
 CIFAR10_STEPS_SWEEP = Sweep(
     "cifar10-steps",
-    "cifar10: weight decay and the warm start of CPR with fewer and with more steps",
+    "cifar10: tuned weight decay and CPR's default with fewer and with more steps",
     CIFAR10.name,
     (
-        grid("SGD", _weight_decay(1e-4, 5e-4, 2e-3, 5e-3, 2e-2), _STEPS, "SGD", lr=0.1),
-        grid("SGD + CPR", _WARM_STARTS, _STEPS, "SGDCPR", lr=0.1),
-        grid("AdamW", _weight_decay(0.01, 0.1, 0.3, 1.0, 3.0), _STEPS, "AdamW", lr=1e-2),
-        grid("Adam + CPR", _WARM_STARTS, _STEPS, "AdamCPR", lr=1e-2),
+        _by_steps("SGD", _weight_decay(1e-4, 5e-4, 2e-3, 5e-3, 2e-2), "SGD", "SGD", lr=0.1),
+        _by_steps("SGD + CPR, default", _DEFAULT, "SGDCPR", "SGD", lr=0.1),
+        _by_steps("SGD + CPR, warm start", _WARM_STARTS, "SGDCPR", "SGD", lr=0.1),
+        _by_steps("AdamW", _weight_decay(0.01, 0.1, 0.3, 1.0, 3.0), "AdamW", "AdamW", lr=1e-2),
+        _by_steps("Adam + CPR, default", _DEFAULT, "AdamCPR", "AdamW", lr=1e-2),
+        _by_steps("Adam + CPR, warm start", _WARM_STARTS, "AdamCPR", "AdamW", lr=1e-2),
     ),
     seeds=CIFAR10.seeds,
-    across=2,
+    across=3,
 )
 
 _TEXT_LR = _lr(1e-3, 3e-3, 1e-2)
