@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from tests.helpers import ROOT
+from tests.helpers.study_run import COMMAND
 
 sys.path.insert(0, str(ROOT))
 
@@ -36,3 +40,21 @@ def test_weight_decays_and_defaults_are_read_and_drawn(tmp_path: Path) -> None:
     empty = found.iloc[:0]
     robustness.draw([found, empty], "accuracy", tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_results_that_come_with_the_source_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with tarfile.open(ROOT / "benchmarks" / "vision" / "results" / "cifar10.tar.xz") as archive:
+        archive.extractall("vision-results", filter="data")
+    for sweep in ("cifar10", "cifar10-steps"):
+        subprocess.run([*COMMAND, "vision", "draw", sweep], check=True)
+    first, second = (
+        pd.read_csv(f"vision-results/{sweep}-methods.csv").set_index("method")
+        for sweep in ("cifar10", "cifar10-steps")
+    )
+    assert first["n"].eq(5).all() and second["n"].eq(5).all()
+    default = first.loc["Muon + CPR, default", ["difference", "low", "high"]]
+    assert default.tolist() == pytest.approx([1.17, -0.09, 2.43], abs=0.005)

@@ -95,12 +95,14 @@ CIFAR10_STEPS_SWEEP = Sweep(
         _by_steps("SGD", _weight_decay(1e-4, 5e-4, 2e-3, 5e-3, 2e-2), "SGD", "SGD", lr=0.1),
         _by_steps("SGD + CPR, default", _DEFAULT, "SGDCPR", "SGD", lr=0.1),
         _by_steps("SGD + CPR, warm start", _WARM_STARTS, "SGDCPR", "SGD", lr=0.1),
+        _by_steps("SGD, not tuned", _weight_decay(5e-4), "SGD", "SGD + CPR, default", lr=0.1),
         _by_steps("AdamW", _weight_decay(0.01, 0.1, 0.3, 1.0, 3.0), "AdamW", "AdamW", lr=1e-2),
         _by_steps("Adam + CPR, default", _DEFAULT, "AdamCPR", "AdamW", lr=1e-2),
         _by_steps("Adam + CPR, warm start", _WARM_STARTS, "AdamCPR", "AdamW", lr=1e-2),
+        _by_steps("AdamW, not tuned", _weight_decay(0.1), "AdamW", "Adam + CPR, default", lr=1e-2),
     ),
     seeds=CIFAR10.seeds,
-    across=3,
+    across=4,
 )
 
 _TEXT_LR = _lr(1e-3, 3e-3, 1e-2)
