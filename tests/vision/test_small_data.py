@@ -256,3 +256,6 @@ def test_columns_are_methods_compared_with_the_same_column(tmp_path: Path) -> No
     assert table["difference"].tolist()[2:] == pytest.approx([1, 2])
     assert table["difference"].isna().tolist() == [True, True, False, False]
     assert table["p"][2] == pytest.approx(2 * 0.2879, abs=1e-3)  # two comparisons
+    other = grid("CPR", ("", {"": {}}), ("steps", {"300": {}}), "SGDCPR", compared_with="SGD")
+    with pytest.raises(ValueError, match="'SGD' is no method of lengths with the same columns"):
+        dataclasses.replace(sweep, panels=(panels[0], other))

@@ -104,12 +104,15 @@ class Sweep:
     curves: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        titles = [panel.title for panel in self.panels if panel.methods != "cells"]
+        panels = {panel.title: panel for panel in self.panels}
+        methods = {panel.method_of(row, col) for panel in self.panels for row, col, _ in panel.cells()}
         for panel in self.panels:
-            if panel.compared_with and panel.compared_with not in titles:
+            compared = panels.get(panel.compared_with)
+            found = compared and all(compared.method_of("", c) in methods for c in panel.columns.labels)
+            if panel.compared_with and not found:
                 raise ValueError(
                     f"panel {panel.title!r}: compared_with {panel.compared_with!r} is no method of "
-                    f"{self.name}; choose from {', '.join(titles)}"
+                    f"{self.name} with the same columns"
                 )
 
     def runs(self) -> list[RunName]:
