@@ -22,8 +22,6 @@ from nnunet_cpr.vision.tasks import TASKS
 
 OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "muon": "Muon"}
 FIELDS = {"lr": "learning rate", "steps": "steps"}
-DEPTH = 0.3
-"""Share of the lowest line's best metric below which means are written at the lower border."""
 
 
 def read(file: Path, task: str) -> pd.DataFrame:
@@ -61,7 +59,6 @@ def draw(tables: list[pd.DataFrame], metric: str, path: Path) -> None:
 
 def _draw_table(axes: Axes, table: pd.DataFrame) -> None:
     field = max(FIELDS, key=lambda name: table[name].nunique())
-    lowest = table.groupby(field)["mean"].max().min() * (1 - DEPTH)
     for number, (value, rows) in enumerate(table.groupby(field)):
         decays = rows.dropna(subset="decay").sort_values("decay")
         color = f"C{number}"
@@ -76,19 +73,6 @@ def _draw_table(axes: Axes, table: pd.DataFrame) -> None:
         )
         for mean in rows.loc[rows["decay"].isna(), "mean"]:
             axes.axhline(mean, color=color, linestyle="--", linewidth=1.2)
-        for decay, mean in decays.loc[decays["mean"] < lowest, ["decay", "mean"]].to_numpy():
-            place = (decay, 0.02 + 0.07 * number)
-            axes.annotate(
-                f"↓ {mean:.0f}",
-                place,
-                xycoords=("data", "axes fraction"),
-                color=color,
-                ha="right",
-                size=8,
-            )
-    top = (table["mean"] + table["std"].fillna(0)).max()
-    bottom = max(lowest, (table["mean"] - table["std"].fillna(0)).min())
-    axes.set_ylim(bottom - 0.05 * (top - bottom), top + 0.05 * (top - bottom))
     axes.set_xscale("log")
     axes.set_xlabel("weight decay")
     axes.plot([], [], "--", color="0.4", linewidth=1.2, label="CPR, default")

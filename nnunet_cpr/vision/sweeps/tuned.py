@@ -42,11 +42,6 @@ def _by_steps(title: str, rows: _Lines, family: str, compared_with: str, **field
     return grid(title, rows, columns, family, methods="columns", compared_with=compared_with, **fields)
 
 
-def _cpr(title: str, rows: _Lines, columns: _Lines, family: str, compared_with: str) -> Panel:
-    """Return a method with CPR that is compared with the same optimizer's weight decay."""
-    return _method(title, rows, columns, family, compared_with=compared_with)
-
-
 def _comparison_methods() -> Panel:
     """Return AdamW's comparison methods with the task's learning rate and weight decay."""
     chosen = {
@@ -72,13 +67,21 @@ CIFAR10_SWEEP = Sweep(
     CIFAR10.name,
     (
         _method("SGD", _weight_decay(1e-4, 5e-4, 2e-3, 5e-3, 2e-2), _SGD_LR, "SGD"),
-        _cpr("SGD + CPR, default", _DEFAULT, _SGD_LR, "SGDCPR", "SGD"),
-        _cpr("SGD + CPR, warm start", _warm_start(20, 60, 200), _SGD_LR, "SGDCPR", "SGD"),
+        _method("SGD + CPR, default", _DEFAULT, _SGD_LR, "SGDCPR", compared_with="SGD"),
+        _method(
+            "SGD + CPR, warm start", _warm_start(20, 60, 200), _SGD_LR, "SGDCPR", compared_with="SGD"
+        ),
         _method("AdamW", _weight_decay(0.01, 0.1, 0.3, 1.0, 3.0), _ADAM_LR, "AdamW"),
-        _cpr("Adam + CPR, default", _DEFAULT, _ADAM_LR, "AdamCPR", "AdamW"),
-        _cpr("Adam + CPR, warm start", _warm_start(20, 60, 200), _ADAM_LR, "AdamCPR", "AdamW"),
+        _method("Adam + CPR, default", _DEFAULT, _ADAM_LR, "AdamCPR", compared_with="AdamW"),
+        _method(
+            "Adam + CPR, warm start",
+            _warm_start(20, 60, 200),
+            _ADAM_LR,
+            "AdamCPR",
+            compared_with="AdamW",
+        ),
         _method("Muon", _weight_decay(0.01, 0.1, 1.0), _ADAM_LR, "Muon"),
-        _cpr("Muon + CPR, default", _DEFAULT, _ADAM_LR, "MuonCPR", "Muon"),
+        _method("Muon + CPR, default", _DEFAULT, _ADAM_LR, "MuonCPR", compared_with="Muon"),
         _comparison_methods(),
     ),
     seeds=CIFAR10.seeds,
