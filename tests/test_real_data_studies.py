@@ -165,9 +165,12 @@ def test_steps_for_a_dice_are_interpolated(tmp_path: Path) -> None:
         "nnUNetTrainerMuon_warmup10_10epochs_100iters": 0.90,
     }
     trainings = read_trainings(str(write_results(tmp_path, dice)), tmp_path, steps_to_dice.describe)
-    table = steps_to_dice.tabulate(trainings, "SGD")
-    assert table.loc["SGD"].tolist() == pytest.approx([60.5, 80.5, 100, 1000])
-    assert table.loc["Muon"].tolist() == pytest.approx([70.5, 90.5, 100, 10**2.5])
+    table = steps_to_dice.tabulate(trainings, "SGD").set_index(["goal", "optimizer"])
+    assert table.loc[(100, "SGD")].tolist() == pytest.approx([100, 100, 10 ** (2 + 0.5 / 20)])
+    assert table.loc[(1000, "SGD")].tolist() == pytest.approx([1000, 10 ** (2 + 19.5 / 20), np.inf])
+    assert table.loc[(100, "Muon")].tolist() == pytest.approx([100, 100, 100])
+    half = 10 ** np.array([2.5, 2 + 9.5 / 20, 2 + 10.5 / 20])  # the folds are 1 point apart
+    assert table.loc[(1000, "Muon")].tolist() == pytest.approx(half)
     assert np.isinf(steps_to_dice.steps_needed(np.array([100, 1000]), np.array([1.0, 2.0]), 3.0))
     steps_to_dice.draw(trainings, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000

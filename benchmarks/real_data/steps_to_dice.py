@@ -1,10 +1,10 @@
 """Steps that each optimizer needs for the Dice that nnU-Net's SGD reaches, from a finished study.
 
-    python -m benchmarks.real_data.steps_to_dice studies/lengths.yaml --figure docs/steps_to_dice.png
+    python -m benchmarks.real_data.steps_to_dice studies/lengths.yaml --figure steps_to_dice.png
 
 A study trains every optimizer with several numbers of steps, each with its whole schedule. Label the
-trainers of one optimizer alike up to a comma: ``Muon, 500 steps``. Prints the table and writes the Dice
-of each training beside the figure as CSV.
+trainers of one optimizer alike up to a comma: ``Muon, 500 steps``. Prints the Dice and the steps, and
+writes the Dice of each training beside the figure as CSV.
 """
 
 from __future__ import annotations
@@ -50,14 +50,23 @@ def steps_needed(lengths: np.ndarray, dice: np.ndarray, goal: float) -> float:
 
 
 def tabulate(trainings: pd.DataFrame, reference: str) -> pd.DataFrame:
-    """Return the mean Dice of each optimizer and length, and the steps for the Dice of ``reference``."""
-    table = trainings.pivot_table("dice", "optimizer", "steps")
-    lengths = table.columns.to_numpy(float)
-    for steps, goal in table.loc[reference].to_dict().items():
-        table[f"for {reference}'s Dice at {steps}"] = [
-            steps_needed(lengths, row.to_numpy(float), goal) for _, row in table[lengths].iterrows()
-        ]
-    return table
+    """Return the steps that each optimizer needs for the mean Dice of ``reference`` at each length.
+
+    Returns:
+        ``goal``, the length of the reference's trainings; ``optimizer``; ``steps``, from the mean Dice
+        at each length; ``fewest`` and ``most``, from the best and the worst training at each length.
+    """
+    groups = trainings.groupby(["optimizer", "steps"], sort=False)["dice"]
+    columns = {"steps": groups.mean(), "fewest": groups.max(), "most": groups.min()}
+    rows = []
+    for goal, dice in columns["steps"][reference].sort_index().items():
+        for optimizer in trainings["optimizer"].unique():
+            row: dict[str, Any] = {"goal": goal, "optimizer": optimizer}
+            for column, values in columns.items():
+                own = values[optimizer].sort_index()
+                row[column] = steps_needed(own.index.to_numpy(float), own.to_numpy(float), float(dice))
+            rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def draw(trainings: pd.DataFrame, path: Path) -> None:
@@ -87,7 +96,10 @@ def main() -> None:
     trainings = read_trainings(arguments.study, Path(os.environ["nnUNet_results"]), describe)
     trainings.to_csv(arguments.figure.with_suffix(".csv"), index=False, float_format="%.4f")
     draw(trainings, arguments.figure)
-    print(tabulate(trainings, arguments.reference).round(2).to_string())
+    dice = trainings.groupby(["optimizer", "steps"], sort=False)["dice"].agg(["mean", "std"])
+    print(dice.unstack("steps").round(2).to_string())
+    print(f"Steps for the mean Dice of {arguments.reference} at each length (goal):")
+    print(tabulate(trainings, arguments.reference).round().to_string(index=False))
 
 
 if __name__ == "__main__":
