@@ -13,7 +13,12 @@ from nnunet_cpr.reports.checks import warnings
 from nnunet_cpr.reports.comparisons import Comparison, class_differences, comparison_table
 from nnunet_cpr.reports.figures import write_figures
 from nnunet_cpr.reports.metrics import METRICS
-from nnunet_cpr.reports.non_inferiority import NonInferiority, non_inferiorities, non_inferiority_table
+from nnunet_cpr.reports.non_inferiority import (
+    NonInferiority,
+    in_words,
+    non_inferiorities,
+    non_inferiority_table,
+)
 from nnunet_cpr.reports.renderers import Table, escape_markdown, latex, markdown, print_table
 from nnunet_cpr.reports.results import UNSEEDED, ReportError, Results, Setting, read_results
 from nnunet_cpr.reports.surface_metrics import add_surface_metrics
@@ -85,7 +90,8 @@ def write_report(
     ]
     if comparisons:
         sentences += ["", *(place(c.setting) + c.sentence for c in comparisons), CAVEAT, ""]
-        sentences += [place(each.comparison.setting) + each.sentence for each in non_inferior]
+        for setting in found.settings:
+            sentences += [place(setting) + line for line in in_words(non_inferior, setting)]
     for line in [*notes, *sentences, *found.notes]:
         console.print(line, markup=False, highlight=False)
     return [output / name for name in (*documents, "figures")]
@@ -119,8 +125,8 @@ def _markdown(
         )
         if compared := [c for c in here if c.difference.cases]:
             parts.append(markdown(page.comparison_numbers(compared)))
-        named = [each.sentence for each in non_inferior if each.comparison.setting == setting]
-        parts.append("\n".join(f"- {escape_markdown(sentence)}" for sentence in named) + "\n")
+        named = [escape_markdown(sentence) for sentence in in_words(non_inferior, setting)]
+        parts.append("\n".join(f"- {sentence}" for sentence in named) + "\n")
     parts.append("## Classes\n")
     parts.append("Mean of each class over the runs that a trainer has finished.\n")
     for setting in results.settings:
@@ -137,6 +143,6 @@ def _markdown(
     for setting in results.settings:
         parts += [f"### {results.title(setting)}\n", markdown(time_table(results, setting))]
     parts.append(
-        "Every case and class is in `cases.csv`; The figures are in `report.html` and `figures/`.\n"
+        "Every case and class is in `cases.csv`; the figures are in `report.html` and `figures/`.\n"
     )
     return "\n".join(parts)

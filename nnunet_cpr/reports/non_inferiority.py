@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from nnunet_cpr.reports.comparisons import Comparison, compare_with
-from nnunet_cpr.reports.results import SETTING, Results
+from nnunet_cpr.reports.results import SETTING, Results, Setting
 from nnunet_cpr.reports.selection import select_settings
 from nnunet_cpr.reports.statistics import LEVEL, MIN_SEEDS, holm, p_number
 from nnunet_cpr.reports.verdicts import withheld
@@ -41,6 +41,20 @@ def non_inferiorities(results: Results) -> list[NonInferiority]:
     return [
         _judge(comparison, p)
         for comparison, p in zip(found, holm([comparison.p_non_inferior for comparison in found]))
+    ]
+
+
+def in_words(found: Sequence[NonInferiority], setting: Setting) -> list[str]:
+    """Return the sentences of a setting, one for all trainers with fewer seeds than a test needs."""
+    here = [each for each in found if each.comparison.setting == setting]
+    untested = [each.comparison for each in here if _lacks_seeds(each.comparison)]
+    trainers = {c.entry.trainer for c in untested}
+    if len(trainers) < 2:
+        return [each.sentence for each in here]
+    return [
+        *(each.sentence for each in here if not _lacks_seeds(each.comparison)),
+        f"Non-inferiority to {untested[0].reference.full_title} was not tested for {len(trainers)} "
+        f"trainers: expected at least {MIN_SEEDS} seeds.",
     ]
 
 
@@ -83,7 +97,7 @@ def _judge(c: Comparison, p_holm: float) -> NonInferiority:
     text = f"{names} {c.reference.full_title} by {c.metric.title} at a margin of {margin}"
     if not d.folds:
         text += ": no run with values that both have finished."
-    elif len(c.seeds) < MIN_SEEDS:
+    elif _lacks_seeds(c):
         text += f": expected at least {MIN_SEEDS} seeds, got {d.seeds}."
     else:
         limit = c.metric.difference_text(c.non_inferior_low)
@@ -92,6 +106,10 @@ def _judge(c: Comparison, p_holm: float) -> NonInferiority:
             text += f"; {_reason(c, p_holm, lowest)}"
         text += "."
     return NonInferiority(c, p_holm, is_shown, text)
+
+
+def _lacks_seeds(c: Comparison) -> bool:
+    return c.difference.folds > 0 and len(c.seeds) < MIN_SEEDS
 
 
 def _reason(c: Comparison, p_holm: float, lowest: float) -> str:

@@ -18,7 +18,7 @@ from nnunet_cpr.reports.checks import warnings
 from nnunet_cpr.reports.comparisons import Comparison, class_differences
 from nnunet_cpr.reports.figures import Drawing
 from nnunet_cpr.reports.metrics import METRICS, Metric
-from nnunet_cpr.reports.non_inferiority import NonInferiority
+from nnunet_cpr.reports.non_inferiority import NonInferiority, in_words
 from nnunet_cpr.reports.overlays import Overlay, overlays
 from nnunet_cpr.reports.plots import ForestRow, HeatMaps, Picture, Stroke
 from nnunet_cpr.reports.renderers import Line, Table, Value
@@ -55,7 +55,7 @@ class SettingPage:
     comparisons: list[Comparison]
     comparison_table: Table | None
     components: Table | None
-    non_inferior: list[NonInferiority]
+    non_inferior: list[str]
     classes: list[MetricClasses]
     cases: list[tuple[Metric, Table]]
     paired: list[PairedPlots]
@@ -98,7 +98,7 @@ def render(
             results,
             setting,
             [c for c in comparisons if c.setting == setting],
-            [each for each in non_inferior if each.comparison.setting == setting],
+            in_words(non_inferior, setting),
             raw,
             preprocessed,
         )
@@ -139,7 +139,7 @@ def _setting_page(
     results: Results,
     setting: Setting,
     comparisons: list[Comparison],
-    non_inferior: list[NonInferiority],
+    non_inferior: list[str],
     raw: Path | None,
     preprocessed: Path | None,
 ) -> SettingPage:

@@ -1,6 +1,6 @@
 """Non-inferiority to a named trainer."""
 
-from nnunet_cpr.reports.non_inferiority import non_inferiorities, non_inferiority_table
+from nnunet_cpr.reports.non_inferiority import in_words, non_inferiorities, non_inferiority_table
 from nnunet_cpr.reports.results import read_results
 from tests.helpers.report_folds import both, study, write_fold
 
@@ -49,6 +49,17 @@ def test_one_seed_shows_nothing(tmp_path):
     results = found(tmp_path, seeds=(1,))
     assert not any(each.is_shown for each in results.values())
     assert "expected at least 3 seeds, got 1" in results[CPR].sentence
+
+
+def test_trainers_with_too_few_seeds_share_a_sentence(tmp_path):
+    write(tmp_path, {SGD: 0.8, CPR: 0.85, ADAM: 0.8})
+    results = list(found(tmp_path, seeds=(1, 2)).values())
+    (line,) = in_words(results, results[0].comparison.setting)
+    expected = f"Non-inferiority to {SGD} was not tested for 2 trainers: expected at least 3 seeds."
+    assert line == expected
+    one = in_words(results[:1], results[0].comparison.setting)
+    assert one == [results[0].sentence]
+    assert in_words(results, results[0].comparison.setting._replace(dataset="Other")) == []
 
 
 def test_seeds_of_one_method_are_not_tested(tmp_path):
