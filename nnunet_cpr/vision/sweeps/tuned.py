@@ -108,6 +108,29 @@ CIFAR10_STEPS_SWEEP = Sweep(
     across=4,
 )
 
+_ONE: _Lines = ("", {"": {}})
+
+
+def _long(title: str, family: str, compared_with: str, **fields: Any) -> Panel:
+    """Return a panel with one run of 5,000 steps."""
+    return _method(title, _ONE, _ONE, family, compared_with=compared_with, steps=5000, **fields)
+
+
+CIFAR10_LONG_SWEEP = Sweep(
+    "cifar10-long",
+    "cifar10: CPR's default, the task's weight decay, and the best one of 1,800 steps, in 5,000 steps",
+    CIFAR10.name,
+    (
+        _long("SGD", "SGD", "SGD"),
+        _long("SGD + CPR", "SGDCPR", "SGD"),
+        _long("SGD, 5e-3", "SGD", "SGD + CPR", weight_decay=5e-3),
+        _long("AdamW", "AdamW", "AdamW"),
+        _long("Adam + CPR", "AdamCPR", "AdamW"),
+        _long("AdamW, 0.3", "AdamW", "Adam + CPR", weight_decay=0.3),
+    ),
+    seeds=tuple(range(6, 16)),  # not those of the sweeps that the hypotheses come from
+)
+
 _TEXT_LR = _lr(1e-3, 3e-3, 1e-2)
 
 TEXT_SWEEP = Sweep(
