@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import takewhile
 
 from nnunet_cpr.cli._errors import stop
 
@@ -14,7 +15,8 @@ def gpu_names(count: int | None, device: str | None) -> list[str]:
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        names = [name.strip() for name in visible.split(",") if name.strip()]
+        given = [name.strip() for name in visible.split(",") if name.strip()]
+        names = list(takewhile(lambda name: name != "-1", given))  # as CUDA reads it
     else:
         import torch
 

@@ -21,7 +21,12 @@ from nnunet_cpr.cli._completion import (
     complete_study,
 )
 from nnunet_cpr.cli._errors import report_errors, stop
-from nnunet_cpr.cli._options import parse_numbers
+from nnunet_cpr.cli._options import (
+    DEFAULT_PROCESSES,
+    DeviceOption,
+    ProcessesOption,
+    parse_numbers,
+)
 from nnunet_cpr.cli._study_options import gpu_names, parse_minutes, parse_setting
 from nnunet_cpr.cli._study_progress import current_table, finish, live_status, show_dry_run, watch
 
@@ -41,12 +46,6 @@ _STOPPED = "stopped; run the same command again to continue from the last checkp
 class _Executor(str, Enum):
     local = "local"
     slurm = "slurm"
-
-
-class _Device(str, Enum):
-    cuda = "cuda"
-    cpu = "cpu"
-    mps = "mps"
 
 
 class SelectedStudy(NamedTuple):
@@ -81,17 +80,10 @@ _Name = Annotated[
     ),
 ]
 
-_DeviceOption = Annotated[
-    _Device | None, typer.Option(help="nnU-Net's -device; by default a GPU if there is one.")
-]
 _NpzOption = Annotated[
     bool, typer.Option("--npz", help="nnU-Net's --npz: keep probabilities, for ensembles.")
 ]
-_ProcessesOption = Annotated[
-    int, typer.Option("--processes", "-np", min=1, help="Processes for preprocessing.")
-]
 _RESULTS = ("nnUNet_results",)
-_PROCESSES = max(1, min(8, (os.cpu_count() or 1) // 2))
 
 
 def _select_study(
@@ -146,11 +138,12 @@ def _select_study(
         name = name or study
     loaded = load(str(file))
     previous = saved_file(studies, name or loaded.name)
-    if not loaded.datasets and not dataset and previous.exists():
-        loaded = load(str(previous))
+    datasets = dataset or loaded.datasets
+    if not datasets and previous.exists():
+        datasets = load(str(previous)).datasets
     selected = loaded.changed(
         name or "",
-        [dataset_name(each, folders) for each in dataset or loaded.datasets],
+        [dataset_name(each, folders) for each in datasets],
         parse_numbers("--folds", folds),
         configuration or (),
         plans or (),
@@ -204,7 +197,7 @@ def presets() -> None:
 @app.command("list")
 def list_studies() -> None:
     """List the studies in nnUNet_results/studies with their progress."""
-    from nnunet_cpr.studies.definition import load
+    from nnunet_cpr.studies.definition import StudyError, load
     from nnunet_cpr.studies.lookup import saved_file, saved_names
     from nnunet_cpr.studies.preparation import nnunet_folders
     from nnunet_cpr.studies.run_state import StudyPaths
@@ -216,7 +209,11 @@ def list_studies() -> None:
         names = saved_names(studies)
         width = max([12, *map(len, names)])
         for name in names:
-            study = load(str(saved_file(studies, name)))
+            try:
+                study = load(str(saved_file(studies, name)))
+            except StudyError as error:
+                print(f"{name:<{width}} {error}")
+                continue
             found = states(study, StudyPaths(results, studies / name))
             print(f"{name:<{width}} {summary(found.values())}; {', '.join(study.datasets)}")
 
@@ -256,17 +253,21 @@ def run(
             min=0, help="local: GPUs to share, all by default. slurm: GPUs of each job, 1 by default."
         ),
     ] = None,
-    device: _DeviceOption = None,
+    device: DeviceOption = None,
     npz: _NpzOption = False,
-    processes: _ProcessesOption = _PROCESSES,
+    processes: ProcessesOption = DEFAULT_PROCESSES,
     partition: Annotated[str | None, typer.Option(help="Slurm partition.")] = None,
     time_limit: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--time", help="Slurm time limit of a job: minutes, hours:minutes:seconds or days-hours."
+            "--time",
+            help="Slurm time limit of a job: minutes, hours:minutes:seconds or days-hours; default "
+            "48:00:00.",
         ),
-    ] = "48:00:00",
-    cpus: Annotated[int, typer.Option(min=1, help="CPU cores of each Slurm job.")] = 12,
+    ] = None,
+    cpus: Annotated[
+        int | None, typer.Option(min=1, help="CPU cores of each Slurm job; default 12.")
+    ] = None,
     memory: Annotated[str | None, typer.Option(help="Memory of each Slurm job, such as 64G.")] = None,
     sbatch: Annotated[
         list[str] | None,
@@ -276,11 +277,12 @@ def run(
         ),
     ] = None,
     signal_delay: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=10, help="Slurm: seconds before the time limit at which a job saves and requeues."
+            min=10,
+            help="Slurm: seconds before the time limit at which a job saves and requeues; default 90.",
         ),
-    ] = 90,
+    ] = None,
     wait: Annotated[bool, typer.Option(help="Slurm: wait until all jobs have ended.")] = False,
     dry_run: Annotated[
         bool,
@@ -307,8 +309,18 @@ def run(
 
     study, paths, folders, is_part = selected
     console = Console()
-    minutes = parse_minutes(time_limit)
-    settings = dict(parse_setting(text) for text in sbatch or [])
+    for_slurm = {
+        "--partition": ("partition", partition),
+        "--time": ("minutes", time_limit and parse_minutes(time_limit)),
+        "--cpus": ("cpus", cpus),
+        "--memory": ("memory", memory),
+        "--sbatch": ("settings", dict(parse_setting(text) for text in sbatch or [])),
+        "--signal-delay": ("signal_delay", signal_delay),
+    }
+    given = {option: setting for option, setting in for_slurm.items() if setting[1]}
+    if executor is _Executor.local and (given or wait):
+        names = ", ".join([*given, *(["--wait"] if wait else [])])
+        stop(f"{names}: expected --executor slurm as well")
     if measure and not dry_run:
         stop("--measure: expected --dry-run as well")
     options = ("--npz",) if npz else ()
@@ -316,10 +328,10 @@ def run(
     at_once = jobs or (1 if executor is _Executor.local else 16)
     slurm: Slurm | None = None
     if executor is _Executor.slurm:
+        options_of_jobs: dict[str, Any] = dict(given.values())
         slurm = Slurm(
-            partition=partition, minutes=minutes, gpus=gpus, cpus=cpus, memory=memory, at_once=at_once,
-            settings=settings, signal_delay=signal_delay, device=nnunet_device, options=options,
-        )  # fmt: skip
+            **options_of_jobs, gpus=gpus, at_once=at_once, device=nnunet_device, options=options
+        )
     with console.status("checking the trainers and data sets"):
         steps = check_study_data(study, folders, processes)
     if dry_run:
@@ -364,10 +376,10 @@ def commands(
             "jobs that do not inherit the environment.",
         ),
     ] = False,
-    gpus: Annotated[int, typer.Option(min=0, help="GPUs of each training.")] = 1,
-    device: _DeviceOption = None,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of each training.")] = 1,
+    device: DeviceOption = None,
     npz: _NpzOption = False,
-    processes: _ProcessesOption = _PROCESSES,
+    processes: ProcessesOption = DEFAULT_PROCESSES,
 ) -> None:
     """Print a shell command for each unfinished run, for any scheduler. Preprocesses the data first."""
     from rich.console import Console
@@ -402,8 +414,8 @@ def run_one(
     fold: Annotated[int, typer.Argument(min=0, help="Fold.")],
     trainer: Annotated[str, typer.Option("-tr", help="Trainer.")],
     plans: Annotated[str, typer.Option("-p", help="Plans.")] = "nnUNetPlans",
-    gpus: Annotated[int, typer.Option(min=0, help="GPUs of the training.")] = 1,
-    device: _DeviceOption = None,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of the training.")] = 1,
+    device: DeviceOption = None,
     npz: _NpzOption = False,
 ) -> None:
     """Train or continue one run and validate it, as the lines of `study commands` do."""

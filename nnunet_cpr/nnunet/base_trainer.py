@@ -216,11 +216,11 @@ class NamedTrainer(nnUNetTrainer, ABC):
         if not self.settings.keeps_optimizer:
             replaced = f"replaces the optimizer of {other}, everything else of {other} is kept"
             return f"Optimizer: {name} with {schedule} {replaced}"
-        decays = {group.get("weight_decay", 0) for group in self.optimizer.param_groups} - {0}
+        decays = sorted({group.get("weight_decay", 0) for group in self.optimizer.param_groups} - {0})
         kept = f"Optimizer: {name} with {schedule} of {other} is kept"
         method = self._regularization
         if method is None:
-            return f"{kept}, with weight decay {self.weight_decay:g}"
+            return f"{kept}, with weight decay {', '.join(f'{decay:g}' for decay in decays) or '0'}"
         others = sum(
             len(group["params"])
             for group in self.optimizer.param_groups

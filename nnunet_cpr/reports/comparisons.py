@@ -10,8 +10,6 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.reports.metrics import METRICS, Metric
 from nnunet_cpr.reports.results import SETTING, Results, Setting, case_means, run_means
 from nnunet_cpr.reports.selection import Selection, select_settings
@@ -25,6 +23,10 @@ from nnunet_cpr.reports.statistics import (
     training_means,
 )
 from nnunet_cpr.studies.definition import TrainerEntry
+from nnunet_cpr.studies.run_state import parse_trainer
+
+_ROUNDING = 12
+"""Decimals of a value that count; smaller differences come from the order of additions."""
 
 
 @dataclass(frozen=True)
@@ -242,19 +244,21 @@ class _Values:
         """Return other - reference of each fold, [seeds, cases]; pairs of means; left-out cases."""
         rows = self.wide.index.get_level_values("fold").isin(folds)
         other, base = (
-            self.scale * self.wide.loc[rows].reindex(columns=columns).to_numpy(float)
+            np.round(
+                self.scale * self.wide.loc[rows].reindex(columns=columns).to_numpy(float), _ROUNDING
+            )
             for columns in (
                 pd.MultiIndex.from_product([[each.trainer], seeds]) for each in (entry, reference)
             )
         )
         # A case without foreground in ground truth and prediction has no value.
-        difference = other - base
+        difference = np.round(other - base, _ROUNDING)
         defined = ~np.isnan(difference)
         present = defined.any(axis=1)
         index = self.wide.index[rows][present]
         pairs = pd.DataFrame(
             {
-                name: np.nanmean(np.where(defined, values, np.nan)[present], axis=1)
+                name: np.nanmean(np.where(defined, values, np.nan)[present], axis=1).round(_ROUNDING)
                 for name, values in (("reference", base), ("other", other))
             },
             index=index,
@@ -333,10 +337,7 @@ def _trainers(
 
 def _same_method(first: str, second: str) -> bool:
     """Return True if two names of our trainers differ in nothing but their seeds."""
-    try:
-        names = [parse_trainer_name(name) for name in (first, second)]
-    except WrongName:
-        return False
+    names = [parse_trainer(name) for name in (first, second)]
     if names[0] is None or names[1] is None:
         return False
     return replace(names[0], seed=None) == replace(names[1], seed=None)

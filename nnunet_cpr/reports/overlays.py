@@ -154,12 +154,10 @@ def extreme_cases(pairs: pd.DataFrame) -> list[tuple[str, int, str]]:
     """
     differences = pairs["other"] - pairs["reference"]
     ranked = list(differences.sort_values(ascending=False, kind="stable").index)
-    picks = {"largest": 0, "median": len(ranked) // 2, "smallest": len(ranked) - 1}
-    chosen: dict[tuple[int, str], str] = {}
-    for rank, position in picks.items():
-        if ranked:
-            chosen.setdefault(ranked[position], rank)
-    return [(f"{rank} difference", fold, case) for (fold, case), rank in chosen.items()]
+    picks = {len(ranked) - 1: "smallest"}
+    picks[0] = "largest"
+    picks.setdefault(len(ranked) // 2, "median")
+    return [(f"{picks[i]} difference", *ranked[i]) for i in sorted(picks) if 0 <= i < len(ranked)]
 
 
 def overlays(

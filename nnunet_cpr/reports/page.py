@@ -11,8 +11,6 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.reports import plots
 from nnunet_cpr.reports.checks import warnings
 from nnunet_cpr.reports.comparisons import Comparison, class_differences
@@ -26,6 +24,7 @@ from nnunet_cpr.reports.results import Results, Setting, in_order
 from nnunet_cpr.reports.statistics import RESAMPLES, p_number
 from nnunet_cpr.reports.tables import case_table, class_table, layout_notes, time_table
 from nnunet_cpr.reports.verdicts import CAVEAT
+from nnunet_cpr.studies.run_state import parse_trainer
 
 
 @dataclass(frozen=True)
@@ -307,8 +306,5 @@ def breakable(text: str) -> Markup:
 
 def _has_cpr(trainer: str) -> bool:
     """Return True if a trainer writes a history of CPR."""
-    try:
-        name = parse_trainer_name(trainer)
-    except WrongName:
-        return False
+    name = parse_trainer(trainer)
     return name is not None and name.defaults.cpr

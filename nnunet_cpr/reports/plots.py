@@ -87,6 +87,7 @@ def drawn_trainers(results: Results) -> list[TrainerEntry]:
         metric = METRICS[study.metrics[0]]
         sign = 1 if metric.higher_is_better else -1
         means = sign * run_means(results.cases, metric.name).groupby("trainer")[metric.name].mean()
+        means = means.dropna()
         others.sort(key=lambda entry: -means.get(entry.trainer, -math.inf))
         others = others[:MAX_DRAWN]
     names = {study.reference, *(entry.trainer for entry in others)}
@@ -260,43 +261,44 @@ _MAX_POINTS = 250
 """Maximum number of points of a line."""
 
 
-def curves(results: Results, setting: Setting, measure: str) -> Picture | None:
+def curves(results: Results, setting: Setting, column: str) -> Picture | None:
     """Return one of :data:`CURVES` over the epochs: thin lines are trainings, thick lines their mean."""
     drawn = drawn_trainers(results)
-    epochs = results.of(results.epochs, setting).dropna(subset=[measure])
+    epochs = results.of(results.epochs, setting).dropna(subset=[column])
     epochs = epochs[epochs["trainer"].isin([entry.trainer for entry in drawn])]
     if epochs.empty:
         return None
     lines = strokes(results.study)
     trainings = len(epochs[["trainer", "fold", "seed"]].drop_duplicates())
     means = []
-    with draw(f"curve-{measure}-{'-'.join(setting)}", _SIZE, _STYLE) as (figure, drawing):
+    with draw(f"curve-{column}-{'-'.join(setting)}", _SIZE, _STYLE) as (figure, drawing):
         ax = figure.subplots()
         for entry in drawn:
             mine = epochs[epochs["trainer"] == entry.trainer]
             if mine.empty:
                 continue
             stroke = lines[entry.trainer]
-            by_fold = mine.pivot(index="epoch", columns=["fold", "seed"], values=measure)
-            # A point is the mean of several epochs; all points of many trainings would be megabytes.
+            by_fold = mine.pivot(index="epoch", columns=["fold", "seed"], values=column)
             width = -(-(int(by_fold.index[-1]) + 1) // _MAX_POINTS)
-            thinned = by_fold.groupby((by_fold.index // width + 0.5) * width - 0.5).mean()
             if trainings <= MAX_THIN_LINES:
+                thinned = _thinned(by_fold, width)
                 ax.plot(thinned.index, thinned, color=stroke.colour, linewidth=0.5, alpha=0.5)
             # The mean ends with the shortest training: beyond it would be a mean over others.
-            mean = by_fold.dropna().mean(axis=1)
-            if mean.empty:
+            common = by_fold.dropna()
+            if common.empty:
                 continue
+            line = _thinned(common, width).mean(axis=1)
             ax.plot(
-                thinned.dropna().mean(axis=1),
+                line,
                 color=stroke.colour,
                 linewidth=2,
                 linestyle=_matplotlib_dashes(stroke.dashes),
-                marker="o" if len(mean) == 1 else None,
+                marker="o" if len(line) == 1 else None,
                 label=_short(entry.full_title),
             )
+            mean = common.mean(axis=1)
             means.append(f"{entry.full_title} {mean.iloc[0]:.3f} to {mean.iloc[-1]:.3f}")
-        ax.set(xlabel="epoch", ylabel=CURVES[measure])
+        ax.set(xlabel="epoch", ylabel=CURVES[column])
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
 
         def add_legend() -> None:  # on the page it is HTML
@@ -305,11 +307,16 @@ def curves(results: Results, setting: Setting, measure: str) -> Picture | None:
 
         drawing.finish = add_legend
     alt = (
-        f"Line chart of the {CURVES[measure]} over epochs {epochs['epoch'].min()} to "
+        f"Line chart of the {CURVES[column]} over epochs {epochs['epoch'].min()} to "
         f"{epochs['epoch'].max()}. Mean over trainings, first to last epoch: "
         f"{'; '.join(means) or 'none'}."
     )
     return _picture(drawing, alt)
+
+
+def _thinned(by_epoch: pd.DataFrame, width: int) -> pd.DataFrame:
+    """Return the means of ``width`` epochs each: all points of many trainings would be megabytes."""
+    return by_epoch.groupby((by_epoch.index // width + 0.5) * width - 0.5).mean()
 
 
 @dataclass(frozen=True)
@@ -338,7 +345,8 @@ def heat_maps(setting: Setting, run: Run, history: pd.DataFrame) -> HeatMaps:
     kappa = matrix("kappa").to_numpy(float)
     bounded = np.isfinite(kappa)
     epochs = matrix("kappa").columns.to_numpy()
-    ratio = np.where(bounded, matrix("measure").to_numpy(float), np.nan) / np.where(bounded, kappa, 1)
+    measure = matrix("measure").to_numpy(float)
+    ratio = measure / np.where(bounded & (kappa > 0), kappa, np.nan)
     multiplier = np.where(bounded, matrix("multiplier").to_numpy(float), np.nan)
     of_run = f"epochs {epochs[0]} to {epochs[-1]}, {run.fold_and_seed} of {run.entry}"
     what = f"{len(names)} matrices over {of_run}"

@@ -58,7 +58,7 @@ class Results:
             is the mean over the classes, in [0, 1].
         resources: time (seconds) and memory (bytes) of the runs that have recorded them.
         histories: first run of each CPR trainer that has a history, with its history.
-        notes: one line for each unreadable file.
+        notes: one line for each file or metric that is missing or unreadable.
         ratios: test cases of a fold per other case, by data set.
     """
 
@@ -250,13 +250,10 @@ def class_key(value: Any) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"-?\d+", str(value)))
 
 
-def strip_ending(file: str, ending: str = "") -> str:
+def strip_ending(file: str) -> str:
     """Return the name of a case from the name of its file."""
     name = Path(file).name
-    for known in (ending, ".nii.gz"):
-        if known and name.endswith(known):
-            return name[: -len(known)]
-    return Path(name).stem
+    return name.removesuffix(".nii.gz") if name.endswith(".nii.gz") else Path(name).stem
 
 
 def _name(run: Run) -> str:

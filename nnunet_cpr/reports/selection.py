@@ -87,7 +87,7 @@ def select_settings(results: Results) -> Selection:
         if len(settings) == 1:
             entries[group] = settings[0]
             continue
-        name = "selected_" + re.sub(r"\W", "_", group)
+        name = "selected_" + re.sub(r"\W", "_", group, flags=re.ASCII)
         while any(name == entry.trainer for entry in entries.values()):
             name += "_"
         entries[group] = TrainerEntry(name, "(selected)", group)

@@ -20,8 +20,6 @@ LEVEL = 0.05
 RESAMPLES = 9999
 MIN_SEEDS = 3
 """Minimum number of seeds for a statement about methods instead of trainings."""
-_ROUNDING = 12
-"""Decimals of a difference that count; smaller differences come from the order of additions."""
 _SMALLEST_P = 1e-4
 
 Folds = Sequence[np.ndarray]
@@ -113,8 +111,7 @@ def compare(differences: Folds, ratio: float, resamples: int = RESAMPLES) -> Dif
         >>> round(result.mean, 1), result.p < 0.05
         (0.5, True)
     """
-    folds = [np.round(np.asarray(fold, float), _ROUNDING) for fold in differences]
-    folds = [fold[:, ~np.isnan(fold).all(axis=0)] for fold in folds]
+    folds = [fold[:, ~np.isnan(fold).all(axis=0)] for fold in differences]
     folds = complete_folds(folds)
     trainings = training_means(folds)
     if not folds:

@@ -1,4 +1,4 @@
-"""HD95 and normalized surface distance (NSD) of validation cases, cached beside ``summary.json``."""
+"""HD95 and normalized surface Dice (NSD) of validation cases, cached beside ``summary.json``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -293,15 +295,27 @@ def _compute(jobs: dict[str, _Job], processes: int) -> dict[str, _Metrics | str]
     context = multiprocessing.get_context("forkserver" if has_fork_server else "spawn")
     if has_fork_server:
         context.set_forkserver_preload([__name__, "monai.metrics"])
+    outcomes: dict[str, _Metrics | str] = _measure_in(processes, context, jobs)
+    for case, job in jobs.items():  # without those that a killed process took with it
+        if case not in outcomes:
+            outcomes |= _measure_in(1, context, {case: job})
+        outcomes.setdefault(case, "its process was killed, perhaps because memory was short")
+    return outcomes
+
+
+def _measure_in(
+    processes: int, context: BaseContext, jobs: dict[str, _Job]
+) -> dict[str, _Metrics | str]:
+    """Return the outcomes of processes, without those after one of the processes was killed."""
     executor = ProcessPoolExecutor(processes, context, _use_one_thread)
-    outcomes: dict[str, _Metrics | str] = {}
+    futures, outcomes = {}, {}
     try:
-        futures = {case: executor.submit(_measure, job) for case, job in jobs.items()}
+        with suppress(BrokenProcessPool):
+            for case, job in jobs.items():
+                futures[case] = executor.submit(_measure, job)
         for case, future in futures.items():
-            try:
+            with suppress(BrokenProcessPool):
                 outcomes[case] = future.result()
-            except BrokenProcessPool:
-                outcomes[case] = "a process was killed; use fewer processes if memory was short"
     finally:
         executor.shutdown(cancel_futures=True)
     return outcomes

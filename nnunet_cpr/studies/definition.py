@@ -111,8 +111,8 @@ def _as_dataset(value: Any) -> Any:
 
 
 def _study_name(text: str) -> str:
-    if not re.fullmatch(r"[\w.-]+", text) or not text.strip("."):
-        raise ValueError("expected a name of letters, digits, '_', '-' and '.'")
+    if not re.fullmatch(r"(?!-)[\w.-]+", text) or not text.strip("."):
+        raise ValueError("expected a name of letters, digits, '_', '-' and '.', not '-' first")
     return text
 
 

@@ -71,8 +71,8 @@ def _with_earlier_parts(study: Study, file: Path) -> Study:
     except (StudyError, OSError):
         return study
     now, before = asdict(study), asdict(earlier)
-    different = [key for key in now if now[key] != before[key]]
-    if different not in (["folds"], ["seeds"]) or not before[different[0]]:
+    different = {key for key in now if now[key] != before[key]}
+    if not different <= {"folds", "seeds"} or not all(before[key] for key in different):
         return study
     both = {key: sorted({*now[key], *before[key]}) for key in different}
     return study.changed(folds=both.get("folds", ()), seeds=both.get("seeds", ()))

@@ -132,6 +132,16 @@ def test_attached_cpr_replaces_weight_decay_of_parameter_matrices(
     )
 
 
+def test_kept_weight_decay_is_that_of_the_optimizer(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = workspace.build("nnUNetTrainerAttachCPR_ws7_on_nnUNetTrainerMedNeXtLike", monkeypatch)
+    monkeypatch.setattr(type(built), "_regularization", None)
+    assert built.describe_optimizer().endswith("is kept, with weight decay 0.01")
+    built.optimizer.param_groups[1]["weight_decay"] = 0.0
+    assert built.describe_optimizer().endswith("is kept, with weight decay 0")
+
+
 def test_second_stage_continues_bounds_and_multipliers(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@ import io
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -101,6 +102,16 @@ def test_extreme_cases_have_largest_median_smallest_difference(tmp_path):
         ("median difference", 0, "c2"),
         ("smallest difference", 0, "c0"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("differences", "ranks"),
+    [([], []), ([1.0], ["largest 0"]), ([1.0, 2.0], ["largest 1", "smallest 0"])],
+)
+def test_few_cases_have_fewer_ranks(differences, ranks):
+    index = pd.MultiIndex.from_product([[0], [str(i) for i in range(len(differences))]])
+    found = extreme_cases(pd.DataFrame({"reference": 0.0, "other": differences}, index=index))
+    assert [f"{rank.removesuffix(' difference')} {case}" for rank, _, case in found] == ranks
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,8 @@ def test_class_keys_and_file_endings_are_parsed():
         (1, 2),
         (3,),
     ]
-    assert strip_ending("/x/case_1.nii.gz") == strip_ending("case_1.png", ".png") == "case_1"
-    assert strip_ending("case.v1.mha", ".mha") == "case.v1"
+    assert strip_ending("/x/case_1.nii.gz") == strip_ending("case_1.png") == "case_1"
+    assert strip_ending("case.v1.mha") == "case.v1"
 
 
 def test_fold_is_finished_after_validation(tmp_path):

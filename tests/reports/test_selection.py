@@ -111,6 +111,13 @@ def test_method_with_one_setting_is_not_called_selected(tmp_path):
     assert not any("CPR" in note for note in selection_notes(results))
 
 
+def test_groups_need_not_be_python_names(tmp_path):
+    entries = [TrainerEntry(name, name[-6:], "L²") for name in DECAYS]
+    write(tmp_path, {name: [0.6, 0.7, 0.8] for name in DECAYS})
+    selection = select_settings(read_results(planned(*entries), tmp_path, None, None))
+    assert [entry.group for entry in selection.entries] == ["L²"]
+
+
 def test_selection_needs_groups_and_folds(tmp_path):
     text = "datasets: A\nselect: true\ntrainers: [B, C]\n"
     (tmp_path / "mine.yaml").write_text(text)

@@ -8,6 +8,7 @@ import math
 import os
 from functools import cache
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -358,9 +359,12 @@ class Killer:
         return os._exit, (1,)
 
 
-def test_killed_process_becomes_a_note():
-    outcomes = module._compute({"a": Killer(), "b": Killer()}, processes=2)
-    assert set(outcomes) == {"a", "b"} and all("was killed" in text for text in outcomes.values())
+def test_killed_process_takes_no_other_case_with_it():
+    job = module._Job(Path("missing.nii.gz"), Path("missing.nii.gz"), [(1,)], None, 2.0)
+    outcomes = module._compute({"a": job, "b": Killer(), "c": job, "d": Killer()}, processes=2)
+    assert set(outcomes) == {"a", "b", "c", "d"}
+    assert [case for case, text in outcomes.items() if "was killed" in text] == ["b", "d"]
+    assert outcomes["a"] == outcomes["c"] == "the prediction cannot be read"
 
 
 # The cache.

@@ -104,6 +104,7 @@ def test_changed_replaces_values_of_the_file() -> None:
         ("datasets: true\ntrainers: [B]", r"datasets\[0\]: expected a valid string, got True"),
         ("datasets: -4\ntrainers: [B]", r"datasets\[0\]: expected a valid string, got -4"),
         ("datasets: A\ntrainers: [B]\nname: a/b", "name: expected a name of letters"),
+        ("datasets: A\ntrainers: [B]\nname: --help", "not '-' first"),
         (
             "datasets: A\ntrainers: [{trainer: B, label: x}, {trainer: C, label: x}]",
             "expected each label once, got x 2 times",

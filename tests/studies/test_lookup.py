@@ -83,6 +83,14 @@ def test_study_without_data_set_keeps_the_one_it_was_run_with(
     assert "Dataset501_Mine: not found in nnUNet_raw" in command("run", "quick", status=1)
 
 
+def test_changes_of_a_file_without_data_set_count(
+    command: Callable[..., str], studies: Path, tmp_path: Path
+) -> None:
+    write(studies / "mine" / "study.yaml", [0])
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"folds": [0, 1, 2], "trainers": TRAINERS}))
+    assert "Study mine: 0 of 6 done" in command("status", "mine.yaml", "--once")
+
+
 def test_unknown_study_lists_what_exists(command: Callable[..., str], studies: Path) -> None:
     assert f"a study in {studies} (none) or a preset" in command("status", "mine", status=1)
     write(studies / "theirs" / "study.yaml", [0])
@@ -108,6 +116,10 @@ def test_list_shows_the_progress_of_all_studies(command: Callable[..., str], stu
     (studies / "no-study").mkdir()
     first, second = command("list").splitlines()
     assert first.split() == ["a", "0", "of", "4", "done;", "Dataset501_Mine"]
+    assert second.startswith("b ") and "0 of 2 done" in second
+    (studies / "a" / "study.yaml").write_text("future: 1")
+    first, second = command("list").splitlines()
+    assert first.startswith("a ") and "future" in first
     assert second.startswith("b ") and "0 of 2 done" in second
 
 
@@ -140,6 +152,8 @@ def test_seeds_of_several_commands_are_saved_together(studies: Path) -> None:
     for seeds in ([2], [1]):
         save_study(heart.changed(seeds=seeds), studies, is_part=True)
     assert load(str(studies / "study.yaml")).seeds == (1, 2)
+    save_study(heart.changed(folds=[0], seeds=[3]), studies, is_part=True)
+    assert load(str(studies / "study.yaml")) == heart.changed(seeds=[1, 2, 3])
     save(heart, studies / "study.yaml")
     save_study(heart.changed(seeds=[1]), studies, is_part=True)
     assert load(str(studies / "study.yaml")).seeds == (1,)

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from nnunet_cpr.cli._study_options import parse_setting
+from nnunet_cpr.cli import app
+from nnunet_cpr.cli._study_options import gpu_names, parse_setting
 from nnunet_cpr.studies.definition import Run, StudyError
 from nnunet_cpr.studies.executors import Slurm, requested_gpus
 from nnunet_cpr.studies.run_state import StudyPaths
@@ -135,3 +137,22 @@ def test_short_time_limits_are_refused() -> None:
     worker = Slurm(minutes=3).worker(RUNS[0], paths, {})
     assert (worker.stop_seconds, worker.time_limit) == (60, 90)
     Slurm(minutes=1, signal_delay=20)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["--partition", "gpu"], ["--time", "1-0"], ["--cpus", "4"], ["--wait"], ["--sbatch", "A=me"]],
+)
+def test_slurm_options_without_slurm_are_refused(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("nnUNet_results", str(tmp_path))
+    done = CliRunner().invoke(app, ["study", "run", "heart", *given])
+    assert done.exit_code == 1
+    assert done.stderr.strip() == f"nnunet-cpr: {given[0]}: expected --executor slurm as well"
+
+
+def test_gpus_hidden_by_minus_one_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    for visible, names in (("-1", []), ("2,-1,0", ["2"]), ("1, 0", ["1", "0"])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert gpu_names(None, None) == names
