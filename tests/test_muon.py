@@ -17,9 +17,10 @@ from hypothesis import given
 from timm.optim import muon as timm_muon
 from torch import nn
 
-from nnunet_cpr import CPR, KappaKI0, KappaWS, MuonCPR
+from nnunet_cpr import CPR, AdamCPR, KappaKI0, KappaWS, MuonCPR
 from nnunet_cpr.baselines import DecoupledDecay
 from nnunet_cpr.optimizers import Muon, _muon_rules
+from nnunet_cpr.optimizers._muon_rules import kinds
 from nnunet_cpr.param_groups import regularized
 from tests.helpers.examples import examples
 from tests.helpers.matrices import set_gradients
@@ -105,6 +106,34 @@ def test_kinds_follow_the_rule_that_is_chosen_for_them(build: type) -> None:
     }.items():
         alone = rules(model, build(model, adamw_for=[kind]))
         assert {name for name, rule in alone.items() if rule == "adamw"} == names
+
+
+@pytest.mark.parametrize("build", [Muon, MuonCPR])
+def test_group_chooses_its_own_kinds(build: type) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+    groups = [
+        {"params": [model[0].weight, model[1].weight], "adamw_for": ()},
+        {"params": [model[2].weight]},
+    ]
+    found = [group["rules"] for group in build(groups, model=model).param_groups]
+    assert found == [["muon", "muon"], ["adamw"]]
+
+
+def test_no_layer_takes_the_place_of_one_that_is_not_regularized() -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    model[0].requires_grad_(False)
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    found = kinds(model)
+    assert {n: found[id(p)] for n, p in trained.items() if id(p) in found} == {
+        "1.weight": set(),
+        "2.weight": set(),
+        "3.weight": {"head"},
+    }
+    tied = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8), nn.Linear(8, 9, bias=False))
+    tied[2].weight = tied[0].weight
+    assert list(kinds(tied).values()) == [set()], "neither the first nor the last layer"
+    bare = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=0)
+    assert not any("head" in found for found in kinds(bare).values())
 
 
 def test_kinds_of_nnunets_network_are_found() -> None:
@@ -448,12 +477,37 @@ def test_wrong_settings_are_refused_in_one_line(build: type, wrong: dict, messag
     assert "\n" not in str(caught.value)
 
 
-def test_sparse_gradients_are_refused() -> None:
-    embedding = nn.Embedding(6, 3, sparse=True)
-    optimizer = Muon([*embedding.parameters()])
-    embedding(torch.tensor([1])).sum().backward()
-    with pytest.raises(RuntimeError, match="Muon does not support sparse gradients"):
+@pytest.mark.parametrize("build", [Muon, MuonCPR, AdamCPR])
+def test_sparse_gradients_are_refused_before_a_change(build: type) -> None:
+    model = nn.ModuleDict({"linear": nn.Linear(3, 3), "embedding": nn.Embedding(6, 3, sparse=True)})
+    optimizer = build([{"params": [*part.parameters()]} for part in model.values()])
+    model["linear"](model["embedding"](torch.tensor([1]))).sum().backward()
+    before = copy.deepcopy(model.state_dict())
+    name = "Adam" if build is AdamCPR else "Muon"
+    with pytest.raises(RuntimeError, match=f"{name} does not support sparse gradients"):
         optimizer.step()
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert not any(tensor.any() for state in optimizer.state.values() for tensor in state.values())
+    assert build is Muon or optimizer.cpr.step_count == 0
+
+
+@pytest.mark.parametrize("build", [Muon, MuonCPR])
+def test_wrong_options_of_a_group_are_refused(build: type) -> None:
+    matrix = nn.Parameter(torch.ones(3, 3))
+    with pytest.raises(ValueError, match="adjust_lr: unknown 'match_rms'"):
+        build([{"params": [matrix], "adjust_lr": "match_rms"}])
+    with pytest.raises(ValueError, match="adamw_for: unknown kind 'heads'"):
+        build([{"params": [matrix], "adamw_for": ["heads"]}])
+
+
+def test_added_group_of_vectors_does_not_warn() -> None:
+    optimizer = Muon([nn.Parameter(torch.ones(3, 3))])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    with pytest.raises(ValueError, match="momentum: expected 0 or above"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3, 3))], "momentum": 2.0})
+    assert len(optimizer.param_groups) == 2
 
 
 def test_sharded_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from nnunet_cpr.reports.results import read_results
 from nnunet_cpr.studies.definition import TrainerEntry, save
 from nnunet_cpr.studies.run_state import Stage, StudyPaths, state_of
 from tests.helpers import ROOT
-from tests.helpers.report_folds import both, study, write_fold, write_history, write_log
+from tests.helpers.report_folds import DATASET, both, study, write_fold, write_history, write_log
 
 sys.path.insert(0, str(ROOT))
 
@@ -115,6 +115,18 @@ def write_results(results: Path, dice: dict[str, float]) -> Path:
     return results / "toy.yaml"
 
 
+def test_trainings_without_seeds_and_of_two_data_sets_have_their_own_dice(tmp_path: Path) -> None:
+    names = ("nnUNetTrainerSGD", "nnUNetTrainerCPR")
+    made = study(*names, datasets=(DATASET, "Dataset002_Other"), seeds=())
+    dice = {run: 0.5 + 0.01 * i for i, run in enumerate(made.runs())}
+    for run, value in dice.items():
+        write_fold(tmp_path, run.trainer, run.fold, {"a": both(value)}, dataset=run.dataset)
+    save(made, tmp_path / "toy.yaml")
+    found = read_trainings(str(tmp_path / "toy.yaml"), tmp_path, lambda name, label: {"label": label})
+    assert found["dice"].tolist() == pytest.approx([100 * value for value in dice.values()])
+    assert found["label"].tolist() == [run.trainer for run in dice]
+
+
 def test_settings_are_tabulated_and_drawn(tmp_path: Path) -> None:
     end = "_warmup10_2epochs_50iters"
     dice = {
@@ -156,7 +168,9 @@ def test_differences_name_the_selected_method(tmp_path: Path) -> None:
     assert (tmp_path / "figure.png").stat().st_size > 5_000
 
 
-def test_steps_for_a_dice_are_interpolated(tmp_path: Path) -> None:
+def test_steps_for_a_dice_are_interpolated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Lines in the logarithm of the steps: 60 to 80 percent for SGD, 70 to 90 for Muon."""
     dice = {
         "nnUNetTrainerSGD_1epochs_100iters": 0.60,
@@ -173,4 +187,13 @@ def test_steps_for_a_dice_are_interpolated(tmp_path: Path) -> None:
     assert table.loc[(1000, "Muon")].tolist() == pytest.approx(half)
     assert np.isinf(steps_to_dice.steps_needed(np.array([100, 1000]), np.array([1.0, 2.0]), 3.0))
     steps_to_dice.draw(trainings, tmp_path / "figure.png")
+    monkeypatch.setenv("nnUNet_results", str(tmp_path))
+    command = ["steps_to_dice", str(tmp_path / "toy.yaml"), "--figure", str(tmp_path / "figure.png")]
+    monkeypatch.setattr(sys, "argv", command)
+    steps_to_dice.main()
+    assert "Steps for the mean Dice of SGD at each length" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [*command, "--reference", "Adam"])
+    with pytest.raises(SystemExit):
+        steps_to_dice.main()
+    assert "--reference: expected one of SGD, Muon, got Adam" in capsys.readouterr().err
     assert (tmp_path / "figure.png").stat().st_size > 10_000

@@ -100,7 +100,8 @@ def _without_paths(path: Path) -> bytes:
         return json.dumps(document, separators=(",", ":")).encode()
     for name in _FOLDERS:
         if folder := os.environ.get(name):
-            text = text.replace(folder, name)
+            for spelling in {os.path.abspath(folder), os.path.realpath(folder)}:
+                text = text.replace(spelling, name)
     return text.encode()
 
 

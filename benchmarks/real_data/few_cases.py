@@ -28,6 +28,8 @@ splits += [splits[0]] * (10 * max(SIZES) + len(FOLDS) - len(splits))
 for fold in FOLDS:
     cases = sorted(splits[fold]["train"])
     random.Random(fold).shuffle(cases)
+    if len(cases) < max(SIZES):
+        parser.error(f"{file}: expected at least {max(SIZES)} training cases, got {len(cases)}")
     for size in SIZES:
         splits[10 * size + fold] = {"train": sorted(cases[:size]), "val": splits[fold]["val"]}
 file.write_text(json.dumps(splits))

@@ -20,6 +20,7 @@ import pandas as pd
 from benchmarks.real_data.trainings import read_trainings
 from nnunet_cpr._figures import new_figure
 from nnunet_cpr.names.trainer_name import TrainerName
+from nnunet_cpr.studies.definition import load
 
 
 def describe(name: TrainerName, label: str) -> dict[str, Any]:
@@ -90,16 +91,20 @@ def main() -> None:
     """Read the study, draw the figure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("study", help="study file")
-    parser.add_argument("--reference", default="SGD", help="label of the optimizer to reach")
+    parser.add_argument("--reference", help="label of the optimizer to reach; the study's by default")
     parser.add_argument("--figure", type=Path, default=Path("steps_to_dice.png"))
     arguments = parser.parse_args()
     trainings = read_trainings(arguments.study, Path(os.environ["nnUNet_results"]), describe)
+    study, known = load(arguments.study), list(trainings["optimizer"].unique())
+    reference = arguments.reference or study.entry(study.reference).title.partition(",")[0]
+    if reference not in known:
+        parser.error(f"--reference: expected one of {', '.join(known)}, got {reference}")
     trainings.to_csv(arguments.figure.with_suffix(".csv"), index=False, float_format="%.4f")
     draw(trainings, arguments.figure)
     dice = trainings.groupby(["optimizer", "steps"], sort=False)["dice"].agg(["mean", "std"])
     print(dice.unstack("steps").round(2).to_string())
-    print(f"Steps for the mean Dice of {arguments.reference} at each length (goal):")
-    print(tabulate(trainings, arguments.reference).round().to_string(index=False))
+    print(f"Steps for the mean Dice of {reference} at each length (goal):")
+    print(tabulate(trainings, reference).round().to_string(index=False))
 
 
 if __name__ == "__main__":

@@ -9,14 +9,14 @@ from typing import Any
 import pandas as pd
 
 from nnunet_cpr.names.trainer_name import TrainerName, parse_trainer_name
-from nnunet_cpr.reports.results import read_results, run_means
+from nnunet_cpr.reports.results import RUN, UNSEEDED, read_results, run_means
 from nnunet_cpr.studies.definition import load
 
 
 def read_trainings(
     study: str, results: Path, describe: Callable[[TrainerName, str], dict[str, Any]]
 ) -> pd.DataFrame:
-    """Return ``trainer``, ``fold``, ``seed`` and ``dice`` in percent of each training.
+    """Return the columns of ``RUN``, and ``dice`` in percent, of each training that is finished.
 
     Args:
         study: study file.
@@ -31,5 +31,13 @@ def read_trainings(
         name = parse_trainer_name(run.entry)
         assert name is not None, run.entry
         columns = describe(name, definition.entry(run.entry).title)
-        rows.append({"trainer": run.entry, "fold": run.fold, "seed": run.seed, **columns})
-    return pd.DataFrame(rows).merge(means, on=["trainer", "fold", "seed"])
+        key = {
+            "dataset": run.dataset,
+            "configuration": run.configuration,
+            "plans": run.plans,
+            "trainer": run.entry,
+            "fold": run.fold,
+            "seed": UNSEEDED if run.seed is None else run.seed,
+        }
+        rows.append({**key, **columns})
+    return pd.DataFrame(rows).merge(means, on=RUN, validate="one_to_one")

@@ -29,17 +29,23 @@ def read(file: Path, task: str) -> pd.DataFrame:
 
     Returns:
         ``optimizer``; ``lr`` and ``steps``; ``decay``, NaN for CPR; and ``mean`` and ``std``.
+
+    Raises:
+        ValueError: both the learning rate and the number of steps of an optimizer vary.
     """
     rows = []
     for _, row in pd.read_csv(file).iterrows():
         name = parse_run_name(row["run"])
-        if name.baseline is not None or name.kappa is not None or math.isnan(row["mean"]):
+        others = (name.baseline, name.kappa, name.regularizer, name.mu)
+        if any(value is not None for value in others) or name.adaptive or math.isnan(row["mean"]):
             continue
-        optimizer = name.defaults.optimizer
-        decay = None if name.defaults.cpr else name.weight_decay
-        steps = name.steps or TASKS[task].steps
-        rows.append((optimizer, name.lr, steps, decay, row["mean"], row["std"]))
-    return pd.DataFrame(rows, columns=["optimizer", "lr", "steps", "decay", "mean", "std"])
+        whole = TASKS[task].complete(name)
+        decay = None if name.defaults.cpr else whole.weight_decay
+        rows.append((name.defaults.optimizer, whole.lr, whole.steps, decay, row["mean"], row["std"]))
+    table = pd.DataFrame(rows, columns=["optimizer", "lr", "steps", "decay", "mean", "std"])
+    if (table.groupby("optimizer")[list(FIELDS)].nunique() > 1).all(axis=1).any():
+        raise ValueError(f"{file}: expected runs that differ in learning rate or in steps, not in both")
+    return table
 
 
 def draw(tables: list[pd.DataFrame], metric: str, path: Path) -> None:

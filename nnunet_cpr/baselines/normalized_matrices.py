@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from torch import fx, nn
 
 from nnunet_cpr.param_groups import NORMALIZATIONS
@@ -49,6 +51,8 @@ def _trace(module: nn.Module, calls: dict[int, list[bool]]) -> None:
             is_normalized = _is_normalized(node, modules)
             for p in modules[str(node.target)].parameters(recurse=False):
                 calls.setdefault(id(p), []).append(is_normalized)
+        elif node.op == "get_attr":  # used in a function
+            calls.setdefault(id(attrgetter(str(node.target))(module)), []).append(False)
 
 
 class _Tracer(fx.Tracer):

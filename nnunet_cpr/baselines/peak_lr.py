@@ -31,8 +31,8 @@ class IndependentDecay(DecoupledDecay):
         params: as in :class:`~nnunet_cpr.cpr.CPR`.
         weight_decay: share of a matrix that a step with the highest learning rate subtracts.
         max_lr: highest learning rate of the training. By default that of each parameter group when this
-            method is attached: its ``max_lr`` or ``initial_lr``, which schedulers of torch set, else its
-            ``lr``.
+            method is attached for the first time: its ``max_lr`` or ``initial_lr``, which schedulers of
+            torch set, else its ``lr``.
 
     Raises:
         TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.cpr.CPR`, or a setting is negative or
@@ -56,7 +56,8 @@ class IndependentDecay(DecoupledDecay):
         super().attach(optimizer)
         highest = [self._highest(group) for group in optimizer.param_groups]
         by_id = {id(p): lr for g, lr in zip(optimizer.param_groups, highest) for p in g["params"]}
-        rates = [by_id[id(p)] for p in self.parameters]
+        state = self._state["max_lr"]  # not 0 if the method was attached before
+        rates = [lr or by_id[id(p)] for p, lr in zip(self.parameters, state.tolist())]
         unknown = [name for name, lr in zip(self.names, rates) if not lr > 0]
         if unknown:
             self.detach()
@@ -64,7 +65,6 @@ class IndependentDecay(DecoupledDecay):
                 f"max_lr: expected the highest learning rate of {list_names(unknown)}, which have a "
                 "learning rate of 0 in the optimizer; give max_lr"
             )
-        state = self._state["max_lr"]
         self._state["max_lr"] = torch.tensor(rates, dtype=state.dtype, device=state.device)
         return optimizer
 

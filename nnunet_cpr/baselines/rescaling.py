@@ -61,7 +61,8 @@ class NormRescaling(Baseline):
         factor = self.factor * self._state["initial_norm"] / total_norm(self.parameters)
         # The factor is 0 if the present norm is infinite or the initial one is 0.
         is_used = (factor > 0) & factor.isfinite()
-        is_taken = self._taken(getattr(optimizer, "found_inf", None)) == 1
-        excess = torch.where(is_used & is_taken, 1 - factor, 0)
+        is_used &= self._taken(getattr(optimizer, "found_inf", None)) == 1
         for p in self.parameters:
-            shrink_(p, excess)
+            scaled = p.clone()
+            shrink_(scaled, 1 - factor)
+            p.copy_(torch.where(is_used, scaled, p))

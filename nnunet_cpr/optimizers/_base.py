@@ -235,10 +235,12 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         """Check that torch's step can use the tensors, before anything is changed.
 
         Raises:
-            RuntimeError: the storage of a tensor is too short, or a gradient or state has another
-                device, shape or dtype than its parameter.
+            RuntimeError: the storage of a tensor is too short, a gradient is sparse, or a gradient or
+                state has another device, shape or dtype than its parameter.
         """
         for p in params:
+            if p.grad is not None and p.grad.layout is not torch.strided and not self._takes_sparse:
+                raise RuntimeError(f"{self._torch_class.__name__} does not support sparse gradients")
             state = self.state.get(p, {})
             states = {f"state {key!r}": state.get(key) for key in (*self._state_keys, "step")}
             tensors = {"parameter": p, "gradient": p.grad, **states}
@@ -305,6 +307,8 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
     """Keys of the state tensors with the parameters' shapes."""
     _allows_other_dtypes = False
     """True if torch's unfused step supports gradients and state of another dtype."""
+    _takes_sparse = False
+    """True if torch's step supports sparse gradients."""
 
     @abstractmethod
     def _supports_fused(self, group: dict[str, Any]) -> bool:

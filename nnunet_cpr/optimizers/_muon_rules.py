@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ MUON_TRANSPOSED = "muon_transposed"
 def kinds(model: nn.Module) -> dict[int, set[str]]:
     """Return the kinds of each regularized parameter of a model, by the id of the parameter.
 
-    - ``first``: the weight of the first convolutional or linear layer.
+    - ``first``: the weight of the first convolutional or linear layer, unless an embedding is before it.
     - ``head``: the segmentation heads of nnU-Net's networks (``seg_layers``), the classifier of timm's
       models, or else the weight of the last convolutional or linear layer.
     - ``transposed``: weights of transposed convolutions.
@@ -41,35 +40,34 @@ def kinds(model: nn.Module) -> dict[int, set[str]]:
     found: dict[int, set[str]] = {id(p): set() for p in matrices.values()}
     if not found:
         return found
-    layers = [
-        module
-        for module in model.modules()
-        if isinstance(module, nn.Linear | nn.modules.conv._ConvNd) and id(module.weight) in found
-    ]
-    if layers:
-        found[id(layers[0].weight)].add("first")
-    for head in _heads(model, matrices) or [id(layer.weight) for layer in layers[-1:]]:
-        found[head].add("head")
+    # Of all layers, as no other layer takes the place of one that is not regularized.
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)]
+    inputs = [m for m in model.modules() if isinstance(m, nn.Embedding) or m in layers[:1]]
+    first = [p for m in inputs[:1] if m in layers for p in m.parameters(recurse=False)]
+    for kind, members in (("first", first), ("head", _head(model, matrices, layers))):
+        for p in members:
+            found.get(id(p), set()).add(kind)
     for layer in layers:
+        of_layer = found.get(id(layer.weight), set())
         if isinstance(layer, nn.modules.conv._ConvNd):
             if layer.transposed:
-                found[id(layer.weight)].add("transposed")
+                of_layer.add("transposed")
             if 1 < layer.groups == layer.in_channels:
-                found[id(layer.weight)].add("depthwise")
+                of_layer.add("depthwise")
     return found
 
 
-def _heads(model: nn.Module, matrices: dict[str, Tensor]) -> list[int]:
-    """Return the ids of the weights of segmentation heads or of timm's classifier."""
-    heads = [id(p) for name, p in matrices.items() if "seg_layers" in name.split(".")]
+def _head(model: nn.Module, matrices: dict[str, Tensor], layers: Sequence[nn.Module]) -> list[Tensor]:
+    """Return the parameters of the segmentation heads, of timm's classifier, or of the last layer."""
+    heads = [p for name, p in matrices.items() if "seg_layers" in name.split(".")]
+    if heads:
+        return heads
     classifier = getattr(model, "get_classifier", None)
-    if not heads and callable(classifier):
-        layers = classifier()
-        known = {id(p) for p in matrices.values()}
-        for layer in layers if isinstance(layers, tuple) else (layers,):
-            if isinstance(layer, nn.Module):
-                heads += [id(p) for p in layer.parameters() if id(p) in known]
-    return heads
+    if callable(classifier):
+        found = classifier()
+        last = [m for m in (found if isinstance(found, tuple) else (found,)) if isinstance(m, nn.Module)]
+        return [p for module in last for p in module.parameters()]
+    return [p for layer in layers[-1:] for p in layer.parameters(recurse=False)]
 
 
 def check_kinds(adamw_for: Sequence[str]) -> tuple[str, ...]:
@@ -95,24 +93,20 @@ def assign_rules(
 
     Args:
         groups: parameter groups, with or without names. ``use_muon`` of a group decides for all of its
-            parameters with at least two rows and columns.
+            parameters with at least two rows and columns, and its ``adamw_for`` replaces the argument.
         matrices: parameter matrices that CPR would regularize.
         model: module of the parameters, None if it is not known. The kinds are then not known either.
         adamw_for: kinds of matrices that follow AdamW's rule.
 
     Raises:
         TypeError: a parameter is a DTensor.
-
-    Warns:
-        UserWarning: no parameter follows Muon's rule.
+        ValueError: a group has an unknown kind.
     """
     known = {} if model is None else kinds(model)
-    for_muon = {
-        id(p)
-        for p in matrices
-        if (model is None or id(p) in known) and not known.get(id(p), set()).intersection(adamw_for)
-    }
+    regularized_ids = {id(p) for p in matrices if model is None or id(p) in known}
     for group in groups:
+        left_out = check_kinds(group.get("adamw_for", adamw_for))
+        for_muon = {key for key in regularized_ids if known.get(key, set()).isdisjoint(left_out)}
         members = [item[1] if isinstance(item, tuple) else item for item in group["params"]]
         for p in members:
             if is_sharded(p):
@@ -124,13 +118,6 @@ def assign_rules(
         group["rules"] = [
             _rule(p, id(p) in for_muon if use is None else use, known.get(id(p), set())) for p in members
         ]
-    if not any(rule != ADAMW for group in groups for rule in group["rules"]):
-        kept = f" other than {', '.join(adamw_for)}; choose adamw_for=() to include these"
-        warnings.warn(
-            "params: no parameter to orthogonalize for Muon, AdamW's rule steps all; expected parameter "
-            f"matrices{kept if adamw_for else ''}",
-            stacklevel=4,
-        )
 
 
 def _rule(p: Tensor, use_muon: bool, found: set[str]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from nnunet_cpr.param_groups import Params, param_groups, select
 
 DEFAULT_LR = 3e-3
 """Learning rate, the highest one of nnU-Net's trainers too (``MUON_LR`` of their names)."""
+DEFAULT_MOMENTUM = 0.95
 ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
     "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
     "original": lambda rows, columns: math.sqrt(max(1, rows / columns)),
@@ -48,7 +50,7 @@ class Muon(torch.optim.Optimizer):
 
     Args:
         params: module, named parameters, parameters or parameter groups. A group may set ``use_muon`` to
-            choose the rule of all its parameters.
+            choose the rule of all its parameters, or its own ``adamw_for``.
         lr: learning rate of both rules.
         momentum: coefficient of Muon's running average of the gradients.
         nesterov: orthogonalize the average of momentum and gradient instead of the momentum.
@@ -85,7 +87,7 @@ class Muon(torch.optim.Optimizer):
         self,
         params: Params,
         lr: float | Tensor = DEFAULT_LR,
-        momentum: float = 0.95,
+        momentum: float = DEFAULT_MOMENTUM,
         nesterov: bool = False,
         *,
         betas: tuple[float, float] = (0.9, 0.95),
@@ -98,36 +100,37 @@ class Muon(torch.optim.Optimizer):
         adamw_for: Sequence[str] = ADAMW_KINDS,
         model: nn.Module | None = None,
     ) -> None:
-        if not float(lr) >= 0:
-            raise ValueError(f"Invalid learning rate: {lr}")
-        for name, value in (("momentum", momentum), ("betas[0]", betas[0]), ("betas[1]", betas[1])):
-            if not 0 <= value < 1:
-                raise ValueError(f"{name}: expected 0 or above and below 1, got {short_repr(value)}")
-        for option, word, choices in (
-            ("adjust_lr", adjust_lr, ADJUSTMENTS),
-            ("ns_dtype", ns_dtype, DTYPES),
-        ):
-            if word not in choices:
-                raise ValueError(f"{option}: unknown {word!r}; choose from {', '.join(choices)}")
-        resolve_coefficients(ns_coefficients, positive_integer("ns_steps", ns_steps))
         adamw_for = check_kinds(adamw_for)
         defaults = {
             "lr": lr,
             "momentum": momentum,
             "nesterov": nesterov,
             "betas": betas,
-            "eps": positive_number("eps", eps, allow_zero=True),
-            "weight_decay": positive_number("weight_decay", weight_decay, allow_zero=True),
+            "eps": eps,
+            "weight_decay": weight_decay,
             "adjust_lr": adjust_lr,
             "ns_steps": ns_steps,
             "ns_coefficients": ns_coefficients,
             "ns_dtype": ns_dtype,
             "adamw_for": adamw_for,
         }
+        _check_options(defaults)
         super().__init__(_with_rules(params, model, adamw_for), defaults)
+        if all(rule == ADAMW for group in self.param_groups for rule in group["rules"]):
+            others = f" other than {', '.join(adamw_for)}; choose adamw_for=() to include these"
+            warnings.warn(
+                "params: no parameter to orthogonalize for Muon, AdamW's rule steps all; expected "
+                f"parameter matrices{others if adamw_for else ''}",
+                stacklevel=2,
+            )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, whose matrices Muon steps unless it has ``use_muon=False``."""
+        """Add a parameter group, whose matrices Muon steps unless it has ``use_muon=False``.
+
+        Raises:
+            TypeError, ValueError: as the constructor does; nothing is changed then.
+        """
+        _check_options({**self.defaults, **param_group})
         if "rules" not in param_group:
             (param_group,) = _with_rules([param_group], None, ())
         super().add_param_group(param_group)
@@ -154,19 +157,20 @@ class Muon(torch.optim.Optimizer):
             The result of the closure.
 
         Raises:
-            RuntimeError: a gradient is sparse.
+            RuntimeError: a gradient is sparse; nothing is changed then.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        grads = _gradients(p for group in self.param_groups for p in group["params"])
+        if any(grad.layout is not torch.strided for grad in grads):
+            raise RuntimeError("Muon does not support sparse gradients")
         for group in self.param_groups:
             matrices, others = [], []
             for p, rule in zip(group["params"], group["rules"]):
                 if p.grad is None:
                     continue
-                if p.grad.layout is not torch.strided:
-                    raise RuntimeError("Muon does not support sparse gradients")
                 if rule == ADAMW:
                     others.append(p)
                 else:
@@ -239,6 +243,26 @@ class Muon(torch.optim.Optimizer):
             eps=group["eps"],
             maximize=False,
         )
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Check the options of a parameter group.
+
+    Raises:
+        TypeError, ValueError: one is out of range.
+    """
+    if not float(options["lr"]) >= 0:
+        raise ValueError(f"Invalid learning rate: {options['lr']}")
+    betas = dict(zip(("betas[0]", "betas[1]"), options["betas"]))
+    for name, value in {"momentum": options["momentum"], **betas}.items():
+        if not 0 <= value < 1:
+            raise ValueError(f"{name}: expected 0 or above and below 1, got {short_repr(value)}")
+    for name in ("eps", "weight_decay"):
+        positive_number(name, options[name], allow_zero=True)
+    for name, choices in (("adjust_lr", ADJUSTMENTS), ("ns_dtype", DTYPES)):
+        if options[name] not in choices:
+            raise ValueError(f"{name}: unknown {options[name]!r}; choose from {', '.join(choices)}")
+    resolve_coefficients(options["ns_coefficients"], positive_integer("ns_steps", options["ns_steps"]))
 
 
 def _with_rules(

@@ -12,13 +12,13 @@ from nnunet_cpr.optimizers._cpr import CPROptimizer
 from nnunet_cpr.optimizers._groups import build_groups, check_no_weight_decay
 from nnunet_cpr.optimizers._muon_rules import ADAMW_KINDS, assign_rules, check_kinds
 from nnunet_cpr.optimizers._newton_schulz import Coefficients
-from nnunet_cpr.optimizers.muon import DEFAULT_LR, Muon
+from nnunet_cpr.optimizers.muon import DEFAULT_LR, DEFAULT_MOMENTUM, Muon
 from nnunet_cpr.param_groups import Params, param_groups
 from nnunet_cpr.regularizers import Regularizer
 
 _GROUP_KEYS = {
     *("momentum", "nesterov", "betas", "eps", "adjust_lr", "ns_steps", "ns_coefficients", "ns_dtype"),
-    "use_muon",
+    *("use_muon", "adamw_for"),
 }
 
 
@@ -28,7 +28,8 @@ class MuonCPR(CPROptimizer, Muon):
     CPR regularizes the matrices of both rules.
 
     Args:
-        params: as in :class:`~nnunet_cpr.optimizers.SGDCPR`. A group may have its own ``use_muon``.
+        params: as in :class:`~nnunet_cpr.optimizers.SGDCPR`. A group may have its own ``use_muon`` and
+            ``adamw_for``.
         lr, momentum, nesterov, betas, eps: as in :class:`~nnunet_cpr.optimizers.Muon`.
         adjust_lr, ns_steps, ns_coefficients, ns_dtype, adamw_for, model: as there.
         kappa, regularizer, mu, adaptive: as in :class:`~nnunet_cpr.cpr.CPR`.
@@ -54,7 +55,7 @@ class MuonCPR(CPROptimizer, Muon):
         self,
         params: Params,
         lr: float | Tensor = DEFAULT_LR,
-        momentum: float = 0.95,
+        momentum: float = DEFAULT_MOMENTUM,
         nesterov: bool = False,
         *,
         kappa: Bound | str = KappaWS(1000),

@@ -39,6 +39,7 @@ class FusedSGD(FusedOptimizer, torch.optim.SGD):
     _torch_class = torch.optim.SGD
     _state_keys = ("momentum_buffer",)
     _allows_other_dtypes = True
+    _takes_sparse = True
 
     def _supports_fused(self, group: dict[str, Any]) -> bool:
         return group["dampening"] == 0 and not group["differentiable"]

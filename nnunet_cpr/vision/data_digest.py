@@ -10,11 +10,24 @@ from pathlib import Path
 _SAMPLES, _BYTES = 16, 2**16
 
 
-def data_digest(root: Path, folders: Sequence[str]) -> str | None:
-    """Return the number of files in these folders of ``root`` and a hash, or None without files.
+def data_files(root: Path, folders: Sequence[str], suffix: str = "") -> list[str]:
+    """Return the sorted paths of the files with this suffix in folders of ``root``, relative to it.
+
+    Hidden files are left out, because file managers create some.
+    """
+    names = []
+    for folder in folders:
+        for path, _, files in os.walk(root / folder, followlinks=True):
+            inside = Path(os.path.relpath(path, root)).as_posix()
+            names += [f"{inside}/{f}" for f in files if not f.startswith(".") and f.endswith(suffix)]
+    return sorted(names)
+
+
+def data_digest(root: Path, folders: Sequence[str], suffix: str = "") -> str | None:
+    """Return the number of these files (:func:`data_files`) and a hash, or None without files.
 
     The hash covers the names of all files and the sizes and first bytes of a few, because reading all
-    of ImageNet takes hours. Hidden files are ignored, because file managers create some.
+    of ImageNet takes hours.
 
     Example:
         >>> import tempfile
@@ -25,14 +38,9 @@ def data_digest(root: Path, folders: Sequence[str]) -> str | None:
         >>> data_digest(root, ["train"])
         '1 files (517689d0)'
     """
-    names = []
-    for folder in folders:
-        for path, _, files in os.walk(root / folder, followlinks=True):
-            inside = Path(os.path.relpath(path, root)).as_posix()
-            names += [f"{inside}/{file}" for file in files if not file.startswith(".")]
+    names = data_files(root, folders, suffix)
     if not names:
         return None
-    names.sort()
     digest = hashlib.sha256("\n".join(names).encode(errors="surrogateescape"))
     for name in names[:: -(-len(names) // _SAMPLES)]:
         with open(root / name, "rb") as file:

@@ -169,8 +169,10 @@ def _recorded_settings(task: Task, options: Options) -> dict[str, str]:
     settings = {"bf16": "yes"} if options.bf16 else {}
     for key, value in options.settings.items():
         if key not in task.settings_without_effect:
-            settings[key] = str(Path(value).resolve()) if Path(value).exists() else value
-    digest = None if options.data is None else data_digest(options.data, task.data_folders)
+            is_path = key in task.path_settings and Path(value).exists()
+            settings[key] = str(Path(value).resolve()) if is_path else value
+    data = options.data
+    digest = None if data is None else data_digest(data, task.data_folders, task.data_suffix)
     return settings if digest is None else settings | {"data": digest}
 
 

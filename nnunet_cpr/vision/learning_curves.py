@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 
 from nnunet_cpr._figures import new_figure
-from nnunet_cpr.vision.folder import HISTORY, read_table, run_folder
+from nnunet_cpr.vision.folder import HISTORY, read_result, read_table, run_folder
 from nnunet_cpr.vision.sweeps import Sweep
 from nnunet_cpr.vision.tasks import TASKS
 
 
 def read_histories(sweep: Sweep, results: Path) -> pd.DataFrame:
-    """Return all evaluations of a sweep's runs.
+    """Return all evaluations of a sweep's runs that are finished.
 
     Args:
         sweep: the sweep.
@@ -29,8 +29,9 @@ def read_histories(sweep: Sweep, results: Path) -> pd.DataFrame:
         for row, column, name in panel.cells():
             for seed in sweep.seeds:
                 run = dataclasses.replace(name, seed=seed)
-                path = run_folder(results, TASKS[sweep.task], run) / HISTORY
-                if path.exists():
+                folder = run_folder(results, TASKS[sweep.task], run)
+                result, path = read_result(folder), folder / HISTORY
+                if result is not None and "diverged" not in result and path.exists():
                     label = f"{row}, {column}" if len(panel.columns.labels) > 1 else row
                     history = read_table(path, ("step", *sweep.curves))
                     tables.append(history.assign(panel=panel.title, label=label, seed=seed))
@@ -53,6 +54,9 @@ def draw_curves(sweep: Sweep, results: Path, path: Path) -> None:
         for column, panel in enumerate(sweep.panels):
             in_panel = histories[histories["panel"] == panel.title]
             for number, (label, history) in enumerate(in_panel.groupby("label", sort=False)):
+                count = history["seed"].nunique()
+                if count < len(sweep.seeds):
+                    label = f"{label}, {count} of {len(sweep.seeds)} runs"
                 for row, curve in enumerate(sweep.curves):
                     by_seed = history.pivot(index="step", columns="seed", values=curve).dropna()
                     steps, values = by_seed.index.to_numpy(), by_seed.to_numpy()

@@ -35,7 +35,7 @@ class _Setting(NamedTuple):
 
     label: str
     reference: str
-    run: RunName
+    run: RunName | None
     selection: float
     values: list[float]
 
@@ -44,7 +44,7 @@ def compare_methods(sweep: Sweep, results: Path) -> pd.DataFrame:
     """Compare the methods of a sweep by the task's metric on data that chose no setting.
 
     Of each method (:attr:`~nnunet_cpr.vision.sweeps.Panel.methods`) the setting with the best mean of
-    the task's selection metric over the seeds is taken.
+    the task's selection metric over the seeds is taken, of those with the most finished runs.
 
     Args:
         sweep: the sweep, whose task has a selection metric.
@@ -55,8 +55,8 @@ def compare_methods(sweep: Sweep, results: Path) -> pd.DataFrame:
         mean of the selection metric; ``n``, ``mean`` and ``std`` of the metric; ``compared_with``, the
         method of the panel's ``compared_with``, or else the first; ``difference`` of the mean from that
         method's, and its 95 % interval from ``low`` to ``high`` (Welch); and ``p`` with Bonferroni's
-        correction for all comparisons. Missing numbers are NaN. Diverged runs are left out of the means,
-        and a setting with such a run is not chosen.
+        correction for all comparisons. Missing numbers are NaN. A setting with a diverged run, or with
+        fewer finished runs than another, is not chosen; ``setting`` is "none" if none can be.
 
     Raises:
         OSError: a result is damaged.
@@ -71,7 +71,7 @@ def compare_methods(sweep: Sweep, results: Path) -> pd.DataFrame:
         known = np.array(setting.values)
         std = float(known.std(ddof=1)) if len(known) > 1 else math.nan
         mean = float(known.mean()) if len(known) else math.nan
-        own = (method, setting.label, str(setting.run), setting.selection, len(known), mean, std)
+        own = (method, setting.label, str(setting.run or ""), setting.selection, len(known), mean, std)
         difference = _difference(setting, chosen[reference], tests)
         rows.append((*own, "" if method == reference else reference, *difference))
     return pd.DataFrame(rows, columns=COLUMNS)
@@ -101,7 +101,12 @@ def _settings(sweep: Sweep, results: Path) -> dict[str, list[_Setting]]:
 
 
 def _choose(settings: list[_Setting]) -> _Setting:
-    return max(settings, key=lambda s: -math.inf if math.isnan(s.selection) else s.selection)
+    """Return the setting with the best selection metric of those with the most finished runs."""
+    known = [setting for setting in settings if not math.isnan(setting.selection)]
+    if not known:
+        return settings[0]._replace(label="none", run=None, values=[])
+    most = max(len(setting.values) for setting in known)
+    return max((s for s in known if len(s.values) == most), key=lambda s: s.selection)
 
 
 def _difference(setting: _Setting, reference: _Setting, tests: int) -> tuple[float, ...]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.method import default_bound
 from nnunet_cpr.names.run_name import RunName
+from nnunet_cpr.optimizers.muon import DEFAULT_MOMENTUM
 
 Batch = Any
 """Batch of a task: tensors in lists, tuples and dicts."""
@@ -107,6 +108,8 @@ class Task:
         settings: keys of :attr:`Options.settings` that the task accepts.
         settings_without_effect: the keys among them that do not change a run.
         data_folders: folders in :attr:`Options.data` whose files identify the data set.
+        data_suffix: end of the names of these files.
+        path_settings: the keys of ``settings`` whose values can be paths.
 
     Example:
         >>> from nnunet_cpr.names.run_name import parse_run_name
@@ -135,6 +138,8 @@ class Task:
     settings: tuple[str, ...] = ()
     settings_without_effect: tuple[str, ...] = ()
     data_folders: tuple[str, ...] = ()
+    data_suffix: str = ""
+    path_settings: tuple[str, ...] = ()
 
     def check_settings(self, settings: Mapping[str, str]) -> None:
         """Check that the task accepts the settings.
@@ -174,6 +179,10 @@ class Task:
         complete = self.complete(name)
         defaults = self._defaults(name)
         defaults |= {"mu": 1.0, "regularizer": "l2", "kappa": default_bound(complete.warmup_steps)}
+        momentum = {"sgd": self.momentum, "muon": DEFAULT_MOMENTUM}
+        defaults["momentum"] = momentum.get(name.defaults.optimizer)
+        if complete.kappa is not None:  # of a share of the training
+            complete = dataclasses.replace(complete, kappa=complete.bound)
         omitted: dict[str, Any] = {
             key: None for key, value in defaults.items() if getattr(complete, key) == value
         }

@@ -262,6 +262,16 @@ def test_rescaling_holds_the_norm_at_its_factor(factor: float, seed: int, dtype:
     assert torch.equal(params[2], vector)
 
 
+def test_rescaling_leaves_infinite_weights() -> None:
+    p = matrix(2.0)
+    optimizer = NormRescaling([p]).attach(torch.optim.SGD([p], lr=0.0))
+    optimizer.step()
+    p.data[0, 0] = math.inf
+    before = p.detach().clone()
+    optimizer.step()
+    assert torch.equal(p, before)
+
+
 @examples(20, search=200)
 @given(scale=st.floats(1e-3, 1e3), weight_decay=st.floats(1e-4, 1.0))
 def test_awd_follows_the_gradients(scale: float, weight_decay: float) -> None:

@@ -47,6 +47,20 @@ def test_convolution_blocks_of_nnunet_are_normalized(deep_supervision: bool, dro
         assert normalized(model) == expected and len(expected) >= 5
 
 
+class UsedTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.norm(self.a(x)), self.a.weight)
+
+
+def test_weight_that_a_function_uses_is_not_normalized() -> None:
+    with pytest.warns(UserWarning, match="decays like DecoupledDecay"):
+        assert normalized(UsedTwice()) == []
+
+
 def test_convolutions_of_a_torchvision_resnet_are_normalized() -> None:
     torchvision = pytest.importorskip("torchvision")
     with torch.device("meta"):

@@ -71,6 +71,22 @@ def test_highest_learning_rate_is_found(schedule, max_lr, expected: float, first
     assert decay.state_dict()["state"]["max_lr"].tolist() == [pytest.approx(expected)]
 
 
+def test_highest_learning_rate_is_kept_when_attached_again() -> None:
+    p = matrix(2.0)
+    optimizer = torch.optim.SGD([p], lr=0.1)
+    decay = IndependentDecay([p], 0.1)
+    decay.attach(optimizer)
+    optimizer.param_groups[0]["lr"] = 0.0  # at the end of a schedule
+    saved = decay.state_dict()
+    decay.detach()
+    other = IndependentDecay([p], 0.1)
+    other.load_state_dict(saved)
+    for method in (decay, other):
+        method.attach(optimizer)
+        assert method.state_dict()["state"]["max_lr"].tolist() == [pytest.approx(0.1)]
+        method.detach()
+
+
 def test_unknown_highest_learning_rate_is_refused() -> None:
     p = matrix(2.0)
     optimizer = torch.optim.SGD([p], lr=0.0)

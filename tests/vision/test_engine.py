@@ -411,10 +411,18 @@ def test_comparison_method_without_weight_decay_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["AdamCPR_ws8_l2_mu1_lr0p01_warmup4_26steps_seed1", "AdamCPR_seed1", "AdamCPR_ws8"]
+    ("name", "expected"),
+    [
+        ("AdamCPR_ws8_l2_mu1_lr0p01_warmup4_26steps_seed1", "AdamCPR_seed1"),
+        ("AdamCPR_seed1", "AdamCPR_seed1"),
+        ("AdamCPR_ws8", "AdamCPR_seed1"),
+        ("AdamCPR_ws50p", "AdamCPR_ws13_seed1"),
+        ("SGD_momentum0p9", "SGD_seed1"),
+        ("MuonCPR_momentum0p95", "MuonCPR_seed1"),
+    ],
 )
-def test_run_has_one_folder_for_every_spelling(name: str) -> None:
-    assert str(TASK.shorten(parse_run_name(name))) == "AdamCPR_seed1"
+def test_run_has_one_folder_for_every_spelling(name: str, expected: str) -> None:
+    assert str(TASK.shorten(parse_run_name(name))) == expected
 
 
 @pytest.mark.parametrize("file", [CHECKPOINT, "result.json"])

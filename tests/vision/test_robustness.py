@@ -37,6 +37,14 @@ def test_weight_decays_and_defaults_are_read_and_drawn(tmp_path: Path) -> None:
     assert found["steps"].unique().tolist() == [600]
     cpr = found[found["decay"].isna()]
     assert (cpr["lr"].tolist(), cpr["optimizer"].tolist()) == ([0.1], ["sgd"])
+    short = pd.DataFrame({"run": ["SGD_5000steps", "SGDCPR_mu0p5"], "mean": 80.0, "std": 0.5})
+    short.to_csv(tmp_path / "long.csv", index=False)
+    (row,) = robustness.read(tmp_path / "long.csv", "cifar10").to_dict("records")
+    assert (row["lr"], row["steps"], row["decay"]) == (0.1, 5000, 5e-4)
+    both = pd.DataFrame({"run": ["SGD_5000steps", "SGD_lr0p3"], "mean": 80.0, "std": 0.5})
+    both.to_csv(tmp_path / "both.csv", index=False)
+    with pytest.raises(ValueError, match="differ in learning rate or in steps, not in both"):
+        robustness.read(tmp_path / "both.csv", "cifar10")
     empty = found.iloc[:0]
     robustness.draw([found, empty], "accuracy", tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000

@@ -15,6 +15,7 @@ from scipy.stats import t
 from torch.nn import functional
 
 from nnunet_cpr.names.run_name import RunName, parse_run_name
+from nnunet_cpr.vision.data_digest import data_digest
 from nnunet_cpr.vision.engine import train
 from nnunet_cpr.vision.folder import run_folder
 from nnunet_cpr.vision.selection import compare_methods
@@ -128,8 +129,28 @@ def test_text_names_what_is_missing(tmp_path: Path) -> None:
         text._setup(Options(data=tmp_path))
     (tmp_path / "short").mkdir()
     (tmp_path / "short" / "a.txt").write_bytes(TEXT[:1000])
-    with pytest.raises(CannotTrain, match="expected at least 2560 bytes of text, got 1000"):
+    with pytest.raises(CannotTrain, match="expected at least 1300 bytes of text, got 1000"):
         text._setup(Options(data=tmp_path / "short"))
+    (tmp_path / "short" / "a.txt").write_bytes(TEXT[:1300])
+    text._read.cache_clear()
+    assert text._setup(Options(data=tmp_path / "short")).model is not None
+
+
+def test_digest_of_a_text_is_that_of_the_files_it_reads(folder_of_text: Path) -> None:
+    task = TASKS["text"]
+    before = data_digest(folder_of_text, task.data_folders, task.data_suffix)
+    length = len(text._read(folder_of_text))
+    (folder_of_text / "vision-results").mkdir()
+    for name in ("vision-results/history.csv", "notes.md", "._1.txt"):
+        (folder_of_text / name).write_text("other")
+    text._read.cache_clear()
+    assert data_digest(folder_of_text, task.data_folders, task.data_suffix) == before
+    assert len(text._read(folder_of_text)) == length
+    (folder_of_text / "more").mkdir()
+    (folder_of_text / "more" / "3.txt").write_text("more")
+    text._read.cache_clear()
+    assert data_digest(folder_of_text, task.data_folders, task.data_suffix) != before
+    assert len(text._read(folder_of_text)) == length + 4
 
 
 # Choice of settings
@@ -199,9 +220,16 @@ def test_setting_with_a_diverged_run_is_not_chosen(tmp_path: Path) -> None:
         },
     )
     table = compare_methods(SWEEP, tmp_path)
-    assert table["run"].tolist() == ["AdamW_wd0p1", "AdamCPR"]
-    assert table["n"].tolist() == [3, 1]
-    assert table["p"].isna().all()  # one run has no variance
+    assert table["run"].tolist() == ["AdamW_wd0p1", ""]
+    assert table["setting"].tolist() == ["0.1", "none"]
+    assert table["n"].tolist() == [3, 0]
+    assert table["p"].isna().all()
+
+
+def test_setting_with_fewer_runs_is_not_chosen(tmp_path: Path) -> None:
+    runs = {"AdamW_wd0p1": [(80.0, 70.0), (80.0, 71.0)], "AdamW_wd1": [(99.0, 70.0)]}
+    write_results(tmp_path, runs)
+    assert compare_methods(SWEEP, tmp_path)["run"][0] == "AdamW_wd0p1"
 
 
 def test_methods_without_results_have_no_numbers(tmp_path: Path) -> None:

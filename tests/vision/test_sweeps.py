@@ -377,6 +377,21 @@ def test_figures_say_what_they_average(
     assert learning_curves._legend(small(seeds=seeds)) == in_curves
 
 
+def test_curves_are_of_finished_runs_and_say_how_many(tmp_path: Path) -> None:
+    sweep = dataclasses.replace(small(1, 1, 1, seeds=(1, 2, 3)), curves=("loss",))
+    for seed, run in enumerate(sweep.runs(), 1):
+        folder = run_folder(tmp_path, TASKS[sweep.task], run)
+        folder.mkdir(parents=True)
+        steps = range(20, 60 if seed == 3 else 400, 20)
+        (folder / "history.csv").write_text("step,loss\n" + "".join(f"{i},1\n" for i in steps))
+        if seed < 3:  # the third one is being trained
+            finish(sweep, tmp_path, run, 50.0)
+    histories = learning_curves.read_histories(sweep, tmp_path)
+    assert set(histories["seed"]) == {1, 2} and histories["step"].max() == 380
+    learning_curves.draw_curves(sweep, tmp_path, tmp_path / "curves.svg")
+    assert "2 of 3 runs" in (tmp_path / "curves.svg").read_text()
+
+
 def test_color_scale_leaves_out_a_failed_run() -> None:
     means = np.array([1.0, 74.0, 75.0, 76.0, math.nan])
     norm, is_clipped = heatmaps._color_scale(means)

@@ -186,6 +186,7 @@ CIFAR100 = Task(
     weight_decay={"adam": 0.1, "sgd": 5e-4},
     settings=("download", "corrupted"),
     settings_without_effect=("download",),
+    path_settings=("corrupted",),
 )
 
 _CORRUPTED_FIELDS: dict[str, Any] = {

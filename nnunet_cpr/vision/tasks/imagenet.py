@@ -232,6 +232,7 @@ def _deit(name: str, about: str, recipe: _Recipe) -> Task:
         weight_decay={"adam": 0.05},
         seeds=(1,),
         settings=_SETTINGS,
+        path_settings=("pretrained",),
         data_folders=_FOLDERS,
     )
 
@@ -283,5 +284,6 @@ CLIP_VIT_B32 = Task(
     clip=1.0,
     seeds=(1,),
     settings=_SETTINGS,
+    path_settings=("pretrained",),
     data_folders=_FOLDERS,
 )

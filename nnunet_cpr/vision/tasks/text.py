@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nnunet_cpr.vision.data_digest import data_files
 from nnunet_cpr.vision.task import CannotTrain, Options, Setup, Task
 from nnunet_cpr.vision.tasks.in_memory import Pairs, accuracy_of, cross_entropy
 
+_SUFFIX = ".txt"
 _BYTES = 256
 _CONTEXT = 64
 _BATCH = 32
@@ -53,7 +56,7 @@ def _setup(options: Options) -> Setup:
     text = _read(options.data)
     held_out = int(_HELD_OUT * len(text))
     if held_out <= _CONTEXT:
-        least = int(2 * _CONTEXT / _HELD_OUT)
+        least = math.ceil((_CONTEXT + 1) / _HELD_OUT)
         raise CannotTrain(f"{options.data}: expected at least {least} bytes of text, got {len(text)}")
     train, validation, test = text.split([len(text) - 2 * held_out, held_out, held_out])
     on_validation, on_test = (accuracy_of(_windows(part), size=128) for part in (validation, test))
@@ -67,11 +70,11 @@ def _setup(options: Options) -> Setup:
 
 @functools.lru_cache(maxsize=2)  # the runs of a sweep share the text
 def _read(folder: Path) -> Tensor:
-    """Return the bytes of all .txt files in a folder, in the order of their names, int64 ``[N]``."""
-    files = sorted(folder.glob("*.txt"))
+    """Return the bytes of all .txt files below a folder, in the order of their paths, int64 ``[N]``."""
+    files = data_files(folder, ("",), _SUFFIX)
     if not files:
-        raise CannotTrain(f"{folder}: expected .txt files, got none")
-    text = b"".join(file.read_bytes() for file in files)
+        raise CannotTrain(f"{folder}: expected {_SUFFIX} files, got none")
+    text = b"".join((folder / file).read_bytes() for file in files)
     return torch.from_numpy(np.frombuffer(text, np.uint8).astype(np.int64))
 
 
@@ -110,4 +113,5 @@ TEXT = Task(
     epochs_between=4,
     seeds=(1, 2, 3),
     data_folders=("",),
+    data_suffix=_SUFFIX,
 )
