@@ -209,6 +209,8 @@ def test_damaged_table_is_one_line(damage: str, file: str, results: str, tmp_pat
     (folder / "history.csv").write_text("step,loss,accuracy\n4,0.5,50\n8,0.25,75\n")
     rows = "0,a,0.5,0.1,0\n4,a,0.25,0.1,0.5\n"
     (folder / "dynamics.csv").write_text(f"step,parameter,measure,kappa,multiplier\n{rows}")
+    result = {"run": "SGD_seed1", "settings": {}, "metric": "accuracy", "accuracy": 75.0, "loss": 0.25}
+    (folder / "result.json").write_text(json.dumps({**result, "step": 8, "seconds": 1.0}))
     draw = ("dynamics", "digits", "SGD", "--results", results, "-o", str(tmp_path / "figure.png"))
     if damage == "empty":  # the undamaged files are drawn
         invoke(*draw)
