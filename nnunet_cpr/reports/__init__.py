@@ -9,7 +9,7 @@ from rich.console import Console
 
 from nnunet_cpr._files import atomic_write
 from nnunet_cpr.reports import page
-from nnunet_cpr.reports.checks import warnings
+from nnunet_cpr.reports.checks import find_warnings
 from nnunet_cpr.reports.comparisons import Comparison, class_differences, comparison_table
 from nnunet_cpr.reports.figures import write_figures
 from nnunet_cpr.reports.metrics import METRICS
@@ -86,7 +86,7 @@ def write_report(
     sentences = [
         f"Warning: {place(setting)}{line}"
         for setting in found.settings
-        for line in warnings(found, setting)
+        for line in find_warnings(found, setting)
     ]
     if comparisons:
         sentences += ["", *(place(c.setting) + c.sentence for c in comparisons), CAVEAT, ""]
@@ -117,7 +117,7 @@ def _markdown(
     for setting in results.settings:
         here = [c for c in comparisons if c.setting == setting]
         parts.append(f"### {results.title(setting)}\n")
-        parts += [f"**Warning:** {escape_markdown(line)}\n" for line in warnings(results, setting)]
+        parts += [f"**Warning:** {escape_markdown(line)}\n" for line in find_warnings(results, setting)]
         parts.append(
             "\n".join(f"- {escape_markdown(c.sentence)}" for c in here) + "\n"
             if here

@@ -9,7 +9,7 @@ import pandas as pd
 from nnunet_cpr.reports.results import Results, Setting, class_means
 
 
-def warnings(results: Results, setting: Setting) -> list[str]:
+def find_warnings(results: Results, setting: Setting) -> list[str]:
     """Return a line for each class with a Dice of 0 everywhere, missing run and diverged training.
 
     Args:

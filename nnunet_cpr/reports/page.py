@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from nnunet_cpr.reports import plots
-from nnunet_cpr.reports.checks import warnings
+from nnunet_cpr.reports.checks import find_warnings
 from nnunet_cpr.reports.comparisons import Comparison, class_differences
 from nnunet_cpr.reports.figures import Drawing
 from nnunet_cpr.reports.metrics import METRICS, Metric
@@ -154,7 +154,7 @@ def _setting_page(
     with_history = [entry for entry in drawn if (setting, entry.trainer) in results.histories]
     return SettingPage(
         title=results.title(setting),
-        warnings=warnings(results, setting),
+        warnings=find_warnings(results, setting),
         comparisons=comparisons,
         comparison_table=comparison_numbers(compared) if compared else None,
         components=component_table(compared) if compared else None,

@@ -260,7 +260,7 @@ def _name(run: Run) -> str:
     return f"{run.dataset}, {run.configuration}, {run.plans}, {run.trainer}, fold {run.fold}"
 
 
-def _printable(text: str) -> str:
+def _replace_unprintable(text: str) -> str:
     return "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs") else c for c in text)
 
 
@@ -283,13 +283,13 @@ def read_cases(fold: Path, labels: Any) -> list[dict[str, Any]]:
     labels = labels if isinstance(labels, dict) else {}
     names: dict[tuple[int, ...], str] = {}
     for given, value in labels.items():
-        name, key = _printable(str(given)), class_key(value)
+        name, key = _replace_unprintable(str(given)), class_key(value)
         names[key] = f"{name} (label {value})" if name in names.values() or not name else name
     order = {key: position for position, key in enumerate(names)}
     rows = []
     seen = set()
     for case in summary["metric_per_case"]:
-        name = _printable(strip_ending(case["prediction_file"]))
+        name = _replace_unprintable(strip_ending(case["prediction_file"]))
         if name in seen:
             raise ValueError(f"duplicate case {name}")
         seen.add(name)

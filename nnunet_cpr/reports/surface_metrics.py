@@ -33,9 +33,8 @@ from nnunet_cpr.reports.results import (
     read_cases,
     read_dataset_json,
 )
+from nnunet_cpr.studies.definition import DEFAULT_TOLERANCE
 
-TOLERANCE = 2.0
-"""Default tolerance of the NSD in mm."""
 CACHE_NAME = "surface_metrics.json"
 COLUMNS = ["case", "class", "hd95", "nsd"]
 
@@ -102,7 +101,7 @@ def fold_surface_metrics(
     dataset: str,
     raw: Path | None,
     preprocessed: Path | None,
-    tolerance: float = TOLERANCE,
+    tolerance: float = DEFAULT_TOLERANCE,
     processes: int | None = None,
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return HD95 and NSD of each class of each validation case of a fold.
@@ -203,7 +202,10 @@ def fold_surface_metrics(
 
 
 def compute_surface_metrics(
-    prediction: np.ndarray, truth: np.ndarray, spacing: Sequence[float], tolerance: float = TOLERANCE
+    prediction: np.ndarray,
+    truth: np.ndarray,
+    spacing: Sequence[float],
+    tolerance: float = DEFAULT_TOLERANCE,
 ) -> tuple[float, float]:
     """Return HD95 and NSD of a predicted mask, by the surface elements of Nikolov et al. (2018).
 

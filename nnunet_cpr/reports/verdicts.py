@@ -88,7 +88,7 @@ def _sentence(results: Results, c: Comparison) -> str:
     else:
         numbers = (
             f"{amount} {what} (95 % interval {m.difference_text(d.low)} to {m.difference_text(d.high)}, "
-            f"p {_p(c.p_holm)} after Holm's correction, {sample})"
+            f"p {_relation(c.p_holm)} after Holm's correction, {sample})"
         )
         if c.verdict == "equivalent":
             text = (
@@ -158,7 +158,8 @@ def _advice(c: Comparison) -> str:
     return f"Given the variance seen, about {seeds} seeds would resolve {margin}."
 
 
-def _p(p: float) -> str:
+def _relation(p: float) -> str:
+    """Return a p value with its sign: = or <."""
     text = p_number(p)
     return text if text.startswith("<") else f"= {text}"
 

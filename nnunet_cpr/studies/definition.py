@@ -22,6 +22,8 @@ PRESETS = Path(__file__).parent / "presets"
 METRIC_NAMES = ("dice", "hd95", "nsd")
 DEFAULT_MARGIN = 0.1
 """Points of Dice or NSD, or mm of HD95."""
+DEFAULT_TOLERANCE = 2.0
+"""Tolerance of the NSD in mm."""
 _LONGEST_KEY = 200
 """Bytes of a run's key; with the suffix of a log or temporary file a file name can have 255."""
 
@@ -85,7 +87,7 @@ def _as_text(value: Any) -> Any:
     return " ".join(str(value).split()) if isinstance(value, str) or is_number else value
 
 
-def _printable(text: str) -> str:
+def _check_printable(text: str) -> str:
     if not text.isprintable():
         raise ValueError("expected printable text")
     return text
@@ -144,7 +146,7 @@ def _not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-_Text = Annotated[StrictStr, BeforeValidator(_as_text), AfterValidator(_printable)]
+_Text = Annotated[StrictStr, BeforeValidator(_as_text), AfterValidator(_check_printable)]
 _FolderName = Annotated[StrictStr, AfterValidator(_folder_name)]
 _FolderNames = Annotated[tuple[_FolderName, ...], BeforeValidator(_as_tuple), AfterValidator(_unique)]
 _Datasets = Annotated[
@@ -269,7 +271,7 @@ class Study:
         AfterValidator(_unique),
         AfterValidator(_not_empty),
     ] = ("dice",)
-    tolerance: _Distance = 2.0
+    tolerance: _Distance = DEFAULT_TOLERANCE
     margin: Annotated[dict[_Metric, _Margin], BeforeValidator(_as_margins)] = Field(
         default_factory=lambda: _as_margins(DEFAULT_MARGIN)
     )

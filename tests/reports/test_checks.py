@@ -1,6 +1,6 @@
 """Warnings about runs that make a comparison doubtful."""
 
-from nnunet_cpr.reports.checks import warnings
+from nnunet_cpr.reports.checks import find_warnings
 from nnunet_cpr.reports.results import Setting, read_results
 from tests.helpers.report_folds import DATASET, both, study, write_fold, write_log
 
@@ -8,7 +8,7 @@ SETTING = Setting(DATASET, "3d_fullres", "nnUNetPlans")
 
 
 def lines(tmp_path, planned):
-    return warnings(read_results(planned, tmp_path, None, None), SETTING)
+    return find_warnings(read_results(planned, tmp_path, None, None), SETTING)
 
 
 def test_sound_runs_have_no_warning(tmp_path):
