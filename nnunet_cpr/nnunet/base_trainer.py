@@ -22,7 +22,7 @@ from nnunetv2.utilities.default_n_proc_DA import get_allowed_n_proc_DA
 from torch.optim import Optimizer
 
 from nnunet_cpr._attachment import RegularizationMethod, attached_method
-from nnunet_cpr._files import atomic_write, remove_temporary_files
+from nnunet_cpr._files import remove_temporary_files
 from nnunet_cpr._seeding import seed_all
 from nnunet_cpr._spelling import print_number
 from nnunet_cpr.baselines import Baseline
@@ -39,6 +39,7 @@ from nnunet_cpr.nnunet.checkpoints import DamagedCheckpoint, UnusableCheckpoint
 from nnunet_cpr.nnunet.cpu_threads import limit_cpu_threads
 from nnunet_cpr.nnunet.figure_process import FigureProcess
 from nnunet_cpr.nnunet.fold_files import LATEST_CHECKPOINT
+from nnunet_cpr.nnunet.host_copy import atomic_saves
 from nnunet_cpr.nnunet.poly_lr import WarmupPolyLRScheduler
 from nnunet_cpr.nnunet.tensorboard import (
     VARIABLE,
@@ -52,6 +53,8 @@ ADAM_BETAS = (0.9, 0.99)
 """Coefficients of Adam's running averages in the paper's segmentation runs."""
 
 
+_LONGEST_NAME = 255
+"""Bytes of a folder's name on usual file systems."""
 _DRAWING_SECONDS = 15.0
 """Time for the figures of an interrupted training, below the 30 s after which Slurm kills a job."""
 
@@ -77,6 +80,7 @@ class NamedTrainer(nnUNetTrainer, ABC):
     tensorboard: TensorBoardLogger | None = None
     initial_lr: float
     weight_decay: float
+    _configured: Optimizer | None = None
 
     def __init__(
         self,
@@ -86,6 +90,12 @@ class NamedTrainer(nnUNetTrainer, ABC):
         dataset_json: dict,
         device: torch.device = torch.device("cuda"),
     ) -> None:
+        folder = f"{type(self).__name__}__{plans['plans_name']}__{configuration}"
+        if len(folder.encode()) > _LONGEST_NAME:
+            raise SystemExit(
+                f"nnunet-cpr: {folder}: expected at most {_LONGEST_NAME} bytes, got "
+                f"{len(folder.encode())}; choose a shorter name"
+            )
         self.continues: bool = plans.get("continue_training", False)  # --c; nnU-Net removes the entry
         # By keyword, since other trainers may have their parameters in another order.
         super().__init__(
@@ -144,21 +154,52 @@ class NamedTrainer(nnUNetTrainer, ABC):
                 group["momentum"] = self.settings.momentum
             schedule = self._build_schedule(optimizer)
         self._attach_regularization(optimizer)
+        self._configured = optimizer
         return optimizer, schedule
 
     def _configure_other_optimizer(self, *args: Any, **kwargs: Any) -> tuple[Optimizer, Any]:
         """Call the other trainer's method, without weight decay of the regularized parameters."""
-        method = self._regularization
-        with other_optimizer.without_weight_decay([] if method is None else method.parameters):
-            optimizer, schedule = super().configure_optimizers(*args, **kwargs)
-        lr = self.settings.lr
-        if lr is not None and optimizer.defaults.get("lr") != lr:
-            other = self.other_trainer().__name__
-            self._exit(
-                f"{type(self).__name__}: {other} sets the learning rate itself, to "
-                f"{optimizer.defaults.get('lr')}; leave out _lr{print_number(lr)}"
+        method, other = self._regularization, self.other_trainer().__name__
+        with other_optimizer.without_weight_decay([] if method is None else method.parameters) as given:
+            try:
+                optimizer, schedule = super().configure_optimizers(*args, **kwargs)
+            except (ValueError, IndexError) as error:
+                if given.split == 0:
+                    raise
+                self._exit(
+                    f"{type(self).__name__}: {other} expects its {given.count} parameter groups, of "
+                    f"which {given.split} are split for the regularization: {error}"
+                )
+        if given.split and given.count > 1:
+            self._warn(
+                f"{given.split} of the {given.count} parameter groups of {other} are split for the "
+                "regularization; a learning rate that it sets by the number of a group reaches another"
             )
+        self._check_other_settings(other, given)
         return optimizer, schedule
+
+    def _check_other_settings(self, other: str, given: other_optimizer.GivenGroups) -> None:
+        """End the training if the name has a setting that the other trainer does not use."""
+        lr, decay = self.settings.lr, self.settings.weight_decay
+        rates, decays = (
+            ", ".join(f"{value:g}" for value in sorted(values))
+            for values in (given.learning_rates, given.weight_decays - {0} or {0})
+        )
+        name = f"{type(self).__name__}: {other}"
+        if lr is not None and lr not in given.learning_rates:
+            self._exit(
+                f"{name} sets the learning rate itself, to {rates}; leave out _lr{print_number(lr)}"
+            )
+        if decay is not None and self.baseline is None and decay not in given.weight_decays:
+            self._exit(
+                f"{name} sets the weight decay itself, to {decays}; leave out _wd{print_number(decay)}"
+            )
+        needs_decay = self.baseline is not None and self.settings.decays and decay is None
+        if needs_decay and any(given.weight_decays) and self.baseline_decay not in given.weight_decays:
+            self._exit(
+                f"{name} sets the weight decay itself, to {decays}; name that of the comparison method "
+                "with _wd<V>"
+            )
 
     @property
     def _regularization(self) -> RegularizationMethod | None:
@@ -169,7 +210,10 @@ class NamedTrainer(nnUNetTrainer, ABC):
         method = self._regularization
         if method is not None and attached_method(optimizer) is not method:
             method.detach()  # from the optimizer of an earlier stage
-            method.attach(optimizer)
+            try:
+                method.attach(optimizer)
+            except ValueError as error:
+                self._exit(f"{type(self).__name__}: {error}")
 
     def _build_schedule(self, optimizer: Optimizer) -> Any:
         if self.warmup_steps == 0:
@@ -343,25 +387,27 @@ class NamedTrainer(nnUNetTrainer, ABC):
             self.lr_scheduler.step_iteration()
         return super().train_step(batch)
 
+    def on_train_epoch_end(self, train_outputs: list[dict]) -> None:
+        super().on_train_epoch_end(train_outputs)
+        if self.settings.keeps_optimizer and self._regularization is None:
+            return
+        ours = self._configured
+        if self.optimizer is not ours and (ours is None or not ours.state):  # nor wraps ours
+            self._exit(
+                f"{type(self).__name__}: {self.other_trainer().__name__} trains with an optimizer that "
+                "is not from configure_optimizers; build it there, so that it can be regularized"
+            )
+
     def save_checkpoint(self, filename: str) -> None:
         writer = self.checkpoint_writer
         if self.local_rank != 0 or self.disable_checkpointing or writer.is_capturing:
             super().save_checkpoint(filename)
             return
-        path = Path(filename)
         try:
-            with (
-                writer.saving(path, self.current_epoch + 1),
-                atomic_write(path) as temporary,
-                open(temporary, "wb") as file,
-            ):
-                # torch.save reports the cause of an error for a file object, but not for a path.
-                super().save_checkpoint(file)
-        except (OSError, RuntimeError) as error:
-            failed = error if isinstance(error, OSError) else error.__context__
-            if not isinstance(failed, OSError):
-                raise
-            self._exit(f"cannot write {filename}: {failed.strerror}; fix this and continue with --c")
+            with writer.saving(Path(filename), self.current_epoch + 1), atomic_saves():
+                super().save_checkpoint(filename)
+        except OSError as error:
+            self._exit(f"cannot write {filename}: {error.strerror}; fix this and continue with --c")
 
     def load_checkpoint(self, filename_or_checkpoint: dict | str) -> None:
         if not isinstance(filename_or_checkpoint, str):
@@ -373,7 +419,7 @@ class NamedTrainer(nnUNetTrainer, ABC):
         paths = checkpoints.newest_first(path) if self.continues else [path]
         try:
             path, checkpoint = checkpoints.read_first_intact(paths, self._warn)
-            checkpoints.check_matches(path, checkpoint, self)
+            checkpoints.check_matches(path, checkpoint, self, self.settings.keeps_optimizer)
             written_by = checkpoint["trainer_name"]
             del checkpoint
             with checkpoints.restricted_loading():

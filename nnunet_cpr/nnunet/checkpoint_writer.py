@@ -47,7 +47,8 @@ class CheckpointWriter:
     Attributes:
         path: path of the checkpoint.
         is_capturing: True while :meth:`start_epoch` collects the state; a checkpoint that is saved
-            meanwhile must be passed to ``torch.save`` under the given path.
+            meanwhile must be passed to ``torch.save`` under the given path. Other files that are saved
+            meanwhile are written with it.
     """
 
     def __init__(self, path: Path, interval: float, warn: Callable[[str], None]) -> None:
@@ -75,15 +76,15 @@ class CheckpointWriter:
         self.wait()
         self.is_capturing = True
         try:
-            content = capture(save, str(self.path))
+            files = capture(save, str(self.path))
         finally:
             self.is_capturing = False
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # without the lock, so that the old copy survives a hanging kernel
         with self._lock:
             self._epoch = -1  # until the copy is complete
-            if content is not None:
-                self._copy.update(content)
+            if str(self.path) in files:
+                self._copy.update(files)
                 self._epoch = epoch
         now = time.monotonic()
         if self._epoch_start is None:
@@ -156,7 +157,11 @@ class CheckpointWriter:
         """Write the copy and return True unless the final or the latest checkpoint is as new."""
         if self._epoch <= self._saved_epoch:
             return False
-        atomic_torch_save(self._copy.content(), self.path)
+        files = self._copy.content()
+        latest = files.pop(str(self.path))
+        for path, content in files.items():  # which the trainer writes beside its checkpoints
+            atomic_torch_save(content, Path(path))
+        atomic_torch_save(latest, self.path)
         self._saved_epoch = self._epoch
         self._saved_at = self._epoch_start or self._saved_at
         return True

@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,8 +41,7 @@ SAFE_GLOBALS: tuple[Any, ...] = (
     (_numpy_scalar, "numpy._core.multiarray.scalar"),
     (_numpy_scalar, "numpy.core.multiarray.scalar"),  # written with numpy 1
     np.dtype,
-    type(np.dtype(np.float32)),
-    type(np.dtype(np.float64)),
+    *(type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["Float"] + "?"),
 )
 """Types beyond tensors and plain values that nnU-Net's checkpoints need: NumPy scalars in the logs."""
 
@@ -120,24 +119,38 @@ def read(path: Path, needed: Collection[str] = tuple(_KINDS)) -> dict[str, Any]:
     return checkpoint
 
 
-def finished_epochs(path: Path) -> int | None:
-    """Return the number of epochs after which a checkpoint was written, None if it cannot be read.
+class Age(NamedTuple):
+    """When a checkpoint was written.
+
+    Attributes:
+        start: time at which its training was started, in seconds since the epoch of Unix.
+        epochs: number of epochs that were finished.
+    """
+
+    start: float
+    epochs: int
+
+
+def age(path: Path) -> Age | None:
+    """Return when a checkpoint was written, None if it cannot be read.
 
     The tensors are not read.
     """
     try:
         with restricted_loading():
             checkpoint = torch.load(path, map_location="meta", weights_only=True, mmap=True)
-        epochs = checkpoint["current_epoch"]
+        starts = checkpoint["logging"]["epoch_start_timestamps"] or [path.stat().st_mtime]
+        found = Age(float(starts[0]), checkpoint["current_epoch"])
     except Exception:  # a damaged file can fail in any way
         return None
-    return epochs if type(epochs) is int and epochs >= 0 else None
+    return found if type(found.epochs) is int and found.epochs >= 0 else None
 
 
 def newest_first(path: Path) -> list[Path]:
-    """Return the checkpoints that ``--c`` tries one after the other, by their number of finished epochs.
+    """Return the checkpoints that ``--c`` tries one after the other.
 
-    Files that are damaged or cannot be read come first, so that they are reported. Of two equally new
+    Those of the training that was started last come first, by their number of finished epochs. Files
+    that are damaged or cannot be read come before them, so that they are reported. Of two equally new
     ones ``checkpoint_latest.pth`` comes last: nnU-Net writes it before it updates the best pseudo Dice.
 
     Args:
@@ -147,9 +160,11 @@ def newest_first(path: Path) -> list[Path]:
     if path.name not in (FINAL_CHECKPOINT, LATEST_CHECKPOINT):
         return [path]
 
-    def order(path: Path) -> tuple[float, bool]:
-        epochs = finished_epochs(path) if _is_intact(path) else None
-        return (-math.inf, False) if epochs is None else (-epochs, path.name == LATEST_CHECKPOINT)
+    def order(path: Path) -> tuple[float, float, bool]:
+        found = age(path) if _is_intact(path) else None
+        if found is None:
+            return -math.inf, 0, False
+        return -found.start, -found.epochs, path.name == LATEST_CHECKPOINT
 
     found = [other for other in map(path.with_name, CHECKPOINTS) if other.exists()]
     return sorted(found, key=order) if len(found) > 1 else [path]
@@ -226,8 +241,17 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def check_matches(path: Path, checkpoint: Mapping[str, Any], trainer: nnUNetTrainer) -> None:
+def check_matches(
+    path: Path, checkpoint: Mapping[str, Any], trainer: nnUNetTrainer, keeps_optimizer: bool
+) -> None:
     """Check that a checkpoint was written by an equivalent training.
+
+    Args:
+        path: the file.
+        checkpoint: its content.
+        trainer: the trainer of this training.
+        keeps_optimizer: True if its optimizer is that of another trainer, which may change the
+            optimizer and its settings during the training.
 
     Raises:
         UnusableCheckpoint: data set, configuration, fold, network or optimizer differ.
@@ -236,9 +260,11 @@ def check_matches(path: Path, checkpoint: Mapping[str, Any], trainer: nnUNetTrai
     network = trainer.network.module if trainer.is_ddp else trainer.network
     weights = checkpoint["network_weights"]
     # As nnU-Net does, for weights saved from within torch's DataParallel.
-    weights = {key.removeprefix("module."): value for key, value in weights.items()}
-    check_network(path, weights, getattr(network, "_orig_mod", network))
-    difference = _optimizer_difference(checkpoint["optimizer_state"], trainer.optimizer)
+    network = getattr(network, "_orig_mod", network)
+    own = network.state_dict().keys()
+    weights = {key if key in own else key.removeprefix("module."): w for key, w in weights.items()}
+    check_network(path, weights, network)
+    difference = _optimizer_difference(checkpoint["optimizer_state"], trainer.optimizer, keeps_optimizer)
     if difference:
         written_by, expected = checkpoint["trainer_name"], type(trainer).__name__
         raise UnusableCheckpoint(
@@ -294,7 +320,9 @@ _NOT_COMPARED = {
 }
 
 
-def _optimizer_difference(saved: Mapping[str, Any], optimizer: Optimizer) -> str | None:
+def _optimizer_difference(
+    saved: Mapping[str, Any], optimizer: Optimizer, keeps_optimizer: bool
+) -> str | None:
     """Return the first difference that ``load_state_dict`` would not report, None if there is none.
 
     torch replaces the optimizer's settings by the saved ones and ignores unknown entries.
@@ -306,6 +334,8 @@ def _optimizer_difference(saved: Mapping[str, Any], optimizer: Optimizer) -> str
     groups = saved.get("param_groups")
     if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
         return "its optimizer state is damaged"
+    if keeps_optimizer:
+        return None
     for group, before in zip(own["param_groups"], groups):
         if any((key in group) != (key in before) for key in ("momentum", "betas")):
             return "with another optimizer"

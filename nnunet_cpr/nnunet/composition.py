@@ -48,7 +48,7 @@ def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrain
     """
 
     def __getattr__(name: str) -> type[NamedTrainer]:  # noqa: N807
-        if not name.isidentifier() or name.startswith("__"):
+        if name.startswith("__"):
             raise AttributeError(name)
         try:
             base, settings = _resolve(name)

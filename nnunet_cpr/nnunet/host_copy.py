@@ -6,42 +6,64 @@ import io
 import os
 import pickle
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nnunet_cpr._files import atomic_torch_save
 
-def capture(save: Callable[[str], None], path: str) -> Any:
-    """Return the object that ``save(path)`` passes to ``torch.save`` for this path, without writing it.
 
-    Trainers add to nnU-Net's checkpoints by overriding ``save_checkpoint``, and nnU-Net has no function
-    that only builds the content.
+def capture(save: Callable[[str], None], path: str) -> dict[str, Any]:
+    """Return the objects that ``save(path)`` passes to ``torch.save``, without writing them.
+
+    Trainers add to nnU-Net's checkpoints, and write files beside them, by overriding
+    ``save_checkpoint``, and nnU-Net has no function that only builds the content.
 
     Returns:
-        The object with the tensors of the training itself, or None if nothing is saved to ``path``.
+        The objects by their paths, with the tensors of the training itself.
 
     Example:
         >>> capture(lambda path: torch.save({"epoch": 3}, path), "checkpoint.pth")
-        {'epoch': 3}
+        {'checkpoint.pth': {'epoch': 3}}
     """
-    captured = None
+    captured: dict[str, Any] = {}
+    with _saves_replaced(captured.__setitem__):
+        save(path)
+    return captured
+
+
+def atomic_saves() -> AbstractContextManager[None]:
+    """Make ``torch.save`` in this context replace a file at once or leave it as it is.
+
+    Raises:
+        OSError: as :func:`nnunet_cpr._files.atomic_torch_save`.
+    """
+    return _saves_replaced(lambda path, content: atomic_torch_save(content, Path(path)))
+
+
+@contextmanager
+def _saves_replaced(save: Callable[[str, Any], None]) -> Iterator[None]:
     write = torch.save
 
-    def keep(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        nonlocal captured
-        if isinstance(f, str | os.PathLike) and os.fspath(f) == path:
-            captured = obj
+    def to_path(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(f, str | os.PathLike) and not args and not kwargs:
+            torch.save = write  # which ``save`` may use
+            try:
+                save(os.fspath(f), obj)
+            finally:
+                torch.save = to_path
         else:
             write(obj, f, *args, **kwargs)
 
-    torch.save = keep
+    torch.save = to_path
     try:
-        save(path)
+        yield
     finally:
         torch.save = write
-    return captured
 
 
 class HostCopy:

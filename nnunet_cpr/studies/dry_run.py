@@ -162,11 +162,9 @@ def _start_epoch(run: Run, paths: StudyPaths) -> int | None:
     complete = [path for path in files if is_complete_checkpoint(path)]
     if not complete:
         return None
-    from nnunet_cpr.nnunet.checkpoints import finished_epochs
+    from nnunet_cpr.nnunet.checkpoints import age
 
-    return max(
-        (epochs for path in complete if (epochs := finished_epochs(path)) is not None), default=None
-    )
+    return max((found.epochs for path in complete if (found := age(path)) is not None), default=None)
 
 
 def _action(run: Run, state: State, epoch: int | None, paths: StudyPaths) -> str:

@@ -192,6 +192,29 @@ def test_continuing_falls_back_from_a_damaged_checkpoint(
     assert said.removeprefix("nnunet-cpr: ") in space.logs(CPR)[-1].read_text()
 
 
+def save_epochs(path: Path, epochs: int, start: float = 1e9) -> None:
+    """Write the number of epochs and their times, as nnU-Net does."""
+    logging = {"epoch_start_timestamps": [start + i for i in range(epochs)]}
+    torch.save({"current_epoch": epochs, "logging": logging}, path)
+
+
+@pytest.mark.parametrize("epochs", [0, 3])
+def test_checkpoints_of_an_earlier_training_come_last(tmp_path: Path, epochs: int) -> None:
+    """A training that is started anew leaves the final checkpoint of the one before until its end."""
+    save_epochs(tmp_path / "checkpoint_final.pth", 9)
+    save_epochs(tmp_path / "checkpoint_best.pth", 7)
+    save_epochs(tmp_path / "checkpoint_latest.pth", epochs, start=1.1e9)
+    ordered = checkpoints.newest_first(tmp_path / "checkpoint_final.pth")
+    assert [path.stem for path in ordered] == [f"checkpoint_{n}" for n in ("latest", "final", "best")]
+
+
+def test_numpy_scalars_in_the_log_are_loaded(tmp_path: Path) -> None:
+    scalars = [np.float16(0.5), np.int64(3), np.uint8(4), np.bool_(True), np.float32(1), np.float64(2)]
+    path = tmp_path / "checkpoint_best.pth"
+    torch.save({"network_weights": {}, "logged": scalars}, path)
+    assert checkpoints.read(path, needed=())["logged"] == scalars
+
+
 @pytest.mark.parametrize(
     ("finished", "expected"),
     [
@@ -208,7 +231,7 @@ def test_continuing_takes_the_newest_checkpoint(
     tmp_path: Path, finished: dict[str, int], expected: str
 ) -> None:
     for name, epochs in finished.items():
-        torch.save({"current_epoch": epochs}, tmp_path / f"checkpoint_{name}.pth")
+        save_epochs(tmp_path / f"checkpoint_{name}.pth", epochs)
     chosen = next(n for n in ("final", "latest", "best") if n in finished)  # by nnU-Net
     ordered = checkpoints.newest_first(tmp_path / f"checkpoint_{chosen}.pth")
     assert ordered[0].name == f"checkpoint_{expected}.pth"
@@ -218,7 +241,7 @@ def test_continuing_takes_the_newest_checkpoint(
 def test_best_checkpoint_is_used_where_it_is_asked_for(tmp_path: Path) -> None:
     """As ``--val_best`` does after the training."""
     for name, epochs in {"final": 9, "best": 4}.items():
-        torch.save({"current_epoch": epochs}, tmp_path / f"checkpoint_{name}.pth")
+        save_epochs(tmp_path / f"checkpoint_{name}.pth", epochs)
     best = tmp_path / "checkpoint_best.pth"
     assert checkpoints.newest_first(best) == [best]
 

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr.names import WrongName
+from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.composition import resolve_settings
-from nnunet_cpr.nnunet.trainer import trainer_class
+from nnunet_cpr.nnunet.trainer import nnUNetTrainerSGD, trainer_class
 from tests.helpers import ROOT
 from tests.helpers.nnunet_trainers import NNUNET, NOT_TO_COMBINE, OTHER_PROJECTS, name_on
 from tests.helpers.pages import DOCS, blocks
@@ -20,6 +22,8 @@ from tests.helpers.workspace import Workspace
 
 MINE = """
 import torch
+from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.training.nnUNetTrainer.variants.data_augmentation.nnUNetTrainerDA5 import nnUNetTrainerDA5
 from nnunetv2.training.nnUNetTrainer.variants.optimizer.nnUNetTrainerAdam import nnUNetTrainerAdam
 
@@ -35,6 +39,50 @@ class nnUNetTrainerMine(nnUNetTrainerCPR, nnUNetTrainerDA5):
 
 class nnUNetTrainerMyAdam(nnUNetTrainerAttachCPR, nnUNetTrainerAdam):
     pass
+
+
+class nnUNetTrainerLayerRates(nnUNetTrainer):
+    # Two groups, each with a learning rate of its own.
+
+    def configure_optimizers(self):
+        first, *others = self.network.parameters()
+        rates = 0.1 * self.initial_lr, self.initial_lr
+        groups = [{"params": p, "lr": lr} for p, lr in zip(([first], others), rates)]
+        optimizer = torch.optim.AdamW(groups, weight_decay=0.05)
+        return optimizer, PolyLRScheduler(optimizer, self.initial_lr, self.num_epochs)
+
+
+class nnUNetTrainerLambda(nnUNetTrainer):
+    # A schedule with a function for each group.
+
+    def configure_optimizers(self):
+        first, *others = self.network.parameters()
+        optimizer = torch.optim.AdamW([{"params": [first]}, {"params": others}], weight_decay=0.05)
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda e: 0.1, lambda e: 1.0])
+
+
+class nnUNetTrainerLate(nnUNetTrainer):
+    # An optimizer that is not from configure_optimizers.
+
+    def initialize(self):
+        super().initialize()
+        self.optimizer = torch.optim.AdamW(self.network.parameters(), 1e-3)
+
+
+class nnUNetTrainerPart(nnUNetTrainer):
+    # An optimizer of the first parameter only.
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW([next(self.network.parameters())], self.initial_lr)
+        return optimizer, PolyLRScheduler(optimizer, self.initial_lr, self.num_epochs)
+
+
+class nnUNetTrainerBeside(nnUNetTrainer):
+    # A file beside each checkpoint.
+
+    def save_checkpoint(self, filename):
+        super().save_checkpoint(filename)
+        torch.save({"epoch": self.current_epoch}, filename.replace(".pth", "_ema.pth"))
 
 
 class nnUNetTrainerWithout(nnUNetTrainerCPR):
@@ -174,6 +222,118 @@ def test_learning_rate_that_the_other_trainer_ignores_is_refused(
     with pytest.raises(SystemExit):
         workspace.build("nnUNetTrainerPlain_lr1en3_on_nnUNetTrainerFixedRate", monkeypatch)
     assert "nnUNetTrainerFixedRate sets the learning rate itself, to 0.1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Plain_lr2en3_on_nnUNetTrainerMedNeXtLike", ""),
+        ("Plain_lr2en3_on_nnUNetTrainerLayerRates", ""),  # of one of the groups
+        ("Plain_wd1en2_on_nnUNetTrainerMedNeXtLike", ""),
+        (
+            "Plain_wd1en4_on_nnUNetTrainerMedNeXtLike",
+            "sets the weight decay itself, to 0.01; leave out _wd1en4",
+        ),
+        (
+            "Plain_decoupled_on_nnUNetTrainerMedNeXtLike",
+            "sets the weight decay itself, to 0.01; name that of the comparison method with _wd<V>",
+        ),
+        ("Plain_decoupled_wd1en2_on_nnUNetTrainerMedNeXtLike", ""),
+        ("AttachCPR_on_nnUNetTrainerLambda", "nnUNetTrainerLambda expects its 2 parameter groups, of"),
+        ("AttachCPR_on_nnUNetTrainerPart", "the optimizer does not have"),
+    ],
+)
+def test_settings_that_the_other_trainer_ignores_are_refused(
+    name: str,
+    message: str,
+    workspace: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if not message:
+        workspace.build(f"nnUNetTrainer{name}", monkeypatch)
+        return
+    with pytest.raises(SystemExit):
+        workspace.build(f"nnUNetTrainer{name}", monkeypatch)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"nnunet-cpr: nnUNetTrainer{name}: ") and message in line
+
+
+def test_split_groups_of_other_trainers_are_named(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workspace.build("nnUNetTrainerAttachCPR_on_nnUNetTrainerLayerRates", monkeypatch)
+    assert "1 of the 2 parameter groups of nnUNetTrainerLayerRates are split" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("family", ["CPR", "SGD", "AttachCPR", "Plain"])
+def test_optimizer_from_elsewhere_is_refused_after_an_epoch(
+    family: str,
+    workspace: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    built = workspace.build(f"nnUNetTrainer{family}_on_nnUNetTrainerLate", monkeypatch)
+    monkeypatch.setattr(nnUNetTrainer, "on_train_epoch_end", lambda self, outputs: None)
+    if family == "Plain":
+        NamedTrainer.on_train_epoch_end(built, [])
+        return
+    with pytest.raises(SystemExit):
+        NamedTrainer.on_train_epoch_end(built, [])
+    assert "trains with an optimizer that is not from configure_optim" in capsys.readouterr().err
+    built.optimizer = built._configured
+    NamedTrainer.on_train_epoch_end(built, [])
+
+
+def test_files_beside_a_checkpoint_are_saved_with_it(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    built = workspace.build("nnUNetTrainerCPR_on_nnUNetTrainerBeside", monkeypatch)
+    built.output_folder = str(tmp_path)
+    built.save_checkpoint(str(tmp_path / "checkpoint_best.pth"))
+    names = {"checkpoint_best.pth", "checkpoint_best_ema.pth"}
+    assert {path.name for path in tmp_path.glob("*.pth")} == names
+    writer = built.checkpoint_writer
+    writer.start_epoch(built._save_start_of_epoch, 0)
+    assert {path.name for path in tmp_path.glob("*.pth")} == names, "nothing is written yet"
+    writer.write()
+    names |= {"checkpoint_latest.pth", "checkpoint_latest_ema.pth"}
+    assert {path.name for path in tmp_path.glob("*.pth")} == names
+    writer.close()
+
+
+def test_other_trainers_may_change_the_settings_of_their_optimizer(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name = "nnUNetTrainerAttachCPR_ws7_on_nnUNetTrainerMedNeXtLike"
+    built = workspace.build(name, monkeypatch)
+    built.optimizer.param_groups[0]["betas"] = (0.85, 0.95)  # as OneCycleLR does
+    built.save_checkpoint(str(tmp_path / "checkpoint_best.pth"))
+    again = workspace.build(name, monkeypatch)
+    again.load_checkpoint(str(tmp_path / "checkpoint_best.pth"))
+    assert again.optimizer.param_groups[0]["betas"] == (0.85, 0.95)
+
+
+def test_network_with_a_submodule_named_module_is_continued(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        built = workspace.build("nnUNetTrainerSGD", monkeypatch)
+        built.network = torch.nn.ModuleDict({"module": built.network})
+        path = tmp_path / "checkpoint_best.pth"
+        if not path.exists():
+            built.save_checkpoint(str(path))
+    checkpoint = checkpoints.read(path)
+    checkpoints.check_matches(path, checkpoint, built, keeps_optimizer=False)
+
+
+def test_long_names_are_refused(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = nnUNetTrainerSGD.settings
+    long = type("nnUNetTrainer" + "x" * 240, (nnUNetTrainerSGD,), {"settings": settings})
+    with pytest.raises(SystemExit, match="expected at most 255 bytes"):
+        long(**{"plans": {"plans_name": "p"}, "configuration": "2d", "fold": 0, "dataset_json": {}})
 
 
 def test_hand_written_class_keeps_its_settings_unless_named(
