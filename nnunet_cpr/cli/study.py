@@ -163,7 +163,7 @@ def _study_command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def command(**options: Any) -> None:
-        with _study_errors():
+        with _study_errors(_STOPPED if function.__name__ == "run" else "stopped"):
             given = {each.name: options.pop(each.name) for each in shared}
             selected = _select_study(**given, saved_first=function.__name__ != "run")
             function(selected, **options)
@@ -175,11 +175,11 @@ def _study_command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def _study_errors() -> Iterator[None]:
+def _study_errors(interrupted: str = "stopped") -> Iterator[None]:
     from nnunet_cpr.nnunet.commands import CommandFailed
     from nnunet_cpr.studies.definition import StudyError
 
-    with report_errors(StudyError, CommandFailed, OSError, interrupted=_STOPPED):
+    with report_errors(StudyError, CommandFailed, OSError, interrupted=interrupted):
         yield
 
 
@@ -188,10 +188,11 @@ def presets() -> None:
     """List the studies that come with the package."""
     from nnunet_cpr.studies.definition import PRESETS, preset_names
 
-    for name in preset_names():
-        lines = (PRESETS / f"{name}.yaml").read_text().splitlines()
-        description = " ".join(line[1:].strip() for line in lines if line.startswith("#"))
-        print(f"{name:<13}{description}")
+    with report_errors(OSError):
+        for name in preset_names():
+            lines = (PRESETS / f"{name}.yaml").read_text().splitlines()
+            description = " ".join(line[1:].strip() for line in lines if line.startswith("#"))
+            print(f"{name:<13}{description}")
 
 
 @app.command("list")
@@ -211,10 +212,10 @@ def list_studies() -> None:
         for name in names:
             try:
                 study = load(str(saved_file(studies, name)))
-            except StudyError as error:
+                found = states(study, StudyPaths(results, studies / name))
+            except (StudyError, OSError) as error:
                 print(f"{name:<{width}} {error}")
                 continue
-            found = states(study, StudyPaths(results, studies / name))
             print(f"{name:<{width}} {summary(found.values())}; {', '.join(study.datasets)}")
 
 
@@ -360,7 +361,9 @@ def run(
                 f"watch them: nnunet-cpr study status {study.name}", soft_wrap=True, markup=False
             )
             return
-        watch(study, paths, console, until_idle=True)
+        waiting = f"stopped waiting, the jobs go on; watch them: nnunet-cpr study status {study.name}"
+        with report_errors(interrupted=waiting):
+            watch(study, paths, console, until_idle=True)
     finish(study, paths)
 
 
@@ -409,7 +412,7 @@ def commands(
 @app.command("run-one")
 def run_one(
     study: Annotated[str, typer.Argument(help="Name of the study, for its logs.")],
-    dataset: Annotated[str, typer.Argument(help="Full name of the data set.")],
+    dataset: Annotated[str, typer.Argument(help="Name or number of the data set.")],
     configuration: Annotated[str, typer.Argument(help="Configuration, such as 3d_fullres.")],
     fold: Annotated[int, typer.Argument(min=0, help="Fold.")],
     trainer: Annotated[str, typer.Option("-tr", help="Trainer.")],
@@ -420,14 +423,14 @@ def run_one(
 ) -> None:
     """Train or continue one run and validate it, as the lines of `study commands` do."""
     from nnunet_cpr.studies.definition import Run
-    from nnunet_cpr.studies.preparation import nnunet_folders
+    from nnunet_cpr.studies.preparation import dataset_name, nnunet_folders
     from nnunet_cpr.studies.run_state import StudyPaths
     from nnunet_cpr.studies.worker import Worker
 
-    with _study_errors():
+    with _study_errors(_STOPPED):
         folders = nnunet_folders(os.environ)
         results = Path(folders["nnUNet_results"])
-        run = Run(dataset, configuration, plans, fold, trainer)
+        run = Run(dataset_name(dataset, folders), configuration, plans, fold, trainer)
         options = ("--npz",) if npz else ()
         several = ("-num_gpus", str(gpus)) if gpus > 1 else ()
         paths = StudyPaths(results, results / "studies" / study)

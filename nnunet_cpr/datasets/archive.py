@@ -235,8 +235,8 @@ def _check_case(case: Case, archive: Archive) -> list[str]:
             problems.append(f"{subject}: expected {volumes} volumes, got {volume.volumes}; {AGAIN}")
             return None
         if kind == "image":
-            if volume.voxels.dtype.kind == "f" and np.isnan(volume.voxels).any():
-                problems.append(f"{subject} has NaN voxels; {AGAIN}")
+            if volume.voxels.dtype.kind == "f" and not np.isfinite(volume.voxels).all():
+                problems.append(f"{subject} has NaN or infinite voxels; {AGAIN}")
         elif unknown := _unknown_values(volume.voxels, archive.labels.values()):
             allowed = ", ".join(map(str, sorted(archive.labels.values())))
             problems.append(f"{subject}: expected values of {allowed}, got {unknown}; {AGAIN}")

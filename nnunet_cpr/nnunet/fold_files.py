@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -126,7 +127,8 @@ def _read_epochs(fold: Path) -> dict[int, _Texts]:
     )
     epochs: dict[int, _Texts] = {}
     for log in logs:
-        _add_epochs(log.read_text(encoding="utf-8", errors="replace"), epochs)
+        with suppress(OSError):  # of another user; the epochs of the others are known
+            _add_epochs(log.read_text(encoding="utf-8", errors="replace"), epochs)
     return epochs
 
 

@@ -390,7 +390,14 @@ def load(name: str) -> Study:
     try:
         document = yaml.load(path.read_bytes(), _UniqueKeyLoader)
     # PyYAML raises errors of any kind for a value that its tag does not fit.
-    except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+    except (
+        yaml.YAMLError,
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+    ) as error:
         raise StudyError(f"{path}: expected YAML, got: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise StudyError(f"{path}: nested too deeply") from error
@@ -424,9 +431,10 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     """YAML loader that refuses duplicate keys."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        keys = [key.value for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        counts = Counter(key.value for key, _ in pairs if isinstance(key, yaml.ScalarNode))
+        for key, count in counts.items():
+            if count > 1:
                 message = f"duplicate key {_shown(key)}"
                 raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
         return super().construct_mapping(node, deep)

@@ -214,7 +214,7 @@ class Slurm:
         """
         if shutil.which("sbatch") is None:
             raise StudyError("sbatch: not installed; run this command where Slurm jobs are submitted")
-        queued = queued_runs(paths)
+        queued = queued_runs(paths, needed=True)
         open_stages = (Stage.WAITING, Stage.STOPPED, Stage.FAILED)
         todo = [run for run in runs if state_of(run, paths, queued).stage in open_stages]
         if not todo:
@@ -222,14 +222,19 @@ class Slurm:
         executor = submitit.SlurmExecutor(paths.jobs, max_num_timeout=1000)
         executor.update_parameters(**self._parameters(paths.study.name))
         workers = [self.worker(run, paths, folders) for run in todo]
-        for run in todo:
-            paths.failure(run).unlink(missing_ok=True)
+        failed = (
+            subprocess.CalledProcessError,
+            submitit.core.utils.FailedJobError,
+            submitit.core.utils.FailedSubmissionError,
+        )
         try:
             with add_path_to_os_errors(paths.jobs):
                 jobs = executor.submit_array(workers)
-        except (subprocess.CalledProcessError, submitit.core.utils.FailedJobError) as error:
+        except failed as error:
             output = str(getattr(error, "stderr", None) or error).strip().splitlines()
             raise StudyError(f"sbatch: refused the jobs: {output[-1] if output else error}") from error
+        for run in todo:
+            paths.failure(run).unlink(missing_ok=True)
         numbers = {run.key: job.job_id for run, job in zip(todo, jobs)}
         write_json(paths.study / _SLURM_JOBS, {**_read_slurm_jobs(paths), **numbers})
         return numbers
@@ -288,8 +293,16 @@ def requested_gpus(settings: Mapping[str, str | bool]) -> int | None:
     return None
 
 
-def queued_runs(paths: StudyPaths) -> frozenset[str]:
-    """Return the keys of the runs whose jobs are in Slurm's queue, running ones included."""
+def queued_runs(paths: StudyPaths, needed: bool = False) -> frozenset[str]:
+    """Return the keys of the runs whose jobs are in Slurm's queue, running ones included.
+
+    Args:
+        paths: the study's folders.
+        needed: if True, an error of ``squeue`` is raised, otherwise nothing counts as queued.
+
+    Raises:
+        StudyError: ``squeue`` failed.
+    """
     jobs = _read_slurm_jobs(paths)
     if not jobs or shutil.which("squeue") is None:
         return frozenset()
@@ -299,6 +312,9 @@ def queued_runs(paths: StudyPaths) -> frozenset[str]:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     # squeue fails if all jobs ended so long ago that Slurm has forgotten them; then nothing is queued.
+    if needed and answer.returncode and "Invalid job id" not in answer.stderr:
+        reason = (answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"])[-1]
+        raise StudyError(f"squeue: {reason}; try again when Slurm answers")
     present = set(answer.stdout.split())
     return frozenset(key for key, number in jobs.items() if number in present)
 
@@ -306,7 +322,7 @@ def queued_runs(paths: StudyPaths) -> frozenset[str]:
 def cancel_slurm_jobs(paths: StudyPaths) -> int:
     """Cancel the study's jobs in Slurm's queue and return their number."""
     jobs = _read_slurm_jobs(paths)
-    numbers = [jobs[key] for key in queued_runs(paths)]
+    numbers = [jobs[key] for key in queued_runs(paths, needed=True)]
     if numbers:
         subprocess.run(["scancel", *numbers], check=True)
     return len(numbers)

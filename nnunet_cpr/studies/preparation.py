@@ -10,12 +10,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from nnunet_cpr._files import read_json
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
 from nnunet_cpr.nnunet.trainer_search import EXTERNAL_TRAINERS, external_trainers, missing_trainers
 from nnunet_cpr.studies.definition import Run, Study, StudyError
 from nnunet_cpr.studies.run_state import validation_dice, write_json
 
+SPLITS = "splits_final.json"
 _FOLDS = 5
 """Number of folds of nnU-Net's own split."""
 _PLANNERS = {
@@ -124,18 +127,25 @@ def prepare_study_data(study: Study, folders: Mapping[str, str], logs: Path, pro
         CommandFailed: nnU-Net's planning or preprocessing failed.
     """
     environment = {k: v for k, v in os.environ.items() if k != "nnUNet_n_proc_DA"} | dict(folders)
-    for dataset in study.datasets:
+    preprocessed = Path(folders["nnUNet_preprocessed"])
+
+    def steps(dataset: str) -> Iterator[Step]:
         for plans in study.plans:
-            for step in _preparation_steps(dataset, plans, study.configurations, folders, processes):
-                run(list(step.command), logs / f"{step.log}.log", environment)
-        _split(Path(folders["nnUNet_preprocessed"]) / dataset)
+            yield from _preparation_steps(dataset, plans, study.configurations, folders, processes)
+
+    for dataset in study.datasets:
+        if next(steps(dataset), None) is not None or not (preprocessed / dataset / SPLITS).exists():
+            with FileLock(preprocessed / f".{dataset}.lock"):  # of other studies on the data set
+                for step in steps(dataset):
+                    run(list(step.command), logs / f"{step.log}.log", environment)
+                _split(preprocessed / dataset)
         _check_folds(study, dataset, folders)
 
 
 def _check_folds(study: Study, dataset: str, folders: Mapping[str, str]) -> None:
     """Check that the folds exist, or will exist in nnU-Net's own split."""
     home = Path(folders["nnUNet_preprocessed"]) / dataset
-    splits = home / "splits_final.json"
+    splits = home / SPLITS
     count = len(_entries(splits, list)) if splits.exists() else _FOLDS
     for fold in study.folds:
         if fold >= count:
@@ -252,7 +262,7 @@ def _check_number_of_cases(splits: Path, count: int) -> None:
 
 def _split(home: Path) -> None:
     """Write nnU-Net's own split before concurrent trainings could write the file at the same time."""
-    file = home / "splits_final.json"
+    file = home / SPLITS
     if file.exists():
         return
     from nnunetv2.utilities.crossval_split import generate_crossval_split

@@ -230,8 +230,8 @@ def is_running(run: Run, paths: StudyPaths) -> bool:
             return False
     except Timeout:
         return True
-    except PermissionError:
-        return False  # another user's lock; on this machine the process above shows the training
+    except OSError:  # another user's lock, or a folder that cannot be written
+        return False  # on this machine the process above shows the training
 
 
 def _is_training(folder: Path) -> bool:

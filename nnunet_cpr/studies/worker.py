@@ -142,6 +142,7 @@ class Worker:
         fold = self.run.folder(self.paths.results)
         remove_incomplete_checkpoints(fold)
         if not (fold / FINAL_CHECKPOINT).exists():
+            (fold / "validation" / "summary.json").unlink(missing_ok=True)  # of an earlier training
             self._run_nnunet("--c", request)  # starts from scratch if there is no checkpoint
         if validation_dice(fold) is None:
             self._run_nnunet("--val", request)
@@ -185,11 +186,21 @@ class Worker:
 
 
 def remove_incomplete_checkpoints(fold: Path) -> None:
-    """Remove checkpoints that nnU-Net was writing when it was stopped and could not load."""
+    """Remove checkpoints that nnU-Net was writing when it was stopped and could not load.
+
+    Raises:
+        OSError: one cannot be read; it is not removed.
+    """
     for name in CHECKPOINTS:
         path = fold / name
-        if path.exists() and not is_complete_checkpoint(path):
-            path.unlink()
+        if path.exists():
+            with open(
+                path, "rb"
+            ) as file:  # zipfile takes a file that it cannot read for a truncated one
+                file.seek(-min(path.stat().st_size, 2**16), os.SEEK_END)
+                file.read()
+            if not is_complete_checkpoint(path):
+                path.unlink()
 
 
 def _requeue_signal() -> signal.Signals:

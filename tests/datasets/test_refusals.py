@@ -97,7 +97,7 @@ def test_btcv_reports_every_invalid_case(raw: Path, tmp_path: Path) -> None:
         "img0013": "got origin (-171.5, 20.25, -297.625) instead of (-171.5, 20.25, -300.125)",
         "img0014": "got direction (1, 0, 0, 0, 1, 0, 0, 0, 1) instead of (-0.9553365,",
         "img0015": "expected 3 dimensions, got 2",
-        "img0016": "has NaN voxels",
+        "img0016": "has NaN or infinite voxels",
         "img0061": "image ../Testing/img/img0061.nii.gz cannot be read",
     }
     assert_reported(refused("btcv", tmp_path), expected, raw)

@@ -94,6 +94,15 @@ def test_run_of_another_process_is_left_alone(mine: StudyRun) -> None:
     assert "nothing done, as another process works on it" in done.stderr
 
 
+def test_line_takes_the_number_of_a_data_set(mine: StudyRun) -> None:
+    results = Path(mine.environment["nnUNet_results"])
+    run = Run(mine.space.dataset, "3d_fullres", PLANS, 0, SGD)
+    number = str(int(run.dataset.removeprefix("Dataset").partition("_")[0]))
+    with claim(run, StudyPaths(results, results / "studies" / "lines")):
+        done = invoke("run-one", "lines", number, "3d_fullres", "0", "-tr", SGD, "-p", PLANS)
+    assert done.exit_code == 0 and f"{run.key}: nothing done" in done.stderr
+
+
 def test_signalled_run_has_the_signal_s_status(mine: StudyRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run_nnunet = Worker._run_nnunet
 

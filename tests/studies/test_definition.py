@@ -105,6 +105,8 @@ def test_changed_replaces_values_of_the_file() -> None:
         ("datasets: -4\ntrainers: [B]", r"datasets\[0\]: expected a valid string, got -4"),
         ("datasets: A\ntrainers: [B]\nname: a/b", "name: expected a name of letters"),
         ("datasets: A\ntrainers: [B]\nname: --help", "not '-' first"),
+        ("datasets: A\ntrainers: !!map [a, b]", "expected YAML, got: "),
+        ("datasets: A\ntrainers: !!set [a]", "expected YAML, got: "),
         (
             "datasets: A\ntrainers: [{trainer: B, label: x}, {trainer: C, label: x}]",
             "expected each label once, got x 2 times",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -107,6 +109,57 @@ def test_incomplete_checkpoints_are_removed(fold: Path) -> None:
     (fold / "checkpoint_best.pth").write_bytes(b"")
     remove_incomplete_checkpoints(fold)
     assert [path.name for path in sorted(fold.glob("*.pth"))] == ["checkpoint_final.pth"]
+
+
+def test_checkpoints_that_cannot_be_read_are_kept(fold: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish(fold)
+    read = open
+
+    def fail(path: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if str(path).endswith(".pth"):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return read(path, mode, *arguments, **options)
+
+    monkeypatch.setattr("builtins.open", fail)
+    with pytest.raises(OSError, match=r"Input/output error.*checkpoint_final\.pth"):
+        remove_incomplete_checkpoints(fold)
+    assert (fold / "checkpoint_final.pth").exists()
+
+
+def test_result_of_an_earlier_training_does_not_count(
+    run: Run, paths: StudyPaths, fold: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(fold, 0.5)
+    whole = (fold / "checkpoint_final.pth").read_bytes()
+    (fold / "checkpoint_final.pth").unlink()
+    options = []
+
+    def train(self: Worker, option: str, request: StopRequest) -> None:
+        options.append(option)
+        (fold / "checkpoint_final.pth").write_bytes(whole)
+        if option == "--val":
+            finish(fold, 0.75)
+
+    monkeypatch.setattr(Worker, "_run_nnunet", train)
+    assert Worker(run, paths, "cpu")() == "done"
+    assert options == ["--c", "--val"] and state_of(run, paths).dice == 0.75
+
+
+def test_files_of_other_users_do_not_hide_a_state(
+    run: Run, paths: StudyPaths, fold: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fold / "training_log_2026_1_1_10_00_00.txt").write_text(
+        LOG.format(epoch=0, dice="0.5, 0.6", seconds=10)
+    )
+    (fold / "training_log_2026_1_1_11_00_00.txt").mkdir()  # cannot be read
+    with claim(run, paths):
+        pass
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("nnunet_cpr.studies.run_state.FileLock", refuse)
+    assert (state_of(run, paths).stage, state_of(run, paths).epoch) == (Stage.STOPPED, 1)
 
 
 def test_only_one_process_claims_a_run(run: Run, paths: StudyPaths) -> None:

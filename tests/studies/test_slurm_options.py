@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from nnunet_cpr.cli import app
 from nnunet_cpr.cli._study_options import gpu_names, parse_setting
 from nnunet_cpr.studies.definition import Run, StudyError
-from nnunet_cpr.studies.executors import Slurm, requested_gpus
-from nnunet_cpr.studies.run_state import StudyPaths
+from nnunet_cpr.studies.executors import Slurm, cancel_slurm_jobs, queued_runs, requested_gpus
+from nnunet_cpr.studies.run_state import StudyPaths, state_of
 
 RUNS = [Run("Dataset001_A", "3d_fullres", "nnUNetPlans", fold, "nnUNetTrainerCPR") for fold in (0, 1)]
 
@@ -156,3 +156,32 @@ def test_gpus_hidden_by_minus_one_do_not_count(monkeypatch: pytest.MonkeyPatch) 
     for visible, names in (("-1", []), ("2,-1,0", ["2"]), ("1, 0", ["1", "0"])):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert gpu_names(None, None) == names
+
+
+def test_slurm_that_does_not_answer_is_no_empty_queue(
+    script: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    script()
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact' >&2\nexit 1\n")
+    paths = StudyPaths(tmp_path / "results", tmp_path / "results" / "studies" / "s")
+    for ask in (lambda: Slurm().submit(RUNS, paths, {}), lambda: cancel_slurm_jobs(paths)):
+        with pytest.raises(StudyError, match="squeue: slurm_load_jobs error: Unable to contact; try"):
+            ask()
+    assert queued_runs(paths) == frozenset()
+    squeue.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2\nexit 1\n")
+    assert cancel_slurm_jobs(paths) == 0
+
+
+def test_refused_jobs_keep_their_failures(script: Callable[..., dict[str, str]], tmp_path: Path) -> None:
+    paths = StudyPaths(tmp_path / "results", tmp_path / "results" / "studies" / "s")
+    paths.logs.mkdir(parents=True)
+    paths.failure(RUNS[0]).write_text("CUDA out of memory\n")
+    for text in ("echo Invalid account >&2; exit 1", "echo nothing"):
+        (tmp_path / "bin" / "sbatch").write_text(f"#!/bin/sh\n{text}\n")
+        with pytest.raises(StudyError, match="sbatch: refused the jobs"):
+            Slurm().submit(RUNS, paths, {})
+        assert state_of(RUNS[0], paths).reason == ("CUDA out of memory",)
+    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho Submitted batch job 5\n")
+    Slurm().submit(RUNS, paths, {})
+    assert not paths.failure(RUNS[0]).exists()
