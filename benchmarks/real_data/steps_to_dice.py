@@ -16,11 +16,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from benchmarks.real_data.trainings import read_trainings
 from nnunet_cpr._figures import new_figure
 from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.studies.definition import load
+
+DEEPEST = 8.0
+"""Points below the best training at which the vertical axis ends."""
 
 
 def describe(name: TrainerName, label: str) -> dict[str, Any]:
@@ -78,6 +82,7 @@ def draw(trainings: pd.DataFrame, path: Path) -> None:
             means = rows.groupby("steps")["dice"].mean()
             axes.plot(means.index, means, "-", color=f"C{number}", label=optimizer)
             axes.plot(rows["steps"], rows["dice"], "o", color=f"C{number}", markersize=4, alpha=0.6)
+        _limit(axes, trainings)
         lengths = sorted(trainings["steps"].unique())
         axes.set_xscale("log")
         axes.set_xticks(lengths, [f"{steps:,}" for steps in lengths], minor=False)
@@ -85,6 +90,23 @@ def draw(trainings: pd.DataFrame, path: Path) -> None:
         axes.set_xlabel("optimizer steps of the training")
         axes.set_ylabel("foreground Dice in percent")
         axes.legend()
+
+
+def _limit(axes: Axes, trainings: pd.DataFrame) -> None:
+    """End the vertical axis at :data:`DEEPEST`, and write the means below it at its lower border."""
+    lowest = trainings["dice"].max() - DEEPEST
+    if trainings["dice"].min() >= lowest:
+        return
+    axes.set_ylim(lowest, trainings["dice"].max() + 0.5)
+    means = trainings.groupby(["optimizer", "steps"], sort=False)["dice"].mean()
+    for (optimizer, steps), mean in means[means < lowest].items():
+        axes.annotate(
+            f"{optimizer}: {mean:.0f} ↓",
+            (steps, 0),
+            (-4, 5),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+        )
 
 
 def main() -> None:
