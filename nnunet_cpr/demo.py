@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from nnunet_cpr._cores import available_cores
 from nnunet_cpr._files import add_path_to_os_errors, atomic_write
 from nnunet_cpr.datasets import phantom
 from nnunet_cpr.names.trainer_name import parse_trainer_name
@@ -57,7 +57,7 @@ def run_demo(folder: Path, console: Console) -> list[Result]:
     Raises:
         CommandFailed: one of nnU-Net's commands failed.
     """
-    processes = max(1, min(4, (os.cpu_count() or 1) // 2))
+    processes = max(1, min(4, available_cores() // 2))
     environment = nnunet_environment(folder, processes)
     environment["nnUNet_compile"] = "f"  # compiling would take longer than the training
     raw = folder / "nnUNet_raw" / DATASET

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from enum import Enum
 from typing import Annotated
 
 import typer
 
+from nnunet_cpr._cores import available_cores
 from nnunet_cpr.cli._errors import stop
 
 
@@ -32,7 +32,7 @@ TorchDeviceOption = Annotated[
 ProcessesOption = Annotated[
     int, typer.Option("--processes", "-np", min=1, help="Number of parallel processes.")
 ]
-DEFAULT_PROCESSES = min(8, os.cpu_count() or 1)
+DEFAULT_PROCESSES = min(8, available_cores())
 SeedsOption = Annotated[
     str | None, typer.Option("--seeds", help="Seeds, such as 1,2,3: one run for each of them.")
 ]

@@ -119,7 +119,7 @@ def run(
 
 def last_lines(log: Path, count: int) -> list[str]:
     """Return the last non-empty lines of a log."""
-    lines = log.read_text(errors="replace").splitlines()
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return [line for line in lines if line.strip()][-count:]
 
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import multiprocessing
-import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from nnunet_cpr._cores import available_cores
 from nnunet_cpr._files import atomic_write, finite_number, read_json
 from nnunet_cpr.reports.case_files import read_volume, truth_file
 from nnunet_cpr.reports.results import (
@@ -182,7 +182,7 @@ def fold_surface_metrics(
             jobs[case] = _Job(prediction, truth, wanted, ignore, tolerance)
         except FileNotFoundError:
             reasons[case] = "the ground truth was not found; check nnUNet_raw and nnUNet_preprocessed"
-    for case, outcome in _compute(jobs, processes or min(8, _cpus())).items():
+    for case, outcome in _compute(jobs, processes or min(8, available_cores())).items():
         if isinstance(outcome, str):
             reasons[case] = outcome
         else:
@@ -279,11 +279,6 @@ def _library_version() -> str:
         raise ReportError(
             "HD95 and NSD: expected MONAI, which is not installed; run pip install 'nnunet-cpr[surface]'"
         ) from None
-
-
-def _cpus() -> int:
-    """Return the number of CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _compute(jobs: dict[str, _Job], processes: int) -> dict[str, _Metrics | str]:

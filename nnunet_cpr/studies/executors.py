@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 import submitit
 
+from nnunet_cpr._cores import available_cores
 from nnunet_cpr._files import add_path_to_os_errors, read_json
 from nnunet_cpr.nnunet.commands import CommandFailed
 from nnunet_cpr.nnunet.cpu_threads import CPU_THREADS
@@ -122,7 +123,7 @@ class Local:
     def worker(self, run: Run, slot: int, paths: StudyPaths, folders: Mapping[str, str]) -> Worker:
         """Return the worker of a run, with the GPU and CPU cores of its slot."""
         environment = dict(folders)
-        cores = max(1, (os.cpu_count() or 1) // self.at_once)
+        cores = max(1, available_cores() // self.at_once)
         if self.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
         elif self.at_once > 1:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from nnunet_cpr._cores import available_cores
 from nnunet_cpr._files import finite_number, read_json
 from nnunet_cpr.nnunet.commands import CommandFailed
 from nnunet_cpr.nnunet.commands import run as run_command
@@ -83,7 +84,7 @@ def _main(output: str, dataset: str, configuration: str, plans: str, trainer: st
     from nnunetv2.run.run_training import get_trainer_from_args
 
     if device == "cpu":
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", available_cores())))
     torch.backends.cudnn.benchmark = device == "cuda"  # as nnUNetv2_train sets it
     training = get_trainer_from_args(
         dataset, configuration, "all", trainer, plans, device=torch.device(device)

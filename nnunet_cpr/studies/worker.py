@@ -83,21 +83,21 @@ class Worker:
         self._end_stopped_job(request)
 
     def _work(self, request: StopRequest) -> str:
-        with claim(self.run, self.paths) as claimed:
-            if not claimed:
-                return "busy"
-            self.paths.failure(self.run).unlink(missing_ok=True)
-            try:
+        try:
+            with claim(self.run, self.paths) as claimed:
+                if not claimed:
+                    return "busy"
+                self.paths.failure(self.run).unlink(missing_ok=True)
                 self._train_and_validate(request)
-            except CommandFailed as error:
-                log = self.paths.log(self.run)
-                lines = last_lines(log, 5) if log.exists() else []
-                self._record_failure([*lines, str(error).split(": ")[0]])
-                raise
-            except OSError as error:
-                self._record_failure([str(error)])
-                raise
-            return "done"
+                return "done"
+        except CommandFailed as error:
+            log = self.paths.log(self.run)
+            lines = last_lines(log, 5) if log.exists() else []
+            self._record_failure([*lines, str(error).split(": ")[0]])
+            raise
+        except OSError as error:
+            self._record_failure([str(error)])
+            raise
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
         """Return the job to submit at the time limit; submitit calls the method by this name."""
@@ -182,7 +182,7 @@ class Worker:
         failure = self.paths.failure(self.run)
         failure.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(failure) as temporary:
-            temporary.write_text("\n".join(lines) + "\n")
+            temporary.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="replace")
 
 
 def remove_incomplete_checkpoints(fold: Path) -> None:

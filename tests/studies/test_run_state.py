@@ -145,6 +145,16 @@ def test_result_of_an_earlier_training_does_not_count(
     assert options == ["--c", "--val"] and state_of(run, paths).dice == 0.75
 
 
+def test_run_that_cannot_be_claimed_has_failed(run: Run, paths: StudyPaths) -> None:
+    folder = run.folder(paths.results).parent
+    folder.parent.mkdir(parents=True)
+    folder.write_text("a file in place of the model's folder")
+    with pytest.raises(OSError, match=folder.name):
+        Worker(run, paths, "cpu")()
+    state = state_of(run, paths)
+    assert state.stage is Stage.FAILED and folder.name in state.reason[0]
+
+
 def test_files_of_other_users_do_not_hide_a_state(
     run: Run, paths: StudyPaths, fold: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,7 +288,7 @@ def test_local_executor_shares_cores(
 ) -> None:
     for variable in ("OMP_NUM_THREADS", "NNUNET_CPR_CPU_THREADS"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
     three = Local(at_once=3, device="cpu").worker(run, 0, paths, {}).environment
     variables = ("OMP_NUM_THREADS", "NNUNET_CPR_CPU_THREADS", "nnUNet_n_proc_DA")
     assert [three[variable] for variable in variables] == ["2", "2", "2"]
