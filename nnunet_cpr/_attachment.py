@@ -234,16 +234,17 @@ class RegularizationMethod(ABC):
         self._optimizer_params = optimizer_params
 
     def _check_weight_decay(self, optimizer: Optimizer) -> None:
-        decaying = [g for g in optimizer.param_groups if _may_decay(g.get("weight_decay", 0))]
-        if not decaying:
-            return
-        own = {id(p): name for name, p in zip(self.names, self.parameters)}
-        decayed = [own[id(p)] for group in decaying for p in group["params"] if id(p) in own]
-        if decayed:
-            raise ValueError(
-                f"the optimizer applies weight decay to {list_names(decayed)}, which {self.title} "
-                "regularizes; build the optimizer with weight_decay=0"
-            )
+        for key in ("weight_decay", "lambd"):  # ASGD has both
+            decaying = [g for g in optimizer.param_groups if _may_decay(g.get(key, 0))]
+            if not decaying:
+                continue
+            own = {id(p): name for name, p in zip(self.names, self.parameters)}
+            decayed = [own[id(p)] for group in decaying for p in group["params"] if id(p) in own]
+            if decayed:
+                raise ValueError(
+                    f"the optimizer applies weight decay to {list_names(decayed)}, which {self.title} "
+                    f"regularizes; build the optimizer with {key}=0"
+                )
 
     def begin_step(self, optimizer: Optimizer) -> bool:
         """Check the optimizer before a step; return True if an update must precede the step.

@@ -306,7 +306,7 @@ class CPR(RegularizationMethod):
         ).clamp_(min=0)
         adaptive = self._on_device(self._adaptive, torch.bool)
         limit = self._on_device(self._limit, torch.float32)
-        least = limit if isinstance(limit, Tensor) else min(limit, _LARGEST)
+        least = limit.clamp(max=_LARGEST) if isinstance(limit, Tensor) else min(limit, _LARGEST)
         is_plain = may_read and has_grad is None and adaptive is False
         # In nearly all steps, all multipliers are finite and none is limited.
         if is_plain and bool((proposed <= least).all()):

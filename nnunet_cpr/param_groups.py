@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from nnunet_cpr._distributed import check_not_flattened
 from nnunet_cpr._state_dict import Positions
@@ -221,10 +222,14 @@ def _excluded(root: nn.Module) -> set[int]:
     for module in root.modules():
         if isinstance(module, _NEVER_REGULARIZED):
             ids.update(id(p) for p in module.parameters(recurse=False))
+            if is_parametrized(module):
+                ids.update(id(p) for p in module.get_submodule("parametrizations").parameters())
         listing = getattr(module, "no_weight_decay", None)
         if callable(listing):
             listed = set(listing())
-            ids.update(id(p) for name, p in module.named_parameters() if name in listed)
+            for name, p in module.named_parameters(remove_duplicate=False):  # a tied one has two names
+                if name.replace("_orig_mod.", "") in listed:
+                    ids.add(id(p))
     return ids
 
 

@@ -329,3 +329,12 @@ def test_a_stock_optimizer_ignores_the_extra_entry(model: torch.nn.Module) -> No
     stock.load_state_dict(ours.state_dict())
     for p in model.parameters():
         assert torch.equal(stock.state[p]["exp_avg"], ours.state[p]["exp_avg"])
+
+
+def test_decay_of_asgd_is_refused() -> None:
+    matrix = torch.nn.Parameter(torch.ones(3, 3))
+    with pytest.raises(
+        ValueError, match=r"applies weight decay to '0'.*build the optimizer with lambd=0"
+    ):
+        CPR([matrix]).attach(torch.optim.ASGD([matrix]))
+    CPR([matrix]).attach(torch.optim.ASGD([matrix], lambd=0))

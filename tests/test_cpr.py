@@ -217,3 +217,17 @@ def test_the_state_follows_the_model_to_another_device(model: torch.nn.Module) -
         set_gradients(model.parameters(), t)
         optimizer.step()
     assert optimizer.cpr.kappa.device.type == "cuda" and optimizer.cpr.kappa.isfinite().all()
+
+
+def test_infinite_weights_are_skipped_with_different_regularizers() -> None:
+    a, b = (torch.nn.Parameter(torch.ones(2, 2)) for _ in range(2))
+    groups = [{"params": [a], "regularizer": "l2"}, {"params": [b], "regularizer": "l1"}]
+    optimizer = torch.optim.SGD([a, b], lr=0.0)
+    cpr = CPR(groups, kappa="k0p5")
+    cpr.attach(optimizer)
+    b.data[0, 0] = -torch.inf
+    for p in (a, b):
+        p.grad = torch.zeros_like(p)
+    before = b.detach().clone()
+    optimizer.step()
+    assert torch.equal(b, before) and cpr.lagrange_multiplier.tolist() == [0.5, 0.0]

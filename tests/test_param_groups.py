@@ -87,3 +87,29 @@ def test_two_parameters_of_one_name_are_refused() -> None:
     a, b = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2, 2))
     with pytest.raises(ValueError, match="expected unique names, got 'w'"):
         CPR([("w", a), ("w", b)])
+
+
+def test_parametrized_embeddings_and_normalizations_are_not_regularized() -> None:
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4), nn.LayerNorm((4, 4)), nn.Linear(4, 2))
+    for layer in model[:3]:
+        nn.utils.parametrizations.weight_norm(layer)
+    kept = {f"1.parametrizations.weight.original{i}" for i in (0, 1)}
+    assert set(regularized(model)) <= {*kept, "3.weight"} and "3.weight" in regularized(model)
+
+
+class Listing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.tied = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.tied.weight = self.body.weight
+
+    def no_weight_decay(self) -> set[str]:
+        return {"tied.weight"}
+
+
+def test_listed_parameters_are_found_when_tied_or_compiled() -> None:
+    model = Listing()
+    assert regularized(model) == {}
+    model.body = torch.compile(nn.Linear(4, 4), backend="eager")
+    model.no_weight_decay = lambda: {"body.weight"}
+    assert list(regularized(model)) == ["tied.weight"]

@@ -54,7 +54,8 @@ def _kinds(group: GroupStep) -> set[tuple[Any, ...]]:
     moments = next((column for column in state if column.addresses), params)
     amsgrad = rule.adam and bool(state[-1].addresses)
     has_momentum = rule.adam or rule.beta1 != 0
-    name = (rule.adam, has_momentum, bool(rule.nesterov), amsgrad, bool(rule.maximize))
+    has_nesterov = has_momentum and bool(rule.nesterov)  # torch refuses it without momentum
+    name = (rule.adam, has_momentum, has_nesterov, amsgrad, bool(rule.maximize))
     if len(params.distinct_dtypes) == len(moments.distinct_dtypes) == 1:
         return {(*name, params.dtypes[0], moments.dtypes[0])}
     return {(*name, *dtypes) for dtypes in set(zip(params.dtypes, moments.dtypes))}

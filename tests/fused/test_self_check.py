@@ -109,3 +109,13 @@ def test_an_environment_variable_turns_fused_steps_off(
     monkeypatch.setenv("NNUNET_CPR_FUSED", "no")
     with pytest.raises(ValueError, match="NNUNET_CPR_FUSED: expected 0 or 1, got 'no'"):
         build(parameters(shapes=[(5, 4)]), lr=0.1)
+
+
+def test_nesterov_group_without_momentum_takes_a_step() -> None:
+    params = [torch.nn.Parameter(torch.ones(3, 3)) for _ in range(2)]
+    groups = [{"params": params[:1]}, {"params": params[1:], "momentum": 0.0}]
+    optimizer = SGDCPR(groups, lr=0.1)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    torch.testing.assert_close(params[1], torch.full((3, 3), 0.9))
