@@ -139,7 +139,8 @@ def age(path: Path) -> Age | None:
     try:
         with restricted_loading():
             checkpoint = torch.load(path, map_location="meta", weights_only=True, mmap=True)
-        starts = checkpoint["logging"]["epoch_start_timestamps"] or [path.stat().st_mtime]
+        starts = checkpoint.get("logging", {}).get("epoch_start_timestamps")
+        starts = starts or [path.stat().st_mtime]  # of a training that is in its first epoch
         found = Age(float(starts[0]), checkpoint["current_epoch"])
     except Exception:  # a damaged file can fail in any way
         return None
