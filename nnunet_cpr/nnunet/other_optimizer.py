@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 @dataclass
 class GivenGroups:
-    """What the parameter groups of optimizers were given.
+    """Values that the parameter groups of optimizers were given.
 
     Attributes:
         learning_rates, weight_decays: different values of all groups.

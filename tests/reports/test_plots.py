@@ -1,4 +1,4 @@
-"""What the figures of a report draw."""
+"""Figures of a report."""
 
 import math
 import re
