@@ -75,6 +75,8 @@ def test_archive_of_a_study_gives_the_same_report(
         ("few_cases_20", "**83.66**", "-0.61 to +0.42"),
         ("few_cases_40", "**84.02**", "-0.52 to +0.95"),
         ("acdc_sgd", "**77.19**", "-1.05 to +1.17"),
+        ("lengths", "**88.66**", "+0.71 to +1.68"),
+        ("lengths_cpr", "**88.66**", "-0.13 to +0.37"),
     ],
 )
 def test_results_that_come_with_the_source_give_a_report(
