@@ -49,9 +49,14 @@ def _unscale(g, factor):
 
 
 @_part
+def _decayed(theta, decay):
+    return decay * theta if decay != 0 else decay  # 0 * inf is NaN
+
+
+@_part
 def _sgd(p, g, sign, decay, rate):
     for i in range(p.size):
-        p[i] -= decay * p[i] + rate * (sign * g[i])
+        p[i] -= _decayed(p[i], decay) + rate * (sign * g[i])
 
 
 @_part
@@ -59,7 +64,7 @@ def _momentum(p, g, first, sign, decay, rate, momentum):
     for i in range(p.size):
         m = momentum * first[i] + sign * g[i]
         first[i] = m
-        p[i] -= decay * p[i] + rate * m
+        p[i] -= _decayed(p[i], decay) + rate * m
 
 
 @_part
@@ -68,7 +73,7 @@ def _nesterov(p, g, first, sign, decay, rate, momentum):
         gradient = sign * g[i]
         m = momentum * first[i] + gradient
         first[i] = m
-        p[i] -= decay * p[i] + rate * (gradient + momentum * m)
+        p[i] -= _decayed(p[i], decay) + rate * (gradient + momentum * m)
 
 
 @_part
@@ -79,7 +84,7 @@ def _adam(p, g, first, second, sign, decay, rate, beta1_rest, beta2, beta2_rest,
         v = beta2 * second[i] + beta2_rest * gradient * gradient
         first[i] = m
         second[i] = v
-        p[i] -= decay * p[i] + rate * m / (math.sqrt(v) * root_scale + eps)
+        p[i] -= _decayed(p[i], decay) + rate * m / (math.sqrt(v) * root_scale + eps)
 
 
 @_part
@@ -94,7 +99,7 @@ def _amsgrad(
         second[i] = v
         if not v <= largest[i]:  # also for NaN
             largest[i] = v
-        p[i] -= decay * p[i] + rate * m / (math.sqrt(largest[i]) * root_scale + eps)
+        p[i] -= _decayed(p[i], decay) + rate * m / (math.sqrt(largest[i]) * root_scale + eps)
 
 
 @_sum

@@ -64,14 +64,18 @@ def _kinds(group: GroupStep) -> set[tuple[Any, ...]]:
 def _passes(backend: FusedBackend, *kind: Any) -> bool:
     key = (type(backend), backend.device, *kind)
     if key not in _passed:
-        worst = _difference(backend, *kind)
+        try:
+            worst = _difference(backend, *kind)
+            result = f"a difference of {worst:.3g} times the precision of {kind[-2]}"
+        except Exception as error:  # compilers have no common exception class
+            worst, result = float("inf"), f"{type(error).__name__}: {error}"
         _passed[key] = worst <= _TOLERANCE
         if not _passed[key]:
             warnings.warn(
-                f"CPR's fused step on {backend.device}: expected torch's result, got a difference of "
-                f"{worst:.3g} times the precision of {kind[-2]} (adam, momentum, nesterov, amsgrad, "
-                f"maximize: {kind[:5]}); the unfused step is taken instead in this process; please "
-                "report this with the versions of torch, Triton and Numba and the device",
+                f"CPR's fused step on {backend.device}: expected torch's result, got {result} (adam, "
+                f"momentum, nesterov, amsgrad, maximize: {kind[:5]}); the unfused step is taken instead "
+                "in this process; please report this with the versions of torch, Triton and Numba and "
+                "the device",
                 stacklevel=2,
             )
     return _passed[key]

@@ -59,7 +59,8 @@ def _step_block(
     else:
         move = rate * gradient
 
-    new = (theta - decay * theta - move).to(p.dtype.element_ty)
+    decayed = tl.where(decay != 0, decay * theta, 0.0)  # 0 * inf is NaN
+    new = (theta - decayed - move).to(p.dtype.element_ty)
     tl.store(p + at, new, mask=mask)
     written = new.to(tl.float32)
     return written * written

@@ -207,3 +207,19 @@ def test_nonfinite_matrix_does_not_affect_others(bad: float, backend: str) -> No
     assert middle[0] > before[0] and after[0] == middle[0] and after[1] > middle[1] > before[1]
     assert optimizer.cpr.metrics()["skipped_updates"] == 1
     assert q.isfinite().all() and p.isfinite().sum() == p.numel() - 1
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_infinite_entry_of_an_unregularized_parameter_stays(variant: str, backend: str) -> None:
+    """A mask that is added to logits holds minus infinity, for example."""
+    build, options = VARIANTS[variant]
+    matrix, mask = parameters(device=DEVICE[backend], shapes=[(60, 50), (40,)])
+    with torch.no_grad():
+        mask[::3] = -math.inf
+    optimizer = build([matrix, mask], **{**BOUNDED, **options})
+    use(optimizer, backend)
+    for t in range(2):
+        set_gradients([matrix, mask], t)
+        optimizer.step()
+    assert (mask[::3] == -math.inf).all() and mask.isfinite().sum() == 26
+    assert matrix.isfinite().all()

@@ -86,6 +86,21 @@ def test_wrong_kernel_is_disabled_with_a_warning(
         torch.testing.assert_close(p.cpu(), q)
 
 
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+def test_kernel_that_does_not_compile_is_disabled_with_a_warning(
+    build: type, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: FusedBackend, groups: Any, *rest: Any, **more: Any) -> None:
+        raise AttributeError("'function' object has no attribute 'stats'")
+
+    monkeypatch.setattr(FusedBackend, "step", fail)
+    with pytest.warns(UserWarning, match="AttributeError: 'function' object.*unfused step"):
+        found = steps(build, backend, lr=0.02, **BOUNDED)
+    expected = steps(build, "plain", lr=0.02, **BOUNDED)
+    for p, q in zip(found.param_groups[0]["params"], expected.param_groups[0]["params"]):
+        torch.testing.assert_close(p.cpu(), q)
+
+
 def test_self_check_leaves_random_state_unchanged() -> None:
     torch.manual_seed(0)
     expected = torch.randn(3)
