@@ -47,7 +47,7 @@ def positive_integer(name: str, value: Any, *, allow_zero: bool = False) -> int:
 
     Args:
         name: the setting, for the error message.
-        value: a whole number above 0.
+        value: a whole number above 0 that an int64 tensor can hold.
         allow_zero: accept 0 as well.
 
     Raises:
@@ -63,6 +63,8 @@ def positive_integer(name: str, value: Any, *, allow_zero: bool = False) -> int:
     if not is_integer or not (value > 0 or (allow_zero and value == 0)):
         expected = "a whole number, 0 or above" if allow_zero else "a positive whole number"
         raise ValueError(f"{name}: expected {expected}, got {short_repr(value)}")
+    if value >= 2**62:
+        raise ValueError(f"{name}: expected a whole number below 2**62, got {short_repr(value)}")
     return int(value)
 
 

@@ -79,7 +79,8 @@ class Bound(ABC):
         Args:
             kappa: the bounds, float32 ``[J]``, +inf where not set yet.
             step: number of optimizer steps taken before this one, an int64 scalar tensor.
-            measure: R(theta_step), float32 ``[J]``.
+            measure: R(theta_step), float32 ``[J]``; NaN in a step that ``GradScaler`` skips, which must
+                not change anything.
             memory: contains the tensors of :meth:`memory`; updated in place.
         """
 
@@ -107,7 +108,7 @@ class KappaK(Bound):
         object.__setattr__(self, "value", positive_number("KappaK.value", self.value, float32=True))
 
     def update_(self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]) -> None:
-        _set_(kappa, step >= 0, kappa.new_full(kappa.shape, self.value))
+        _set_(kappa, measure.isfinite(), kappa.new_full(kappa.shape, self.value))
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,20 @@ def test_kappa_ip_skips_nonfinite_samples() -> None:
     assert [k[0] for k in after][-2:] == [math.inf, 4.0]
 
 
+@pytest.mark.parametrize("bound", [KappaK(0.25), KappaKI0(2), KappaWS(1), KappaIP(1, ema=0.5)])
+def test_skipped_step_changes_nothing(bound: Bound) -> None:
+    """R is NaN in a step that ``GradScaler`` skips."""
+    kappa = torch.full((2,), math.inf)
+    memory = bound.memory(kappa)
+    for t in range(6):
+        before = [x.clone() for x in (kappa, *memory.values())]
+        bound.update_(kappa, torch.tensor(t), torch.full((2,), math.nan), memory)
+        for x, y in zip(before, (kappa, *memory.values())):
+            torch.testing.assert_close(y, x, rtol=0, atol=0, equal_nan=True)
+        bound.update_(kappa, torch.tensor(t), torch.tensor([float(t), math.sqrt(t)]), memory)
+    assert kappa[1].isfinite()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -68,6 +82,7 @@ def test_kappa_ip_skips_nonfinite_samples() -> None:
         (lambda: KappaWS(-5), "KappaWS.steps: expected a positive whole number"),
         (lambda: KappaWS(1.5), "whole number"),
         (lambda: KappaWS(True), "whole number"),
+        (lambda: KappaWS(2**62), r"KappaWS.steps: expected a whole number below 2\*\*62"),
         (lambda: KappaK(0.0), "KappaK.value: expected a positive finite number"),
         (lambda: KappaK(math.nan), "KappaK.value: expected a positive finite number"),
         (lambda: KappaK(math.inf), "KappaK.value: expected a positive finite number"),
