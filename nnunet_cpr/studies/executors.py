@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from nnunet_cpr.nnunet.commands import CommandFailed
 from nnunet_cpr.nnunet.cpu_threads import CPU_THREADS
 from nnunet_cpr.nnunet.stop_signals import block_interrupts
 from nnunet_cpr.studies.definition import Run, StudyError
-from nnunet_cpr.studies.run_state import Stage, StudyPaths, state_of, write_json
+from nnunet_cpr.studies.run_state import Stage, StudyPaths, recorded_gpus, state_of, write_json
 from nnunet_cpr.studies.worker import Worker
 
 _POLL_SECONDS = 1.0
@@ -84,9 +84,11 @@ class Local:
         """
         executor = submitit.LocalExecutor(paths.jobs)
         executor.update_parameters(timeout_min=_NO_TIME_LIMIT, stderr_to_stdout=True)
-        waiting = [run for run in runs if state_of(run, paths).stage is not Stage.DONE]
+        stages = [state_of(run, paths).stage for run in runs]
+        waiting = [r for r, stage in zip(runs, stages) if stage not in (Stage.DONE, Stage.RUNNING)]
         slots: dict[int, tuple[Run, submitit.Job[str]]] = {}
-        elsewhere: list[Run] = []  # still trained by a process of an earlier, killed command
+        # Still trained by a process of an earlier, killed command.
+        elsewhere = [r for r, stage in zip(runs, stages) if stage is Stage.RUNNING]
         try:
             while waiting or slots or elsewhere:
                 for slot, (run, job) in list(slots.items()):
@@ -100,17 +102,17 @@ class Local:
                         elsewhere.remove(run)
                         if stage is not Stage.DONE:
                             waiting.insert(0, run)
-                for slot in range(min(self.at_once, len(runs)) - len(elsewhere)):
-                    if slot not in slots and waiting:
-                        run = waiting.pop(0)
-                        worker = self.worker(run, slot, paths, folders)
-                        log = paths.jobs / "controllers.log"
-                        with (
-                            add_path_to_os_errors(paths.jobs),
-                            _redirect_stderr(log),
-                            block_interrupts(),  # the terminal sends Ctrl-C to all processes
-                        ):
-                            slots[slot] = run, executor.submit(worker)
+                gpus = [recorded_gpus(run, paths) for run in elsewhere]
+                for slot in self.free_slots(slots, gpus)[: len(waiting)]:
+                    run = waiting.pop(0)
+                    worker = self.worker(run, slot, paths, folders)
+                    log = paths.jobs / "controllers.log"
+                    with (
+                        add_path_to_os_errors(paths.jobs),
+                        _redirect_stderr(log),
+                        block_interrupts(),  # the terminal sends Ctrl-C to all processes
+                    ):
+                        slots[slot] = run, executor.submit(worker)
                 show()
                 time.sleep(_POLL_SECONDS)
         except BaseException:
@@ -120,12 +122,29 @@ class Local:
                 _stop_jobs([job for _, job in slots.values()])
             raise
 
+    def free_slots(self, taken: Collection[int], gpus: Sequence[str | None]) -> list[int]:
+        """Return the slots in which a training can start.
+
+        Args:
+            taken: slots of the trainings of this command.
+            gpus: GPU of each training of other commands, None if not known. Each takes a slot, if
+                possible one of its GPU.
+        """
+        free = [slot for slot in range(self.at_once) if slot not in taken]
+        for gpu in gpus[: len(free)]:
+            free.remove(next((slot for slot in free if gpu and self._gpu(slot) == gpu), free[0]))
+        return free
+
+    def _gpu(self, slot: int) -> str | None:
+        return self.gpus[slot % len(self.gpus)] if self.gpus else None
+
     def worker(self, run: Run, slot: int, paths: StudyPaths, folders: Mapping[str, str]) -> Worker:
         """Return the worker of a run, with the GPU and CPU cores of its slot."""
         environment = dict(folders)
         cores = max(1, available_cores() // self.at_once)
-        if self.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
+        gpu = self._gpu(slot)
+        if gpu is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = gpu
         elif self.at_once > 1:
             for variable in ("OMP_NUM_THREADS", CPU_THREADS):
                 environment.setdefault(variable, os.environ.get(variable, str(cores)))

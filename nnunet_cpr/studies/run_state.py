@@ -212,10 +212,18 @@ def claim(run: Run, paths: StudyPaths) -> Iterator[bool]:
         lock.release()
 
 
-def record_process(run: Run, paths: StudyPaths, pid: int) -> None:
-    """Record the process of a training, which may outlive its worker."""
-    record = {"host": socket.gethostname(), "pid": pid, "trainer": run.trainer}
+def record_process(run: Run, paths: StudyPaths, pid: int, gpus: str | None = None) -> None:
+    """Record the process of a training, which may outlive its worker, and its GPUs."""
+    record = {"host": socket.gethostname(), "pid": pid, "trainer": run.trainer, "gpus": gpus}
     write_json(run.folder(paths.results) / _PROCESS, record)
+
+
+def recorded_gpus(run: Run, paths: StudyPaths) -> str | None:
+    """Return the recorded GPUs of a running training, as in ``CUDA_VISIBLE_DEVICES``."""
+    try:
+        return read_json(run.folder(paths.results) / _PROCESS)["gpus"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None  # the training is about to begin, or has ended
 
 
 def is_running(run: Run, paths: StudyPaths) -> bool:

@@ -159,7 +159,7 @@ class Worker:
         def on_start(pid: int) -> None:
             nonlocal training
             training = pid
-            record_process(self.run, self.paths, pid)
+            record_process(self.run, self.paths, pid, self.environment.get("CUDA_VISIBLE_DEVICES"))
 
         log = self.paths.log(self.run)
         if log.exists():

@@ -10,6 +10,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -281,6 +284,45 @@ def test_local_executor_shares_gpus(run: Run, paths: StudyPaths) -> None:
     assert [t.environment["CUDA_VISIBLE_DEVICES"] for t in given] == ["2", "5", "2", "5"]
     assert {t.device for t in given} == {"cuda"} and given[0].environment["nnUNet_raw"] == "r"
     assert "CUDA_VISIBLE_DEVICES" not in Local().worker(run, 0, paths, {}).environment
+
+
+class FakeExecutor:
+    """Executor of submitit whose jobs take a second; it notes the GPU and the jobs at each start."""
+
+    def __init__(self, folder: Path) -> None:
+        self.jobs: list[SimpleNamespace] = []
+        self.started: list[tuple[str, int]] = []
+
+    def update_parameters(self, **options: Any) -> None: ...
+
+    def submit(self, worker: Worker) -> SimpleNamespace:
+        end = time.monotonic() + 1
+        others = sum(not job.done() for job in self.jobs)
+        self.started.append((worker.environment["CUDA_VISIBLE_DEVICES"], others))
+        # As of a worker that finds its run in use.
+        is_busy = state_of(worker.run, worker.paths).stage is Stage.RUNNING
+        result = "busy" if is_busy else "done"
+        self.jobs.append(SimpleNamespace(done=lambda: time.monotonic() > end, result=lambda: result))
+        return self.jobs[-1]
+
+
+def test_trainings_of_a_killed_command_keep_their_slots(
+    run: Run, paths: StudyPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Train two at once on two GPUs, while a killed command's training is left on the first."""
+    runs = [replace(run, fold=fold) for fold in range(4)]
+    earlier = subprocess.Popen(["sh", "-c", "sleep 4; exit", run.trainer])
+    threading.Thread(target=earlier.wait).start()  # else it stays a zombie
+    runs[0].folder(paths.results).mkdir(parents=True)
+    record_process(runs[0], paths, earlier.pid, "2")
+    executor = FakeExecutor(paths.jobs)
+    monkeypatch.setattr("submitit.LocalExecutor", lambda folder: executor)
+    Local(at_once=2, gpus=["2", "5"]).run(runs, paths, {}, lambda: None)
+    assert executor.started[:2] == [("5", 0), ("5", 0)] and len(executor.started) == 4
+
+    assert Local(at_once=4, gpus=["2", "5"]).free_slots([0], ["2", None, "5"]) == []
+    assert Local(at_once=5, gpus=["2", "5"]).free_slots([0], ["5", None]) == [3, 4]
+    assert Local(at_once=2).free_slots([], [None]) == [1]
 
 
 def test_local_executor_shares_cores(
