@@ -1,0 +1,57 @@
+"""Preparation of a study's data."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nnunet_cpr.studies import preparation
+from nnunet_cpr.studies.definition import Study, TrainerEntry
+
+
+def test_two_studies_do_not_prepare_a_data_set_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = {n: str(tmp_path / n) for n in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")}
+    raw, home = (tmp_path / n / "Dataset001_A" for n in ("nnUNet_raw", "nnUNet_preprocessed"))
+    for folder in (raw, home / "gt_segmentations", home / "nnUNetPlans_2d"):
+        folder.mkdir(parents=True)
+    for folder in (raw, home):
+        (folder / "dataset.json").write_text('{"file_ending": ".nii.gz"}')
+    running: list[str] = []
+    commands: list[str] = []
+
+    def run(command: Sequence[str], *_: Any) -> None:
+        running.append(command[0])
+        assert running == [command[0]]
+        commands.append(command[0])
+        time.sleep(0.2)
+        if command[0] == "nnUNetv2_plan_experiment":
+            plans = {"configurations": {"2d": {"data_identifier": "nnUNetPlans_2d"}}}
+            (home / "nnUNetPlans.json").write_text(json.dumps(plans))
+        if command[0] == "nnUNetv2_preprocess":
+            for case in "abcdefghij":
+                (home / "gt_segmentations" / f"{case}.nii.gz").touch()
+                for suffix in (".b2nd", "_seg.b2nd", ".pkl"):
+                    (home / "nnUNetPlans_2d" / f"{case}{suffix}").touch()
+        running.clear()
+
+    monkeypatch.setattr(preparation, "run", run)
+    study = Study("s", ["Dataset001_A"], [TrainerEntry("nnUNetTrainer")], "nnUNetTrainer", (0,), ("2d",))
+    with ThreadPoolExecutor(3) as pool:
+        args = study, folders, tmp_path / "logs", 1
+        for future in [pool.submit(preparation.prepare_study_data, *args) for _ in range(3)]:
+            future.result()
+    commands = [command.removeprefix("nnUNetv2_") for command in commands]
+    assert commands == [
+        "extract_fingerprint",
+        "plan_experiment",
+        "preprocess",
+    ]
+    assert len(json.loads((home / "splits_final.json").read_text())) == 5
