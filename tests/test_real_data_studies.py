@@ -23,7 +23,7 @@ from tests.helpers.report_folds import DATASET, both, study, write_fold, write_h
 
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.real_data import archive, differences, robustness, steps_to_dice
+from benchmarks.real_data import archive, differences, rates_and_lengths, robustness, steps_to_dice
 from benchmarks.real_data.trainings import read_trainings
 
 
@@ -150,6 +150,36 @@ def test_settings_are_tabulated_and_drawn(tmp_path: Path) -> None:
     assert muon == pytest.approx([math.nan, 90.5, 50, 90.5, 50], nan_ok=True)
     robustness.draw(trainings, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
+
+
+def test_settings_at_several_learning_rates_and_lengths_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dice = {
+        "nnUNetTrainerSGD_lr1en1_2epochs_50iters": 0.80,
+        "nnUNetTrainerSGD_wd1en2_lr1en1_2epochs_50iters": 0.85,
+        "nnUNetTrainerCPR_lr1en1_2epochs_50iters": 0.84,
+        "nnUNetTrainerSGD_lr3en1_2epochs_50iters": 0.75,
+        "nnUNetTrainerSGD_wd1en2_lr3en1_2epochs_50iters": 0.10,
+    }
+    file = write_results(tmp_path, dice)
+    monkeypatch.setenv("nnUNet_results", str(tmp_path))
+    figure = tmp_path / "figure.png"
+    monkeypatch.setattr(sys, "argv", ["", str(file), str(file), "--figure", str(figure)])
+    rates_and_lengths.main()
+    # Means of the two folds are 0.5 points above those of the first.
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["sgd", "0.1", "100", "84.5", "80.5", "85.5"] in lines
+    assert ["0.3", "100", "NaN", "75.5", "10.5"] in lines
+    assert figure.stat().st_size > 10_000 and figure.with_suffix(".csv").exists()
+
+    (tmp_path / "other").mkdir()
+    both_vary = {"nnUNetTrainerSGD_lr1en1_1epochs": 0.8, "nnUNetTrainerSGD_lr1en2_2epochs": 0.8}
+    with pytest.raises(ValueError, match="in learning rate or in steps, not in both"):
+        rates_and_lengths.read(str(write_results(tmp_path / "other", both_vary)), tmp_path / "other")
+    chosen = write_results(tmp_path / "other", {"nnUNetTrainerCPR_ws5_lr1en2_2epochs": 0.8})
+    with pytest.raises(ValueError, match="expected weight decay or CPR's default"):
+        rates_and_lengths.read(str(chosen), tmp_path / "other")
 
 
 def test_differences_name_the_selected_method(tmp_path: Path) -> None:

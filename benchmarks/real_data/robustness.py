@@ -20,6 +20,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from benchmarks.real_data.trainings import read_trainings
+from benchmarks.weight_decay_curves import write_below
 from nnunet_cpr._figures import new_figure
 from nnunet_cpr.bounds import KappaWS
 from nnunet_cpr.names.trainer_name import TrainerName
@@ -79,16 +80,7 @@ def _draw_settings(axes: Axes, rows: pd.DataFrame, lowest: float) -> None:
     axes.grid(axis="y", alpha=0.3)
     if rows["dice"].min() < lowest:
         axes.set_ylim(lowest, rows["dice"].max() + 0.5)
-    for setting, mean in means[means < lowest].items():
-        axes.annotate(
-            f"↓ {mean:.0f}",
-            (setting, 0),
-            (0, 4),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            ha="right",
-            size=9,
-        )
+    write_below(axes, means, lowest)
 
 
 def tabulate(trainings: pd.DataFrame) -> pd.DataFrame:
