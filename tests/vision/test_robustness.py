@@ -57,12 +57,17 @@ def test_results_that_come_with_the_source_are_drawn(
     monkeypatch.chdir(tmp_path)
     with tarfile.open(ROOT / "benchmarks" / "vision" / "results" / "cifar10.tar.xz") as archive:
         archive.extractall("vision-results", filter="data")
-    for sweep in ("cifar10", "cifar10-steps"):
+    sweeps = ("cifar10", "cifar10-steps", "cifar10-long")
+    for sweep in sweeps:
         subprocess.run([*COMMAND, "vision", "draw", sweep], check=True)
-    first, second = (
-        pd.read_csv(f"vision-results/{sweep}-methods.csv").set_index("method")
-        for sweep in ("cifar10", "cifar10-steps")
+    first, second, long = (
+        pd.read_csv(f"vision-results/{sweep}-methods.csv").set_index("method") for sweep in sweeps
     )
     assert first["n"].eq(5).all() and second["n"].eq(5).all()
     default = first.loc["Muon + CPR, default", ["difference", "low", "high"]]
     assert default.tolist() == pytest.approx([1.17, -0.09, 2.43], abs=0.005)
+    columns = ["difference", "low", "high", "p"]
+    assert long["n"].eq(10).all()
+    sgd, adam = (long.loc[name, columns].tolist() for name in ("SGD + CPR", "Adam + CPR"))
+    assert sgd == pytest.approx([2.566, 1.502, 3.630, 0.001], abs=0.001)
+    assert adam == pytest.approx([1.095, 0.314, 1.876, 0.035], abs=0.001)
