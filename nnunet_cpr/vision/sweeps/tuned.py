@@ -132,7 +132,7 @@ CIFAR10_LONG_SWEEP = Sweep(
     seeds=tuple(range(6, 16)),  # not those of the sweeps that the hypotheses come from
 )
 
-_TEXT_LR = _lr(1e-3, 3e-3, 1e-2)
+_TEXT_LR = _lr(1e-3, 3e-3, 1e-2, 3e-2)
 
 TEXT_SWEEP = Sweep(
     "text",
