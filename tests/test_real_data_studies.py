@@ -75,6 +75,7 @@ def test_archive_of_a_study_gives_the_same_report(
         ("few_cases_20", "**83.66**", "-0.61 to +0.42"),
         ("few_cases_40", "**84.02**", "-0.52 to +0.95"),
         ("acdc_sgd", "**77.19**", "-1.05 to +1.17"),
+        ("acdc_adam", "**78.04**", "-1.64 to +1.54"),
         ("acdc_muon", "**81.93**", "-1.43 to +1.16"),
         ("lengths", "**88.66**", "+0.71 to +1.68"),
         ("lengths_cpr", "**88.66**", "-0.13 to +0.37"),
