@@ -71,3 +71,20 @@ def test_results_that_come_with_the_source_are_drawn(
     sgd, adam = (long.loc[name, columns].tolist() for name in ("SGD + CPR", "Adam + CPR"))
     assert sgd == pytest.approx([2.566, 1.502, 3.630, 0.001], abs=0.001)
     assert adam == pytest.approx([1.095, 0.314, 1.876, 0.035], abs=0.001)
+
+
+@pytest.mark.slow
+def test_results_on_text_that_come_with_the_source_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with tarfile.open(ROOT / "benchmarks" / "vision" / "results" / "text.tar.xz") as archive:
+        archive.extractall("vision-results", filter="data")
+    subprocess.run([*COMMAND, "vision", "draw", "text"], check=True)
+    methods = pd.read_csv("vision-results/text-methods.csv").set_index("method")
+    assert methods["n"].eq(3).all()
+    columns = ["difference", "low", "high", "p"]
+    as_long = methods.loc["Adam + CPR, 800 steps", columns].tolist()
+    shorter = methods.loc["Adam + CPR, 600 steps", columns].tolist()
+    assert as_long == pytest.approx([0.013, -0.744, 0.770, 1.0], abs=0.001)
+    assert shorter == pytest.approx([-1.873, -2.704, -1.043, 0.045], abs=0.001)

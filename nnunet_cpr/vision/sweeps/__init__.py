@@ -8,6 +8,7 @@ from nnunet_cpr.vision.sweeps.tuned import (
     CIFAR10_LONG_SWEEP,
     CIFAR10_STEPS_SWEEP,
     CIFAR10_SWEEP,
+    TEXT_LONG_SWEEP,
     TEXT_SWEEP,
 )
 
@@ -22,6 +23,7 @@ SWEEPS: dict[str, Sweep] = {
         CIFAR10_STEPS_SWEEP,
         CIFAR10_LONG_SWEEP,
         TEXT_SWEEP,
+        TEXT_LONG_SWEEP,
         *CIFAR100_SWEEPS,
         *IMAGENET_SWEEPS,
     )

@@ -1,15 +1,15 @@
 """Sweeps that compare tuned weight decay with CPR's default, on a CPU.
 
 Settings are chosen by a validation metric and compared on test data
-(:func:`nnunet_cpr.vision.selection.compare_methods`). ``cifar10-long`` chooses nothing: its
-comparisons were fixed before its runs.
+(:func:`nnunet_cpr.vision.selection.compare_methods`). The comparisons of ``cifar10-long`` and
+``text-long`` were fixed before their runs, which have seeds of their own.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from nnunet_cpr.bounds import KappaWS
+from nnunet_cpr.bounds import KappaIP, KappaWS
 from nnunet_cpr.names import BaselineChoice
 from nnunet_cpr.names.run_name import RunName
 from nnunet_cpr.vision.sweeps.sweep import Axis, AxisValues, Panel, Sweep, axis_values, grid
@@ -149,4 +149,26 @@ TEXT_SWEEP = Sweep(
     ),
     seeds=TEXT.seeds,
     across=3,
+)
+
+
+def _text_long(title: str, family: str, steps: int, **fields: Any) -> Panel:
+    """Return a panel with one run, with the learning rate that is best in 800 steps."""
+    return _method(f"{title}, {steps:,} steps", _ONE, _ONE, family, lr=1e-2, steps=steps, **fields)
+
+
+_PAPERS_INTERVAL = TEXT.warmup // 10
+
+TEXT_LONG_SWEEP = Sweep(
+    "text-long",
+    "text: AdamW in 2,400 steps, and Adam + CPR in as many and in two thirds of them",
+    TEXT.name,
+    (
+        _text_long("AdamW", "AdamW", 2400),
+        _text_long("Adam + CPR", "AdamCPR", 2400),
+        _text_long("Adam + CPR", "AdamCPR", 1600),
+        _text_long("Adam + CPR, inflection point", "AdamCPR", 2400, kappa=KappaIP(_PAPERS_INTERVAL)),
+        _text_long("Adam + CPR, inflection point", "AdamCPR", 1600, kappa=KappaIP(_PAPERS_INTERVAL)),
+    ),
+    seeds=(4, 5, 6, 7, 8),  # not those of text, which chose the learning rate and the weight decay
 )
