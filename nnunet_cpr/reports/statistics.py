@@ -8,6 +8,7 @@ share its trainings, so a test over cases cannot see the variation between train
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ RESAMPLES = 9999
 MIN_SEEDS = 3
 """Minimum number of seeds for a statement about methods instead of trainings."""
 _SMALLEST_P = 1e-4
+_MAX_SEEDS = 10_000
 
 Folds = Sequence[np.ndarray]
 """Differences of each fold, [seeds, cases]; NaN where a case has no value."""
@@ -72,6 +74,8 @@ class Difference:
         mean: mean over cases, then over trainings; NaN without cases.
         low, high: 95 % interval of the corrected repeated k-fold t-test; NaN with one training.
         p: two-sided p of this test; NaN with one training.
+        deviation: standard deviation between trainings; NaN with one training.
+        ratio: number of test cases per training case of a fold.
         bootstrap_low, bootstrap_high: 95 % bootstrap interval over cases and seeds.
         p_fold_seed: two-sided p over folds and seeds as random factors; NaN with one seed or fold.
         components: standard deviations by source.
@@ -84,6 +88,8 @@ class Difference:
     low: float
     high: float
     p: float
+    deviation: float
+    ratio: float
     bootstrap_low: float
     bootstrap_high: float
     p_fold_seed: float
@@ -115,10 +121,24 @@ def compare(differences: Folds, ratio: float, resamples: int = RESAMPLES) -> Dif
     folds = complete_folds(folds)
     trainings = training_means(folds)
     if not folds:
-        numbers = ("mean", "low", "high", "p", "bootstrap_low", "bootstrap_high", "p_fold_seed")
+        numbers = (
+            "mean",
+            "low",
+            "high",
+            "p",
+            "deviation",
+            "bootstrap_low",
+            "bootstrap_high",
+            "p_fold_seed",
+        )
         nothing = Components(*[math.nan] * 5)
         return Difference(
-            folds=0, seeds=0, cases=0, components=nothing, **dict.fromkeys(numbers, math.nan)
+            folds=0,
+            seeds=0,
+            cases=0,
+            ratio=ratio,
+            components=nothing,
+            **dict.fromkeys(numbers, math.nan),
         )
     low, high, p = corrected_t_test(trainings.ravel(), ratio)
     bootstrap_low, bootstrap_high = crossed_bootstrap(folds, resamples) if resamples else (math.nan,) * 2
@@ -130,6 +150,8 @@ def compare(differences: Folds, ratio: float, resamples: int = RESAMPLES) -> Dif
         low=low,
         high=high,
         p=p,
+        deviation=_deviation(trainings) if trainings.size > 1 else math.nan,
+        ratio=ratio,
         bootstrap_low=bootstrap_low,
         bootstrap_high=bootstrap_high,
         p_fold_seed=fold_seed_test(trainings),
@@ -356,28 +378,46 @@ def variance_components(differences: Folds) -> Components:
     )
 
 
+def reach_with(difference: Difference, seeds: float) -> float:
+    """Return half the width that the 95 % interval would have with another number of seeds.
+
+    Folds and the standard deviation between trainings stay as they are. The part n_test/n_train of
+    the variance does not shrink with seeds, so that the width has a limit.
+
+    Args:
+        difference: a comparison.
+        seeds: number of seeds; ``math.inf`` for the limit.
+
+    Returns:
+        NaN with one training.
+
+    Example:
+        >>> folds = [np.array([[0.1], [0.4], [0.2]]) for _ in range(5)]
+        >>> result = compare(folds, ratio=1 / 4)
+        >>> [round(reach_with(result, seeds), 2) for seeds in (3, 10, math.inf)]
+        [0.16, 0.13, 0.13]
+    """
+    n = difference.folds * seeds
+    if math.isnan(difference.deviation) or n < 2:
+        return math.nan
+    return float(stats.t.ppf(1 - LEVEL / 2, n - 1) * _scale(difference.deviation, n, difference.ratio))
+
+
 def seeds_for(difference: Difference, margin: float) -> int | None:
     """Return the number of seeds with which the 95 % interval would be the margin to both sides.
 
-    The variation between cases does not shrink with more seeds. That between folds is left out: few
-    folds estimate it too poorly.
-
     Args:
-        difference: a comparison whose components are known.
+        difference: a comparison.
         margin: half the width of the interval.
 
     Returns:
-        None if no number of seeds is enough; 0 if the components are not known.
+        None if no number of seeds is enough; 0 if one training does not say.
     """
-    c = difference.components
-    if not difference.folds or math.isnan(c.training):
+    if math.isnan(difference.deviation):
         return 0
-    k, n = difference.folds, difference.cases
-    shrinking = np.nan_to_num(c.seed) ** 2 + c.training**2 / k + np.nan_to_num(c.residual) ** 2 / n
-    allowed = (margin / stats.norm.ppf(1 - LEVEL / 2)) ** 2 - c.case**2 / n
-    if allowed <= 0:
-        return None
-    return max(MIN_SEEDS, math.ceil(shrinking / allowed))
+    numbers = range(MIN_SEEDS, _MAX_SEEDS + 1)
+    found = bisect.bisect_left(numbers, True, key=lambda n: reach_with(difference, n) <= margin)
+    return numbers[found] if found < len(numbers) else None
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -406,8 +446,17 @@ def _correlated_t(trainings: np.ndarray, ratio: float) -> tuple[float, float, in
     n = len(trainings)
     if n < 2:
         return None
-    variance = trainings.var(ddof=1) * (1 / n + ratio) if np.ptp(trainings) else 0.0
-    return float(trainings.mean()), math.sqrt(variance), n - 1
+    return float(trainings.mean()), _scale(_deviation(trainings), n, ratio), n - 1
+
+
+def _deviation(trainings: np.ndarray) -> float:
+    """Return the standard deviation, exactly 0 for equal values."""
+    return float(trainings.std(ddof=1)) if np.ptp(trainings) else 0.0
+
+
+def _scale(deviation: float, n: float, ratio: float) -> float:
+    """Return the standard error of the mean of n correlated differences."""
+    return deviation * math.sqrt(1 / n + ratio)
 
 
 @functools.lru_cache(maxsize=64)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from nnunet_cpr.reports.comparisons import Comparison, compare_with
 from nnunet_cpr.reports.results import Results
 from nnunet_cpr.reports.selection import select_settings
-from nnunet_cpr.reports.statistics import LEVEL, MIN_SEEDS, holm, p_number, seeds_for
+from nnunet_cpr.reports.statistics import LEVEL, MIN_SEEDS, holm, p_number, reach_with, seeds_for
 
 CAVEAT = (
     "A verdict is about methods and needs at least 3 seeds. With fewer seeds the numbers describe these "
@@ -144,18 +145,16 @@ def _advice(c: Comparison) -> str:
     margin = f"\u00b1{c.metric.amount(c.margin)}"
     if seeds == 0:
         start = "; start with 3" if c.difference.seeds < MIN_SEEDS else ""
-        return f"The variance seen does not say how many seeds would resolve {margin}{start}."
-    if seeds is None:
-        return (
-            f"No number of seeds would resolve {margin} on these cases and folds, given the variance "
-            "seen; it takes more folds or cases, or a wider margin."
-        )
-    if seeds <= c.difference.seeds:
-        return (
-            f"Between trainings the variance seen allows {margin} with these seeds, but few folds and "
-            "seeds make the tests wider; add folds or seeds."
-        )
-    return f"Given the variance seen, about {seeds} seeds would resolve {margin}."
+        return f"One pair of trainings does not say how many seeds a margin of {margin} needs{start}."
+    if seeds is not None and seeds > c.difference.seeds:
+        return f"Given the variance seen, about {seeds} seeds would narrow the interval to {margin}."
+    limit = f"\u00b1{reach_with(c.difference, math.inf):.2f} {c.metric.difference_unit}"
+    if seeds is not None:
+        return f"Given the variance seen, more seeds would narrow the interval to {limit} at best."
+    return (
+        f"Given the variance seen, no number of seeds would narrow the interval to {margin}; {limit} "
+        "remain. It takes a wider margin or, where cases vary more than trainings, more cases."
+    )
 
 
 def _relation(p: float) -> str:

@@ -79,7 +79,18 @@ def test_noise_between_trainings_is_undecided(tmp_path):
     assert found.verdict == "undecided"
     assert "not statistically significant" in found.sentence
     assert "no difference" not in found.sentence.lower()
-    assert "seeds would resolve ±0.1 points" in found.sentence
+    assert "no number of seeds would narrow the interval to ±0.1 points; ±" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("margin", "advice"),
+    [(1.2, "about 8 seeds would narrow the interval to ±1.2 points"), (1.9, "to ±0.97 points at best")],
+)
+def test_an_undecided_verdict_says_what_more_seeds_would_bring(tmp_path, margin, advice):
+    write_runs(tmp_path, SGD, noisy(0.8, training=0.01, key=1))
+    write_runs(tmp_path, CPR, noisy(0.81, training=0.01, key=2))
+    found = compared(study(SGD, CPR, seeds=(1, 2, 3), margin=margin), tmp_path)[CPR]
+    assert advice in found.sentence
 
 
 @pytest.mark.parametrize("seeds", [(1,), (1, 2)])

@@ -18,6 +18,7 @@ from nnunet_cpr.reports.statistics import (
     holm,
     non_inferiority,
     p_number,
+    reach_with,
     seeds_for,
     variance_components,
 )
@@ -216,17 +217,31 @@ def test_one_seed_leaves_components_unknown():
     assert math.isnan(variance_components([rng.normal(0, 1, (1, 30))]).training)
 
 
-def test_seeds_for_halves_the_interval_with_four_times_as_many():
+def test_number_of_seeds_is_the_smallest_whose_interval_is_within_the_margin():
     rng = np.random.default_rng(10)
-    folds = [rng.normal(0, 0.5, (5, 1)) + rng.normal(0, 0.01, (5, 36)) for _ in range(3)]
-    found = compare(folds, 1 / 4)
-    variance = found.components.training**2 / 3 + found.components.seed**2
-    needed = seeds_for(found, 0.1)
-    assert needed == pytest.approx(variance * (1.96 / 0.1) ** 2, rel=0.05)
-    assert seeds_for(found, 0.05) == pytest.approx(4 * needed, rel=0.1)
-    noisy_cases = [np.repeat(rng.normal(0, 9, (1, 36)), 3, axis=0) for _ in range(3)]
-    assert seeds_for(compare(noisy_cases, 1 / 4), 0.1) is None
-    assert seeds_for(compare([folds[0][:1]], 1 / 4), 0.1) == 0
+    trainings = rng.normal(0, 0.15, (3, 3))
+    found = compare([fold[:, None] for fold in trainings], 1 / 4)
+    deviation = trainings.std(ddof=1)
+    limit = 1.959964 * deviation * 0.5
+    assert reach_with(found, math.inf) == pytest.approx(limit)
+    assert reach_with(found, 3) == pytest.approx((found.high - found.low) / 2)
+    margin = 1.05 * limit
+    needed = seeds_for(found, margin)
+
+    def reach(seeds):
+        return stats.t.ppf(0.975, 3 * seeds - 1) * deviation * math.sqrt(1 / (3 * seeds) + 1 / 4)
+
+    assert reach(needed) <= margin < reach(needed - 1)
+    assert seeds_for(found, limit) is None
+    assert seeds_for(found, 9) == 3
+
+
+def test_a_number_of_seeds_needs_two_trainings():
+    one = compare([np.array([[0.1, 0.2]])], 1 / 4)
+    assert seeds_for(one, 0.1) == 0 and math.isnan(reach_with(one, 5))
+    assert seeds_for(compare([], 1 / 4), 0.1) == 0
+    same = compare([np.full((3, 4), 0.2) for _ in range(3)], 1 / 4)
+    assert seeds_for(same, 0.1) == 3 and reach_with(same, math.inf) == 0
 
 
 def arrays(draw_seeds):
