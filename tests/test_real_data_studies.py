@@ -77,6 +77,7 @@ def test_archive_of_a_study_gives_the_same_report(
         ("acdc_sgd", "**77.19**", "-1.05 to +1.17"),
         ("acdc_adam", "**78.04**", "-1.64 to +1.54"),
         ("acdc_muon", "**81.93**", "-1.43 to +1.16"),
+        ("rates_sgd", "**84.77**", ""),
         ("lengths", "**88.66**", "+0.71 to +1.68"),
         ("lengths_cpr", "**88.66**", "-0.13 to +0.37"),
     ],

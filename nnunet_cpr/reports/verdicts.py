@@ -153,7 +153,7 @@ def _advice(c: Comparison) -> str:
         return f"Given the variance seen, more seeds would narrow the interval to {limit} at best."
     return (
         f"Given the variance seen, no number of seeds would narrow the interval to {margin}; {limit} "
-        "remain. It takes a wider margin or, where cases vary more than trainings, more cases."
+        "remain."
     )
 
 
