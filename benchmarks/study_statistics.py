@@ -1,9 +1,11 @@
 """False claims and power of a study's verdicts, in simulated studies whose truth is known.
 
     OMP_NUM_THREADS=1 python -m benchmarks.study_statistics
+    OMP_NUM_THREADS=1 python -m benchmarks.study_statistics --non-inferiority
 
-The table has the percentage of reports that claim a difference, without a true difference and with one
-of the given points.
+The first table has the percentage of reports that claim a difference, without a true difference and
+with one of the given points. The second has the percentage of those that show non-inferiority of a
+trainer that is worse by exactly the margin.
 
 Every simulated study goes the way of a real one from the cases' Dice to the verdict. A trainer's Dice is
 85 + case + fold (both the same for all trainers) + the components of :class:`Scenario`, drawn for each
@@ -21,9 +23,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from nnunet_cpr.reports.non_inferiority import non_inferiorities
 from nnunet_cpr.reports.results import CASES, EPOCHS, MEASURED, Results
 from nnunet_cpr.reports.verdicts import compare_all
-from nnunet_cpr.studies.definition import Study, TrainerEntry
+from nnunet_cpr.studies.definition import DEFAULT_MARGIN, Study, TrainerEntry
 
 CASES_PER_FOLD = 36
 TRAINERS = ("nnUNetTrainerSGD", "nnUNetTrainerCPR")
@@ -97,7 +100,7 @@ def simulate(
             "class": "organ",
         }
     )
-    rng = np.random.default_rng([folds, seeds, trainers, round(1000 * effect)])
+    rng = np.random.default_rng([folds, seeds, trainers, round(1000 * abs(effect))])
 
     def draw(deviation: float, *fixed: int) -> np.ndarray:
         """Return a component that is the same along the fixed axes."""
@@ -141,8 +144,13 @@ def verdicts(results: Iterator[Results]) -> Counter[str]:
     return counts
 
 
+def shown(results: Iterator[Results]) -> int:
+    """Count the reports that show non-inferiority of some trainer."""
+    return sum(any(found.is_shown for found in non_inferiorities(each)) for each in results)
+
+
 def main() -> None:
-    """Print the table of docs/concepts/study-statistics.md."""
+    """Print a table of docs/concepts/study-statistics.md."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--studies", type=int, default=1000)
     parser.add_argument("--power-studies", type=int, default=200)
@@ -150,8 +158,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 3, 5])
     parser.add_argument("--effects", type=float, nargs="+", default=[0.5, 1.0, 2.0])
     parser.add_argument("--scenarios", nargs="+", default=[each.title for each in SCENARIOS])
+    parser.add_argument("--non-inferiority", action="store_true")
     options = parser.parse_args()
-    heading = ["variation", "folds", "seeds", "no difference", *(f"{e:g}" for e in options.effects)]
+    effects = [] if options.non_inferiority else options.effects
+    first = "non-inferior" if options.non_inferiority else "no difference"
+    heading = ["variation", "folds", "seeds", first, *(f"{effect:g}" for effect in effects)]
     print(f"| {' | '.join(heading)} |\n|{' --- |' * len(heading)}")
     for scenario in SCENARIOS:
         if scenario.title not in options.scenarios:
@@ -159,7 +170,10 @@ def main() -> None:
         for folds in options.folds:
             for seeds in options.seeds:
                 row = [scenario.title, str(folds), str(seeds)]
-                for effect in (0.0, *options.effects):
+                if options.non_inferiority:
+                    worse = simulate(scenario, folds, seeds, -DEFAULT_MARGIN, options.studies)
+                    row.append(f"{100 * shown(worse) / options.studies:.1f}")
+                for effect in [] if options.non_inferiority else (0.0, *effects):
                     studies = options.power_studies if effect else options.studies
                     counts = verdicts(simulate(scenario, folds, seeds, effect, studies))
                     row.append(f"{100 * counts['difference'] / studies:.1f}")

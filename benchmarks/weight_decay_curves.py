@@ -67,11 +67,14 @@ def _draw_table(axes: Axes, table: pd.DataFrame, deepest: float | None) -> None:
             capsize=2,
             label=f"{value:g}",
         )
-        for mean in rows.loc[rows["decay"].isna(), "mean"]:
+        cpr = rows.loc[rows["decay"].isna(), "mean"]
+        for mean in cpr:
             axes.axhline(mean, color=color, linestyle="--", linewidth=1.2)
         if deepest is not None:
             means = decays.set_index("decay")["mean"]
             write_below(axes, means, table["mean"].max() - deepest, number, color)
+            left = pd.Series(cpr.to_numpy(), index=[table["decay"].min()] * len(cpr))
+            write_below(axes, left, table["mean"].max() - deepest, number, color, "CPR ", "left")
     if deepest is not None and table["mean"].min() < table["mean"].max() - deepest:
         axes.set_ylim(table["mean"].max() - deepest, table["mean"].max() + 0.5)
     axes.set_xscale("log")
@@ -84,7 +87,13 @@ def _draw_table(axes: Axes, table: pd.DataFrame, deepest: float | None) -> None:
 
 
 def write_below(
-    axes: Axes, means: pd.Series, lowest: float, line: int = 0, color: str = "black"
+    axes: Axes,
+    means: pd.Series,
+    lowest: float,
+    line: int = 0,
+    color: str = "black",
+    title: str = "",
+    side: str = "right",
 ) -> None:
     """Write the means below ``lowest`` at the lower border.
 
@@ -94,15 +103,17 @@ def write_below(
         lowest: lower end of the vertical axis.
         line: number of the line of text above the border.
         color: color of the text.
+        title: beginning of the text.
+        side: side of the text that is at its position.
     """
     for position, mean in means[means < lowest].items():
         axes.annotate(
-            f"↓ {mean:.0f}",
+            f"{title}↓ {mean:.0f}",
             (position, 0),
             (0, 4 + 11 * line),
             xycoords=("data", "axes fraction"),
             textcoords="offset points",
-            ha="right",
+            ha=side,
             size=9,
             color=color,
         )

@@ -68,7 +68,7 @@ def read(file: str, results: Path) -> list[Row]:
         entries |= {entry.trainer: entry for entry in selection.entries}
     return [
         Row(
-            _data(study),
+            _data(study, each["dataset"]),
             _title(study, entries[each["trainer"]]),
             _title(study, entries[each["reference"]]),
             _uses_cpr(study, entries[each["trainer"]]),
@@ -90,9 +90,9 @@ def _uses_cpr(study: Study, entry: TrainerEntry) -> bool:
     return all(name is not None and name.defaults.cpr for name in parsed)
 
 
-def _data(study: Study) -> str:
+def _data(study: Study, dataset: str) -> str:
     """Return the short name of a data set, with the cases of a fold of ``few_cases.py``."""
-    name, cases = study.datasets[0].partition("_")[2], study.folds[0] // 10
+    name, cases = dataset.partition("_")[2], study.folds[0] // 10
     return f"{name}, {cases} cases" if cases else name
 
 

@@ -47,8 +47,8 @@ class Comparison:
         equivalence: posterior for other being better, equivalent or worse.
         p: the larger p of the corrected t-test and the test over folds and seeds.
         p_holm: p after Holm's correction over all comparisons of the report.
-        non_inferior_low, p_non_inferior: lower limit of other's advantage, one-sided, and the p of
-            the hypothesis that other is worse by the margin or more.
+        advantage_low, p_non_inferior: lower limit of other's advantage, one-sided, and the p of the
+            hypothesis that other is worse by the margin or more.
         verdict: ``better``, ``worse``, ``equivalent`` or ``undecided``.
         sentence: the result in words.
         same_method: True if the two differ in nothing but the seed in their names.
@@ -69,7 +69,7 @@ class Comparison:
     tabled_difference: float
     equivalence: Equivalence
     p: float
-    non_inferior_low: float
+    advantage_low: float
     p_non_inferior: float
     same_method: bool
     trained: tuple[dict[int, str], dict[int, str]]
@@ -86,6 +86,11 @@ class Comparison:
     def gain(self) -> float:
         """Mean difference, positive if the other trainer is better."""
         return self.difference.mean if self.metric.higher_is_better else -self.difference.mean
+
+    @property
+    def tabled_gain(self) -> float:
+        """Difference of the main table's means, positive if the other trainer is better."""
+        return self.tabled_difference if self.metric.higher_is_better else -self.tabled_difference
 
     @property
     def wins(self) -> int:
@@ -128,9 +133,11 @@ def class_differences(results: Results, comparisons: Iterable[Comparison]) -> pd
     """Return the differences of comparisons for each class, without correction for their number.
 
     Returns:
-        One row for each comparison and class: the setting, metric, reference, trainer, class, and
-        difference, interval_low, interval_high in the shown unit of the metric. The interval is
-        that of the corrected t-test, NaN with one training.
+        One row for each comparison and class: the setting, metric, reference, trainer, class,
+        cases_left_out, and difference, interval_low, interval_high in the shown unit of the metric.
+        The interval is that of the corrected t-test, NaN with one training. cases_left_out is the
+        number of cases with a value from one of the two only; then all three are NaN, as a difference
+        without these cases would leave out false positives.
     """
     all_cases = select_settings(results).cases if results.study.select else results.cases
     rows: list[dict[str, object]] = []
@@ -144,8 +151,8 @@ def class_differences(results: Results, comparisons: Iterable[Comparison]) -> pd
                 for name, of_class in cases.groupby("class", sort=False)
             }
         for name, values in tables[key].items():
-            arrays = values.differences(c.entry, c.reference, c.folds, c.seeds)[0]
-            found = compare(arrays, results.ratios[c.setting.dataset], resamples=0)
+            arrays, _, left_out = values.differences(c.entry, c.reference, c.folds, c.seeds)
+            found = compare([] if left_out else arrays, results.ratios[c.setting.dataset], resamples=0)
             rows.append(
                 {
                     **c.setting._asdict(),
@@ -153,12 +160,13 @@ def class_differences(results: Results, comparisons: Iterable[Comparison]) -> pd
                     "reference": c.reference.trainer,
                     "trainer": c.entry.trainer,
                     "class": name,
+                    "cases_left_out": left_out,
                     "difference": found.mean,
                     "interval_low": found.low,
                     "interval_high": found.high,
                 }
             )
-    columns = [*SETTING, "metric", "reference", "trainer", "class"]
+    columns = [*SETTING, "metric", "reference", "trainer", "class", "cases_left_out"]
     return pd.DataFrame(rows, columns=[*columns, "difference", "interval_low", "interval_high"])
 
 
@@ -196,7 +204,7 @@ def comparison_table(comparisons: Iterable[Comparison]) -> pd.DataFrame:
                 "p_holm": c.p_holm,
                 "margin": c.margin,
                 **{f"p_{name}": value for name, value in asdict(c.equivalence).items()},
-                "non_inferior_low": c.non_inferior_low,
+                "advantage_low": c.advantage_low,
                 "p_non_inferior": c.p_non_inferior,
                 **{f"sd_{source}": value for source, value in asdict(d.components).items()},
                 "cases_better": c.wins,
@@ -212,7 +220,7 @@ _COLUMNS = [
     *("metric", "unit", "reference", "trainer", "verdict", "folds", "seeds", "trainings", "cases"),
     *("reference_mean", "trainer_mean", "difference", "interval_low", "interval_high"),
     *("bootstrap_low", "bootstrap_high", "p_corrected_t", "p_fold_seed", "p", "p_holm", "margin"),
-    *("p_better", "p_equivalent", "p_worse", "non_inferior_low", "p_non_inferior"),
+    *("p_better", "p_equivalent", "p_worse", "advantage_low", "p_non_inferior"),
     *("sd_case", "sd_fold", "sd_seed", "sd_training", "sd_residual"),
     *("cases_better", "cases_worse", "sentence"),
 ]
@@ -294,7 +302,7 @@ def _compare(
     arrays, pairs, cases_left_out = values.differences(entry, reference, folds, seeds)
     ratio = results.ratios[setting.dataset]
     difference = compare(arrays, ratio)
-    trainings = training_means(complete_folds(arrays)).ravel()
+    trainings = training_means(complete_folds(arrays))
     if not metric.higher_is_better:
         trainings = -trainings
     margin = results.study.margin[metric.name]
@@ -313,10 +321,10 @@ def _compare(
         margin=margin,
         difference=difference,
         tabled_difference=_tabled_difference(values, entry, reference, list(product(folds, seeds))),
-        equivalence=equivalence(trainings, ratio, margin),
+        equivalence=equivalence(trainings.ravel(), ratio, margin),
         # Seeds of one method are no comparison of methods, so Holm's correction does not count them.
         p=math.nan if same else float(np.fmax(difference.p, difference.p_fold_seed)),
-        non_inferior_low=low,
+        advantage_low=low,
         p_non_inferior=p_non_inferior,
         same_method=same,
         trained=(

@@ -11,7 +11,7 @@ from nnunet_cpr.reports.comparisons import Comparison, compare_with
 from nnunet_cpr.reports.results import SETTING, Results, Setting
 from nnunet_cpr.reports.selection import select_settings
 from nnunet_cpr.reports.statistics import LEVEL, MIN_SEEDS, holm, p_number
-from nnunet_cpr.reports.verdicts import withheld
+from nnunet_cpr.reports.verdicts import tabled, withheld
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class NonInferiority:
         comparison: the comparison with the named trainer.
         p_holm: one-sided p after Holm's correction over all trainers, metrics and settings.
         is_shown: True if non-inferiority is shown: p_holm below 0.05, the bootstrap interval above
-            -margin, and at least three seeds.
+            -margin, the main table's means too, and at least three seeds and two folds.
         sentence: the result in words.
     """
 
@@ -62,7 +62,16 @@ def non_inferiority_table(found: Sequence[NonInferiority]) -> pd.DataFrame:
     """Return ``non_inferiority.csv``: one row for each trainer, metric and setting."""
     columns = [
         *SETTING,
-        *("metric", "unit", "non_inferior_to", "trainer", "seeds", "difference", "limit", "margin"),
+        *(
+            "metric",
+            "unit",
+            "non_inferior_to",
+            "trainer",
+            "seeds",
+            "difference",
+            "advantage_low",
+            "margin",
+        ),
         *("p", "p_holm", "non_inferior", "sentence"),
     ]
     rows = [
@@ -74,7 +83,7 @@ def non_inferiority_table(found: Sequence[NonInferiority]) -> pd.DataFrame:
             "trainer": each.comparison.entry.trainer,
             "seeds": each.comparison.difference.seeds,
             "difference": each.comparison.difference.mean,
-            "limit": each.comparison.non_inferior_low,
+            "advantage_low": each.comparison.advantage_low,
             "margin": each.comparison.margin,
             "p": each.comparison.p_non_inferior,
             "p_holm": each.p_holm,
@@ -89,7 +98,7 @@ def non_inferiority_table(found: Sequence[NonInferiority]) -> pd.DataFrame:
 def _judge(c: Comparison, p_holm: float) -> NonInferiority:
     d = c.difference
     lowest = d.bootstrap_low if c.metric.higher_is_better else -d.bootstrap_high
-    is_clear = p_holm < LEVEL and lowest > -c.margin and not withheld(c)
+    is_clear = p_holm < LEVEL and min(lowest, c.tabled_gain) > -c.margin and not withheld(c)
     is_shown = len(c.seeds) >= MIN_SEEDS and is_clear
     names = f"{c.entry.full_title} is {'' if is_shown else 'not shown to be '}non-inferior to"
     unit = c.metric.difference_unit
@@ -100,7 +109,7 @@ def _judge(c: Comparison, p_holm: float) -> NonInferiority:
     elif _lacks_seeds(c):
         text += f": expected at least {MIN_SEEDS} seeds, got {d.seeds}."
     else:
-        limit = c.metric.difference_text(c.non_inferior_low)
+        limit = c.metric.difference_text(c.advantage_low)
         text += f": its advantage is at least {limit} {unit} (one-sided 95 % limit)"
         if not is_shown and c.p_non_inferior < LEVEL:
             text += f"; {_reason(c, p_holm, lowest)}"
@@ -119,4 +128,6 @@ def _reason(c: Comparison, p_holm: float, lowest: float) -> str:
     if lowest <= -c.margin:
         low = c.metric.difference_text(lowest)
         return f"the bootstrap interval over cases and seeds begins at {low}"
+    if c.tabled_gain <= -c.margin:
+        return tabled(c)
     return f"p is {p_number(p_holm)} after Holm's correction"

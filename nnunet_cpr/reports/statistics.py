@@ -21,6 +21,8 @@ LEVEL = 0.05
 RESAMPLES = 9999
 MIN_SEEDS = 3
 """Minimum number of seeds for a statement about methods instead of trainings."""
+MIN_FOLDS = 2
+"""Minimum number of folds for such a statement."""
 _SMALLEST_P = 1e-4
 _MAX_SEEDS = 10_000
 
@@ -231,26 +233,36 @@ def equivalence(trainings: np.ndarray, ratio: float, margin: float) -> Equivalen
 
 
 def non_inferiority(trainings: np.ndarray, ratio: float, margin: float) -> tuple[float, float]:
-    """Return the one-sided test of "not worse by more than the margin".
+    """Return the one-sided tests of "not worse by more than the margin".
 
     Args:
-        trainings: differences of the trainings, positive if the tested trainer is better, [n].
+        trainings: differences of the trainings, positive if the tested trainer is better,
+            [folds, seeds].
         ratio: n_test / n_train.
         margin: largest difference that counts as not worse.
 
     Returns:
-        The lower limit of the one-sided 95 % interval of :func:`corrected_t_test`, and the p of the
-        hypothesis that the difference is -margin or below; NaN with fewer than 2 trainings.
+        The lower limit of the one-sided 95 % interval, and the p of the hypothesis that the difference
+        is -margin or below, each the more cautious one of :func:`corrected_t_test` and
+        :func:`fold_seed_test`; NaN with fewer than 2 trainings.
 
     Example:
-        >>> low, p = non_inferiority(np.array([0.0, 0.02, -0.02, 0.01]), 0.25, margin=0.1)
+        >>> trainings = np.array([[0.0, 0.02], [-0.02, 0.01]])
+        >>> low, p = non_inferiority(trainings, 0.25, margin=0.1)
         >>> low > -0.1, p < 0.05
         (True, True)
     """
-    posterior = _correlated_t(trainings, ratio)
-    if posterior is None:
+    tests = _correlated_t(trainings.ravel(), ratio), _fold_seed_t(trainings)
+    found = [_one_sided(test, margin) for test in tests if test is not None]
+    if not found:
         return math.nan, math.nan
-    mean, scale, df = posterior
+    lows, p = zip(*found)
+    return min(lows), max(p)
+
+
+def _one_sided(test: tuple[float, float, float], margin: float) -> tuple[float, float]:
+    """Return the lower limit of a t-test, and the p of a mean of -margin or below."""
+    mean, scale, df = test
     if scale == 0:
         return mean, float(mean <= -margin)
     low = mean - stats.t.ppf(1 - LEVEL, df) * scale
@@ -274,17 +286,13 @@ def fold_seed_test(trainings: np.ndarray) -> float:
         >>> fold_seed_test(np.array([[0.4, 0.5, 0.6], [0.5, 0.6, 0.4]])) < 0.05
         True
     """
-    k, s = trainings.shape
-    if k < 2 or s < 2:
+    test = _fold_seed_t(trainings)
+    if test is None:
         return math.nan
-    of_folds = trainings.mean(axis=1).var(ddof=1) / k
-    of_seeds = trainings.mean(axis=0).var(ddof=1) / s
-    variance = of_folds + of_seeds
-    mean = trainings.mean()
-    if variance == 0:
+    mean, scale, df = test
+    if scale == 0:
         return 0.0 if mean else 1.0
-    df = variance**2 / (of_folds**2 / (k - 1) + of_seeds**2 / (s - 1))
-    return float(2 * stats.t.sf(abs(mean) / math.sqrt(variance), df))
+    return float(2 * stats.t.sf(abs(mean) / scale, df))
 
 
 def crossed_bootstrap(differences: Folds, resamples: int = RESAMPLES) -> tuple[float, float]:
@@ -415,7 +423,7 @@ def seeds_for(difference: Difference, margin: float) -> int | None:
     """
     if math.isnan(difference.deviation):
         return 0
-    numbers = range(MIN_SEEDS, _MAX_SEEDS + 1)
+    numbers = range(1, _MAX_SEEDS + 1)
     found = bisect.bisect_left(numbers, True, key=lambda n: reach_with(difference, n) <= margin)
     return numbers[found] if found < len(numbers) else None
 
@@ -447,6 +455,18 @@ def _correlated_t(trainings: np.ndarray, ratio: float) -> tuple[float, float, in
     if n < 2:
         return None
     return float(trainings.mean()), _scale(_deviation(trainings), n, ratio), n - 1
+
+
+def _fold_seed_t(trainings: np.ndarray) -> tuple[float, float, float] | None:
+    """Return mean, scale and degrees of freedom with folds and seeds as crossed random factors."""
+    if trainings.ndim < 2 or min(trainings.shape) < 2:
+        return None
+    k, s = trainings.shape
+    of_folds = trainings.mean(axis=1).var(ddof=1) / k
+    of_seeds = trainings.mean(axis=0).var(ddof=1) / s
+    variance = of_folds + of_seeds
+    df = variance**2 / (of_folds**2 / (k - 1) + of_seeds**2 / (s - 1)) if variance else math.nan
+    return float(trainings.mean()), math.sqrt(variance), df
 
 
 def _deviation(trainings: np.ndarray) -> float:

@@ -44,7 +44,7 @@ def main_table(results: Results) -> pd.DataFrame:
         For each metric there is the mean over runs (``dice_percent``), the standard deviation (n - 1)
         of the folds' means over seeds (``deviation_folds_points``) and of the seeds' means over folds
         (``deviation_seeds_points``), and ``best``, which marks the best value of a column with the
-        same runs. The columns of other metrics than Dice start with their name.
+        same runs and cases. The columns of other metrics than Dice start with their name.
     """
     study = results.study
     metrics = metrics_of(results)
@@ -59,6 +59,7 @@ def main_table(results: Results) -> pd.DataFrame:
         for entry in study.trainers:
             wanted = runs[entry.trainer]
             numbers: dict[str, float] = {}
+            same: dict[str, str | None] = {}
             for metric in metrics:
                 values = pd.Series(dtype=float)
                 if metric.name in means:
@@ -67,6 +68,8 @@ def main_table(results: Results) -> pd.DataFrame:
                     by_run = metric.scale * mine.set_index(["fold", "seed"])[metric.name].astype(float)
                     values = by_run[by_run.index.isin(wanted)]
                 numbers |= _numbers(metric, values)
+                missing = _without_value(results, setting, entry.trainer, metric, wanted)
+                same[_key(metric, "same")] = str((sorted(wanted), missing)) if wanted else None
             rows.append(
                 {
                     **setting._asdict(),
@@ -79,7 +82,7 @@ def main_table(results: Results) -> pd.DataFrame:
                     "folds_planned": len(study.folds),
                     "runs": len(wanted),
                     "runs_planned": len(study.folds) * len(results.seeds),
-                    "same_runs": str(sorted(wanted)) if wanted else None,
+                    **same,
                 }
             )
 
@@ -105,13 +108,13 @@ def main_table(results: Results) -> pd.DataFrame:
                         **numbers,
                         METRICS["dice"].column: entry.published.get(dataset, math.nan),
                         **dict.fromkeys(("folds", "folds_planned", "runs", "runs_planned"), ""),
-                        "same_runs": None,
+                        **dict.fromkeys(_key(metric, "same") for metric in metrics),
                     }
                 )
     table = pd.DataFrame(rows)
     for metric in metrics:
         table[_key(metric, "best")] = _best(table, metric)
-    return table.drop(columns="same_runs")
+    return table.drop(columns=[_key(metric, "same") for metric in metrics])
 
 
 def _key(metric: Metric, name: str) -> str:
@@ -136,11 +139,23 @@ def _complete(results: Results, runs: Sequence[tuple[int, int]]) -> list[int]:
     return [f for f in results.study.folds if all((f, seed) in runs for seed in results.seeds)]
 
 
+def _without_value(
+    results: Results, setting: Setting, trainer: str, metric: Metric, runs: list[tuple[int, int]]
+) -> list[tuple[object, ...]]:
+    """Return fold, seed, case and class where the metric has no value, but the Dice has."""
+    if metric.name == "dice" or metric.name not in results.cases:
+        return []
+    cases = results.of(results.cases, setting)
+    cases = cases[(cases["trainer"] == trainer) & cases["dice"].notna() & cases[metric.name].isna()]
+    index = cases.set_index(["fold", "seed", "case", "class"]).index
+    return sorted(key for key in index if key[:2] in runs)
+
+
 def _best(table: pd.DataFrame, metric: Metric) -> pd.Series:
     # Values that are equal in the table's decimals are equally good.
     shown = table[metric.column].round(metric.decimals)
     column = [table[name] for name in (*SETTING, "kind")]
-    same = table["same_runs"].groupby(column, sort=False).transform("nunique") <= 1
+    same = table[_key(metric, "same")].groupby(column, sort=False).transform("nunique") <= 1
     several = shown.groupby(column, sort=False).transform("count") > 1
     best = shown.groupby(column, sort=False).transform("max" if metric.higher_is_better else "min")
     return same & several & (shown == best)
@@ -299,17 +314,20 @@ def time_table(results: Results, setting: Setting) -> Table:
     resources = results.of(results.resources, setting)
     lines = []
     for entry in results.study.trainers:
-        finished = results.finished(setting, entry.trainer)
+        finished = results.finished_runs(setting, entry.trainer)
         mine = epochs[epochs["trainer"] == entry.trainer]
-        whole = mine[mine["fold"].isin(finished)].groupby(["fold", "seed"])["seconds"].sum(min_count=1)
+        sums = mine.groupby(["fold", "seed"])["seconds"].sum(min_count=1)
+        whole = sums[sums.index.isin(finished)]
         measured = resources[resources["trainer"] == entry.trainer]
+        with_validation = measured.set_index(["fold", "seed"])["seconds"]
+        with_validation = with_validation[with_validation.index.isin(finished)]
         lines.append(
             Line(
                 entry.full_title,
                 (
                     Value(_recorded(mine["seconds"].median(), "{:.1f} s")),
                     Value(_duration(whole.mean())),
-                    Value(_duration(measured["seconds"].mean())),
+                    Value(_duration(with_validation.mean())),
                     Value(_recorded(measured["peak_memory_bytes"].max() / 2**30, "{:.1f} GiB")),
                     Value(_recorded(measured["peak_gpu_memory_bytes"].max() / 2**30, "{:.1f} GiB")),
                 ),

@@ -8,12 +8,21 @@ from dataclasses import replace
 from nnunet_cpr.reports.comparisons import Comparison, compare_with
 from nnunet_cpr.reports.results import Results
 from nnunet_cpr.reports.selection import select_settings
-from nnunet_cpr.reports.statistics import LEVEL, MIN_SEEDS, holm, p_number, reach_with, seeds_for
+from nnunet_cpr.reports.statistics import (
+    LEVEL,
+    MIN_FOLDS,
+    MIN_SEEDS,
+    holm,
+    p_number,
+    reach_with,
+    seeds_for,
+)
 
 CAVEAT = (
-    "A verdict is about methods and needs at least 3 seeds. With fewer seeds the numbers describe these "
-    "trainings only: another training of the same method can differ by more."
+    "A verdict is about methods and needs at least 3 seeds and 2 folds. With fewer seeds the numbers "
+    "describe these trainings only: another training of the same method can differ by more."
 )
+_NOT_SIGNIFICANT = "the difference is not statistically significant"
 PROBABLE = 0.95
 """Probability from which two methods are called equivalent."""
 
@@ -36,9 +45,9 @@ def _with_verdict(results: Results, c: Comparison) -> Comparison:
     verdict = "undecided"
     if len(c.seeds) < MIN_SEEDS or c.same_method or not d.folds or withheld(c):
         pass
-    elif c.equivalence.equivalent >= PROBABLE and within:
+    elif c.equivalence.equivalent >= PROBABLE and within and not _table_differs(c):
         verdict = "equivalent"
-    elif _is_significant(c):
+    elif _is_significant(c) and not _table_contradicts(c):
         verdict = "better" if c.gain > 0 else "worse"
     c = replace(c, verdict=verdict)
     return replace(c, sentence=_sentence(results, c))
@@ -52,10 +61,24 @@ def withheld(c: Comparison) -> str:
             "left out of the difference, such as cases where only one predicts a structure "
             "that is absent"
         )
-    if c.tabled_difference * c.difference.mean < 0:
-        amount = f"{c.metric.difference_text(c.tabled_difference)} {c.metric.difference_unit}"
-        return f"the means of the main table, over classes, differ the other way, by {amount}"
+    if c.difference.folds < MIN_FOLDS:
+        return "one fold does not show how the difference varies between folds"
     return ""
+
+
+def tabled(c: Comparison) -> str:
+    """Return the difference of the main table's means in words."""
+    amount = f"{c.metric.difference_text(c.tabled_difference)} {c.metric.difference_unit}"
+    way = " the other way," if _table_contradicts(c) else ""
+    return f"the means of the main table, over classes, differ{way} by {amount}"
+
+
+def _table_differs(c: Comparison) -> bool:
+    return abs(c.tabled_difference) > c.margin
+
+
+def _table_contradicts(c: Comparison) -> bool:
+    return c.tabled_gain * c.gain < 0
 
 
 def _is_significant(c: Comparison) -> bool:
@@ -123,37 +146,44 @@ def _reason(c: Comparison) -> str:
     interval = f"{m.difference_text(d.bootstrap_low)} to {m.difference_text(d.bootstrap_high)}"
     if reason := withheld(c):
         return reason
+    if _is_significant(c):
+        return tabled(c)
     if c.p_holm < LEVEL:
         return f"the bootstrap interval over cases and seeds, {interval}, includes 0"
+    if c.equivalence.equivalent >= PROBABLE and _table_differs(c):
+        return tabled(c)
     if c.equivalence.equivalent >= PROBABLE:
         return f"the bootstrap interval over cases and seeds, {interval}, is not within the margin"
-    return "the difference is not statistically significant"
+    return _NOT_SIGNIFICANT
 
 
 def _spread(c: Comparison) -> str:
-    sd = c.difference.components.training
-    if not sd > 0:  # unknown, or hidden by the variation between cases
+    sd = c.difference.deviation
+    if not sd > 0:  # one training, or equal ones
         return " by as much"
-    return (
-        f" (standard deviation between pairs of trainings {sd:.2f} {c.metric.difference_unit}, "
-        "estimated from the folds)"
-    )
+    return f" (standard deviation between the pairs of trainings {sd:.2f} {c.metric.difference_unit})"
 
 
 def _advice(c: Comparison) -> str:
+    """Return what more seeds would bring, an empty text if they are not what is missing."""
+    own = c.difference.seeds
+    if withheld(c) or (own >= MIN_SEEDS and _reason(c) != _NOT_SIGNIFICANT):
+        return ""
     seeds = seeds_for(c.difference, c.margin)
     margin = f"\u00b1{c.metric.amount(c.margin)}"
     if seeds == 0:
-        start = "; start with 3" if c.difference.seeds < MIN_SEEDS else ""
+        start = "; start with 3" if own < MIN_SEEDS else ""
         return f"One pair of trainings does not say how many seeds a margin of {margin} needs{start}."
-    if seeds is not None and seeds > c.difference.seeds:
-        return f"Given the variance seen, about {seeds} seeds would narrow the interval to {margin}."
-    limit = f"\u00b1{reach_with(c.difference, math.inf):.2f} {c.metric.difference_unit}"
+    if seeds is not None and seeds > own:
+        number = max(seeds, MIN_SEEDS)
+        return f"Given the variance seen, about {number} seeds would narrow the interval to {margin}."
+    limit = math.ceil(100 * reach_with(c.difference, math.inf)) / 100
+    remaining = f"\u00b1{limit:.2f} {c.metric.difference_unit}"
     if seeds is not None:
-        return f"Given the variance seen, more seeds would narrow the interval to {limit} at best."
+        return f"Given the variance seen, more seeds would narrow the interval to {remaining} at best."
     return (
-        f"Given the variance seen, no number of seeds would narrow the interval to {margin}; {limit} "
-        "remain."
+        f"Given the variance seen, no number of seeds would narrow the interval to {margin}; "
+        f"{remaining} remain."
     )
 
 

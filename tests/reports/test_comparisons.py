@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from scipy.stats import wilcoxon
 
-from benchmarks.study_statistics import SCENARIOS, simulate, verdicts
+from benchmarks.study_statistics import SCENARIOS, shown, simulate, verdicts
 from nnunet_cpr.reports import write_report
 from nnunet_cpr.reports.comparisons import class_differences, comparison_table
 from nnunet_cpr.reports.non_inferiority import non_inferiorities
@@ -266,17 +266,67 @@ def test_table_with_another_sign_withholds_the_verdict(tmp_path):
 
 
 def test_undecided_sentence_names_the_bootstrap_interval(tmp_path):
-    """Equal trainings on one fold: only the cases vary, which the t-test cannot see."""
+    """Equal trainings: only the cases vary, which the t-test cannot see."""
     rng = np.random.default_rng(3)
     difference = rng.normal(0.01, 0.05, 10)
-    write_runs(tmp_path, SGD, {s: {0: np.full(10, 0.7)} for s in (1, 2, 3)})
-    write_runs(
-        tmp_path, CPR, {s: {0: 0.7 + difference + 0.0001 * s * rng.uniform(size=10)} for s in (1, 2, 3)}
-    )
-    found = compared(study(SGD, CPR, seeds=(1, 2, 3), folds=(0,)), tmp_path)[CPR]
+    write_runs(tmp_path, SGD, {s: {f: np.full(10, 0.7) for f in (0, 1)} for s in (1, 2, 3)})
+    better = {s: {f: 0.7 + difference + 0.0001 * s * f for f in (0, 1)} for s in (1, 2, 3)}
+    write_runs(tmp_path, CPR, better)
+    found = compared(study(SGD, CPR, seeds=(1, 2, 3)), tmp_path)[CPR]
     assert found.p_holm < 0.05 and found.verdict == "undecided"
+    assert "seeds would" not in found.sentence  # they are not what is missing
     assert "the bootstrap interval over cases and seeds" in found.sentence
     assert "not statistically significant" not in found.sentence
+
+
+def test_one_fold_has_no_verdict(tmp_path):
+    write_runs(tmp_path, SGD, noisy(0.8, folds=(0,)))
+    write_runs(tmp_path, CPR, noisy(0.84, folds=(0,)))
+    planned = study(SGD, CPR, seeds=(1, 2, 3), folds=(0,))
+    found = compared(planned, tmp_path)[CPR]
+    assert found.p_holm < 0.05 and found.verdict == "undecided"
+    assert "one fold does not show how the difference varies between folds" in found.sentence
+    (judged,) = non_inferiorities(read_results(planned, tmp_path, None, None))
+    assert not judged.is_shown and "one fold" in judged.sentence
+
+
+def test_a_rare_class_that_is_lost_is_not_equivalent(tmp_path):
+    """The means over cases are equal, those over classes differ by 5 points."""
+    rng = np.random.default_rng(0)
+    for seed in (1, 2, 3):
+        for fold in (0, 1, 2):
+            for trainer, loss in ((SGD, 0.0), (CPR, 0.1)):
+                cases = {
+                    f"c{fold}{i}": {
+                        "1": 0.75 + (0.05 * loss if i >= 2 else 0) + rng.normal(0, 0.001),
+                        "2": 0.7 - loss if i < 2 else NAN,
+                    }
+                    for i in range(22)
+                }
+                write_fold(tmp_path, f"{trainer}_seed{seed}", fold, cases)
+    planned = study(SGD, CPR, seeds=(1, 2, 3), folds=(0, 1, 2), margin=0.5)
+    found = compared(planned, tmp_path)[CPR]
+    assert found.equivalence.equivalent > 0.95 and found.tabled_difference < -4
+    assert found.verdict == "undecided"
+    assert "the means of the main table, over classes, differ" in found.sentence
+    (judged,) = non_inferiorities(read_results(planned, tmp_path, None, None))
+    assert judged.p_holm < 0.05 and not judged.is_shown
+    assert "the means of the main table, over classes, differ" in judged.sentence
+
+
+def test_false_positives_leave_a_class_without_difference(tmp_path):
+    for seed in (1, 2, 3):
+        for fold in (0, 1):
+            for trainer, gain, empty in ((SGD, 0, NAN), (CPR, 0.01, 0.0)):
+                cases = {
+                    f"c{fold}{i}": {"1": 0.8, "2": 0.7 + gain if i < 3 else empty} for i in range(6)
+                }
+                write_fold(tmp_path, f"{trainer}_seed{seed}", fold, cases)
+    results = read_results(study(SGD, CPR, seeds=(1, 2, 3)), tmp_path, None, None)
+    table = class_differences(results, compare_all(results)).set_index("class")
+    assert table["cases_left_out"].to_dict() == {"liver": 0, "left_kidney": 6}
+    assert table.loc["liver", "difference"] == 0
+    assert table.loc["left_kidney", ["difference", "interval_low", "interval_high"]].isna().all()
 
 
 def test_run_without_values_is_left_out(tmp_path):
@@ -339,6 +389,13 @@ def test_simulated_claims_of_many_methods_are_few():
 def test_simulated_false_claims_are_at_most_five_percent(scenario, seeds):
     counts = verdicts(simulate(scenario, folds=3, seeds=seeds, effect=0, studies=200))
     assert counts["difference"] <= 13  # 6.5 %
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folds", [1, 2, 3])
+def test_simulated_non_inferiority_is_falsely_shown_in_few_studies(folds):
+    worse = simulate(SCENARIOS[5], folds=folds, seeds=5, effect=-0.1, studies=200)
+    assert shown(worse) <= (17 if folds > 1 else 0)  # 8.5 %
 
 
 def test_simulated_study_has_its_true_components():

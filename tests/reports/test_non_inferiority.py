@@ -41,7 +41,7 @@ def test_named_trainer_need_not_be_the_reference(tmp_path):
     table = non_inferiority_table(list(results.values()))
     assert table["non_inferior_to"].tolist() == [ADAM, ADAM]
     assert table["non_inferior"].tolist() == ["shown", "shown"]
-    assert (table["p_holm"] >= table["p"]).all() and (table["limit"] < table["difference"]).all()
+    assert (table["p_holm"] >= table["p"]).all() and (table["advantage_low"] < table["difference"]).all()
 
 
 def test_one_seed_shows_nothing(tmp_path):

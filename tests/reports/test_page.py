@@ -231,7 +231,9 @@ def test_page_of_one_finished_trainer(tmp_path):
         .read_text()
         .startswith("dataset,configuration,plans,metric,unit,reference,")
     )
-    assert "The study has one trainer, so there is nothing to compare." in alone.words()
+    words = alone.words()
+    assert "The study has one trainer, so there is nothing to compare." in words
+    assert "Warning: A: 1 of 2 runs have finished." in words
 
 
 def test_regions_and_cases_without_foreground(tmp_path):

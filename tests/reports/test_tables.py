@@ -126,6 +126,11 @@ def test_smallest_distance_is_best(tmp_path):
     table = main_table(results)
     assert table["hd95_mm"].tolist() == pytest.approx([8, 7])
     assert table["hd95_best"].tolist() == [False, True] and table["best"].tolist() == [True, False]
+    # The hard case of B has a Dice, but its prediction is gone.
+    gone = results.cases["trainer"].eq("B") & results.cases["fold"].eq(1)
+    results = replace(results, cases=results.cases.assign(hd95=results.cases["hd95"].mask(gone)))
+    table = main_table(results)
+    assert not table["hd95_best"].any() and table["best"].tolist() == [True, False]
     assert list(columns(results)) == [(DATASET, "Dice (%)"), (DATASET, "HD95 (mm)")]
     assert "Lower is better for HD95." in layout_notes(results)[0]
 
@@ -241,7 +246,12 @@ def test_time_table_has_medians_and_sums(tmp_path):
             "peak_gpu_memory_bytes": None,
         }
         write_json(folder / "resources.json", content)
-    first, second = time_table(read(study("A", "B"), tmp_path), SETTING).lines
+    stopped = write_fold(tmp_path, "A", 2, {"a2": both(0.5)})
+    (stopped / "validation" / "summary.json").unlink()
+    write_log(stopped, {0: (0, 0, 0, 20.0)})
+    write_json(stopped / "resources.json", {"seconds": 60, "peak_memory_bytes": 2**30})
+    planned = study("A", "B", folds=(0, 1, 2))
+    first, second = time_table(read(planned, tmp_path), SETTING).lines
     assert [v.text for v in first.values] == ["20.0 s", "1.5 min", "2.0 h", "2.0 GiB", "not recorded"]
     assert [v.text for v in second.values] == ["not recorded"] * 5
 
