@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -61,10 +62,13 @@ def selection_notes(results: Results) -> list[str]:
         folds = rows.groupby("trainer", sort=False)["fold"].apply(lambda of: ", ".join(map(str, of)))
         chosen = [f"{study.entry(str(t)).title} (fold {numbers})" for t, numbers in folds.items()]
         notes.append(f"{results.title(Setting(*parts))}, {method}: {'; '.join(chosen)}.")
-    if picks.empty:
-        notes.append(
-            "No setting was selected: expected two folds that all settings of a group finished."
-        )
+    for setting, (group, number) in product(results.settings, settings.items()):
+        mine = (picks[list(Setting._fields)] == list(setting)).all(axis=1) & (picks["method"] == group)
+        if number > 1 and not mine.any():
+            notes.append(
+                f"{results.title(setting)}, {group}: no setting was selected; expected two folds that "
+                "all settings of the group finished."
+            )
     return notes
 
 

@@ -125,3 +125,12 @@ def test_selection_needs_groups_and_folds(tmp_path):
         load(str(tmp_path / "mine.yaml"))
     with pytest.raises(ValueError, match="select: expected at least 2 folds"):
         planned(folds=(0,))
+
+
+def test_group_without_a_selected_setting_has_a_note(tmp_path):
+    write(tmp_path, {DECAYS[0]: [0.7] * 3, DECAYS[1]: [0.7], CPR[0]: [0.6] * 3, CPR[1]: [0.7] * 3})
+    notes = selection_notes(read_results(planned(), tmp_path, None, None))
+    assert [note for note in notes if "no setting was selected" in note] == [
+        f"{DATASET}, weight decay: no setting was selected; expected two folds that all settings of "
+        "the group finished."
+    ]
