@@ -175,7 +175,8 @@ class NamedTrainer(nnUNetTrainer, ABC):
                 f"{given.split} of the {given.count} parameter groups of {other} are split for the "
                 "regularization; a learning rate that it sets by the number of a group reaches another"
             )
-        self._check_other_settings(other, given)
+        if given.count:  # not a later stage with the same optimizer
+            self._check_other_settings(other, given)
         return optimizer, schedule
 
     def _check_other_settings(self, other: str, given: other_optimizer.GivenGroups) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,13 @@ def check_study_data(study: Study, folders: Mapping[str, str], processes: int) -
     if not study.datasets:
         raise StudyError(f"study {study.name}: expected a data set, got none; add --dataset")
     _find_trainers(study, Path(folders["nnUNet_results"]))
+    surface = ", ".join(metric for metric in study.metrics if metric != "dice")
+    if surface and find_spec("monai") is None:
+        warnings.warn(
+            f"metrics: the report needs MONAI for {surface}; run pip install 'nnunet-cpr[surface]' "
+            "before study report",
+            stacklevel=2,
+        )
     steps = [
         step
         for dataset, plans in product(study.datasets, study.plans)
@@ -157,10 +166,19 @@ def _check_folds(study: Study, dataset: str, folders: Mapping[str, str]) -> None
 
 def _find_trainers(study: Study, results: Path) -> None:
     """Search the trainers of unfinished runs as nnU-Net does, before the first of them starts."""
-    unfinished = [r.entry for r in study.runs() if validation_dice(r.folder(results)) is None]
-    if not unfinished:
+    first: dict[str, Run] = {}
+    for each in study.runs():
+        if each.entry not in first and validation_dice(each.folder(results)) is None:
+            first[each.entry] = each
+    if not first:
         return  # the search imports nnU-Net, which takes seconds
-    missing = missing_trainers(dict.fromkeys(unfinished))
+    # With the seed, which other trainers do not take; the study's names are without it.
+    found = missing_trainers(each.trainer for each in first.values())
+    missing = {
+        entry: found[each.trainer].replace(f"_seed{each.seed}", "")
+        for entry, each in first.items()
+        if each.trainer in found
+    }
     if missing:
         names = "; ".join(f"{name} ({hint})" if hint else name for name, hint in missing.items())
         raise StudyError(

@@ -216,6 +216,14 @@ def test_bound_is_set_after_the_other_trainers_warmup(
     assert built.cpr.bound.steps == 50 * 250 + 1000
 
 
+def test_learning_rate_is_kept_in_a_stage_with_the_same_optimizer(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = workspace.build("nnUNetTrainerPlain_lr1en3_on_nnUNetTrainer_warmup", monkeypatch)
+    optimizer, _ = built.configure_optimizers("train")
+    assert optimizer is built.optimizer and optimizer.defaults["lr"] == 1e-3
+
+
 def test_learning_rate_that_the_other_trainer_ignores_is_refused(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

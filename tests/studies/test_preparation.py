@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nnunet_cpr.studies import preparation
-from nnunet_cpr.studies.definition import Study, TrainerEntry
+from nnunet_cpr.studies.definition import Study, StudyError, TrainerEntry
 
 
 def test_two_studies_do_not_prepare_a_data_set_at_the_same_time(
@@ -55,3 +55,19 @@ def test_two_studies_do_not_prepare_a_data_set_at_the_same_time(
         "preprocess",
     ]
     assert len(json.loads((home / "splits_final.json").read_text())) == 5
+
+
+def test_trainers_without_a_seed_and_metrics_without_library_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = {n: str(tmp_path / n) for n in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")}
+    for folder in folders.values():
+        Path(folder).mkdir()
+    other = TrainerEntry("nnUNetTrainerDA5")
+    study = Study("s", ["Dataset001_A"], [other], other.trainer, (0,), ("2d",), seeds=(1, 2, 3))
+    with pytest.raises(StudyError, match="use nnUNetTrainerSGD_on_nnUNetTrainerDA5"):
+        preparation.check_study_data(study, folders, 1)
+    monkeypatch.setattr(preparation, "find_spec", lambda _: None)
+    study = Study("s", ["Dataset001_A"], [other], other.trainer, (0,), ("2d",), metrics=("dice", "nsd"))
+    with pytest.warns(UserWarning, match="the report needs MONAI for nsd"), pytest.raises(StudyError):
+        preparation.check_study_data(study, folders, 1)  # has no data
