@@ -61,7 +61,7 @@ def _draw_table(axes: Axes, table: pd.DataFrame, deepest: float | None) -> None:
         axes.errorbar(
             decays["decay"],
             decays["mean"],
-            decays["std"],
+            decays["std"] if decays["std"].notna().any() else None,
             fmt=".-",
             color=color,
             capsize=2,
