@@ -16,10 +16,11 @@ from rich.console import Console
 
 from nnunet_cpr.reports import write_report
 from nnunet_cpr.reports.results import read_results
+from nnunet_cpr.reports.surface_metrics import add_surface_metrics
 from nnunet_cpr.studies.definition import TrainerEntry, save
 from nnunet_cpr.studies.run_state import Stage, StudyPaths, state_of
 from tests.helpers import ROOT
-from tests.helpers.report_folds import DATASET, both, study, write_fold, write_history, write_log
+from tests.helpers.report_folds import DATASET, both, study, whole, write_fold, write_history, write_log
 
 sys.path.insert(0, str(ROOT))
 
@@ -56,6 +57,22 @@ def test_archive_of_a_study_gives_the_same_report(
     assert not any(word in path.read_text() for path in files for word in (str(tmp_path), "somewhere"))
 
 
+def test_archive_keeps_surface_metrics_without_predictions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("monai")
+    toy = study("nnUNetTrainerSGD", metrics=("dice", "hd95", "nsd"))
+    results, raw, preprocessed = whole(tmp_path, toy, cases=3)
+    monkeypatch.setenv("nnUNet_results", str(results))
+    before = add_surface_metrics(read_results(toy, results, raw, preprocessed), raw, preprocessed)
+    save(toy, tmp_path / "toy.yaml")
+    archive.pack(str(tmp_path / "toy.yaml"), tmp_path / "toy.tar.xz")
+    archive.unpack([tmp_path / "toy.tar.xz"], tmp_path / "other")
+    after = add_surface_metrics(read_results(toy, tmp_path / "other", None, None), None, None)
+    pd.testing.assert_frame_equal(after.cases, before.cases)
+    assert after.cases["hd95"].notna().all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "number", "interval"),
@@ -78,6 +95,7 @@ def test_archive_of_a_study_gives_the_same_report(
         ("acdc_adam", "**78.04**", "-1.64 to +1.54"),
         ("acdc_muon", "**81.93**", "-1.43 to +1.16"),
         ("rates_sgd", "**84.77**", ""),
+        ("long_sgd", "**87.26**", ""),
         ("lengths", "**88.66**", "+0.71 to +1.68"),
         ("lengths_cpr", "**88.66**", "-0.13 to +0.37"),
     ],

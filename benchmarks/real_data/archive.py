@@ -12,6 +12,7 @@ results: ``nnunet-cpr study run`` then trains the runs that the archive does not
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -25,6 +26,7 @@ import typer
 
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, RESOURCES
 from nnunet_cpr.nnunet.history import CSV_NAME
+from nnunet_cpr.reports.surface_metrics import CACHE_NAME
 from nnunet_cpr.studies.definition import load
 
 _FOLDERS = ("nnUNet_results", "nnUNet_preprocessed", "nnUNet_raw")
@@ -86,7 +88,8 @@ def _small_files(fold: Path) -> Iterator[Path]:
     if not summary.is_file():
         return
     yield from (summary, fold.parent / "dataset.json", *sorted(fold.glob("training_log_*.txt")))
-    yield from (fold / name for name in (CSV_NAME, RESOURCES) if (fold / name).is_file())
+    optional = (fold / CSV_NAME, fold / RESOURCES, summary.with_name(CACHE_NAME))
+    yield from (path for path in optional if path.is_file())
 
 
 def _without_paths(path: Path) -> bytes:
@@ -98,6 +101,13 @@ def _without_paths(path: Path) -> bytes:
             for key in ("prediction_file", "reference_file"):
                 case[key] = Path(case[key]).name
         return json.dumps(document, separators=(",", ":")).encode()
+    if path.name == CACHE_NAME:  # belongs to the summary of the archive, whose bytes differ
+        summary = path.with_name("summary.json")
+        old, new = (
+            hashlib.sha256(content).hexdigest()
+            for content in (summary.read_bytes(), _without_paths(summary))
+        )
+        return text.replace(old, new).encode()
     for name in _FOLDERS:
         if folder := os.environ.get(name):
             for spelling in {os.path.abspath(folder), os.path.realpath(folder)}:
