@@ -92,6 +92,8 @@ def test_archive_keeps_surface_metrics_without_predictions(
         ("few_cases_20", "**83.66**", "-0.61 to +0.42"),
         ("few_cases_40", "**84.02**", "-0.52 to +0.95"),
         ("acdc_sgd", "**77.19**", "-1.05 to +1.17"),
+        ("acdc_tuned_sgd", "**78.32**", ""),
+        ("acdc_best_sgd", "**78.11**", "-2.69 to +0.85"),
         ("acdc_adam", "**78.04**", "-1.64 to +1.54"),
         ("acdc_muon", "**81.93**", "-1.43 to +1.16"),
         ("rates_sgd", "**84.77**", ""),
