@@ -82,6 +82,7 @@ def test_archive_keeps_surface_metrics_without_predictions(
         ("default_sgd", "**84.29**", "-0.33 to +0.49"),
         ("default_adam", "**83.95**", "-0.41 to +0.21"),
         ("default_muon", "**85.51**", "-0.60 to +0.62"),
+        ("hippocampus_seeds", "**78.43**", "-0.69 to +0.14"),
         ("tuned_sgd", "**84.80**", ""),
         ("tuned_adam", "**84.15**", ""),
         ("tuned_muon", "**85.71**", ""),
