@@ -4,7 +4,7 @@
     python -m benchmarks.real_data.archive unpack results/*.tar.xz FOLDER
 
 With ``nnUNet_results`` set to the folder, ``nnunet-cpr study report studies/methods.yaml`` writes the
-report again, without pictures of cases.
+report again, without pictures of cases. HD95 and NSD need the version of MONAI that computed them.
 
 A study that was begun on another machine goes on after ``unpack --finished`` into an empty folder of
 results: ``nnunet-cpr study run`` then trains the runs that the archive does not have.
