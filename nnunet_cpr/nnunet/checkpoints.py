@@ -6,6 +6,7 @@ values and the types in :data:`SAFE_GLOBALS` are loaded.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import os
@@ -44,6 +45,8 @@ SAFE_GLOBALS: tuple[Any, ...] = (
     *(type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["Float"] + "?"),
 )
 """Types beyond tensors and plain values that nnU-Net's checkpoints need: NumPy scalars in the logs."""
+
+_FOLDER = 0x10  # bit of the attributes of a zip file's entry
 
 NOT_NNUNET = "is not a checkpoint of nnU-Net"
 
@@ -202,12 +205,17 @@ def _check_integrity(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             corrupted = archive.testzip()
-    except OSError:
-        raise
+            # torch would load arbitrary values, without an error, for a file that is marked as a folder.
+            folders = [info.filename for info in archive.infolist() if info.external_attr & _FOLDER]
     except Exception as error:  # zipfile fails in many ways on flipped bits
+        # A flipped bit of a position makes it seek to a negative one, which is an OSError too.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
         raise DamagedCheckpoint(path, _first_line(error)) from error
     if corrupted is not None:
         raise DamagedCheckpoint(path, f"the checksum of {corrupted!r} is wrong")
+    if folders:
+        raise DamagedCheckpoint(path, f"{folders[0]!r} is marked as a folder")
 
 
 def _is_intact(path: Path) -> bool:

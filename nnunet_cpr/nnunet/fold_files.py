@@ -61,7 +61,10 @@ def is_complete_checkpoint(path: Path) -> bool:
 
     torch writes zip files, whose list of contents comes last. The contents are not read.
     """
-    return path.is_file() and zipfile.is_zipfile(path)
+    try:
+        return path.is_file() and zipfile.is_zipfile(path)
+    except zipfile.BadZipFile:  # its last bytes are corrupted
+        return False
 
 
 def measurement(value: Any) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import math
 import os
 import pathlib
@@ -134,6 +135,19 @@ def test_truncated_file_is_always_reported(written: Path, tmp_path_factory, data
     assert str(error.value).startswith(f"{path} is damaged: ") and "\n" not in str(error.value)
 
 
+def is_reported(path: Path, expected: dict[str, Any]) -> bool:
+    """Return True if a changed file is reported as damaged, after checking that else it is harmless."""
+    try:
+        checkpoint = checkpoints.read(path)
+    except DamagedCheckpoint as error:
+        said = str(error)
+    else:
+        assert same(checkpoint, expected)
+        return False
+    assert said.startswith(f"{path} is damaged: ") and "\n" not in said
+    return True
+
+
 @examples(50, search=500)
 @given(data=st.data())
 def test_flipped_bits_are_reported_or_harmless(
@@ -144,15 +158,31 @@ def test_flipped_bits_are_reported_or_harmless(
         content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path = tmp_path_factory.getbasetemp() / "flipped.pth"
     path.write_bytes(content)
-    said = None
-    try:
-        checkpoint = checkpoints.read(path)
-    except DamagedCheckpoint as error:
-        said = str(error)
-    if said is None:
-        assert same(checkpoint, checkpoints.read(written))
-    else:
-        assert said.startswith(f"{path} is damaged: ") and "\n" not in said
+    is_reported(path, checkpoints.read(written))
+
+
+def test_changed_bytes_at_the_end_are_reported_or_harmless(written: Path, tmp_path: Path) -> None:
+    """The last 98 bytes say where a zip file's list of contents starts and how long it is."""
+    path = tmp_path / "changed.pth"
+    content = written.read_bytes()
+    expected = checkpoints.read(written)
+    damaged = 0
+    for i, mask in itertools.product(range(-98, 0), (0x01, 0xFF)):
+        changed = bytearray(content)
+        changed[i] ^= mask
+        path.write_bytes(changed)
+        damaged += is_reported(path, expected)
+    assert damaged > 98
+
+
+def test_tensor_marked_as_folder_is_reported(written: Path, tmp_path: Path) -> None:
+    """The list of contents has no checksum, and torch loads arbitrary values for such a tensor."""
+    content = bytearray(written.read_bytes())
+    content[content.rindex(b"PK\x01\x02", 0, content.rindex(b"/data/0")) + 38] |= 0x10
+    path = tmp_path / "marked.pth"
+    path.write_bytes(content)
+    with pytest.raises(DamagedCheckpoint, match=r"/data/0' is marked as a folder$"):
+        checkpoints.read(path)
 
 
 def zeros(path: Path) -> None:
