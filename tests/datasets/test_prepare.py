@@ -198,7 +198,7 @@ def test_amos22_is_converted(raw: Path, tmp_path: Path) -> None:
     assert written["numTraining"] == 3 and sorted(written["labels"].values()) == list(range(16))
 
 
-@pytest.mark.slow
+@pytest.mark.release  # test_archive_to_report.py does so in the slow stage
 def test_prepared_data_set_can_be_preprocessed(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from nnunet_cpr.nnunet.commands import nnunet_environment
 from tests.helpers.workspace import PLANS, Workspace
 
 TRAINER = "nnUNetTrainerCPR_ws20_2epochs_40iters"
-CASES = 100
+CASES = 40
 """Number of the 260 cases to use, to save time."""
 
 
