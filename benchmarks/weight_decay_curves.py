@@ -116,4 +116,5 @@ def write_below(
             ha=side,
             size=9,
             color=color,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # over a curve that falls there
         )
