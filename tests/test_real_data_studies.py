@@ -99,6 +99,8 @@ def test_archive_keeps_surface_metrics_without_predictions(
         ("acdc_muon", "**81.93**", "-1.43 to +1.16"),
         ("rates_sgd", "**84.77**", ""),
         ("long_sgd", "**87.26**", "-0.67 to +0.64"),
+        ("acdc_rates_sgd", "**78.32**", "-6.79 to -0.76"),
+        ("acdc_lengths_sgd", "**78.32**", "-12.01 to +11.69"),
         ("lengths", "**88.66**", "+0.71 to +1.68"),
         ("lengths_cpr", "**88.66**", "-0.13 to +0.37"),
     ],

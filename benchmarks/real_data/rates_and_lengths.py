@@ -51,12 +51,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("studies", nargs="+", help="study files")
     parser.add_argument("--figure", type=Path, default=Path("rates_and_lengths.png"))
+    parser.add_argument(
+        "--deepest", type=float, default=DEEPEST, help="points below the best mean that are drawn"
+    )
     arguments = parser.parse_args()
     results = Path(os.environ["nnUNet_results"])
     tables = [read(study, results) for study in arguments.studies]
     whole = pd.concat(tables).drop(columns="std")
     whole.to_csv(arguments.figure.with_suffix(".csv"), index=False, float_format="%.6g")
-    draw(tables, "foreground Dice in percent", arguments.figure, DEEPEST)
+    draw(tables, "foreground Dice in percent", arguments.figure, arguments.deepest)
     wide = whole.drop_duplicates().pivot(index=COLUMNS[:3], columns="decay", values="mean")
     print(wide.rename(columns=lambda decay: "CPR" if np.isnan(decay) else f"{decay:g}").round(2))
 
