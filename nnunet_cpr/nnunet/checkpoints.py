@@ -12,6 +12,7 @@ import math
 import os
 import pickle
 import re
+import stat
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,8 +46,6 @@ SAFE_GLOBALS: tuple[Any, ...] = (
     *(type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["Float"] + "?"),
 )
 """Types beyond tensors and plain values that nnU-Net's checkpoints need: NumPy scalars in the logs."""
-
-_FOLDER = 0x10  # bit of the attributes of a zip file's entry
 
 NOT_NNUNET = "is not a checkpoint of nnU-Net"
 
@@ -206,7 +205,11 @@ def _check_integrity(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             corrupted = archive.testzip()
             # torch would load arbitrary values, without an error, for a file that is marked as a folder.
-            folders = [info.filename for info in archive.infolist() if info.external_attr & _FOLDER]
+            folders = [
+                info.filename
+                for info in archive.infolist()
+                if info.external_attr & stat.FILE_ATTRIBUTE_DIRECTORY
+            ]
     except Exception as error:  # zipfile fails in many ways on flipped bits
         # A flipped bit of a position makes it seek to a negative one, which is an OSError too.
         if isinstance(error, OSError) and error.errno != errno.EINVAL:

@@ -9,6 +9,7 @@ import os
 import pathlib
 import resource
 import shutil
+import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -135,8 +136,8 @@ def test_truncated_file_is_always_reported(written: Path, tmp_path_factory, data
     assert str(error.value).startswith(f"{path} is damaged: ") and "\n" not in str(error.value)
 
 
-def is_reported(path: Path, expected: dict[str, Any]) -> bool:
-    """Return True if a changed file is reported as damaged, after checking that else it is harmless."""
+def check_reported_or_harmless(path: Path, expected: dict[str, Any]) -> bool:
+    """Check that a changed file is reported as damaged, or else loads as expected; True if reported."""
     try:
         checkpoint = checkpoints.read(path)
     except DamagedCheckpoint as error:
@@ -158,7 +159,7 @@ def test_flipped_bits_are_reported_or_harmless(
         content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path = tmp_path_factory.getbasetemp() / "flipped.pth"
     path.write_bytes(content)
-    is_reported(path, checkpoints.read(written))
+    check_reported_or_harmless(path, checkpoints.read(written))
 
 
 def test_changed_bytes_at_the_end_are_reported_or_harmless(written: Path, tmp_path: Path) -> None:
@@ -171,14 +172,16 @@ def test_changed_bytes_at_the_end_are_reported_or_harmless(written: Path, tmp_pa
         changed = bytearray(content)
         changed[i] ^= mask
         path.write_bytes(changed)
-        damaged += is_reported(path, expected)
+        damaged += check_reported_or_harmless(path, expected)
     assert damaged > 98
 
 
-def test_tensor_marked_as_folder_is_reported(written: Path, tmp_path: Path) -> None:
+def test_tensor_marked_as_folder_check_reported_or_harmless(written: Path, tmp_path: Path) -> None:
     """The list of contents has no checksum, and torch loads arbitrary values for such a tensor."""
     content = bytearray(written.read_bytes())
-    content[content.rindex(b"PK\x01\x02", 0, content.rindex(b"/data/0")) + 38] |= 0x10
+    content[content.rindex(b"PK\x01\x02", 0, content.rindex(b"/data/0")) + 38] |= (
+        stat.FILE_ATTRIBUTE_DIRECTORY
+    )
     path = tmp_path / "marked.pth"
     path.write_bytes(content)
     with pytest.raises(DamagedCheckpoint, match=r"/data/0' is marked as a folder$"):

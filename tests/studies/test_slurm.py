@@ -112,7 +112,7 @@ def test_killed_slurm_run_continues(study: Callable, waiting: Callable, tmp_path
 
 def test_training_longer_than_the_time_limit_ends(study: Callable, tmp_path: Path) -> None:
     """The signal comes 20 to 50 seconds after the start, as Slurm checks time limits twice a minute."""
-    mine = slow_study(study, tmp_path, epochs=10, seconds=3)
+    mine = slow_study(study, tmp_path, epochs=16, seconds=3)
     with slurm_cluster.cluster(tmp_path / "slurm", requeue_seconds=15) as environment:
         mine.environment.update({k: environment[k] for k in ("SLURM_CONF", "PATH")})
         said = mine.run(*OPTIONS, "--time", "1", "--signal-delay", "10", "--wait")
@@ -120,7 +120,7 @@ def test_training_longer_than_the_time_limit_ends(study: Callable, tmp_path: Pat
     found = attempts(mine)
     assert len(found) >= 2, "the time limit was not reached"
     check_only_running_epochs_are_repeated(found)
-    assert {epoch for epochs, _ in found for epoch in epochs} == set(range(10))
+    assert {epoch for epochs, _ in found for epoch in epochs} == set(range(16))
     jobs = Path(mine.environment["nnUNet_results"]) / "studies" / "slow" / "jobs"
     print(*(path.read_text() for path in jobs.glob("*.out")), found)  # shown on failure or with -s
 
