@@ -110,12 +110,23 @@ def _squares(p):
     return np.float64(total)
 
 
+@_part
+def _sample(p, stride):
+    """Return the sum of squares of every ``stride``-th element, in float64."""
+    total = 0.0
+    for i in range(0, p.size, stride):
+        value = np.float64(p[i])
+        total += value * value
+    return total
+
+
 class TableArrays(NamedTuple):
     """Tables of a launch as arrays (:class:`~nnunet_cpr.fused._tables.Tables`).
 
     Attributes:
         first_partials: index of each matrix's first chunk among the chunks of all matrices, and their
             number, int32.
+        strides: distance between the sampled elements of each matrix, int64.
     """
 
     addresses: np.ndarray
@@ -123,6 +134,7 @@ class TableArrays(NamedTuple):
     matrices: np.ndarray
     first_chunks: np.ndarray
     first_partials: np.ndarray
+    strides: np.ndarray
 
 
 class StepSettings(NamedTuple):
@@ -144,12 +156,12 @@ class StepSettings(NamedTuple):
 
 
 @_part
-def step_chunks(begin, end, size, like, tables, partials, settings, coefficients):
+def step_chunks(begin, end, size, like, tables, partials, samples, settings, coefficients):
     """Correct and update the chunks from ``begin`` to ``end``, and compute their sums of squares.
 
     ``like`` is a 0 of the parameters' dtype, in which everything but Adam's bias corrections and the
     sums over chunks is computed. ``partials`` are the sums of squares of the chunks of all matrices,
-    float64.
+    and ``samples`` those of their sampled elements, float64.
     """
     kind = type(like)
     sign, lr, eps = kind(settings.sign), kind(settings.lr), kind(settings.eps)
@@ -185,15 +197,32 @@ def step_chunks(begin, end, size, like, tables, partials, settings, coefficients
             _momentum(p, g, first, sign, decay, lr, beta1)
         if j >= 0:
             partials[tables.first_partials[j] + index] = _squares(p)
+            samples[tables.first_partials[j] + index] = _sample(p, tables.strides[j])
 
 
 @_part
-def sum_chunks(begin, end, size, like, tables, partials):
+def sum_chunks(begin, end, size, like, tables, partials, samples):
     """Compute the sums of squares of the chunks, bitwise equal to those of :func:`step_chunks`."""
     for chunk in range(begin, end):
         tensor, index, start, count = _chunk_position(tables, chunk, size)
         p = _elements_at(tables.addresses, tensor, PARAM, start, count, like)
-        partials[tables.first_partials[tables.matrices[tensor]] + index] = _squares(p)
+        j = tables.matrices[tensor]
+        partials[tables.first_partials[j] + index] = _squares(p)
+        samples[tables.first_partials[j] + index] = _sample(p, tables.strides[j])
+
+
+@_part
+def count_changed_chunks(begin, end, size, like, tables, samples):
+    """Return the number of chunks of matrices whose sampled elements are not those of the last sums."""
+    changed = 0
+    for chunk in range(begin, end):
+        tensor, index, start, count = _chunk_position(tables, chunk, size)
+        j = tables.matrices[tensor]
+        if j >= 0:
+            p = _elements_at(tables.addresses, tensor, PARAM, start, count, like)
+            if _sample(p, tables.strides[j]) != samples[tables.first_partials[j] + index]:
+                changed += 1
+    return changed
 
 
 @_part
@@ -209,34 +238,51 @@ def _chunk_position(tables, chunk, size):
 
 
 @_kernel
-def step_serial(chunks, size, like, tables, partials, sums, settings, coefficients):
+def step_serial(chunks, size, like, tables, partials, samples, sums, settings, coefficients):
     """Run :func:`step_chunks` on all chunks."""
-    step_chunks(0, chunks, size, like, tables, partials, settings, coefficients)
+    step_chunks(0, chunks, size, like, tables, partials, samples, settings, coefficients)
     _add_partials(tables, partials, sums)
 
 
 @_threads
-def step_parallel(task, chunks, size, like, tables, partials, sums, settings, coefficients):
+def step_parallel(task, chunks, size, like, tables, partials, samples, sums, settings, coefficients):
     """Run :func:`step_chunks` on all chunks, ``task`` chunks at a time."""
     for i in numba.prange(-(-chunks // task)):
         end = min(chunks, (i + 1) * task)
-        step_chunks(i * task, end, size, like, tables, partials, settings, coefficients)
+        step_chunks(i * task, end, size, like, tables, partials, samples, settings, coefficients)
     _add_partials(tables, partials, sums)
 
 
 @_kernel
-def sum_serial(chunks, size, like, tables, partials, sums):
+def sum_serial(chunks, size, like, tables, partials, samples, sums):
     """Run :func:`sum_chunks` on all chunks."""
-    sum_chunks(0, chunks, size, like, tables, partials)
+    sum_chunks(0, chunks, size, like, tables, partials, samples)
     _add_partials(tables, partials, sums)
 
 
 @_threads
-def sum_parallel(task, chunks, size, like, tables, partials, sums):
+def sum_parallel(task, chunks, size, like, tables, partials, samples, sums):
     """Run :func:`sum_chunks` on all chunks, ``task`` chunks at a time."""
     for i in numba.prange(-(-chunks // task)):
-        sum_chunks(i * task, min(chunks, (i + 1) * task), size, like, tables, partials)
+        sum_chunks(i * task, min(chunks, (i + 1) * task), size, like, tables, partials, samples)
     _add_partials(tables, partials, sums)
+
+
+@_kernel
+def changed_serial(chunks, size, like, tables, samples):
+    """Run :func:`count_changed_chunks` on all chunks."""
+    return count_changed_chunks(0, chunks, size, like, tables, samples)
+
+
+@_threads
+def changed_parallel(task, chunks, size, like, tables, samples):
+    """Run :func:`count_changed_chunks` on all chunks, ``task`` chunks at a time."""
+    changed = 0
+    for i in numba.prange(-(-chunks // task)):
+        changed += count_changed_chunks(
+            i * task, min(chunks, (i + 1) * task), size, like, tables, samples
+        )
+    return changed
 
 
 @_part

@@ -25,6 +25,18 @@ def _pointer(addresses, tensor, column, dtype: tl.constexpr, aligned: tl.constex
 
 
 @triton.jit
+def _sample(p, count, stride, SAMPLES: tl.constexpr):
+    """Return a checksum of the magnitudes of every ``stride``-th of ``count`` elements.
+
+    It is a sum of integers, which no kernel rounds in another way than the next.
+    """
+    lanes = tl.arange(0, SAMPLES)
+    theta = tl.load(p + lanes * stride, mask=lanes * stride < count, other=0.0).to(tl.float32)
+    magnitudes = theta.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    return tl.sum(magnitudes.to(tl.int64) * (lanes + 1))
+
+
+@triton.jit
 def _step_block(
     p, g, first, second, largest, at, mask, other,
     decay, rate, first_rate, momentum, beta1_rest, beta2, beta2_rest, bias2_root, eps, unscale,
@@ -69,13 +81,13 @@ def _step_block(
 @triton.jit
 def step_kernel(
     addresses, numels, matrices, first_chunks, chunk_tensors,  # tensors of this launch
-    coefficients, first_partials, partials,  # all matrices
+    coefficients, first_partials, partials, strides, samples,  # all matrices
     lr, grad_scale, found_inf,
     momentum, beta1_rest, log_beta1, beta2, beta2_rest, log_beta2, eps,
     PARAM: tl.constexpr, MOMENT: tl.constexpr, ALIGNED: tl.constexpr, LR_IS_TENSOR: tl.constexpr,
     ADAM: tl.constexpr, MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, MAXIMIZE: tl.constexpr,
     AMSGRAD: tl.constexpr, SCALED: tl.constexpr, MAY_SKIP: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr, SAMPLES: tl.constexpr,
 ):  # fmt: skip
     if MAY_SKIP:
         if tl.load(found_inf) != 0:
@@ -126,18 +138,44 @@ def step_kernel(
         )  # fmt: skip
         squares += tl.where(mask, last, 0.0)
 
-    partial = tl.load(first_partials + matrix, mask=matrix >= 0, other=0) + index
-    tl.store(partials + partial, tl.sum(squares), mask=matrix >= 0)
+    if matrix >= 0:
+        partial = tl.load(first_partials + matrix) + index
+        tl.store(partials + partial, tl.sum(squares))
+        tl.debug_barrier()  # the sampled elements may have been written by other threads
+        tl.store(samples + partial, _sample(p, count, tl.load(strides + matrix), SAMPLES))
+
+
+@triton.jit
+def changed_kernel(
+    addresses, numels, matrices, first_chunks, chunk_tensors, first_partials, strides, samples, changed,
+    PARAM: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, SAMPLES: tl.constexpr,
+):  # fmt: skip
+    """Set ``changed`` to 1 for matrices whose sampled elements are not those of the last sums."""
+    chunk = tl.program_id(0)
+    tensor = tl.load(chunk_tensors + chunk)
+    index = chunk - tl.load(first_chunks + tensor)
+    start = index.to(tl.int64) * CHUNK
+    count = tl.minimum(tl.load(numels + tensor) - start, CHUNK).to(tl.int32)
+    matrix = tl.load(matrices + tensor)
+    p = _pointer(addresses, tensor, _P, PARAM, ALIGNED) + start
+    sample = _sample(p, count, tl.load(strides + matrix), SAMPLES)
+    if sample != tl.load(samples + tl.load(first_partials + matrix) + index):
+        tl.store(changed + matrix, 1)
 
 
 @triton.jit
 def partials_kernel(
     addresses, numels, matrices, first_chunks, chunk_tensors, first_partials, partials,
+    strides, samples, changed,
     PARAM: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    SAMPLES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the sum of squares of each chunk in the order of :func:`step_kernel`."""
+    """Compute the sum of squares of each chunk of the changed matrices as :func:`step_kernel` does."""
     chunk = tl.program_id(0)
     tensor = tl.load(chunk_tensors + chunk)
+    matrix = tl.load(matrices + tensor)
+    if tl.load(changed + matrix) == 0:
+        return
     index = chunk - tl.load(first_chunks + tensor)
     start = index.to(tl.int64) * CHUNK
     count = tl.minimum(tl.load(numels + tensor) - start, CHUNK).to(tl.int32)
@@ -153,8 +191,9 @@ def partials_kernel(
         at = full_blocks * BLOCK + lanes
         theta = tl.load(p + at, mask=at < count, other=0.0).to(tl.float32)
         squares += theta * theta
-    matrix = tl.load(matrices + tensor)
-    tl.store(partials + tl.load(first_partials + matrix) + index, tl.sum(squares))
+    partial = tl.load(first_partials + matrix) + index
+    tl.store(partials + partial, tl.sum(squares))
+    tl.store(samples + partial, _sample(p, count, tl.load(strides + matrix), SAMPLES))
 
 
 @triton.jit

@@ -102,12 +102,22 @@ class GroupStep:
         return all(column.dtypes == params.dtypes for column in state if column.addresses)
 
 
+def sample_stride(numel: int) -> int:
+    """Return the distance between the elements of a matrix that are compared with those written last.
+
+    These are all elements of a matrix of up to 1,023, several hundred of a larger one, and one in 2,039
+    of the largest: more would cost too much. An odd distance spreads the samples over the columns.
+    """
+    return min(2039, numel // 512) | 1
+
+
 class FusedBackend(ABC):
     """Fused step: optimizer update and decay of each matrix in one kernel.
 
     The kernel also computes the new sums of squares, which a regularization method may need in the next
-    step. They are computed anew if a matrix was changed in between, according to its version counter and
-    address. A backend is valid as long as the matrices keep their sizes, dtypes and device.
+    step. They are computed anew if a matrix was changed in between, according to its version counter,
+    its address, or a sample of its elements, since writes through ``.data`` do not raise the version. A
+    backend is valid as long as the matrices keep their sizes, dtypes and device.
 
     Args:
         matrices: regularized parameters; of DTensors the local tensors.
@@ -115,7 +125,8 @@ class FusedBackend(ABC):
 
     Attributes:
         dtypes: parameter dtypes that the kernels support.
-        reused_measures: number of steps that used the sums of squares of the previous step.
+        reused_measures: number of steps that used the sums of squares of the previous step, as far as
+            the host knows.
     """
 
     dtypes: ClassVar[Mapping[torch.dtype, Any]]
@@ -167,10 +178,10 @@ class FusedBackend(ABC):
         Args:
             reuse: use the sums of the last step, which requires :meth:`has_current_sums`.
         """
-        if reuse:
-            self.reused_measures += 1
-        else:
+        if not reuse:
             self._compute_partials()
+        elif not self._refresh_partials():
+            self.reused_measures += 1
         return self._add_partials()
 
     def discard_sums(self) -> None:
@@ -198,7 +209,7 @@ class FusedBackend(ABC):
         return [p._version for p in self.matrices]
 
     def _addresses(self) -> list[Any]:
-        return [(p.data_ptr(), p.nbytes) for p in self.matrices]
+        return [(p.data_ptr(), p.nbytes, p.untyped_storage().nbytes()) for p in self.matrices]
 
     def step(
         self,
@@ -232,6 +243,14 @@ class FusedBackend(ABC):
     @abstractmethod
     def _compute_partials(self) -> None:
         """Compute the sums of squares of all chunks of the present matrices."""
+
+    @abstractmethod
+    def _refresh_partials(self) -> bool:
+        """Compute the sums anew if sampled elements have changed since; return True if so.
+
+        On a GPU, which the host does not wait for, only the affected matrices are computed anew, and the
+        result is False.
+        """
 
     @abstractmethod
     def _add_partials(self) -> Tensor:

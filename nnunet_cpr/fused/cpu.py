@@ -23,7 +23,7 @@ from torch import Tensor
 from nnunet_cpr.fused import _cpu_kernels
 from nnunet_cpr.fused._memory import Memory
 from nnunet_cpr.fused._tables import PARAM, Tables, chunk_count, step_columns
-from nnunet_cpr.fused.backend import FusedBackend, GroupStep, Layout, Rule
+from nnunet_cpr.fused.backend import FusedBackend, GroupStep, Layout, Rule, sample_stride
 
 CHUNK = 16384
 """Number of elements of a chunk."""
@@ -47,20 +47,40 @@ class CPUBackend(FusedBackend):
         super().__init__(matrices, device)
         counts = [chunk_count(numel, CHUNK) for numel in self.sizes]
         self._first_partials = np.array([0, *accumulate(counts)], np.int32)
+        self._strides = np.array([sample_stride(numel) for numel in self.sizes], np.int64)
         self._tables: dict[Any, Tables] = {}
+        self._summed: tuple[list[int], list[_Launch]] = [], []  # addresses and launches of all matrices
         self._launches: dict[int, tuple[Layout, list[_Launch]]] = {}  # of each group in the last step
         self._partials = np.zeros(self._first_partials[-1])
+        self._samples = np.zeros(self._first_partials[-1])
         self._sums = np.zeros(len(self.matrices))
 
     def _add_partials(self) -> Tensor:
         return torch.from_numpy(self._sums)  # the kernels have added them up
 
     def _compute_partials(self) -> None:
+        for launch in self._sum_launches():
+            self._run("sum", launch, self._partials, self._samples, self._sums)
+
+    def _refresh_partials(self) -> bool:
+        changed = [self._run("changed", launch, self._samples) for launch in self._sum_launches()]
+        if any(changed):
+            self._compute_partials()
+        return any(changed)
+
+    def _sum_launches(self) -> list[_Launch]:
+        """Return launches on all matrices, one for each dtype."""
+        addresses = [p.data_ptr() for p in self.matrices]
+        if addresses == self._summed[0]:
+            return self._summed[1]
+        launches = []
         for dtype in dict.fromkeys(p.dtype for p in self.matrices):
             indices = [j for j, p in enumerate(self.matrices) if p.dtype == dtype]
             tables = self._new_tables([self.matrices[j].shape for j in indices], indices)
-            tables.set_addresses([[self.matrices[j].data_ptr() for j in indices]])
-            self._run("sum", self._new_launch(dtype, tables))
+            tables.set_addresses([[addresses[j] for j in indices]])
+            launches.append(self._new_launch(dtype, tables))
+        self._summed = addresses, launches
+        return launches
 
     def _step(
         self,
@@ -76,7 +96,9 @@ class CPUBackend(FusedBackend):
         for index, group in enumerate(groups):
             settings = _settings(group.rule, unscale)
             for launch in self._launches_of(index, group):
-                self._run("step", launch, settings, coefficients)
+                self._run(
+                    "step", launch, self._partials, self._samples, self._sums, settings, coefficients
+                )
 
     def _launches_of(self, index: int, group: GroupStep) -> list[_Launch]:
         """Return the launches of a group, one for each dtype."""
@@ -116,15 +138,16 @@ class CPUBackend(FusedBackend):
             matrices=tables.matrices.numpy(),
             first_chunks=tables.first_chunks.numpy(),
             first_partials=self._first_partials,
+            strides=self._strides,
         )
         return _Launch(tables.chunks, DTYPES[dtype](0), arrays)
 
-    def _run(self, kernel: str, launch: _Launch, *rest: Any) -> None:
-        """Run a kernel on all chunks."""
-        args = (CHUNK, launch.like, launch.tables, self._partials, self._sums, *rest)
+    def _run(self, kernel: str, launch: _Launch, *rest: Any) -> Any:
+        """Run a kernel on all chunks and return its result."""
+        args = (CHUNK, launch.like, launch.tables, *rest)
         with _threads(launch.chunks) as parallel:
             way, first = ("parallel", (_TASK_CHUNKS,)) if parallel else ("serial", ())
-            _call(f"{kernel}_{way}", launch.like.dtype, (*first, launch.chunks, *args))
+            return _call(f"{kernel}_{way}", launch.like.dtype, (*first, launch.chunks, *args))
 
 
 class _Launch(NamedTuple):
@@ -153,15 +176,15 @@ def _settings(rule: Rule, unscale: float) -> _cpu_kernels.StepSettings:
     )
 
 
-def _call(kernel: str, dtype: np.dtype, args: tuple[Any, ...]) -> None:
+def _call(kernel: str, dtype: np.dtype, args: tuple[Any, ...]) -> Any:
     """Call a kernel, which its first call with a dtype compiles or loads from Numba's cache."""
     function = getattr(_cpu_kernels, kernel)
     if (kernel, dtype) in _called:
-        function(*args)
-        return
+        return function(*args)
     with _lock_cache(Path(function.stats.cache_path)):
-        function(*args)
+        result = function(*args)
     _called.add((kernel, dtype))
+    return result
 
 
 @contextmanager

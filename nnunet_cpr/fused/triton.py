@@ -9,7 +9,7 @@ without atomics, so results are deterministic.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from itertools import accumulate
@@ -25,13 +25,15 @@ from nnunet_cpr._device import to_device
 from nnunet_cpr.fused._memory import Memory
 from nnunet_cpr.fused._self_check import compiler_works
 from nnunet_cpr.fused._tables import LARGEST, PARAM, Tables, chunk_count, step_columns
-from nnunet_cpr.fused._triton_kernels import partials_kernel, step_kernel, sum_kernel
-from nnunet_cpr.fused.backend import FusedBackend, GroupStep, Layout, Rule
+from nnunet_cpr.fused._triton_kernels import changed_kernel, partials_kernel, step_kernel, sum_kernel
+from nnunet_cpr.fused.backend import FusedBackend, GroupStep, Layout, Rule, sample_stride
 
 CHUNK = 16384
 """Number of elements of a chunk, which one program handles."""
 BLOCK = 1024
 """Number of elements that a program handles at once."""
+SAMPLES = 1024
+"""Number of elements of a chunk that are compared at most, a power of two."""
 _ALIGNMENT = 16  # bytes of the widest load
 
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -109,6 +111,10 @@ class TritonBackend(FusedBackend):
         super().__init__(matrices, device)
         first_partials = [0, *accumulate(chunk_count(numel, CHUNK) for numel in self.sizes)]
         self._partials = torch.zeros(first_partials[-1], device=self.device)
+        self._samples = torch.zeros_like(self._partials, dtype=torch.int64)
+        strides = [sample_stride(numel) for numel in self.sizes]
+        self._strides = to_device(strides, torch.int32, self.device)
+        self._changed = torch.zeros_like(self._strides)
         self._first_partials = to_device(first_partials, torch.int32, self.device)
         self._launches: dict[Any, _Launch] = {}
         self._step_launches: dict[int, tuple[Layout, list[_StepLaunch]]] = {}  # of each group
@@ -128,16 +134,41 @@ class TritonBackend(FusedBackend):
         return not _is_capturing(self.device) and super().has_current_sums(groups)
 
     def _compute_partials(self) -> None:
+        self._changed.fill_(1)
+        self._compute_changed_partials()
+
+    def _refresh_partials(self) -> bool:
+        self._changed.zero_()
+        for dtype, launch in self._sum_launches():
+            with _device_context(self.device):
+                changed_kernel[(launch.chunks,)](
+                    launch.addresses, launch.numels, launch.matrices, launch.first_chunks,
+                    launch.chunk_tensors, self._first_partials, self._strides, self._samples,
+                    self._changed,
+                    PARAM=DTYPES[dtype], ALIGNED=launch.aligned, CHUNK=CHUNK, SAMPLES=SAMPLES,
+                )  # fmt: skip
+        self._compute_changed_partials()
+        return False
+
+    def _sum_launches(self) -> Iterator[tuple[torch.dtype, _Launch]]:
+        """Yield the launches on all matrices, one for each dtype."""
         for dtype in dict.fromkeys(p.dtype for p in self.matrices):
             indices = [j for j, p in enumerate(self.matrices) if p.dtype == dtype]
             shapes = [self.matrices[j].shape for j in indices]
             addresses = [[self.matrices[j].data_ptr() for j in indices]]
             launch = self._launch(("partials", dtype), shapes, indices, addresses)
+            if launch.chunks:
+                yield dtype, launch
+
+    def _compute_changed_partials(self) -> None:
+        for dtype, launch in self._sum_launches():
             with _device_context(self.device):
                 partials_kernel[(launch.chunks,)](
                     launch.addresses, launch.numels, launch.matrices, launch.first_chunks,
                     launch.chunk_tensors, self._first_partials, self._partials,
+                    self._strides, self._samples, self._changed,
                     PARAM=DTYPES[dtype], ALIGNED=launch.aligned, CHUNK=CHUNK, BLOCK=BLOCK,
+                    SAMPLES=SAMPLES,
                 )  # fmt: skip
 
     def _add_partials(self) -> Tensor:
@@ -204,6 +235,7 @@ class TritonBackend(FusedBackend):
             step_kernel[(launch.chunks,)](
                 launch.addresses, launch.numels, launch.matrices, launch.first_chunks,
                 launch.chunk_tensors, coefficients, self._first_partials, self._partials,
+                self._strides, self._samples,
                 lr if isinstance(lr, Tensor) else float(lr), grad_scale, found_inf,
                 float(rule.beta1), 1.0 - rule.beta1, _log(rule.beta1),
                 float(rule.beta2), 1.0 - rule.beta2, _log(rule.beta2), float(rule.eps),
@@ -220,6 +252,7 @@ class TritonBackend(FusedBackend):
                 MAY_SKIP=found_inf is not None,
                 CHUNK=CHUNK,
                 BLOCK=BLOCK,
+                SAMPLES=SAMPLES,
             )  # fmt: skip
 
     def _to_device(self, value: Any) -> Any:

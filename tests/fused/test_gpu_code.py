@@ -23,7 +23,8 @@ def compiled(kernel, constants, **types):
     return triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
 
 tables = dict(addresses="*i64", numels="*i64", matrices="*i32", first_chunks="*i32",
-              chunk_tensors="*i32", first_partials="*i32", partials="*fp32")
+              chunk_tensors="*i32", first_partials="*i32")
+sums = dict(partials="*fp32", strides="*i32", samples="*i64")
 kinds = [(True, tl.float32, False), (False, tl.float32, True), (True, tl.bfloat16, True)]
 for adam, param, amp in kinds:
     scalars = ("momentum", "beta1_rest", "log_beta1", "beta2", "beta2_rest", "log_beta2", "eps")
@@ -31,8 +32,8 @@ for adam, param, amp in kinds:
         _triton_kernels.step_kernel,
         dict(PARAM=param, MOMENT=param, ALIGNED=True, LR_IS_TENSOR=amp, ADAM=adam, MOMENTUM=True,
              NESTEROV=not adam, MAXIMIZE=False, AMSGRAD=amp and adam, SCALED=amp, MAY_SKIP=amp,
-             CHUNK=16384, BLOCK=1024),
-        **tables, coefficients="*fp32", lr="*fp32" if amp else "fp32",
+             CHUNK=16384, BLOCK=1024, SAMPLES=1024),
+        **tables, **sums, coefficients="*fp32", lr="*fp32" if amp else "fp32",
         grad_scale="*fp32" if amp else "constexpr", found_inf="*fp32" if amp else "constexpr",
         **{name: "fp32" for name in scalars},
     )
@@ -41,8 +42,11 @@ for adam, param, amp in kinds:
     wide = len(re.findall(r"ld\\.global\\.v4", ptx))
     print(adam, param, amp, wide)
 for param in (tl.float32, tl.float16):
-    constants = dict(PARAM=param, ALIGNED=True, CHUNK=16384, BLOCK=1024)
-    assert "ld.global.v4" in compiled(_triton_kernels.partials_kernel, constants, **tables)
+    constants = dict(PARAM=param, ALIGNED=True, CHUNK=16384, SAMPLES=1024)
+    compiled(_triton_kernels.changed_kernel, constants, **tables, **sums, changed="*i32")
+    constants["BLOCK"] = 1024
+    ptx = compiled(_triton_kernels.partials_kernel, constants, **tables, **sums, changed="*i32")
+    assert "ld.global.v4" in ptx
 types = dict(partials="*fp32", first_partials="*i32", sums="*fp64")
 compiled(_triton_kernels.sum_kernel, dict(BLOCK=1024), **types)
 print("compiled")

@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -103,15 +104,83 @@ def test_steps_outside_the_backend_discard_sums(backend: str) -> None:
         assert_same(results[0], results[1], rtol=2e-5)
 
 
-def test_unversioned_change_is_seen_a_step_later(backend: str) -> None:
-    """Test the statements of docs/concepts/fused-steps.md about ``.data``."""
+def clip(p: torch.Tensor) -> None:
+    p.data.clamp_(-0.5, 0.5)
+
+
+def clip_through_numpy(p: torch.Tensor) -> None:
+    values = p.data.cpu().numpy()  # shares the memory of a tensor on the CPU
+    np.clip(values, -0.5, 0.5, out=values)
+    if p.device.type != "cpu":
+        p.data.copy_(torch.from_numpy(values))
+
+
+def average(p: torch.Tensor) -> None:
+    p.data.copy_(0.9 * p.detach())
+
+
+def scale_in_a_list(p: torch.Tensor) -> None:
+    torch._foreach_mul_([p.data], 0.9)
+
+
+def zero_a_row(p: torch.Tensor) -> None:
+    p.data[0].zero_()
+
+
+def prune_5_percent(p: torch.Tensor) -> None:
+    p.data.view(-1)[::20].zero_()
+
+
+def flatten_and_restore(p: torch.Tensor) -> None:
+    torch.nn.utils.vector_to_parameters(0.9 * torch.nn.utils.parameters_to_vector([p]), [p])
+
+
+WRITES = [
+    *(clip, clip_through_numpy, average, scale_in_a_list, zero_a_row),
+    *(prune_5_percent, flatten_and_restore),
+]
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+def test_writes_that_raise_no_version_give_the_unfused_result(
+    build: type, write: Callable[[torch.Tensor], None], backend: str
+) -> None:
+    results = []
+    for way in (backend, "plain"):
+        params = parameters(device=DEVICE.get(way, "cpu"), shapes=[(4, 4), (60, 70), (40, 300)])
+        optimizer = build(params, lr=0.05, kappa=KappaKI0(0.5))
+        use(optimizer, way)
+        for t in range(4):
+            set_gradients(params, t + 10)
+            optimizer.step()
+            for p in params:
+                write(p)
+        results.append(optimizer)
+    assert_same(results[0], results[1], rtol=2e-5)
+
+
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+def test_clipping_to_the_bound_leaves_the_multiplier_at_0(build: type, backend: str) -> None:
+    p = torch.nn.Parameter(torch.ones(4, 4, device=DEVICE[backend]))
+    optimizer = build([p], lr=0.1, kappa="k1")
+    use(optimizer, backend)
+    for _ in range(8):
+        p.grad = torch.full_like(p, -1.0)
+        optimizer.step()
+        p.data.clamp_(-1, 1)
+        assert optimizer.cpr.lagrange_multiplier.item() == 0 and bool((p == 1).all())
+
+
+def test_one_element_written_through_data_is_seen_a_step_later(backend: str) -> None:
+    """Test the statement of docs/concepts/fused-steps.md about single elements of large matrices."""
     for announce in (False, True):
         p = parameters(device=DEVICE[backend], shapes=[(60, 50)])[0]
         optimizer = SGDCPR([p], lr=0.0, kappa=KappaKI0(1.0))
         use(optimizer, backend)
         p.grad = torch.zeros_like(p)
         optimizer.step()
-        p.data.mul_(2)
+        p.data[0, 1] = 100
         if announce:
             torch.autograd.graph.increment_version(p)
         optimizer.step()
