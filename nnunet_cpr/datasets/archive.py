@@ -260,5 +260,7 @@ def _check_case(case: Case, archive: Archive) -> list[str]:
 
 def _unknown_values(voxels: np.ndarray, allowed: Iterable[int]) -> str:
     """Return the first values that are not allowed, as text."""
-    found = sorted(set(pd.unique(voxels.ravel()).tolist()) - set(allowed))
-    return ", ".join(f"{value:g}" for value in found[:5]) + (" and more" if len(found) > 5 else "")
+    values = set(allowed)
+    found = [value for value in np.sort(pd.unique(voxels.ravel())) if value not in values]
+    shown = ", ".join(str(value).removesuffix(".0") for value in found[:5])  # shortest unique digits
+    return shown + (" and more" if len(found) > 5 else "")

@@ -108,17 +108,14 @@ def geometry_differences(image: Volume, other: Volume) -> list[str]:
     """Return the differences in geometry between two volumes, as text."""
     found = []
     if image.size != other.size:
-        found.append(f"size {_numbers(other.size)} instead of {_numbers(image.size)}")
+        found.append(f"size {_difference(other.size, image.size)}")
     if not np.allclose(other.spacing, image.spacing, rtol=SPACING_TOLERANCE):
-        found.append(f"spacing {_numbers(other.spacing)} instead of {_numbers(image.spacing)}")
+        found.append(f"spacing {_difference(other.spacing, image.spacing)}")
     tolerance = ORIGIN_TOLERANCE * image.spacing.min()
     if not np.allclose(other.origin, image.origin, rtol=0, atol=tolerance):
-        found.append(f"origin {_numbers(other.origin)} instead of {_numbers(image.origin)}")
+        found.append(f"origin {_difference(other.origin, image.origin)}")
     if not np.allclose(other.direction, image.direction, rtol=0, atol=DIRECTION_TOLERANCE):
-        found.append(
-            f"direction {_numbers(other.direction.ravel())} instead of "
-            f"{_numbers(image.direction.ravel())}"
-        )
+        found.append(f"direction {_difference(other.direction.ravel(), image.direction.ravel())}")
     return found
 
 
@@ -175,8 +172,16 @@ def _check_dimensions(dimensions: int, allowed: tuple[int, ...]) -> None:
         raise Unreadable(f"expected 3 dimensions, got {dimensions}")
 
 
-def _numbers(values: np.ndarray | tuple[int, ...]) -> str:
-    return "(" + ", ".join(f"{value + 0:.7g}" for value in values) + ")"  # + 0 turns -0 into 0
+def _difference(found: np.ndarray | tuple[int, ...], expected: np.ndarray | tuple[int, ...]) -> str:
+    """Return both as text, with as many digits as show the difference."""
+    for digits in (7, 9, 17):  # float32 headers read well with 7; 9 and 17 tell all floats apart
+        texts = [
+            "(" + ", ".join(f"{value + 0:.{digits}g}" for value in values) + ")"  # + 0 turns -0 into 0
+            for values in (found, expected)
+        ]
+        if texts[0] != texts[1]:
+            break
+    return " instead of ".join(texts)
 
 
 def _one_line(message: str) -> str:

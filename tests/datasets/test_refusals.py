@@ -187,6 +187,21 @@ def test_incomplete_dataset_json_is_refused(raw: Path, tmp_path: Path) -> None:
     assert os.listdir(raw) == []
 
 
+def test_refusals_print_digits_that_show_the_difference(raw: Path, tmp_path: Path) -> None:
+    training = archives.make_btcv(tmp_path, cases=2) / "RawData" / "Training"
+    values = archives.labels(1, ORGANS, np.float32)
+    values[values == 2] = np.float32(1.9999998)
+    archives.write(training / "label" / "label0001.nii.gz", values)
+    small = {"spacing": (1e-3, 1e-3, 1e-3), "direction": (1, 0, 0, 0, 1, 0, 0, 0, 1)}
+    archives.write(training / "img" / "img0002.nii.gz", archives.picture(2), origin=(0, 0, 5e3), **small)
+    values = archives.labels(2, ORGANS)
+    shifted = training / "label" / "label0002.nii.gz"
+    archives.write(shifted, values, origin=(0, 0, 5000.0005), **small)
+    first, second, _ = refused("btcv", tmp_path)
+    assert "13, got 1.9999998; " in first
+    assert "got origin (0, 0, 5000.00049) instead of (0, 0, 5000); " in second
+
+
 # SOURCE
 
 
