@@ -159,9 +159,8 @@ def _check_folds(study: Study, dataset: str, folders: Mapping[str, str]) -> None
     for fold in study.folds:
         if fold >= count:
             raise StudyError(f"fold {fold}: {dataset} has folds 0 to {count - 1} only")
-    raw = Path(folders["nnUNet_raw"]) / dataset
-    if not splits.exists() and (raw / "labelsTr").is_dir():
-        _check_number_of_cases(splits, len(_cases(raw, "labelsTr")))
+    if not splits.exists() and (cases := _training_cases(home, Path(folders["nnUNet_raw"]) / dataset)):
+        _check_number_of_cases(splits, len(cases))
 
 
 def _find_trainers(study: Study, results: Path) -> None:
@@ -260,14 +259,27 @@ def _is_preprocessed(home: Path, plans: Path, configuration: str) -> bool:
     return bool(cases) and cases == set(_cases(home))
 
 
-def _cases(folder: Path, labels: str = "gt_segmentations") -> list[str]:
-    """Return the names of the cases that have a label in a subfolder."""
+def _cases(folder: Path, subfolder: str = "gt_segmentations") -> list[str]:
+    """Return the names of the files in a subfolder, without the ending."""
     description = folder / "dataset.json"
     ending = _entries(description, dict).get("file_ending")
     if not isinstance(ending, str):
         raise _damaged(description, "no file_ending")
-    files = sorted((folder / labels).glob(f"*{ending}"))
+    files = sorted((folder / subfolder).glob(f"*{ending}"))
     return sorted(path.name.removesuffix(ending) for path in files)
+
+
+def _training_cases(home: Path, raw: Path) -> set[str]:
+    """Return the names of the cases that will be in ``gt_segmentations`` after the preprocessing."""
+    cases = set(_cases(home)) if (home / "gt_segmentations").is_dir() else set()
+    description = raw / "dataset.json"
+    if description.exists():
+        listed = _entries(description, dict).get("dataset")  # cases with files elsewhere
+        if isinstance(listed, dict):
+            return cases.union(listed)
+        images = {name[: -len("_0000")] for name in _cases(raw, "imagesTr")}
+        cases |= images.intersection(_cases(raw, "labelsTr"))
+    return cases
 
 
 def _check_number_of_cases(splits: Path, count: int) -> None:

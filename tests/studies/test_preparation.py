@@ -71,3 +71,38 @@ def test_trainers_without_a_seed_and_metrics_without_library_are_reported(
     study = Study("s", ["Dataset001_A"], [other], other.trainer, (0,), ("2d",), metrics=("dice", "nsd"))
     with pytest.warns(UserWarning, match="the report needs MONAI for nsd"), pytest.raises(StudyError):
         preparation.check_study_data(study, folders, 1)  # has no data
+
+
+@pytest.mark.parametrize("layout", ["listed in dataset.json", "more labels", "without raw data"])
+def test_too_few_training_cases_are_refused_before_preprocessing(layout: str, tmp_path: Path) -> None:
+    folders = {n: str(tmp_path / n) for n in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")}
+    raw, home = (tmp_path / n / "Dataset001_A" for n in ("nnUNet_raw", "nnUNet_preprocessed"))
+    description: dict[str, Any] = {"file_ending": ".nii.gz"}
+    if layout == "without raw data":
+        plans = {"configurations": {"2d": {"data_identifier": "nnUNetPlans_2d"}}}
+        files = [home / "gt_segmentations" / f"{case}.nii.gz" for case in "abcd"]
+        files += [home / "nnUNetPlans_2d" / f"{case}.pkl" for case in "abcd"]
+    else:
+        plans = {}
+        files = [raw / "labelsTr" / f"{case}.nii.gz" for case in "abcdef"]
+        files += [raw / "imagesTr" / f"{case}_000{i}.nii.gz" for case in "abcd" for i in range(2)]
+    if layout == "listed in dataset.json":
+        description["dataset"] = {case: {"images": [], "label": ""} for case in "abcd"}
+        files = [raw / "images" / "a_0000.nii.gz"]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    home.mkdir(parents=True, exist_ok=True)
+    (home if plans else raw).joinpath("dataset.json").write_text(json.dumps(description))
+    if plans:
+        (home / "nnUNetPlans.json").write_text(json.dumps(plans))
+    entry = TrainerEntry("nnUNetTrainer")
+    study = Study("s", ["Dataset001_A"], [entry], entry.trainer, (0, 1), ("2d",))
+    with pytest.raises(StudyError, match=r"at least 5 training cases for .* got 4; write a split"):
+        preparation.check_study_data(study, folders, 1)
+    splits = [{"train": ["a", "b"], "val": ["c", "d"]}, {"train": ["c", "d"], "val": ["a", "b"]}]
+    (home / "splits_final.json").write_text(json.dumps(splits))
+    preparation.check_study_data(study, folders, 1)
+    (home / "splits_final.json").write_text(json.dumps(splits[:1]))
+    with pytest.raises(StudyError, match="fold 1: Dataset001_A has folds 0 to 0 only"):
+        preparation.check_study_data(study, folders, 1)
