@@ -160,6 +160,26 @@ def test_unknown_group_key_is_refused(build: type) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "advice"),
+    [
+        ("weight_deacy", "; did you mean 'weight_decay'?"),
+        ("regularizr", "; did you mean 'regularizer'?"),
+        ("layer_decay", ""),
+        ("param_names_", ""),
+        (
+            "rho",
+            "; for SAM build its base optimizer without CPR and attach CPR to it: "
+            "CPR(params).attach(sam.base_optimizer)",
+        ),
+    ],
+)
+def test_advice_on_an_unknown_group_key_fits(key: str, advice: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        AdamCPR([{"params": [matrix()], key: 1}])
+    assert str(caught.value) == f"parameter group 0: unknown key {key!r}{advice}"
+
+
+@pytest.mark.parametrize(
     ("wrong", "kind", "message"),
     [
         ({"kappa": 0.1}, TypeError, "kappa: expected a bound"),

@@ -42,11 +42,8 @@ def build_groups(
     groups = param_groups(params)
     known = torch_keys | _TORCH_KEYS | {"regularize", *CPRSettings.KEYS}
     for i, group in enumerate(groups):
-        unknown = sorted(map(str, group.keys() - known - _FOREIGN_KEYS))
-        if unknown:
-            close = difflib.get_close_matches(unknown[0], known, n=1)
-            advice = f"; did you mean {close[0]!r}?" if close else ""
-            raise TypeError(f"parameter group {i}: unknown key {unknown[0]!r}{advice}")
+        for key in sorted(map(str, group.keys() - known - _FOREIGN_KEYS)):
+            raise TypeError(f"parameter group {i}: unknown key {key!r}{_advice(key, known)}")
     cpr = CPR(groups, **given)
     settings = [CPRSettings.parse({**given, **group}).plain() for group in groups]
     for_torch = [
@@ -56,6 +53,16 @@ def build_groups(
         )
     ]
     return cpr, for_torch, settings[: len(for_torch)]
+
+
+def _advice(key: str, known: set[str]) -> str:
+    if key == "rho":  # SAM builds its base optimizer with its own parameter groups
+        return (
+            "; for SAM build its base optimizer without CPR and attach CPR to it: "
+            "CPR(params).attach(sam.base_optimizer)"
+        )
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.8)  # layer_decay: 0.61
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def torch_groups(groups: ParamGroups, model: nn.Module | None) -> list[dict[str, Any]]:
