@@ -28,9 +28,12 @@ def compiler_works(compiler: str, device: str, trial: Callable[[], bool]) -> boo
     try:
         return trial()
     except Exception as error:  # compilers have no common exception class
+        # Numba's, if neither the folder of this package nor the user's cache can be written.
+        is_cache = "cannot cache function" in str(error)
+        advice = "; set NUMBA_CACHE_DIR=<folder that can be written>" if is_cache else ""
         warnings.warn(
             f"CPR's fused step on the {device} is disabled: {compiler} cannot compile a kernel "
-            f"({type(error).__name__}: {error}); the slower unfused step is taken instead",
+            f"({type(error).__name__}: {error}); the slower unfused step is taken instead{advice}",
             stacklevel=3,
         )
         return False

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +15,7 @@ import torch
 from nnunet_cpr import SGDCPR, AdamCPR
 from nnunet_cpr.fused import _self_check
 from nnunet_cpr.fused.backend import FusedBackend
+from tests.helpers import ROOT
 from tests.helpers.stepping import BOUNDED, VARIANTS, parameters, set_gradients, use
 
 
@@ -99,6 +104,30 @@ def test_kernel_that_does_not_compile_is_disabled_with_a_warning(
     expected = steps(build, "plain", lr=0.02, **BOUNDED)
     for p, q in zip(found.param_groups[0]["params"], expected.param_groups[0]["params"]):
         torch.testing.assert_close(p.cpu(), q)
+
+
+STEP = """
+import torch
+from nnunet_cpr import SGDCPR
+optimizer = SGDCPR([torch.nn.Parameter(torch.ones(3, 3))], lr=0.1)
+optimizer.param_groups[0]["params"][0].grad = torch.ones(3, 3)
+optimizer.step()
+"""
+
+
+def test_unwritable_cache_of_numba_is_reported_with_the_variable(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()  # root may write to any folder
+    locators = "UserProvidedCacheLocator,UserWideCacheLocator"  # not the folder of the package
+    environment = {
+        **os.environ,
+        **{"NUMBA_CACHE_LOCATOR_CLASSES": locators, "PYTHONPATH": str(ROOT)},
+        **{"XDG_CACHE_HOME": str(tmp_path / "file"), "HOME": str(tmp_path / "file")},
+    }
+    environment.pop("NUMBA_CACHE_DIR", None)
+    command = [sys.executable, "-c", STEP]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "no locator available" in done.stderr
+    assert "step is taken instead; set NUMBA_CACHE_DIR=<folder that can be written>" in done.stderr
 
 
 def test_self_check_leaves_random_state_unchanged() -> None:
