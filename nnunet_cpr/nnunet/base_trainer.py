@@ -162,7 +162,7 @@ class NamedTrainer(nnUNetTrainer, ABC):
         method, other = self._regularization, self.other_trainer().__name__
         with other_optimizer.without_weight_decay([] if method is None else method.parameters) as given:
             try:
-                optimizer, schedule = super().configure_optimizers(*args, **kwargs)
+                returned = super().configure_optimizers(*args, **kwargs)
             except (ValueError, IndexError) as error:
                 if given.split == 0:
                     raise
@@ -170,6 +170,13 @@ class NamedTrainer(nnUNetTrainer, ABC):
                     f"{type(self).__name__}: {other} expects its {given.count} parameter groups, of "
                     f"which {given.split} are split for the regularization: {error}"
                 )
+        is_pair = isinstance(returned, tuple | list) and len(returned) == 2
+        if not is_pair or not isinstance(returned[0], Optimizer):
+            self._exit(
+                f"{type(self).__name__}: configure_optimizers of {other}: expected one torch optimizer "
+                f"and one schedule, got {_type_names(returned)}; such a trainer cannot be combined"
+            )
+        optimizer, schedule = returned
         if given.split and given.count > 1:
             self._warn(
                 f"{given.split} of the {given.count} parameter groups of {other} are split for the "
@@ -183,7 +190,7 @@ class NamedTrainer(nnUNetTrainer, ABC):
         """End the training if the name has a setting that the other trainer does not use."""
         lr, decay = self.settings.lr, self.settings.weight_decay
         rates, decays = (
-            ", ".join(f"{value:g}" for value in sorted(values))
+            ", ".join(str(value) for value in sorted(values))
             for values in (given.learning_rates, given.weight_decays - {0} or {0})
         )
         name = f"{type(self).__name__}: {other}"
@@ -451,3 +458,11 @@ class NamedTrainer(nnUNetTrainer, ABC):
         if self.settings.seed is None:
             return
         seed_all(self.settings.seed, self.local_rank, stream)
+
+
+def _type_names(value: Any) -> str:
+    """Return the type of a value, or those of the elements of a tuple or list."""
+    if not isinstance(value, tuple | list):
+        return type(value).__name__
+    names = ", ".join(map(_type_names, value))
+    return f"({names})" if isinstance(value, tuple) else f"[{names}]"

@@ -77,6 +77,28 @@ class nnUNetTrainerPart(nnUNetTrainer):
         return optimizer, PolyLRScheduler(optimizer, self.initial_lr, self.num_epochs)
 
 
+class nnUNetTrainerManyDigits(nnUNetTrainer):
+    # A learning rate near that of a name.
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.network.parameters(), 0.10000001)
+        return optimizer, PolyLRScheduler(optimizer, 0.1, self.num_epochs)
+
+
+class nnUNetTrainerLists(nnUNetTrainerPart):
+    # Lists, as Lightning takes them.
+
+    def configure_optimizers(self):
+        return tuple([each] for each in super().configure_optimizers())
+
+
+class nnUNetTrainerAlone(nnUNetTrainerPart):
+    # No schedule.
+
+    def configure_optimizers(self):
+        return super().configure_optimizers()[0]
+
+
 class nnUNetTrainerBeside(nnUNetTrainer):
     # A file beside each checkpoint.
 
@@ -247,6 +269,10 @@ def test_learning_rate_that_the_other_trainer_ignores_is_refused(
             "sets the weight decay itself, to 0.01; name that of the comparison method with _wd<V>",
         ),
         ("Plain_decoupled_wd1en2_on_nnUNetTrainerMedNeXtLike", ""),
+        (
+            "Plain_lr0p1_on_nnUNetTrainerManyDigits",
+            "sets the learning rate itself, to 0.10000001; leave out _lr0p1",
+        ),
         ("AttachCPR_on_nnUNetTrainerLambda", "nnUNetTrainerLambda expects its 2 parameter groups, of"),
         ("AttachCPR_on_nnUNetTrainerPart", "the optimizer does not have"),
     ],
@@ -265,6 +291,28 @@ def test_settings_that_the_other_trainer_ignores_are_refused(
         workspace.build(f"nnUNetTrainer{name}", monkeypatch)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"nnunet-cpr: nnUNetTrainer{name}: ") and message in line
+
+
+@pytest.mark.parametrize("family", ["AttachCPR", "Plain_seed1"])
+@pytest.mark.parametrize(
+    ("other", "got"), [("Lists", "([AdamW], [PolyLRScheduler])"), ("Alone", "AdamW")]
+)
+def test_other_than_one_optimizer_and_one_schedule_is_refused(
+    family: str,
+    other: str,
+    got: str,
+    workspace: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = f"nnUNetTrainer{family}_on_nnUNetTrainer{other}"
+    with pytest.raises(SystemExit):
+        workspace.build(name, monkeypatch)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"nnunet-cpr: {name}: configure_optimizers of nnUNetTrainer{other}: expected one torch "
+        f"optimizer and one schedule, got {got}; such a trainer cannot be combined"
+    )
 
 
 def test_split_groups_of_other_trainers_are_named(
