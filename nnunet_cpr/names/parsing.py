@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from nnunet_cpr._spelling import (
@@ -54,6 +54,26 @@ def parse_name(kind: type[Name], name: str) -> Name | None:
             f"unknown name {base!r}; did you mean {'_'.join([nearest, *tokens])}{ending}{other}? "
             "Every suffix starts with an underscore"
         )
+    values = parse_suffixes(kind, tokens, name)
+    if ending:
+        values["on"] = other
+    try:
+        return kind(base, **values)
+    except WrongName as error:
+        raise WrongName(f"{name!r}: {error}") from None
+
+
+def parse_suffixes(kind: type[MethodName], tokens: Sequence[str], name: str) -> dict[str, Any]:
+    """Return the values of fields that suffixes of a name set.
+
+    Args:
+        kind: subclass of :class:`MethodName`, which defines the suffixes.
+        tokens: the suffixes, without their underscores.
+        name: the whole name, for messages.
+
+    Raises:
+        WrongName: a suffix is unknown, or two of them set the same field.
+    """
     values: dict[str, Any] = {}
     seen: dict[str, str] = {}
     for token in tokens:
@@ -63,12 +83,7 @@ def parse_name(kind: type[Name], name: str) -> Name | None:
             raise WrongName(f"_{first} and _{token} in {name!r} contradict each other; keep one of them")
         seen[suffix.field] = token
         values[suffix.field] = value
-    if ending:
-        values["on"] = other
-    try:
-        return kind(base, **values)
-    except WrongName as error:
-        raise WrongName(f"{name!r}: {error}") from None
+    return values
 
 
 def split_suffixes(kind: type[MethodName], name: str) -> Iterator[tuple[str, str]]:

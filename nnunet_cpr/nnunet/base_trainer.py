@@ -69,12 +69,16 @@ class NamedTrainer(nnUNetTrainer, ABC):
 
     Attributes:
         settings: settings parsed from the class name.
+        defined_in: file of the class if it is a family, None for classes derived from one.
+        is_created: True if the class was created for a name with suffixes.
         baseline: comparison method attached to the optimizer, None if the name has none.
         figures: process that draws on rank 0, None on other ranks and before the training starts.
         tensorboard: TensorBoard's logger if ``nnUNet_tensorboard_enabled`` asks for it, on rank 0.
     """
 
     settings: ClassVar[TrainerName]
+    defined_in: ClassVar[str | None] = None
+    is_created: ClassVar[bool] = False
     baseline: Baseline | None = None
     figures: FigureProcess | None = None
     tensorboard: TensorBoardLogger | None = None

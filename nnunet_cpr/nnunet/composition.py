@@ -13,8 +13,10 @@ import dataclasses
 import functools
 import inspect
 import io
+import shlex
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -23,9 +25,10 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.parsing import split_suffixes
-from nnunet_cpr.names.trainer_name import TrainerName, parse_trainer_name
+from nnunet_cpr.names.parsing import parse_suffixes, split_suffixes
+from nnunet_cpr.names.trainer_name import FAMILIES, TrainerName, parse_trainer_name
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from nnunet_cpr.nnunet.trainer_files import family_file, file_with
 
 _ARGUMENTS = ("plans", "configuration", "fold", "dataset_json", "device")
 _NETWORK_ARGUMENTS = [
@@ -33,6 +36,24 @@ _NETWORK_ARGUMENTS = [
     "enable_deep_supervision",
 ]
 _NOT_FOUND = "Could not find requested nnunet trainer"
+_not_created: set[str] = set()
+"""Names for which no class is created, while other classes of these names are searched."""
+
+
+class TakenName(WrongName):
+    """Name of a trainer of this package under which nnU-Net finds somebody else's class.
+
+    Attributes:
+        remedy: shell command that renames that class.
+    """
+
+    def __init__(self, name: str, file: Path) -> None:
+        other = name.partition("_")[0].replace("nnUNetTrainer", "nnUNetTrainerMy", 1)
+        super().__init__(
+            f"{name}: expected a trainer of nnunet-cpr under this name, but nnU-Net finds the class of "
+            f"{file}; rename that class, for example to {other}"
+        )
+        self.remedy = f"sed -i 's/\\b{name}\\b/{other}/g' {shlex.quote(str(file))}"
 
 
 def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrainer]]:
@@ -46,9 +67,10 @@ def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrain
         ``family`` of that name with its settings. It raises AttributeError for other names; for a wrong
         name of a trainer of this package, nnU-Net's error becomes one line that corrects it.
     """
+    family.defined_in = getattr(sys.modules.get(family.__module__), "__file__", None)
 
     def __getattr__(name: str) -> type[NamedTrainer]:  # noqa: N807
-        if name.startswith("__"):
+        if name.startswith("__") or name in FAMILIES or name in _not_created:
             raise AttributeError(name)
         try:
             base, settings = _resolve(name)
@@ -72,8 +94,9 @@ def resolve_settings(name: str) -> TrainerName | None:
 
 
 @functools.cache  # the module of each family asks
-def _resolve_cached(name: str) -> tuple[type[NamedTrainer] | None, TrainerName | None] | str:
+def _resolve_cached(name: str) -> tuple[type[NamedTrainer] | None, TrainerName | None] | WrongName:
     try:
+        check_not_taken(name)
         try:
             base, settings = None, parse_trainer_name(name)
         except WrongName:
@@ -85,7 +108,7 @@ def _resolve_cached(name: str) -> tuple[type[NamedTrainer] | None, TrainerName |
         if settings is not None and settings.on is not None:
             _check_composition(name, settings, search_trainer(settings.on))
     except WrongName as error:
-        return str(error)
+        return error
     return base, settings
 
 
@@ -96,15 +119,68 @@ def _resolve(name: str) -> tuple[type[NamedTrainer] | None, TrainerName | None]:
         WrongName: the name is misspelt, or its parts cannot be combined.
     """
     found = _resolve_cached(name)
-    if isinstance(found, str):
-        raise WrongName(found)
+    if isinstance(found, WrongName):
+        raise found.with_traceback(None)
     return found
+
+
+def check_not_taken(name: str) -> None:
+    """Check that nnU-Net finds our class under every trainer of this package that a name contains.
+
+    Where somebody else's class has the name of a family, a name with suffixes would train ours and the
+    name without suffixes theirs.
+
+    Raises:
+        TakenName: it finds somebody else's class.
+    """
+    own, _, other = TrainerName.split(name)
+    tokens = own.split("_")
+    names = ["_".join(tokens[: end + 1]) for end in range(len(tokens))] + [other]
+    for ours in filter(_is_valid, names):
+        file = _taken_by(ours)
+        if file is not None:
+            raise TakenName(ours, file)
+
+
+def _is_valid(name: str) -> bool:
+    """Return True for the name of a trainer of this package."""
+    try:
+        return parse_trainer_name(name) is not None
+    except WrongName:
+        return False
+
+
+@functools.cache
+def _taken_by(name: str) -> Path | None:
+    """Return the file of the class of this name that nnU-Net finds, None if it is ours or none."""
+    file = file_with(name)  # the search takes longer
+    return file if file is not None and _finds_another(name) else None
+
+
+def _finds_another(name: str) -> bool:
+    """Return True if nnU-Net finds a class of this name that is not from this package."""
+    _not_created.add(name)
+    try:
+        found = _search_uncached(name)
+    except WrongName:  # a module of theirs binds the name to something else
+        return True
+    finally:
+        _not_created.discard(name)
+    return found is not None and not _is_ours(found)
+
+
+def _is_ours(trainer: type[nnUNetTrainer]) -> bool:
+    family, file = trainer.__name__, vars(trainer).get("defined_in")
+    if family not in FAMILIES or file is None:
+        return False
+    return Path(file).resolve() == family_file(family).resolve()
 
 
 def _create(name: str, base: type[NamedTrainer], settings: TrainerName) -> type[NamedTrainer]:
     bases = (base,) if settings.on is None else (base, search_trainer(settings.on))
     # nnU-Net stores the class name in checkpoints and searches for it again at inference.
-    created: Any = type(name, bases, {"settings": settings, "__doc__": base.__doc__})
+    body = {"settings": settings, "is_created": True, "__doc__": base.__doc__}
+    created: Any = type(name, bases, body)
 
     # nnU-Net inspects the names of the parameters.
     def __init__(  # noqa: N807
@@ -129,16 +205,23 @@ def _derived_trainer(name: str) -> tuple[type[NamedTrainer] | None, TrainerName 
         WrongName: the suffixes do not fit the trainer, or it is another trainer, which takes none.
     """
     own, ending, other = TrainerName.split(name)
-    for stem, suffixes in split_suffixes(TrainerName, own):
-        found = _search(stem)
-        if found is None:
+    splits = list(split_suffixes(TrainerName, own))
+    for stem, suffixes in splits:
+        # A class that this module creates would hide that its suffixes contradict the others.
+        found = None if _is_valid(stem) else _search(stem)
+        if found is None or vars(found).get("is_created"):
             continue
+        parse_suffixes(TrainerName, splits[-1][1].split("_"), name)  # none contradicts another
         if not issubclass(found, NamedTrainer):
             raise WrongName(
                 f"{stem} takes no suffixes; use {_with_suffixes(found, suffixes)}, which is the same "
                 "trainer with suffixes"
             )
-        given = parse_trainer_name(f"{found.settings.family}_{suffixes}{ending}{other}")
+        as_family = f"{found.settings.family}_{suffixes}{ending}{other}"
+        try:
+            given = parse_trainer_name(as_family)
+        except WrongName as error:
+            raise WrongName(str(error).replace(as_family, name)) from None
         assert given is not None
         named = {
             field.name: getattr(given, field.name)
@@ -169,8 +252,7 @@ def search_trainer(name: str) -> type[nnUNetTrainer]:
     return found
 
 
-@functools.cache  # a search imports the modules of external folders again
-def _search(name: str) -> type[nnUNetTrainer] | None:
+def _search_uncached(name: str) -> type[nnUNetTrainer] | None:
     """Search for a trainer as nnU-Net does; return None if there is none of this name.
 
     Raises:
@@ -186,6 +268,9 @@ def _search(name: str) -> type[nnUNetTrainer] | None:
     except (AssertionError, TypeError):
         raise WrongName(f"{name} is not a trainer of nnU-Net") from None
     return found
+
+
+_search = functools.cache(_search_uncached)  # a search imports the modules of external folders again
 
 
 def _check_composition(name: str, settings: TrainerName, other: type[nnUNetTrainer]) -> None:

@@ -121,6 +121,12 @@ def _trainer(name: str) -> Finding:
             f"not found by nnU-Net: {_first_line(error)}",
             f"pip install --force-reinstall --no-deps {_origin('nnunet-cpr')}",
         )
+    from nnunet_cpr.nnunet.composition import TakenName, check_not_taken
+
+    try:
+        check_not_taken(name)
+    except TakenName as error:
+        return Finding(name, str(error), error.remedy)
     method: Any = getattr(found, "build_optimizer", found.__init__)  # type: ignore[misc]
     return Finding(name, f"found by nnU-Net in {method.__code__.co_filename}")
 

@@ -22,7 +22,12 @@ from nnunet_cpr.cpr import CPRSettings
 from nnunet_cpr.names import WarmStartShare, WrongName
 from nnunet_cpr.names.trainer_name import FAMILIES, TrainerName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
-from nnunet_cpr.nnunet.composition import resolve_settings, search_trainer, with_cpr
+from nnunet_cpr.nnunet.composition import (
+    TakenName,
+    resolve_settings,
+    search_trainer,
+    with_cpr,
+)
 from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
 from nnunet_cpr.nnunet.trainer import trainer_class
 
@@ -60,6 +65,8 @@ def explain(name: str) -> list[tuple[str, str]]:
     settings, wrong = None, None
     try:
         settings = resolve_settings(name)
+    except TakenName:
+        raise
     except WrongName as error:  # or a trainer of another package whose name resembles ours
         wrong = error
     if settings is None:

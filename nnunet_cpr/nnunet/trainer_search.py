@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib.util
 import io
 import os
 import warnings
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.parsing import split_suffixes
-from nnunet_cpr.names.trainer_name import TrainerName, parse_trainer_name
+from nnunet_cpr.names.trainer_name import FAMILIES, TrainerName, parse_trainer_name
+from nnunet_cpr.nnunet.trainer_files import (
+    COMPILED,
+    EXTERNAL_TRAINERS,
+    external_folders,
+    searched_files,
+)
 
-EXTERNAL_TRAINERS = "nnUNet_extTrainer"
-"""Environment variable with the folders that nnU-Net searches after its own."""
-
-_COMPILED = (".so", ".pyd", ".pyc")
 _DYNAMIC = {"__getattr__", "setattr", "globals", "vars", "exec", "eval", "*"}
 """Names in modules whose attributes are not all in their text."""
 
@@ -46,6 +46,7 @@ def missing_trainers(names: Iterable[str]) -> dict[str, str]:
         if missing:
             return missing
     reasons = {name: _search(name) for name in _one_of_each_family(names)}
+    reasons |= {name: reason for name in names if (reason := _taken(name))}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
@@ -69,8 +70,8 @@ def external_trainers() -> str:
 def _names_in_text() -> set[str] | None:
     """Return all names that the searched modules bind, None if their text does not tell."""
     names: set[str] = set()
-    for path in _modules():
-        if path.suffix in _COMPILED:
+    for path in searched_files():
+        if path.suffix in COMPILED:
             return None
         try:
             with warnings.catch_warnings():
@@ -88,30 +89,6 @@ def _names_in_text() -> set[str] | None:
     return None if names & _DYNAMIC else names
 
 
-def _modules() -> Iterator[Path]:
-    """Yield the modules that nnU-Net searches, except the families of this package."""
-    spec = importlib.util.find_spec("nnunetv2")
-    packages = (spec.submodule_search_locations or []) if spec is not None else []
-    own = [Path(package) / "training" / "nnUNetTrainer" for package in packages]
-    folders = own + [folder for folder in _external_folders() if not _is_our_folder(folder)]
-    while folders:
-        try:
-            paths = sorted(folders.pop().iterdir())
-        except OSError:  # nnU-Net does not search it either
-            continue
-        yield from (path for path in paths if path.suffix == ".py" or path.suffix in _COMPILED)
-        folders += [path for path in paths if (path / "__init__.py").is_file()]
-
-
-def _external_folders() -> list[Path]:
-    folders = os.environ.get(EXTERNAL_TRAINERS, "").split(os.pathsep)
-    return [Path(folder) for folder in folders if folder.strip()]
-
-
-def _is_our_folder(folder: Path) -> bool:
-    return (folder / "nnUNetTrainerCPR.py").is_file() and (folder / "nnUNetTrainerAMOS.py").is_file()
-
-
 def _may_exist(name: str, known: set[str]) -> bool:
     """Return True unless the known names exclude a trainer."""
     own, _, other = TrainerName.split(name)
@@ -122,9 +99,9 @@ def _may_exist(name: str, known: set[str]) -> bool:
     try:
         settings = parse_trainer_name(name)
     except WrongName:
-        return False
+        return other in FAMILIES and other in known  # somebody else's class, of which the search tells
     return settings is not None and any(
-        (folder / f"{settings.family}.py").is_file() for folder in _external_folders()
+        (folder / f"{settings.family}.py").is_file() for folder in external_folders()
     )
 
 
@@ -146,6 +123,17 @@ def _search(name: str) -> str | None:
             return _hint_of_composition(name)
         return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
     return None
+
+
+def _taken(name: str) -> str:
+    """Return the reason if nnU-Net finds somebody else's class under a name of this package, else ""."""
+    from nnunet_cpr.nnunet.composition import TakenName, check_not_taken
+
+    try:
+        check_not_taken(name)
+    except TakenName as error:
+        return _shortened(name, error)
+    return ""
 
 
 def _hint(name: str, known: set[str]) -> str:

@@ -16,7 +16,8 @@ from filelock import FileLock
 
 from nnunet_cpr._files import read_json
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
-from nnunet_cpr.nnunet.trainer_search import EXTERNAL_TRAINERS, external_trainers, missing_trainers
+from nnunet_cpr.nnunet.trainer_files import EXTERNAL_TRAINERS
+from nnunet_cpr.nnunet.trainer_search import external_trainers, missing_trainers
 from nnunet_cpr.studies.definition import Run, Study, StudyError
 from nnunet_cpr.studies.run_state import validation_dice, write_json
 
