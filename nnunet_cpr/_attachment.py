@@ -26,7 +26,7 @@ from nnunet_cpr._distributed import (
     is_state_initialization,
 )
 from nnunet_cpr._validation import list_names
-from nnunet_cpr.param_groups import Params, param_groups, select
+from nnunet_cpr.param_groups import Params, param_groups, resembles_normalization, select
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,13 @@ class RegularizationMethod(ABC):
             warnings.warn(
                 f"params: no parameter to regularize for {self.title}; expected trainable parameters "
                 "with two or more dimensions that are not embeddings, biases or normalization weights",
+                stacklevel=3,
+            )
+        doubtful = [name for name, p, _ in chosen if resembles_normalization(p)]
+        if doubtful:
+            warnings.warn(
+                f"params: {self.title} regularizes {list_names(doubtful)}, whose elements are all 1; if "
+                "these are weights of normalization layers, put them into a group with regularize=False",
                 stacklevel=3,
             )
         # A weak reference, so that the optimizer and its state are freed without garbage collection.
@@ -280,6 +287,8 @@ class RegularizationMethod(ABC):
             return None
         self.check_devices()
         found_inf = getattr(optimizer, "found_inf", None)  # set by GradScaler for fused optimizers
+        if found_inf is not None and isinstance(optimizer, torch.optim.SGD):
+            _initialize_momentum(optimizer)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._update_and_correct(found_inf)
@@ -397,3 +406,17 @@ def _may_decay(weight_decay: Any) -> bool:
     if isinstance(weight_decay, Tensor) and weight_decay.device.type != "cpu":
         return True  # reading it would make the host wait in every step
     return bool(weight_decay)
+
+
+def _initialize_momentum(optimizer: torch.optim.SGD) -> None:
+    """Set missing momentum of fused groups to 0, which a first step sets to the gradient as in torch.
+
+    torch leaves it uninitialized if ``GradScaler`` skips the first step. With dampening, the first step
+    would differ.
+    """
+    for group in optimizer.param_groups:
+        if not group["fused"] or group["momentum"] == 0 or group["dampening"] != 0:
+            continue
+        for p in group["params"]:
+            if p.grad is not None and optimizer.state[p].get("momentum_buffer") is None:
+                optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)

@@ -2,7 +2,8 @@
 
 Regularized are trainable parameters with two or more dimensions, except for:
 
-- the weights of normalization layers and embeddings,
+- the weights of normalization layers and embeddings, and what PEFT trains in place of an embedding; of
+  named parameters without their module the names tell (``norm``, ``ln_1``, ``embed_tokens``, ``wte``),
 - parameters named ``bias``,
 - parameters that the model lists in ``no_weight_decay()``,
 - parameter groups with ``regularize=False``, or with ``weight_decay=0`` if another group has a positive
@@ -13,6 +14,7 @@ timm and the authors' code use the same rule; the paper names biases and normali
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from nnunet_cpr._distributed import check_not_flattened
+from nnunet_cpr._distributed import check_not_flattened, local_tensors
 from nnunet_cpr._state_dict import Positions
 
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
@@ -36,6 +38,13 @@ NORMALIZATIONS = (
 """Normalization layers of torch."""
 
 _NEVER_REGULARIZED = (nn.Embedding, nn.EmbeddingBag, *NORMALIZATIONS)
+_NORMALIZATION_NAME = re.compile(
+    r"(\w*_)?(norm|(layer|batch|group|instance|rms)_?norm|ln|bn)(_?\d+|_f)?", re.IGNORECASE
+)
+_EMBEDDING_NAME = re.compile(
+    r"(\w*_)?(emb|embed|embeddings?|wte|wpe)(_tokens|_positions)?", re.IGNORECASE
+)
+_PEFT_EMBEDDING = re.compile(r"(^|\.)(trainable_tokens_delta|lora_embedding_[AB])(\.|$)")
 
 
 class ParamGroups(list[dict[str, Any]]):
@@ -149,8 +158,12 @@ def select(groups: ParamGroups) -> list[tuple[str, Tensor, dict[str, Any]]]:
     for group in groups:
         if not _is_selected(group, groups):
             continue
+        # A module or the user says more than a name.
+        is_known = groups.order is not None or group.get("regularize") is True
         for name, p in group["params"]:
             if id(p) in seen or not _is_matrix(name, p):
+                continue
+            if groups.has_names and not is_known and _is_excluded_by_name(name, p):
                 continue
             if name in names:
                 raise ValueError(f"params: expected unique names, got {name!r} for two parameters")
@@ -183,6 +196,25 @@ def _is_selected(group: Mapping[str, Any], groups: ParamGroups) -> bool:
 def _is_matrix(name: str, p: Tensor) -> bool:
     is_bias = name.rpartition(".")[2] == "bias"
     return p.requires_grad and p.ndim >= 2 and p.numel() > 0 and not is_bias
+
+
+def _is_excluded_by_name(name: str, p: Tensor) -> bool:
+    """Return True if the name is that of an embedding or a normalization weight."""
+    owner = name.split(".")[-2] if "." in name else ""
+    return (
+        _NORMALIZATION_NAME.fullmatch(owner) is not None
+        # An embedding of patches is a convolution.
+        or (p.ndim == 2 and _EMBEDDING_NAME.fullmatch(owner) is not None)
+        or _PEFT_EMBEDDING.search(name) is not None
+    )
+
+
+def resembles_normalization(p: Tensor) -> bool:
+    """Return True if all elements are 1, as in normalization layers stacked by ``torch.func``."""
+    (local,) = local_tensors([p.detach()])
+    if local.is_meta or local.numel() == 0 or local.flatten()[0] != 1:
+        return False
+    return bool((local == 1).all())
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -224,6 +256,9 @@ def _excluded(root: nn.Module) -> set[int]:
             ids.update(id(p) for p in module.parameters(recurse=False))
             if is_parametrized(module):
                 ids.update(id(p) for p in module.get_submodule("parametrizations").parameters())
+        # PEFT's layers hold the layer that they adapt.
+        if isinstance(getattr(module, "base_layer", None), _NEVER_REGULARIZED):
+            ids.update(id(p) for p in module.parameters())
         listing = getattr(module, "no_weight_decay", None)
         if callable(listing):
             listed = set(listing())

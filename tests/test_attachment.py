@@ -338,3 +338,23 @@ def test_decay_of_asgd_is_refused() -> None:
     ):
         CPR([matrix]).attach(torch.optim.ASGD([matrix]))
     CPR([matrix]).attach(torch.optim.ASGD([matrix], lambd=0))
+
+
+def test_momentum_of_fused_sgd_is_initialized_when_the_first_step_is_skipped() -> None:
+    results = []
+    torch.use_deterministic_algorithms(True)  # fills uninitialized memory with NaN
+    try:
+        for fused in (True, False):
+            p = torch.nn.Parameter(torch.full((3, 4), 2.0))
+            optimizer = torch.optim.SGD([p], lr=0.1, momentum=0.9, fused=fused)
+            CPR([p], kappa="k1").attach(optimizer)
+            for t, skipped in enumerate([1.0, 0.0, 0.0]):
+                p.grad = torch.full_like(p, 1.0 + t)
+                if fused:  # as GradScaler does
+                    optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.tensor(skipped)
+                if fused or not skipped:
+                    optimizer.step()
+            results.append(p.detach())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(*results)

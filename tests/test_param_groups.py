@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -113,3 +117,40 @@ def test_listed_parameters_are_found_when_tied_or_compiled() -> None:
     model.body = torch.compile(nn.Linear(4, 4), backend="eager")
     model.no_weight_decay = lambda: {"body.weight"}
     assert list(regularized(model)) == ["tied.weight"]
+
+
+@pytest.mark.parametrize("give", [lambda m: m, lambda m: m.named_parameters()])
+def test_embeddings_adapted_by_peft_are_not_regularized(give: Callable[[nn.Module], Any]) -> None:
+    peft = pytest.importorskip("peft")
+    model = nn.ModuleDict(
+        {"tokens": nn.Embedding(9, 4), "place": nn.Embedding(5, 4), "out": nn.Linear(4, 9)}
+    )
+    config = peft.LoraConfig(
+        r=2, target_modules=["place", "out"], trainable_token_indices={"tokens": [1, 2]}
+    )
+    adapted = peft.get_peft_model(model, config)
+    assert {p.shape[0] for p in adapted.parameters() if p.requires_grad} == {2, 4, 9}
+    assert [name.split(".")[2:4] for name in regularized(give(adapted))] == [
+        ["out", "lora_A"],
+        ["out", "lora_B"],
+    ]
+
+
+def test_names_tell_normalizations_and_embeddings_without_a_module() -> None:
+    owners = ["norm", "norm1", "ln_f", "input_layernorm", "LayerNorm", "embed_tokens", "wte", "tok_emb"]
+    kept = ["linear", "norm1.linear", "patch_embed.proj", "align", "member"]
+    named = {f"{owner}.weight": nn.Parameter(torch.randn(3, 4)) for owner in owners + kept}
+    assert list(regularized(named.items())) == [f"{owner}.weight" for owner in kept]
+    group = {"params": list(named.items()), "regularize": True}
+    assert len(regularized([group])) == len(owners + kept)
+    patches = [("patch_embedding.weight", nn.Parameter(torch.randn(3, 4, 2, 2)))]
+    assert list(regularized(patches)) == ["patch_embedding.weight"]
+
+
+def test_stacked_normalizations_are_excluded_by_name_or_reported() -> None:
+    models = [nn.Sequential(OrderedDict(norm=nn.LayerNorm(4), out=nn.Linear(4, 2))) for _ in range(3)]
+    params, _ = torch.func.stack_module_state(models)
+    assert list(regularized(params.items())) == ["out.weight"]
+    with pytest.warns(UserWarning, match=r"CPR regularizes '0', whose elements are all 1; if") as caught:
+        SGDCPR(list(params.values()), lr=0.1)
+    assert len(caught) == 1
