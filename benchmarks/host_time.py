@@ -77,7 +77,13 @@ def _without_kernels() -> Iterator[None]:
         return triton.TritonBackend(matrices, torch.device("cpu"))
 
     with (
-        mock.patch.multiple(triton, step_kernel=stub, sum_kernel=stub, partials_kernel=stub),
+        mock.patch.multiple(
+            triton,
+            step_kernel=stub,
+            sum_kernel=stub,
+            partials_kernel=stub,
+            changed_kernel=stub,
+        ),
         mock.patch.object(FusedOptimizer, "_find_backend", staticmethod(find)),
         mock.patch("nnunet_cpr.optimizers._base.passes_self_check", return_value=True),
         mock.patch("nnunet_cpr.cpr._may_read", return_value=False),
