@@ -54,7 +54,8 @@ def print_number(value: float) -> str:
         ('0p5', '1en3', '200')
     """
     _, digits, exponent = Decimal(repr(float(value))).normalize().as_tuple()
-    assert isinstance(exponent, int)  # the callers take only finite numbers
+    if not isinstance(exponent, int):
+        raise ValueError(f"expected a finite number, got {value:g}")
     if value == 0 or 1e-2 <= value < 1e6:
         text = format(Decimal(repr(float(value))), "f").removesuffix(".0")
     else:

@@ -4,27 +4,14 @@ nnU-Net selects a trainer by its class name alone and names the result folder af
 :mod:`nnunet_cpr.vision` are named in the same way. Numbers are spelt as in nnU-Net's own trainer names:
 1e-3 is ``1en3``, 0.5 is ``0p5``. Suffixes may come in any order.
 
-Two kinds of names exist, each a subclass of :class:`MethodName` with its families and suffixes:
-:mod:`~nnunet_cpr.names.trainer_name` for nnU-Net's trainers, parsed by ``parse_trainer_name``, and
-:mod:`~nnunet_cpr.names.run_name` for other runs, parsed by ``parse_run_name``. Both use
-:func:`parse_name`. To add a setting of trainers or of runs: a field of the subclass and a
-:class:`Suffix` in its ``SUFFIXES``; of both: in :class:`MethodName` and :data:`METHOD_SUFFIXES`.
-Trainers apply it in ``NamedTrainer`` of :mod:`nnunet_cpr.nnunet.base_trainer`.
+:class:`~nnunet_cpr.names.trainer_name.TrainerName` holds the settings,
+:data:`~nnunet_cpr.names.suffixes.SUFFIXES` is the table of their notations, which parses and prints
+them, and :func:`~nnunet_cpr.names.trainer_name.parse_name` is the only parser. To add a setting: a field
+of ``TrainerName`` and a :class:`~nnunet_cpr.names.suffixes.Suffix` in the table. Trainers apply it in
+``NamedTrainer`` of :mod:`nnunet_cpr.nnunet.base_trainer`.
 """
 
 from nnunet_cpr._spelling import WrongName
-from nnunet_cpr.names.method import Family, MethodName
-from nnunet_cpr.names.parsing import parse_name
-from nnunet_cpr.names.suffixes import METHOD_SUFFIXES, BaselineChoice, Suffix, WarmStartShare, count
+from nnunet_cpr.names.suffixes import BaselineChoice, WarmStartShare
 
-__all__ = [
-    "METHOD_SUFFIXES",
-    "BaselineChoice",
-    "Family",
-    "MethodName",
-    "Suffix",
-    "WarmStartShare",
-    "WrongName",
-    "count",
-    "parse_name",
-]
+__all__ = ["BaselineChoice", "WarmStartShare", "WrongName"]

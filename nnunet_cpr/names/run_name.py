@@ -7,31 +7,20 @@ A name holds the optimizer, the regularization and the seed of a run; the task
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from nnunet_cpr.names import METHOD_SUFFIXES, Family, MethodName, Suffix, WrongName, count
-from nnunet_cpr.names.parsing import parse_name
+from nnunet_cpr._spelling import WrongName
+from nnunet_cpr.names.suffixes import METHOD_SUFFIXES, Family, number
+from nnunet_cpr.names.trainer_name import TrainerName, parse_name
 
 FAMILIES = {
-    family.name: family
-    for family in (
-        Family("AdamCPR", "adam", cpr=True),
-        Family("SGDCPR", "sgd", cpr=True),
-        Family("MuonCPR", "muon", cpr=True),
-        Family("AdamW", "adam"),
-        Family("SGD", "sgd"),
-        Family("Muon", "muon"),
-        Family("AMOS", "amos"),
-    )
+    name: Family(name, name.removesuffix("CPR").removesuffix("W").lower(), cpr=name.endswith("CPR"))
+    for name in ("AdamCPR", "SGDCPR", "MuonCPR", "AdamW", "SGD", "Muon", "AMOS")
 }
-
-SUFFIXES: tuple[Suffix, ...] = (*METHOD_SUFFIXES, count("steps", "optimizer steps", "", "steps"))
-
-_UNKNOWN_STEPS = 10**9  # until a task completes the name
+SUFFIXES = (*METHOD_SUFFIXES, number("steps", "optimizer steps", "<N>steps"))
 
 
 @dataclass(frozen=True)
-class RunName(MethodName):
+class RunName(TrainerName):
     """Settings of a run; None stands for the default of the task.
 
     Attributes:
@@ -41,14 +30,15 @@ class RunName(MethodName):
         WrongName: a value is out of range, or settings contradict each other.
     """
 
-    families: ClassVar[dict[str, Family]] = FAMILIES
-    suffixes: ClassVar[tuple[Suffix, ...]] = SUFFIXES
+    families = FAMILIES
+    suffixes = SUFFIXES
+    prefix = ""
 
     steps: int | None = None
 
     @property
     def total_steps(self) -> int:
-        return self.steps or _UNKNOWN_STEPS
+        return self.steps or 10**9  # until a task completes the name
 
 
 def parse_run_name(name: str) -> RunName:

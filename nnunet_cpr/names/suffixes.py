@@ -1,20 +1,69 @@
-"""Suffixes: the notation of one setting in a name."""
+"""Parts of a name: the family and the suffixes, each the notation of one setting."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
-from nnunet_cpr._spelling import COUNT, NUMBER, WrongName, parse_number, print_number
-from nnunet_cpr._validation import positive_number
+from nnunet_cpr._spelling import COUNT, NUMBER, parse_number, print_number
+from nnunet_cpr._validation import positive_integer, positive_number
 from nnunet_cpr.baselines.registry import BASELINES, BaselineEntry
 from nnunet_cpr.bounds import BOUNDS, Bound, KappaWS, has_count
 
 REGULARIZER_WORDS = ("l2", "l1", "std", "huber")
 """Keys of :data:`~nnunet_cpr.regularizers.REGULARIZERS`, whose module imports torch."""
+
+_NOTATIONS: dict[str, tuple[re.Pattern[str], Callable[[str], Any], Callable[[Any], str]]] = {
+    "": (re.compile(""), lambda _: None, lambda _: ""),
+    "<N>": (COUNT, int, "{:.9g}".format),
+    "<V>": (NUMBER, parse_number, print_number),
+    "<Trainer>": (re.compile(".*"), str, str),
+}
+"""For each placeholder, the pattern of its text, and the functions that parse and print it."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """First part of a name, with its default settings.
+
+    Attributes:
+        name: the first part itself.
+        optimizer: ``sgd``, ``adam``, ``muon``, ``amos``, or ``other`` for that of the base trainer.
+        title: the family in a few words.
+        cpr: True if it trains with CPR.
+        warmup: steps of learning-rate warm-up.
+        lr: highest learning rate.
+    """
+
+    name: str
+    optimizer: str
+    title: str = ""
+    cpr: bool = False
+    warmup: int = 0
+    lr: float = 1e-2
+
+
+def number_below(limit: float, name: str, value: float) -> float:
+    """Return a positive number below a limit.
+
+    Args:
+        limit: the number above the range.
+        name: the setting, for the error message.
+        value: the number.
+
+    Raises:
+        ValueError: it is out of range.
+
+    Example:
+        >>> number_below(1, "momentum", 0.9)
+        0.9
+    """
+    if value >= limit:
+        raise ValueError(f"{name}: expected a number below {limit:g}, got {value:g}")
+    return positive_number(name, value)
 
 
 @dataclass(frozen=True)
@@ -24,10 +73,17 @@ class BaselineChoice:
     Attributes:
         keyword: key of :data:`~nnunet_cpr.baselines.registry.BASELINES`.
         value: its setting, None if it has none.
+
+    Raises:
+        ValueError: ``value`` is not positive and finite.
     """
 
     keyword: str
     value: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.value is not None:
+            positive_number(self.keyword, self.value)
 
 
 @dataclass(frozen=True)
@@ -38,7 +94,7 @@ class WarmStartShare:
         percent: share of the optimizer steps in percent, above 0 and below 100.
 
     Raises:
-        WrongName: ``percent`` is out of range.
+        ValueError: ``percent`` is out of range.
 
     Example:
         >>> WarmStartShare(2).resolve(total_steps=250_000)
@@ -48,11 +104,7 @@ class WarmStartShare:
     percent: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.percent < 100:
-            raise WrongName(
-                f"warm start: expected a share above 0 and below 100 percent, got {self.percent:g}"
-            )
-        object.__setattr__(self, "percent", float(self.percent))
+        number_below(100, "percent", self.percent)
 
     def resolve(self, total_steps: int) -> KappaWS:
         """Return the bound for a training of ``total_steps`` optimizer steps, set after at least one."""
@@ -61,142 +113,120 @@ class WarmStartShare:
 
 @dataclass(frozen=True)
 class Suffix:
-    """Notation of one field of a :class:`MethodName`: ``before`` + value + ``after``.
+    """Notation of one setting: ``before`` + text of the placeholder + ``after``.
 
     Attributes:
-        field: name of the field.
+        field: field of :class:`~nnunet_cpr.names.trainer_name.TrainerName`.
         meaning: the setting in a few words.
-        before, after: fixed text around the value.
-        pattern: regular expression of the value's text.
-        parse: converts the text to the value; raises ValueError if it is out of range.
-        format: converts the value to text; returns None if another suffix of the field writes it.
-        placeholder: ``<N>`` for a whole number, ``<V>`` for a number, empty for a word.
-        minimum: lower limit of a whole number.
+        before, after: fixed text.
+        placeholder: ``<N>`` for a whole number, ``<V>`` for a number, ``<Trainer>`` for a class name,
+            empty for a word.
+        build: converts the number or class name to the setting; raises ValueError if it is out of range.
+        attribute: attribute of the setting that is the number; None if it is the setting itself.
+
+    Example:
+        >>> suffix = Suffix("mu", "update rate of the multipliers", "mu", "<V>", build=float)
+        >>> suffix.syntax, suffix.parse("mu0p5"), suffix.format(0.5)
+        ('_mu<V>', 0.5, 'mu0p5')
     """
 
     field: str
     meaning: str
     before: str
-    pattern: re.Pattern[str]
-    parse: Callable[[str], Any]
-    format: Callable[[Any], str | None]
-    after: str = ""
     placeholder: str = ""
-    minimum: int | None = None
+    after: str = ""
+    build: Callable[[Any], Any] = str
+    attribute: str | None = None
 
     @property
     def syntax(self) -> str:
         """Notation with a placeholder, such as ``_ws<N>``."""
         return f"_{self.before}{self.placeholder}{self.after}"
 
-    def match(self, token: str) -> str | None:
-        """Return the text of the value, None if the token is another suffix."""
-        if not token.startswith(self.before) or not token.endswith(self.after):
+    def matches(self, token: str) -> bool:
+        """Return True if a token has this notation; its number may be out of range."""
+        text = token.removeprefix(self.before).removesuffix(self.after)
+        pattern = _NOTATIONS[self.placeholder][0]
+        return token == self.before + text + self.after and pattern.fullmatch(text) is not None
+
+    def parse(self, token: str) -> Any:
+        """Return the setting of a token that matches.
+
+        Raises:
+            ValueError: the number is out of range.
+        """
+        text = token.removeprefix(self.before).removesuffix(self.after)
+        return self.build(_NOTATIONS[self.placeholder][1](text))
+
+    def format(self, setting: Any) -> str | None:
+        """Return the token, without underscore, None if this suffix cannot express the setting."""
+        value = setting if self.attribute is None else getattr(setting, self.attribute, None)
+        try:
+            token = self.before + _NOTATIONS[self.placeholder][2](value) + self.after
+            return token if self.matches(token) and self.parse(token) == setting else None
+        except (TypeError, ValueError):  # not a number, or out of range
             return None
-        text = token[len(self.before) : len(token) - len(self.after)]
-        return text if self.pattern.fullmatch(text) else None
 
 
-def count(field: str, meaning: str, before: str, after: str = "", minimum: int = 1) -> Suffix:
-    """Return the suffix of a whole number.
+def find_suffix(suffixes: Sequence[Suffix], token: str) -> Suffix | None:
+    """Return the suffix that matches a token, which has no underscore, None if none does."""
+    return next((suffix for suffix in suffixes if suffix.matches(token)), None)
+
+
+def number(field: str, meaning: str, syntax: str, allow_zero: bool = False) -> Suffix:
+    """Return the suffix of a positive number, a whole one for the placeholder ``<N>``.
 
     Example:
-        >>> count("epochs", "number of epochs", "", "epochs").syntax
-        '_<N>epochs'
+        >>> number("epochs", "number of epochs", "<N>epochs").parse("100epochs")
+        100
     """
-
-    def parse(text: str) -> int:
-        if int(text) < minimum:
-            raise ValueError(f"expected a whole number, {minimum} or above, got {text}")
-        return int(text)
-
-    return Suffix(field, meaning, before, COUNT, parse, str, after, "<N>", minimum)
+    before, placeholder, after = re.split("(<.>)", syntax)
+    check = positive_integer if placeholder == "<N>" else positive_number
+    build = partial(check, field, allow_zero=allow_zero)
+    return Suffix(field, meaning, before, placeholder, after, build)
 
 
-def number(field: str, meaning: str, before: str, allow_zero: bool = False) -> Suffix:
-    """Return the suffix of a positive number."""
-
-    def parse(text: str) -> float:
-        return positive_number(field, parse_number(text), allow_zero=allow_zero)
-
-    return Suffix(field, meaning, before, NUMBER, parse, print_number, placeholder="<V>")
-
-
-def word(field: str, meaning: str, word: str, value: Any) -> Suffix:
-    """Return the suffix of a fixed value."""
-
-    def format(given: Any) -> str | None:
-        return "" if given == value else None
-
-    return Suffix(field, meaning, word, re.compile(""), lambda _: value, format)
+def _word(field: str, meaning: str, word: str, setting: Any) -> Suffix:
+    return Suffix(field, meaning, word, build=lambda _: setting)
 
 
 def _bound(bound: type[Bound]) -> Suffix:
-    setting = dataclasses.fields(bound)[0].name
-    is_count = has_count(bound)
-
-    def parse(text: str) -> Bound:
-        return bound(**{setting: int(text) if is_count else parse_number(text)})
-
-    def format(value: Bound) -> str | None:
-        if type(value) is not bound:
-            return None
-        number = getattr(value, setting)
-        if value != bound(**{setting: number}):
-            raise WrongName(f"{value!r} cannot be written in a name")
-        return str(number) if is_count else print_number(number)
-
-    pattern, placeholder = (COUNT, "<N>") if is_count else (NUMBER, "<V>")
-    meaning = f"bound: {bound.title}"
-    return Suffix("kappa", meaning, bound.keyword, pattern, parse, format, placeholder=placeholder)
+    placeholder = "<N>" if has_count(bound) else "<V>"
+    setting = fields(bound)[0].name
+    return Suffix("kappa", f"bound: {bound.title}", bound.keyword, placeholder, "", bound, setting)
 
 
 def _baseline(entry: BaselineEntry) -> Suffix:
-    if entry.setting is None:
-        return word("baseline", entry.title, entry.keyword, BaselineChoice(entry.keyword))
-
-    def parse(text: str) -> BaselineChoice:
-        value = positive_number(entry.keyword, int(text) if entry.is_count else parse_number(text))
-        return BaselineChoice(entry.keyword, value)
-
-    def format(value: BaselineChoice) -> str | None:
-        if value.keyword != entry.keyword or not value.value:
-            return None
-        return f"{value.value:.0f}" if entry.is_count else print_number(value.value)
-
-    pattern, placeholder = (COUNT, "<N>") if entry.is_count else (NUMBER, "<V>")
-    meaning = f"{entry.title}; {placeholder[1]} is {entry.setting}"
-    return Suffix("baseline", meaning, entry.keyword, pattern, parse, format, placeholder=placeholder)
+    placeholder, meaning = "", entry.title
+    if entry.setting is not None:
+        placeholder = "<N>" if entry.is_count else "<V>"
+        meaning += f"; {placeholder[1]} is {entry.setting}"
+    build = partial(BaselineChoice, entry.keyword)
+    return Suffix("baseline", meaning, entry.keyword, placeholder, "", build, "value")
 
 
-def _warm_start_share() -> Suffix:
-    def format(value: Any) -> str | None:
-        return print_number(value.percent) if isinstance(value, WarmStartShare) else None
+_SHARE = "bound: R after a share of the training (warm start); V is in percent"
+_MOMENTUM = "momentum of SGD or Muon, below 1"
 
-    return Suffix(
-        "kappa",
-        "bound: R after a share of the training (warm start); V is in percent",
-        KappaWS.keyword,
-        NUMBER,
-        lambda text: WarmStartShare(parse_number(text)),
-        format,
-        after="p",
-        placeholder="<V>",
-    )
-
-
-METHOD_SUFFIXES: tuple[Suffix, ...] = (
+METHOD_SUFFIXES = (
     *(_bound(bound) for bound in BOUNDS.values()),
-    _warm_start_share(),
-    *(word("regularizer", f"regularization function {name}", name, name) for name in REGULARIZER_WORDS),
-    number("mu", "update rate of the multipliers", "mu"),
-    word("adaptive", "adaptive bounds (AdaCPR)", "ada", True),
+    Suffix("kappa", _SHARE, KappaWS.keyword, "<V>", "p", WarmStartShare, "percent"),
+    *(_word("regularizer", f"regularization function {name}", name, name) for name in REGULARIZER_WORDS),
+    number("mu", "update rate of the multipliers", "mu<V>"),
+    _word("adaptive", "adaptive bounds (AdaCPR)", "ada", True),
     *(_baseline(entry) for entry in BASELINES.values()),
-    number("lr", "highest learning rate", "lr"),
-    number("momentum", "momentum of SGD or Muon, below 1", "momentum"),
-    number("weight_decay", "weight decay", "wd", allow_zero=True),
-    count("warmup", "steps of learning-rate warm-up", "warmup", minimum=0),
-    count("seed", "seed of weights, data and augmentation", "seed", minimum=0),
+    number("lr", "highest learning rate", "lr<V>"),
+    Suffix("momentum", _MOMENTUM, "momentum", "<V>", build=partial(number_below, 1, "momentum")),
+    number("weight_decay", "weight decay", "wd<V>", allow_zero=True),
+    number("warmup", "steps of learning-rate warm-up", "warmup<N>", allow_zero=True),
+    number("seed", "seed of weights, data and augmentation", "seed<N>", allow_zero=True),
 )
 """Suffixes of all kinds of names. Entries of the registries of bounds and comparison methods are added
 automatically."""
+
+SUFFIXES = (
+    *METHOD_SUFFIXES,
+    number("epochs", "epochs", "<N>epochs"),
+    number("iterations", "iterations per epoch", "<N>iters"),
+)
+"""Suffixes of trainer names, except ``_on_<Trainer>``."""

@@ -1,7 +1,7 @@
 """Names of nnU-Net trainers: ``nnUNetTrainerCPR_ws2000_100epochs_on_nnUNetTrainerDA5``.
 
-A name is a family, its suffixes, and last ``_on_`` and the class name of another trainer of nnU-Net, if
-the training shall be like that trainer's except for the optimizer or its regularization.
+A name is a family, its suffixes, and last ``_on_`` and the class name of a base trainer, another trainer
+of nnU-Net. The training keeps everything of the base trainer except the optimizer or its regularization.
 
 nnU-Net's command has no option for the settings of a trainer, names result folders after the trainer and
 searches for it by name at inference. The name therefore holds the settings. This module does not import
@@ -10,12 +10,27 @@ nnU-Net.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from nnunet_cpr._spelling import OTHER_TRAINER
-from nnunet_cpr.names import METHOD_SUFFIXES, Family, MethodName, Suffix, WrongName, count
-from nnunet_cpr.names.parsing import parse_name
+from nnunet_cpr._spelling import OTHER_TRAINER, WrongName, check_length
+from nnunet_cpr._validation import short_repr
+from nnunet_cpr.baselines.registry import BASELINES, BaselineArgs
+from nnunet_cpr.bounds import Bound, KappaWS
+from nnunet_cpr.names.suffixes import (
+    SUFFIXES,
+    BaselineChoice,
+    Family,
+    Suffix,
+    WarmStartShare,
+    find_suffix,
+)
+from nnunet_cpr.names.suggestions import nearest_family, suggest_suffix
+
+if TYPE_CHECKING:
+    from nnunet_cpr.baselines import Baseline
+    from nnunet_cpr.param_groups import Params
 
 DEFAULT_EPOCHS = 1000
 DEFAULT_ITERATIONS = 250
@@ -26,49 +41,65 @@ MUON_LR = 3e-3
 FAMILIES = {
     family.name: family
     for family in (
-        Family("nnUNetTrainerCPR", "sgd", cpr=True, title="nnU-Net's SGD with CPR"),
-        Family("nnUNetTrainerAdamCPR", "adam", cpr=True, warmup=2000, title="Adam with CPR"),
-        Family(
-            "nnUNetTrainerMuonCPR",
-            "muon",
-            cpr=True,
-            warmup=2000,
-            lr=MUON_LR,
-            title="Muon with CPR",
-        ),
-        Family("nnUNetTrainerSGD", "sgd", title="nnU-Net's SGD with weight decay"),
-        Family("nnUNetTrainerAdamW", "adam", warmup=2000, title="Adam with decoupled weight decay"),
-        Family(
-            "nnUNetTrainerMuon",
-            "muon",
-            warmup=2000,
-            lr=MUON_LR,
-            title="Muon with decoupled weight decay",
-        ),
-        Family("nnUNetTrainerAMOS", "amos", warmup=2000, lr=1e-3, title="AMOS, with its own decay"),
-        Family(
-            "nnUNetTrainerAttachCPR", "other", cpr=True, title="the other trainer's optimizer with CPR"
-        ),
-        Family("nnUNetTrainerPlain", "other", title="the other trainer, unchanged, with suffixes"),
+        Family("nnUNetTrainerCPR", "sgd", "nnU-Net's SGD with CPR", cpr=True),
+        Family("nnUNetTrainerAdamCPR", "adam", "Adam with CPR", cpr=True, warmup=2000),
+        Family("nnUNetTrainerMuonCPR", "muon", "Muon with CPR", cpr=True, warmup=2000, lr=MUON_LR),
+        Family("nnUNetTrainerSGD", "sgd", "nnU-Net's SGD with weight decay"),
+        Family("nnUNetTrainerAdamW", "adam", "Adam with decoupled weight decay", warmup=2000),
+        Family("nnUNetTrainerMuon", "muon", "Muon with decoupled weight decay", warmup=2000, lr=MUON_LR),
+        Family("nnUNetTrainerAMOS", "amos", "AMOS, with its own decay", warmup=2000, lr=1e-3),
+        Family("nnUNetTrainerAttachCPR", "other", "the other trainer's optimizer with CPR", cpr=True),
+        Family("nnUNetTrainerPlain", "other", "the other trainer, unchanged, with suffixes"),
     )
 }
 
-SUFFIXES: tuple[Suffix, ...] = (
-    *METHOD_SUFFIXES,
-    count("epochs", "epochs", "", "epochs"),
-    count("iterations", "iterations per epoch", "", "iters"),
-)
-"""All suffixes of trainer names."""
+
+def _base_trainer(name: str) -> str:
+    # nnU-Net's folder names cannot contain leading or double underscores of a class name.
+    is_valid = name.isidentifier() and "__" not in f"_{name}" and OTHER_TRAINER not in name
+    if not is_valid or name.partition("_")[0] in FAMILIES:
+        raise WrongName(
+            f"expected the class name of a trainer after {OTHER_TRAINER}, not of nnunet-cpr and without "
+            f"leading or double underscores, got {name!r}; write all settings before {OTHER_TRAINER}"
+        )
+    return name
+
+
+_BASE_TRAINER = Suffix("on", "base trainer", OTHER_TRAINER[1:], "<Trainer>", build=_base_trainer)
+
+
+def default_bound(warmup: int) -> KappaWS:
+    """Return the bound of a name without one, for a learning-rate warm-up of this many steps.
+
+    It is set 1,000 steps after the warm-up, but not after more than twice the warm-up, which agrees with
+    the paper's tables for segmentation and for vision.
+
+    Example:
+        >>> default_bound(2000), default_bound(500), default_bound(0)
+        (KappaWS(steps=3000), KappaWS(steps=1000), KappaWS(steps=1000))
+    """
+    return KappaWS(warmup + min(1000, warmup) if warmup else 1000)
 
 
 @dataclass(frozen=True)
-class TrainerName(MethodName):
+class TrainerName:
     """Settings of a trainer; None stands for the default of the family.
 
+    ``str()`` returns the name, with the suffixes in the order of :data:`SUFFIXES`.
+
     Attributes:
+        family: key of :data:`FAMILIES`.
+        kappa, regularizer, mu, adaptive: arguments of CPR; ``kappa`` may be a share of the training.
+        baseline: comparison method.
+        lr: highest learning rate.
+        momentum: coefficient of the momentum of SGD or Muon.
+        weight_decay: weight decay of the optimizer or the comparison method.
+        warmup: steps of learning-rate warm-up.
+        seed: seed of the random number generators.
         epochs: number of epochs.
         iterations: optimizer steps per epoch.
-        on: class name of the trainer that this one shall be like.
+        on: class name of the base trainer, of which the training keeps everything except the optimizer
+            or its regularization.
 
     Raises:
         WrongName: a value is out of range, or settings contradict each other.
@@ -79,50 +110,132 @@ class TrainerName(MethodName):
     """
 
     families: ClassVar[dict[str, Family]] = FAMILIES
-    suffixes: ClassVar[tuple[Suffix, ...]] = SUFFIXES
+    suffixes: ClassVar[tuple[Suffix, ...]] = (*SUFFIXES, _BASE_TRAINER)
     prefix: ClassVar[str] = "nnUNetTrainer"
 
+    family: str
+    kappa: Bound | WarmStartShare | None = None
+    regularizer: str | None = None
+    mu: float | None = None
+    adaptive: bool = False
+    baseline: BaselineChoice | None = None
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    warmup: int | None = None
+    seed: int | None = None
     epochs: int | None = None
     iterations: int | None = None
     on: str | None = None
 
-    @classmethod
-    def split(cls, name: str) -> tuple[str, str, str]:
-        return name.partition(OTHER_TRAINER)
+    def __post_init__(self) -> None:
+        if self.family not in self.families:
+            raise WrongName(f"unknown family {self.family!r}; choose from {', '.join(self.families)}")
+        tokens = self._tokens()
+        for field, setting in vars(self).items():
+            if field not in ("family", *tokens) and setting is not None and setting is not False:
+                raise WrongName(f"{field}: expected what a name can express, got {short_repr(setting)}")
+        self._check_family(tokens)
+        if self.warmup_steps >= self.total_steps:
+            raise WrongName(
+                f"the learning-rate warm-up of {self.warmup_steps} steps is not shorter than the "
+                f"training of {self.total_steps} steps; choose a shorter one with _warmup<N>"
+            )
 
-    def _check_values(self) -> None:
-        super()._check_values()
-        if self.keeps_optimizer and self.warmup is not None:
-            raise WrongName(
-                f"{self.family} keeps the other trainer's learning-rate schedule; leave out "
-                f"_warmup{self.warmup}"
-            )
-        if self.on is None:
-            return
-        if OTHER_TRAINER in self.on:
-            raise WrongName(f"expected one {OTHER_TRAINER}<Trainer>, got two; keep one of them")
-        if not self.on.isidentifier() or "__" in f"_{self.on}":
-            raise WrongName(
-                f"expected the class name of a trainer after {OTHER_TRAINER}, without leading or double "
-                f"underscores, which nnU-Net's folder names cannot contain, got {self.on!r}"
-            )
-        if self.on.partition("_")[0] in FAMILIES:
-            raise WrongName(
-                f"{self.on} is a trainer of nnunet-cpr, expected another one; write all settings "
-                f"before {OTHER_TRAINER}"
-            )
+    def _check_family(self, tokens: dict[str, str]) -> None:
+        own = self.defaults
+        with_cpr = [f.name for f in self.families.values() if f.cpr and f.optimizer == own.optimizer]
+        use_cpr = f"use {with_cpr[0]} or " if with_cpr else ""
+        rules = (
+            (not own.cpr, ("kappa", "regularizer", "mu", "adaptive"), "trains without CPR", use_cpr),
+            (own.cpr, ("baseline", "weight_decay"), "uses CPR in place of weight decay", ""),
+            (own.optimizer not in ("sgd", "muon"), ("momentum",), "does not build SGD or Muon", ""),
+            (own.optimizer == "amos", ("baseline",), "has a decay of its own", ""),
+            (own.optimizer == "other", ("warmup",), "keeps the base trainer's learning rates", ""),
+            (not self.decays, ("weight_decay",), f"has no decay beside _{tokens.get('baseline')}", ""),
+        )
+        for is_refused, fields, reason, advice in rules:
+            given = " ".join(f"_{tokens[field]}" for field in fields if field in tokens)
+            if is_refused and given:
+                raise WrongName(f"{own.name} {reason} and takes no {given}; {advice}leave it out")
 
     def __str__(self) -> str:
-        return super().__str__() + ("" if self.on is None else OTHER_TRAINER + self.on)
+        return "_".join([self.family, *self._tokens().values()])
+
+    def _tokens(self) -> dict[str, str]:
+        """Return the suffix, without underscore, of each given setting, by field."""
+        tokens = ((s.field, s.format(getattr(self, s.field))) for s in self.suffixes)
+        return {field: token for field, token in tokens if token is not None}
+
+    @staticmethod
+    def split(name: str) -> tuple[str, str, str]:
+        """Return the part with the settings, ``_on_`` and the base trainer, or "" twice."""
+        return name.partition(OTHER_TRAINER)
+
+    @property
+    def defaults(self) -> Family:
+        """Family with its default settings."""
+        return self.families[self.family]
 
     @property
     def keeps_optimizer(self) -> bool:
-        """True if the training uses the optimizer of the other trainer."""
+        """True if the training uses the optimizer of the base trainer."""
         return self.defaults.optimizer == "other"
 
     @property
+    def decays(self) -> bool:
+        """True if the method has a weight decay."""
+        has_own = self.baseline is None or BASELINES[self.baseline.keyword].decays
+        return has_own and not self.defaults.cpr
+
+    @property
     def total_steps(self) -> int:
+        """Number of optimizer steps of the training."""
         return (self.epochs or DEFAULT_EPOCHS) * (self.iterations or DEFAULT_ITERATIONS)
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps of linear learning-rate warm-up."""
+        return self.defaults.warmup if self.warmup is None else self.warmup
+
+    @property
+    def bound(self) -> Bound:
+        """Bound of CPR."""
+        return self.bound_for(self.total_steps)
+
+    def bound_for(self, total_steps: int) -> Bound:
+        """Return the bound of CPR for a training of this length, which may differ from the name's."""
+        if isinstance(self.kappa, WarmStartShare):
+            return self.kappa.resolve(total_steps)
+        return self.kappa or default_bound(self.warmup_steps)
+
+    @property
+    def cpr_settings(self) -> dict[str, Any]:
+        """Keyword arguments of :class:`SGDCPR`, :class:`AdamCPR` and :class:`MuonCPR`."""
+        return {
+            "kappa": self.bound,
+            "regularizer": self.regularizer or "l2",
+            "mu": self.mu or 1.0,
+            "adaptive": self.adaptive,
+        }
+
+    def build_baseline(
+        self, params: Params, weight_decay: float, total_steps: int | None = None
+    ) -> Baseline | None:
+        """Return the comparison method, not attached yet, or None if the name has none.
+
+        Args:
+            params: the parameters to regularize.
+            weight_decay: weight decay of the method.
+            total_steps: number of optimizer steps of the training; None for that of the name.
+        """
+        if self.baseline is None:
+            return None
+        training = BaselineArgs(params, weight_decay, total_steps or self.total_steps)
+        return BASELINES[self.baseline.keyword].build(training, self.baseline.value or 0.0)
+
+
+Name = TypeVar("Name", bound=TrainerName)
 
 
 def parse_trainer_name(name: str) -> TrainerName | None:
@@ -141,3 +254,73 @@ def parse_trainer_name(name: str) -> TrainerName | None:
         True
     """
     return parse_name(TrainerName, name)
+
+
+def parse_name(kind: type[Name], name: str) -> Name | None:
+    """Parse a name of one kind, as :func:`parse_trainer_name` does."""
+    if not name.lower().startswith(kind.prefix.lower()):
+        return None
+    check_length(name)
+    own, ending, other = kind.split(name)
+    family, *tokens = own.split("_")
+    if family not in kind.families:
+        nearest = nearest_family(kind.families, kind.prefix, family)
+        if nearest is None:
+            return None
+        raise WrongName(
+            f"unknown name {family!r}; did you mean {nearest}{name[len(family) :]}? "
+            "Every suffix starts with an underscore"
+        )
+    if ending:
+        tokens.append(_BASE_TRAINER.before + other)
+    settings = parse_suffixes(kind, tokens, name)
+    try:
+        return kind(family, **settings)
+    except WrongName as error:
+        raise WrongName(f"{name!r}: {error}") from None
+
+
+def parse_suffixes(kind: type[TrainerName], tokens: Sequence[str], name: str) -> dict[str, Any]:
+    """Return the settings that suffixes of a name give, by field.
+
+    Args:
+        kind: :class:`TrainerName` or a subclass, which defines the suffixes.
+        tokens: the suffixes, without their underscores.
+        name: the whole name, for messages.
+
+    Raises:
+        WrongName: a suffix is unknown, or two of them give the same setting.
+
+    Example:
+        >>> parse_suffixes(TrainerName, ["lr1en3", "seed1"], "Mine_lr1en3_seed1")
+        {'lr': 0.001, 'seed': 1}
+    """
+    settings: dict[str, Any] = {}
+    given: dict[str, str] = {}
+    for token in tokens:
+        suffix = find_suffix(kind.suffixes, token)
+        if suffix is None:
+            advice = suggest_suffix(kind.suffixes, kind.prefix, token, name)
+            raise WrongName(f"unknown suffix _{token} in {name!r}; {advice}")
+        first = given.setdefault(suffix.field, token)
+        if suffix.field in settings:
+            raise WrongName(f"_{first} and _{token} in {name!r} contradict each other; keep one of them")
+        try:
+            settings[suffix.field] = suffix.parse(token)
+        except ValueError as error:
+            raise WrongName(f"_{token} in {name!r}: {error}") from None
+    return settings
+
+
+def split_suffixes(kind: type[TrainerName], name: str) -> Iterator[tuple[str, str]]:
+    """Yield the ways to split a name into a class name and one or more suffixes, fewest suffixes first.
+
+    Example:
+        >>> list(split_suffixes(TrainerName, "Mine_lr1en3_seed1"))
+        [('Mine_lr1en3', 'seed1'), ('Mine', 'lr1en3_seed1')]
+    """
+    tokens = name.split("_")
+    for end in range(len(tokens) - 1, 0, -1):
+        if find_suffix(kind.suffixes, tokens[end]) is None:
+            return
+        yield "_".join(tokens[:end]), "_".join(tokens[end:])

@@ -25,8 +25,13 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.parsing import parse_suffixes, split_suffixes
-from nnunet_cpr.names.trainer_name import FAMILIES, TrainerName, parse_trainer_name
+from nnunet_cpr.names.trainer_name import (
+    FAMILIES,
+    TrainerName,
+    parse_suffixes,
+    parse_trainer_name,
+    split_suffixes,
+)
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.trainer_files import family_file, file_with
 

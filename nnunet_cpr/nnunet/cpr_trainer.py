@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from nnunet_cpr._attachment import attached_method
 from nnunet_cpr.bounds import KappaIP
 from nnunet_cpr.cpr import CPR
-from nnunet_cpr.names.method import default_bound
+from nnunet_cpr.names.trainer_name import default_bound
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.history import CSV_NAME, History
 from nnunet_cpr.nnunet.tensorboard import TensorBoardLogger

@@ -14,8 +14,7 @@ import warnings
 from collections.abc import Iterable
 
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.parsing import split_suffixes
-from nnunet_cpr.names.trainer_name import FAMILIES, TrainerName, parse_trainer_name
+from nnunet_cpr.names.trainer_name import FAMILIES, TrainerName, parse_trainer_name, split_suffixes
 from nnunet_cpr.nnunet.trainer_files import (
     COMPILED,
     EXTERNAL_TRAINERS,

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.method import default_bound
 from nnunet_cpr.names.run_name import RunName
+from nnunet_cpr.names.trainer_name import default_bound
 from nnunet_cpr.optimizers.muon import DEFAULT_MOMENTUM
 
 Batch = Any

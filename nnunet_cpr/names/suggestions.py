@@ -1,0 +1,74 @@
+"""Suggestions for misspelt names."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Mapping, Sequence
+
+from nnunet_cpr._spelling import NUMBER_HELP, OTHER_TRAINER, split_word
+from nnunet_cpr.names.suffixes import Family, Suffix, find_suffix
+
+_SPELLED_OUT = {"warmstart": "ws", "learningrate": "lr", "weightdecay": "wd"}
+"""Words that users may write in place of a suffix, which resemble another one."""
+
+
+def nearest_family(families: Mapping[str, Family], prefix: str, word: str) -> str | None:
+    """Return the family that the first part of a name resembles, None if there is none.
+
+    Args:
+        families: the known families.
+        prefix: their common beginning.
+        word: the first part of the name, which begins in the same way.
+
+    Example:
+        >>> from nnunet_cpr.names.trainer_name import FAMILIES
+        >>> nearest_family(FAMILIES, "nnUNetTrainer", "nnUNetTrainerCRP")
+        'nnUNetTrainerCPR'
+    """
+    rest = word[len(prefix) :].lower()
+    rests = {family[len(prefix) :].lower(): family for family in families}
+    for cutoff in (0.85, 0.6):
+        if close := difflib.get_close_matches(rest, rests, n=1, cutoff=cutoff):
+            return rests[close[0]]
+        if "cpr" in rest:  # the optimizer decides, since CPRAdam resembles CPR more than AdamCPR
+            optimizer = next((word for word in ("adam", "muon") if word in rest), "sgd")
+            return next(f.name for f in families.values() if f.cpr and f.optimizer == optimizer)
+    return None
+
+
+def suggest_suffix(suffixes: Sequence[Suffix], prefix: str, token: str, name: str) -> str:
+    """Return advice for an unknown suffix of a name.
+
+    Args:
+        suffixes: the known suffixes.
+        prefix: beginning of the names of base trainers, empty if names have none.
+        token: the unknown suffix, without its underscore.
+        name: the whole name.
+
+    Example:
+        >>> from nnunet_cpr.names.trainer_name import SUFFIXES
+        >>> suggest_suffix(SUFFIXES, "nnUNetTrainer", "ws2k", "nnUNetTrainerCPR_ws2k_mu2")
+        'did you mean nnUNetTrainerCPR_ws2000_mu2?'
+    """
+    own, ending, other = name.partition(OTHER_TRAINER)
+    family, *tokens = own.split("_")
+    letters, number = split_word(token)
+    letters = _SPELLED_OUT.get(letters, letters)
+    by_letters = {s.before + s.after: s for s in suffixes if s.field != "on"}
+    if prefix and token != token.lower() and letters not in by_letters:
+        known = [t for t in tokens if find_suffix(suffixes, t)]
+        rest = "_".join(t for t in tokens if t and t not in known).removeprefix(prefix)
+        trainer = prefix + ("_" if rest[:1].islower() else "") + rest
+        corrected = "_".join([family, *known]) + OTHER_TRAINER + trainer
+        return f"write a base trainer last, as {OTHER_TRAINER}<Trainer>, such as {corrected}"
+    for close in difflib.get_close_matches(letters, by_letters, n=3, cutoff=0.5):
+        suffix = by_letters[close]
+        guess = suffix.before + (number if suffix.placeholder else "") + suffix.after
+        with contextlib.suppress(ValueError):  # a number out of range
+            if suffix.matches(guess) and suffix.parse(guess) is not None:
+                corrected = "_".join([family, *(guess if t == token else t for t in tokens)])
+                return f"did you mean {corrected}{ending}{other}?"
+        if close == letters:
+            return f"write it as {suffix.syntax}, {NUMBER_HELP}"
+    return f"choose from {' '.join(suffix.syntax for suffix in suffixes)}, {NUMBER_HELP}"
