@@ -1,13 +1,17 @@
 from ._amos import amos
 from ._base import Baseline
-from .adadecay import AdaDecay
-from .adaptive import AdaptiveWeightDecay
-from .cautious import CautiousDecay
-from .decoupled import CosineDecay, DecoupledDecay
-from .hyperball import Hyperball
-from .norm_control import WeightNormControl
-from .peak_lr import CorrectedDecay, IndependentDecay
-from .rescaling import NormRescaling
+from ._methods import (
+    AdaDecay,
+    AdaptiveWeightDecay,
+    CautiousDecay,
+    CorrectedDecay,
+    CosineDecay,
+    DecoupledDecay,
+    Hyperball,
+    IndependentDecay,
+    NormRescaling,
+    WeightNormControl,
+)
 
 __all__ = [
     "AdaDecay",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nnunet_cpr._validation import positive_number
-from nnunet_cpr.baselines.decoupled import DecoupledDecay
+from torch.optim import Optimizer
+
+from nnunet_cpr.baselines._methods import DecoupledDecay
 from nnunet_cpr.param_groups import Params, param_groups
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
 
 
 def amos(params: Params, lr: float = 1e-3, weight_decay: float = 0.0) -> Optimizer:
@@ -38,16 +35,14 @@ def amos(params: Params, lr: float = 1e-3, weight_decay: float = 0.0) -> Optimiz
     try:
         from pytorch_optimizer import Amos
     except ImportError as error:
-        raise ImportError(
-            "AMOS requires the package pytorch-optimizer; run: pip install 'nnunet-cpr[baselines]'"
-        ) from error
-    decay = positive_number("weight_decay", weight_decay, allow_zero=True)
+        message = "AMOS requires pytorch-optimizer; run: pip install 'nnunet-cpr[baselines]'"
+        raise ImportError(message) from error
     groups = param_groups(params)
     optimizer = Amos([_for_amos(group) for group in groups], lr=lr)
-    return DecoupledDecay(groups, decay).attach(optimizer) if decay else optimizer
+    return DecoupledDecay(groups, weight_decay).attach(optimizer) if weight_decay else optimizer
 
 
-def _for_amos(group: Mapping[str, Any]) -> dict[str, Any]:
+def _for_amos(group: dict[str, Any]) -> dict[str, Any]:
     """Return a parameter group without names and without the keys that only this package reads."""
     settings = {key: v for key, v in group.items() if key not in ("regularize", "weight_decay")}
     return {**settings, "params": [p for _, p in group["params"]]}

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nnunet_cpr._attachment import StepInputs
 from nnunet_cpr.baselines import (
     AdaDecay,
     AdaptiveWeightDecay,
@@ -221,10 +222,16 @@ def test_adadecay_with_alpha_0_is_decoupled_decay() -> None:
     at=st.floats(0, 2),
 )
 def test_the_cosine_stays_between_its_ends(first: float, final: float, steps: int, at: float) -> None:
-    decay = CosineDecay([matrix()], first, final, steps=steps)
+    p = matrix()
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    decay = CosineDecay([p], first, final, steps=steps)
+    decay.attach(optimizer)
 
     def coefficient(step: int) -> float:
-        return float(decay.weight_decay_at(torch.tensor(step)))
+        state = decay.state_dict()
+        state["state"]["step"] = torch.tensor(step)
+        decay.load_state_dict(state)
+        return float(decay.update_decay(StepInputs(lambda: torch.ones(1))))
 
     assert coefficient(0) == pytest.approx(first, rel=1e-5)
     assert coefficient(steps) == pytest.approx(first * final, rel=1e-4)

