@@ -38,13 +38,10 @@ class StepInputs:
             elements of DTensors.
         found_inf: flag of ``GradScaler`` for fused optimizers, a scalar tensor; if it is not 0, the step
             is skipped.
-        all_as_before: True if all matrices have a gradient, and have the shapes, dtypes and devices of
-            the last update.
     """
 
     sums_of_squares: Callable[[], Tensor]
     found_inf: Tensor | None = None
-    all_as_before: bool = False
 
 
 class RegularizationMethod(ABC):

@@ -146,7 +146,6 @@ class CPR(RegularizationMethod):
         self._mu = self._shared("mu")
         self._adaptive = self._shared("adaptive")
         self._limit = self._shared("largest_multiplier")
-        self._last_numel: Tensor | None = None  # of the last fused step
         self._all_set: tuple[Tensor | None, int] = None, 0  # bounds and their version when all were set
 
         count = self._state["step"]
@@ -334,11 +333,9 @@ class CPR(RegularizationMethod):
         return applied
 
     def update_decay(self, inputs: StepInputs) -> Tensor:
-        if not inputs.all_as_before or self._last_numel is None:
-            self._last_numel = self._numel()
         sums = self._shards.total(inputs.sums_of_squares()[None])
-        has_grad = None if inputs.all_as_before else self._has_grad()
-        return self._update(L2().measure(sums, self._last_numel), inputs.found_inf, has_grad).mul_(2)
+        measure = L2().measure(sums, self._numel())
+        return self._update(measure, inputs.found_inf, self._has_grad()).mul_(2)
 
     def _bounds_cannot_change(self) -> bool:
         """Return True if no bound can change in this step. Waits for a GPU."""

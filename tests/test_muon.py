@@ -477,7 +477,7 @@ def test_wrong_settings_are_refused_in_one_line(build: type, wrong: dict, messag
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("build", [Muon, MuonCPR, AdamCPR])
+@pytest.mark.parametrize("build", [Muon, AdamCPR])
 def test_sparse_gradients_are_refused_before_a_change(build: type) -> None:
     model = nn.ModuleDict({"linear": nn.Linear(3, 3), "embedding": nn.Embedding(6, 3, sparse=True)})
     optimizer = build([{"params": [*part.parameters()]} for part in model.values()])

@@ -12,7 +12,7 @@ import numpy as np
 from numba.core import types
 from numba.extending import intrinsic
 
-from nnunet_cpr.fused._tables import FIRST, GRAD, LARGEST, PARAM, SECOND, STEP
+from nnunet_cpr.fused.backend import FIRST, GRAD, LARGEST, PARAM, SECOND, STEP
 
 # Kernels. A process runs the code that it has compiled, another one that of the cache.
 _kernel = numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -121,9 +121,13 @@ def _sample(p, stride):
 
 
 class TableArrays(NamedTuple):
-    """Tables of a launch as arrays (:class:`~nnunet_cpr.fused._tables.Tables`).
+    """Tables of the n tensors of a launch.
 
     Attributes:
+        addresses: int64 ``[n, COLUMNS]``, 0 for missing state.
+        numels: number of elements of each tensor, int64 ``[n]``.
+        matrices: matrix index j of each tensor, -1 if it is not regularized, int32 ``[n]``.
+        first_chunks: index of each tensor's first chunk, and the number of chunks, int32 ``[n + 1]``.
         first_partials: index of each matrix's first chunk among the chunks of all matrices, and their
             number, int32.
         strides: distance between the sampled elements of each matrix, int64.

@@ -6,15 +6,15 @@ Arguments in capitals are compile-time constants.
 import triton
 import triton.language as tl
 
-from nnunet_cpr.fused import _tables
+from nnunet_cpr.fused import backend
 
-_P: tl.constexpr = tl.constexpr(_tables.PARAM)
-_GRAD: tl.constexpr = tl.constexpr(_tables.GRAD)
-_FIRST: tl.constexpr = tl.constexpr(_tables.FIRST)
-_SECOND: tl.constexpr = tl.constexpr(_tables.SECOND)
-_LARGEST: tl.constexpr = tl.constexpr(_tables.LARGEST)
-_STEP: tl.constexpr = tl.constexpr(_tables.STEP)
-_COLUMNS: tl.constexpr = tl.constexpr(_tables.COLUMNS)
+_P: tl.constexpr = tl.constexpr(backend.PARAM)
+_GRAD: tl.constexpr = tl.constexpr(backend.GRAD)
+_FIRST: tl.constexpr = tl.constexpr(backend.FIRST)
+_SECOND: tl.constexpr = tl.constexpr(backend.SECOND)
+_LARGEST: tl.constexpr = tl.constexpr(backend.LARGEST)
+_STEP: tl.constexpr = tl.constexpr(backend.STEP)
+_COLUMNS: tl.constexpr = tl.constexpr(backend.COLUMNS)
 
 
 @triton.jit

@@ -1,19 +1,23 @@
-"""Interface of the backends of fused steps."""
+"""Interface of the backends of fused steps, and the tensors that they step."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import zip_longest
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from nnunet_cpr._row_norms import is_dense
-from nnunet_cpr.fused._memory import Memory, describe, has_same_layout, overlap
-from nnunet_cpr.fused._tables import GRAD, PARAM
+
+PARAM, GRAD, FIRST, SECOND, LARGEST, STEP = range(6)
+"""Columns of a kernel's table of addresses; FIRST is SGD's momentum or Adam's first moment."""
+COLUMNS = 6
+
+_PLAIN = {Tensor, torch.nn.Parameter, torch.nn.Buffer}
 
 
 @dataclass(frozen=True)
@@ -30,23 +34,6 @@ class Rule:
     maximize: bool = False
 
 
-@dataclass(eq=False)
-class Layout:
-    """Memory layout of the tensors of a parameter group's step.
-
-    It is the same object as long as nothing changes, so that all that follows from it is computed once.
-
-    Attributes:
-        params: the parameters.
-        matrices: index j of each parameter among the regularized ones, -1 for the others.
-        columns: layout of the parameters, the gradients, each state and the step counts.
-    """
-
-    params: list[Tensor]
-    matrices: list[int]
-    columns: list[Memory]
-
-
 @dataclass
 class GroupStep:
     """Tensors that the step of one parameter group reads and writes; of DTensors the local tensors.
@@ -55,7 +42,6 @@ class GroupStep:
         state: SGD's momentum, or Adam's first, second and maximum second moments; a list may be empty.
         steps: Adam's step counts.
         matrices: index j of each parameter among the regularized ones, -1 for the others.
-        layout: set by :meth:`read_layout`.
     """
 
     rule: Rule
@@ -64,42 +50,86 @@ class GroupStep:
     state: list[list[Tensor]]
     steps: list[Tensor]
     matrices: list[int]
-    layout: Layout = field(init=False)
 
-    @property
-    def columns(self) -> list[Memory]:
-        """Memory layout of ``params``, ``grads``, ``state`` and ``steps``."""
-        return self.layout.columns
+    def is_regular(self) -> bool:
+        """Return True if a kernel can access all tensors by their addresses.
 
-    def read_layout(self, before: Layout | None = None) -> bool:
-        """Read the memory layout; return True if a kernel may access the tensors by address.
-
-        Args:
-            before: the layout of the previous step of this group, if this returned True then.
+        A kernel cannot check what is at an address. Users and libraries replace ``p.data``, move and
+        cast models and change the state between two steps, so this is read in every step, in lists,
+        which are faster than generators.
         """
-        tensors = [self.params, self.grads, *self.state, self.steps]
-        known = before.columns if before is not None else []
-        columns = [describe(own, last) for own, last in zip_longest(tensors, known)]
-        if before is not None and self.matrices is before.matrices and columns == known:
-            self.layout = before
-            return True
-        if None in columns:
-            return False
-        self.layout = Layout(self.params, self.matrices, columns)  # type: ignore[arg-type]
-        params, grads, *state, steps = self.columns
+        columns = [self.params, self.grads, *filter(None, self.state)]
+        tensors = [*chain(*columns), *self.steps]
         return (
-            all(has_same_layout(params, other) for other in (grads, *state) if other.addresses)
-            and grads.dtypes == params.dtypes
-            and (params in known or all(is_dense(p) for p in self.params))
-            and all(n == 1 for n in map(torch.Size.numel, steps.shapes))
-            and steps.devices == params.devices[: len(steps.devices)]
-            and set(steps.dtypes) <= {torch.float32}
+            set(map(type, tensors)) <= _PLAIN
+            and {t.layout for t in self.grads} <= {torch.strided}
+            and [t.dtype for t in self.grads] == [p.dtype for p in self.params]
+            and len({t.device for t in tensors}) <= 1
+            and _are_parallel(columns)
+            and all([count.dtype == torch.float32 and count.numel() == 1 for count in self.steps])
         )
+
+    def dtypes(self) -> list[tuple[torch.dtype, ...]]:
+        """Return the dtypes of each parameter and its state."""
+        columns = [self.params, *filter(None, self.state)]
+        return list(zip(*([t.dtype for t in column] for column in columns)))
+
+    def by_dtype(self) -> list[GroupStep]:
+        """Return the tensors with the same dtypes of parameter and state as groups of their own."""
+        kinds = self.dtypes()
+        distinct = list(dict.fromkeys(kinds))
+        if len(distinct) <= 1:
+            return [self]
+
+        def of_kind(column: list[Any], kind: Any) -> list[Any]:
+            return [value for value, own in zip(column, kinds) if own == kind]
+
+        return [
+            replace(
+                self,
+                params=of_kind(self.params, kind),
+                grads=of_kind(self.grads, kind),
+                state=[of_kind(column, kind) for column in self.state],
+                steps=of_kind(self.steps, kind),
+                matrices=of_kind(self.matrices, kind),
+            )
+            for kind in distinct
+        ]
 
     def has_one_dtype(self) -> bool:
         """Return True if the state has the parameters' dtypes, which torch's fused steps require."""
-        params, _, *state = self.columns[:-1]
-        return all(column.dtypes == params.dtypes for column in state if column.addresses)
+        return all([len(set(row)) == 1 for row in set(self.dtypes())])
+
+    def addresses(self) -> list[int]:
+        """Return the table of addresses, one row of :data:`COLUMNS` for each parameter, 0 for none."""
+        missing = [0] * len(self.params)
+        columns = [[t.data_ptr() for t in column] for column in (self.params, self.grads, *self.state)]
+        columns += [[]] * (STEP - len(columns)) + [[count.data_ptr() for count in self.steps]]
+        return list(chain(*zip(*(column or missing for column in columns))))
+
+
+def _are_parallel(columns: list[list[Tensor]]) -> bool:
+    """Return True if all tensors are dense and have the shape and memory order of their parameter."""
+    shapes = [p.shape for p in columns[0]]
+    if any([[t.shape for t in column] != shapes for column in columns]):
+        return False
+    if all([t.is_contiguous() for t in chain(*columns)]):
+        return True
+    return (
+        all(map(is_dense, columns[0]))
+        and all(
+            own == wanted or n <= 1  # the stride of a dimension of size 1 means nothing
+            for column in columns[1:]
+            for p, t in zip(columns[0], column)
+            for own, wanted, n in zip(t.stride(), p.stride(), p.shape)
+        )
+    )
+
+
+def share_memory(params: Sequence[Tensor]) -> bool:
+    """Return True if two parameters share memory, to which threads of a kernel would write at once."""
+    spans = sorted((p.data_ptr(), p.data_ptr() + p.nbytes) for p in params if p.numel())
+    return any(end > start for (_, end), (start, _) in pairwise(spans))
 
 
 def sample_stride(numel: int) -> int:
@@ -115,9 +145,9 @@ class FusedBackend(ABC):
     """Fused step: optimizer update and decay of each matrix in one kernel.
 
     The kernel also computes the new sums of squares, which a regularization method may need in the next
-    step. They are computed anew if a matrix was changed in between, according to its version counter,
-    its address, or a sample of its elements, since writes through ``.data`` do not raise the version. A
-    backend is valid as long as the matrices keep their sizes, dtypes and device.
+    step. They are computed anew if a matrix was changed in between, according to its version counter or
+    a sample of its elements, since writes through ``.data`` do not raise the version. A backend is valid
+    as long as the matrices keep their sizes, dtypes and device.
 
     Args:
         matrices: regularized parameters; of DTensors the local tensors.
@@ -125,60 +155,40 @@ class FusedBackend(ABC):
 
     Attributes:
         dtypes: parameter dtypes that the kernels support.
+        needs_self_check: True if the kernels are compared with torch's unfused step at first use.
         reused_measures: number of steps that used the sums of squares of the previous step, as far as
             the host knows.
     """
 
     dtypes: ClassVar[Mapping[torch.dtype, Any]]
+    needs_self_check: ClassVar[bool] = False
 
     def __init__(self, matrices: Sequence[Tensor], device: torch.device) -> None:
         self.matrices = list(matrices)
         self.device = device
         self.sizes = [p.numel() for p in self.matrices]
-        # Versions and addresses of the matrices that the sums belong to.
-        self._sums_are_of: tuple[list[int], list[Any]] | None = None
-        self._stepped: list[Memory] = []  # parameters of the last step, if they include all matrices
-        self._supported: list[Memory] = []  # columns found supported last
+        self._summed: list[int] | None = None  # versions of the matrices that the sums belong to
         self.reused_measures = 0
 
-    def supports(self, groups: Sequence[GroupStep], has_current_sums: bool) -> bool:
-        """Return True if this backend can step the groups, whose ``read_layout()`` was True."""
-        # The gradients have the dtypes and devices of the parameters, and are only read.
-        columns = [c for g in groups for i, c in enumerate(g.columns) if i != GRAD]
-        if columns != self._supported:
-            for group in groups:
-                params, _, *state = group.columns[:-1]
-                if not set(params.dtypes) <= set(self.dtypes):
-                    return False
-                if not set(params.devices) <= {self.device}:
-                    return False
-                if not self.supports_state(params, [column for column in state if column.addresses]):
-                    return False
-            if overlap([c for g in groups for i, c in enumerate(g.columns[:-1]) if i != GRAD]):
+    def supports(self, groups: Sequence[GroupStep]) -> bool:
+        """Return True if this backend can step the groups, which must be regular."""
+        for group in groups:
+            if group.params and not (
+                group.params[0].device == self.device and self._supports_dtypes(group)
+            ):
                 return False
-            self._supported = columns
-        return has_current_sums or self._can_sum()
+        if {j for group in groups for j in group.matrices}.issuperset(range(len(self.matrices))):
+            return True
+        rest = GroupStep(Rule(False, 0, 0), self.matrices, self.matrices, [], [], [])
+        return rest.is_regular() and self.matrices[0].device == self.device
 
-    def supports_state(self, params: Memory, state: Sequence[Memory]) -> bool:
-        """Return True if a kernel supports the dtypes of the state."""
-        return all(column.dtypes == params.dtypes for column in state)
+    def _supports_dtypes(self, group: GroupStep) -> bool:
+        kinds = set(group.dtypes())
+        return all(kind[0] in self.dtypes and len(set(kind)) == 1 for kind in kinds)
 
-    def _can_sum(self) -> bool:
-        memory = describe(self.matrices)
-        return (
-            memory is not None
-            and set(memory.dtypes) <= set(self.dtypes)
-            and set(memory.devices) <= {self.device}
-            and all(is_dense(p) for p in self.matrices)
-        )
-
-    def sums_of_squares(self, reuse: bool) -> Tensor:
-        """Return the sum of squares of each present matrix, float64 ``[J]``.
-
-        Args:
-            reuse: use the sums of the last step, which requires :meth:`has_current_sums`.
-        """
-        if not reuse:
+    def sums_of_squares(self) -> Tensor:
+        """Return the sum of squares of each present matrix, float64 ``[J]``."""
+        if self._summed is None or self._summed != self._versions():
             self._compute_partials()
         elif not self._refresh_partials():
             self.reused_measures += 1
@@ -186,30 +196,10 @@ class FusedBackend(ABC):
 
     def discard_sums(self) -> None:
         """Discard the sums of squares, before a step that this backend does not take."""
-        self._sums_are_of = None
-
-    def has_current_sums(self, groups: Sequence[GroupStep]) -> bool:
-        """Return True if no matrix has changed since the sums of squares were computed.
-
-        Args:
-            groups: the groups of the present step, whose ``read_layout()`` was True.
-        """
-        if self._sums_are_of is None:
-            return False
-        versions, addresses = self._sums_are_of
-        if versions != self._versions():
-            return False
-        return self.has_stepped(groups) or addresses == self._addresses()
-
-    def has_stepped(self, groups: Sequence[GroupStep]) -> bool:
-        """Return True if the last step had the same parameters, and these include all matrices."""
-        return bool(self._stepped) and self._stepped == [group.columns[PARAM] for group in groups]
+        self._summed = None
 
     def _versions(self) -> list[int]:
         return [p._version for p in self.matrices]
-
-    def _addresses(self) -> list[Any]:
-        return [(p.data_ptr(), p.nbytes, p.untyped_storage().nbytes()) for p in self.matrices]
 
     def step(
         self,
@@ -218,25 +208,21 @@ class FusedBackend(ABC):
         grad_scale: Tensor | None = None,
         found_inf: Tensor | None = None,
     ) -> None:
-        """Take an optimizer step that also subtracts a share of each matrix.
+        """Take an optimizer step that also subtracts a share of each matrix, after the sums.
 
         Args:
-            groups: all parameter groups, whose ``read_layout()`` was True.
+            groups: all parameter groups, which this backend supports.
             decay: share of each matrix to subtract, float32 ``[J]``.
             grad_scale: scale of ``GradScaler``; the gradients are unscaled in place.
             found_inf: flag of ``GradScaler``; if it is not 0, the step is skipped.
         """
-        known, self._sums_are_of = self._sums_are_of, None  # until the step has succeeded
-        self._step(groups, decay, grad_scale, found_inf)
+        self._summed = None  # until the step has succeeded
+        for group in groups:
+            for launch in group.by_dtype() if group.params else ():
+                self._step(launch, decay, grad_scale, found_inf)
         # Neither the kernels nor torch's fused CPU steps do this.
         torch.autograd.graph.increment_version([p for group in groups for p in group.params])
-        if known is not None and self.has_stepped(groups):
-            self._sums_are_of = self._versions(), known[1]
-            return
-        self._sums_are_of = self._versions(), self._addresses()
-        stepped = {j for group in groups for j in group.matrices} - {-1}
-        is_complete = len(stepped) == len(self.matrices)
-        self._stepped = [group.columns[PARAM] for group in groups] if is_complete else []
+        self._summed = self._versions()
 
     # Implemented by backends
 
@@ -259,9 +245,9 @@ class FusedBackend(ABC):
     @abstractmethod
     def _step(
         self,
-        groups: Sequence[GroupStep],
+        launch: GroupStep,
         decay: Tensor,
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
     ) -> None:
-        """Decay and update all parameters, and compute the sums of squares of the chunks."""
+        """Decay and update parameters with the same dtypes, and compute the sums of their chunks."""

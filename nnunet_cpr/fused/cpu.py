@@ -10,9 +10,10 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba.core.config
 import numpy as np
@@ -21,9 +22,7 @@ from filelock import FileLock
 from torch import Tensor
 
 from nnunet_cpr.fused import _cpu_kernels
-from nnunet_cpr.fused._memory import Memory
-from nnunet_cpr.fused._tables import PARAM, Tables, chunk_count, step_columns
-from nnunet_cpr.fused.backend import FusedBackend, GroupStep, Layout, Rule, sample_stride
+from nnunet_cpr.fused.backend import COLUMNS, FusedBackend, GroupStep, Rule, sample_stride
 
 CHUNK = 16384
 """Number of elements of a chunk."""
@@ -45,12 +44,8 @@ class CPUBackend(FusedBackend):
 
     def __init__(self, matrices: Sequence[Tensor], device: torch.device) -> None:
         super().__init__(matrices, device)
-        counts = [chunk_count(numel, CHUNK) for numel in self.sizes]
-        self._first_partials = np.array([0, *accumulate(counts)], np.int32)
+        self._first_partials = _sizes(tuple(self.sizes), CHUNK)[1]
         self._strides = np.array([sample_stride(numel) for numel in self.sizes], np.int64)
-        self._tables: dict[Any, Tables] = {}
-        self._summed: tuple[list[int], list[_Launch]] = [], []  # addresses and launches of all matrices
-        self._launches: dict[int, tuple[Layout, list[_Launch]]] = {}  # of each group in the last step
         self._partials = np.zeros(self._first_partials[-1])
         self._samples = np.zeros(self._first_partials[-1])
         self._sums = np.zeros(len(self.matrices))
@@ -59,108 +54,68 @@ class CPUBackend(FusedBackend):
         return torch.from_numpy(self._sums)  # the kernels have added them up
 
     def _compute_partials(self) -> None:
-        for launch in self._sum_launches():
-            self._run("sum", launch, self._partials, self._samples, self._sums)
+        for like, tables in self._matrix_tables():
+            self._run("sum", like, tables, self._partials, self._samples, self._sums)
 
     def _refresh_partials(self) -> bool:
-        changed = [self._run("changed", launch, self._samples) for launch in self._sum_launches()]
+        changed = [
+            self._run("changed", like, tables, self._samples) for like, tables in self._matrix_tables()
+        ]
         if any(changed):
             self._compute_partials()
         return any(changed)
 
-    def _sum_launches(self) -> list[_Launch]:
-        """Return launches on all matrices, one for each dtype."""
-        addresses = [p.data_ptr() for p in self.matrices]
-        if addresses == self._summed[0]:
-            return self._summed[1]
-        launches = []
-        for dtype in dict.fromkeys(p.dtype for p in self.matrices):
-            indices = [j for j, p in enumerate(self.matrices) if p.dtype == dtype]
-            tables = self._new_tables([self.matrices[j].shape for j in indices], indices)
-            tables.set_addresses([[addresses[j] for j in indices]])
-            launches.append(self._new_launch(dtype, tables))
-        self._summed = addresses, launches
-        return launches
-
     def _step(
         self,
-        groups: Sequence[GroupStep],
+        launch: GroupStep,
         decay: Tensor,
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
     ) -> None:
         if found_inf is not None and bool(found_inf):
             return
-        coefficients = decay.numpy()
-        unscale = 1.0 if grad_scale is None else 1.0 / float(grad_scale)
-        for index, group in enumerate(groups):
-            settings = _settings(group.rule, unscale)
-            for launch in self._launches_of(index, group):
-                self._run(
-                    "step", launch, self._partials, self._samples, self._sums, settings, coefficients
-                )
+        settings = _settings(launch.rule, 1.0 if grad_scale is None else 1.0 / float(grad_scale))
+        like = DTYPES[launch.params[0].dtype](0)
+        tables = self._tables(launch.params, launch.matrices, launch.addresses())
+        sums = self._partials, self._samples, self._sums
+        self._run("step", like, tables, *sums, settings, decay.numpy())
 
-    def _launches_of(self, index: int, group: GroupStep) -> list[_Launch]:
-        """Return the launches of a group, one for each dtype."""
-        layout, launches = self._launches.get(index, (None, []))
-        if layout is group.layout:
-            return launches
-        launches = []
-        dtypes = group.columns[PARAM].distinct_dtypes
-        for dtype in dtypes:
-            columns, matrices = group.columns, group.matrices
-            if len(dtypes) > 1:
-                members = [i for i, d in enumerate(columns[PARAM].dtypes) if d == dtype]
-                columns = [c.part(members) if c.addresses else c for c in columns]
-                matrices = [matrices[i] for i in members]
-            tables = self._tables_for((index, dtype), columns, matrices, group.rule.adam)
-            launches.append(self._new_launch(dtype, tables))
-        self._launches[index] = group.layout, launches
-        return launches
+    def _matrix_tables(self) -> Iterator[tuple[np.floating, _cpu_kernels.TableArrays]]:
+        """Yield a 0 of each dtype and the tables of the matrices with this dtype."""
+        for dtype in dict.fromkeys(p.dtype for p in self.matrices):
+            indices = [j for j, p in enumerate(self.matrices) if p.dtype == dtype]
+            params = [self.matrices[j] for j in indices]
+            addresses = [column for p in params for column in (p.data_ptr(), *[0] * (COLUMNS - 1))]
+            yield DTYPES[dtype](0), self._tables(params, indices, addresses)
 
-    def _tables_for(
-        self, key: Any, columns: Sequence[Memory], matrices: list[int], adam: bool
-    ) -> Tables:
-        shapes = columns[PARAM].shapes
-        tables = self._tables.get(key)
-        if tables is None or not tables.fits(shapes, matrices):
-            tables = self._tables[key] = self._new_tables(shapes, matrices)
-        tables.set_addresses(step_columns(columns, adam))
-        return tables
-
-    def _new_tables(self, shapes: Sequence[torch.Size], matrices: Sequence[int]) -> Tables:
-        return Tables(shapes, matrices, self.device, CHUNK)
-
-    def _new_launch(self, dtype: torch.dtype, tables: Tables) -> _Launch:
-        arrays = _cpu_kernels.TableArrays(
-            addresses=tables.addresses.numpy(),
-            numels=tables.numels.numpy(),
-            matrices=tables.matrices.numpy(),
-            first_chunks=tables.first_chunks.numpy(),
+    def _tables(
+        self, params: Sequence[Tensor], matrices: Sequence[int], addresses: Sequence[int]
+    ) -> _cpu_kernels.TableArrays:
+        numels, first_chunks = _sizes(tuple([p.numel() for p in params]), CHUNK)
+        return _cpu_kernels.TableArrays(
+            addresses=np.array(addresses, np.int64).reshape(-1, COLUMNS),
+            numels=numels,
+            matrices=np.array(matrices, np.int32),
+            first_chunks=first_chunks,
             first_partials=self._first_partials,
             strides=self._strides,
         )
-        return _Launch(tables.chunks, DTYPES[dtype](0), arrays)
 
-    def _run(self, kernel: str, launch: _Launch, *rest: Any) -> Any:
+    def _run(self, kernel: str, like: np.floating, tables: _cpu_kernels.TableArrays, *rest: Any) -> Any:
         """Run a kernel on all chunks and return its result."""
-        args = (CHUNK, launch.like, launch.tables, *rest)
-        with _threads(launch.chunks) as parallel:
-            way, first = ("parallel", (_TASK_CHUNKS,)) if parallel else ("serial", ())
-            return _call(f"{kernel}_{way}", launch.like.dtype, (*first, launch.chunks, *args))
+        chunks = int(tables.first_chunks[-1])
+        args = (chunks, CHUNK, like, tables, *rest)
+        with _threads(chunks) as parallel:
+            if parallel:
+                return _call(f"{kernel}_parallel", like.dtype, (_TASK_CHUNKS, *args))
+            return _call(f"{kernel}_serial", like.dtype, args)
 
 
-class _Launch(NamedTuple):
-    """Arguments of a kernel that stay the same from step to step.
-
-    Attributes:
-        chunks: number of chunks.
-        like: 0 of the parameters' dtype.
-    """
-
-    chunks: int
-    like: np.floating
-    tables: _cpu_kernels.TableArrays
+@lru_cache
+def _sizes(numels: tuple[int, ...], chunk: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of elements of tensors, and of chunks before each of them and in all."""
+    first_chunks = [0, *accumulate(-(-numel // chunk) for numel in numels)]
+    return np.array(numels, np.int64), np.array(first_chunks, np.int32)
 
 
 def _settings(rule: Rule, unscale: float) -> _cpu_kernels.StepSettings:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -22,11 +22,9 @@ from packaging.version import Version
 from torch import Tensor
 
 from nnunet_cpr._device import to_device
-from nnunet_cpr.fused._memory import Memory
 from nnunet_cpr.fused._self_check import compiler_works
-from nnunet_cpr.fused._tables import LARGEST, PARAM, Tables, chunk_count, step_columns
 from nnunet_cpr.fused._triton_kernels import changed_kernel, partials_kernel, step_kernel, sum_kernel
-from nnunet_cpr.fused.backend import FusedBackend, GroupStep, Layout, Rule, sample_stride
+from nnunet_cpr.fused.backend import COLUMNS, FusedBackend, GroupStep, sample_stride
 
 CHUNK = 16384
 """Number of elements of a chunk, which one program handles."""
@@ -58,25 +56,49 @@ def is_available() -> bool:
     return compiler_works("Triton", "GPU", trial)
 
 
-class _Launch(Tables):
-    """Tables of one launch, with pinned memory for uploads while a CUDA graph is captured."""
+class _Launch:
+    """Tables of the n tensors of one launch on the GPU.
 
-    def __init__(
-        self, shapes: Sequence[torch.Size], matrices: Sequence[int], device: torch.device
-    ) -> None:
-        super().__init__(shapes, matrices, device, CHUNK)
-        owners = [i for i, shape in enumerate(shapes) for _ in range(chunk_count(shape.numel(), CHUNK))]
+    Attributes:
+        numels, matrices, first_chunks: as in :class:`~nnunet_cpr.fused._cpu_kernels.TableArrays`.
+        chunk_tensors: index of the tensor of each chunk, int32.
+        addresses: int64 ``[n, COLUMNS]``, 0 for missing state.
+        aligned: True if kernels may use the widest loads.
+    """
+
+    def __init__(self, numels: Sequence[int], matrices: Sequence[int], device: torch.device) -> None:
+        counts = [-(-numel // CHUNK) for numel in numels]
+        self.device = device
+        self.chunks = sum(counts)
+        self.numels = to_device(numels, torch.int64, device)
+        self.matrices = to_device(matrices, torch.int32, device)
+        self.first_chunks = to_device([0, *accumulate(counts)], torch.int32, device)
+        owners = [i for i, count in enumerate(counts) for _ in range(count)]
         self.chunk_tensors = to_device(owners, torch.int32, device)
+        self.addresses = torch.empty(0, dtype=torch.int64, device=device)
         self.aligned = True
+        self._rows: list[int] = []
         self._pinned: Tensor | None = None  # pinned memory cannot be allocated during a capture
         self._in_graphs: list[Any] = []
 
-    def _upload(self, rows: list[int]) -> Tensor:
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        """First arguments of the kernels."""
+        return self.addresses, self.numels, self.matrices, self.first_chunks, self.chunk_tensors
+
+    def set_addresses(self, rows: list[int]) -> None:
+        """Upload the addresses if they have changed."""
+        if rows == self._rows:
+            return
+        self._rows = rows
         self.aligned = all(address % _ALIGNMENT == 0 for address in rows)
+        self.addresses = self._upload(rows).view(-1, COLUMNS)
+
+    def _upload(self, rows: list[int]) -> Tensor:
         if not _is_capturing(self.device):
             if self._pinned is None and self.device.type == "cuda":
                 self._pinned = torch.empty(len(rows), dtype=torch.int64).pin_memory()
-            return super()._upload(rows)
+            return to_device(rows, torch.int64, self.device)
         if self._pinned is None:
             raise RuntimeError(
                 "CUDA graph capture: expected an optimizer that has taken steps, got a new one; take a "
@@ -88,28 +110,15 @@ class _Launch(Tables):
         return host.to(self.device, non_blocking=True)
 
 
-class _StepLaunch(NamedTuple):
-    """Launch of a step on tensors with the same dtypes.
-
-    Attributes:
-        param: dtype of the parameters.
-        moment: dtype of the momentum or moments, None without any.
-    """
-
-    tables: _Launch
-    param: torch.dtype
-    moment: torch.dtype | None
-    is_amsgrad: bool
-
-
 class TritonBackend(FusedBackend):
     """Fused step on a GPU, in float32, bfloat16 or float16."""
 
     dtypes = DTYPES
+    needs_self_check = True
 
     def __init__(self, matrices: Sequence[Tensor], device: torch.device) -> None:
         super().__init__(matrices, device)
-        first_partials = [0, *accumulate(chunk_count(numel, CHUNK) for numel in self.sizes)]
+        first_partials = [0, *accumulate(-(-numel // CHUNK) for numel in self.sizes)]
         self._partials = torch.zeros(first_partials[-1], device=self.device)
         self._samples = torch.zeros_like(self._partials, dtype=torch.int64)
         strides = [sample_stride(numel) for numel in self.sizes]
@@ -117,21 +126,19 @@ class TritonBackend(FusedBackend):
         self._changed = torch.zeros_like(self._strides)
         self._first_partials = to_device(first_partials, torch.int32, self.device)
         self._launches: dict[Any, _Launch] = {}
-        self._step_launches: dict[int, tuple[Layout, list[_StepLaunch]]] = {}  # of each group
         self._used_by_graphs: list[Any] = []
 
-    def supports_state(self, params: Memory, state: Sequence[Memory]) -> bool:
+    def _supports_dtypes(self, group: GroupStep) -> bool:
         # The moments of a parameter share a dtype, which may differ from the parameter's.
-        return all(
-            set(column.dtypes) <= set(self.dtypes) and column.dtypes == state[0].dtypes
-            for column in state
-        )
+        kinds = set(group.dtypes())
+        return all(set(kind) <= set(self.dtypes) and len(set(kind[1:])) <= 1 for kind in kinds)
 
     # Sums of squares
 
-    def has_current_sums(self, groups: Sequence[GroupStep]) -> bool:
-        # A replayed graph cannot check whether the parameters have changed.
-        return not _is_capturing(self.device) and super().has_current_sums(groups)
+    def sums_of_squares(self) -> Tensor:
+        if _is_capturing(self.device):  # a replayed graph cannot check for changes
+            self.discard_sums()
+        return super().sums_of_squares()
 
     def _compute_partials(self) -> None:
         self._changed.fill_(1)
@@ -142,9 +149,7 @@ class TritonBackend(FusedBackend):
         for dtype, launch in self._sum_launches():
             with _device_context(self.device):
                 changed_kernel[(launch.chunks,)](
-                    launch.addresses, launch.numels, launch.matrices, launch.first_chunks,
-                    launch.chunk_tensors, self._first_partials, self._strides, self._samples,
-                    self._changed,
+                    *launch.tables, self._first_partials, self._strides, self._samples, self._changed,
                     PARAM=DTYPES[dtype], ALIGNED=launch.aligned, CHUNK=CHUNK, SAMPLES=SAMPLES,
                 )  # fmt: skip
         self._compute_changed_partials()
@@ -154,9 +159,9 @@ class TritonBackend(FusedBackend):
         """Yield the launches on all matrices, one for each dtype."""
         for dtype in dict.fromkeys(p.dtype for p in self.matrices):
             indices = [j for j, p in enumerate(self.matrices) if p.dtype == dtype]
-            shapes = [self.matrices[j].shape for j in indices]
-            addresses = [[self.matrices[j].data_ptr() for j in indices]]
-            launch = self._launch(("partials", dtype), shapes, indices, addresses)
+            params = [self.matrices[j] for j in indices]
+            addresses = [column for p in params for column in (p.data_ptr(), *[0] * (COLUMNS - 1))]
+            launch = self._launch(("partials", dtype), params, indices, addresses)
             if launch.chunks:
                 yield dtype, launch
 
@@ -164,8 +169,7 @@ class TritonBackend(FusedBackend):
         for dtype, launch in self._sum_launches():
             with _device_context(self.device):
                 partials_kernel[(launch.chunks,)](
-                    launch.addresses, launch.numels, launch.matrices, launch.first_chunks,
-                    launch.chunk_tensors, self._first_partials, self._partials,
+                    *launch.tables, self._first_partials, self._partials,
                     self._strides, self._samples, self._changed,
                     PARAM=DTYPES[dtype], ALIGNED=launch.aligned, CHUNK=CHUNK, BLOCK=BLOCK,
                     SAMPLES=SAMPLES,
@@ -182,72 +186,36 @@ class TritonBackend(FusedBackend):
 
     def _step(
         self,
-        groups: Sequence[GroupStep],
+        launch: GroupStep,
         decay: Tensor,
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
     ) -> None:
-        scaler = (self._to_device(grad_scale), self._to_device(found_inf))
-        for index, group in enumerate(groups):
-            for launch in self._launches_of(index, group):
-                self._launch_step(launch, group.rule, decay, *scaler)
-
-    def _launches_of(self, index: int, group: GroupStep) -> list[_StepLaunch]:
-        """Return the launches of a group, one for each combination of dtypes."""
-        layout, launches = self._step_launches.get(index, (None, []))
-        if layout is group.layout:
-            return launches
-        params, _, *rest = group.columns
-        kinds = list(zip(*(c.dtypes for c in (params, *rest[:-1]) if c.addresses)))
-        distinct = list(dict.fromkeys(kinds))
-        launches = []
-        for kind in distinct:
-            columns, matrices = group.columns, group.matrices
-            if len(distinct) > 1:
-                members = [i for i, k in enumerate(kinds) if k == kind]
-                columns = [c.part(members) if c.addresses else c for c in columns]
-                matrices = [matrices[i] for i in members]
-            addresses = step_columns(columns, group.rule.adam)
-            tables = self._launch((index, kind), columns[PARAM].shapes, matrices, addresses)
-            is_amsgrad = group.rule.adam and bool(columns[LARGEST].addresses)
-            moment = kind[1] if len(kind) > 1 else None
-            launches.append(_StepLaunch(tables, kind[0], moment, is_amsgrad))
-        self._step_launches[index] = group.layout, launches
-        return launches
-
-    def _launch_step(
-        self,
-        step: _StepLaunch,
-        rule: Rule,
-        coefficients: Tensor,
-        grad_scale: Tensor | None,
-        found_inf: Tensor | None,
-    ) -> None:
-        """Launch the kernel on tensors of a group with the same dtypes."""
-        launch = step.tables
-        if launch.chunks == 0:  # all tensors are empty
+        rule, moments = launch.rule, launch.state[0]
+        key = (id(launch.params[0]), len(launch.params))
+        tables = self._launch(key, launch.params, launch.matrices, launch.addresses())
+        if tables.chunks == 0:  # all tensors are empty
             return
-        lr = self._to_device(rule.lr)
+        lr, grad_scale, found_inf = map(self._to_device, (rule.lr, grad_scale, found_inf))
         if _is_capturing(self.device):
             # The graph uses this memory, which must not be freed.
-            self._used_by_graphs += [lr, grad_scale, found_inf, coefficients, launch, launch.addresses]
+            self._used_by_graphs += [lr, grad_scale, found_inf, decay, tables, tables.addresses]
         with _device_context(self.device):
-            step_kernel[(launch.chunks,)](
-                launch.addresses, launch.numels, launch.matrices, launch.first_chunks,
-                launch.chunk_tensors, coefficients, self._first_partials, self._partials,
+            step_kernel[(tables.chunks,)](
+                *tables.tables, decay, self._first_partials, self._partials,
                 self._strides, self._samples,
                 lr if isinstance(lr, Tensor) else float(lr), grad_scale, found_inf,
                 float(rule.beta1), 1.0 - rule.beta1, _log(rule.beta1),
                 float(rule.beta2), 1.0 - rule.beta2, _log(rule.beta2), float(rule.eps),
-                PARAM=DTYPES[step.param],
-                MOMENT=tl.float32 if step.moment is None else DTYPES[step.moment],
-                ALIGNED=launch.aligned,
+                PARAM=DTYPES[launch.params[0].dtype],
+                MOMENT=DTYPES[moments[0].dtype] if moments else tl.float32,
+                ALIGNED=tables.aligned,
                 LR_IS_TENSOR=isinstance(lr, Tensor),
                 ADAM=rule.adam,
-                MOMENTUM=step.moment is not None,
+                MOMENTUM=bool(moments),
                 NESTEROV=rule.nesterov,
                 MAXIMIZE=rule.maximize,
-                AMSGRAD=step.is_amsgrad,
+                AMSGRAD=rule.adam and bool(launch.state[2]),
                 SCALED=grad_scale is not None,
                 MAY_SKIP=found_inf is not None,
                 CHUNK=CHUNK,
@@ -259,16 +227,14 @@ class TritonBackend(FusedBackend):
         return value.to(self.device, non_blocking=True) if isinstance(value, Tensor) else value
 
     def _launch(
-        self,
-        key: Any,
-        shapes: Sequence[torch.Size],
-        matrices: Sequence[int],
-        columns: Sequence[Sequence[int]],
+        self, key: Any, params: Sequence[Tensor], matrices: Sequence[int], addresses: list[int]
     ) -> _Launch:
-        launch = self._launches.get(key)
-        if launch is None or not launch.fits(shapes, matrices):
-            launch = self._launches[key] = _Launch(shapes, matrices, self.device)
-        launch.set_addresses(columns)
+        numels = tuple(p.numel() for p in params)
+        key = (key, numels, tuple(matrices))
+        if key not in self._launches:
+            self._launches[key] = _Launch(numels, matrices, self.device)
+        launch = self._launches[key]
+        launch.set_addresses(addresses)
         if _is_capturing(self.device):  # the graph uses its memory, which must not be freed
             self._used_by_graphs.append((launch, launch.addresses))
         return launch

@@ -54,7 +54,7 @@ class _TimmOptimizer(CPROptimizer):
             if isinstance(value, str) and option in known and option not in ("regularizer", "kappa"):
                 raise ValueError(f"{option}: expected a number, True or False, got {value!r}")
         named: Any = _add_names(params, weight_decay, _model.get())
-        super().__init__(named, lr, *args, **options)
+        super().__init__(named, lr, *args, **options)  # type: ignore[arg-type]
 
 
 class TimmAdamCPR(_TimmOptimizer, AdamCPR):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -14,10 +12,9 @@ from torch import Tensor, nn
 from nnunet_cpr._attachment import RegularizationMethod, StepInputs, attached_method
 from nnunet_cpr._distributed import has_same_placements, is_sharded, local_tensors
 from nnunet_cpr.fused import FusedBackend, GroupStep, Rule, find_backend, is_enabled
-from nnunet_cpr.fused._memory import in_memory_order, is_truncated
 from nnunet_cpr.fused._self_check import passes_self_check
-from nnunet_cpr.fused.backend import Layout
-from nnunet_cpr.optimizers._groups import choose_fused, torch_groups
+from nnunet_cpr.fused.backend import share_memory
+from nnunet_cpr.optimizers._groups import choose_fused, copy_loaded_state, torch_groups
 from nnunet_cpr.param_groups import Params, param_groups
 
 
@@ -49,7 +46,7 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         # If True, GradScaler leaves unscaling to the step, and libraries refuse to clip gradients. As in
         # torch, this requires fused=True.
         self._step_supports_amp_scaling = bool(fused)
-        self.register_load_state_dict_post_hook(_copy_loaded_state)  # type: ignore[arg-type]
+        self.register_load_state_dict_post_hook(copy_loaded_state)
         if FusedOptimizer._step_uncompiled is None:  # not at import, where it takes a second
             FusedOptimizer._step_uncompiled = staticmethod(
                 torch.compiler.disable(FusedOptimizer._step_eagerly)
@@ -76,39 +73,32 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
                 loss = closure()
         # Not in a hook, so that hooks that change gradients and parameters run before.
         method = self._begin_step()
-        if attached_method(self) is not self._method:
+        if self._binding != self._current_binding():
             self._rebind_parameters()
-        groups, has_current_sums = self._group_steps()
         scaler = {
             key: value
             for key in ("grad_scale", "found_inf")  # set by GradScaler for fused optimizers
             if (value := getattr(self, key, None)) is not None
         }
-        backend = self._usable_backend(groups, has_current_sums) if method is not None else None
+        groups = [self._group_step(group) for group in self.param_groups]
+        backend = self._usable_backend(groups) if method is not None else None
         if method is not None and backend is not None:
-            inputs = StepInputs(
-                partial(backend.sums_of_squares, has_current_sums),
-                scaler.get("found_inf"),
-                all_as_before=backend.has_stepped(groups),  # type: ignore[arg-type]
-            )
-            decay = method.update_decay(inputs)
+            decay = method.update_decay(StepInputs(backend.sums_of_squares, scaler.get("found_inf")))
             self._count_steps(groups)
             backend.step(groups, decay, **scaler)  # type: ignore[arg-type]
             if "found_inf" in scaler:
                 self._count_steps(groups, scaler["found_inf"])
             return loss
-        can_fuse = [
-            group is not None and group.has_one_dtype() and self._torch_fuses(settings)
-            for group, settings in zip(groups, self.param_groups)
-        ]
-        for settings, can in zip(self.param_groups, can_fuse):
-            if not can:
-                self._check_tensors(settings["params"])
         if self._backend is not None:
             self._backend.discard_sums()
         if method is not None:
             method.check_devices()
+            self._refuse_sparse_gradients()
             method._update_and_correct(scaler.get("found_inf"))
+        can_fuse = [
+            group is not None and group.has_one_dtype() and self._torch_fuses(settings)
+            for group, settings in zip(groups, self.param_groups)
+        ]
         self._torch_step(can_fuse, scaler)
         return loss
 
@@ -123,155 +113,65 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
 
     def _rebind_parameters(self) -> None:
         """Choose the backend for the present method and parameters."""
-        self._layouts: dict[int, Layout] = {}  # of each group in the last step
-        method = self._method = attached_method(self)
+        method = attached_method(self)
         self._matrices = [] if method is None else method.parameters
         self._matrix_index = {id(p): j for j, p in enumerate(self._matrices)}
         held = [p for group in self.param_groups for p in group["params"]]
         self._has_shards = any(map(is_sharded, held))
-        self._local = dict(zip(map(id, held), local_tensors(held))) if self._has_shards else {}
-        self._signature = self._parameter_signature()
-        matrices = [self._local.get(id(p), p) for p in self._matrices]
-        # The backend checks a frozen parameter when it gets a gradient later.
-        params = [self._local.get(id(p), p) for p in held if p.requires_grad]
+        self._binding = self._current_binding()
+        # A frozen parameter counts when it gets a gradient.
+        params = local_tensors(p for p in held if p.requires_grad)
         self._backend: FusedBackend | None = None
-        if method is not None and method.has_decay and params and self._allows_fused:
-            self._backend = self._find_backend(matrices, params)
+        may_fuse = self._allows_fused and params and not share_memory(params)
+        if method is not None and method.has_decay and may_fuse:
+            self._backend = self._find_backend(local_tensors(self._matrices), params)
 
-    def _parameter_signature(self) -> list[Any]:
-        """Return the properties of the parameters that a backend depends on."""
-        if not self._has_shards:
-            return [(p.numel(), p.dtype, p.device) for p in self._matrices]
-        # The local tensors of DTensors may be replaced.
-        held = local_tensors(p for group in self.param_groups for p in group["params"])
-        return [(p.numel(), p.dtype, p.device, p.data_ptr()) for p in held]
+    def _current_binding(self) -> Any:
+        """Return the method and the properties of its matrices that a backend depends on."""
+        matrices = local_tensors(self._matrices) if self._has_shards else self._matrices
+        return attached_method(self), [(p.numel(), p.dtype, p.device) for p in matrices]
 
-    def _group_steps(self) -> tuple[list[GroupStep | None], bool]:
-        """Return each group's step, and True if the backend has the sums of squares of the matrices.
-
-        If a size, dtype or device has changed, the backend is chosen again.
-        """
-        if self._has_shards and self._signature != self._parameter_signature():
-            self._rebind_parameters()
-        groups = [self._group_step(*item) for item in enumerate(self.param_groups)]
-        backend = self._backend
-        known = [group for group in groups if group is not None]
-        if backend is not None and len(known) == len(groups) and backend.has_current_sums(known):
-            return groups, True
-        if not self._has_shards and self._signature != self._parameter_signature():
-            self._rebind_parameters()
-        return groups, False
-
-    def _usable_backend(
-        self, groups: Sequence[GroupStep | None], has_current_sums: bool
-    ) -> FusedBackend | None:
+    def _usable_backend(self, groups: list[GroupStep | None]) -> FusedBackend | None:
         """Return the backend if it can take this step."""
         backend = self._backend
-        if backend is None:
+        if backend is None or None in groups:
             return None
-        for group, settings in zip(groups, self.param_groups):
-            # Parameters that the method does not regularize may have weight decay.
-            if group is None or settings["weight_decay"] != 0:
-                return None
+        # Parameters that the method does not regularize may have weight decay.
+        if any(settings["weight_decay"] != 0 for settings in self.param_groups):
+            return None
+        if self._has_shards:
+            backend.matrices = local_tensors(self._matrices)
         known = [group for group in groups if group is not None]
-        if not backend.supports(known, has_current_sums):
-            return None
-        return backend if passes_self_check(backend, known) else None
+        return backend if backend.supports(known) and passes_self_check(backend, known) else None
 
-    def _group_step(self, index: int, group: dict[str, Any]) -> GroupStep | None:
+    def _group_step(self, group: dict[str, Any]) -> GroupStep | None:
         """Return the group's tensors for a fused step, ours or torch's; None if neither is possible."""
         # fused is never set for DTensors of SGD, for which torch has no fused step.
         is_set = group.get("fused") or (self._has_shards and not self._torch_fuses_shards)
         if not (self._allows_fused and is_set and self._supports_fused(group)):
             return None
-        stepped = group["params"]
-        grads = [p.grad for p in stepped]
-        if any([grad is None for grad in grads]):
-            stepped = [p for p, grad in zip(stepped, grads) if grad is not None]
-            grads = [grad for grad in grads if grad is not None]
-        before = self._layouts.get(index)
-        has_same_params = before is not None and _are_same(stepped, before.params)
-        if not has_same_params:  # before state is created for them
-            if [g.layout for g in grads] != [torch.strided] * len(grads):
-                return None
-            if [g.dtype for g in grads] != [p.dtype for p in stepped]:
-                return None
-        # A gradient may still be a partial sum over processes, which torch's unfused step adds up.
-        if self._has_shards and not all(map(has_same_placements, stepped, grads)):
-            return None
-        matrices = before.matrices if has_same_params and before is not None else None
-        tensors = self._gather_tensors(group, stepped, grads, matrices)
-        if tensors is None:
-            return None
-        if not tensors.read_layout(before):
-            _match_memory_order(self, stepped)
-            tensors = self._gather_tensors(group, stepped, [p.grad for p in stepped], matrices)
-            if tensors is None or not tensors.read_layout():
-                return None
-        self._layouts[index] = tensors.layout
-        return tensors
-
-    def _gather_tensors(
-        self,
-        group: dict[str, Any],
-        stepped: list[Tensor],
-        grads: list[Any],
-        matrices: list[int] | None,
-    ) -> GroupStep | None:
-        params = list(stepped)
-        state, steps = self._state_tensors(group, stepped)
+        pairs = [(p, grad) for p in group["params"] if (grad := p.grad) is not None]
+        params, grads = [p for p, _ in pairs], [grad for _, grad in pairs]
+        matrices = [self._matrix_index.get(id(p), -1) for p in params]
+        if any([grad.layout is not torch.strided or grad.dtype != p.dtype for p, grad in pairs]):
+            return None  # before state is created for them
+        state, steps = self._state_tensors(group, params)
         if self._has_shards:
-            if not all(all(map(has_same_placements, stepped, column)) for column in state if column):
+            # A gradient may still be a partial sum over processes, which torch's unfused step adds up.
+            if not all(all(map(has_same_placements, params, c)) for c in (grads, *state) if c):
                 return None
-            params = [self._local.get(id(p), p) for p in stepped]
-            grads = local_tensors(grads)
-            state = [local_tensors(column) for column in state]
-            steps = local_tensors(steps)
-        if matrices is None:
-            matrices = [self._matrix_index.get(id(p), -1) for p in stepped]
-        return GroupStep(self._rule(group), params, grads, state, steps, matrices)
-
-    def _check_tensors(self, params: list[Tensor]) -> None:
-        """Check that torch's step can use the tensors, before anything is changed.
-
-        Raises:
-            RuntimeError: the storage of a tensor is too short, a gradient is sparse, or a gradient or
-                state has another device, shape or dtype than its parameter.
-        """
-        for p in params:
-            if p.grad is not None and p.grad.layout is not torch.strided and not self._takes_sparse:
-                raise RuntimeError(f"{self._torch_class.__name__} does not support sparse gradients")
-            state = self.state.get(p, {})
-            states = {f"state {key!r}": state.get(key) for key in (*self._state_keys, "step")}
-            tensors = {"parameter": p, "gradient": p.grad, **states}
-            for key, t in tensors.items():
-                if not isinstance(t, Tensor):
-                    continue
-                if is_truncated(t):
-                    raise RuntimeError(
-                        f"{key} of shape {tuple(t.shape)}: expected storage for all elements, got "
-                        f"{t.untyped_storage().nbytes()} bytes; resize its storage before the step"
-                    )
-                if p.grad is None or key in ("parameter", "state 'step'"):
-                    continue
-                title = f"{key} of a parameter of shape {tuple(p.shape)}"
-                if t.device != p.device:
-                    raise RuntimeError(
-                        f"{title}: expected the parameter's device {p.device}, got {t.device}; load the "
-                        "optimizer's state_dict() again after moving the model"
-                    )
-                if t.shape != p.shape:
-                    raise RuntimeError(
-                        f"{title}: expected the parameter's shape, got {tuple(t.shape)}; build a new "
-                        "optimizer after changing the shapes of parameters"
-                    )
-                if t.dtype != p.dtype and not self._allows_other_dtypes:
-                    raise RuntimeError(
-                        f"{title}: expected the parameter's dtype {p.dtype}, got {t.dtype}; load the "
-                        "optimizer's state_dict() again after casting the model"
-                    )
+            params, grads, steps = map(local_tensors, (params, grads, steps))
+            state = list(map(local_tensors, state))
+        step = GroupStep(self._rule(group), params, grads, state, steps, matrices)
+        return step if step.is_regular() else None
 
     # Unfused step
+
+    def _refuse_sparse_gradients(self) -> None:
+        """Raise torch's error before the method changes anything."""
+        params = [p for group in self.param_groups for p in group["params"]]
+        if not self._takes_sparse and any(p.grad is not None and p.grad.is_sparse for p in params):
+            raise RuntimeError(f"{self._torch_class.__name__} does not support sparse gradients")
 
     def _torch_step(self, can_fuse: list[bool], scaler: dict[str, Tensor]) -> None:
         """Take torch's step, unfused for groups that cannot be fused."""
@@ -303,10 +203,6 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
     _torch_fuses_shards = False
     """True if torch's fused step supports DTensors."""
 
-    _state_keys: tuple[str, ...]
-    """Keys of the state tensors with the parameters' shapes."""
-    _allows_other_dtypes = False
-    """True if torch's unfused step supports gradients and state of another dtype."""
     _takes_sparse = False
     """True if torch's step supports sparse gradients."""
 
@@ -319,12 +215,6 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
     ) -> tuple[list[list[Tensor]], list[Tensor]]:
         """Return the state tensors and step counts of the parameters; create missing ones."""
         raise NotImplementedError(f"{type(self).__name__} has no fused step")
-
-    def _states(self, params: Sequence[Tensor]) -> list[dict[str, Any]]:
-        """Return the state of each parameter."""
-        if _are_same(params, self.state):  # usual, and faster than looking up each
-            return list(self.state.values())
-        return [self.state[p] for p in params]
 
     def _rule(self, group: dict[str, Any]) -> Rule:
         """Return the settings of a fused step."""
@@ -347,39 +237,6 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         )
 
 
-def _are_same(a: Collection[Any], b: Collection[Any]) -> bool:
-    """Return True if two collections have the same objects in the same order."""
-    return len(a) == len(b) and all(map(operator.is_, a, b))
-
-
 def _without_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
     """Return the step of a torch optimizer without torch's wrapper, which would run hooks again."""
     return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
-
-
-def _match_memory_order(optimizer: torch.optim.Optimizer, params: Iterable[Tensor]) -> None:
-    """Give gradients and state the memory order of their parameters, which fused steps require."""
-    for p in params:
-        if p.grad is not None and p.grad.layout is torch.strided:
-            grad = in_memory_order(p, p.grad)
-            if grad is not p.grad:
-                p.grad = grad
-        for key, value in optimizer.state.get(p, {}).items():
-            if not isinstance(value, Tensor) or value.layout is not torch.strided:
-                continue
-            if 0 not in value.stride():  # torch refuses expanded state
-                optimizer.state[p][key] = in_memory_order(p, value)
-
-
-def _copy_loaded_state(optimizer: FusedOptimizer) -> None:
-    """Copy a loaded state, in the memory order of the parameters.
-
-    torch keeps the tensors of the loaded dict: steps would change them, and a checkpoint read with
-    ``mmap`` could not be overwritten.
-    """
-    for state in optimizer.state.values():
-        for key, value in state.items() if isinstance(state, dict) else ():  # users may add other values
-            if isinstance(value, Tensor):
-                state[key] = value.clone()
-    for group in optimizer.param_groups:
-        _match_memory_order(optimizer, group["params"] if group.get("fused") else [])

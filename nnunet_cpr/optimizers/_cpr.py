@@ -4,60 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from nnunet_cpr._attachment import RegularizationMethod
 from nnunet_cpr._distributed import check_not_in_zero_redundancy
 from nnunet_cpr._validation import short_repr
 from nnunet_cpr.cpr import CPR, CPRSettings
-from nnunet_cpr.optimizers._base import FusedOptimizer
 
 
-class CPROptimizer(FusedOptimizer):
-    """Base class of the optimizers with CPR in place of weight decay.
+class CPROptimizer(torch.optim.Optimizer):
+    """Base class of the optimizers with CPR in place of weight decay, beside an optimizer without CPR.
+
+    CPR's settings are in the parameter groups, where they are saved but must not be changed.
 
     Attributes:
         cpr: the attached :class:`~nnunet_cpr.cpr.CPR`.
     """
 
     cpr: CPR
+    _torch_class: type[torch.optim.Optimizer]
+    """The optimizer without CPR."""
 
     def _attach(self, cpr: CPR, settings: list[dict[str, Any]]) -> None:
-        """Attach CPR, at the end of the construction."""
+        """Attach CPR with the settings of each group, at the end of the construction."""
         base = self._torch_class
         package = base.__module__.rpartition(".")[0]  # torch.optim, or nnunet_cpr.optimizers of Muon
         check_not_in_zero_redundancy(type(self).__name__, f"{package}.{base.__name__}")
         self.cpr = cpr
         self._settings = settings
         self._initial_groups = self._group_ids()
+        self.register_step_pre_hook(torch.compiler.disable(_check_settings))
         cpr.attach(self)
         self.register_load_state_dict_post_hook(_restore_settings)  # type: ignore[arg-type]
-        self._rebind_parameters()
-
-    def _begin_step(self) -> RegularizationMethod | None:
-        method = super()._begin_step()
-        self._check_settings()
-        return method
-
-    def _check_settings(self) -> None:
-        """Check that the settings of CPR in the parameter groups have not been changed.
-
-        Raises:
-            ValueError: they have; or groups were added, removed or reordered.
-        """
-        if self._initial_groups != self._group_ids():
-            raise ValueError(
-                f"param_groups of {type(self).__name__}: expected the initial groups, got some added, "
-                "removed or reordered; build a new optimizer"
-            )
-        for i, (group, own) in enumerate(zip(self.param_groups, self._settings)):
-            for key in CPRSettings.KEYS:
-                now = group.get(key)
-                if isinstance(now, Tensor) or now != own[key]:
-                    raise ValueError(
-                        f"{key} of parameter group {i}: expected {own[key]!r} as at construction, got "
-                        f"{short_repr(now)}; build a new optimizer to change settings of CPR"
-                    )
 
     def _group_ids(self) -> list[tuple[int, ...]]:
         """Return the size and the first parameter of each group."""
@@ -75,6 +53,27 @@ class CPROptimizer(FusedOptimizer):
                 "a new optimizer, since bounds and multipliers belong to the initial parameters"
             )
         super().add_param_group(param_group)
+
+
+def _check_settings(optimizer: CPROptimizer, args: Any, kwargs: Any) -> None:
+    """Check before a step that CPR's settings in the parameter groups have not been changed.
+
+    Raises:
+        ValueError: they have; or groups were added, removed or reordered.
+    """
+    if optimizer._initial_groups != optimizer._group_ids():
+        raise ValueError(
+            f"param_groups of {type(optimizer).__name__}: expected the initial groups, got some added, "
+            "removed or reordered; build a new optimizer"
+        )
+    for i, (group, own) in enumerate(zip(optimizer.param_groups, optimizer._settings)):
+        for key in CPRSettings.KEYS:
+            now = group.get(key)
+            if isinstance(now, Tensor) or now != own[key]:
+                raise ValueError(
+                    f"{key} of parameter group {i}: expected {own[key]!r} as at construction, got "
+                    f"{short_repr(now)}; build a new optimizer to change settings of CPR"
+                )
 
 
 def _restore_settings(optimizer: CPROptimizer) -> None:

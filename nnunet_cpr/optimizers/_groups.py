@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from nnunet_cpr._distributed import is_sharded, local_tensors
@@ -116,3 +117,20 @@ def choose_fused(fused: bool | None, groups: list[dict[str, Any]], *, is_sgd: bo
     return not is_sgd or not any(
         is_sharded(p) or (p.device.type == "cpu" and p.dtype.itemsize < 4) for p in params
     )
+
+
+def copy_loaded_state(optimizer: torch.optim.Optimizer) -> None:
+    """Copy a loaded state, for fused steps in the memory order of the parameters.
+
+    torch keeps the tensors of the loaded dict: steps would change them, and a checkpoint read with
+    ``mmap`` could not be overwritten.
+    """
+    groups = [group for group in optimizer.param_groups if group.get("fused")]
+    fused = {id(p) for group in groups for p in group["params"]}
+    for p, state in optimizer.state.items():
+        for key, value in state.items() if isinstance(state, dict) else ():  # users may add other values
+            if not isinstance(value, Tensor):
+                continue
+            state[key] = value.clone()
+            if id(p) in fused and value.shape == p.shape and value.layout is torch.strided:
+                state[key] = torch.empty_like(p, dtype=value.dtype).copy_(value)

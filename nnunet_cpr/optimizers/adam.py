@@ -31,8 +31,7 @@ class FusedAdam(FusedOptimizer, torch.optim.Adam):
         >>> optimizer.step()
     """
 
-    _torch_class = torch.optim.Adam
-    _state_keys = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+    _torch_class: type[torch.optim.Optimizer] = torch.optim.Adam
     _torch_fuses_shards = True
 
     def _supports_fused(self, group: dict[str, Any]) -> bool:
@@ -41,11 +40,12 @@ class FusedAdam(FusedOptimizer, torch.optim.Adam):
     def _state_tensors(
         self, group: dict[str, Any], stepped: list[Tensor]
     ) -> tuple[list[list[Tensor]], list[Tensor]]:
-        states = self._states(stepped)
+        states = [self.state[p] for p in stepped]
         if not all(states):
             self._init_group(group, [], [], [], [], [], [])
-        moments = [[state[key] for state in states] for key in self._state_keys[: 2 + group["amsgrad"]]]
-        return [*moments, *([] if group["amsgrad"] else [[]])], [state["step"] for state in states]
+        first, second = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq"))
+        largest = [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else []
+        return [first, second, largest], [state["step"] for state in states]
 
     def _rule(self, group: dict[str, Any]) -> Rule:
         beta1, beta2 = group["betas"]

@@ -69,3 +69,4 @@ class AdamCPR(CPROptimizer, FusedAdam):
             fused=fused,
         )
         self._attach(cpr, settings)
+        self._rebind_parameters()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from nnunet_cpr._validation import positive_integer, positive_number, short_repr
-from nnunet_cpr.optimizers._groups import torch_groups
+from nnunet_cpr.optimizers._groups import copy_loaded_state, torch_groups
 from nnunet_cpr.optimizers._muon_rules import (
     ADAMW,
     ADAMW_KINDS,
@@ -148,6 +148,7 @@ class Muon(torch.optim.Optimizer):
                 "load it into the optimizer that it was saved from"
             )
         super().load_state_dict(state_dict)
+        copy_loaded_state(self)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

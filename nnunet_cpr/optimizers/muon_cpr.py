@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from nnunet_cpr.bounds import Bound, KappaWS
@@ -48,8 +48,7 @@ class MuonCPR(CPROptimizer, Muon):
         CPR(3 matrices, kappa=KappaWS(steps=1000), regularizer=l2, mu=1.0, adaptive=False)
     """
 
-    _torch_class = Muon
-    _state_keys = ("momentum_buffer", "exp_avg", "exp_avg_sq")
+    _torch_class: type[torch.optim.Optimizer] = Muon
 
     def __init__(
         self,
@@ -80,8 +79,7 @@ class MuonCPR(CPROptimizer, Muon):
             params = param_groups(params)
         cpr, groups, settings = build_groups(params, given, torch_keys=_GROUP_KEYS)
         assign_rules(groups, cpr.parameters, model, check_kinds(adamw_for))
-        Muon.__init__(
-            self,
+        super().__init__(
             groups,
             lr=lr,
             momentum=momentum,
@@ -94,8 +92,4 @@ class MuonCPR(CPROptimizer, Muon):
             ns_dtype=ns_dtype,
             adamw_for=adamw_for,
         )
-        self._prepare(fused=False)
         self._attach(cpr, settings)
-
-    def _supports_fused(self, group: dict[str, Any]) -> bool:
-        return False

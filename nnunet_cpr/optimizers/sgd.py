@@ -36,9 +36,7 @@ class FusedSGD(FusedOptimizer, torch.optim.SGD):
         >>> optimizer.step()
     """
 
-    _torch_class = torch.optim.SGD
-    _state_keys = ("momentum_buffer",)
-    _allows_other_dtypes = True
+    _torch_class: type[torch.optim.Optimizer] = torch.optim.SGD
     _takes_sparse = True
 
     def _supports_fused(self, group: dict[str, Any]) -> bool:
@@ -52,11 +50,10 @@ class FusedSGD(FusedOptimizer, torch.optim.SGD):
         # torch's fused step creates the momentum of all parameters or of none: it fails for a parameter
         # that gets its first gradient later, or if GradScaler skips the first step. Starting from 0, the
         # first step sets the momentum to the gradient, as in torch.
-        states = self._states(stepped)
+        states = [self.state[p] for p in stepped]
         momentum: list[Any] = [state.get("momentum_buffer") for state in states]
-        for i, (p, state) in enumerate(zip(stepped, states)):
-            if momentum[i] is None:
-                momentum[i] = state["momentum_buffer"] = torch.zeros_like(p)
+        for i in [i for i, value in enumerate(momentum) if value is None]:
+            momentum[i] = states[i]["momentum_buffer"] = torch.zeros_like(stepped[i])
         return [momentum], []
 
     def _rule(self, group: dict[str, Any]) -> Rule:

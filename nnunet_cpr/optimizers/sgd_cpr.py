@@ -74,3 +74,4 @@ class SGDCPR(CPROptimizer, FusedSGD):
             fused=fused,
         )
         self._attach(cpr, settings)
+        self._rebind_parameters()

@@ -60,7 +60,9 @@ def test_changed_parameter_gets_new_sums(
         if t == 1 and change is not None:
             change(p)
     measure = p.detach().double().square().mean().item()
-    assert fused is not None and fused.reused_measures == (2 if change is None else 1)
+    # On a GPU the host does not know what the comparison of samples finds.
+    unknown = backend == "triton" and change is replace_the_memory
+    assert fused is not None and fused.reused_measures == (2 if change is None or unknown else 1)
     bound = optimizer.cpr.kappa[0].item()
     assert optimizer.cpr.lagrange_multiplier[0].item() > 0.02 * bound or change is None
     assert optimizer.cpr.measure[0].item() == pytest.approx(measure, rel=1e-6)
@@ -228,8 +230,8 @@ def test_reused_sums_equal_new_sums(backend: str) -> None:
     for build in (SGDCPR, AdamCPR):
         optimizer = run(build, backend, lr=0.02, **BOUNDED)
         fused = optimizer._backend
-        reused = fused.sums_of_squares(reuse=True).clone()
+        reused = fused.sums_of_squares().clone()
         fused.discard_sums()
-        assert torch.equal(fused.sums_of_squares(reuse=False), reused)
+        assert torch.equal(fused.sums_of_squares(), reused)
         expected = torch.stack([p.detach().double().square().sum() for p in fused.matrices])
         torch.testing.assert_close(reused.cpu().double(), expected.cpu(), rtol=1e-6, atol=0)

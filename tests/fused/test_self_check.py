@@ -1,4 +1,4 @@
-"""Comparison of a fused step with torch's before it is used."""
+"""Comparison of a fused step on a GPU with torch's before it is used, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -37,29 +37,35 @@ def steps(build: type, backend: str, dtype: torch.dtype = torch.float32, **optio
     return optimizer
 
 
+ON_A_GPU = pytest.mark.parametrize("backend", ["triton"], indirect=True)
+
+
+@ON_A_GPU
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_sound_kernels_pass_for_every_rule(variant: str, backend: str, unchecked: dict) -> None:
     build, options = VARIANTS[variant]
-    dtypes = [torch.float32, torch.bfloat16] if backend == "triton" else [torch.float32, torch.float64]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for dtype in dtypes:
+        for dtype in (torch.float32, torch.bfloat16):
             optimizer = steps(build, backend, dtype, **{**BOUNDED, **options})
             assert optimizer._backend.reused_measures == 2
     assert len(unchecked) == 2 and all(unchecked.values())
 
 
-def test_each_rule_and_dtype_is_checked_once(unchecked: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+@ON_A_GPU
+def test_each_rule_and_dtype_is_checked_once(
+    backend: str, unchecked: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
     difference = _self_check._difference
     monkeypatch.setattr(
         _self_check, "_difference", lambda *kind: calls.append(kind[1:]) or difference(*kind)
     )
     for _ in range(2):
-        steps(SGDCPR, "cpu", lr=0.1)
-        steps(SGDCPR, "cpu", lr=0.2, nesterov=False)
-        steps(AdamCPR, "cpu", lr=0.1)
-        steps(AdamCPR, "cpu", torch.float64, lr=0.1, amsgrad=True)
+        steps(SGDCPR, backend, lr=0.1)
+        steps(SGDCPR, backend, lr=0.2, nesterov=False)
+        steps(AdamCPR, backend, lr=0.1)
+        steps(AdamCPR, backend, torch.bfloat16, lr=0.1, amsgrad=True)
     assert len(calls) == len(set(calls)) == 4
 
 
@@ -70,6 +76,7 @@ FAULTS = {
 }
 
 
+@ON_A_GPU
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
 def test_wrong_kernel_is_disabled_with_a_warning(
@@ -91,6 +98,7 @@ def test_wrong_kernel_is_disabled_with_a_warning(
         torch.testing.assert_close(p.cpu(), q)
 
 
+@ON_A_GPU
 @pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
 def test_kernel_that_does_not_compile_is_disabled_with_a_warning(
     build: type, backend: str, monkeypatch: pytest.MonkeyPatch

@@ -68,14 +68,8 @@ IN_PLACE: dict[str, Callable[[Tensor], Any]] = {
     "resize_ to less": lambda t: t.resize_(max(t.numel() // 2, 1)),
     "resize_ there and back": lambda t: (t.resize_(t.numel() + 999), t.resize_(t.numel() - 999)),
     "share_memory_": lambda t: t.share_memory_(),
-    "storage freed": lambda t: t.untyped_storage().resize_(0),
-    "storage halved": lambda t: t.untyped_storage().resize_(t.untyped_storage().nbytes() // 2),
     "storage doubled": lambda t: t.untyped_storage().resize_(t.untyped_storage().nbytes() * 2),
-    "storage resized twice": lambda t: [
-        t.untyped_storage().resize_(n) for n in (64, t.untyped_storage().nbytes() // 2)
-    ],
 }
-SHRINKING = {"storage freed", "storage halved", "storage resized twice"}
 
 
 @dataclass(frozen=True)
@@ -86,10 +80,6 @@ class Change:
     of: str
     which: int
     how: str
-
-    @property
-    def shrinks(self) -> bool:
-        return self.how in SHRINKING
 
 
 class Training:
@@ -152,11 +142,7 @@ def cases(draw: Any) -> tuple[str, str, list[Change]]:
         step, which = draw(st.integers(first, STEPS - 1)), draw(st.integers(0, len(SHAPES) - 1))
         how = draw(st.sampled_from([*NEW_DATA, *IN_PLACE, "shared with another"]))
         changes.append(Change(step, of, which, how))
-        if changes[-1].shrinks:
-            break  # another change would read memory that is not there
     changes.sort(key=lambda change: change.step)
-    shrunk = next((i for i, change in enumerate(changes) if change.shrinks), len(changes))
-    del changes[shrunk + 1 :]
     return kind, draw(st.sampled_from(list(DTYPES))), changes
 
 
@@ -175,13 +161,10 @@ def check(kind: str, dtype: str, changes: list[Change]) -> None:
     ours = Training(ours_class, options, DTYPES[dtype], ours=True)
     theirs = Training(torchs_class, options, DTYPES[dtype], ours=False)
     for t in range(STEPS):
-        now = [change for change in changes if change.step == t]
         error = error_of(ours, t, changes)
         if error is not None:
             assert str(error), f"{type(error).__name__} without a message"
             return
-        if any(change.shrinks for change in now):
-            return  # torch itself reads past the end of such memory, so there is nothing to compare
         expected = error_of(theirs, t, changes)
         assert expected is None, f"torch's step raises {expected!r} and ours does not"
         for p, q in zip(ours.params, theirs.params):
