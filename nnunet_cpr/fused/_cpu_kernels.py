@@ -111,12 +111,19 @@ def _squares(p):
 
 
 @_part
-def _sample(p, stride):
-    """Return the sum of squares of every ``stride``-th element, in float64."""
-    total = 0.0
-    for i in range(0, p.size, stride):
-        value = np.float64(p[i])
-        total += value * value
+def _sample(bits, start, stride, magnitude):
+    """Return a checksum of the magnitudes of every ``stride``-th element of a tensor.
+
+    It is a sum of integers, which does not depend on the order.
+
+    Args:
+        bits: elements of a chunk as integers.
+        start: index of the chunk's first element in the tensor.
+        magnitude: mask of all bits but the sign.
+    """
+    total = np.int64(0)
+    for i in range(-start % stride, bits.size, stride):
+        total += np.int64(bits[i] & magnitude) * (start + i + 1)
     return total
 
 
@@ -160,12 +167,12 @@ class StepSettings(NamedTuple):
 
 
 @_part
-def step_chunks(begin, end, size, like, tables, partials, samples, settings, coefficients):
+def step_chunks(begin, end, size, like, magnitude, tables, partials, samples, settings, coefficients):
     """Correct and update the chunks from ``begin`` to ``end``, and compute their sums of squares.
 
     ``like`` is a 0 of the parameters' dtype, in which everything but Adam's bias corrections and the
     sums over chunks is computed. ``partials`` are the sums of squares of the chunks of all matrices,
-    and ``samples`` those of their sampled elements, float64.
+    float64, and ``samples`` the checksums of their sampled elements, int64.
     """
     kind = type(like)
     sign, lr, eps = kind(settings.sign), kind(settings.lr), kind(settings.eps)
@@ -201,32 +208,22 @@ def step_chunks(begin, end, size, like, tables, partials, samples, settings, coe
             _momentum(p, g, first, sign, decay, lr, beta1)
         if j >= 0:
             partials[tables.first_partials[j] + index] = _squares(p)
-            samples[tables.first_partials[j] + index] = _sample(p, tables.strides[j])
+            bits = _elements_at(tables.addresses, tensor, PARAM, start, count, magnitude)
+            sample = _sample(bits, start, tables.strides[j], magnitude)
+            samples[tables.first_partials[j] + index] = sample
 
 
 @_part
-def sum_chunks(begin, end, size, like, tables, partials, samples):
+def sum_chunks(begin, end, size, like, magnitude, tables, partials, samples):
     """Compute the sums of squares of the chunks, bitwise equal to those of :func:`step_chunks`."""
     for chunk in range(begin, end):
         tensor, index, start, count = _chunk_position(tables, chunk, size)
         p = _elements_at(tables.addresses, tensor, PARAM, start, count, like)
         j = tables.matrices[tensor]
         partials[tables.first_partials[j] + index] = _squares(p)
-        samples[tables.first_partials[j] + index] = _sample(p, tables.strides[j])
-
-
-@_part
-def count_changed_chunks(begin, end, size, like, tables, samples):
-    """Return the number of chunks of matrices whose sampled elements are not those of the last sums."""
-    changed = 0
-    for chunk in range(begin, end):
-        tensor, index, start, count = _chunk_position(tables, chunk, size)
-        j = tables.matrices[tensor]
-        if j >= 0:
-            p = _elements_at(tables.addresses, tensor, PARAM, start, count, like)
-            if _sample(p, tables.strides[j]) != samples[tables.first_partials[j] + index]:
-                changed += 1
-    return changed
+        bits = _elements_at(tables.addresses, tensor, PARAM, start, count, magnitude)
+        sample = _sample(bits, start, tables.strides[j], magnitude)
+        samples[tables.first_partials[j] + index] = sample
 
 
 @_part
@@ -238,66 +235,82 @@ def _chunk_position(tables, chunk, size):
     return tensor, index, start, min(size, tables.numels[tensor] - start)
 
 
-# Launches on all chunks, which also add up the sums of the chunks of each matrix into ``sums``.
+# Launches on all chunks, which also add up the sums of the chunks of each matrix into ``sums`` and
+# their checksums into ``checks``.
 
 
 @_kernel
-def step_serial(chunks, size, like, tables, partials, samples, sums, settings, coefficients):
+def step_serial(
+    chunks, size, like, magnitude, tables, partials, samples, sums, checks, settings, coefficients
+):
     """Run :func:`step_chunks` on all chunks."""
-    step_chunks(0, chunks, size, like, tables, partials, samples, settings, coefficients)
-    _add_partials(tables, partials, sums)
+    step_chunks(0, chunks, size, like, magnitude, tables, partials, samples, settings, coefficients)
+    _add_up(tables, partials, samples, sums, checks)
 
 
 @_threads
-def step_parallel(task, chunks, size, like, tables, partials, samples, sums, settings, coefficients):
+def step_parallel(
+    task, chunks, size, like, magnitude, tables, partials, samples, sums, checks, settings, coefficients
+):
     """Run :func:`step_chunks` on all chunks, ``task`` chunks at a time."""
     for i in numba.prange(-(-chunks // task)):
-        end = min(chunks, (i + 1) * task)
-        step_chunks(i * task, end, size, like, tables, partials, samples, settings, coefficients)
-    _add_partials(tables, partials, sums)
+        begin, end = i * task, min(chunks, (i + 1) * task)
+        step_chunks(begin, end, size, like, magnitude, tables, partials, samples, settings, coefficients)
+    _add_up(tables, partials, samples, sums, checks)
 
 
 @_kernel
-def sum_serial(chunks, size, like, tables, partials, samples, sums):
+def sum_serial(chunks, size, like, magnitude, tables, partials, samples, sums, checks):
     """Run :func:`sum_chunks` on all chunks."""
-    sum_chunks(0, chunks, size, like, tables, partials, samples)
-    _add_partials(tables, partials, sums)
+    sum_chunks(0, chunks, size, like, magnitude, tables, partials, samples)
+    _add_up(tables, partials, samples, sums, checks)
 
 
 @_threads
-def sum_parallel(task, chunks, size, like, tables, partials, samples, sums):
+def sum_parallel(task, chunks, size, like, magnitude, tables, partials, samples, sums, checks):
     """Run :func:`sum_chunks` on all chunks, ``task`` chunks at a time."""
     for i in numba.prange(-(-chunks // task)):
-        sum_chunks(i * task, min(chunks, (i + 1) * task), size, like, tables, partials, samples)
-    _add_partials(tables, partials, sums)
+        begin, end = i * task, min(chunks, (i + 1) * task)
+        sum_chunks(begin, end, size, like, magnitude, tables, partials, samples)
+    _add_up(tables, partials, samples, sums, checks)
 
 
 @_kernel
-def changed_serial(chunks, size, like, tables, samples):
-    """Run :func:`count_changed_chunks` on all chunks."""
-    return count_changed_chunks(0, chunks, size, like, tables, samples)
+def changed_serial(magnitude, tables, checks):
+    """Return the number of matrices whose sampled elements are not those of the last sums."""
+    changed = 0
+    for tensor in range(tables.numels.size):
+        changed += _has_changed(tensor, magnitude, tables, checks)
+    return changed
 
 
 @_threads
-def changed_parallel(task, chunks, size, like, tables, samples):
-    """Run :func:`count_changed_chunks` on all chunks, ``task`` chunks at a time."""
+def changed_parallel(magnitude, tables, checks):
+    """Return the result of :func:`changed_serial`."""
     changed = 0
-    for i in numba.prange(-(-chunks // task)):
-        changed += count_changed_chunks(
-            i * task, min(chunks, (i + 1) * task), size, like, tables, samples
-        )
+    for tensor in numba.prange(tables.numels.size):
+        changed += _has_changed(tensor, magnitude, tables, checks)
     return changed
 
 
 @_part
-def _add_partials(tables, partials, sums):
-    """Set the sum of each matrix of a launch, adding up its chunks in order."""
+def _has_changed(tensor, magnitude, tables, checks):
+    bits = _elements_at(tables.addresses, tensor, PARAM, 0, tables.numels[tensor], magnitude)
+    j = tables.matrices[tensor]
+    return int(_sample(bits, 0, tables.strides[j], magnitude) != checks[j])
+
+
+@_part
+def _add_up(tables, partials, samples, sums, checks):
+    """Set the sum and the checksum of each matrix of a launch, adding up its chunks in order."""
     for j in tables.matrices:
         if j >= 0:
-            total = 0.0
+            total, check = 0.0, np.int64(0)
             for i in range(tables.first_partials[j], tables.first_partials[j + 1]):
                 total += partials[i]
+                check += samples[i]
             sums[j] = total
+            checks[j] = check
 
 
 @_kernel

@@ -29,9 +29,13 @@ CHUNK = 16384
 _TASK_CHUNKS = 16
 """Number of chunks that a thread takes at once."""
 
-DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
+DTYPES = {
+    torch.float32: (np.float32, np.int32(0x7FFFFFFF)),
+    torch.float64: (np.float64, np.int64(0x7FFFFFFFFFFFFFFF)),
+}
+"""NumPy's dtype of parameters, and the mask of all bits but the sign."""
 
-_called: set[tuple[str, np.dtype]] = set()
+_called: set[tuple[str, Any]] = set()
 """Kernels that this process has called, with the dtypes of their parameters."""
 _PROCESS = os.getpid()
 _launch_lock = threading.Lock()
@@ -46,24 +50,29 @@ class CPUBackend(FusedBackend):
         super().__init__(matrices, device)
         self._first_partials = _sizes(tuple(self.sizes), CHUNK)[1]
         self._strides = np.array([sample_stride(numel) for numel in self.sizes], np.int64)
+        # Of the chunks of all matrices, and of each matrix.
         self._partials = np.zeros(self._first_partials[-1])
-        self._samples = np.zeros(self._first_partials[-1])
+        self._samples = np.zeros(self._first_partials[-1], np.int64)
         self._sums = np.zeros(len(self.matrices))
+        self._checks = np.zeros(len(self.matrices), np.int64)
 
     def _add_partials(self) -> Tensor:
         return torch.from_numpy(self._sums)  # the kernels have added them up
 
     def _compute_partials(self) -> None:
-        for like, tables in self._matrix_tables():
-            self._run("sum", like, tables, self._partials, self._samples, self._sums)
+        for dtype, tables in self._matrix_tables():
+            self._run("sum", dtype, tables)
 
     def _refresh_partials(self) -> bool:
-        changed = [
-            self._run("changed", like, tables, self._samples) for like, tables in self._matrix_tables()
-        ]
-        if any(changed):
+        changed = False
+        for dtype, tables in self._matrix_tables():
+            kind, magnitude = DTYPES[dtype]
+            with _threads(int(tables.first_chunks[-1])) as parallel:
+                kernel = "changed_parallel" if parallel else "changed_serial"
+                changed |= _call(kernel, kind, (magnitude, tables, self._checks)) > 0
+        if changed:
             self._compute_partials()
-        return any(changed)
+        return changed
 
     def _step(
         self,
@@ -75,18 +84,16 @@ class CPUBackend(FusedBackend):
         if found_inf is not None and bool(found_inf):
             return
         settings = _settings(launch.rule, 1.0 if grad_scale is None else 1.0 / float(grad_scale))
-        like = DTYPES[launch.params[0].dtype](0)
         tables = self._tables(launch.params, launch.matrices, launch.addresses())
-        sums = self._partials, self._samples, self._sums
-        self._run("step", like, tables, *sums, settings, decay.numpy())
+        self._run("step", launch.params[0].dtype, tables, settings, decay.numpy())
 
-    def _matrix_tables(self) -> Iterator[tuple[np.floating, _cpu_kernels.TableArrays]]:
-        """Yield a 0 of each dtype and the tables of the matrices with this dtype."""
+    def _matrix_tables(self) -> Iterator[tuple[torch.dtype, _cpu_kernels.TableArrays]]:
+        """Yield each dtype and the tables of the matrices with this dtype."""
         for dtype in dict.fromkeys(p.dtype for p in self.matrices):
             indices = [j for j, p in enumerate(self.matrices) if p.dtype == dtype]
             params = [self.matrices[j] for j in indices]
             addresses = [column for p in params for column in (p.data_ptr(), *[0] * (COLUMNS - 1))]
-            yield DTYPES[dtype](0), self._tables(params, indices, addresses)
+            yield dtype, self._tables(params, indices, addresses)
 
     def _tables(
         self, params: Sequence[Tensor], matrices: Sequence[int], addresses: Sequence[int]
@@ -101,14 +108,19 @@ class CPUBackend(FusedBackend):
             strides=self._strides,
         )
 
-    def _run(self, kernel: str, like: np.floating, tables: _cpu_kernels.TableArrays, *rest: Any) -> Any:
-        """Run a kernel on all chunks and return its result."""
+    def _run(
+        self, kernel: str, dtype: torch.dtype, tables: _cpu_kernels.TableArrays, *rest: Any
+    ) -> None:
+        """Run a kernel on all chunks."""
+        kind, magnitude = DTYPES[dtype]
         chunks = int(tables.first_chunks[-1])
-        args = (chunks, CHUNK, like, tables, *rest)
+        results = self._partials, self._samples, self._sums, self._checks
+        args = (chunks, CHUNK, kind(0), magnitude, tables, *results, *rest)
         with _threads(chunks) as parallel:
             if parallel:
-                return _call(f"{kernel}_parallel", like.dtype, (_TASK_CHUNKS, *args))
-            return _call(f"{kernel}_serial", like.dtype, args)
+                _call(f"{kernel}_parallel", kind, (_TASK_CHUNKS, *args))
+            else:
+                _call(f"{kernel}_serial", kind, args)
 
 
 @lru_cache
@@ -131,7 +143,7 @@ def _settings(rule: Rule, unscale: float) -> _cpu_kernels.StepSettings:
     )
 
 
-def _call(kernel: str, dtype: np.dtype, args: tuple[Any, ...]) -> Any:
+def _call(kernel: str, dtype: Any, args: tuple[Any, ...]) -> Any:
     """Call a kernel, which its first call with a dtype compiles or loads from Numba's cache."""
     function = getattr(_cpu_kernels, kernel)
     if (kernel, dtype) in _called:
