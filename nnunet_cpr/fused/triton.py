@@ -121,7 +121,7 @@ class TritonBackend(FusedBackend):
         first_partials = [0, *accumulate(-(-numel // CHUNK) for numel in self.sizes)]
         self._partials = torch.zeros(first_partials[-1], device=self.device)
         self._samples = torch.zeros_like(self._partials, dtype=torch.int64)
-        # A larger stride also samples only the first element of a chunk, and offsets are 32-bit integers.
+        # A larger stride samples the first element of a chunk too, but offsets are 32-bit integers.
         strides = [min(sample_stride(numel), CHUNK + 1) for numel in self.sizes]
         self._strides = to_device(strides, torch.int32, self.device)
         self._changed = torch.zeros_like(self._strides)

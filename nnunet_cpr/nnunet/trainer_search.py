@@ -40,13 +40,14 @@ def missing_trainers(names: Iterable[str]) -> dict[str, str]:
     """
     names = list(dict.fromkeys(names))
     known = _names_in_text()
+    taken = {n: why for n in names if _may_be_taken(n, known) and (why := _taken(n))}
+    names = [name for name in names if name not in taken]
     if known is not None:
         missing = {name: _hint(name, known) for name in names if not _may_exist(name, known)}
         if missing:
-            return missing
+            return taken | missing
     reasons = {name: _search(name) for name in _one_of_each_family(names)}
-    reasons |= {name: reason for name in names if (reason := _taken(name))}
-    return {name: reason for name, reason in reasons.items() if reason is not None}
+    return taken | {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def _one_of_each_family(names: Iterable[str]) -> list[str]:
@@ -98,7 +99,7 @@ def _may_exist(name: str, known: set[str]) -> bool:
     try:
         settings = parse_trainer_name(name)
     except WrongName:
-        return other in FAMILIES and other in known  # somebody else's class, of which the search tells
+        return False
     return settings is not None and any(
         (folder / f"{settings.family}.py").is_file() for folder in external_folders()
     )
@@ -122,6 +123,15 @@ def _search(name: str) -> str | None:
             return _hint_of_composition(name)
         return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
     return None
+
+
+def _may_be_taken(name: str, known: set[str] | None) -> bool:
+    """Return True unless the known names exclude another class under a name of this package."""
+    own, _, other = TrainerName.split(name)
+    tokens = own.split("_")
+    parts = {"_".join(tokens[: end + 1]) for end in range(len(tokens))} | {other}
+    ours = {part for part in parts if part.partition("_")[0] in FAMILIES}
+    return bool(ours) and (known is None or not ours.isdisjoint(known))
 
 
 def _taken(name: str) -> str:
