@@ -372,13 +372,15 @@ def _unusable_constructor(trainer: type) -> str:
 
 
 _reported: dict[str, str] = {}
+_hook: Callable[..., None] | None = None
 
 
 def _report(name: str, message: str) -> None:
     """Show a message in place of nnU-Net's traceback, if nothing handles nnU-Net's error."""
+    global _hook
     if hasattr(sys, "ps1") and name not in _reported:  # an interactive session shows the traceback
         print(f"nnunet-cpr: {message}", file=sys.stderr)
-    if not _reported:
+    if sys.excepthook is not _hook:  # at first, or if somebody has restored another one
         previous = sys.excepthook
 
         def show(
@@ -390,5 +392,5 @@ def _report(name: str, message: str) -> None:
                     return
             previous(kind, error, traceback)
 
-        sys.excepthook = show
+        _hook = sys.excepthook = show
     _reported[name] = message

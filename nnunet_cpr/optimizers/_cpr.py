@@ -62,6 +62,7 @@ def _check_settings(optimizer: CPROptimizer, args: Any, kwargs: Any) -> None:
         ValueError: they have; or groups were added, removed or reordered.
     """
     if optimizer._initial_groups != optimizer._group_ids():
+        optimizer.cpr._check_optimizer(optimizer)  # names the parameters that it lacks, if any
         raise ValueError(
             f"param_groups of {type(optimizer).__name__}: expected the initial groups, got some added, "
             "removed or reordered; build a new optimizer"
