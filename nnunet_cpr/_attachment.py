@@ -26,7 +26,13 @@ from nnunet_cpr._distributed import (
     is_state_initialization,
 )
 from nnunet_cpr._validation import list_names
-from nnunet_cpr.param_groups import Params, param_groups, resembles_normalization, select
+from nnunet_cpr.param_groups import (
+    Params,
+    param_groups,
+    possible_embeddings,
+    resembles_normalization,
+    select,
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,13 @@ class RegularizationMethod(ABC):
             warnings.warn(
                 f"params: no parameter to regularize for {self.title}; expected trainable parameters "
                 "with two or more dimensions that are not embeddings, biases or normalization weights",
+                stacklevel=3,
+            )
+        embeddings = possible_embeddings(groups)
+        if embeddings:
+            warnings.warn(
+                f"params: {self.title} regularizes {list_names(embeddings)}, which may be embeddings by "
+                "their names; give the module, or put them into a group with regularize=False, or True",
                 stacklevel=3,
             )
         doubtful = [name for name, p, _ in chosen if resembles_normalization(p)]

@@ -42,8 +42,10 @@ _NORMALIZATION_NAME = re.compile(
     r"(\w*_)?(norm|(layer|batch|group|instance|rms)_?norm|ln|bn)(_?\d+|_f)?", re.IGNORECASE
 )
 _EMBEDDING_NAME = re.compile(
-    r"(\w*_)?(emb|embed|embeddings?|wte|wpe)(_tokens|_positions)?", re.IGNORECASE
+    r"wte|wpe|embed_(tokens|positions)|tok_emb|((word|tok|token|token_type|position|segment)_)?embeddings?"
+    r"(_\d+)?"
 )
+_PERHAPS_EMBEDDING = re.compile(r"(\w*_)?emb(ed|edder|eddings?)?(_\w+)?", re.IGNORECASE)
 _PEFT_EMBEDDING = re.compile(r"(^|\.)(trainable_tokens_delta|lora_embedding_[AB])(\.|$)")
 
 
@@ -200,13 +202,34 @@ def _is_matrix(name: str, p: Tensor) -> bool:
 
 def _is_excluded_by_name(name: str, p: Tensor) -> bool:
     """Return True if the name is that of an embedding or a normalization weight."""
-    owner = name.split(".")[-2] if "." in name else ""
+    owner = _owner(name)
     return (
         _NORMALIZATION_NAME.fullmatch(owner) is not None
-        # An embedding of patches is a convolution.
         or (p.ndim == 2 and _EMBEDDING_NAME.fullmatch(owner) is not None)
         or _PEFT_EMBEDDING.search(name) is not None
     )
+
+
+def _owner(name: str) -> str:
+    """Return the name of the module that a parameter belongs to, without PEFT's wrappers."""
+    names = re.sub(r"\.modules_to_save\.\w+", "", name).split(".")
+    return names[-2] if len(names) > 1 else ""
+
+
+def possible_embeddings(groups: ParamGroups) -> list[str]:
+    """Return the regularized parameters whose names alone suggest an embedding, but also a linear layer.
+
+    A module, or ``regularize=True`` of a group, leaves no doubt.
+    """
+    if groups.order is not None or not groups.has_names:
+        return []
+    return [
+        name
+        for name, p, group in select(groups)
+        if p.ndim == 2
+        and group.get("regularize") is not True
+        and _PERHAPS_EMBEDDING.fullmatch(_owner(name))
+    ]
 
 
 def resembles_normalization(p: Tensor) -> bool:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -141,10 +142,23 @@ def test_names_tell_normalizations_and_embeddings_without_a_module() -> None:
     kept = ["linear", "norm1.linear", "patch_embed.proj", "align", "member"]
     named = {f"{owner}.weight": nn.Parameter(torch.randn(3, 4)) for owner in owners + kept}
     assert list(regularized(named.items())) == [f"{owner}.weight" for owner in kept]
+    saved = [("model.embed_tokens.modules_to_save.default.weight", nn.Parameter(torch.randn(3, 4)))]
+    assert not regularized(saved)
     group = {"params": list(named.items()), "regularize": True}
     assert len(regularized([group])) == len(owners + kept)
     patches = [("patch_embedding.weight", nn.Parameter(torch.randn(3, 4, 2, 2)))]
     assert list(regularized(patches)) == ["patch_embedding.weight"]
+
+
+def test_names_of_embeddings_or_linear_layers_are_reported() -> None:
+    linear = nn.ModuleDict({"decoder_embed": nn.Linear(4, 3), "out": nn.Linear(3, 2)})
+    with pytest.warns(UserWarning, match="regularizes 'decoder_embed.weight', which may be embeddings"):
+        optimizer = SGDCPR(linear.named_parameters(), lr=0.1)
+    assert optimizer.cpr.names == ["decoder_embed.weight", "out.weight"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SGDCPR(linear, lr=0.1)
+        SGDCPR([{"params": list(linear.named_parameters()), "regularize": True}], lr=0.1)
 
 
 def test_stacked_normalizations_are_excluded_by_name_or_reported() -> None:

@@ -123,7 +123,9 @@ def _sample(bits, start, stride, magnitude):
     """
     total = np.int64(0)
     for i in range(-start % stride, bits.size, stride):
-        total += np.int64(bits[i] & magnitude) * (start + i + 1)
+        value = np.int64(bits[i] & magnitude)
+        # The exponent of float64 is in the highest bits, which the sum may lose.
+        total += ((value >> 32) + (value & 0xFFFFFFFF)) * (start + i + 1)
     return total
 
 

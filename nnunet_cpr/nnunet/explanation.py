@@ -74,12 +74,16 @@ def explain(name: str) -> list[tuple[str, str]]:
             other = search_trainer(name)
         except WrongName as missing:
             raise wrong or missing from None
-        return [("trainer", f"{name} is not from nnunet-cpr"), ("with CPR", str(with_cpr(other)))]
-    trainer = trainer_class(name)
-    assert trainer is not None
+        if not issubclass(other, NamedTrainer):
+            return [("trainer", f"{name} is not from nnunet-cpr"), ("with CPR", _with_cpr(other))]
+        settings, trainer = other.settings, other
+    else:
+        found = trainer_class(name)
+        assert found is not None
+        trainer = found
     built, rates = _build(trainer)
     return [
-        ("family", f"{settings.family}: {(trainer.__doc__ or '').splitlines()[0]}"),
+        ("family", f"{settings.family}: {(trainer.__doc__ or settings.defaults.title).splitlines()[0]}"),
         *([("like", _like(settings, trainer.other_trainer()))] if settings.on else []),
         ("optimizer", _optimizer(built.optimizer)),
         ("learning rate", _schedule(built, rates)),
@@ -88,6 +92,13 @@ def explain(name: str) -> list[tuple[str, str]]:
         *_regularization(built),
         ("compare with", _comparison(settings)),
     ]
+
+
+def _with_cpr(other: type[nnUNetTrainer]) -> str:
+    try:
+        return str(with_cpr(other))
+    except WrongName:
+        return "not by name, as its own begins like one of nnunet-cpr; rename it"
 
 
 def _like(settings: TrainerName, other: type[nnUNetTrainer]) -> str:

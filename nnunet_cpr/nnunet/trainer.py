@@ -43,7 +43,8 @@ def trainer_class(name: str) -> type[NamedTrainer] | None:
 def __getattr__(name: str) -> Any:
     if name not in FAMILIES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return trainer_class(name)
+    # Not by trainer_class, which would search the module that imports this for a class of the name.
+    return getattr(_module(name), name)
 
 
 @functools.cache

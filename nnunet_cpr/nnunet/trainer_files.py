@@ -14,6 +14,8 @@ EXTERNAL_TRAINERS = "nnUNet_extTrainer"
 """Environment variable with the folders that nnU-Net searches after its own."""
 
 COMPILED = (".so", ".pyd", ".pyc")
+_DYNAMIC = re.compile(r"import \*|__getattr__|\b(setattr|globals|vars|exec|eval)\(")
+"""Code that may bind names which are not in the text of a module."""
 
 
 def family_file(family: str) -> Path:
@@ -46,16 +48,22 @@ def searched_files() -> Iterator[Path]:
 
 
 def file_with(name: str) -> Path | None:
-    """Return a file outside of this package that contains a name, None if there is none.
+    """Return a file outside of this package that may bind a name, None if there is none.
 
-    A file that defines a class of the name precedes those that only import or mention it.
+    A file that defines a class of the name precedes those that only import or mention it, and these
+    precede files of users whose names are not all in their text.
     """
-    texts = ((path, path.read_text(errors="replace")) for path in searched_files())
-    mentions = {p: text for p, text in texts if name in text and re.search(rf"\b{name}\b", text)}
-    definition = re.compile(rf"^class {name}\b", re.MULTILINE)
-    return next(
-        filter(lambda path: definition.search(mentions[path]), mentions), next(iter(mentions), None)
-    )
+    texts = {path: path.read_text(errors="replace") for path in searched_files()}
+    own = [str(folder) for folder in external_folders()]
+    for is_candidate in (
+        lambda path, text: re.search(rf"^class {name}\b", text, re.MULTILINE),
+        lambda path, text: re.search(rf"\b{name}\b", text),
+        lambda path, text: str(path).startswith(tuple(own)) and _DYNAMIC.search(text),
+    ):
+        for path, text in texts.items():
+            if is_candidate(path, text):
+                return path
+    return None
 
 
 def _is_our_folder(folder: Path) -> bool:

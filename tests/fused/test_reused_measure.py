@@ -162,6 +162,25 @@ def test_writes_that_raise_no_version_give_the_unfused_result(
     assert_same(results[0], results[1], rtol=2e-5)
 
 
+@pytest.mark.parametrize("shape", [(32, 4, 3, 3, 3), (192, 2, 3, 3, 3), (128, 3, 3, 3), (64, 128)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_writes_to_a_part_of_each_kernel_and_by_powers_of_2_are_noticed(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    for write in (lambda p: p.data[..., 1:].mul_(0), lambda p: p.data.mul_(0.5)):
+        results = []
+        for way in ("cpu", "plain"):
+            (p,) = parameters(dtype, shapes=[shape])
+            optimizer = SGDCPR([p], lr=0.05, kappa=KappaKI0(0.5))
+            use(optimizer, way)
+            for t in range(3):
+                set_gradients([p], t + 10)
+                optimizer.step()
+                write(p)
+            results.append(optimizer)
+        assert_same(results[0], results[1], rtol=2e-5)
+
+
 @pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
 def test_clipping_to_the_bound_leaves_the_multiplier_at_0(build: type, backend: str) -> None:
     p = torch.nn.Parameter(torch.ones(4, 4, device=DEVICE[backend]))

@@ -169,6 +169,22 @@ def test_name_taken_by_a_users_class_is_refused(name: str, taken: str, theirs: P
         assert not is_found_by_nnunet(name)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from nnunet_cpr.nnunet.trainer import nnUNetTrainerAdamW as Base\n\n"
+        "class nnUNetTrainerAdamW(Base):\n    pass\n",
+        "from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer\n"
+        "globals()['nnUNetTrainer' + 'AdamW'] = type('nnUNetTrainerAdamW', (nnUNetTrainer,), {})\n",
+    ],
+)
+def test_taken_name_is_found_in_unusual_files(text: str, theirs: Path) -> None:
+    (theirs / "theirs.py").write_text(text)
+    for name in ("nnUNetTrainerAdamW_seed1", "nnUNetTrainerCPR_on_nnUNetTrainerAdamW"):
+        assert not is_found_by_nnunet(name)
+        assert str(theirs / "theirs.py") in refusal(name)
+
+
 def test_doctor_reports_a_taken_name_with_a_remedy(theirs: Path) -> None:
     (theirs / "theirs.py").write_text(ADAMW)
     (wrong,) = [finding for finding in check_installation() if finding.subject == "nnUNetTrainerAdamW"]

@@ -35,6 +35,18 @@ def _searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("nnUNet_results", "not-touched")
 
 
+@pytest.mark.parametrize(
+    "name", ["nnUNetTrainerMine", "nnUNetTrainerMine_seed1", "nnUNetTrainerCPR_mine"]
+)
+def test_derived_trainer_without_docstring_is_explained(name: str, tmp_path: Path) -> None:
+    lines = ["from nnunet_cpr.nnunet.trainer import nnUNetTrainerCPR"]
+    lines += [
+        f"class {own}(nnUNetTrainerCPR): pass" for own in ("nnUNetTrainerMine", "nnUNetTrainerCPR_mine")
+    ]
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    assert dict(explain(name))["family"] == "nnUNetTrainerCPR: nnU-Net's SGD with CPR"
+
+
 def test_explanation_needs_no_data_in_a_complete_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
