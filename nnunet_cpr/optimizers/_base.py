@@ -153,8 +153,11 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         pairs = [(p, grad) for p in group["params"] if (grad := p.grad) is not None]
         params, grads = [p for p, _ in pairs], [grad for _, grad in pairs]
         matrices = [self._matrix_index.get(id(p), -1) for p in params]
-        if any([grad.layout is not torch.strided or grad.dtype != p.dtype for p, grad in pairs]):
-            return None  # before state is created for them
+        # Before state is created for them, which torch would create in another way.
+        if any(
+            [g.layout is not torch.strided or g.dtype != p.dtype or g.shape != p.shape for p, g in pairs]
+        ):
+            return None
         state, steps = self._state_tensors(group, params)
         if self._has_shards:
             # A gradient may still be a partial sum over processes, which torch's unfused step adds up.

@@ -69,6 +69,7 @@ for build in (AdamCPR, SGDCPR):
     [
         ("sgd", "float64", [Change(0, "gradient", 0, "to int32"), Change(1, "parameter", 2, "to meta")]),
         ("adam", "bfloat16", [Change(2, "exp_avg", 0, "expanded")]),
+        ("sgd", "float32", [Change(0, "gradient", 0, "first row")]),
         ("sgd", "float64", [Change(2, "momentum_buffer", 1, "transposed in memory")]),
     ],
 )

@@ -139,7 +139,8 @@ class Training:
             triton.CHUNK = triton.BLOCK  # the interpreter is slow
             choose = lambda matrices, params: triton.TritonBackend(matrices, params[0].device)  # noqa: E731
         self.optimizer._find_backend = choose  # type: ignore[attr-defined]
-        self.optimizer._rebind_parameters()  # type: ignore[attr-defined]
+        if hasattr(self.optimizer, "_rebind_parameters"):  # MuonCPR has no fused step
+            self.optimizer._rebind_parameters()
 
     # Steps
 
