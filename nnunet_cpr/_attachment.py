@@ -89,7 +89,8 @@ class RegularizationMethod(ABC):
                 stacklevel=3,
             )
         doubtful = [name for name, p, _ in chosen if resembles_normalization(p)]
-        if doubtful and (groups.has_names or len(doubtful) < len(chosen)):  # not a toy
+        # Ones alone and without names are rather a weight that somebody has set by hand.
+        if doubtful and (groups.has_names or len(doubtful) < len(chosen)):
             warnings.warn(
                 f"params: {self.title} regularizes {list_names(doubtful)}, whose elements are all 1; if "
                 "these are weights of normalization layers, put them into a group with regularize=False",

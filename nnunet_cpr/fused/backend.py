@@ -136,9 +136,9 @@ def share_memory(params: Sequence[Tensor]) -> bool:
 def sample_stride(numel: int) -> int:
     """Return the distance between the elements of a matrix that are compared with those written last.
 
-    These are all elements of a matrix of up to 767, and about 400 of a larger one, which takes about 3 %
-    of a step of SGD. A distance without common divisors with the size, and so with any dimension,
-    spreads the samples over rows, columns and the elements of a convolution's kernels.
+    These are all elements of a matrix of up to 767, and about 400 of a larger one. A distance without
+    common divisors with the size, and so with any dimension, spreads the samples over rows, columns and
+    the elements of a convolution's kernels.
     """
     stride = max(numel // 384, 1)
     while math.gcd(stride, numel) > 1:

@@ -58,7 +58,7 @@ class TakenName(WrongName):
             f"{name}: expected a trainer of nnunet-cpr under this name, but nnU-Net finds the class of "
             f"{file}; rename that class, for example to {other}"
         )
-        self.remedy = f"sed -i 's/\\b{name}\\b/{other}/g' {shlex.quote(str(file))}"
+        self.remedy = f"perl -pi -e 's/\\b{name}\\b/{other}/g' {shlex.quote(str(file))}"
 
 
 def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrainer]]:

@@ -54,11 +54,11 @@ def file_with(name: str) -> Path | None:
     precede files of users whose names are not all in their text.
     """
     texts = {path: path.read_text(errors="replace") for path in searched_files()}
-    own = [str(folder) for folder in external_folders()]
+    external = tuple(map(str, external_folders()))
     for is_candidate in (
         lambda path, text: re.search(rf"^class {name}\b", text, re.MULTILINE),
         lambda path, text: re.search(rf"\b{name}\b", text),
-        lambda path, text: str(path).startswith(tuple(own)) and _DYNAMIC.search(text),
+        lambda path, text: str(path).startswith(external) and _DYNAMIC.search(text),
     ):
         for path, text in texts.items():
             if is_candidate(path, text):
