@@ -26,7 +26,7 @@ from benchmarks.limits import CheckOption, Limit, check_limits
 from benchmarks.measure import Timing, gradients, in_turn, parameters
 from benchmarks.shapes import Shapes
 from nnunet_cpr.fused import triton
-from nnunet_cpr.optimizers._base import FusedOptimizer
+from nnunet_cpr.optimizers._fused_step import FusedStep
 
 MAXIMA = {10: 10.0, 100: 4.0, 1000: 2.5, 10_000: 1.5}
 """Largest accepted ratio for each number of tensors."""
@@ -73,20 +73,10 @@ def _without_kernels() -> Iterator[None]:
     """Use the Triton backend for tensors on the CPU, with kernels that do nothing."""
     stub = _Stub()
 
-    def find(matrices: Any, params: Any) -> triton.TritonBackend:
-        return triton.TritonBackend(matrices, torch.device("cpu"))
-
     with (
-        mock.patch.multiple(
-            triton,
-            step_kernel=stub,
-            sum_kernel=stub,
-            partials_kernel=stub,
-            changed_kernel=stub,
-        ),
-        mock.patch.object(FusedOptimizer, "_find_backend", staticmethod(find)),
-        mock.patch("nnunet_cpr.optimizers._base.passes_self_check", return_value=True),
-        mock.patch("nnunet_cpr.cpr._may_read", return_value=False),
+        mock.patch.object(triton, "step_kernel", stub),
+        mock.patch.object(FusedStep, "_find_backend", lambda self, device: triton.TritonBackend),
+        mock.patch.object(triton.TritonBackend, "is_proven", True),
     ):
         yield
 

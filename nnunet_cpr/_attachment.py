@@ -11,7 +11,6 @@ import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -22,7 +21,7 @@ from nnunet_cpr import _state_dict
 from nnunet_cpr._device import to_device
 from nnunet_cpr._distributed import (
     check_not_flattened,
-    is_called_by_distributed_checkpoint,
+    is_checkpoint_imported,
     is_state_initialization,
 )
 from nnunet_cpr._validation import list_names
@@ -35,25 +34,10 @@ from nnunet_cpr.param_groups import (
 )
 
 
-@dataclass(frozen=True)
-class StepInputs:
-    """Inputs of :meth:`RegularizationMethod.update_decay` in a step.
-
-    Attributes:
-        sums_of_squares: function that returns the sum of squares of each matrix, ``[J]``, of the local
-            elements of DTensors.
-        found_inf: flag of ``GradScaler`` for fused optimizers, a scalar tensor; if it is not 0, the step
-            is skipped.
-    """
-
-    sums_of_squares: Callable[[], Tensor]
-    found_inf: Tensor | None = None
-
-
 class RegularizationMethod(ABC):
     """Base class of regularization methods that run before each optimizer step.
 
-    A subclass implements :meth:`_update_and_correct` and returns its settings in :meth:`_config`. Its
+    A subclass implements :meth:`update_and_correct` and returns its settings in :meth:`_config`. Its
     state consists of the tensors in ``_state``.
 
     Attributes:
@@ -68,12 +52,13 @@ class RegularizationMethod(ABC):
     title: ClassVar[str]
     state_key: ClassVar[str]
     has_decay: bool = False
+    _watched: ClassVar[tuple[str, ...]] = ("weight_decay", "lambd")  # ASGD has both
+    """Settings of parameter groups that are checked when they change."""
 
     def __init__(self, params: Params) -> None:
         groups = param_groups(params)
         chosen = select(groups)
         self.names = [name for name, _, _ in chosen]
-        self._positions = groups.positions_of([p for _, p, _ in chosen])
         self.parameters: list[Tensor] = [p for _, p, _ in chosen]
         if not chosen:
             warnings.warn(
@@ -99,12 +84,9 @@ class RegularizationMethod(ABC):
         # A weak reference, so that the optimizer and its state are freed without garbage collection.
         self._optimizer_ref: weakref.ref[Optimizer] | None = None
         self._hooks: list[Any] = []
-        self._optimizer_params: list[int] = []  # ids of the optimizer's parameters
+        self._checked: Any = None  # what is known of the optimizer's groups since the last check
         self._pending_state: dict[str, Tensor] | None = None
         self._constants: dict[Any, tuple[Any, Tensor]] = {}
-        self._first_device = next(
-            (p.device for g in groups for _, p in g["params"]), torch.device("cpu")
-        )
         step = torch.zeros((), dtype=torch.int64, device=self._device())
         self._state: dict[str, Tensor] = {"step": step}
 
@@ -125,7 +107,7 @@ class RegularizationMethod(ABC):
     # Implemented by subclasses
 
     @abstractmethod
-    def _update_and_correct(self, found_inf: Tensor | None) -> None:
+    def update_and_correct(self, found_inf: Tensor | None) -> None:
         """Correct the parameters from their values and gradients before the step.
 
         Args:
@@ -133,8 +115,15 @@ class RegularizationMethod(ABC):
                 step is skipped and must not change anything.
         """
 
-    def update_decay(self, inputs: StepInputs) -> Tensor:
+    def update_decay(
+        self, sums_of_squares: Callable[[], Tensor], found_inf: Tensor | None = None
+    ) -> Tensor:
         """Update the state for a step without waiting for a GPU, if ``has_decay``.
+
+        Args:
+            sums_of_squares: returns the sum of squares of each matrix, ``[J]``, of the local elements of
+                DTensors.
+            found_inf: as in :meth:`update_and_correct`.
 
         Returns:
             Share of each matrix to subtract in this step, float32 ``[J]``; negative to add it. Matrices
@@ -155,7 +144,7 @@ class RegularizationMethod(ABC):
 
     def _constant(self, name: Any, values: list[Any], dtype: torch.dtype) -> Tensor:
         """Return ``values`` as a vector on the device, cached; does not wait for a GPU."""
-        device = self._device()
+        device = self._state["step"].device
         known, vector = self._constants.get(name, (None, None))
         if vector is None or known != values or vector.device != device:
             vector = to_device(values, dtype, device)
@@ -164,8 +153,8 @@ class RegularizationMethod(ABC):
 
     def _device(self) -> torch.device:
         """Return the device of the parameters, or the CPU while they are on the meta device."""
-        device = self.parameters[0].device if self.parameters else self._first_device
-        return torch.device("cpu") if device.type == "meta" else device
+        devices = [p.device for p in self.parameters[:1] if not p.is_meta]
+        return devices[0] if devices else torch.device("cpu")
 
     def _move_state_to_parameters(self) -> None:
         """Move the state to the device of the parameters."""
@@ -237,8 +226,7 @@ class RegularizationMethod(ABC):
         )
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
-        optimizer_params = _param_ids(optimizer)
-        known = set(optimizer_params)
+        known = {id(p) for group in optimizer.param_groups for p in group["params"]}
         missing = [n for n, p in zip(self.names, self.parameters) if id(p) not in known]
         if missing:
             raise ValueError(
@@ -248,15 +236,9 @@ class RegularizationMethod(ABC):
             )
         for name, p in zip(self.names, self.parameters):
             check_not_flattened(name, p)
-        self._check_weight_decay(optimizer)
-        self._optimizer_params = optimizer_params
-
-    def _check_weight_decay(self, optimizer: Optimizer) -> None:
-        for key in ("weight_decay", "lambd"):  # ASGD has both
+        own = {id(p): name for name, p in zip(self.names, self.parameters)}
+        for key in RegularizationMethod._watched:
             decaying = [g for g in optimizer.param_groups if _may_decay(g.get(key, 0))]
-            if not decaying:
-                continue
-            own = {id(p): name for name, p in zip(self.names, self.parameters)}
             decayed = [own[id(p)] for group in decaying for p in group["params"] if id(p) in own]
             if decayed:
                 raise ValueError(
@@ -264,51 +246,48 @@ class RegularizationMethod(ABC):
                     f"regularizes; build the optimizer with {key}=0"
                 )
 
+    def _groups_of(self, optimizer: Optimizer) -> Any:
+        """Return what :meth:`_check_optimizer` depends on, apart from the own parameters."""
+        return [
+            (list(map(id, group["params"])), [group.get(key) for key in self._watched])
+            for group in optimizer.param_groups
+        ]
+
     def begin_step(self, optimizer: Optimizer) -> bool:
         """Check the optimizer before a step; return True if an update must precede the step.
 
         Raises:
             ValueError: the optimizer lacks a regularized parameter, or applies weight decay to one.
         """
-        if self._optimizer is not optimizer:
-            return False  # detached
+        attached = None if self._optimizer_ref is None else self._optimizer_ref()
+        if attached is not optimizer or not self.parameters:  # detached, or nothing to do
+            return False
         # A library may have replaced parameters; a scheduler or a loaded state, the weight decay.
-        if _param_ids(optimizer) != self._optimizer_params:
+        groups = self._groups_of(optimizer)
+        if groups != self._checked:
             self._check_optimizer(optimizer)
-        else:
-            self._check_weight_decay(optimizer)
-        self._move_state_to_parameters()
-        return not is_state_initialization(optimizer)
-
-    def check_devices(self) -> None:
-        """Check before an update that the parameters have values; a fused step does so by itself.
-
-        Raises:
-            RuntimeError: a regularized parameter is on the meta device.
-        """
-        for name, p in zip(self.names, self.parameters):
-            if p.is_meta:
-                raise RuntimeError(
-                    f"parameter {name!r} is on the meta device, which has no values; allocate the "
-                    "model's memory, for example with to_empty(), before building the optimizer"
-                )
+            self._checked = groups
+        if self._state["step"].device != self.parameters[0].device:
+            self._move_state_to_parameters()
+        if not optimizer.state and is_state_initialization(optimizer):
+            return False
+        if isinstance(optimizer, torch.optim.SGD) and getattr(optimizer, "found_inf", None) is not None:
+            _initialize_momentum(optimizer)
+        return True
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        if not self.begin_step(optimizer) or not self.parameters:
+        if not self.begin_step(optimizer):
             return None
-        self.check_devices()
         found_inf = getattr(optimizer, "found_inf", None)  # set by GradScaler for fused optimizers
-        if found_inf is not None and isinstance(optimizer, torch.optim.SGD):
-            _initialize_momentum(optimizer)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            self._update_and_correct(found_inf)
+            self.update_and_correct(found_inf)
             return None
 
         # The correction must come after the closure, which computes the gradient at theta_t. Some
         # optimizers call it again at other points, and torch.compile would trace it.
         done = False
-        update = torch.compiler.disable(self._update_and_correct)
+        update = torch.compiler.disable(self.update_and_correct)
 
         def closure_then_update() -> Any:
             nonlocal done
@@ -345,10 +324,8 @@ class RegularizationMethod(ABC):
         """
         self._state = self._validated(state_dict)
 
-    def _validated(self, saved: Any, order: list[str] | None = None) -> dict[str, Tensor]:
-        return _state_dict.validated_tensors(
-            self.title, saved, self.state_dict(), self._positions, order, self._may_be_nan()
-        )
+    def _validated(self, saved: Any) -> dict[str, Tensor]:
+        return _state_dict.validated_tensors(self.title, saved, self.state_dict(), self._may_be_nan())
 
     def _may_be_nan(self) -> set[str]:
         """Return the keys of state tensors that may be NaN or negative."""
@@ -356,15 +333,11 @@ class RegularizationMethod(ABC):
 
     def _add_to_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         state = state_dict[self.state_key] = self.state_dict()
-        if is_called_by_distributed_checkpoint():  # it keeps only the parameter groups and their state
-            first, *others = state_dict["param_groups"]
-            state_dict["param_groups"] = [{**first, self.state_key: state}, *others]
+        if is_checkpoint_imported():  # it keeps only the parameter groups and their state
+            state_dict["param_groups"][0][self.state_key] = state
 
     def _check_loaded_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-        self._pending_state = None  # may be left over from a load that torch refused
-        groups = state_dict.get("param_groups")
-        if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
-            raise ValueError("state_dict: expected the state of an optimizer, got no param_groups")
+        groups = state_dict["param_groups"]
         saved = [holder[self.state_key] for holder in (state_dict, *groups) if self.state_key in holder]
         if not saved:
             raise ValueError(
@@ -372,32 +345,23 @@ class RegularizationMethod(ABC):
                 f"{self.title}; to start {self.title} from it, load it into an optimizer of torch and "
                 f"attach {self.title} afterwards"
             )
-        names = [group.get("param_names") for group in groups]
-        order = None if None in names else [str(name) for own in names for name in own]
-        pending = self._validated(saved[0], order)
-        if state_dict.get("state"):
-            renamed = _state_dict.renamed(saved[0], self.names, self._positions, order)
-            self._check_order(optimizer, renamed["names"])
-        self._pending_state = pending
+        self._pending_state = self._validated(saved[0])
+        names = saved[0]["names"]
+        # CPR's state is matched by name, but torch's state by order.
+        if state_dict.get("state") and names != self.names:
+            raise ValueError(
+                f"cannot load the {self.title} state: expected the parameters in the order "
+                f"{list_names(self.names)}, got {list_names(names)}; build the optimizer with the "
+                "parameters in the saved order, since torch matches momenta by order"
+            )
         state_dict["param_groups"] = [
             {key: value for key, value in group.items() if key != self.state_key} for group in groups
         ]
 
-    def _check_order(self, optimizer: Optimizer, saved: list[str]) -> None:
-        # CPR's state is matched by name, but torch's state by order.
-        index = {p: i for i, p in enumerate(_param_ids(optimizer))}
-        indices = [index[id(p)] for p in self.parameters]
-        if saved != self.names and indices == sorted(indices):
-            raise ValueError(
-                f"cannot load the {self.title} state: expected the parameters in the order "
-                f"{list_names(self.names)}, got {list_names(saved)}; build the optimizer with the "
-                "parameters in the saved order, since torch matches momenta by order"
-            )
-
     def _set_loaded_state(self, optimizer: Optimizer) -> None:
         # By now torch has accepted the rest of the state.
-        if self._pending_state is not None:
-            self._state, self._pending_state = self._pending_state, None
+        assert self._pending_state is not None
+        self._state, self._pending_state = self._pending_state, None
 
 
 def attached_method(optimizer: Optimizer) -> RegularizationMethod | None:
@@ -407,10 +371,6 @@ def attached_method(optimizer: Optimizer) -> RegularizationMethod | None:
         if isinstance(method, RegularizationMethod):
             return method
     return None
-
-
-def _param_ids(optimizer: Optimizer) -> list[int]:
-    return [id(p) for group in optimizer.param_groups for p in group["params"]]
 
 
 def _may_decay(weight_decay: Any) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
@@ -18,7 +17,8 @@ from torch.optim import Optimizer
 from nnunet_cpr._device import to_device
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_CHECKPOINT_MODULE = "torch.distributed.checkpoint.state_dict"
+_FLATTENED = {"_fsdp_flattened": "FullyShardedDataParallel (FSDP1)", "ds_id": "DeepSpeed's ZeRO-3"}
+"""Attributes that mark parts of flat parameters, and their owners."""
 
 
 def is_sharded(t: Tensor) -> bool:
@@ -48,64 +48,40 @@ def check_not_flattened(name: str, p: Tensor) -> None:
     Raises:
         TypeError: FSDP1 or DeepSpeed's ZeRO-3 has flattened it.
     """
-    owner = None
-    if getattr(p, "_fsdp_flattened", False):
-        owner = "FullyShardedDataParallel (FSDP1)"
-    elif hasattr(p, "ds_id"):
-        owner = "DeepSpeed's ZeRO-3"
-    if owner is not None:
-        raise TypeError(
-            f"parameter {name!r}: expected a parameter with its own shape, got a part of a flat "
-            f"parameter of {owner}; shard the model with torch's fully_shard (FSDP2)"
-        )
+    for attribute, owner in _FLATTENED.items():
+        if hasattr(p, attribute):
+            raise TypeError(
+                f"parameter {name!r}: expected a parameter with its own shape, got a part of a flat "
+                f"parameter of {owner}; shard the model with torch's fully_shard (FSDP2)"
+            )
 
 
-def check_not_in_zero_redundancy(optimizer: str, torch_optimizer: str) -> None:
-    """Check that ``ZeroRedundancyOptimizer`` is not building an optimizer with CPR.
-
-    Training would be correct, but its ``state_dict()`` would not contain the state of CPR.
-
-    Raises:
-        TypeError: it is.
-    """
-    if _is_called_by("torch.distributed.optim.zero_redundancy_optimizer", "_init_local_optimizer"):
-        raise TypeError(
-            f"ZeroRedundancyOptimizer does not save the bounds and multipliers of {optimizer}; build it "
-            f"with {torch_optimizer} and attach CPR(model) to it"
-        )
-
-
-def is_called_by_distributed_checkpoint() -> bool:
-    """Return True if ``torch.distributed.checkpoint`` is collecting the state of an optimizer."""
-    return _is_called_by(_CHECKPOINT_MODULE, "_get_optim_state_dict")
+def is_checkpoint_imported() -> bool:
+    """Return True if optimizers may be saved and loaded by ``torch.distributed.checkpoint``."""
+    return "torch.distributed.checkpoint.state_dict" in sys.modules
 
 
 def is_state_initialization(optimizer: Optimizer) -> bool:
     """Return True if a step is not a training step, but initializes the state of the optimizer.
 
     Before ``torch.distributed.checkpoint`` saves or loads the state of an optimizer without any, it
-    creates the state by a step with learning rates of 0.
+    creates the state by a step with learning rates and gradients of 0.
     """
-    if _CHECKPOINT_MODULE not in sys.modules or optimizer.state:
+    if not is_checkpoint_imported() or optimizer.state:
         return False
     rates = [group.get("lr", 0) for group in optimizer.param_groups]
     # It sets a CPU tensor; reading one from a GPU would make the host wait.
     if any((isinstance(lr, Tensor) and lr.device.type != "cpu") or lr != 0 for lr in rates):
         return False
-    # The first step of a learning-rate warm-up from 0 gets here, too.
-    return _is_called_by(_CHECKPOINT_MODULE, "_init_optim_state")
+    # Gradients tell the first step of a learning-rate warm-up from 0, which is a training step.
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return not any(map(_is_nonzero, grads))
 
 
-def _is_called_by(module: str, function: str) -> bool:
-    """Return True if a function is on the call stack; too slow for training steps."""
-    if module not in sys.modules:
-        return False
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == function and frame.f_globals.get("__name__") == module:
-            return True
-        frame = frame.f_back
-    return False
+def _is_nonzero(t: Tensor) -> bool:
+    """Return True if an element is not 0, on any process for DTensors."""
+    total = t.detach().abs().sum()
+    return bool(total.full_tensor() if is_sharded(total) else total)  # type: ignore[attr-defined]
 
 
 class Shards:
@@ -120,8 +96,7 @@ class Shards:
     """
 
     def __init__(self, parameters: Sequence[Tensor], names: Sequence[str]) -> None:
-        groups: dict[str, Any] = {}
-        sharded: dict[str, set[int]] = {}  # process group to the matrices sharded over it
+        sharded: dict[str, tuple[Any, set[int]]] = {}  # process group and the matrices sharded over it
         for j, (name, p) in enumerate(zip(names, parameters)):
             if not is_sharded(p):
                 continue
@@ -133,18 +108,12 @@ class Shards:
                     )
                 if not placement.is_replicate() and mesh.size(dim) > 1:
                     group = mesh.get_group(dim)
-                    groups[group.group_name] = group
-                    sharded.setdefault(group.group_name, set()).add(j)
+                    sharded.setdefault(group.group_name, (group, set()))[1].add(j)
         # For matrices that are replicated over a group only its first process contributes the sum, so
         # that one all-reduce serves all matrices.
         self._reductions = [
-            (
-                group,
-                None
-                if len(sharded[key]) == len(parameters)
-                else [int(j in sharded[key] or group.rank() == 0) for j in range(len(parameters))],
-            )
-            for key, group in groups.items()
+            (group, [int(j in own or group.rank() == 0) for j in range(len(parameters))])
+            for group, own in sharded.values()
         ]
 
     def total(self, sums: Tensor) -> Tensor:
@@ -154,6 +123,6 @@ class Shards:
         processes must take part.
         """
         for group, shares in self._reductions:
-            sums = sums.clone() if shares is None else sums * to_device(shares, sums.dtype, sums.device)
+            sums = sums * to_device(shares, sums.dtype, sums.device)
             torch.distributed.all_reduce(sums, group=group)
         return sums

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from nnunet_cpr._attachment import RegularizationMethod, StepInputs
+from nnunet_cpr._attachment import RegularizationMethod
+from nnunet_cpr._device import to_device
 from nnunet_cpr._distributed import Shards, local_tensors
 from nnunet_cpr._validation import positive_number, short_repr
 from nnunet_cpr.bounds import Bound, KappaWS, as_bound
 from nnunet_cpr.param_groups import Params, param_groups, select
-from nnunet_cpr.regularizers import L2, REGULARIZERS, Regularizer, accumulator, get_regularizer
+from nnunet_cpr.regularizers import REGULARIZERS, Regularizer, accumulator, get_regularizer
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,6 @@ class CPRSettings:
             adaptive=adaptive,
         )
 
-    @property
-    def largest_multiplier(self) -> float:
-        """Upper limit of the multiplier in a correction."""
-        return self.regularizer.largest_multiplier
-
     def plain(self) -> dict[str, Any]:
         """Return the settings as plain values that :meth:`parse` reads, for parameter groups."""
         return {
@@ -67,6 +64,23 @@ class CPRSettings:
 
 
 _LARGEST = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Matrices with the same settings.
+
+    Attributes:
+        index: their indices among all matrices; a slice if these are all matrices.
+        numel: their numbers of elements.
+        shards: distribution of their elements over processes.
+    """
+
+    settings: CPRSettings
+    parameters: list[Tensor]
+    index: slice | Tensor
+    numel: Tensor
+    shards: Shards
 
 
 class CPR(RegularizationMethod):
@@ -124,6 +138,7 @@ class CPR(RegularizationMethod):
 
     title = "CPR"
     state_key = "cpr"
+    _watched = (*RegularizationMethod._watched, *CPRSettings.KEYS)
 
     def __init__(
         self,
@@ -140,13 +155,9 @@ class CPR(RegularizationMethod):
         groups = param_groups(params)
         super().__init__(groups)
         self.settings = [CPRSettings.parse({**given, **group}) for _, _, group in select(groups)]
-        self._parts = _parts(self.settings, self.parameters)
-        self._shards = Shards(self.parameters, self.names)
+        self._parts = self._build_parts()
+        self._set_bounds = 0, 0  # id and version of kappa when all bounds were set
         self.has_decay = all(own.regularizer is REGULARIZERS["l2"] for own in self.settings)
-        self._mu = self._shared("mu")
-        self._adaptive = self._shared("adaptive")
-        self._limit = self._shared("largest_multiplier")
-        self._all_set: tuple[Tensor | None, int] = None, 0  # bounds and their version when all were set
 
         count = self._state["step"]
         vector = torch.zeros(len(self.parameters), dtype=torch.float32, device=count.device)
@@ -158,13 +169,30 @@ class CPR(RegularizationMethod):
         }
         if any(s.adaptive for s in self.settings):
             self._state["was_positive"] = torch.zeros_like(vector, dtype=torch.bool)
-        own = set(self._state)
+        own_keys = set(self._state)
         for part in self._parts:
-            memory = part.settings.bound.memory(vector[self._indices(part)])
-            assert own.isdisjoint(memory), "the state of a bound needs keys of its own"
+            memory = part.settings.bound.memory(torch.zeros_like(part.numel, dtype=torch.float32))
+            assert own_keys.isdisjoint(memory), "the state of a bound needs keys of its own"
             for key, value in memory.items():
                 all_matrices = self._state.setdefault(key, value.new_zeros(len(self.parameters)))
-                all_matrices[self._indices(part)] = value
+                all_matrices[part.index] = value
+
+    def _build_parts(self) -> list[_Part]:
+        device = self._state["step"].device
+        parts = []
+        for settings in dict.fromkeys(self.settings):
+            members = [j for j, own in enumerate(self.settings) if own == settings]
+            parameters = [self.parameters[j] for j in members]
+            are_all = len(members) == len(self.settings)
+            index = slice(None) if are_all else to_device(members, torch.int64, device)
+            numel = to_device([p.numel() for p in parameters], accumulator(device), device)
+            shards = Shards(parameters, [self.names[j] for j in members])
+            parts.append(_Part(settings, parameters, index, numel, shards))
+        return parts
+
+    def _move_state_to_parameters(self) -> None:
+        super()._move_state_to_parameters()
+        self._parts = self._build_parts()
 
     # Present values
 
@@ -182,7 +210,12 @@ class CPR(RegularizationMethod):
     @torch.no_grad()
     def measure(self) -> Tensor:
         """R of the present parameters, float32 ``[J]`` in the order of ``names``."""
-        return self._measure_from(self._sums())
+        self._move_state_to_parameters()
+        measure = torch.zeros(len(self.parameters), dtype=torch.float32, device=self._device())
+        for part in self._parts:
+            sums = part.shards.total(self._local_sums(part))
+            measure[part.index] = part.settings.regularizer.measure(sums, part.numel)
+        return measure
 
     def metrics(self, measure: Tensor | None = None) -> dict[str, float]:
         """Return numbers to log. Waits for a GPU.
@@ -212,9 +245,6 @@ class CPR(RegularizationMethod):
             "limited_corrections": float(self._state["limited_corrections"]),
         }
 
-    def _may_be_nan(self) -> set[str]:
-        return set().union(*(settings.bound.may_be_nan for settings in self.settings))
-
     # Update
 
     @torch.no_grad()
@@ -225,171 +255,144 @@ class CPR(RegularizationMethod):
         this by itself, and a call would regularize twice.
 
         Args:
-            found_inf: as in :meth:`update`.
-        """
-        self._update_and_correct(found_inf)
-
-    @torch.no_grad()
-    def _update_and_correct(self, found_inf: Tensor | None) -> None:
-        sums = self._sums()
-        multiplier = self.update(self._measure_from(sums), found_inf)
-        numel = self._numel()
-        for part, own in zip(self._parts, sums):
-            part.settings.regularizer.correct_(
-                local_tensors(part.parameters),
-                multiplier[self._indices(part)],
-                own,
-                numel[self._indices(part)],
-            )
-
-    def _sums(self) -> list[Tensor]:
-        """Return the sums that R of each part needs, over the elements of all processes."""
-        self._move_state_to_parameters()
-        own = [part.settings.regularizer.sums(local_tensors(part.parameters)) for part in self._parts]
-        if len(own) <= 1:
-            return [self._shards.total(sums) for sums in own]
-        # One tensor for all parts needs one all-reduce.
-        stacked = own[0].new_zeros(max(len(sums) for sums in own), len(self.parameters))
-        for part, sums in zip(self._parts, own):
-            stacked[: len(sums), self._indices(part)] = sums
-        stacked = self._shards.total(stacked)
-        return [stacked[: len(sums), self._indices(part)] for part, sums in zip(self._parts, own)]
-
-    def _measure_from(self, sums: list[Tensor]) -> Tensor:
-        """Return R of each matrix, float32 ``[J]``."""
-        numel = self._numel()
-        values = [
-            part.settings.regularizer.measure(own, numel[self._indices(part)])
-            for part, own in zip(self._parts, sums)
-        ]
-        if len(values) == 1:
-            return values[0]
-        measure = torch.zeros(len(self.parameters), dtype=torch.float32, device=self._device())
-        for part, value in zip(self._parts, values):
-            measure[self._indices(part)] = value
-        return measure
-
-    def update(self, measure: Tensor, found_inf: Tensor | None = None) -> Tensor:
-        """Update bounds and multipliers (Algorithm 1) without waiting for a GPU.
-
-        Args:
-            measure: R(theta_t), float32 ``[J]``.
             found_inf: flag of ``GradScaler``, a scalar tensor; if it is not 0, the step is skipped and
                 nothing is changed.
-
-        Returns:
-            Multipliers of the correction, float32 ``[J]``; 0 for matrices that are not corrected.
         """
         self._move_state_to_parameters()
-        return self._update(measure, found_inf, self._has_grad())
+        self.update_and_correct(found_inf)
 
-    def _update(self, measure: Tensor, found_inf: Tensor | None, has_grad: Tensor | None) -> Tensor:
-        """Return the result of :meth:`update`, given the result of :meth:`_has_grad`."""
+    @torch.no_grad()
+    def update_and_correct(self, found_inf: Tensor | None) -> None:
+        for part, multiplier, sums in self._algorithm_1(self._local_sums, found_inf):
+            params = local_tensors(part.parameters)
+            part.settings.regularizer.correct_(params, multiplier, sums, part.numel)
+
+    def update_decay(
+        self, sums_of_squares: Callable[[], Tensor], found_inf: Tensor | None = None
+    ) -> Tensor:
+        sums = sums_of_squares()[None]
+        decay = torch.empty(len(self.parameters), dtype=torch.float32, device=sums.device)
+        for part, multiplier, _ in self._algorithm_1(lambda part: sums[:, part.index], found_inf):
+            decay[part.index] = 2 * multiplier
+        return decay
+
+    def _algorithm_1(
+        self, local_sums: Callable[[_Part], Tensor], found_inf: Tensor | None
+    ) -> Iterator[tuple[_Part, Tensor, Tensor]]:
+        """Take the paper's Algorithm 1 for one step; the correction follows each ``yield``.
+
+        It does not wait for a GPU.
+
+        Args:
+            local_sums: returns the sums over the elements of this process that R needs, ``[rows, J]``.
+            found_inf: as in :meth:`step`.
+
+        Yields:
+            Matrices with the same settings, the multipliers of their correction (0 for those that are
+            not corrected), and the sums over all their elements.
+        """
         state = self._state
-        kappa, multiplier = state["kappa"], state["lagrange_multiplier"]
-        may_read = _may_read(measure)
-        taken = None if found_inf is None else found_inf.to(measure.device).reshape(()) == 0
-        if taken is not None:
-            measure = torch.where(taken, measure, math.nan)
-            has_grad = taken if has_grad is None else has_grad & taken
-
-        if not (may_read and self._bounds_cannot_change()):
-            self._update_bounds(measure)
-
-        mu = self._on_device(self._mu, torch.float32)
-        excess = measure - kappa
-        proposed = (
-            torch.add(multiplier, mu * excess)
-            if isinstance(mu, Tensor)
-            else torch.add(multiplier, excess, alpha=mu)
-        ).clamp_(min=0)
-        adaptive = self._on_device(self._adaptive, torch.bool)
-        limit = self._on_device(self._limit, torch.float32)
-        least = limit.clamp(max=_LARGEST) if isinstance(limit, Tensor) else min(limit, _LARGEST)
-        is_plain = may_read and has_grad is None and adaptive is False
-        # In nearly all steps, all multipliers are finite and none is limited.
-        if is_plain and bool((proposed <= least).all()):
-            multiplier.copy_(proposed)
-            state["step"] += 1
-            return proposed
-        finite = proposed <= _LARGEST
-        updated = finite if has_grad is None else has_grad & finite
-        applied = torch.where(updated, proposed, 0.0)
-
-        if adaptive is not False:
-            was_positive = state["was_positive"]
-            fell_back = updated & (multiplier == 0) & was_positive
-            if isinstance(adaptive, Tensor):
-                fell_back &= adaptive
-            torch.where(fell_back, measure, kappa, out=kappa)
-            torch.where(updated, multiplier > 0, was_positive, out=was_positive)
-        torch.where(updated, proposed, multiplier, out=multiplier)
-        skipped = ~finite if has_grad is None else has_grad & ~finite
-        state["skipped_updates"] += skipped.sum()
-        state["step"] += 1 if taken is None else taken
-        if isinstance(limit, Tensor) or limit < math.inf:
-            state["limited_corrections"] += (applied > limit).sum()
-            applied.clamp_(max=limit)
-        return applied
-
-    def update_decay(self, inputs: StepInputs) -> Tensor:
-        sums = self._shards.total(inputs.sums_of_squares()[None])
-        measure = L2().measure(sums, self._numel())
-        return self._update(measure, inputs.found_inf, self._has_grad()).mul_(2)
-
-    def _bounds_cannot_change(self) -> bool:
-        """Return True if no bound can change in this step. Waits for a GPU."""
-        if not all(part.settings.bound.is_set_once for part in self._parts):
-            return False
-        step = self.step_count
-        if all(step < part.settings.bound.earliest for part in self._parts):
-            return True
-        kappa = self._state["kappa"]
-        known, version = self._all_set
-        if (known is not kappa or version != kappa._version) and bool(kappa.isfinite().all()):
-            self._all_set = kappa, kappa._version
-        return self._all_set[0] is kappa and self._all_set[1] == kappa._version
-
-    def _update_bounds(self, measure: Tensor) -> None:
-        state = self._state
+        taking_part = self._has_grad()  # which matrices; None if all do
+        if found_inf is not None:
+            is_taken = found_inf.to(state["step"].device).reshape(()) == 0
+            taking_part = is_taken.expand(len(self.parameters)) & (
+                is_taken if taking_part is None else taking_part
+            )
         for part in self._parts:
-            if isinstance(part.indices, slice):
-                part.settings.bound.update_(state["kappa"], state["step"], measure, state)
-                continue
-            indices = self._indices(part)
-            memory = part.settings.bound.memory(measure[indices])
-            own = {key: state[key][indices] for key in ("kappa", *memory)}
-            part.settings.bound.update_(own["kappa"], state["step"], measure[indices], own)
-            for key, value in own.items():
-                state[key][indices] = value
+            own, is_part = state, taking_part
+            if isinstance(part.index, Tensor):
+                own = {key: value[part.index] for key, value in state.items() if value.ndim}
+                is_part = None if taking_part is None else taking_part[part.index]
+            kappa, multiplier = own["kappa"], own["lagrange_multiplier"]
 
-    @property
-    def _default(self) -> CPRSettings:
-        return CPRSettings(self.bound, self.regularizer, self.mu, self.adaptive)
+            sums = part.shards.total(local_sums(part))
+            r = part.settings.regularizer.measure(sums, part.numel)
+            if found_inf is not None:
+                r = torch.where(is_taken, r, math.nan)  # changes neither bounds nor multipliers
+            if not self._are_set(part, kappa):
+                part.settings.bound.update_(kappa, state["step"], r, own)
+            proposed = (multiplier + part.settings.mu * (r - kappa)).clamp_(min=0)
+            applied = self._accept(part, own, is_part, r, proposed)
 
-    def _shared(self, name: str) -> Any:
-        """Return a setting if all matrices share it, else the list of its values."""
-        values = [getattr(s, name) for s in self.settings] or [getattr(self._default, name)]
-        return values[0] if len(set(values)) == 1 else values
+            for key, value in own.items() if own is not state else ():
+                state[key][part.index] = value
+            yield part, applied, sums
+        state["step"] += 1 if found_inf is None else is_taken
 
-    def _on_device(self, setting: Any, dtype: torch.dtype) -> Any:
-        """Return a result of :meth:`_shared`, a list as a vector ``[J]``."""
-        return self._constant(id(setting), setting, dtype) if isinstance(setting, list) else setting
+    def _are_set(self, part: _Part, kappa: Tensor) -> bool:
+        """Return True if all bounds are known to be set for good, on the CPU, where a look is cheap."""
+        if kappa.is_cpu and part.settings.bound.is_set_once and part.index == slice(None):
+            if self._set_bounds != (id(kappa), kappa._version) and bool(kappa.isfinite().all()):
+                self._set_bounds = id(kappa), kappa._version
+            return self._set_bounds == (id(kappa), kappa._version)
+        return False
 
-    def _indices(self, part: _Part) -> slice | Tensor:
-        """Return the indices of the part's matrices."""
-        if isinstance(part.indices, slice):
-            return part.indices
-        return self._constant(id(part), part.indices, torch.int64)
+    def _accept(
+        self,
+        part: _Part,
+        own: dict[str, Tensor],
+        is_part: Tensor | None,
+        r: Tensor,
+        proposed: Tensor,
+    ) -> Tensor:
+        """Store the multipliers that are finite, of matrices with a gradient; return those to apply."""
+        multiplier, was_positive = own["lagrange_multiplier"], own.get("was_positive")
+        limit = part.settings.regularizer.largest_multiplier
+        # In nearly all steps on the CPU, where a look is cheap, nothing is to be left out or limited.
+        is_plain = proposed.is_cpu and is_part is None and was_positive is None
+        if is_plain and bool((proposed <= min(limit, _LARGEST)).all()):
+            multiplier.copy_(proposed)
+            return proposed
+        is_finite = proposed <= _LARGEST
+        is_updated = is_finite if is_part is None else is_finite & is_part
+        if part.settings.adaptive:
+            has_fallen_back = is_updated & (multiplier == 0) & own["was_positive"]
+            torch.where(has_fallen_back, r, own["kappa"], out=own["kappa"])
+        if was_positive is not None:  # kept for all matrices if any has an adaptive bound
+            torch.where(is_updated, multiplier > 0, was_positive, out=was_positive)
+        torch.where(is_updated, proposed, multiplier, out=multiplier)
+        applied = torch.where(is_updated, proposed, 0.0)
+        is_skipped = ~is_finite if is_part is None else ~is_finite & is_part
+        self._state["skipped_updates"] += is_skipped.sum()
+        self._state["limited_corrections"] += (applied > limit).sum()
+        return applied.clamp_(max=limit)
 
-    def _numel(self) -> Tensor:
-        """Return the numbers of elements, ``[J]``."""
-        sizes = [p.numel() for p in self.parameters]
-        return self._constant("numel", sizes, accumulator(self._device()))
+    def _local_sums(self, part: _Part) -> Tensor:
+        return part.settings.regularizer.sums(local_tensors(part.parameters))
+
+    # Settings
+
+    def _check_optimizer(self, optimizer: Optimizer) -> None:
+        super()._check_optimizer(optimizer)
+        now = [{k: g[k] for k in CPRSettings.KEYS if k in g} for g in optimizer.param_groups]
+        if self._optimizer is None:  # being attached
+            self._settings_of_groups = now
+        if len(now) != len(self._settings_of_groups) and any(self._settings_of_groups):
+            raise ValueError(
+                f"param_groups: expected the initial {len(self._settings_of_groups)}, got {len(now)}; "
+                "build a new optimizer, since bounds and multipliers belong to the initial parameters"
+            )
+        for i, (own, initial) in enumerate(zip(now, self._settings_of_groups)):
+            for key, value in initial.items():
+                if own.get(key) != value:
+                    raise ValueError(
+                        f"{key} of parameter group {i}: expected {value!r} as at construction, got "
+                        f"{short_repr(own.get(key))}; build a new optimizer to change settings of CPR"
+                    )
+
+    def _set_loaded_state(self, optimizer: Optimizer) -> None:
+        super()._set_loaded_state(optimizer)
+        # A state with other settings has been refused before.
+        for group, settings in zip(optimizer.param_groups, self._settings_of_groups):
+            group.update(settings)
+
+    def _may_be_nan(self) -> set[str]:
+        return set().union(*(settings.bound.may_be_nan for settings in self.settings))
 
     def _config(self) -> dict[str, Any]:
         """Return each setting, or the list of its values if the matrices differ."""
-        each = [s.config() for s in self.settings] or [self._default.config()]
+        default = CPRSettings(self.bound, self.regularizer, self.mu, self.adaptive)
+        each = [s.config() for s in self.settings] or [default.config()]
         values = {key: [config[key] for config in each] for key in each[0]}
         return {key: own[0] if len(set(own)) == 1 else own for key, own in values.items()}
 
@@ -399,28 +402,6 @@ class CPR(RegularizationMethod):
         return f"CPR({len(self.names)} matrices with {len(self._parts)} different settings)"
 
 
-def _may_read(values: Tensor) -> bool:
-    """Return True if reading values does not make the host wait, as for a GPU."""
-    return values.device.type == "cpu"
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Matrices with the same settings.
-
-    Attributes:
-        indices: their indices among all matrices; a slice if these are all matrices.
-    """
-
-    settings: CPRSettings
-    parameters: list[Tensor]
-    indices: slice | list[int]
-
-
-def _parts(settings: list[CPRSettings], parameters: list[Tensor]) -> list[_Part]:
-    members: dict[CPRSettings, list[int]] = {}
-    for j, own in enumerate(settings):
-        members.setdefault(own, []).append(j)
-    if len(members) == 1:
-        return [_Part(settings[0], parameters, slice(None))]
-    return [_Part(own, [parameters[j] for j in js], js) for own, js in members.items()]
+def _indices(part: _Part) -> slice | Tensor:
+    """Return the indices of the part's matrices among all."""
+    return slice(None) if part.index is None else part.index

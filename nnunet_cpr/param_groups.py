@@ -15,8 +15,7 @@ timm and the authors' code use the same rule; the paper names biases and normali
 from __future__ import annotations
 
 import re
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from nnunet_cpr._distributed import check_not_flattened, local_tensors
-from nnunet_cpr._state_dict import Positions
 
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
 """Module, parameters, named parameters, or parameter groups."""
@@ -54,23 +52,11 @@ class ParamGroups(list[dict[str, Any]]):
 
     Attributes:
         has_names: True if the names were given, False if they are positions.
-        order: the parameters in the order of ``module.parameters()``, if the groups differ from it.
+        is_from_module: True if a module gave the groups, which tells its embeddings and normalizations.
     """
 
     has_names: bool = False
-    order: Sequence[Tensor] | None = None
-
-    def positions_of(self, params: Iterable[Tensor]) -> Positions:
-        """Return the names that the parameters would have if none were given."""
-        held = (
-            [list(self.order)] if self.order is not None else [[p for _, p in g["params"]] for g in self]
-        )
-        in_group = {id(p): f"{i}.{n}" for i, group in enumerate(held) for n, p in enumerate(group)}
-        in_all = {id(p): str(n) for n, p in enumerate(p for group in held for p in group)}
-        wanted = list(params)
-        return Positions(
-            self.has_names, [in_all[id(p)] for p in wanted], [in_group[id(p)] for p in wanted]
-        )
+    is_from_module: bool = False
 
 
 def param_groups(params: Params) -> ParamGroups:
@@ -81,8 +67,7 @@ def param_groups(params: Params) -> ParamGroups:
 
     Raises:
         TypeError: ``params`` is none of the four kinds, or a group contains a set.
-        ValueError: ``params`` is empty, a group's ``weight_decay`` is negative, or only some of the
-            parameters have names.
+        ValueError: ``params`` is empty, or only some of the parameters have names.
 
     Example:
         >>> [[name for name, _ in group["params"]] for group in param_groups(nn.Linear(3, 2))]
@@ -94,42 +79,31 @@ def param_groups(params: Params) -> ParamGroups:
         return _module_groups(params)
     if isinstance(params, Tensor):
         raise TypeError("params: expected a module, parameters or groups, got a tensor; use a list")
-    if isinstance(params, (set, frozenset)):
-        warnings.warn(
-            "params: expected an ordered collection, got a set, whose order changes between runs; "
-            "use a list",
-            FutureWarning,
-            stacklevel=2,
-        )
-    items = list(params)
+    items: list[Any] = list(params)
     if not items:
         raise ValueError("optimizer got an empty parameter list")
-    groups = ParamGroups()
-    named = 0
-    if not any(isinstance(item, Mapping) for item in items):
-        items = [{"params": items}]
-        prefixes = [""]
-    else:
-        prefixes = [f"{i}." for i in range(len(items))]
-    for group, prefix in zip(items, prefixes):
-        if not isinstance(group, Mapping):
-            raise TypeError("params: expected parameter groups only, got groups and parameters mixed")
-        members = _members(group)
-        named += sum(isinstance(member, tuple) for member in members)
-        rest = {key: value for key, value in group.items() if key != "param_names"}
-        if rest.get("weight_decay", 0) is None:
-            raise TypeError("weight_decay of a parameter group: expected a number, got None")
-        if rest.get("weight_decay", 0) < 0:
-            raise ValueError(f"Invalid weight_decay value: {rest['weight_decay']}")
-        groups.append({**rest, "params": list(_name(members, prefix))})
-    if 0 < named < sum(len(group["params"]) for group in groups):
+    prefixes = [f"{i}." for i in range(len(items))]
+    if not isinstance(items[0], Mapping):
+        items, prefixes = [{"params": items}], [""]
+    members = [_members(group) for group in items]
+    are_named = {isinstance(member, tuple) for group in members for member in group}
+    if len(are_named) > 1:
         raise ValueError("params: expected names for all parameters or none; some names are missing")
-    groups.has_names = named > 0
+    groups = ParamGroups(
+        {
+            **{key: value for key, value in group.items() if key != "param_names"},
+            "params": list(_name(own, prefix)),
+        }
+        for group, own, prefix in zip(items, members, prefixes)
+    )
+    groups.has_names = True in are_named
     return groups
 
 
-def _members(group: Mapping[str, Any]) -> list[Any]:
+def _members(group: Any) -> list[Any]:
     """Return the parameters of a group, or (name, parameter) pairs if the group names them."""
+    if not isinstance(group, Mapping):
+        raise TypeError("params: expected parameter groups only, got groups and parameters mixed")
     members = group["params"]
     if isinstance(members, (set, frozenset)):
         raise TypeError(
@@ -138,14 +112,7 @@ def _members(group: Mapping[str, Any]) -> list[Any]:
         )
     members = [members] if isinstance(members, Tensor) else list(members)
     names = group.get("param_names")
-    if names is None or any(isinstance(member, tuple) for member in members):
-        return members
-    if len(names) != len(members):
-        raise ValueError(
-            f"param_names of a group: expected {len(members)} names, one for each parameter, got "
-            f"{len(names)}"
-        )
-    return list(zip(names, members))
+    return members if names is None else list(zip(names, members, strict=True))
 
 
 def select(groups: ParamGroups) -> list[tuple[str, Tensor, dict[str, Any]]]:
@@ -154,25 +121,20 @@ def select(groups: ParamGroups) -> list[tuple[str, Tensor, dict[str, Any]]]:
     Raises:
         ValueError: two parameters have the same name.
     """
-    chosen: list[tuple[str, Tensor, dict[str, Any]]] = []
-    seen: set[int] = set()
-    names: set[str] = set()
+    chosen: dict[int, tuple[str, Tensor, dict[str, Any]]] = {}
     for group in groups:
         if not _is_selected(group, groups):
             continue
         # A module or the user says more than a name.
-        is_known = groups.order is not None or group.get("regularize") is True
+        is_known = groups.is_from_module or group.get("regularize") is True
         for name, p in group["params"]:
-            if id(p) in seen or not _is_matrix(name, p):
-                continue
-            if groups.has_names and not is_known and _is_excluded_by_name(name, p):
-                continue
-            if name in names:
-                raise ValueError(f"params: expected unique names, got {name!r} for two parameters")
-            seen.add(id(p))
-            names.add(name)
-            chosen.append((name, p, group))
-    return chosen
+            if _is_matrix(name, p) and (is_known or not _is_excluded_by_name(name, p)):
+                chosen.setdefault(id(p), (name, p, group))
+    names = [name for name, _, _ in chosen.values()]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"params: expected unique names, got {twice[0]!r} for two parameters")
+    return list(chosen.values())
 
 
 def regularized(params: Params) -> dict[str, Tensor]:
@@ -221,7 +183,7 @@ def possible_embeddings(groups: ParamGroups) -> list[str]:
 
     A module, or ``regularize=True`` of a group, leaves no doubt.
     """
-    if groups.order is not None or not groups.has_names:
+    if groups.is_from_module:
         return []
     return [
         name
@@ -235,9 +197,7 @@ def possible_embeddings(groups: ParamGroups) -> list[str]:
 def resembles_normalization(p: Tensor) -> bool:
     """Return True if all elements are 1, as in normalization layers stacked by ``torch.func``."""
     (local,) = local_tensors([p.detach()])
-    if local.is_meta or local.numel() == 0 or local.flatten()[0] != 1:
-        return False
-    return bool((local == 1).all())
+    return not local.is_meta and local.numel() > 0 and bool((local == 1).all())
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -259,15 +219,12 @@ def _module_groups(module: nn.Module) -> ParamGroups:
     module = unwrap(module)
     excluded = _excluded(module)
     named = list(_name(module.named_parameters()))
-    if not named:
-        raise ValueError("optimizer got an empty parameter list: the module has no parameters")
     parts: list[dict[str, Any]] = [
         {"params": [(name, p) for name, p in named if id(p) not in excluded]},
         {"params": [(name, p) for name, p in named if id(p) in excluded], "regularize": False},
     ]
     groups = ParamGroups(group for group in parts if group["params"])
-    groups.has_names = True
-    groups.order = list(module.parameters())
+    groups.has_names = groups.is_from_module = True
     return groups
 
 

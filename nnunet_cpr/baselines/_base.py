@@ -63,12 +63,12 @@ class Baseline(RegularizationMethod):
         """Change the matrices before the optimizer's update and, after a ``yield``, after it.
 
         Args:
-            found_inf: as in :meth:`_update_and_correct`.
+            found_inf: as in :meth:`update_and_correct`.
         """
         raise NotImplementedError
 
     @torch.no_grad()
-    def _update_and_correct(self, found_inf: Tensor | None) -> None:
+    def update_and_correct(self, found_inf: Tensor | None) -> None:
         self._open_step = self._around_step(found_inf)
         next(self._open_step)
 

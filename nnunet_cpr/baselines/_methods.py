@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nnunet_cpr._attachment import StepInputs
 from nnunet_cpr._validation import list_names
 from nnunet_cpr.baselines._base import Baseline, total_norm
 from nnunet_cpr.baselines._normalized import matrices_before_normalization
 from nnunet_cpr.param_groups import Params, unwrap
 from nnunet_cpr.regularizers import L2
+
+Sums = Callable[[], Tensor]
 
 
 @dataclass(eq=False, repr=False)
@@ -44,24 +45,24 @@ class DecoupledDecay(Baseline):
 
     has_decay = True
 
-    def _coefficients(self, inputs: StepInputs, taken: Tensor) -> float | Tensor:
+    def _coefficients(self, sums_of_squares: Sums, taken: Tensor) -> float | Tensor:
         """Return the coefficient of this step, one for all matrices or for each.
 
         Args:
-            inputs: as in :meth:`update_decay`.
+            sums_of_squares: as in :meth:`update_decay`.
             taken: 1 if the step is taken, 0 if it is skipped.
         """
         return self.weight_decay
 
-    def update_decay(self, inputs: StepInputs) -> Tensor:
-        taken = self._taken(inputs.found_inf)
-        decay = self._rates() * self._coefficients(inputs, taken) * taken
+    def update_decay(self, sums_of_squares: Sums, found_inf: Tensor | None = None) -> Tensor:
+        taken = self._taken(found_inf)
+        decay = self._rates() * self._coefficients(sums_of_squares, taken) * taken
         self._state["step"] += taken
         return decay
 
     def _decays(self, found_inf: Tensor | None) -> list[tuple[Tensor, Tensor]]:
         """Update the state; return each matrix with a gradient, and its decay."""
-        decay = self.update_decay(StepInputs(lambda: L2().sums(self.parameters)[0], found_inf))
+        decay = self.update_decay(lambda: L2().sums(self.parameters)[0], found_inf)
         return [(p, decay[j]) for j, p in enumerate(self.parameters) if p.grad is not None]
 
     def _around_step(self, found_inf: Tensor | None) -> Iterator[None]:
@@ -96,7 +97,7 @@ class CosineDecay(DecoupledDecay):
     final: float = 0.1
     steps: int = field(kw_only=True)
 
-    def _coefficients(self, inputs: StepInputs, taken: Tensor) -> Tensor:
+    def _coefficients(self, sums_of_squares: Sums, taken: Tensor) -> Tensor:
         done = (self._state["step"].float() / self.steps).clamp(max=1)
         factor = self.final + (1 - self.final) * (1 + torch.cos(math.pi * done)) / 2
         return self.weight_decay * factor
@@ -252,10 +253,10 @@ class AdaptiveWeightDecay(DecoupledDecay):
         """Present coefficient, a float32 scalar."""
         return self._state["coefficient"].clone()
 
-    def _coefficients(self, inputs: StepInputs, taken: Tensor) -> Tensor:
+    def _coefficients(self, sums_of_squares: Sums, taken: Tensor) -> Tensor:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         has_grad = self._constant("has_grad", [p.grad is not None for p in self.parameters], torch.bool)
-        norm = torch.where(has_grad, inputs.sums_of_squares(), 0).sum().sqrt().float()
+        norm = torch.where(has_grad, sums_of_squares(), 0).sum().sqrt().float()
         ratio = total_norm(gradients) / norm  # NaN without any gradient
         scale = getattr(self._optimizer, "grad_scale", None)  # GradScaler leaves it to fused optimizers
         if scale is not None:
@@ -300,9 +301,9 @@ class WeightNormControl(DecoupledDecay):
 
     _matrix_state = ("target",)
 
-    def _coefficients(self, inputs: StepInputs, taken: Tensor) -> Tensor:
+    def _coefficients(self, sums_of_squares: Sums, taken: Tensor) -> Tensor:
         target = self._state["target"]
-        norm = inputs.sums_of_squares().sqrt().float()
+        norm = sums_of_squares().sqrt().float()
         has_norm = norm.isfinite() & (norm > 0) & (taken == 1)
         is_set = has_norm & (target == 0) & (self._state["step"] >= self.start)
         torch.where(is_set, self.factor * norm, target, out=target)

@@ -1,26 +1,25 @@
-"""Fused steps: decay of each matrix, optimizer update and the next sums of squares in one kernel.
+"""Fused steps: decay of each matrix and optimizer update in one kernel.
 
-:class:`~nnunet_cpr.fused.backend.FusedBackend` is the interface of the backends; :func:`find_backend`
-chooses one. Where no backend applies, the unfused step is taken: the regularization method corrects,
-then torch's optimizer updates. The backends are tested against it.
+The interface of the backends is :class:`~nnunet_cpr.fused.backend.Backend`; :func:`find_backend` chooses
+one. A :class:`~nnunet_cpr.fused.backend.Plan` lists the tensors of a step. If they allow no plan, or no
+kernel has the settings, the unfused step is taken: the regularization method corrects, then torch's
+optimizer updates. The backends are tested against it.
 
-To add a backend: write a subclass of ``FusedBackend``, return it from :func:`find_backend`, and add its
-device to ``choose_fused`` in ``nnunet_cpr/optimizers/_groups.py``.
+To add a backend: write a subclass of ``Backend`` and return it from :func:`find_backend`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import warnings
 from functools import lru_cache
 from importlib.util import find_spec
 
-from torch import Tensor
+import torch
 
-from nnunet_cpr.fused._self_check import compiler_works
-from nnunet_cpr.fused.backend import FusedBackend, GroupStep, Rule
+from nnunet_cpr.fused.backend import Backend, Plan, Rule, common_kinds
 
-__all__ = ["FusedBackend", "GroupStep", "Rule", "find_backend", "is_enabled"]
+__all__ = ["Backend", "Plan", "Rule", "common_kinds", "find_backend", "is_enabled"]
 
 SWITCH = "NNUNET_CPR_FUSED"
 """Environment variable; 0 disables all fused steps."""
@@ -38,44 +37,50 @@ def is_enabled() -> bool:
     return value == "1"
 
 
-def find_backend(matrices: Sequence[Tensor], params: Sequence[Tensor]) -> FusedBackend | None:
-    """Return a backend for the parameters, None if there is none.
-
-    Args:
-        matrices: regularized parameters; of DTensors the local tensors.
-        params: all parameters that the optimizer may update, including the matrices.
+def find_backend(device: torch.device) -> type[Backend] | None:
+    """Return the backend for tensors on a device, None if there is none.
 
     Example:
-        >>> import torch
-        >>> print(find_backend([], [torch.zeros(2, 2, device="meta")]))
+        >>> print(find_backend(torch.device("meta")))
         None
     """
-    devices = {p.device for p in params}
-    if len(devices) != 1:
-        return None
-    device = devices.pop()
-    if device.type == "cpu":
-        if _numba_works():
-            from nnunet_cpr.fused import cpu
+    if device.type == "cpu" and _numba_works():
+        from nnunet_cpr.fused.cpu import CPUBackend
 
-            if all(p.dtype in cpu.DTYPES for p in params):
-                return cpu.CPUBackend(matrices, device)
-        return None
-    if device.type == "cuda" and find_spec("triton") is not None:
-        from nnunet_cpr.fused import triton
+        return CPUBackend
+    # A graph would replay the addresses of the present tensors.
+    if device.type == "cuda" and _has_triton() and not torch.cuda.is_current_stream_capturing():
+        from nnunet_cpr.fused.triton import TritonBackend
 
-        if all(p.dtype in triton.DTYPES for p in params) and triton.is_available():
-            return triton.TritonBackend(matrices, device)
+        return TritonBackend
     return None
 
 
 @lru_cache
 def _numba_works() -> bool:
     """Return True if Numba compiles the CPU kernels; if not, warn with the reason."""
-
-    def trial() -> bool:
+    try:
         from nnunet_cpr.fused import _cpu_kernels
 
         return _cpu_kernels.add_one(1) == 2
+    except Exception as error:  # its compiler raises errors of many classes
+        # If neither the folder of this package nor the user's cache can be written.
+        is_cache = "cannot cache function" in str(error)
+        advice = "; set NUMBA_CACHE_DIR=<folder that can be written>" if is_cache else ""
+        warnings.warn(
+            "CPR's fused step on the CPU is disabled: Numba cannot compile a kernel "
+            f"({type(error).__name__}: {error}); the slower unfused step is taken instead{advice}",
+            stacklevel=2,
+        )
+        return False
 
-    return compiler_works("Numba", "CPU", trial)
+
+@lru_cache
+def _has_triton() -> bool:
+    """Return True if Triton is installed, 3.3 or later; its earlier interpreters compute otherwise."""
+    if find_spec("triton") is None:
+        return False
+    import triton
+    from packaging.version import Version
+
+    return Version(triton.__version__) >= Version("3.3")

@@ -6,182 +6,113 @@ next one is loaded.
 
 from __future__ import annotations
 
-import os
+import math
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numba.core.config
 import numpy as np
 import torch
-from filelock import FileLock
 from torch import Tensor
 
 from nnunet_cpr.fused import _cpu_kernels
-from nnunet_cpr.fused.backend import COLUMNS, FusedBackend, GroupStep, Rule, sample_stride
+from nnunet_cpr.fused.backend import MATRIX, NUMEL, PARAM, Backend, Plan, Rule
 
 CHUNK = 16384
 """Number of elements of a chunk."""
-_TASK_CHUNKS = 16
-"""Number of chunks that a thread takes at once."""
 
-DTYPES = {
-    torch.float32: (np.float32, np.int32(0x7FFFFFFF)),
-    torch.float64: (np.float64, np.int64(0x7FFFFFFFFFFFFFFF)),
-}
-"""NumPy's dtype of parameters, and the mask of all bits but the sign."""
-
-_called: set[tuple[str, Any]] = set()
-"""Kernels that this process has called, with the dtypes of their parameters."""
-_PROCESS = os.getpid()
+_NO_STEP = Rule(adam=False, lr=0, beta1=0)
 _launch_lock = threading.Lock()
 
 
-class CPUBackend(FusedBackend):
-    """Fused step on the CPU, in float32 or float64."""
+class CPUBackend(Backend):
+    """Fused step on the CPU, in float32.
 
-    dtypes = DTYPES
+    The kernel also sums the squares of the new values, for the next step. They are summed again if a
+    matrix was changed in between, according to its address, its version counter or a sample of its
+    elements, since writes through ``.data`` do not raise the version.
 
-    def __init__(self, matrices: Sequence[Tensor], device: torch.device) -> None:
-        super().__init__(matrices, device)
-        self._first_partials = _sizes(tuple(self.sizes), CHUNK)[1]
-        self._strides = np.array([sample_stride(numel) for numel in self.sizes], np.int64)
-        # Of the chunks of all matrices, and of each matrix.
-        self._partials = np.zeros(self._first_partials[-1])
-        self._samples = np.zeros(self._first_partials[-1], np.int64)
-        self._sums = np.zeros(len(self.matrices))
-        self._checks = np.zeros(len(self.matrices), np.int64)
+    Attributes:
+        reused_measures: number of steps that used the sums of squares of the previous step.
+    """
 
-    def _add_partials(self) -> Tensor:
-        return torch.from_numpy(self._sums)  # the kernels have added them up
+    dtypes = (torch.float32,)
+    is_proven = True
 
-    def _compute_partials(self) -> None:
-        for dtype, tables in self._matrix_tables():
-            self._run("sum", dtype, tables)
+    def __init__(self) -> None:
+        self._summed: Any = None  # versions and addresses of the matrices that the sums belong to
+        self._sums = np.empty(0)
+        self._samples = np.empty(0, np.float32)
+        self.reused_measures = 0
 
-    def _refresh_partials(self) -> bool:
-        changed = False
-        for dtype, tables in self._matrix_tables():
-            kind, magnitude = DTYPES[dtype]
-            with _threads(int(tables.first_chunks[-1])) as parallel:
-                kernel = "changed_parallel" if parallel else "changed_serial"
-                changed |= _call(kernel, kind, (magnitude, tables, self._checks)) > 0
-        if changed:
-            self._compute_partials()
-        return changed
+    def sums_of_squares(self, matrices: Plan) -> Tensor:
+        strides, firsts, _ = _sampling(tuple(matrices.table[NUMEL].tolist()))
+        is_same = self._summed == _fingerprint(matrices)
+        samples = matrices.table, strides, firsts, self._samples
+        if is_same and _launch(_cpu_kernels.count_changes, len(strides), *samples) == 0:
+            self.reused_measures += 1
+        else:
+            no_decay = np.zeros(len(strides), np.float32)
+            self._run(_cpu_kernels.SUM, matrices, _NO_STEP, matrices, no_decay)
+            self._summed = _fingerprint(matrices)
+        return torch.from_numpy(self._sums)
 
-    def _step(
-        self,
-        launch: GroupStep,
-        decay: Tensor,
-        grad_scale: Tensor | None,
-        found_inf: Tensor | None,
-    ) -> None:
-        if found_inf is not None and bool(found_inf):
-            return
-        settings = _settings(launch.rule, 1.0 if grad_scale is None else 1.0 / float(grad_scale))
-        tables = self._tables(launch.params, launch.matrices, launch.addresses())
-        self._run("step", launch.params[0].dtype, tables, settings, decay.numpy())
+    def step(self, groups: Sequence[tuple[Plan, Rule]], matrices: Plan, decay: Tensor) -> None:
+        are_known, self._summed = self._summed is not None, None  # until the step has succeeded
+        for plan, rule in groups:
+            sgd = _cpu_kernels.NESTEROV if rule.nesterov else _cpu_kernels.MOMENTUM
+            action = _cpu_kernels.ADAM if rule.adam else sgd
+            self._run(action, plan, rule, matrices, decay.numpy())
+        # The kernels do not.
+        torch.autograd.graph.increment_version([p for plan, _ in groups for p in plan.params])
+        if are_known:
+            self._summed = _fingerprint(matrices)
 
-    def _matrix_tables(self) -> Iterator[tuple[torch.dtype, _cpu_kernels.TableArrays]]:
-        """Yield each dtype and the tables of the matrices with this dtype."""
-        for dtype in dict.fromkeys(p.dtype for p in self.matrices):
-            indices = [j for j, p in enumerate(self.matrices) if p.dtype == dtype]
-            params = [self.matrices[j] for j in indices]
-            addresses = [column for p in params for column in (p.data_ptr(), *[0] * (COLUMNS - 1))]
-            yield dtype, self._tables(params, indices, addresses)
+    def _run(self, action: int, plan: Plan, rule: Rule, matrices: Plan, decays: np.ndarray) -> None:
+        strides, firsts, count = _sampling(tuple(matrices.table[NUMEL].tolist()))
+        if len(self._samples) != count or len(self._sums) != len(strides):
+            self._sums, self._samples = np.zeros(len(strides)), np.zeros(count, np.float32)
+        chunks = -(-plan.table[NUMEL] // CHUNK)
+        first_chunks = chunks.cumsum() - chunks
+        sums = np.zeros(chunks.sum())
+        settings = float(rule.lr), float(rule.beta1), float(rule.beta2), float(rule.eps)
+        tables = plan.table, first_chunks, decays, strides, firsts
+        _launch(_cpu_kernels.run, len(sums), action, *settings, CHUNK, *tables, sums, self._samples)
+        owners = plan.table[MATRIX]
+        if len(sums):
+            self._sums[owners[owners >= 0]] = np.add.reduceat(sums, first_chunks)[owners >= 0]
 
-    def _tables(
-        self, params: Sequence[Tensor], matrices: Sequence[int], addresses: Sequence[int]
-    ) -> _cpu_kernels.TableArrays:
-        numels, first_chunks = _sizes(tuple([p.numel() for p in params]), CHUNK)
-        return _cpu_kernels.TableArrays(
-            addresses=np.array(addresses, np.int64).reshape(-1, COLUMNS),
-            numels=numels,
-            matrices=np.array(matrices, np.int32),
-            first_chunks=first_chunks,
-            first_partials=self._first_partials,
-            strides=self._strides,
-        )
 
-    def _run(
-        self, kernel: str, dtype: torch.dtype, tables: _cpu_kernels.TableArrays, *rest: Any
-    ) -> None:
-        """Run a kernel on all chunks."""
-        kind, magnitude = DTYPES[dtype]
-        chunks = int(tables.first_chunks[-1])
-        results = self._partials, self._samples, self._sums, self._checks
-        args = (chunks, CHUNK, kind(0), magnitude, tables, *results, *rest)
-        with _threads(chunks) as parallel:
-            if parallel:
-                _call(f"{kernel}_parallel", kind, (_TASK_CHUNKS, *args))
-            else:
-                _call(f"{kernel}_serial", kind, args)
+def _fingerprint(matrices: Plan) -> Any:
+    return [p._version for p in matrices.params], matrices.table[PARAM].tolist()
 
 
 @lru_cache
-def _sizes(numels: tuple[int, ...], chunk: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of elements of tensors, and of chunks before each of them and in all."""
-    first_chunks = [0, *accumulate(-(-numel // chunk) for numel in numels)]
-    return np.array(numels, np.int64), np.array(first_chunks, np.int32)
+def _sampling(numels: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return the stride and the first index of the samples of each matrix, and their number.
 
-
-def _settings(rule: Rule, unscale: float) -> _cpu_kernels.StepSettings:
-    return _cpu_kernels.StepSettings(
-        adam=rule.adam,
-        nesterov=rule.nesterov,
-        sign=-1.0 if rule.maximize else 1.0,
-        unscale=unscale,
-        lr=float(rule.lr),
-        beta1=float(rule.beta1),
-        beta2=float(rule.beta2),
-        eps=float(rule.eps),
-    )
-
-
-def _call(kernel: str, dtype: Any, args: tuple[Any, ...]) -> Any:
-    """Call a kernel, which its first call with a dtype compiles or loads from Numba's cache."""
-    function = getattr(_cpu_kernels, kernel)
-    if (kernel, dtype) in _called:
-        return function(*args)
-    with _lock_cache(Path(function.stats.cache_path)):
-        result = function(*args)
-    _called.add((kernel, dtype))
-    return result
-
-
-@contextmanager
-def _lock_cache(folder: Path) -> Iterator[None]:
-    """Lock Numba's cache against other processes.
-
-    Processes that compile one function for two dtypes at the same time may save both under the same
-    name. A later process would run the code of the wrong dtype.
+    Sampled are all elements of a matrix of up to 767, and about 400 of a larger one. A stride without
+    common divisors with the size, and so with any dimension, spreads the samples over rows, columns and
+    the elements of a convolution's kernels.
     """
-    with ExitStack() as stack:
-        # Some network file systems have no locks; the self-check remains.
-        with suppress(OSError, NotImplementedError):
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(FileLock(folder / ".compiling.lock"))
-        yield
+    strides = [max(numel // 384, 1) for numel in numels]
+    for j, numel in enumerate(numels):
+        while math.gcd(strides[j], numel) > 1:
+            strides[j] += 1
+    ends = [0, *accumulate(-(-numel // stride) for numel, stride in zip(numels, strides))]
+    return np.array(strides, np.int64), np.array(ends[:-1], np.int64), ends[-1]
 
 
-@contextmanager
-def _threads(chunks: int) -> Iterator[bool]:
-    """Use as many of Numba's threads as torch uses; yield False if one thread is to be used."""
+def _launch(kernel: Any, tasks: int, *arguments: Any) -> Any:
+    """Run a kernel on as many of Numba's threads as torch uses, on one if there is little to do."""
     most = numba.core.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    count = min(torch.get_num_threads(), most)
-    forked = os.getpid() != _PROCESS  # Numba aborts if a forked process uses threads
-    if count == 1 or chunks <= _TASK_CHUNKS or forked:
-        yield False
-        return
     with _launch_lock:  # without OpenMP, Numba aborts on concurrent launches
         before = numba.get_num_threads()
-        numba.set_num_threads(count)
+        numba.set_num_threads(min(torch.get_num_threads(), most) if tasks > 8 else 1)
         try:
-            yield True
+            return kernel(*arguments)
         finally:
             numba.set_num_threads(before)

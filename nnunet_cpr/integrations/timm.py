@@ -20,20 +20,21 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from timm.optim import OptimInfo, list_optimizers
 
 # timm does not export its registry.
 from timm.optim._optim_factory import default_registry
 from torch import nn
 
-from nnunet_cpr.optimizers import SGDCPR, AdamCPR, CPROptimizer, MuonCPR
+from nnunet_cpr.optimizers import SGDCPR, AdamCPR, MuonCPR
 from nnunet_cpr.optimizers.muon import DEFAULT_LR
 from nnunet_cpr.param_groups import ParamGroups, Params, param_groups, regularized
 
 _model: ContextVar[nn.Module | None] = ContextVar("model", default=None)
 
 
-class _TimmOptimizer(CPROptimizer):
+class _TimmOptimizer(torch.optim.Optimizer):
     """Optimizer that accepts the arguments of timm's factory."""
 
     def __init__(
@@ -45,7 +46,7 @@ class _TimmOptimizer(CPROptimizer):
         foreach: bool | None = None,
         **options: Any,
     ) -> None:
-        name = self._torch_class.__name__ + "CPR"
+        name = type(self).__name__.removeprefix("Timm")
         if foreach is not None:
             raise TypeError(f"{name} has no foreach; it selects the fastest step itself")
         known = inspect.signature(super().__init__).parameters

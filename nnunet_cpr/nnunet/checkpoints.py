@@ -348,7 +348,7 @@ def _optimizer_difference(
         return "its optimizer state is damaged"
     if keeps_optimizer:
         return None
-    for group, before in zip(own["param_groups"], groups):
+    for group, before in zip(optimizer.param_groups, groups):
         if any((key in group) != (key in before) for key in ("momentum", "betas")):
             return "with another optimizer"
         for key in sorted(group.keys() & before.keys() - _NOT_COMPARED):

@@ -2,19 +2,65 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from nnunet_cpr.bounds import Bound, KappaWS
-from nnunet_cpr.optimizers._cpr import CPROptimizer
-from nnunet_cpr.optimizers._groups import build_groups, check_no_weight_decay
-from nnunet_cpr.optimizers.adam import FusedAdam
+from nnunet_cpr.fused import Rule
+from nnunet_cpr.optimizers._fused_step import FusedStep
+from nnunet_cpr.optimizers._groups import cpr_and_groups, may_fuse, torch_groups
 from nnunet_cpr.param_groups import Params
 from nnunet_cpr.regularizers import Regularizer
 
-_GROUP_KEYS = {"betas", "eps", "amsgrad", "capturable", "decoupled_weight_decay"}
+
+class FusedAdam(FusedStep, torch.optim.Adam):
+    """``torch.optim.Adam`` whose fused step applies the attached regularization method.
+
+    With :class:`~nnunet_cpr.baselines.DecoupledDecay` it is AdamW. The method runs before the step with
+    ``amsgrad`` and ``maximize``.
+
+    Args:
+        params, fused: as in :class:`~nnunet_cpr.optimizers.FusedSGD`.
+        lr, options: as in ``torch.optim.Adam``.
+
+    Raises:
+        TypeError, ValueError: as ``torch.optim.Adam`` does.
+
+    Example:
+        >>> from nnunet_cpr.baselines import DecoupledDecay
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = DecoupledDecay(model, weight_decay=1e-2).attach(FusedAdam(model, lr=1e-3))
+        >>> model(torch.ones(1, 4)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self, params: Params, lr: float | Tensor = 1e-3, *, fused: bool | None = None, **options: Any
+    ) -> None:
+        groups = torch_groups(params)
+        super().__init__(groups, lr=lr, fused=may_fuse(groups) if fused is None else fused, **options)
+        self._prepare(fused)
+
+    def _kernel(
+        self, group: dict[str, Any], params: list[Tensor]
+    ) -> tuple[Rule, list[list[Tensor]], list[Tensor]] | None:
+        if group["amsgrad"] or group["maximize"] or group["differentiable"] or group["weight_decay"]:
+            return None
+        if any(isinstance(value, Tensor) and value.is_cuda for value in (group["lr"], *group["betas"])):
+            return None
+        states = [self.state[p] for p in params]
+        if not all(states):
+            self._init_group(group, [], [], [], [], [], [])
+        first, second, steps = (
+            [state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step")
+        )
+        beta1, beta2 = group["betas"]
+        return Rule(True, group["lr"], beta1, beta2, group["eps"]), [first, second], steps
 
 
-class AdamCPR(CPROptimizer, FusedAdam):
+class AdamCPR(FusedAdam):
     """``torch.optim.Adam`` with :class:`~nnunet_cpr.cpr.CPR` in place of weight decay.
 
     Args:
@@ -55,9 +101,9 @@ class AdamCPR(CPROptimizer, FusedAdam):
         fused: bool | None = None,
         weight_decay: float = 0,
     ) -> None:
-        check_no_weight_decay(type(self).__name__, weight_decay)
         given = {"kappa": kappa, "regularizer": regularizer, "mu": mu, "adaptive": adaptive}
-        cpr, groups, settings = build_groups(params, given, torch_keys=_GROUP_KEYS)
+        known = {"betas", "eps", "amsgrad", "capturable", "decoupled_weight_decay"}
+        self.cpr, groups = cpr_and_groups("AdamCPR", params, given, weight_decay, known)
         super().__init__(
             groups,
             lr=lr,
@@ -68,5 +114,4 @@ class AdamCPR(CPROptimizer, FusedAdam):
             capturable=capturable,
             fused=fused,
         )
-        self._attach(cpr, settings)
-        self._rebind_parameters()
+        self.cpr.attach(self)

@@ -278,7 +278,7 @@ def _with_rules(
             return items  # type: ignore[return-value]
         params = items  # type: ignore[assignment]
     given = param_groups(params)
-    groups = torch_groups(given, whole)
+    groups = torch_groups(whole if whole is not None else given)
     assign_rules(groups, [p for _, p, _ in select(given)], model or whole, adamw_for)
     return groups
 

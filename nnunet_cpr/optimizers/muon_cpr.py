@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from nnunet_cpr.bounds import Bound, KappaWS
-from nnunet_cpr.optimizers._cpr import CPROptimizer
-from nnunet_cpr.optimizers._groups import build_groups, check_no_weight_decay
+from nnunet_cpr.optimizers._groups import cpr_and_groups
 from nnunet_cpr.optimizers._muon_rules import ADAMW_KINDS, assign_rules, check_kinds
 from nnunet_cpr.optimizers._newton_schulz import Coefficients
 from nnunet_cpr.optimizers.muon import DEFAULT_LR, DEFAULT_MOMENTUM, Muon
@@ -22,7 +20,7 @@ _GROUP_KEYS = {
 }
 
 
-class MuonCPR(CPROptimizer, Muon):
+class MuonCPR(Muon):
     """:class:`~nnunet_cpr.optimizers.Muon` with :class:`~nnunet_cpr.cpr.CPR` in place of weight decay.
 
     CPR regularizes the matrices of both rules.
@@ -48,8 +46,6 @@ class MuonCPR(CPROptimizer, Muon):
         CPR(3 matrices, kappa=KappaWS(steps=1000), regularizer=l2, mu=1.0, adaptive=False)
     """
 
-    _torch_class: type[torch.optim.Optimizer] = Muon
-
     def __init__(
         self,
         params: Params,
@@ -71,14 +67,13 @@ class MuonCPR(CPROptimizer, Muon):
         model: nn.Module | None = None,
         weight_decay: float = 0,
     ) -> None:
-        check_no_weight_decay(type(self).__name__, weight_decay)
         given = {"kappa": kappa, "regularizer": regularizer, "mu": mu, "adaptive": adaptive}
         if isinstance(params, nn.Module):
             model = params
         else:
             params = param_groups(params)
-        cpr, groups, settings = build_groups(params, given, torch_keys=_GROUP_KEYS)
-        assign_rules(groups, cpr.parameters, model, check_kinds(adamw_for))
+        self.cpr, groups = cpr_and_groups("MuonCPR", params, given, weight_decay, _GROUP_KEYS)
+        assign_rules(groups, self.cpr.parameters, model, check_kinds(adamw_for))
         super().__init__(
             groups,
             lr=lr,
@@ -92,4 +87,4 @@ class MuonCPR(CPROptimizer, Muon):
             ns_dtype=ns_dtype,
             adamw_for=adamw_for,
         )
-        self._attach(cpr, settings)
+        self.cpr.attach(self)

@@ -2,19 +2,70 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from nnunet_cpr.bounds import Bound, KappaWS
-from nnunet_cpr.optimizers._cpr import CPROptimizer
-from nnunet_cpr.optimizers._groups import build_groups, check_no_weight_decay
-from nnunet_cpr.optimizers.sgd import FusedSGD
+from nnunet_cpr.fused import Rule
+from nnunet_cpr.optimizers._fused_step import FusedStep
+from nnunet_cpr.optimizers._groups import cpr_and_groups, may_fuse, torch_groups
 from nnunet_cpr.param_groups import Params
 from nnunet_cpr.regularizers import Regularizer
 
-_GROUP_KEYS = {"momentum", "dampening", "nesterov"}
+
+class FusedSGD(FusedStep, torch.optim.SGD):
+    """``torch.optim.SGD`` whose fused step applies the attached regularization method.
+
+    Methods with one decay for each matrix, such as :class:`~nnunet_cpr.baselines.DecoupledDecay` and
+    ``l2`` CPR, are applied by the kernel of the step; any other method runs before the step. So it does
+    without momentum, with dampening, ``maximize``, or weight decay of other parameters.
+
+    Args:
+        params: module, named parameters, parameters or parameter groups.
+        lr, options: as in ``torch.optim.SGD``.
+        fused: None takes fused steps if the parameters allow. True also makes the step unscale the
+            gradients of ``GradScaler``, as in torch.
+
+    Raises:
+        TypeError, ValueError: as ``torch.optim.SGD`` does.
+
+    Example:
+        >>> from nnunet_cpr.baselines import DecoupledDecay
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = FusedSGD(model, lr=0.1, momentum=0.9)
+        >>> optimizer = DecoupledDecay(model, weight_decay=1e-4).attach(optimizer)
+        >>> model(torch.ones(1, 4)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self, params: Params, lr: float | Tensor = 1e-3, *, fused: bool | None = None, **options: Any
+    ) -> None:
+        groups = torch_groups(params)
+        super().__init__(groups, lr=lr, fused=may_fuse(groups) if fused is None else fused, **options)
+        self._prepare(fused)
+
+    def _kernel(
+        self, group: dict[str, Any], params: list[Tensor]
+    ) -> tuple[Rule, list[list[Tensor]], list[Tensor]] | None:
+        if group["dampening"] or group["maximize"] or group["differentiable"] or group["weight_decay"]:
+            return None
+        if group["momentum"] == 0 or (isinstance(group["lr"], Tensor) and group["lr"].is_cuda):
+            return None
+        # torch's fused step creates the momentum of all parameters or of none: it fails for a parameter
+        # that gets its first gradient later. Starting from 0, the first step sets the momentum to the
+        # gradient, as in torch.
+        states = [self.state[p] for p in params]
+        for p, state in zip(params, states):
+            if state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = torch.zeros_like(p)
+        rule = Rule(False, group["lr"], group["momentum"], nesterov=group["nesterov"])
+        return rule, [[state["momentum_buffer"] for state in states]], []
 
 
-class SGDCPR(CPROptimizer, FusedSGD):
+class SGDCPR(FusedSGD):
     """``torch.optim.SGD`` with :class:`~nnunet_cpr.cpr.CPR` in place of weight decay.
 
     Args:
@@ -62,16 +113,10 @@ class SGDCPR(CPROptimizer, FusedSGD):
         fused: bool | None = None,
         weight_decay: float = 0,
     ) -> None:
-        check_no_weight_decay(type(self).__name__, weight_decay)
         given = {"kappa": kappa, "regularizer": regularizer, "mu": mu, "adaptive": adaptive}
-        cpr, groups, settings = build_groups(params, given, torch_keys=_GROUP_KEYS)
+        known = {"momentum", "dampening", "nesterov"}
+        self.cpr, groups = cpr_and_groups("SGDCPR", params, given, weight_decay, known)
         super().__init__(
-            groups,
-            lr=lr,
-            momentum=momentum,
-            nesterov=nesterov,
-            maximize=maximize,
-            fused=fused,
+            groups, lr=lr, momentum=momentum, nesterov=nesterov, maximize=maximize, fused=fused
         )
-        self._attach(cpr, settings)
-        self._rebind_parameters()
+        self.cpr.attach(self)

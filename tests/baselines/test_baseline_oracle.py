@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnunet_cpr._attachment import StepInputs
 from nnunet_cpr.baselines import (
     AdaDecay,
     AdaptiveWeightDecay,
@@ -231,7 +230,7 @@ def test_the_cosine_stays_between_its_ends(first: float, final: float, steps: in
         state = decay.state_dict()
         state["state"]["step"] = torch.tensor(step)
         decay.load_state_dict(state)
-        return float(decay.update_decay(StepInputs(lambda: torch.ones(1))))
+        return float(decay.update_decay(lambda: torch.ones(1)))
 
     assert coefficient(0) == pytest.approx(first, rel=1e-5)
     assert coefficient(steps) == pytest.approx(first * final, rel=1e-4)

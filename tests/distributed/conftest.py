@@ -7,6 +7,11 @@ import pytest
 from tests.helpers.crew import Crew, crew
 
 
+@pytest.fixture(autouse=True)
+def hide_distributed_checkpoint() -> None:
+    """Keep the module for these tests."""
+
+
 @pytest.fixture(scope="session")
 def two() -> Iterator[Crew]:
     with crew(2) as members:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from nnunet_cpr import CPR, AdamCPR, KappaWS
+from nnunet_cpr import CPR, KappaWS
 from tests.helpers.baseline_kinds import KINDS
 from tests.helpers.crew import Crew
 from tests.helpers.sharded_training import Method, Net, agree, alone, found, train
@@ -111,20 +111,3 @@ def test_baselines_are_the_same_on_all_processes(two: Crew, shards_moments: bool
     first, second = two.run(with_baselines, True, shards_moments)
     agree(first, expected)
     assert all(torch.equal(value, second[key]) for key, value in first.items())
-
-
-def zero_redundancy_around_ours() -> str:
-    try:
-        ZeroRedundancyOptimizer(Net().parameters(), AdamCPR, lr=0.02)
-    except TypeError as error:
-        return str(error)
-    return "was built"
-
-
-def test_zero_redundancy_around_cpr_optimizers_is_refused(two: Crew) -> None:
-    # It would train, but leave bounds and multipliers out of its checkpoints.
-    for message in two.run(zero_redundancy_around_ours):
-        assert message == (
-            "ZeroRedundancyOptimizer does not save the bounds and multipliers of AdamCPR; build it with "
-            "torch.optim.Adam and attach CPR(model) to it"
-        )

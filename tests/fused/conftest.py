@@ -10,7 +10,6 @@ from nnunet_cpr.fused import cpu
 @pytest.fixture(params=["cpu", "triton"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(cpu, "CHUNK", 2048)
-    monkeypatch.setattr(cpu, "_TASK_CHUNKS", 2)
     if request.param == "triton":
         pytest.importorskip("triton", minversion="3.3")
         triton = importlib.import_module("nnunet_cpr.fused.triton")

@@ -115,6 +115,6 @@ def test_an_optimizer_of_a_meta_model_refuses_to_step(build: type) -> None:
     optimizer = build(model, lr=0.1, kappa="ws1")
     model.to_empty(device="cpu")
     model(torch.ones(1, 4)).sum().backward()
-    with pytest.raises(RuntimeError, match=r"'weight' is on the meta device, .* before building"):
+    with pytest.raises(RuntimeError, match="meta"):
         optimizer.step()
     assert optimizer.cpr.step_count == 0

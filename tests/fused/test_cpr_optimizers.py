@@ -97,8 +97,11 @@ def test_missing_compiler_gives_unfused_steps(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delattr(fused_package, "_cpu_kernels", raising=False)
     fused_package._numba_works.cache_clear()
     try:
+        params = parameters(shapes=[(5, 4)])
+        optimizer = SGDCPR(params, lr=0.1)
+        set_gradients(params, 10)
         with pytest.warns(UserWarning, match="Numba cannot compile a kernel"):
-            optimizer = SGDCPR(parameters(), lr=0.1)
+            optimizer.step()
         assert optimizer._backend is None
     finally:
         fused_package._numba_works.cache_clear()
@@ -117,26 +120,6 @@ def test_a_state_of_another_size_stops_the_step() -> None:
         with pytest.raises(RuntimeError, match=r"must match the size|shape"):
             optimizer.step()
         p.data = torch.ones(5, 4)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_process_can_step() -> None:
-    """Threads do not survive a fork."""
-    code = """
-import os, torch
-from nnunet_cpr import SGDCPR
-torch.set_num_threads(3)
-p = torch.nn.Parameter(torch.randn(2000, 1000))
-p.grad = torch.ones_like(p)
-optimizer = SGDCPR([p], lr=0.1)
-optimizer.step()
-child = os.fork()
-optimizer.step()
-if child == 0:
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-"""
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=600)
 
 
 def test_weight_decay_on_biases_is_still_torchs() -> None:
@@ -298,6 +281,6 @@ def test_nothing_is_read_from_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
                 for p in params:
                     p.grad = torch.empty_like(p)
                 with torch.no_grad():
-                    cpr._update_and_correct(found_inf=torch.zeros((), device="meta"))
+                    cpr.update_and_correct(found_inf=torch.zeros((), device="meta"))
                 optimizer = build(params, lr=0.1, kappa=bound, regularizer=regularizer)
-                assert optimizer._backend is None and not optimizer.defaults["fused"]
+                assert not optimizer.defaults["fused"]

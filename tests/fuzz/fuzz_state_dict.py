@@ -13,7 +13,7 @@ loading = Loading()
 
 
 def one_input(data: bytes) -> None:
-    """Return a state with invalid values in one or two places."""
+    """Load a state with invalid values in one or two places."""
     given = atheris.FuzzedDataProvider(data)
     loading.is_taken_or_refused(lambda n: given.ConsumeIntInRange(0, n - 1))
 

@@ -149,7 +149,6 @@ def _common_errors(device: Any, dtype: torch.dtype) -> list[Any]:
         _error({"params": ["weight"]}, TypeError, "str"),
         _error({"params": [strided], "fused": True}, ValueError, "fused"),
         _error({"params": [{"params": [matrix()], "kapa": "ws9"}]}, TypeError, "kapa"),
-        _error({"params": [{"params": [matrix()], "weight_decay": -0.1}]}, ValueError, "weight_decay"),
         _error({"params": [{"params": [matrix()], "kappa": "warm"}]}, ValueError, "warm"),
         _error({"params": [{"params": [matrix()], "mu": 0.0}]}, ValueError, "mu"),
         _error({"kappa": "warm"}, ValueError, "warm"),

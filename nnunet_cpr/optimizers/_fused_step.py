@@ -1,0 +1,221 @@
+"""Step of an optimizer with an attached regularization method, fused where a kernel can take it."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from nnunet_cpr._attachment import RegularizationMethod, attached_method
+from nnunet_cpr._distributed import has_same_placements, is_sharded, local_tensors
+from nnunet_cpr.cpr import CPR
+from nnunet_cpr.fused import Backend, Plan, Rule, common_kinds, find_backend, is_enabled
+from nnunet_cpr.optimizers._groups import copy_loaded_state
+
+_TOLERANCE = 32
+"""Largest difference from torch's step in units of the dtype's precision: kernels reorder operations."""
+
+_agrees: dict[Any, bool] = {}
+"""Results of :func:`_agrees_with_torch` in this process."""
+
+
+class FusedStep(ABC):
+    """Step of an optimizer, beside its class in torch.
+
+    An unfused step is the method's correction followed by torch's step. A fused step does both in one
+    kernel (:mod:`nnunet_cpr.fused`), if the method multiplies each matrix by one number
+    (``RegularizationMethod.has_decay``). Without a method, a step is torch's.
+    """
+
+    calls_method = True
+    """True: a step calls the attached method, which needs no hook."""
+    param_groups: list[dict[str, Any]]
+    state: Any
+    _find_backend = staticmethod(find_backend)
+
+    def _prepare(self, fused: bool | None) -> None:
+        """Prepare for steps, at the end of the construction."""
+        # If True, GradScaler leaves unscaling to the step, and libraries refuse to clip gradients. As in
+        # torch, this requires fused=True.
+        self._step_supports_amp_scaling = bool(fused)
+        self._may_fuse = is_enabled() and fused is not False
+        self._backend: Backend | None = None
+        self._has_shards = any(is_sharded(p) for group in self.param_groups for p in group["params"])
+        cast(torch.optim.Optimizer, self).register_load_state_dict_post_hook(copy_loaded_state)
+
+    @torch._disable_dynamo
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step: the closure, the method's update, and the optimizer's update.
+
+        ``torch.compile`` does not compile it.
+
+        Returns:
+            The result of the closure.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        # Not in a hook, so that hooks that change gradients and parameters run before.
+        method = attached_method(cast(torch.optim.Optimizer, self))
+        if method is not None and method.begin_step(cast(torch.optim.Optimizer, self)):
+            if self._take_fused_step(method):
+                return loss
+            method.update_and_correct(getattr(self, "found_inf", None))
+        self._take_torchs_step()
+        return loss
+
+    def _take_fused_step(self, method: RegularizationMethod) -> bool:
+        """Take the step in a kernel; return False if there is none for it."""
+        # GradScaler's tensors are left to torch's fused steps.
+        if not (self._may_fuse and method.has_decay) or getattr(self, "found_inf", None) is not None:
+            return False
+        backend = self._usable_backend(method.parameters[0])
+        if backend is None:
+            return False
+        index = {id(p): j for j, p in enumerate(method.parameters)}
+        groups = [g for g in self.param_groups if any(p.grad is not None for p in g["params"])]
+        planned = [own for group in groups if (own := self._plan(group, index)) is not None]
+        matrices = Plan.of_matrices(
+            local_tensors(method.parameters) if self._has_shards else method.parameters,
+            [plan for plan, _ in planned],
+        )
+        if len(planned) < len(groups) or matrices is None or matrices.dtype not in backend.dtypes:
+            return False
+        if any((p.dtype, p.device) != (matrices.dtype, matrices.device) for p, _ in planned):
+            return False
+        decay = method.update_decay(lambda: backend.sums_of_squares(matrices))
+        steps = [count for plan, _ in planned for count in plan.steps]
+        if steps:
+            torch._foreach_add_(steps, 1)
+        backend.step(planned, matrices, decay)
+        return True
+
+    def _usable_backend(self, first: Tensor) -> Backend | None:
+        """Return the backend for tensors like a parameter, None if there is none."""
+        kind = self._find_backend(first.device)
+        if kind is None or first.dtype not in kind.dtypes:
+            return None
+        if not (kind.is_proven or _agrees_with_torch(self._plain_class(), kind, first)):
+            return None
+        if type(self._backend) is not kind:
+            self._backend = kind()
+        return self._backend
+
+    @classmethod
+    def _plain_class(cls) -> Any:
+        """Return the optimizer without CPR, such as FusedSGD."""
+        return next(c for c in cls.__mro__ if FusedStep in c.__bases__)
+
+    def _plan(self, group: dict[str, Any], index: dict[int, int]) -> tuple[Plan, Rule] | None:
+        """Return the tensors of a group and its rule, None if a kernel cannot step them."""
+        pairs = [(p, grad) for p in group["params"] if (grad := p.grad) is not None]
+        params = [p for p, _ in pairs]
+        # Before state is created for them, which torch would create in another way.
+        if not all([self.state.get(p) for p in params]) and any(
+            g.layout is not torch.strided or g.dtype != p.dtype or g.shape != p.shape for p, g in pairs
+        ):
+            return None
+        kernel = self._kernel(group, params)
+        if kernel is None:
+            return None
+        rule, moments, steps = kernel
+        matrices = [index.get(id(p), -1) for p in params]
+        columns = [params, [grad for _, grad in pairs], *moments]
+        if self._has_shards:
+            # A gradient may still be a partial sum over processes, which torch's step adds up.
+            if not all(all(map(has_same_placements, params, column)) for column in columns):
+                return None
+            columns, steps = [local_tensors(column) for column in columns], local_tensors(steps)
+        plan = Plan.of(columns, matrices, steps)
+        return None if plan is None else (plan, rule)
+
+    def _take_torchs_step(self) -> None:
+        """Take torch's step, unfused for groups that torch's kernels would not step correctly."""
+        unfused = [g for g in self.param_groups if g.get("fused") and not self._torch_can_fuse(g)]
+        if getattr(self, "found_inf", None) is not None:  # which only torch's fused steps support
+            unfused = []
+        for group in unfused:
+            group["fused"] = False
+        try:
+            torchs: Any = next(c for c in type(self).__mro__ if c.__module__.startswith("torch.optim"))
+            # Without torch's wrapper, which would run hooks again.
+            getattr(torchs.step, "__wrapped__", torchs.step)(self)
+        finally:
+            for group in unfused:
+                group["fused"] = True
+
+    def _torch_can_fuse(self, group: dict[str, Any]) -> bool:
+        """Return True if the state belongs to the gradients and parameters as they are now."""
+        params = [p for p in group["params"] if p.grad is not None]
+        states = [self.state.get(p, {}) for p in params]
+        keys = {key for own in states for key, t in own.items() if isinstance(t, Tensor)} - {"step"}
+        moments = [[own[key] for own in states if isinstance(own.get(key), Tensor)] for key in keys]
+        return common_kinds([params, [p.grad for p in params], *moments]) is not None
+
+    # Implemented by each optimizer
+
+    @abstractmethod
+    def _kernel(
+        self, group: dict[str, Any], params: list[Tensor]
+    ) -> tuple[Rule, list[list[Tensor]], list[Tensor]] | None:
+        """Return the settings, moments and step counts of a fused step, None if no kernel has them.
+
+        Args:
+            group: parameter group.
+            params: those with a gradient. Missing moments are created.
+        """
+
+
+def _agrees_with_torch(build: Any, kind: type[Backend], like: Tensor) -> bool:
+    """Return True if two steps of kernels agree with unfused ones; warn if not.
+
+    A kernel with wrong results, because of a bug in a compiler, driver or GPU, would silently spoil a
+    training. Each optimizer, device and dtype is tried once in a process.
+    """
+    key = build, kind, like.device, like.dtype
+    if key not in _agrees:
+        _agrees[key] = True  # for the trial itself
+        try:
+            worst = _difference(build, kind, like)
+            result = f"a difference of {worst:.3g} times the precision of {like.dtype}"
+        except Exception as error:  # compilers raise errors of many classes
+            worst, result = float("inf"), f"{type(error).__name__}: {error}"
+        _agrees[key] = worst <= _TOLERANCE
+        if not _agrees[key]:
+            warnings.warn(
+                f"CPR's fused step on {like.device}: expected torch's result, got {result}; the slower "
+                "unfused step is taken instead; please report this with the versions of torch and "
+                "Triton, and the GPU",
+                stacklevel=2,
+            )
+    return _agrees[key]
+
+
+def _difference(build: Any, kind: type[Backend], like: Tensor) -> float:
+    """Return the largest difference after two steps, in units of the dtype's precision."""
+    steps = []
+    for is_fused in (True, False):
+        generator = torch.Generator("cpu").manual_seed(0)  # leaves the global generator alone
+        tensors = [torch.randn(s, generator=generator) for s in ((70, 300), (5, 3), (1, 1), (7,)) * 3]
+        dtype = like.dtype if is_fused else torch.float64
+        tensors = [t.to(like.device, like.dtype).to(dtype) for t in tensors]
+        params = [torch.nn.Parameter(t) for t in tensors[:4]]
+        optimizer: Any = CPR(params, kappa="ki0x0p9", mu=0.1).attach(build(params, lr=0.05))
+        optimizer._find_backend = lambda device, own=is_fused: kind if own else None
+        # Kernels have SGD with momentum only; half precision loses small second moments.
+        optimizer.param_groups[0].update(momentum=0.9, betas=(0.9, 0.9), eps=1e-2)
+        for grads in (tensors[4:8], tensors[8:]):
+            for p, grad in zip(params, grads):
+                p.grad = grad
+            optimizer.step()
+        assert (optimizer._backend is not None) == is_fused
+        steps.append(torch.cat([p.detach().double().flatten() for p in params]))
+    found, expected = steps
+    worst = ((found - expected).abs() / (expected.abs() + 1)).max() / torch.finfo(like.dtype).eps
+    return float(worst.nan_to_num(float("inf")))
