@@ -3,8 +3,8 @@
 The kernels of the Triton backend are replaced by functions that do nothing, and all tensors are on the
 CPU, so that no GPU is needed. The reference is torch's fused step on the same tensors, which have four
 elements: then it, too, does little but prepare the call. Its loop over the tensors in C++ stands for the
-lists of addresses that torch fills for its CUDA kernels. CPR's update takes the operations that it takes
-on a GPU, where it must not read values.
+lists of addresses that torch fills for its CUDA kernels. CPR's update takes fewer operations than on a
+GPU, where it must not read values.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _without_kernels() -> Iterator[None]:
 
     with (
         mock.patch.object(triton, "step_kernel", stub),
-        mock.patch.object(FusedStep, "_find_backend", lambda self, device: triton.TritonBackend),
+        mock.patch.object(FusedStep, "_find_backend", return_value=triton.TritonBackend),
         mock.patch.object(triton.TritonBackend, "is_proven", True),
     ):
         yield

@@ -6,7 +6,7 @@ their device, without synchronizing with it. Only methods of tensors are used: n
 bounds, and are read without importing torch.
 
 To add a bound: write a subclass of :class:`Bound` and list it in :data:`BOUNDS`. Names, state dicts and
-the nnU-Net trainers then know it; export it in ``nnunet_cpr/__init__.py``.
+the nnU-Net trainers then know it; export it in ``nnunet_cpr/__init__.pyi``.
 """
 
 from __future__ import annotations

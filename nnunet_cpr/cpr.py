@@ -156,7 +156,7 @@ class CPR(RegularizationMethod):
         super().__init__(groups)
         self.settings = [CPRSettings.parse({**given, **group}) for _, _, group in select(groups)]
         self._parts = self._build_parts()
-        self._set_bounds = 0, 0  # id and version of kappa when all bounds were set
+        self._all_set: tuple[Tensor | None, int] = None, 0  # bounds, and their version when all were set
         self.has_decay = all(own.regularizer is REGULARIZERS["l2"] for own in self.settings)
 
         count = self._state["step"]
@@ -321,10 +321,13 @@ class CPR(RegularizationMethod):
 
     def _are_set(self, part: _Part, kappa: Tensor) -> bool:
         """Return True if all bounds are known to be set for good, on the CPU, where a look is cheap."""
-        if kappa.is_cpu and part.settings.bound.is_set_once and part.index == slice(None):
-            if self._set_bounds != (id(kappa), kappa._version) and bool(kappa.isfinite().all()):
-                self._set_bounds = id(kappa), kappa._version
-            return self._set_bounds == (id(kappa), kappa._version)
+        if kappa.is_cpu and part.settings.bound.is_set_once and not isinstance(part.index, Tensor):
+            known, version = self._all_set
+            if known is kappa and version == kappa._version:
+                return True
+            if bool(kappa.isfinite().all()):
+                self._all_set = kappa, kappa._version
+                return True
         return False
 
     def _accept(
@@ -400,8 +403,3 @@ class CPR(RegularizationMethod):
         if len(self._parts) <= 1:
             return super().__repr__()
         return f"CPR({len(self.names)} matrices with {len(self._parts)} different settings)"
-
-
-def _indices(part: _Part) -> slice | Tensor:
-    """Return the indices of the part's matrices among all."""
-    return slice(None) if part.index is None else part.index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -110,6 +111,18 @@ def test_nonfinite_gradient_is_counted_in_the_next_step() -> None:
     optimizer.step()
     assert torch.equal(optimizer.cpr.lagrange_multiplier, lam)
     assert optimizer.cpr.metrics()["skipped_updates"] == 1
+
+
+def test_bounds_are_set_after_an_earlier_state_is_loaded() -> None:
+    optimizer = SGDCPR([matrix(2.0)], lr=0.0, kappa=KappaWS(2))
+    earlier = copy.deepcopy(optimizer.cpr.state_dict())
+    for _ in range(3):
+        for _ in range(4):
+            set_gradients(optimizer.cpr.parameters, 0)
+            optimizer.step()
+        assert optimizer.cpr.kappa.isfinite().all()
+        optimizer.cpr.load_state_dict(earlier)
+        assert optimizer.cpr.kappa.isinf().all()
 
 
 def test_warm_start_skips_nonfinite_values() -> None:

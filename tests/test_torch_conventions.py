@@ -89,7 +89,6 @@ def test_cpr_can_be_attached_after_its_optimizer_is_freed() -> None:
 
 @FUSED_BUILDS
 def test_only_an_explicit_fused_leaves_unscaling_to_the_step(build: type) -> None:
-    assert build(model())._backend is not None
     for fused in (None, False, True):
         assert build(model(), fused=fused)._step_supports_amp_scaling is (fused is True)
 
@@ -227,7 +226,7 @@ def test_the_default_dtype_does_not_matter(
 ) -> None:
     results = []
     for default in (torch.float32, dtype):
-        monkeypatch.setattr("nnunet_cpr.fused._self_check._passed", {})
+        monkeypatch.setattr("nnunet_cpr.optimizers._fused_step._agrees", {})
         p, q = nn.Parameter(torch.ones(4, 3)), nn.Parameter(torch.ones(2, 3))
         torch.set_default_dtype(default)
         try:
@@ -263,7 +262,7 @@ def test_groups_that_were_removed_or_reordered_are_refused(build: type) -> None:
     for change in (lambda groups: groups.pop(0), lambda groups: groups.reverse()):
         optimizer = build([{"params": [matrix()]}, {"params": [matrix()], "kappa": "ws5"}])
         change(optimizer.param_groups)
-        with pytest.raises(ValueError, match=r"added, removed or reordered|does not have"):
+        with pytest.raises(ValueError, match=r"as at construction|does not have"):
             steps(optimizer)
 
 
@@ -294,7 +293,8 @@ def test_an_empty_list_is_refused(build: type) -> None:
 @BUILDS
 def test_vectors_alone_train_as_with_torch(build: type) -> None:
     results = []
-    for kind in (build, build._torch_class):
+    torchs = next(c for c in build.__mro__ if c.__name__ in ("SGD", "Adam", "Muon"))
+    for kind in (build, torchs):
         p = nn.Parameter(torch.ones(4))
         if kind is build:
             with pytest.warns(UserWarning, match="no parameter to"):
@@ -321,14 +321,6 @@ def test_vectors_alone_leave_a_stock_optimizer_alone() -> None:
 
 
 # Arguments
-
-
-@FUSED_BUILDS
-def test_fused_is_refused_for_parameters_with_gaps(build: type) -> None:
-    p = nn.Parameter(torch.randn(6, 10)[:, ::2])
-    with pytest.raises(ValueError, match=r"without gaps in memory, got one of shape \(6, 5\)"):
-        build([p], fused=True)
-    assert not build([p]).param_groups[0]["fused"]
 
 
 @FUSED_BUILDS

@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 from nnunet_cpr.fused.backend import FIRST, GRAD, MATRIX, NUMEL, PARAM, SECOND, STEP
 
 SUM, MOMENTUM, NESTEROV, ADAM = range(4)
-"""What :func:`run` does: sums only, or a step as well."""
+"""Actions of :func:`run`: sums only, or a step as well."""
 
 _kernel = numba.njit(parallel=True, cache=True, error_model="numpy")
 # Parts are inlined: else a process that compiles runs a part's own code, and one that loads a kernel

@@ -36,8 +36,8 @@ class Plan:
     """Tensors that a kernel reads and writes.
 
     Attributes:
-        params: the parameters.
-        table: int64 ``[7, n]``: for each of the n parameters that have elements, the addresses of it, of
+        params: the n parameters.
+        table: int64 ``[7, n]``: for each of the n parameters, the addresses of it, of
             its gradient, its moments and its step count (0 for none), its number of elements, and its
             index j among the regularized matrices (-1 for none).
         steps: Adam's step counts, float32.
@@ -82,7 +82,6 @@ class Plan:
             table[STEP] = [t.data_ptr() for t in steps]
         table[NUMEL] = [p.numel() for p in params]
         table[MATRIX] = matrices
-        table = table[:, table[NUMEL] > 0]
         # Threads of a kernel would write to parameters that share memory at once.
         order = table[PARAM].argsort()
         starts, sizes = table[PARAM][order], table[NUMEL][order] * params[0].itemsize

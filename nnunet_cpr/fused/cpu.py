@@ -66,7 +66,7 @@ class CPUBackend(Backend):
             sgd = _cpu_kernels.NESTEROV if rule.nesterov else _cpu_kernels.MOMENTUM
             action = _cpu_kernels.ADAM if rule.adam else sgd
             self._run(action, plan, rule, matrices, decay.numpy())
-        # The kernels do not.
+        # Kernels do not raise the version counters.
         torch.autograd.graph.increment_version([p for plan, _ in groups for p in plan.params])
         if are_known:
             self._summed = _fingerprint(matrices)
@@ -81,9 +81,11 @@ class CPUBackend(Backend):
         settings = float(rule.lr), float(rule.beta1), float(rule.beta2), float(rule.eps)
         tables = plan.table, first_chunks, decays, strides, firsts
         _launch(_cpu_kernels.run, len(sums), action, *settings, CHUNK, *tables, sums, self._samples)
-        owners = plan.table[MATRIX]
+        totals = np.zeros(len(chunks))
         if len(sums):
-            self._sums[owners[owners >= 0]] = np.add.reduceat(sums, first_chunks)[owners >= 0]
+            totals[chunks > 0] = np.add.reduceat(sums, first_chunks[chunks > 0])
+        owners = plan.table[MATRIX]
+        self._sums[owners[owners >= 0]] = totals[owners >= 0]
 
 
 def _fingerprint(matrices: Plan) -> Any:
@@ -94,9 +96,9 @@ def _fingerprint(matrices: Plan) -> Any:
 def _sampling(numels: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, int]:
     """Return the stride and the first index of the samples of each matrix, and their number.
 
-    Sampled are all elements of a matrix of up to 767, and about 400 of a larger one. A stride without
-    common divisors with the size, and so with any dimension, spreads the samples over rows, columns and
-    the elements of a convolution's kernels.
+    Sampled are all elements of a matrix of up to 767, and mostly 300 to 400 of a larger one. A stride
+    without common divisors with the size, and so with any dimension, spreads the samples over rows,
+    columns and the elements of a convolution's kernels.
     """
     strides = [max(numel // 384, 1) for numel in numels]
     for j, numel in enumerate(numels):

@@ -37,9 +37,9 @@ class TritonBackend(Backend):
 
     def step(self, groups: Sequence[tuple[Plan, Rule]], matrices: Plan, decay: Tensor) -> None:
         for plan, rule in groups:
-            if plan.table.size:  # not all tensors are empty
+            if plan.table[NUMEL].any():  # not all tensors are empty
                 _launch(plan, rule, decay)
-        # The kernel does not.
+        # Kernels do not raise the version counters.
         torch.autograd.graph.increment_version([p for plan, _ in groups for p in plan.params])
 
 

@@ -116,7 +116,7 @@ class FusedStep(ABC):
         """Return the tensors of a group and its rule, None if a kernel cannot step them."""
         pairs = [(p, grad) for p in group["params"] if (grad := p.grad) is not None]
         params = [p for p, _ in pairs]
-        # Before state is created for them, which torch would create in another way.
+        # Checked before _kernel creates missing state, which torch's step would create in another way.
         if not all([self.state.get(p) for p in params]) and any(
             g.layout is not torch.strided or g.dtype != p.dtype or g.shape != p.shape for p, g in pairs
         ):
@@ -138,14 +138,20 @@ class FusedStep(ABC):
     def _take_torchs_step(self) -> None:
         """Take torch's step, unfused for groups that torch's kernels would not step correctly."""
         unfused = [g for g in self.param_groups if g.get("fused") and not self._torch_can_fuse(g)]
-        if getattr(self, "found_inf", None) is not None:  # which only torch's fused steps support
-            unfused = []
+        found_inf, scale = (getattr(self, key, None) for key in ("found_inf", "grad_scale"))
+        if unfused and found_inf is not None:  # which only torch's fused steps support
+            if found_inf:
+                return
+            grads = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
+            torch._foreach_div_(grads, 1.0 if scale is None else float(scale))
+            self.found_inf = self.grad_scale = None  # GradScaler deletes them after the step
         for group in unfused:
             group["fused"] = False
         try:
             torchs: Any = next(c for c in type(self).__mro__ if c.__module__.startswith("torch.optim"))
-            # Without torch's wrapper, which would run hooks again.
-            getattr(torchs.step, "__wrapped__", torchs.step)(self)
+            # Without torch's wrapper, if there is one, which would run hooks again.
+            is_wrapped = getattr(torchs.step, "hooked", False)
+            (torchs.step.__wrapped__ if is_wrapped else torchs.step)(self)
         finally:
             for group in unfused:
                 group["fused"] = True

@@ -85,7 +85,7 @@ def torch_groups(params: Params) -> list[dict[str, Any]]:
     ]
 
 
-def may_fuse(groups: list[dict[str, Any]]) -> bool:
+def torch_may_fuse(groups: list[dict[str, Any]]) -> bool:
     """Return True if torch's fused steps support the parameters, which is the default here."""
     items = [item for group in groups for item in group["params"]]
     params = [item[1] if isinstance(item, tuple) else item for item in items]
@@ -98,15 +98,17 @@ def may_fuse(groups: list[dict[str, Any]]) -> bool:
 
 
 def copy_loaded_state(optimizer: torch.optim.Optimizer) -> None:
-    """Copy a loaded state, in the memory order of the parameters.
+    """Copy a loaded state, for fused steps in the memory order of the parameters.
 
     torch keeps the tensors of the loaded dict: steps would change them, and a checkpoint read with
     ``mmap`` could not be overwritten.
     """
+    groups = [group for group in optimizer.param_groups if group.get("fused")]
+    fused = {id(p) for group in groups for p in group["params"]}
     for p, state in optimizer.state.items():
         for key, value in state.items() if isinstance(state, dict) else ():  # users may add other values
             if not isinstance(value, Tensor):
                 continue
             state[key] = value.clone()
-            if value.shape == p.shape and value.layout is torch.strided:
+            if id(p) in fused and value.shape == p.shape and value.layout is torch.strided:
                 state[key] = torch.empty_like(p, dtype=value.dtype).copy_(value)

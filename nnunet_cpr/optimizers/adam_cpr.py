@@ -10,7 +10,7 @@ from torch import Tensor
 from nnunet_cpr.bounds import Bound, KappaWS
 from nnunet_cpr.fused import Rule
 from nnunet_cpr.optimizers._fused_step import FusedStep
-from nnunet_cpr.optimizers._groups import cpr_and_groups, may_fuse, torch_groups
+from nnunet_cpr.optimizers._groups import cpr_and_groups, torch_groups, torch_may_fuse
 from nnunet_cpr.param_groups import Params
 from nnunet_cpr.regularizers import Regularizer
 
@@ -40,7 +40,9 @@ class FusedAdam(FusedStep, torch.optim.Adam):
         self, params: Params, lr: float | Tensor = 1e-3, *, fused: bool | None = None, **options: Any
     ) -> None:
         groups = torch_groups(params)
-        super().__init__(groups, lr=lr, fused=may_fuse(groups) if fused is None else fused, **options)
+        super().__init__(
+            groups, lr=lr, fused=torch_may_fuse(groups) if fused is None else fused, **options
+        )
         self._prepare(fused)
 
     def _kernel(

@@ -10,7 +10,7 @@ from torch import Tensor
 from nnunet_cpr.bounds import Bound, KappaWS
 from nnunet_cpr.fused import Rule
 from nnunet_cpr.optimizers._fused_step import FusedStep
-from nnunet_cpr.optimizers._groups import cpr_and_groups, may_fuse, torch_groups
+from nnunet_cpr.optimizers._groups import cpr_and_groups, torch_groups, torch_may_fuse
 from nnunet_cpr.param_groups import Params
 from nnunet_cpr.regularizers import Regularizer
 
@@ -19,8 +19,8 @@ class FusedSGD(FusedStep, torch.optim.SGD):
     """``torch.optim.SGD`` whose fused step applies the attached regularization method.
 
     Methods with one decay for each matrix, such as :class:`~nnunet_cpr.baselines.DecoupledDecay` and
-    ``l2`` CPR, are applied by the kernel of the step; any other method runs before the step. So it does
-    without momentum, with dampening, ``maximize``, or weight decay of other parameters.
+    ``l2`` CPR, are applied by the kernel of the step. Any other method runs before torch's step, and so
+    does each if momentum is 0, or with dampening, ``maximize`` or weight decay of other parameters.
 
     Args:
         params: module, named parameters, parameters or parameter groups.
@@ -44,7 +44,9 @@ class FusedSGD(FusedStep, torch.optim.SGD):
         self, params: Params, lr: float | Tensor = 1e-3, *, fused: bool | None = None, **options: Any
     ) -> None:
         groups = torch_groups(params)
-        super().__init__(groups, lr=lr, fused=may_fuse(groups) if fused is None else fused, **options)
+        super().__init__(
+            groups, lr=lr, fused=torch_may_fuse(groups) if fused is None else fused, **options
+        )
         self._prepare(fused)
 
     def _kernel(
@@ -61,7 +63,7 @@ class FusedSGD(FusedStep, torch.optim.SGD):
         for p, state in zip(params, states):
             if state.get("momentum_buffer") is None:
                 state["momentum_buffer"] = torch.zeros_like(p)
-        rule = Rule(False, group["lr"], group["momentum"], nesterov=group["nesterov"])
+        rule = Rule(adam=False, lr=group["lr"], beta1=group["momentum"], nesterov=group["nesterov"])
         return rule, [[state["momentum_buffer"] for state in states]], []
 
 

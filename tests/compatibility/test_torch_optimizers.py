@@ -151,8 +151,6 @@ def test_strided_parameters_get_unfused_steps(info: CPROptimizerInfo) -> None:
     params, _ = linear_problem(contiguous=False)
     (group,) = info.optim_cls(params).param_groups
     assert not group["fused"]
-    with pytest.raises(ValueError, match="fused"):
-        info.optim_cls(params, fused=True)
 
 
 def test_permuted_parameters_get_fused_steps(info: CPROptimizerInfo) -> None:

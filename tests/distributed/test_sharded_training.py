@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from nnunet_cpr import SGDCPR, AdamCPR
 from tests.helpers.crew import Crew
 from tests.helpers.sharded_training import (
     Method,
     agree,
     alone,
+    fused_and_unfused,
     load_sharded_and_go_on,
     load_whole_and_go_on,
     save_sharded,
@@ -43,8 +45,14 @@ def test_fsdp2_equals_one_process(four: Crew, method: Method) -> None:
         assert result["all-reduces"] == STEPS
         for key in expected:  # what all processes have is the same to the last bit
             assert torch.equal(result[key], results[0][key])
-    if method.regularizer == "l2" and method.optimizer.endswith("CPR"):
-        assert all(result["fused"] > 0 for result in results)
+
+
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+def test_fused_steps_of_local_tensors_equal_unfused_ones(four: Crew, build: type) -> None:
+    for fused, unfused, reused in four.run(fused_and_unfused, build, STEPS):
+        assert reused == STEPS - 1
+        for p, q in zip(fused, unfused):
+            torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,6 @@ def _common_errors(device: Any, dtype: torch.dtype) -> list[Any]:
     generic = get_error_inputs_for_all_optims(device, dtype)
     for error in generic:
         error.error_regex = None  # types are torch's, messages also say what to do
-    strided = nn.Parameter(torch.ones(4, 4, 2, dtype=dtype)[..., 0])
     return [
         *generic,
         _error({"lr": -1e-3}, ValueError, "Invalid learning rate: -0.001"),
@@ -147,7 +146,6 @@ def _common_errors(device: Any, dtype: torch.dtype) -> list[Any]:
         _error({"params": []}, ValueError, "empty parameter list"),
         _error({"params": [matrix().cfloat()]}, TypeError, "complex"),
         _error({"params": ["weight"]}, TypeError, "str"),
-        _error({"params": [strided], "fused": True}, ValueError, "fused"),
         _error({"params": [{"params": [matrix()], "kapa": "ws9"}]}, TypeError, "kapa"),
         _error({"params": [{"params": [matrix()], "kappa": "warm"}]}, ValueError, "warm"),
         _error({"params": [{"params": [matrix()], "mu": 0.0}]}, ValueError, "mu"),

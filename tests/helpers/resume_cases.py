@@ -132,15 +132,13 @@ class Training:
         return CPR(model, **settings).attach(TORCH[case.optimizer](model.parameters()))
 
     def _use_backend(self) -> None:
-        choose: Any = lambda matrices, params: None  # noqa: E731
+        kind: Any = None
         if self.case.backend == "triton":
             from nnunet_cpr.fused import triton
 
             triton.CHUNK = triton.BLOCK  # the interpreter is slow
-            choose = lambda matrices, params: triton.TritonBackend(matrices, params[0].device)  # noqa: E731
-        self.optimizer._find_backend = choose  # type: ignore[attr-defined]
-        if hasattr(self.optimizer, "_rebind_parameters"):  # MuonCPR has no fused step
-            self.optimizer._rebind_parameters()
+            kind = triton.TritonBackend
+        self.optimizer._find_backend = lambda device: kind  # type: ignore[attr-defined]
 
     # Steps
 
@@ -210,7 +208,7 @@ class Training:
 
 def small_chunks() -> None:
     """Make the CPU kernels split small matrices into chunks, for the rest of the process."""
-    cpu.CHUNK, cpu._TASK_CHUNKS = CHUNK, 2
+    cpu.CHUNK = CHUNK
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:

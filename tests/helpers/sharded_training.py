@@ -204,9 +204,29 @@ def together(way: str, method: Method, steps: int) -> dict[str, Any]:
         dist.all_reduce = all_reduce
     result: dict[str, Any] = found(model, cpr)
     result["all-reduces"] = len(calls)
-    fused = getattr(optimizer, "_backend", None)
-    result["fused"] = fused is not None and fused.reused_measures
     return result
+
+
+def fused_and_unfused(build: type, steps: int) -> tuple[list[Tensor], list[Tensor], int]:
+    """Train in float32 with and without fused steps; return parameters and the number of reused sums.
+
+    On one of four processes a matrix has no elements.
+    """
+    results = []
+    for fused in (None, False):
+        model = fsdp(Net().float())
+        optimizer = build(model, lr=0.02, kappa=KappaKI0(0.9), mu=0.1, fused=fused)
+        for step in range(steps):
+            x, y = (values.float() for values in data(step))
+            optimizer.zero_grad()
+            (model(x) - 3 * y).square().mean().backward()
+            optimizer.step()
+        results.append([full(p) for p in model.parameters()])
+        assert (optimizer._backend is None) == (fused is False)
+        assert optimizer.cpr.lagrange_multiplier.max() > 0
+        if fused is None:
+            reused = optimizer._backend.reused_measures
+    return *results, reused
 
 
 # Beside training

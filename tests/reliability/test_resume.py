@@ -38,7 +38,6 @@ from tests.helpers.resume_cases import (
 @pytest.fixture(autouse=True)
 def _like_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "CHUNK", CHUNK)
-    monkeypatch.setattr(cpu, "_TASK_CHUNKS", 2)
 
 
 def environment() -> dict[str, str]:
