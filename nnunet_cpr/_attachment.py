@@ -137,11 +137,6 @@ class RegularizationMethod(ABC):
 
     # For the update
 
-    def _has_grad(self) -> Tensor | None:
-        """Return which parameters have a gradient, bool ``[J]``; None if all have."""
-        pattern = [p.grad is not None for p in self.parameters]
-        return None if all(pattern) else self._constant("has_grad", pattern, torch.bool)
-
     def _constant(self, name: Any, values: list[Any], dtype: torch.dtype) -> Tensor:
         """Return ``values`` as a vector on the device, cached; does not wait for a GPU."""
         device = self._state["step"].device

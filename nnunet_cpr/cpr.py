@@ -292,7 +292,9 @@ class CPR(RegularizationMethod):
             not corrected), and the sums over all their elements.
         """
         state = self._state
-        taking_part = self._has_grad()  # which matrices; None if all do
+        has_grad = [p.grad is not None for p in self.parameters]
+        # Which matrices take part in this step; None if all do.
+        taking_part = None if all(has_grad) else self._constant("has_grad", has_grad, torch.bool)
         if found_inf is not None:
             is_taken = found_inf.to(state["step"].device).reshape(()) == 0
             taking_part = is_taken.expand(len(self.parameters)) & (

@@ -82,26 +82,33 @@ class Plan:
             table[STEP] = [t.data_ptr() for t in steps]
         table[NUMEL] = [p.numel() for p in params]
         table[MATRIX] = matrices
-        # Threads of a kernel would write to parameters that share memory at once.
-        order = table[PARAM].argsort()
-        starts, sizes = table[PARAM][order], table[NUMEL][order] * params[0].itemsize
-        if (starts[:-1] + sizes[:-1] > starts[1:]).any():
-            return None
         return cls(params, table, steps, params[0].dtype, params[0].device)
 
     @classmethod
     def of_matrices(cls, matrices: list[Tensor], plans: Sequence[Plan]) -> Plan | None:
         """Return the plan of all J regularized parameters in their order.
 
+        None if a kernel must not access them, or if two parameters of the step share memory: threads
+        would write to it at once, and sums of squares would be outdated.
+
         Args:
             matrices: the regularized parameters; of DTensors the local tensors.
             plans: the plans of this step, which need not contain all of them.
         """
-        table = np.concatenate([plan.table for plan in plans], axis=1) if plans else np.empty((7, 0))
-        table = table[:, table[MATRIX] >= 0]
-        if table.shape[1] < len(matrices):
-            return cls.of([matrices], range(len(matrices)))
-        return cls(matrices, table[:, table[MATRIX].argsort()], (), plans[0].dtype, plans[0].device)
+        every = np.concatenate([plan.table for plan in plans] or [np.zeros((7, 0), np.int64)], axis=1)
+        table = every[:, every[MATRIX] >= 0]
+        table = table[:, table[MATRIX].argsort()]
+        if np.array_equal(table[MATRIX], np.arange(len(matrices))):
+            plan: Plan | None = cls(matrices, table, (), plans[0].dtype, plans[0].device)
+        else:
+            plan = cls.of([matrices], range(len(matrices)))
+            if plan is None:
+                return None
+            others = np.isin(plan.table[MATRIX], every[MATRIX], invert=True)  # without a gradient
+            every = np.concatenate([every, plan.table[:, others]], axis=1)
+        every = every[:, every[PARAM].argsort()]
+        ends = every[PARAM] + every[NUMEL] * matrices[0].itemsize
+        return None if (ends[:-1] > every[PARAM][1:]).any() else plan
 
 
 def common_kinds(columns: Sequence[Sequence[Tensor]]) -> list[Any] | None:
@@ -114,6 +121,8 @@ def common_kinds(columns: Sequence[Sequence[Tensor]]) -> list[Any] | None:
     """
     tensors = [t for column in columns for t in column]
     if not set(map(type, tensors)) <= _PLAIN or {t.layout for t in tensors} - {torch.strided}:
+        return None
+    if any([t.is_neg() for t in tensors]):  # torch negates it when it is read
         return None
     kinds = [[(t.shape, t.dtype, t.device, t.is_contiguous()) for t in column] for column in columns]
     if any(own != kinds[0] for own in kinds[1:]):

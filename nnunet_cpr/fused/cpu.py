@@ -24,7 +24,7 @@ from nnunet_cpr.fused.backend import MATRIX, NUMEL, PARAM, Backend, Plan, Rule
 CHUNK = 16384
 """Number of elements of a chunk."""
 
-_NO_STEP = Rule(adam=False, lr=0, beta1=0)
+_NO_STEP = Rule(adam=False, lr=0.0, beta1=0.0)
 _launch_lock = threading.Lock()
 
 
@@ -43,7 +43,7 @@ class CPUBackend(Backend):
     is_proven = True
 
     def __init__(self) -> None:
-        self._summed: Any = None  # versions and addresses of the matrices that the sums belong to
+        self._summed: Any = None  # versions, addresses and sizes of the matrices of the sums
         self._sums = np.empty(0)
         self._samples = np.empty(0, np.float32)
         self.reused_measures = 0
@@ -78,7 +78,7 @@ class CPUBackend(Backend):
         chunks = -(-plan.table[NUMEL] // CHUNK)
         first_chunks = chunks.cumsum() - chunks
         sums = np.zeros(chunks.sum())
-        settings = float(rule.lr), float(rule.beta1), float(rule.beta2), float(rule.eps)
+        settings = rule.lr, rule.beta1, rule.beta2, rule.eps
         tables = plan.table, first_chunks, decays, strides, firsts
         _launch(_cpu_kernels.run, len(sums), action, *settings, CHUNK, *tables, sums, self._samples)
         totals = np.zeros(len(chunks))
@@ -89,7 +89,7 @@ class CPUBackend(Backend):
 
 
 def _fingerprint(matrices: Plan) -> Any:
-    return [p._version for p in matrices.params], matrices.table[PARAM].tolist()
+    return [p._version for p in matrices.params], matrices.table[[PARAM, NUMEL]].tolist()
 
 
 @lru_cache

@@ -53,8 +53,8 @@ def _launch(plan: Plan, rule: Rule, decay: Tensor) -> None:
     with torch.cuda.device_of(plan.params[0]):  # where Triton launches
         step_kernel[(len(owners),)](
             table, of_chunks, decay, len(chunks), len(owners),
-            float(rule.lr), float(rule.beta1), 1.0 - rule.beta1, _log(rule.beta1),
-            float(rule.beta2), 1.0 - rule.beta2, _log(rule.beta2), float(rule.eps),
+            rule.lr, rule.beta1, 1.0 - rule.beta1, _log(rule.beta1),
+            rule.beta2, 1.0 - rule.beta2, _log(rule.beta2), rule.eps,
             DTYPE=_DTYPES[plan.params[0].dtype],
             ALIGNED=not (plan.table[:STEP] % 16).any(),  # bytes of the widest load
             ADAM=rule.adam,

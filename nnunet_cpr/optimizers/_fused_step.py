@@ -14,7 +14,8 @@ from nnunet_cpr._attachment import RegularizationMethod, attached_method
 from nnunet_cpr._distributed import has_same_placements, is_sharded, local_tensors
 from nnunet_cpr.cpr import CPR
 from nnunet_cpr.fused import Backend, Plan, Rule, common_kinds, find_backend, is_enabled
-from nnunet_cpr.optimizers._groups import copy_loaded_state
+from nnunet_cpr.optimizers._groups import copy_loaded_state, torch_groups, torch_may_fuse
+from nnunet_cpr.param_groups import Params
 
 _TOLERANCE = 32
 """Largest difference from torch's step in units of the dtype's precision: kernels reorder operations."""
@@ -36,14 +37,23 @@ class FusedStep(ABC):
     param_groups: list[dict[str, Any]]
     state: Any
     _find_backend = staticmethod(find_backend)
+    # Of a copy, since torch copies groups and state only.
+    _may_fuse = True
+    _backend: Backend | None = None
+    _has_shards = True
 
-    def _prepare(self, fused: bool | None) -> None:
-        """Prepare for steps, at the end of the construction."""
+    def __init__(
+        self, params: Params, lr: float | Tensor = 1e-3, *, fused: bool | None = None, **options: Any
+    ) -> None:
+        groups = torch_groups(params)
+        torchs = fused
+        if fused is None and not (options.get("foreach") or options.get("differentiable")):
+            torchs = torch_may_fuse(groups) or None
+        super().__init__(groups, lr=lr, fused=torchs, **options)  # type: ignore[call-arg]
         # If True, GradScaler leaves unscaling to the step, and libraries refuse to clip gradients. As in
         # torch, this requires fused=True.
         self._step_supports_amp_scaling = bool(fused)
         self._may_fuse = is_enabled() and fused is not False
-        self._backend: Backend | None = None
         self._has_shards = any(is_sharded(p) for group in self.param_groups for p in group["params"])
         cast(torch.optim.Optimizer, self).register_load_state_dict_post_hook(copy_loaded_state)
 
@@ -81,13 +91,13 @@ class FusedStep(ABC):
         index = {id(p): j for j, p in enumerate(method.parameters)}
         groups = [g for g in self.param_groups if any(p.grad is not None for p in g["params"])]
         planned = [own for group in groups if (own := self._plan(group, index)) is not None]
-        matrices = Plan.of_matrices(
-            local_tensors(method.parameters) if self._has_shards else method.parameters,
-            [plan for plan, _ in planned],
-        )
-        if len(planned) < len(groups) or matrices is None or matrices.dtype not in backend.dtypes:
+        if len(planned) < len(groups):
             return False
-        if any((p.dtype, p.device) != (matrices.dtype, matrices.device) for p, _ in planned):
+        params = local_tensors(method.parameters) if self._has_shards else method.parameters
+        matrices = Plan.of_matrices(params, [plan for plan, _ in planned])
+        if matrices is None or matrices.dtype not in backend.dtypes:
+            return False
+        if {(p.dtype, p.device) for p, _ in planned} - {(matrices.dtype, matrices.device)}:
             return False
         decay = method.update_decay(lambda: backend.sums_of_squares(matrices))
         steps = [count for plan, _ in planned for count in plan.steps]
@@ -114,6 +124,8 @@ class FusedStep(ABC):
 
     def _plan(self, group: dict[str, Any], index: dict[int, int]) -> tuple[Plan, Rule] | None:
         """Return the tensors of a group and its rule, None if a kernel cannot step them."""
+        if group.get("fused") is False:
+            return None
         pairs = [(p, grad) for p in group["params"] if (grad := p.grad) is not None]
         params = [p for p, _ in pairs]
         # Checked before _kernel creates missing state, which torch's step would create in another way.
@@ -137,14 +149,15 @@ class FusedStep(ABC):
 
     def _take_torchs_step(self) -> None:
         """Take torch's step, unfused for groups that torch's kernels would not step correctly."""
-        unfused = [g for g in self.param_groups if g.get("fused") and not self._torch_can_fuse(g)]
+        is_fused = [bool(g.get("fused")) and self._torch_can_fuse(g) for g in self.param_groups]
         found_inf, scale = (getattr(self, key, None) for key in ("found_inf", "grad_scale"))
-        if unfused and found_inf is not None:  # which only torch's fused steps support
+        if found_inf is not None and not all(is_fused):  # only fused steps of torch support GradScaler
             if found_inf:
                 return
-            grads = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
-            torch._foreach_div_(grads, 1.0 if scale is None else float(scale))
+            for p in [p for g in self.param_groups for p in g["params"] if p.grad is not None]:
+                p.grad = p.grad if scale is None else p.grad / scale.to(p.grad.device)
             self.found_inf = self.grad_scale = None  # GradScaler deletes them after the step
+        unfused = [g for g, own in zip(self.param_groups, is_fused) if g.get("fused") and not own]
         for group in unfused:
             group["fused"] = False
         try:
@@ -160,6 +173,8 @@ class FusedStep(ABC):
         """Return True if the state belongs to the gradients and parameters as they are now."""
         params = [p for p in group["params"] if p.grad is not None]
         states = [self.state.get(p, {}) for p in params]
+        if any("step" in own and own["step"].device != p.device for p, own in zip(params, states)):
+            return False
         keys = {key for own in states for key, t in own.items() if isinstance(t, Tensor)} - {"step"}
         moments = [[own[key] for own in states if isinstance(own.get(key), Tensor)] for key in keys]
         return common_kinds([params, [p.grad for p in params], *moments]) is not None
@@ -208,7 +223,10 @@ def _difference(build: Any, kind: type[Backend], like: Tensor) -> float:
     steps = []
     for is_fused in (True, False):
         generator = torch.Generator("cpu").manual_seed(0)  # leaves the global generator alone
-        tensors = [torch.randn(s, generator=generator) for s in ((70, 300), (5, 3), (1, 1), (7,)) * 3]
+        tensors = [
+            torch.randn(s, generator=generator, device="cpu")
+            for s in ((70, 300), (5, 3), (1, 1), (7,)) * 3
+        ]
         dtype = like.dtype if is_fused else torch.float64
         tensors = [t.to(like.device, like.dtype).to(dtype) for t in tensors]
         params = [torch.nn.Parameter(t) for t in tensors[:4]]

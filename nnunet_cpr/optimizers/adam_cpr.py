@@ -10,7 +10,7 @@ from torch import Tensor
 from nnunet_cpr.bounds import Bound, KappaWS
 from nnunet_cpr.fused import Rule
 from nnunet_cpr.optimizers._fused_step import FusedStep
-from nnunet_cpr.optimizers._groups import cpr_and_groups, torch_groups, torch_may_fuse
+from nnunet_cpr.optimizers._groups import cpr_and_groups
 from nnunet_cpr.param_groups import Params
 from nnunet_cpr.regularizers import Regularizer
 
@@ -36,15 +36,6 @@ class FusedAdam(FusedStep, torch.optim.Adam):
         >>> optimizer.step()
     """
 
-    def __init__(
-        self, params: Params, lr: float | Tensor = 1e-3, *, fused: bool | None = None, **options: Any
-    ) -> None:
-        groups = torch_groups(params)
-        super().__init__(
-            groups, lr=lr, fused=torch_may_fuse(groups) if fused is None else fused, **options
-        )
-        self._prepare(fused)
-
     def _kernel(
         self, group: dict[str, Any], params: list[Tensor]
     ) -> tuple[Rule, list[list[Tensor]], list[Tensor]] | None:
@@ -58,8 +49,9 @@ class FusedAdam(FusedStep, torch.optim.Adam):
         first, second, steps = (
             [state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step")
         )
-        beta1, beta2 = group["betas"]
-        return Rule(True, group["lr"], beta1, beta2, group["eps"]), [first, second], steps
+        beta1, beta2 = map(float, group["betas"])
+        rule = Rule(True, float(group["lr"]), beta1, beta2, float(group["eps"]))
+        return rule, [first, second], steps
 
 
 class AdamCPR(FusedAdam):

@@ -10,7 +10,7 @@ from torch import Tensor
 from nnunet_cpr.bounds import Bound, KappaWS
 from nnunet_cpr.fused import Rule
 from nnunet_cpr.optimizers._fused_step import FusedStep
-from nnunet_cpr.optimizers._groups import cpr_and_groups, torch_groups, torch_may_fuse
+from nnunet_cpr.optimizers._groups import cpr_and_groups
 from nnunet_cpr.param_groups import Params
 from nnunet_cpr.regularizers import Regularizer
 
@@ -40,15 +40,6 @@ class FusedSGD(FusedStep, torch.optim.SGD):
         >>> optimizer.step()
     """
 
-    def __init__(
-        self, params: Params, lr: float | Tensor = 1e-3, *, fused: bool | None = None, **options: Any
-    ) -> None:
-        groups = torch_groups(params)
-        super().__init__(
-            groups, lr=lr, fused=torch_may_fuse(groups) if fused is None else fused, **options
-        )
-        self._prepare(fused)
-
     def _kernel(
         self, group: dict[str, Any], params: list[Tensor]
     ) -> tuple[Rule, list[list[Tensor]], list[Tensor]] | None:
@@ -63,7 +54,7 @@ class FusedSGD(FusedStep, torch.optim.SGD):
         for p, state in zip(params, states):
             if state.get("momentum_buffer") is None:
                 state["momentum_buffer"] = torch.zeros_like(p)
-        rule = Rule(adam=False, lr=group["lr"], beta1=group["momentum"], nesterov=group["nesterov"])
+        rule = Rule(False, float(group["lr"]), float(group["momentum"]), nesterov=group["nesterov"])
         return rule, [[state["momentum_buffer"] for state in states]], []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS, MuonCPR
 from nnunet_cpr import fused as fused_package
+from nnunet_cpr.optimizers import FusedAdam, FusedSGD
 from tests.helpers.stepping import (
     BOUNDED,
     parameters,
@@ -282,3 +284,56 @@ def test_nothing_is_read_from_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
                     cpr.update_and_correct(found_inf=torch.zeros((), device="meta"))
                 optimizer = build(params, lr=0.1, kappa=bound, regularizer=regularizer)
                 assert not optimizer.defaults["fused"]
+
+
+def test_memory_shared_across_groups_is_measured() -> None:
+    multipliers = []
+    for fused in (None, False):
+        matrix = torch.nn.Parameter(torch.full((500, 2000), 0.01))
+        row = torch.nn.Parameter(torch.zeros(2000))
+        row.data = matrix.data[1]
+        groups = [{"params": [matrix]}, {"params": [row]}]
+        optimizer = SGDCPR(groups, lr=0.1, kappa=KappaK(0.1), mu=1e-3, fused=fused)
+        for _ in range(4):
+            matrix.grad, row.grad = torch.zeros_like(matrix), torch.full_like(row, -1000.0)
+            optimizer.step()
+        multipliers.append(optimizer.cpr.lagrange_multiplier.item())
+    assert multipliers[0] == pytest.approx(multipliers[1], rel=1e-5) and multipliers[0] > 0.1
+
+
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+def test_lazily_negated_gradients_are_stepped(build: type) -> None:
+    p = torch.nn.Parameter(torch.ones(4, 3))
+    p.grad = torch._neg_view(torch.ones(4, 3))
+    build([p], lr=0.1).step()
+    assert (p > 1).all()
+
+
+@pytest.mark.parametrize("option", ["foreach", "differentiable"])
+@pytest.mark.parametrize("build", [FusedSGD, FusedAdam])
+def test_options_against_fused_steps_are_taken(build: type, option: str) -> None:
+    p = torch.nn.Parameter(torch.ones(4, 3))
+    optimizer = build([p], lr=0.1, **{option: True})
+    assert not optimizer.param_groups[0]["fused"]
+    if option == "foreach":
+        set_gradients([p], 0)
+        optimizer.step()
+
+
+def test_a_copied_optimizer_can_get_cpr_attached() -> None:
+    p = torch.nn.Parameter(torch.full((4, 3), 2.0))
+    copied, optimizer = copy.deepcopy((p, FusedSGD([p], lr=0.1, momentum=0.9)))
+    CPR([copied], kappa=KappaK(0.1)).attach(optimizer)
+    copied.grad = torch.zeros_like(copied)
+    optimizer.step()
+    assert (copied < 2).all()
+
+
+def test_grad_scaler_and_a_group_that_is_not_fused() -> None:
+    p = torch.nn.Parameter(torch.ones(4, 3))
+    optimizer = SGDCPR([p], lr=0.1, momentum=0.0, nesterov=False, fused=True)
+    optimizer.param_groups[0]["fused"] = False
+    p.grad = torch.tensor(8.0).expand(4, 3)
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(8.0), torch.tensor(0.0)
+    optimizer.step()
+    torch.testing.assert_close(p, torch.full((4, 3), 0.9))
