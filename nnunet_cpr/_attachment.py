@@ -33,6 +33,9 @@ from nnunet_cpr.param_groups import (
     select,
 )
 
+_DECAYS = ("weight_decay", "lambd")
+"""Settings of weight decay in parameter groups; ASGD has both."""
+
 
 class RegularizationMethod(ABC):
     """Base class of regularization methods that run before each optimizer step.
@@ -52,7 +55,7 @@ class RegularizationMethod(ABC):
     title: ClassVar[str]
     state_key: ClassVar[str]
     has_decay: bool = False
-    _watched: ClassVar[tuple[str, ...]] = ("weight_decay", "lambd")  # ASGD has both
+    _watched: ClassVar[tuple[str, ...]] = _DECAYS
     """Settings of parameter groups that are checked when they change."""
 
     def __init__(self, params: Params) -> None:
@@ -232,7 +235,7 @@ class RegularizationMethod(ABC):
         for name, p in zip(self.names, self.parameters):
             check_not_flattened(name, p)
         own = {id(p): name for name, p in zip(self.names, self.parameters)}
-        for key in RegularizationMethod._watched:
+        for key in _DECAYS:
             decaying = [g for g in optimizer.param_groups if _may_decay(g.get(key, 0))]
             decayed = [own[id(p)] for group in decaying for p in group["params"] if id(p) in own]
             if decayed:
@@ -360,7 +363,11 @@ class RegularizationMethod(ABC):
 
 
 def attached_method(optimizer: Optimizer) -> RegularizationMethod | None:
-    """Return the method that is attached to an optimizer, None if there is none."""
+    """Return the method that is attached to an optimizer, None if there is none.
+
+    Its hooks are the only record: an attribute of the optimizer would outlast :meth:`detach`, and keep
+    the method in copies, which torch makes without hooks.
+    """
     for hook in getattr(optimizer, "_optimizer_state_dict_post_hooks", {}).values():
         method = getattr(hook, "__self__", None)
         if isinstance(method, RegularizationMethod):

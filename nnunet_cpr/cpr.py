@@ -281,7 +281,7 @@ class CPR(RegularizationMethod):
     ) -> Iterator[tuple[_Part, Tensor, Tensor]]:
         """Take the paper's Algorithm 1 for one step; the correction follows each ``yield``.
 
-        It does not wait for a GPU.
+        The step counts when the last one is done. It does not wait for a GPU.
 
         Args:
             local_sums: returns the sums over the elements of this process that R needs, ``[rows, J]``.
@@ -293,30 +293,30 @@ class CPR(RegularizationMethod):
         """
         state = self._state
         has_grad = [p.grad is not None for p in self.parameters]
-        # Which matrices take part in this step; None if all do.
-        taking_part = None if all(has_grad) else self._constant("has_grad", has_grad, torch.bool)
+        # Matrices with a gradient, in a step that is not skipped; None if these are all.
+        has_step = None if all(has_grad) else self._constant("has_grad", has_grad, torch.bool)
         if found_inf is not None:
             is_taken = found_inf.to(state["step"].device).reshape(()) == 0
-            taking_part = is_taken.expand(len(self.parameters)) & (
-                is_taken if taking_part is None else taking_part
+            has_step = is_taken.expand(len(self.parameters)) & (
+                is_taken if has_step is None else has_step
             )
         for part in self._parts:
-            own, is_part = state, taking_part
+            part_state, part_has_step = state, has_step
             if isinstance(part.index, Tensor):
-                own = {key: value[part.index] for key, value in state.items() if value.ndim}
-                is_part = None if taking_part is None else taking_part[part.index]
-            kappa, multiplier = own["kappa"], own["lagrange_multiplier"]
+                part_state = {key: value[part.index] for key, value in state.items() if value.ndim}
+                part_has_step = None if has_step is None else has_step[part.index]
+            kappa, multiplier = part_state["kappa"], part_state["lagrange_multiplier"]
 
             sums = part.shards.total(local_sums(part))
             r = part.settings.regularizer.measure(sums, part.numel)
             if found_inf is not None:
                 r = torch.where(is_taken, r, math.nan)  # changes neither bounds nor multipliers
             if not self._are_set(part, kappa):
-                part.settings.bound.update_(kappa, state["step"], r, own)
+                part.settings.bound.update_(kappa, state["step"], r, part_state)
             proposed = (multiplier + part.settings.mu * (r - kappa)).clamp_(min=0)
-            applied = self._accept(part, own, is_part, r, proposed)
+            applied = self._accept(part, part_state, part_has_step, r, proposed)
 
-            for key, value in own.items() if own is not state else ():
+            for key, value in part_state.items() if part_state is not state else ():
                 state[key][part.index] = value
             yield part, applied, sums
         state["step"] += 1 if found_inf is None else is_taken
@@ -335,29 +335,29 @@ class CPR(RegularizationMethod):
     def _accept(
         self,
         part: _Part,
-        own: dict[str, Tensor],
-        is_part: Tensor | None,
+        part_state: dict[str, Tensor],
+        part_has_step: Tensor | None,
         r: Tensor,
         proposed: Tensor,
     ) -> Tensor:
         """Store the multipliers that are finite, of matrices with a gradient; return those to apply."""
-        multiplier, was_positive = own["lagrange_multiplier"], own.get("was_positive")
+        multiplier, was_positive = part_state["lagrange_multiplier"], part_state.get("was_positive")
         limit = part.settings.regularizer.largest_multiplier
         # In nearly all steps on the CPU, where a look is cheap, nothing is to be left out or limited.
-        is_plain = proposed.is_cpu and is_part is None and was_positive is None
+        is_plain = proposed.is_cpu and part_has_step is None and was_positive is None
         if is_plain and bool((proposed <= min(limit, _LARGEST)).all()):
             multiplier.copy_(proposed)
             return proposed
         is_finite = proposed <= _LARGEST
-        is_updated = is_finite if is_part is None else is_finite & is_part
+        is_updated = is_finite if part_has_step is None else is_finite & part_has_step
         if part.settings.adaptive:
-            has_fallen_back = is_updated & (multiplier == 0) & own["was_positive"]
-            torch.where(has_fallen_back, r, own["kappa"], out=own["kappa"])
+            has_fallen_back = is_updated & (multiplier == 0) & part_state["was_positive"]
+            torch.where(has_fallen_back, r, part_state["kappa"], out=part_state["kappa"])
         if was_positive is not None:  # kept for all matrices if any has an adaptive bound
             torch.where(is_updated, multiplier > 0, was_positive, out=was_positive)
         torch.where(is_updated, proposed, multiplier, out=multiplier)
         applied = torch.where(is_updated, proposed, 0.0)
-        is_skipped = ~is_finite if is_part is None else ~is_finite & is_part
+        is_skipped = ~is_finite if part_has_step is None else ~is_finite & part_has_step
         self._state["skipped_updates"] += is_skipped.sum()
         self._state["limited_corrections"] += (applied > limit).sum()
         return applied.clamp_(max=limit)

@@ -17,9 +17,9 @@ from importlib.util import find_spec
 
 import torch
 
-from nnunet_cpr.fused.backend import Backend, Plan, Rule, common_kinds
+from nnunet_cpr.fused.backend import Backend, Plan, Rule, common_layouts
 
-__all__ = ["Backend", "Plan", "Rule", "common_kinds", "find_backend", "is_enabled"]
+__all__ = ["Backend", "Plan", "Rule", "common_layouts", "find_backend", "is_enabled"]
 
 SWITCH = "NNUNET_CPR_FUSED"
 """Environment variable; 0 disables all fused steps."""
@@ -58,7 +58,7 @@ def find_backend(device: torch.device) -> type[Backend] | None:
 
 @lru_cache
 def _numba_works() -> bool:
-    """Return True if Numba compiles the CPU kernels; if not, warn with the reason."""
+    """Return True if Numba compiles a trial kernel and has a cache; if not, warn with the reason."""
     try:
         from nnunet_cpr.fused import _cpu_kernels
 

@@ -1,7 +1,7 @@
 """Numba kernels of :class:`~nnunet_cpr.fused.cpu.CPUBackend`, in float32.
 
-Each loop over elements is a function of slices of one chunk. Numba then knows that indices neither wrap
-around nor leave the array, and vectorizes the loop.
+Each loop over all elements is a function of slices of one chunk. Numba then knows that indices neither
+wrap around nor leave the array, and vectorizes the loop.
 """
 
 import math
@@ -19,7 +19,7 @@ SUM, MOMENTUM, NESTEROV, ADAM = range(4)
 _kernel = numba.njit(parallel=True, cache=True, error_model="numpy")
 # Parts are inlined: else a process that compiles runs a part's own code, and one that loads a kernel
 # from the cache the copy in there, which is optimized again and may round otherwise. All is IEEE
-# arithmetic, except that a sum of squares may be reordered; the order is always the same.
+# arithmetic, except that a sum of squares may be reordered and contracted, always in the same way.
 _part = numba.njit(forceinline=True, error_model="numpy")
 _sum = numba.njit(forceinline=True, error_model="numpy", fastmath={"contract", "reassoc"})
 
@@ -82,7 +82,19 @@ def _squares(p):
 
 @_kernel
 def run(
-    action, lr, beta1, beta2, eps, size, table, first_chunks, decays, strides, firsts, sums, samples
+    action,
+    lr,
+    beta1,
+    beta2,
+    eps,
+    size,
+    table,
+    first_chunks,
+    decays,
+    strides,
+    first_samples,
+    sums,
+    samples,
 ):
     """Take the step of ``action`` in all chunks, and sum the squares of each chunk of a matrix.
 
@@ -94,7 +106,7 @@ def run(
         first_chunks: index of the first chunk of each tensor, int64 ``[n]``.
         decays: share of each of the J matrices to subtract, float32.
         strides: distance between the elements of each matrix that are sampled, int64 ``[J]``.
-        firsts: index of the first sample of each matrix among all samples, int64 ``[J]``.
+        first_samples: index of the first sample of each matrix among all samples, int64 ``[J]``.
         sums: result, float64, one for each chunk.
         samples: result, the sampled elements of all matrices as they are after the step, float32.
     """
@@ -123,17 +135,20 @@ def run(
         if j >= 0:
             sums[chunk] = _squares(p)
             for i in range(-start % strides[j], count, strides[j]):
-                samples[firsts[j] + (start + i) // strides[j]] = p[i]
+                samples[first_samples[j] + (start + i) // strides[j]] = p[i]
 
 
 @_kernel
-def count_changes(table, strides, firsts, samples):
-    """Return the number of sampled elements that are not those of the last :func:`run`."""
+def count_changes(table, strides, first_samples, samples):
+    """Return the number of sampled elements that are not those of the last :func:`run`.
+
+    The columns of ``table`` are the J matrices in their order; the rest is as there.
+    """
     changes = 0
     for j in numba.prange(strides.size):
         p = _elements(table, PARAM, j, 0, table[NUMEL, j])
         for i in range(0, p.size, strides[j]):
-            changes += samples[firsts[j] + i // strides[j]] != p[i]
+            changes += samples[first_samples[j] + i // strides[j]] != p[i]
     return changes
 
 

@@ -68,9 +68,9 @@ class Plan:
             matrices: index j of each parameter, -1 for those that are not regularized.
             steps: Adam's step counts.
         """
-        kinds = common_kinds(columns)
+        layouts = common_layouts(columns)
         params = list(columns[0])
-        if kinds is None or len({(dtype, device) for _, dtype, device, _ in kinds}) != 1:
+        if layouts is None or len({(dtype, device) for _, dtype, device, _ in layouts}) != 1:
             return None
         counts = {(type(t), t.dtype, t.device, t.numel()) for t in steps}
         if counts - {(Tensor, torch.float32, params[0].device, 1)}:
@@ -111,7 +111,7 @@ class Plan:
         return None if (ends[:-1] > every[PARAM][1:]).any() else plan
 
 
-def common_kinds(columns: Sequence[Sequence[Tensor]]) -> list[Any] | None:
+def common_layouts(columns: Sequence[Sequence[Tensor]]) -> list[Any] | None:
     """Return shape, dtype, device and contiguity of each parameter if all its tensors are alike.
 
     None if they are not, or if a tensor is not a plain one whose elements are dense in memory.
@@ -124,18 +124,18 @@ def common_kinds(columns: Sequence[Sequence[Tensor]]) -> list[Any] | None:
         return None
     if any([t.is_neg() for t in tensors]):  # torch negates it when it is read
         return None
-    kinds = [[(t.shape, t.dtype, t.device, t.is_contiguous()) for t in column] for column in columns]
-    if any(own != kinds[0] for own in kinds[1:]):
+    layouts = [[(t.shape, t.dtype, t.device, t.is_contiguous()) for t in column] for column in columns]
+    if any(own != layouts[0] for own in layouts[1:]):
         return None
     # The order of the dimensions in memory; the stride of a dimension of size 1 means nothing.
-    turned = [i for i, (_, _, _, is_contiguous) in enumerate(kinds[0]) if not is_contiguous]
+    turned = [i for i, (_, _, _, is_contiguous) in enumerate(layouts[0]) if not is_contiguous]
     are_alike = all(is_dense(columns[0][i]) for i in turned) and all(
         own == wanted or n <= 1
         for column in columns[1:]
         for i in turned
         for own, wanted, n in zip(column[i].stride(), columns[0][i].stride(), column[i].shape)
     )
-    return kinds[0] if are_alike else None
+    return layouts[0] if are_alike else None
 
 
 class Backend(ABC):

@@ -23,6 +23,8 @@ from nnunet_cpr.fused.backend import MATRIX, NUMEL, PARAM, Backend, Plan, Rule
 
 CHUNK = 16384
 """Number of elements of a chunk."""
+_LITTLE = 8
+"""Number of chunks that one thread handles as soon as several do."""
 
 _NO_STEP = Rule(adam=False, lr=0.0, beta1=0.0)
 _launch_lock = threading.Lock()
@@ -43,25 +45,25 @@ class CPUBackend(Backend):
     is_proven = True
 
     def __init__(self) -> None:
-        self._summed: Any = None  # versions, addresses and sizes of the matrices of the sums
+        self._sums_of: Any = None  # fingerprint of the matrices that the sums belong to
         self._sums = np.empty(0)
         self._samples = np.empty(0, np.float32)
         self.reused_measures = 0
 
     def sums_of_squares(self, matrices: Plan) -> Tensor:
-        strides, firsts, _ = _sampling(tuple(matrices.table[NUMEL].tolist()))
-        is_same = self._summed == _fingerprint(matrices)
-        samples = matrices.table, strides, firsts, self._samples
+        strides, first_samples, _ = _sampling(tuple(matrices.table[NUMEL].tolist()))
+        is_same = self._sums_of == _fingerprint(matrices)
+        samples = matrices.table, strides, first_samples, self._samples
         if is_same and _launch(_cpu_kernels.count_changes, len(strides), *samples) == 0:
             self.reused_measures += 1
         else:
             no_decay = np.zeros(len(strides), np.float32)
             self._run(_cpu_kernels.SUM, matrices, _NO_STEP, matrices, no_decay)
-            self._summed = _fingerprint(matrices)
+            self._sums_of = _fingerprint(matrices)
         return torch.from_numpy(self._sums)
 
     def step(self, groups: Sequence[tuple[Plan, Rule]], matrices: Plan, decay: Tensor) -> None:
-        are_known, self._summed = self._summed is not None, None  # until the step has succeeded
+        are_known, self._sums_of = self._sums_of is not None, None  # until the step has succeeded
         for plan, rule in groups:
             sgd = _cpu_kernels.NESTEROV if rule.nesterov else _cpu_kernels.MOMENTUM
             action = _cpu_kernels.ADAM if rule.adam else sgd
@@ -69,17 +71,17 @@ class CPUBackend(Backend):
         # Kernels do not raise the version counters.
         torch.autograd.graph.increment_version([p for plan, _ in groups for p in plan.params])
         if are_known:
-            self._summed = _fingerprint(matrices)
+            self._sums_of = _fingerprint(matrices)
 
     def _run(self, action: int, plan: Plan, rule: Rule, matrices: Plan, decays: np.ndarray) -> None:
-        strides, firsts, count = _sampling(tuple(matrices.table[NUMEL].tolist()))
+        strides, first_samples, count = _sampling(tuple(matrices.table[NUMEL].tolist()))
         if len(self._samples) != count or len(self._sums) != len(strides):
             self._sums, self._samples = np.zeros(len(strides)), np.zeros(count, np.float32)
         chunks = -(-plan.table[NUMEL] // CHUNK)
         first_chunks = chunks.cumsum() - chunks
         sums = np.zeros(chunks.sum())
         settings = rule.lr, rule.beta1, rule.beta2, rule.eps
-        tables = plan.table, first_chunks, decays, strides, firsts
+        tables = plan.table, first_chunks, decays, strides, first_samples
         _launch(_cpu_kernels.run, len(sums), action, *settings, CHUNK, *tables, sums, self._samples)
         totals = np.zeros(len(chunks))
         if len(sums):
@@ -113,7 +115,7 @@ def _launch(kernel: Any, tasks: int, *arguments: Any) -> Any:
     most = numba.core.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
     with _launch_lock:  # without OpenMP, Numba aborts on concurrent launches
         before = numba.get_num_threads()
-        numba.set_num_threads(min(torch.get_num_threads(), most) if tasks > 8 else 1)
+        numba.set_num_threads(min(torch.get_num_threads(), most) if tasks > _LITTLE else 1)
         try:
             return kernel(*arguments)
         finally:

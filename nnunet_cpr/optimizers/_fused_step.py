@@ -13,7 +13,7 @@ from torch import Tensor
 from nnunet_cpr._attachment import RegularizationMethod, attached_method
 from nnunet_cpr._distributed import has_same_placements, is_sharded, local_tensors
 from nnunet_cpr.cpr import CPR
-from nnunet_cpr.fused import Backend, Plan, Rule, common_kinds, find_backend, is_enabled
+from nnunet_cpr.fused import Backend, Plan, Rule, common_layouts, find_backend, is_enabled
 from nnunet_cpr.optimizers._groups import copy_loaded_state, torch_groups, torch_may_fuse
 from nnunet_cpr.param_groups import Params
 
@@ -36,7 +36,7 @@ class FusedStep(ABC):
     """True: a step calls the attached method, which needs no hook."""
     param_groups: list[dict[str, Any]]
     state: Any
-    _find_backend = staticmethod(find_backend)
+    _find_backend = staticmethod(find_backend)  # an attribute, so that a trial can choose another
     # Of a copy, since torch copies groups and state only.
     _may_fuse = True
     _backend: Backend | None = None
@@ -108,13 +108,15 @@ class FusedStep(ABC):
 
     def _usable_backend(self, first: Tensor) -> Backend | None:
         """Return the backend for tensors like a parameter, None if there is none."""
-        kind = self._find_backend(first.device)
-        if kind is None or first.dtype not in kind.dtypes:
+        backend_class = self._find_backend(first.device)
+        if backend_class is None or first.dtype not in backend_class.dtypes:
             return None
-        if not (kind.is_proven or _agrees_with_torch(self._plain_class(), kind, first)):
+        if not (
+            backend_class.is_proven or _agrees_with_torch(self._plain_class(), backend_class, first)
+        ):
             return None
-        if type(self._backend) is not kind:
-            self._backend = kind()
+        if type(self._backend) is not backend_class:
+            self._backend = backend_class()
         return self._backend
 
     @classmethod
@@ -177,7 +179,7 @@ class FusedStep(ABC):
             return False
         keys = {key for own in states for key, t in own.items() if isinstance(t, Tensor)} - {"step"}
         moments = [[own[key] for own in states if isinstance(own.get(key), Tensor)] for key in keys]
-        return common_kinds([params, [p.grad for p in params], *moments]) is not None
+        return common_layouts([params, [p.grad for p in params], *moments]) is not None
 
     # Implemented by each optimizer
 
@@ -193,17 +195,17 @@ class FusedStep(ABC):
         """
 
 
-def _agrees_with_torch(build: Any, kind: type[Backend], like: Tensor) -> bool:
+def _agrees_with_torch(build: Any, backend_class: type[Backend], like: Tensor) -> bool:
     """Return True if two steps of kernels agree with unfused ones; warn if not.
 
     A kernel with wrong results, because of a bug in a compiler, driver or GPU, would silently spoil a
     training. Each optimizer, device and dtype is tried once in a process.
     """
-    key = build, kind, like.device, like.dtype
+    key = build, backend_class, like.device, like.dtype
     if key not in _agrees:
         _agrees[key] = True  # for the trial itself
         try:
-            worst = _difference(build, kind, like)
+            worst = _difference(build, backend_class, like)
             result = f"a difference of {worst:.3g} times the precision of {like.dtype}"
         except Exception as error:  # compilers raise errors of many classes
             worst, result = float("inf"), f"{type(error).__name__}: {error}"
@@ -218,7 +220,7 @@ def _agrees_with_torch(build: Any, kind: type[Backend], like: Tensor) -> bool:
     return _agrees[key]
 
 
-def _difference(build: Any, kind: type[Backend], like: Tensor) -> float:
+def _difference(build: Any, backend_class: type[Backend], like: Tensor) -> float:
     """Return the largest difference after two steps, in units of the dtype's precision."""
     steps = []
     for is_fused in (True, False):
@@ -231,7 +233,7 @@ def _difference(build: Any, kind: type[Backend], like: Tensor) -> float:
         tensors = [t.to(like.device, like.dtype).to(dtype) for t in tensors]
         params = [torch.nn.Parameter(t) for t in tensors[:4]]
         optimizer: Any = CPR(params, kappa="ki0x0p9", mu=0.1).attach(build(params, lr=0.05))
-        optimizer._find_backend = lambda device, own=is_fused: kind if own else None
+        optimizer._find_backend = lambda device, own=is_fused: backend_class if own else None
         # Kernels have SGD with momentum only; half precision loses small second moments.
         optimizer.param_groups[0].update(momentum=0.9, betas=(0.9, 0.9), eps=1e-2)
         for grads in (tensors[4:8], tensors[8:]):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nnunet_cpr._validation import short_repr
 from nnunet_cpr.cpr import CPR, CPRSettings
-from nnunet_cpr.fused import common_kinds, is_enabled
+from nnunet_cpr.fused import common_layouts, is_enabled
 from nnunet_cpr.param_groups import Params, param_groups, unwrap
 
 _TORCH_KEYS = {"lr", "maximize", "foreach", "differentiable", "fused", "params", "weight_decay"}
@@ -94,7 +94,7 @@ def torch_may_fuse(groups: list[dict[str, Any]]) -> bool:
         p.is_cuda or (p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64))
         for p in params
     )
-    return is_supported and is_enabled() and common_kinds([params]) is not None
+    return is_supported and is_enabled() and common_layouts([params]) is not None
 
 
 def copy_loaded_state(optimizer: torch.optim.Optimizer) -> None:
