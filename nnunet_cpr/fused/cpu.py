@@ -114,9 +114,13 @@ def _launch(kernel: Any, tasks: int, *arguments: Any) -> Any:
     """Run a kernel on as many of Numba's threads as torch uses, on one if there is little to do."""
     most = numba.core.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
     with _launch_lock:  # without OpenMP, Numba aborts on concurrent launches
+        of_torch = torch.get_num_threads()
         before = numba.get_num_threads()
-        numba.set_num_threads(min(torch.get_num_threads(), most) if tasks > _LITTLE else 1)
+        numba.set_num_threads(min(of_torch, most) if tasks > _LITTLE else 1)
         try:
             return kernel(*arguments)
         finally:
             numba.set_num_threads(before)
+            # Numba's first call sets the number of OpenMP's threads, which torch uses, to its own.
+            if torch.get_num_threads() != of_torch:
+                torch.set_num_threads(of_torch)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import subprocess
 import sys
 from typing import Any
 
@@ -337,3 +339,22 @@ def test_grad_scaler_and_a_group_that_is_not_fused() -> None:
     optimizer.grad_scale, optimizer.found_inf = torch.tensor(8.0), torch.tensor(0.0)
     optimizer.step()
     torch.testing.assert_close(p, torch.full((4, 3), 0.9))
+
+
+def test_kernels_leave_torchs_number_of_threads() -> None:
+    """Numba's first call in a process sets OpenMP's, on which the rounding of gradients depends."""
+    code = """
+import torch
+from nnunet_cpr import SGDCPR
+for threads in (1, 3):
+    torch.set_num_threads(threads)
+    for size in (4, 2000):
+        p = torch.nn.Parameter(torch.randn(size, 1000))
+        p.grad = torch.ones_like(p)
+        optimizer = SGDCPR([p], lr=0.1)
+        optimizer.step()
+        assert optimizer._backend is not None and torch.get_num_threads() == threads
+"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "4", "NUMBA_NUM_THREADS": "4"}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    subprocess.run(command, env=environment, check=True, timeout=600)
