@@ -77,7 +77,7 @@ def growing_list() -> Hook:
     kept: list[bool] = []
 
     def hook(optimizer: torch.optim.Optimizer) -> None:
-        kept.extend([True] * 5)
+        kept.extend([True] * 20)
         sum(kept)
 
     return hook
