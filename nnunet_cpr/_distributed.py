@@ -62,12 +62,12 @@ def is_checkpoint_imported() -> bool:
 
 
 def is_state_initialization(optimizer: Optimizer) -> bool:
-    """Return True if a step is not a training step, but initializes the state of the optimizer.
+    """Return True if a step is not a training step, but initializes the state of an optimizer without.
 
     Before ``torch.distributed.checkpoint`` saves or loads the state of an optimizer without any, it
     creates the state by a step with learning rates and gradients of 0.
     """
-    if not is_checkpoint_imported() or optimizer.state:
+    if not is_checkpoint_imported():
         return False
     rates = [group.get("lr", 0) for group in optimizer.param_groups]
     # It sets a CPU tensor; reading one from a GPU would make the host wait.

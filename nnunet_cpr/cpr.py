@@ -191,8 +191,10 @@ class CPR(RegularizationMethod):
         return parts
 
     def _move_state_to_parameters(self) -> None:
+        before = self._state["step"].device
         super()._move_state_to_parameters()
-        self._parts = self._build_parts()
+        if self._state["step"].device != before:
+            self._parts = self._build_parts()
 
     # Present values
 

@@ -37,9 +37,9 @@ class Plan:
 
     Attributes:
         params: the n parameters.
-        table: int64 ``[7, n]``: for each of the n parameters, the addresses of it, of
-            its gradient, its moments and its step count (0 for none), its number of elements, and its
-            index j among the regularized matrices (-1 for none).
+        table: int64 ``[7, n]``: for each parameter its address and those of its gradient, moments and
+            step count (0 for none), its number of elements, and its index j among the regularized
+            matrices (-1 for none).
         steps: Adam's step counts, float32.
         dtype, device: those of all parameters, gradients and moments.
     """

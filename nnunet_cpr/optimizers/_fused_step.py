@@ -37,7 +37,7 @@ class FusedStep(ABC):
     param_groups: list[dict[str, Any]]
     state: Any
     _find_backend = staticmethod(find_backend)  # an attribute, so that a trial can choose another
-    # Of a copy, since torch copies groups and state only.
+    # Defaults, which a copy has: torch copies groups and state only.
     _may_fuse = True
     _backend: Backend | None = None
     _has_shards = True
