@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import long_runs
 from benchmarks.limits import Limit
 
-STEPS = 3000
+STEPS = 6000
 Hook = Callable[[torch.optim.Optimizer], None]
 
 
