@@ -25,7 +25,6 @@ STEPS = {
     "train_step": ["-m", "benchmarks.train_step", *_DEVICE, "--no-compiled"],
     "train_step_compiled": ["-m", "benchmarks.train_step", "--device", "cuda", "--seconds", "60"],
     "muon_cost": ["-m", "benchmarks.muon_cost", *_DEVICE, "--no-compiled"],
-    "checkpointing": ["-m", "benchmarks.checkpointing", *_DEVICE, "--no-compiled"],
 }
 STUDY = "study"
 DEFINITION = Path(__file__).parent / "real_data" / "studies" / "gpu.yaml"

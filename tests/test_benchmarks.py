@@ -136,11 +136,11 @@ def test_commands_answer_at_once() -> None:
 
 @pytest.mark.slow
 def test_end_of_an_epoch_is_measured() -> None:
-    """Far from the limit, which needs an idle machine: drawing takes a second of processor time."""
+    """Far from the limit, which needs an idle machine."""
     result = run("epoch_overhead", "--repeats", "2")
     assert result.returncode == 0, result.stdout + result.stderr
     (line,) = (line for line in result.stdout.splitlines() if "default" in line)
-    assert 0 < float(line.split()[-2]) < 200
+    assert 0 < float(line.split("│")[-3]) < 500
 
 
 @pytest.mark.release

@@ -6,12 +6,11 @@ are listed in ``FAMILIES`` of :mod:`nnunet_cpr.names.trainer_name`.
 
 from __future__ import annotations
 
-import functools
 import sys
+import time
 import traceback
 from abc import ABC
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -33,13 +32,19 @@ from nnunet_cpr.names.trainer_name import (
     DEFAULT_WEIGHT_DECAY,
     TrainerName,
 )
-from nnunet_cpr.nnunet import checkpoints, interruption, other_optimizer
-from nnunet_cpr.nnunet.checkpoint_writer import CheckpointWriter, save_interval
-from nnunet_cpr.nnunet.checkpoints import DamagedCheckpoint, UnusableCheckpoint
+from nnunet_cpr.nnunet import checkpoints, other_optimizer
+from nnunet_cpr.nnunet.checkpoints import (
+    START_ANEW,
+    EpochStart,
+    Interruption,
+    UnusableCheckpoint,
+    one_line,
+    save_interval,
+    saved_as_a_whole,
+)
 from nnunet_cpr.nnunet.cpu_threads import limit_cpu_threads
-from nnunet_cpr.nnunet.figure_process import FigureProcess
-from nnunet_cpr.nnunet.fold_files import LATEST_CHECKPOINT
-from nnunet_cpr.nnunet.host_copy import atomic_saves
+from nnunet_cpr.nnunet.figure_schedule import FigureSchedule
+from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, LATEST_CHECKPOINT
 from nnunet_cpr.nnunet.poly_lr import WarmupPolyLRScheduler
 from nnunet_cpr.nnunet.tensorboard import (
     VARIABLE,
@@ -55,8 +60,6 @@ ADAM_BETAS = (0.9, 0.99)
 
 _LONGEST_NAME = 255
 """Bytes of a folder's name on usual file systems."""
-_DRAWING_SECONDS = 15.0
-"""Time for the figures of an interrupted training, below the 30 s after which Slurm kills a job."""
 
 
 class NamedTrainer(nnUNetTrainer, ABC):
@@ -72,7 +75,8 @@ class NamedTrainer(nnUNetTrainer, ABC):
         defined_in: file of the class if it is a family, None for classes derived from one.
         is_created: True if the class was created for a name with suffixes.
         baseline: comparison method attached to the optimizer, None if the name has none.
-        figures: process that draws on rank 0, None on other ranks and before the training starts.
+        epoch_start: checkpoint of the start of the running epoch, on rank 0.
+        figures: times at which rank 0 draws, None on other ranks and before the training starts.
         tensorboard: TensorBoard's logger if ``nnUNet_tensorboard_enabled`` asks for it, on rank 0.
     """
 
@@ -80,11 +84,13 @@ class NamedTrainer(nnUNetTrainer, ABC):
     defined_in: ClassVar[str | None] = None
     is_created: ClassVar[bool] = False
     baseline: Baseline | None = None
-    figures: FigureProcess | None = None
+    figures: FigureSchedule | None = None
     tensorboard: TensorBoardLogger | None = None
     initial_lr: float
     weight_decay: float
+    baseline_decay: float
     _configured: Optimizer | None = None
+    _keeps_epoch_start = True
 
     def __init__(
         self,
@@ -112,6 +118,16 @@ class NamedTrainer(nnUNetTrainer, ABC):
         if self.initial_lr == DEFAULT_LR:
             self.initial_lr = self.settings.defaults.lr
         self.apply_settings()
+        try:
+            if self.device.type == "cpu":
+                limit_cpu_threads()
+            self._save_interval = save_interval()
+        except ValueError as error:
+            self._exit(str(error))
+        self.epoch_start = EpochStart(Path(self.output_folder) / LATEST_CHECKPOINT)
+        self._interruption = Interruption(self.epoch_start.write_file, self._warn)
+        self._saved_at = time.monotonic()
+        self._seed(0)  # the network's initial weights
 
     def apply_settings(self) -> None:
         """Set the hyperparameters that the name gives, which win over those of any base class."""
@@ -146,6 +162,12 @@ class NamedTrainer(nnUNetTrainer, ABC):
 
         Trainers with stages pass the stage; a second call continues the regularization.
         """
+        if not hasattr(self, "baseline_decay"):
+            self.baseline_decay = self.weight_decay
+            if not self.settings.keeps_optimizer and (
+                self.settings.defaults.cpr or self.settings.baseline
+            ):
+                self.weight_decay = 0.0  # replaced by the regularization
         if self.baseline is None:
             self.baseline = self.settings.build_baseline(
                 self.network, self.baseline_decay, self.total_steps
@@ -243,22 +265,6 @@ class NamedTrainer(nnUNetTrainer, ABC):
             self.num_iterations_per_epoch,
         )
 
-    def initialize(self) -> None:
-        if self.device.type == "cpu":
-            try:
-                limit_cpu_threads()
-            except ValueError as error:
-                self._exit(str(error))
-        self._seed(0)  # the network's initial weights
-        self.replace_weight_decay()
-        super().initialize()
-
-    def replace_weight_decay(self) -> None:
-        """Move the weight decay from an optimizer of ours to its regularization."""
-        self.baseline_decay = self.weight_decay
-        if not self.settings.keeps_optimizer and (self.settings.defaults.cpr or self.settings.baseline):
-            self.weight_decay = 0.0
-
     @classmethod
     def other_trainer(cls) -> type[nnUNetTrainer]:
         """Return the first base class that is not from this package, ``nnUNetTrainer`` or another."""
@@ -312,9 +318,14 @@ class NamedTrainer(nnUNetTrainer, ABC):
         super().on_train_start()
         folder = Path(self.output_folder)
         if self.local_rank == 0:
-            remove_temporary_files(folder, "checkpoint_*", "cpr_*", "progress*")
-            figures = self.figures = FigureProcess(folder, self._warn)
-            self.logger.plot_progress_png = lambda _: figures.draw(self.logger.get_checkpoint())
+            checkpoints.remove_unfinished(folder)
+            remove_temporary_files(folder, "cpr_*")
+            self.figures = FigureSchedule()
+            self._draw_nnunets = self.logger.plot_progress_png
+            self.logger.plot_progress_png = self._draw_if_due
+        schedule = self.lr_scheduler
+        if isinstance(schedule, WarmupPolyLRScheduler):
+            self.optimizer.register_step_pre_hook(lambda *_: schedule.step_iteration())
         if logs_to_tensorboard:
             logged = self.logger.get_checkpoint()
             names = class_names(self.label_manager)
@@ -332,75 +343,40 @@ class NamedTrainer(nnUNetTrainer, ABC):
                 f"_seed{self.settings.seed} does not make this training reproducible, because processes "
                 "load the data; set nnUNet_n_proc_DA=0 if it should be"
             )
+        self._start_epoch()
 
-    def on_train_end(self) -> None:
-        super().on_train_end()
-        self.draw_last_state()
+    def on_epoch_end(self) -> None:
+        self._check_optimizer()
+        super().on_epoch_end()
+        if self.current_epoch < self.num_epochs:
+            if time.monotonic() - self._saved_at >= self._save_interval:
+                self._save_start_of_epoch(str(self.epoch_start.path))
+            self._start_epoch()
 
-    def draw_last_state(self, timeout: float = 300) -> None:
-        """Draw the figures once more and wait, at the end of a training or when it is interrupted.
-
-        Args:
-            timeout: seconds after which drawing is given up.
-        """
-        if self.figures is not None and self.logger.get_value("epoch_end_timestamps", None):
-            self.figures.finish(self.logger.get_checkpoint(), timeout)
-
-    @functools.cached_property
-    def checkpoint_writer(self) -> CheckpointWriter:
-        """Writer of the state at the start of the running epoch."""
-        try:
-            interval = save_interval()
-        except ValueError as error:
-            self._exit(str(error))
-        return CheckpointWriter(Path(self.output_folder) / LATEST_CHECKPOINT, interval, self._warn)
-
-    def run_training(self) -> None:
-        writer = self.checkpoint_writer
-        with self._watch_signals(writer.write_last, lambda: self.draw_last_state(_DRAWING_SECONDS)):
+    def _start_epoch(self) -> None:
+        """Keep the present state, and draw random numbers as a training that is continued from it."""
+        if self.local_rank == 0 and not self.disable_checkpointing and self._keeps_epoch_start:
             try:
-                super().run_training()
-            except KeyboardInterrupt:
-                self._warn(f"SIGINT: {writer.write()}")
-                self.draw_last_state(_DRAWING_SECONDS)
-                raise
-            finally:
-                writer.close()
+                with self._interruption.deferred():
+                    self.epoch_start.renew(self._save_start_of_epoch, self.current_epoch)
+            except (AttributeError, TypeError) as error:
+                self._keeps_epoch_start = False
+                self._warn(
+                    f"save_checkpoint of {self.other_trainer().__name__} takes paths only ({error}): a "
+                    "training that a signal ends will continue from its last checkpoint"
+                )
+        self._seed(1 + self.current_epoch)
 
-    def perform_actual_validation(self, save_probabilities: bool = False) -> None:
-        with self._watch_signals(lambda: "ended during the validation; continue with --c"):
-            super().perform_actual_validation(save_probabilities)
-
-    def _watch_signals(
-        self, write: Callable[[], str], afterwards: Callable[[], None] = lambda: None
-    ) -> AbstractContextManager[None]:
-        ranks = interruption.rank_processes()
-        return interruption.watch_signals(write, self._warn, ranks, afterwards)
-
-    def on_epoch_start(self) -> None:
-        if self.local_rank == 0 and not self.disable_checkpointing:
-            self.checkpoint_writer.start_epoch(self._save_start_of_epoch, self.current_epoch)
-        super().on_epoch_start()
-
-    def _save_start_of_epoch(self, filename: str) -> None:
+    def _save_start_of_epoch(self, file: Any) -> None:
+        """Save to a path or a file object."""
         self.current_epoch -= 1  # nnU-Net stores the next epoch; its on_train_end does the same
         try:
-            self.save_checkpoint(filename)
+            self.save_checkpoint(file)
         finally:
             self.current_epoch += 1
 
-    def on_train_epoch_start(self) -> None:
-        # Depends on the epoch alone, so that a resumed training draws the same random numbers.
-        self._seed(1 + self.current_epoch)
-        super().on_train_epoch_start()
-
-    def train_step(self, batch: dict) -> dict:
-        if isinstance(self.lr_scheduler, WarmupPolyLRScheduler):
-            self.lr_scheduler.step_iteration()
-        return super().train_step(batch)
-
-    def on_train_epoch_end(self, train_outputs: list[dict]) -> None:
-        super().on_train_epoch_end(train_outputs)
+    def _check_optimizer(self) -> None:
+        """End the training if it does not use the optimizer that is regularized."""
         if self.settings.keeps_optimizer and self._regularization is None:
             return
         ours = self._configured
@@ -410,16 +386,53 @@ class NamedTrainer(nnUNetTrainer, ABC):
                 "is not from configure_optimizers; build it there, so that it can be regularized"
             )
 
+    def run_training(self) -> None:
+        with self._interruption.watched():
+            super().run_training()
+        self.finish_training()
+
+    def finish_training(self) -> None:
+        """Draw the last state; called at the end of a training."""
+        if self.figures is not None:
+            self._draw()
+
+    def perform_actual_validation(self, save_probabilities: bool = False) -> None:
+        with self._interruption.watched():
+            super().perform_actual_validation(save_probabilities)
+
+    def _draw_if_due(self, folder: str) -> None:
+        if self.figures is not None and self.figures.is_due:
+            self._draw()
+
+    def _draw(self) -> None:
+        """Draw the figures; a figure that fails does not end the training."""
+        assert self.figures is not None
+        with self.figures.timed():
+            for name, draw in self._figures_to_draw().items():
+                try:
+                    draw()
+                except Exception as error:
+                    self._warn(f"cannot draw {name}: {type(error).__name__}: {one_line(error)}")
+
+    def _figures_to_draw(self) -> dict[str, Callable[[], None]]:
+        """Return the functions that draw the figures, by file name."""
+        return {"progress.png": lambda: self._draw_nnunets(self.output_folder)}
+
     def save_checkpoint(self, filename: str) -> None:
-        writer = self.checkpoint_writer
-        if self.local_rank != 0 or self.disable_checkpointing or writer.is_capturing:
-            super().save_checkpoint(filename)
+        if self.local_rank != 0 or self.disable_checkpointing or not isinstance(filename, str):
+            super().save_checkpoint(filename)  # to a file object for ``epoch_start``
             return
+        path = Path(filename)
         try:
-            with writer.saving(Path(filename), self.current_epoch + 1), atomic_saves():
-                super().save_checkpoint(filename)
+            with self._interruption.deferred(), saved_as_a_whole(path) as temporary:
+                super().save_checkpoint(str(temporary))
         except OSError as error:
-            self._exit(f"cannot write {filename}: {error.strerror}; fix this and continue with --c")
+            self._exit(f"cannot write {path}: {error.strerror}; fix this and continue with --c")
+        except RuntimeError as error:  # torch's writer does not say what failed
+            self._exit(f"cannot write {path}, is the disk full? Continue with --c ({one_line(error)})")
+        self._saved_at = time.monotonic()
+        if path.name == FINAL_CHECKPOINT:
+            self.epoch_start.clear()
 
     def load_checkpoint(self, filename_or_checkpoint: dict | str) -> None:
         if not isinstance(filename_or_checkpoint, str):
@@ -428,25 +441,23 @@ class NamedTrainer(nnUNetTrainer, ABC):
         if not self.was_initialized:
             self.initialize()
         path = Path(filename_or_checkpoint)
-        paths = checkpoints.newest_first(path) if self.continues else [path]
         try:
-            path, checkpoint = checkpoints.read_first_intact(paths, self._warn)
+            if self.continues:
+                path, checkpoint = checkpoints.read_newest(path, self._warn)
+            else:
+                checkpoint = checkpoints.read(path)
             checkpoints.check_matches(path, checkpoint, self, self.settings.keeps_optimizer)
             written_by = checkpoint["trainer_name"]
             del checkpoint
             with checkpoints.restricted_loading():
                 super().load_checkpoint(str(path))
-            if written_by != type(self).__name__:
-                self._warn(f"continuing {path}, which was written by {written_by}")
-        except DamagedCheckpoint as error:
-            self._exit(f"{error}; move it away and continue with --c")
         except UnusableCheckpoint as error:
             self._exit(str(error))
-        except ValueError as error:  # from load_state_dict of the optimizer or CPR
-            self._exit(f"{path} does not match: {error}; {checkpoints.START_ANEW}")
-        except Exception as error:  # a crafted file can fail in any way
+        except Exception as error:  # of another network, or crafted
             self.print_to_log_file(traceback.format_exc(), also_print_to_console=False)
-            self._exit(f"{path} cannot be loaded ({type(error).__name__}, see {self.log_file})")
+            self._exit(f"{path} does not match this training: {one_line(error)}; {START_ANEW}")
+        if written_by != type(self).__name__:
+            self._warn(f"continuing {path}, which was written by {written_by}")
 
     def _warn(self, message: str) -> None:
         """Write a message to the log and in one line to stderr."""

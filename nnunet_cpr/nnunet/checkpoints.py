@@ -1,4 +1,8 @@
-"""Safe loading of nnU-Net's checkpoints, and checks that they match the training.
+"""Saving, interrupting and continuing a training.
+
+The checkpoint of the start of the running epoch is kept in host memory. It is written when the save
+interval has passed and when a signal ends the training. With ``--c`` a training continues from the
+newest checkpoint that can be read.
 
 A checkpoint is a zip file with a pickle, and unpickling can execute arbitrary code. Only tensors, plain
 values and the types in :data:`SAFE_GLOBALS` are loaded.
@@ -6,35 +10,39 @@ values and the types in :data:`SAFE_GLOBALS` are loaded.
 
 from __future__ import annotations
 
-import errno
-import itertools
-import math
+import io
 import os
 import pickle
 import re
-import stat
+import shutil
+import signal
+import sys
+import threading
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import torch
-from torch import Tensor, nn
+from torch import distributed
 from torch.optim import Optimizer
 
-from nnunet_cpr._validation import list_names
+from nnunet_cpr._validation import positive_number
 from nnunet_cpr.cpr import CPRSettings
-from nnunet_cpr.nnunet.fold_files import (
-    CHECKPOINTS,
-    FINAL_CHECKPOINT,
-    LATEST_CHECKPOINT,
-    is_complete_checkpoint,
-)
+from nnunet_cpr.nnunet.fold_files import BEST_CHECKPOINT, CHECKPOINTS, LATEST_CHECKPOINT
+from nnunet_cpr.nnunet.stop_signals import TERMINATION_SIGNALS, handle_signals
 
 if TYPE_CHECKING:
     from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+SAVE_MINUTES = "NNUNET_CPR_SAVE_MINUTES"
+"""Environment variable with the save interval in minutes; 0 saves after every epoch."""
+DEFAULT_SAVE_MINUTES = 10.0
 
 START_ANEW = "to start a new training from its weights, pass it to -pretrained_weights"
 
@@ -47,18 +55,10 @@ SAFE_GLOBALS: tuple[Any, ...] = (
 )
 """Types beyond tensors and plain values that nnU-Net's checkpoints need: NumPy scalars in the logs."""
 
-NOT_NNUNET = "is not a checkpoint of nnU-Net"
+_UNFINISHED = ".saving-checkpoint-"
 
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    "network_weights": Mapping,
-    "optimizer_state": Mapping,
-    "grad_scaler_state": (Mapping, type(None)),
-    "logging": dict,
-    "_best_ema": (float, np.floating, type(None)),
-    "current_epoch": int,
-    "init_args": Mapping,
-    "trainer_name": str,
-}
+ENTRIES = ("network_weights", "optimizer_state", "logging", "current_epoch", "init_args", "trainer_name")
+"""Entries that a training needs to continue."""
 
 
 class UnusableCheckpoint(RuntimeError):
@@ -68,11 +68,192 @@ class UnusableCheckpoint(RuntimeError):
         super().__init__(f"{path} {reason}")
 
 
-class DamagedCheckpoint(UnusableCheckpoint):
-    """Checkpoint that is truncated or corrupted."""
+# Saving
 
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(path, f"is damaged: {reason}")
+
+def save_interval() -> float:
+    """Return the save interval in seconds.
+
+    Raises:
+        ValueError: the environment variable has a wrong value.
+    """
+    value: float | str = os.environ.get(SAVE_MINUTES) or DEFAULT_SAVE_MINUTES
+    with suppress(ValueError):  # a text is refused below
+        value = float(value)
+    return 60 * positive_number(SAVE_MINUTES, value, allow_zero=True)
+
+
+@contextmanager
+def saved_as_a_whole(path: Path) -> Iterator[Path]:
+    """Yield a path to save to; what is saved in its folder replaces the files beside ``path`` at once.
+
+    Some trainers write more files beside their checkpoints.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    with TemporaryDirectory(prefix=_UNFINISHED, dir=path.parent) as folder:
+        yield Path(folder) / path.name
+        for file in Path(folder).iterdir():
+            with open(file, "rb") as written:
+                os.fsync(written.fileno())
+            os.replace(file, path.with_name(file.name))
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what trainings that were killed while they saved have left in a folder."""
+    for unfinished in folder.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+class EpochStart:
+    """Checkpoint of the start of the running epoch, in host memory.
+
+    ``torch.save`` writes into this object as into a file. The memory is used again in each epoch.
+
+    Attributes:
+        path: file of the checkpoint.
+        epoch: number of the epoch, None without a checkpoint.
+
+    Example:
+        >>> start = EpochStart(Path("checkpoint_latest.pth"))
+        >>> start.renew(lambda file: torch.save({"current_epoch": 3}, file), epoch=3)
+        >>> start.epoch
+        3
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.epoch: int | None = None
+        self._memory = bytearray()
+        self._size = 0
+
+    def renew(self, save: Callable[[Any], None], epoch: int) -> None:
+        """Replace the checkpoint.
+
+        Args:
+            save: function that saves the present state to a file object.
+            epoch: number of the epoch that starts.
+        """
+        self.epoch, self._size = None, 0
+        # Checksums would take three times as long as the copy; write_file adds them.
+        torch.serialization.set_crc32_options(False)
+        try:
+            save(self)
+        finally:
+            torch.serialization.set_crc32_options(True)
+        if self._size > 0:  # trainers without checkpoints save nothing
+            self.epoch = epoch
+
+    def clear(self) -> None:
+        """Forget the checkpoint and free its memory, at the end of a training."""
+        self.epoch, self._size = None, 0
+        self._memory = bytearray()
+
+    def write(self, content: Any) -> int:
+        """Append bytes, for ``torch.save``."""
+        end = self._size + len(content)
+        self._memory[self._size : end] = content
+        self._size = end
+        return len(content)
+
+    def flush(self) -> None:
+        """Do nothing, for ``torch.save``."""
+
+    def write_file(self) -> str:
+        """Write the checkpoint if there is one, and return a message for the user."""
+        if self.epoch is None:
+            return "ended without writing a checkpoint; continue with --c"
+        written = io.BytesIO(memoryview(self._memory)[: self._size])
+        checkpoint = torch.load(written, map_location="cpu", weights_only=False)
+        try:
+            with saved_as_a_whole(self.path) as temporary, open(temporary, "wb") as file:
+                torch.save(checkpoint, file)
+        except OSError as error:
+            return f"cannot write {self.path}: {error.strerror}; continue from an older one with --c"
+        file = f"{self.path.parent.name}/{self.path.name}"
+        return f"wrote {file} (start of epoch {self.epoch}); continue with --c"
+
+
+# Interrupting
+
+
+class Interruption:
+    """End of a training by a signal: of a cluster's scheduler, or Ctrl-C.
+
+    Rank 0 saves and ends all ranks and their child processes, with status 128 + signal. The other ranks
+    pass signals on to it and go on, since rank 0 may wait for them. Ctrl-C in a training without ranks
+    raises KeyboardInterrupt, as usual.
+
+    Args:
+        save: function that saves the state and returns a message.
+        report: function that shows a message.
+    """
+
+    def __init__(self, save: Callable[[], str], report: Callable[[str], None]) -> None:
+        self._save, self._report = save, report
+        self._ranks: list[int] = []
+        self._is_deferred = False
+        self._pending: int | None = None
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Act on signals in this context, except on those that somebody else ignores or handles.
+
+        With distributed training, all ranks must enter it.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            self._report("the training is not in the main thread: signals end it without a checkpoint")
+            yield
+            return
+        if distributed.is_available() and distributed.is_initialized():
+            self._ranks = [0] * distributed.get_world_size()
+            distributed.all_gather_object(self._ranks, os.getpid())
+        defaults = (signal.SIG_DFL, signal.default_int_handler)
+        numbers = (signal.SIGINT, *TERMINATION_SIGNALS)
+        with handle_signals([n for n in numbers if signal.getsignal(n) in defaults], self._handle):
+            yield
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Act on signals at the end of this context, in which files or the kept state change."""
+        self._is_deferred = True
+        try:
+            yield
+        finally:
+            self._is_deferred = False
+            if self._pending is not None:
+                self._end(self._pending)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._ranks and os.getpid() != self._ranks[0]:
+            with suppress(ProcessLookupError):
+                os.kill(self._ranks[0], number)
+        elif self._is_deferred:
+            self._pending = self._pending or number
+        else:
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        self._is_deferred, self._pending = True, None  # schedulers send several signals
+        message = self._save()
+        with suppress(RuntimeError):  # the signal came while the main thread was printing
+            self._report(f"{signal.Signals(number).name}: {message}")
+            sys.stdout.flush()
+        if number == signal.SIGINT and not self._ranks:
+            self._is_deferred = False
+            raise KeyboardInterrupt
+        for pid in self._ranks or [os.getpid()]:
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                for child in process.children(recursive=True):
+                    child.kill()
+                if pid != os.getpid():
+                    process.kill()
+        os._exit(128 + number)
+
+
+# Continuing
 
 
 @contextmanager
@@ -89,7 +270,7 @@ def restricted_loading() -> Iterator[None]:
         os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
-def read(path: Path, needed: Collection[str] = tuple(_KINDS)) -> dict[str, Any]:
+def read(path: Path, needed: Sequence[str] = ENTRIES) -> dict[str, Any]:
     """Load a checkpoint of nnU-Net to the CPU.
 
     Args:
@@ -97,166 +278,98 @@ def read(path: Path, needed: Collection[str] = tuple(_KINDS)) -> dict[str, Any]:
         needed: required entries.
 
     Raises:
-        DamagedCheckpoint: it is truncated or corrupted.
-        UnusableCheckpoint: it cannot be opened, is not a checkpoint of nnU-Net, or contains objects
-            that such a checkpoint does not need.
+        UnusableCheckpoint: it cannot be read, is damaged or not a checkpoint of nnU-Net, or contains
+            objects that such a checkpoint does not need.
     """
-    try:
-        _check_integrity(path)
-        with restricted_loading():
-            checkpoint = _load(path)
-    except OSError as error:
-        raise UnusableCheckpoint(path, f"cannot be read: {error.strerror or error}") from error
-    if not isinstance(checkpoint, dict):
-        raise UnusableCheckpoint(path, NOT_NNUNET)
-    wrong = [
-        key for key in needed if key not in checkpoint or not isinstance(checkpoint[key], _KINDS[key])
-    ]
-    if not wrong and not all(isinstance(w, Tensor) for w in checkpoint["network_weights"].values()):
-        wrong = ["network_weights"]
-    if wrong:
-        raise UnusableCheckpoint(
-            path, f"{NOT_NNUNET}: {list_names(wrong)} is missing or of another type"
-        )
-    return checkpoint
-
-
-class Age(NamedTuple):
-    """When a checkpoint was written.
-
-    Attributes:
-        start: time at which its training was started, in seconds since the epoch of Unix.
-        epochs: number of epochs that were finished.
-    """
-
-    start: float
-    epochs: int
-
-
-def age(path: Path) -> Age | None:
-    """Return when a checkpoint was written, None if it cannot be read.
-
-    The tensors are not read.
-    """
-    try:
-        with restricted_loading():
-            checkpoint = torch.load(path, map_location="meta", weights_only=True, mmap=True)
-        starts = checkpoint.get("logging", {}).get("epoch_start_timestamps")
-        starts = starts or [path.stat().st_mtime]  # of a training that is in its first epoch
-        found = Age(float(starts[0]), checkpoint["current_epoch"])
-    except Exception:  # a damaged file can fail in any way
-        return None
-    return found if type(found.epochs) is int and found.epochs >= 0 else None
-
-
-def newest_first(path: Path) -> list[Path]:
-    """Return the checkpoints that ``--c`` tries one after the other.
-
-    Those of the training that was started last come first, by their number of finished epochs. Files
-    that are damaged or cannot be read come before them, so that they are reported. Of two equally new
-    ones ``checkpoint_latest.pth`` comes last: nnU-Net writes it before it updates the best pseudo Dice.
-
-    Args:
-        path: the checkpoint that nnU-Net has chosen. The best one is returned alone, since nnU-Net
-            chooses it where there is no other and for ``--val_best``.
-    """
-    if path.name not in (FINAL_CHECKPOINT, LATEST_CHECKPOINT):
-        return [path]
-
-    def order(path: Path) -> tuple[float, float, bool]:
-        found = age(path) if _is_intact(path) else None
-        if found is None:
-            return -math.inf, 0, False
-        return -found.start, -found.epochs, path.name == LATEST_CHECKPOINT
-
-    found = [other for other in map(path.with_name, CHECKPOINTS) if other.exists()]
-    return sorted(found, key=order) if len(found) > 1 else [path]
-
-
-def read_first_intact(paths: Sequence[Path], warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]]:
-    """Load the first checkpoint that is not damaged.
-
-    Args:
-        paths: the files, at least one.
-        warn: called with a message for every damaged file before it.
-
-    Returns:
-        The path and the checkpoint.
-
-    Raises:
-        DamagedCheckpoint: all are damaged; the error is that of the last one.
-        UnusableCheckpoint: as :func:`read`.
-    """
-    for path, fallback in itertools.pairwise(paths):
-        try:
-            return path, read(path)
-        except DamagedCheckpoint as error:
-            warn(f"{error}; trying {fallback.name}")
-    return paths[-1], read(paths[-1])
-
-
-def _check_integrity(path: Path) -> None:
-    """Compare the contents with their checksums, which torch writes but does not verify."""
-    with open(path, "rb"):
-        pass  # an OSError if it cannot be read
-    if not is_complete_checkpoint(path):
-        raise DamagedCheckpoint(path, "it is truncated or not a checkpoint")
     try:
         with zipfile.ZipFile(path) as archive:
-            corrupted = archive.testzip()
-            # torch would load arbitrary values, without an error, for a file that is marked as a folder.
-            folders = [
-                info.filename
-                for info in archive.infolist()
-                if info.external_attr & stat.FILE_ATTRIBUTE_DIRECTORY
-            ]
-    except Exception as error:  # zipfile fails in many ways on flipped bits
-        # A flipped bit of a position makes it seek to a negative one, which is an OSError too.
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:
-            raise
-        raise DamagedCheckpoint(path, _first_line(error)) from error
-    if corrupted is not None:
-        raise DamagedCheckpoint(path, f"the checksum of {corrupted!r} is wrong")
-    if folders:
-        raise DamagedCheckpoint(path, f"{folders[0]!r} is marked as a folder")
-
-
-def _is_intact(path: Path) -> bool:
-    try:
-        _check_integrity(path)
-    except (OSError, DamagedCheckpoint):
-        return False
-    return True
-
-
-def _load(path: Path) -> Any:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+            damaged = archive.testzip()  # torch does not compare the checksums that it writes
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"the checksum of {damaged!r} is wrong")
+        with restricted_loading():
+            checkpoint = torch.load(path, map_location="cpu")
     except pickle.UnpicklingError as error:
-        raise UnusableCheckpoint(path, _refusal(error)) from error
-    except OSError:
-        raise
-    except Exception as error:  # a crafted pickle can fail in any way
-        raise DamagedCheckpoint(path, _first_line(error)) from error
+        found = re.findall(r"(?:GLOBAL|unrecognized function|class) ([\w.]+)", str(error))
+        raise UnusableCheckpoint(
+            path,
+            f"contains {found[0] if found else 'an object'}, which checkpoints of nnU-Net do not need; "
+            "it was not executed. Do not use this file unless you trust its source",
+        ) from error
+    except OSError as error:
+        raise UnusableCheckpoint(path, f"cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # flipped bits can fail in any way
+        raise UnusableCheckpoint(path, f"is damaged: {one_line(error)}") from error
+    missing = [key for key in needed if not isinstance(checkpoint, dict) or key not in checkpoint]
+    if missing:
+        raise UnusableCheckpoint(path, f"is not a checkpoint of nnU-Net: {missing[0]!r} is missing")
+    return dict(checkpoint)
 
 
-def _refusal(error: pickle.UnpicklingError) -> str:
-    found = re.findall(r"(?:GLOBAL|unrecognized function|class) ([\w.]+)", str(error))
-    name = found[0] if found else "an object"
-    return (
-        f"contains {name}, which checkpoints of nnU-Net do not need; it was not executed. "
-        "Do not use this file unless you trust its source"
-    )
+def one_line(error: Exception) -> str:
+    """Return the message of an error in one line."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
+def finished_epochs(path: Path) -> tuple[float, int] | None:
+    """Return when the training of a checkpoint was started, and how many epochs it had finished.
+
+    The tensors are not read.
+
+    Returns:
+        Seconds since the epoch of Unix and number of epochs, or None if the file cannot be read.
+    """
+    try:
+        with restricted_loading():
+            checkpoint = torch.load(path, map_location="meta", mmap=True)
+        starts = checkpoint["logging"].get("epoch_start_timestamps") or [path.stat().st_mtime]
+        return float(starts[0]), int(checkpoint["current_epoch"])
+    except Exception:  # read() reports the reason
+        return None
+
+
+def read_newest(chosen: Path, report: Callable[[str], None]) -> tuple[Path, dict[str, Any]]:
+    """Load the newest checkpoint that can be read.
+
+    It is the one with the most epochs of the training that was started last: where a training is started
+    anew, the final checkpoint of the one before is still there.
+
+    Args:
+        chosen: the checkpoint that nnU-Net has chosen. The best one is taken as it is, since nnU-Net
+            chooses it where there is no other, and for ``--val_best``.
+        report: function that shows a message, called for each file that cannot be read.
+
+    Raises:
+        UnusableCheckpoint: none can be read; the error is that of the last one.
+    """
+    paths = [chosen]
+    if chosen.name != BEST_CHECKPOINT:
+        paths = [path for name in CHECKPOINTS if (path := chosen.with_name(name)).exists()]
+
+    def age(path: Path) -> tuple[float, int, bool]:
+        # Of two that are equally new, nnU-Net writes the latest before it updates the best pseudo Dice.
+        return *(finished_epochs(path) or (float("inf"), 0)), path.name != LATEST_CHECKPOINT
+
+    *others, last = sorted(paths, key=age, reverse=True)
+    for path in others:
+        try:
+            return path, read(path)
+        except UnusableCheckpoint as error:
+            report(f"{error}; trying the next older checkpoint")
+    return last, read(last)
+
+
+_NOT_COMPARED = {
+    *("params", "param_names"),  # the names of the network's weights are compared when they are loaded
+    *("lr", "initial_lr"),  # the schedule sets them
+    *("foreach", "fused", "capturable", "differentiable"),  # of the step, not of its result
+    *CPRSettings.KEYS,  # CPR compares them itself, for each parameter
+}
 
 
 def check_matches(
     path: Path, checkpoint: Mapping[str, Any], trainer: nnUNetTrainer, keeps_optimizer: bool
 ) -> None:
-    """Check that a checkpoint was written by an equivalent training.
+    """Check what nnU-Net and torch load without an error although it belongs to another training.
 
     Args:
         path: the file.
@@ -266,16 +379,16 @@ def check_matches(
             optimizer and its settings during the training.
 
     Raises:
-        UnusableCheckpoint: data set, configuration, fold, network or optimizer differ.
+        UnusableCheckpoint: data set, configuration, fold or optimizer differ.
     """
-    _check_training(path, checkpoint["init_args"], trainer)
-    network = trainer.network.module if trainer.is_ddp else trainer.network
-    weights = checkpoint["network_weights"]
-    # As nnU-Net does, for weights saved from within torch's DataParallel.
-    network = getattr(network, "_orig_mod", network)
-    own = network.state_dict().keys()
-    weights = {key if key in own else key.removeprefix("module."): w for key, w in weights.items()}
-    check_network(path, weights, network)
+    given = checkpoint["init_args"]
+    for what, before, now in (
+        ("data set", given["plans"]["dataset_name"], trainer.plans_manager.dataset_name),
+        ("configuration", given["configuration"], trainer.configuration_name),
+        ("fold", given["fold"], trainer.fold),
+    ):
+        if before != now:
+            raise UnusableCheckpoint(path, f"belongs to another {what}: expected {now}, got {before}")
     difference = _optimizer_difference(checkpoint["optimizer_state"], trainer.optimizer, keeps_optimizer)
     if difference:
         written_by, expected = checkpoint["trainer_name"], type(trainer).__name__
@@ -284,58 +397,10 @@ def check_matches(
         )
 
 
-def check_network(path: Path, weights: Mapping[str, Tensor], network: nn.Module) -> None:
-    """Check that the weights have the names and shapes of the network's parameters.
-
-    Raises:
-        UnusableCheckpoint: they do not.
-    """
-    own = {key: list(value.shape) for key, value in network.state_dict().items()}
-    missing = [key for key in own if key not in weights]
-    unknown = [key for key in weights if key not in own]
-    if missing or unknown:
-        what = f"{list_names(missing)} is missing" if missing else f"{list_names(unknown)} is unexpected"
-        raise UnusableCheckpoint(path, f"belongs to another network: {what}")
-    for key, shape in own.items():
-        before = list(weights[key].shape)
-        if before != shape:
-            raise UnusableCheckpoint(
-                path, f"belongs to another network: {key!r}: expected shape {shape}, got {before}"
-            )
-
-
-def _check_training(path: Path, init_args: Mapping[str, Any], trainer: nnUNetTrainer) -> None:
-    plans = init_args.get("plans")
-    for what, before, now in (
-        (
-            "data set",
-            plans.get("dataset_name") if isinstance(plans, dict) else None,
-            trainer.plans_manager.dataset_name,
-        ),
-        ("configuration", init_args.get("configuration"), trainer.configuration_name),
-        ("fold", init_args.get("fold"), trainer.fold),
-    ):
-        if before != now:
-            raise UnusableCheckpoint(path, f"belongs to another {what}: expected {now}, got {before}")
-
-
-_NOT_COMPARED = {
-    "params",
-    "lr",  # the schedule sets it
-    "initial_lr",
-    "foreach",  # the implementation of the step, not its result
-    "fused",
-    "capturable",
-    "differentiable",
-    "param_names",  # the network's own names have been compared
-    *CPRSettings.KEYS,  # CPR compares them itself, for each parameter
-}
-
-
 def _optimizer_difference(
     saved: Mapping[str, Any], optimizer: Optimizer, keeps_optimizer: bool
 ) -> str | None:
-    """Return the first difference that ``load_state_dict`` would not report, None if there is none.
+    """Return the first difference, None if there is none.
 
     torch replaces the optimizer's settings by the saved ones and ignores unknown entries.
     """
@@ -343,12 +408,9 @@ def _optimizer_difference(
     for key, title in (("cpr", "CPR"), ("baseline", "a comparison method")):
         if (key in saved) != (key in own):
             return f"{'with' if key in saved else 'without'} {title}"
-    groups = saved.get("param_groups")
-    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
-        return "its optimizer state is damaged"
     if keeps_optimizer:
         return None
-    for group, before in zip(optimizer.param_groups, groups):
+    for group, before in zip(optimizer.param_groups, saved["param_groups"]):
         if any((key in group) != (key in before) for key in ("momentum", "betas")):
             return "with another optimizer"
         for key in sorted(group.keys() & before.keys() - _NOT_COMPARED):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from nnunet_cpr.cpr import CPR
 from nnunet_cpr.names.trainer_name import default_bound
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.history import CSV_NAME, History
+from nnunet_cpr.nnunet.progress_figure import FIGURE_NAME, draw_progress
 from nnunet_cpr.nnunet.tensorboard import TensorBoardLogger
 from nnunet_cpr.nnunet.verdict import Kind, judge
 
@@ -72,7 +74,7 @@ class CPRTrainer(NamedTrainer):
         self.print_to_log_file(f"Regularizing with {self.cpr!r}")
         self.print_to_log_file("Regularized:", ", ".join(self.cpr.names))
         steps = self.total_steps
-        bounds = [settings.bound for settings in self.cpr.settings]
+        bounds = [settings.kappa for settings in self.cpr.settings]
         earliest = self._earliest_bound = min((bound.earliest for bound in bounds), default=0)
         if earliest >= steps:
             self._warn(
@@ -86,8 +88,12 @@ class CPRTrainer(NamedTrainer):
                 "trainer"
             )
 
-    def on_train_epoch_end(self, train_outputs: list[dict]) -> None:
-        super().on_train_epoch_end(train_outputs)
+    def on_epoch_end(self) -> None:
+        self._record_epoch()
+        super().on_epoch_end()
+
+    def _record_epoch(self) -> None:
+        """Log and record the bounds and multipliers at the end of an epoch."""
         measure = self.cpr.measure
         metrics = self.cpr.metrics(measure)
         for key in LOGGED:
@@ -108,8 +114,15 @@ class CPRTrainer(NamedTrainer):
             if len(self.history.epochs) == max(_EARLY, self.num_epochs // 4) < self.num_epochs:
                 self._report_verdict(self.history, "so far, ")
 
-    def on_train_end(self) -> None:
-        super().on_train_end()
+    def _figures_to_draw(self) -> dict[str, Callable[[], None]]:
+        figures = super()._figures_to_draw()
+        history = self.history
+        if history is not None and history.epochs:
+            figures[FIGURE_NAME] = lambda: draw_progress(history)
+        return figures
+
+    def finish_training(self) -> None:
+        super().finish_training()
         if self.history is not None and self.history.epochs:
             self._report_verdict(self.history)
 

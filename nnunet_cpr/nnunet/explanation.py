@@ -128,7 +128,6 @@ def _build(trainer: type[NamedTrainer]) -> tuple[NamedTrainer, list[float]]:
         try:
             built = trainer(_copy(_PLANS), "3d_fullres", 0, _copy(_DATASET), torch.device("cpu"))
             built.network = nn.Sequential(nn.Conv3d(1, 2, 3), nn.InstanceNorm3d(2, affine=True))
-            built.replace_weight_decay()
             built.optimizer, built.lr_scheduler = built.configure_optimizers()
             return built, _learning_rates(built)
         except Exception as error:  # the trainer of another package can fail in any way

@@ -29,7 +29,8 @@ class WarmupPolyLRScheduler:
     """Learning-rate scheduler that sets :func:`warmup_poly` at every iteration.
 
     nnU-Net calls ``step(epoch)`` when an epoch starts; the trainer calls ``step_iteration()`` before
-    each iteration. It has no state to save, since trainings are resumed at the start of an epoch.
+    each step of the optimizer. Steps that the gradient scaler skips are made up for at the next epoch.
+    It has no state to save, since trainings are resumed at the start of an epoch.
     """
 
     def __init__(

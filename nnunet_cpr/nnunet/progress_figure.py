@@ -6,13 +6,7 @@
 from __future__ import annotations
 
 import argparse
-import faulthandler
-import json
-import signal
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -24,12 +18,10 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from nnunet_cpr._figures import new_figure
-from nnunet_cpr._files import atomic_write
 from nnunet_cpr.nnunet.history import CSV_NAME, History
 from nnunet_cpr.nnunet.verdict import HELD, Kind, judge, unchanged
 
 FIGURE_NAME = "cpr_progress.png"
-NNUNET_FIGURE_NAME = "progress.png"
 
 _NO_BOUND = "0.85"  # grey
 _PALE = 0.35  # opacity where there is no bound yet
@@ -281,50 +273,18 @@ def _draw_course(ax: Axes, shown: _Shown) -> None:
     right.tick_params(axis="y", labelcolor="tab:blue")
 
 
-def _draw_nnunet_progress(folder: Path, logged: dict[str, list]) -> None:
-    """Write nnU-Net's ``progress.png`` from the values of its local logger."""
-    from nnunetv2.training.logging.nnunet_logger import LocalLogger
-
-    logger = LocalLogger()
-    logger.load_checkpoint(logged)
-    with TemporaryDirectory() as temporary_folder:
-        logger.plot_progress_png(temporary_folder)
-        content = (Path(temporary_folder) / NNUNET_FIGURE_NAME).read_bytes()
-    with atomic_write(folder / NNUNET_FIGURE_NAME) as temporary:
-        temporary.write_bytes(content)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Draw the figures of a fold and return the exit status, 1 if one could not be drawn."""
+def main(arguments: list[str] | None = None) -> None:
+    """Draw the figure of a fold."""
     parser = argparse.ArgumentParser(
         prog="python -m nnunet_cpr.nnunet.progress_figure",
         description=f"Draw {FIGURE_NAME} from {CSV_NAME} in the folder of a fold.",
     )
     parser.add_argument("folder", type=Path, help="the folder of a fold")
-    parser.add_argument(
-        "--nnunet",
-        action="store_true",
-        help=f"also draw {NNUNET_FIGURE_NAME} from the values of nnU-Net's logger, JSON on stdin; "
-        f"{CSV_NAME} may be missing",
-    )
-    given = parser.parse_args(arguments)
-    folder: Path = given.folder
-    figures: dict[str, Callable[[], None]] = {}
-    if given.nnunet:
-        figures[NNUNET_FIGURE_NAME] = lambda: _draw_nnunet_progress(folder, json.load(sys.stdin))
-    if not given.nnunet or (folder / CSV_NAME).exists():
-        figures[FIGURE_NAME] = lambda: draw_progress(History.read(folder))
-    failed = False
-    for name, draw in figures.items():
-        try:
-            draw()
-        except Exception as error:
-            print(f"nnunet-cpr: cannot draw {name}: {type(error).__name__}: {error}", file=sys.stderr)
-            failed = True
-    return int(failed)
+    try:
+        draw_progress(History.read(parser.parse_args(arguments).folder))
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"nnunet-cpr: cannot draw {FIGURE_NAME}: {error}") from error
 
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(600, exit=True)  # never stay behind a training that was killed
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # removes temporary files
-    raise SystemExit(main())
+    main()

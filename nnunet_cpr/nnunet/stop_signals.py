@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
@@ -60,7 +60,7 @@ def raise_on_termination() -> Iterator[None]:
             signal.signal(each, signal.SIG_IGN)
         raise Terminated(number)
 
-    with _handlers(TERMINATION_SIGNALS, raise_terminated):
+    with handle_signals(TERMINATION_SIGNALS, raise_terminated):
         yield
 
 
@@ -72,7 +72,7 @@ def record_stop_signals() -> Iterator[StopRequest]:
     def record(number: int, frame: FrameType | None) -> None:
         request.signals.append(signal.Signals(number))
 
-    with _handlers((signal.SIGINT, *TERMINATION_SIGNALS), record):
+    with handle_signals((signal.SIGINT, *TERMINATION_SIGNALS), record):
         if hasattr(signal, "pthread_sigmask"):  # blocked by :func:`block_interrupts` of the parent
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         yield request
@@ -89,8 +89,8 @@ def block_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def _handlers(
-    numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]
+def handle_signals(
+    numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
     """Handle signals that are not ignored, as they are under nohup or in the background.
 

@@ -13,7 +13,7 @@ import torch
 from dynamic_network_architectures.architectures import primus
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
-from nnunet_cpr.nnunet.figure_process import FigureProcess
+from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from tests.helpers.workspace import _ThreadContext
 
 OTHER_PROJECTS = '''
@@ -173,7 +173,7 @@ def make_small() -> None:
         build(*given.args, **given.kwargs)
 
     nnUNetTrainer.initialize = initialize_short
-    FigureProcess.finish = lambda *arguments: None
+    NamedTrainer._draw = lambda trainer: None
     nnUNetTrainer.perform_actual_validation = lambda trainer, save_probabilities=False: None
     primus.Primus.__init__ = build_small
     for size in primus._PRIMUS_CONFIGS.values():

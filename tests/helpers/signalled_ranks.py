@@ -1,8 +1,8 @@
-"""Two ranks that wait for each other under ``watch_signals``, as in a distributed training.
+"""Two ranks that work together until a signal comes, as in a distributed training.
 
     python -m tests.helpers.signalled_ranks FOLDER
 
-leaves ``FOLDER/pid_<rank>``, and ``FOLDER/written`` once rank 0 has been told to save.
+leaves ``FOLDER/pid_<rank>``, and ``FOLDER/written_<rank>`` once that rank has saved.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from nnunet_cpr.nnunet.interruption import rank_processes, watch_signals
+from nnunet_cpr.nnunet.checkpoints import Interruption
 
 RANKS = 2
 
@@ -26,22 +26,17 @@ def work(rank: int, folder: Path) -> None:
     )
 
     def write() -> str:
-        if rank == 0:
-            time.sleep(0.5)
-            (folder / "written").touch()
+        time.sleep(0.5)
+        (folder / f"written_{rank}").touch()
         return "wrote"
 
-    def report(message: str) -> None:
-        if rank == 0:
-            print(message, flush=True)
-
-    with watch_signals(write, report, rank_processes()):
+    with Interruption(write, print).watched():
         temporary = folder / f"temporary_{rank}"
         temporary.write_text(str(os.getpid()))
         temporary.rename(folder / f"pid_{rank}")
-        while rank == 0:
-            time.sleep(1)
-        distributed.barrier()  # for which rank 0 never comes
+        while True:
+            distributed.barrier()
+            time.sleep(0.01)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class Stopped(Exception):
 def _no_figures_and_validation() -> Iterator[None]:
     """Leave out the slowest parts of a training, which do not depend on the optimizer."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(NamedTrainer, "draw_last_state", lambda trainer: None)
+        patch.setattr(NamedTrainer, "_draw", lambda trainer: None)
         patch.setattr(nnUNetTrainer, "perform_actual_validation", lambda trainer, probabilities: None)
         yield
 

@@ -1,24 +1,18 @@
-"""Drawing of cpr_progress.png, and the process that draws during a training."""
+"""Drawing of cpr_progress.png."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from nnunet_cpr.nnunet import figure_process, progress_figure
-from nnunet_cpr.nnunet.figure_process import FigureProcess
+from nnunet_cpr.nnunet import progress_figure
 from nnunet_cpr.nnunet.history import History
 from nnunet_cpr.nnunet.progress_figure import draw_progress, main, multiplier_scale, ratio_scale
 from tests.helpers.histories import history_of, write_history
@@ -113,17 +107,13 @@ def test_command_draws_what_the_training_has_drawn(tmp_path: Path) -> None:
     picture = imread(tmp_path / "cpr_progress.png")
     write_history(history)
     (tmp_path / "cpr_progress.png").unlink()
-    assert main([str(tmp_path)]) == 0
+    main([str(tmp_path)])
     np.testing.assert_array_equal(imread(tmp_path / "cpr_progress.png"), picture)
 
 
-def test_command_without_history_fails_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("nnunet-cpr: cannot draw cpr_progress.png: FileNotFoundError")
-    assert said.count("\n") == 1
+def test_command_without_history_fails_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"^nnunet-cpr: cannot draw cpr_progress\.png: .*\Z"):
+        main([str(tmp_path)])
 
 
 def test_history_that_is_read_equals_the_one_that_was_written(tmp_path: Path) -> None:
@@ -133,118 +123,3 @@ def test_history_that_is_read_equals_the_one_that_was_written(tmp_path: Path) ->
     assert (again.names, again.epochs, again.steps) == (history.names, history.epochs, history.steps)
     for value in ("measure", "kappa", "multiplier"):
         np.testing.assert_array_equal(again.stack(value), history.stack(value))
-
-
-# The process
-
-LOGGED = {
-    key: [np.float32(0.5), np.float64(0.25)]
-    for key in (
-        "train_losses",
-        "val_losses",
-        "mean_fg_dice",
-        "ema_fg_dice",
-        "epoch_start_timestamps",
-        "epoch_end_timestamps",
-        "lrs",
-    )
-} | {"dice_per_class_or_region": [[np.float64(1), np.nan]] * 2, "cpr_active": [float("nan")] * 2}
-"""Values of nnU-Net's logger after two epochs."""
-
-
-@pytest.mark.slow
-def test_process_draws_both_figures(tmp_path: Path) -> None:
-    write_history(training(tmp_path))
-    said: list[str] = []
-    figures = FigureProcess(tmp_path, said.append, interval=0)
-    figures.draw(LOGGED)
-    process = figures._process
-    assert process is not None and (
-        os.name != "posix" or os.getpriority(os.PRIO_PROCESS, process.pid) == 19
-    )
-    figures.finish(LOGGED)
-    assert said == []
-    names = {file.name for file in tmp_path.iterdir()}
-    assert names == {"cpr_history.csv", "cpr_progress.png", "progress.png"}
-    assert all(imread(tmp_path / name).std() > 0.05 for name in names if name.endswith("png"))
-
-
-@pytest.mark.slow
-def test_errors_of_the_process_are_reported(tmp_path: Path) -> None:
-    (tmp_path / "cpr_history.csv").write_text("nonsense\n")
-    (tmp_path / "progress.png").mkdir()
-    said: list[str] = []
-    FigureProcess(tmp_path, said.append).finish(LOGGED)
-    assert len(said) == 2
-    assert said[0].startswith("cannot draw progress.png: IsADirectoryError")
-    assert said[1].startswith("cannot draw cpr_progress.png: ValueError")
-
-
-def test_values_that_are_no_numbers_are_reported(tmp_path: Path) -> None:
-    said: list[str] = []
-    FigureProcess(tmp_path, said.append).finish({"lrs": [object()]})
-    assert len(said) == 1 and said[0].startswith("cannot draw the progress: TypeError")
-
-
-def test_figure_that_takes_too_long_is_reported(tmp_path: Path) -> None:
-    said: list[str] = []
-    FigureProcess(tmp_path, said.append).finish({}, timeout=0)
-    command = f"python -m nnunet_cpr.nnunet.progress_figure {tmp_path}"
-    assert said == [f"the progress was not drawn within 0 s; draw it with {command}"]
-
-
-class FakeProcess:
-    """Process that runs until its status is set."""
-
-    def __init__(self, *arguments: object, **settings: object) -> None:
-        self.returncode: int | None = None
-        self.pid = os.getpid()
-        started.append(self)
-
-    def poll(self) -> int | None:
-        return self.returncode
-
-
-started: list[FakeProcess] = []
-
-
-def test_there_is_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started.clear()
-    now = [1000.0]
-    monkeypatch.setattr(figure_process.subprocess, "Popen", FakeProcess)
-    monkeypatch.setattr(figure_process.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(figure_process.os, "setpriority", lambda *_: None, raising=False)
-    said: list[str] = []
-    figures = FigureProcess(tmp_path, said.append, interval=60)
-    counts = []
-    for seconds, status in ((30, None), (30, None), (100, None), (0, 0), (50, None), (10, None), (9, 3)):
-        now[0] += seconds
-        if started:
-            started[-1].returncode = status
-        figures.draw({})
-        counts.append(len(started))
-    # Too early, the first, still running, ended 100 s after its start, running twice, failed.
-    assert counts == [0, 1, 1, 2, 2, 2, 3]
-    assert said == ["cannot draw the progress: exit status 3"]
-
-
-@pytest.mark.slow
-def test_process_of_a_killed_training_ends_by_itself(tmp_path: Path) -> None:
-    write_history(training(tmp_path))
-    code = f"""
-import os, signal, sys
-from pathlib import Path
-from nnunet_cpr.nnunet.figure_process import FigureProcess
-figures = FigureProcess(Path({str(tmp_path)!r}), print, interval=0)
-figures.draw({{}})
-print(figures._process.pid, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL
-    pid = int(done.stdout)
-    if psutil.pid_exists(pid):
-        psutil.wait_procs([psutil.Process(pid)], timeout=300)
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    assert (tmp_path / "cpr_progress.png").exists()
-    assert not list(tmp_path.glob(".*")), "temporary files are left"

@@ -14,7 +14,6 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr.bounds import KappaWS
 from nnunet_cpr.nnunet.cpr_trainer import LOGGED
-from nnunet_cpr.nnunet.figure_process import FigureProcess
 from nnunet_cpr.nnunet.poly_lr import warmup_poly
 from nnunet_cpr.nnunet.trainer import trainer_class
 from nnunet_cpr.optimizers import FusedAdam, FusedSGD
@@ -316,7 +315,7 @@ def test_metrics_reach_nnunets_loggers(workspace: Workspace, monkeypatch: pytest
     trainer = workspace.build("nnUNetTrainerCPR_ws1", monkeypatch)
     trainer.logger.loggers.append(Recorder())
     trainer.on_train_start()
-    trainer.on_train_epoch_end([{"loss": np.float32(1)}])
+    trainer._record_epoch()
     assert {key for key in logged if key.startswith("cpr_")} == {f"cpr_{key}" for key in LOGGED}
     assert logged["cpr_active"] == (0.0, 0)
 
@@ -328,24 +327,31 @@ def test_plotting_errors_do_not_stop_the_training(
     trainer = workspace.build(name, monkeypatch)
     trainer.on_train_start()
     (workspace.fold(name) / "progress.png").mkdir()
-    trainer.draw_last_state()  # before the end of an epoch there is nothing to draw
-    assert "cannot draw" not in workspace.logs(name)[-1].read_text()
     for values in trainer.logger.get_checkpoint().values():
         values.append(0.5)
-    trainer.draw_last_state()
+    trainer.finish_training()
     assert "cannot draw progress.png: IsADirectoryError" in workspace.logs(name)[-1].read_text()
 
 
-def test_figures_are_drawn_outside_the_training_process(
+def test_figures_are_drawn_as_often_as_the_schedule_allows(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     trainer = workspace.build("nnUNetTrainerCPR_ws1_seed9", monkeypatch)
     trainer.on_train_start()
-    drawn = []
-    monkeypatch.setattr(FigureProcess, "draw", lambda self, logged: drawn.append(logged))
-    trainer.logger.plot_progress_png(trainer.output_folder)  # as nnU-Net does after every epoch
-    assert drawn == [trainer.logger.get_checkpoint()]
-    assert not list(workspace.fold("nnUNetTrainerCPR_ws1_seed9").glob("*.png"))
+    drawn: list[int] = []
+
+    def draw(folder: str) -> None:
+        drawn.append(trainer.current_epoch)
+        now[0] += 4  # seconds
+
+    trainer._draw_nnunets = draw
+    for _ in range(40):
+        now[0] += 60
+        trainer.current_epoch += 1
+        trainer.logger.plot_progress_png(trainer.output_folder)  # as nnU-Net does after every epoch
+    assert drawn == [7, 21, 35]  # after 200 times the assumed 2 s, then the measured 4 s
 
 
 def test_unwritable_history_does_not_stop_the_training(
@@ -355,7 +361,7 @@ def test_unwritable_history_does_not_stop_the_training(
     trainer = workspace.build(name, monkeypatch)
     trainer.on_train_start()
     (workspace.fold(name) / "cpr_history.csv").mkdir()
-    trainer.on_train_epoch_end([{"loss": np.float32(1)}])
+    trainer._record_epoch()
     assert "cannot write cpr_history.csv: [Errno" in workspace.logs(name)[-1].read_text()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nnunet_cpr.nnunet.figure_process import FigureProcess
+from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.history import History
 from nnunet_cpr.nnunet.verdict import Kind, judge, unchanged
 from tests.helpers.histories import history_of
@@ -134,7 +134,7 @@ def test_training_reports_its_verdict(
 ) -> None:
     name = f"nnUNetTrainerCPR_{suffix}_seed1"
     space = workspace.with_results_in(tmp_path)
-    monkeypatch.setattr(FigureProcess, "finish", lambda *arguments: None)
+    monkeypatch.setattr(NamedTrainer, "_draw", lambda trainer: None)
     trainer = space.build(name, monkeypatch)
     trainer.num_val_iterations_per_epoch, trainer.disable_checkpointing = 1, True
     trainer.run_training()
