@@ -50,7 +50,6 @@ from nnunet_cpr.nnunet.tensorboard import (
     VARIABLE,
     TensorBoardLogger,
     TensorBoardMissing,
-    class_names,
     require_tensorboard,
 )
 
@@ -327,9 +326,7 @@ class NamedTrainer(nnUNetTrainer, ABC):
         if isinstance(schedule, WarmupPolyLRScheduler):
             self.optimizer.register_step_pre_hook(lambda *_: schedule.step_iteration())
         if logs_to_tensorboard:
-            logged = self.logger.get_checkpoint()
-            names = class_names(self.label_manager)
-            self.tensorboard = TensorBoardLogger(folder, self.current_epoch, logged, names)
+            self.tensorboard = TensorBoardLogger(folder, self.current_epoch)
             self.tensorboard.update_config(
                 {"trainer": type(self).__name__, "dataset": self.dataset_json}
             )

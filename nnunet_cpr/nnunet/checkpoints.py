@@ -171,8 +171,8 @@ class EpochStart:
                 torch.save(checkpoint, file)
         except OSError as error:
             return f"cannot write {self.path}: {error.strerror}; continue from an older one with --c"
-        file = f"{self.path.parent.name}/{self.path.name}"
-        return f"wrote {file} (start of epoch {self.epoch}); continue with --c"
+        place = f"{self.path.parent.name}/{self.path.name}"
+        return f"wrote {place} (start of epoch {self.epoch}); continue with --c"
 
 
 # Interrupting

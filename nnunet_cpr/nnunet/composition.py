@@ -11,13 +11,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
 import io
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -35,14 +33,11 @@ from nnunet_cpr.names.trainer_name import (
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.trainer_files import family_file, file_with
 
-_ARGUMENTS = ("plans", "configuration", "fold", "dataset_json", "device")
-_NETWORK_ARGUMENTS = [
-    *("plans_manager", "configuration_manager", "num_input_channels", "num_output_channels"),
-    "enable_deep_supervision",
-]
 _NOT_FOUND = "Could not find requested nnunet trainer"
 _not_created: set[str] = set()
 """Names for which no class is created, while other classes of these names are searched."""
+_searched: list[str] = []
+"""Names that this module searches at the moment; it reports wrong ones itself."""
 
 
 class TakenName(WrongName):
@@ -69,8 +64,8 @@ def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrain
 
     Returns:
         A function that takes a name such as ``nnUNetTrainerCPR_ws2000`` and returns a subclass of
-        ``family`` of that name with its settings. It raises AttributeError for other names; for a wrong
-        name of a trainer of this package, nnU-Net's error becomes one line that corrects it.
+        ``family`` of that name with its settings. It raises AttributeError for other names, and for a
+        wrong name of a trainer of this package SystemExit with one line that corrects it.
     """
     family.defined_in = getattr(sys.modules.get(family.__module__), "__file__", None)
 
@@ -80,8 +75,10 @@ def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrain
         try:
             base, settings = _resolve(name)
         except WrongName as error:
-            _report(name, str(error))
-            raise AttributeError(name) from None
+            if _searched or file_with(name):
+                raise AttributeError(name) from None
+            # In place of nnU-Net's traceback, which does not say what is wrong.
+            raise SystemExit(f"nnunet-cpr: {error}") from None
         if settings is None or settings.family != family.__name__:
             raise AttributeError(name)
         return _create(name, base or family, settings)
@@ -263,6 +260,7 @@ def _search_uncached(name: str) -> type[nnUNetTrainer] | None:
     Raises:
         WrongName: what has the name is not a trainer of nnU-Net.
     """
+    _searched.append(name)
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # nnU-Net prints the searched folders
             found = recursive_find_trainer_class_by_name(name)
@@ -272,6 +270,8 @@ def _search_uncached(name: str) -> type[nnUNetTrainer] | None:
         raise
     except (AssertionError, TypeError):
         raise WrongName(f"{name} is not a trainer of nnU-Net") from None
+    finally:
+        _searched.remove(name)
     return found
 
 
@@ -298,24 +298,6 @@ def _check_composition(name: str, settings: TrainerName, other: type[nnUNetTrain
         family = _family(other, settings.defaults.cpr)
         right = dataclasses.replace(settings, family=family, warmup=None)
         raise WrongName(f"{name!r}: {settings.on} builds an optimizer of its own; use {right}")
-    for base in _bases_with_constructor(other):
-        reason = _unusable_constructor(base)
-        if reason:
-            raise WrongName(
-                f"{name!r}: {base.__name__}.__init__ {reason}; update it for nnU-Net 2.8: "
-                f"__init__(self, {', '.join(_ARGUMENTS)})"
-            )
-    network = list(inspect.signature(other.build_network_architecture).parameters)
-    if "plans_manager" in network and network[: len(_NETWORK_ARGUMENTS)] != _NETWORK_ARGUMENTS:
-        raise WrongName(
-            f"{name!r}: {settings.on}.build_network_architecture has the parameters of an old nnU-Net; "
-            f"update it for nnU-Net 2.8: build_network_architecture({', '.join(_NETWORK_ARGUMENTS)})"
-        )
-    abstract = sorted(
-        key for key, value in inspect.getmembers(other) if getattr(value, "__isabstractmethod__", False)
-    )
-    if abstract:
-        raise WrongName(f"{name!r}: {settings.on} is abstract, it has no {', '.join(abstract)}")
 
 
 def _family(trainer: type[nnUNetTrainer], cpr: bool) -> str:
@@ -346,51 +328,3 @@ def _like(trainer: type[nnUNetTrainer], settings: TrainerName) -> TrainerName:
 
 def _builds_optimizer(trainer: type[nnUNetTrainer]) -> bool:
     return trainer.configure_optimizers is not nnUNetTrainer.configure_optimizers
-
-
-def _bases_with_constructor(trainer: type[nnUNetTrainer]) -> Iterator[type]:
-    for base in trainer.__mro__:
-        if base is nnUNetTrainer:
-            return
-        if "__init__" in vars(base):
-            yield base
-
-
-def _unusable_constructor(trainer: type) -> str:
-    """Return the reason why nnU-Net cannot call a constructor, "" if it can."""
-    signature = inspect.signature(trainer.__init__)  # type: ignore[misc]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    unknown = [
-        p.name
-        for p in list(signature.parameters.values())[1:]
-        if p.name not in _ARGUMENTS and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    ]
-    missing = [n for n in _ARGUMENTS if n not in signature.parameters and not takes_any]
-    if unknown:
-        return f"has the parameter {unknown[0]}, which nnU-Net 2.8 does not pass"
-    return f"has no parameter {missing[0]}" if missing else ""
-
-
-_reported: dict[str, str] = {}
-_hook: Callable[..., None] | None = None
-
-
-def _report(name: str, message: str) -> None:
-    """Show a message in place of nnU-Net's traceback, if nothing handles nnU-Net's error."""
-    global _hook
-    if hasattr(sys, "ps1") and name not in _reported:  # an interactive session shows the traceback
-        print(f"nnunet-cpr: {message}", file=sys.stderr)
-    if sys.excepthook is not _hook:  # at first, or if somebody has restored another one
-        previous = sys.excepthook
-
-        def show(
-            kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-        ) -> None:
-            for wrong, correction in _reported.items():
-                if kind is RuntimeError and str(error).startswith(f"{_NOT_FOUND} {wrong} "):
-                    print(f"nnunet-cpr: {correction}", file=sys.stderr)
-                    return
-            previous(kind, error, traceback)
-
-        _hook = sys.excepthook = show
-    _reported[name] = message

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import nnunet_cpr
 
 EXTERNAL_TRAINERS = "nnUNet_extTrainer"
 """Environment variable with the folders that nnU-Net searches after its own."""
-
-COMPILED = (".so", ".pyd", ".pyc")
-_DYNAMIC = re.compile(r"import \*|__getattr__|\b(setattr|globals|vars|exec|eval)\(")
-"""Code that may bind names which are not in the text of a module."""
 
 
 def family_file(family: str) -> Path:
@@ -26,45 +22,21 @@ def family_file(family: str) -> Path:
     return next(path for path in files if path.is_file())
 
 
-def external_folders() -> list[Path]:
-    """Return the folders listed in ``nnUNet_extTrainer``."""
-    folders = os.environ.get(EXTERNAL_TRAINERS, "").split(os.pathsep)
-    return [Path(folder) for folder in folders if folder.strip()]
-
-
-def searched_files() -> Iterator[Path]:
-    """Yield the modules that nnU-Net searches, except the families of this package."""
-    spec = importlib.util.find_spec("nnunetv2")
-    packages = (spec.submodule_search_locations or []) if spec is not None else []
-    own = [Path(package) / "training" / "nnUNetTrainer" for package in packages]
-    folders = own + [folder for folder in external_folders() if not _is_our_folder(folder)]
-    while folders:
-        try:
-            paths = sorted(folders.pop(0).iterdir())
-        except OSError:  # nnU-Net does not search it either
-            continue
-        yield from (path for path in paths if path.suffix == ".py" or path.suffix in COMPILED)
-        folders += [path for path in paths if (path / "__init__.py").is_file()]
-
-
 def file_with(name: str) -> Path | None:
-    """Return a file outside of this package that may bind a name, None if there is none.
-
-    A file that defines a class of the name precedes those that only import or mention it, and these
-    precede files of users whose names are not all in their text.
-    """
-    texts = {path: path.read_text(errors="replace") for path in searched_files()}
-    external = tuple(map(str, external_folders()))
-    for is_candidate in (
-        lambda path, text: re.search(rf"^class {name}\b", text, re.MULTILINE),
-        lambda path, text: re.search(rf"\b{name}\b", text),
-        lambda path, text: str(path).startswith(external) and _DYNAMIC.search(text),
-    ):
-        for path, text in texts.items():
-            if is_candidate(path, text):
-                return path
-    return None
+    """Return a file outside of this package that may define a class of a name, None if there is none."""
+    binds = re.compile(rf"^[^#\n]*\b(class {name}\b|as {name}\b|{name} *=)", re.MULTILINE)
+    texts = _searched_texts(os.environ.get(EXTERNAL_TRAINERS, ""))
+    return next((path for path, text in texts if binds.search(text)), None)
 
 
-def _is_our_folder(folder: Path) -> bool:
-    return (folder / "nnUNetTrainerCPR.py").is_file() and (folder / "nnUNetTrainerAMOS.py").is_file()
+@functools.cache  # a search asks for several names
+def _searched_texts(external: str) -> list[tuple[Path, str]]:
+    """Return the modules that nnU-Net searches, without those of this package."""
+    spec = importlib.util.find_spec("nnunetv2")
+    packages = (spec and spec.submodule_search_locations) or ()
+    folders = [Path(package) / "training" / "nnUNetTrainer" for package in packages]
+    folders += [Path(folder) for folder in external.split(os.pathsep) if folder.strip()]
+    is_ours = [(folder / "nnUNetTrainerAttachCPR.py").is_file() for folder in folders]
+    searched = [folder for folder, ours in zip(folders, is_ours) if not ours]
+    files = [path for folder in searched for path in sorted(folder.rglob("*.py"))]
+    return [(path, path.read_text(errors="replace")) for path in files]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nnunet_cpr.nnunet.export import export_model
+from nnunet_cpr.nnunet.tools.export import export_model
 from tests.helpers import ROOT
 from tests.helpers.command_server import CommandServer
 from tests.helpers.nnunet_trainers import NNUNET, NOT_TO_COMBINE, OTHER_PROJECTS, name_on

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from nnunet_cpr.cli import app
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.trainer_name import FAMILIES, SUFFIXES
-from nnunet_cpr.nnunet.explanation import explain
 from nnunet_cpr.nnunet.poly_lr import warmup_poly
+from nnunet_cpr.nnunet.tools.explanation import explain
 from tests.helpers import ROOT
 from tests.helpers.nnunet_trainers import OTHER_PROJECTS
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nnunet_cpr.nnunet.model_card import ExportedModel, model_card
+from nnunet_cpr.nnunet.tools.model_card import ExportedModel, model_card
 
 TRAINER = "nnUNetTrainerCPR_ws2000"
 HISTORY = """epoch,step,parameter,measure,kappa,multiplier

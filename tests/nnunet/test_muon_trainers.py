@@ -12,8 +12,8 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
-from nnunet_cpr.nnunet.explanation import explain
 from nnunet_cpr.nnunet.poly_lr import warmup_poly
+from nnunet_cpr.nnunet.tools.explanation import explain
 from nnunet_cpr.nnunet.trainer import trainer_class
 from nnunet_cpr.optimizers import Muon, MuonCPR
 from tests.helpers import ROOT

@@ -11,8 +11,8 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 from nnunet_cpr._files import atomic_directory, atomic_torch_save, read_json
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
-from nnunet_cpr.nnunet.model_card import CARD_NAME, ExportedModel, model_card
+from nnunet_cpr.nnunet.tools.model_card import CARD_NAME, ExportedModel, model_card
 
 READ = ("network_weights", "init_args", "trainer_name")
 """Entries of a checkpoint that inference needs; the optimizer state is larger than the weights."""
@@ -69,6 +69,23 @@ def export_model(model: Path, output: Path, folds: Sequence[str] | None, names: 
     del first
     without_cpr = _trainer_without_cpr(trainer)
     target = _target(output, plans, configuration, without_cpr)
+    _check_target(target, model, output)
+    with _new_folders(target.parent), atomic_directory(target) as work:
+        for place in places:
+            _convert(model / place, work / place, (trainer, without_cpr), configuration)
+        _copy(model, work, MODEL_FILES)
+        for fold in folds:
+            _copy(model, work, (f"fold_{fold}/{name}" for name in FOLD_FILES))
+        for results in model.glob("crossval_results_folds_*"):
+            if set(results.name.split("_")[3:]) <= set(folds):
+                _copy(model, work, (f"{results.name}/{name}" for name in CROSS_VALIDATION_FILES))
+        for place in places:
+            _check_with_nnunet(work, place, model)
+        _write_card(ExportedModel(model, target, trainer, configuration, folds, names), work)
+    return target
+
+
+def _check_target(target: Path, model: Path, output: Path) -> None:
     if target.parent == model.resolve().parent:
         raise ExportError(
             f"{output} is nnUNet_results of the original, where the copy would look like a model "
@@ -79,30 +96,19 @@ def export_model(model: Path, output: Path, folds: Sequence[str] | None, names: 
     if os.path.lexists(target):
         raise ExportError(f"{target} exists; move it away or choose another folder")
 
-    created = [folder for folder in target.parents if not folder.exists()]
+
+@contextmanager
+def _new_folders(folder: Path) -> Iterator[None]:
+    """Make a folder and its parents; remove those that are new and empty if the context fails."""
+    created = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_directory(target) as work:
-            for i, place in enumerate(places):
-                _convert(
-                    model / place, work / place, (trainer, without_cpr), configuration, len(places) - i
-                )
-            _copy(model, work, MODEL_FILES)
-            for fold in folds:
-                _copy(model, work, (f"fold_{fold}/{name}" for name in FOLD_FILES))
-            for results in model.glob("crossval_results_folds_*"):
-                if set(results.name.split("_")[3:]) <= set(folds):
-                    _copy(model, work, (f"{results.name}/{name}" for name in CROSS_VALIDATION_FILES))
-            for place in places:
-                _check_with_nnunet(work, place, model)
-            described = ExportedModel(model, target, trainer, configuration, folds, names)
-            _write_card(described, work)
+        yield
     except BaseException:
-        for folder in created:
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
+        for each in created:
+            if not any(each.iterdir()):
+                each.rmdir()
         raise
-    return target
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -159,9 +165,7 @@ def _target(output: Path, plans: dict[str, Any], configuration: Any, trainer: st
     return output.resolve() / str(dataset) / f"{trainer}__{plans_name}__{configuration}"
 
 
-def _convert(
-    source: Path, target: Path, trainers: tuple[str, str], configuration: str, left: int
-) -> None:
+def _convert(source: Path, target: Path, trainers: tuple[str, str], configuration: str) -> None:
     """Write a checkpoint with another trainer's name and the entries that inference needs.
 
     Args:
@@ -169,7 +173,6 @@ def _convert(
         target: the new file.
         trainers: the expected trainer and the one to write.
         configuration: its expected value.
-        left: number of checkpoints still to write, including this one.
     """
     checkpoint = checkpoints.read(source, READ)
     found = checkpoint["trainer_name"], checkpoint["init_args"].get("configuration")
@@ -177,14 +180,7 @@ def _convert(
         raise ExportError(
             f"{source}: expected {trainers[0]}, {configuration}, got {found[0]}, {found[1]}"
         )
-    needed = sum(w.numel() * w.element_size() for w in checkpoint["network_weights"].values())
     target.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(target.parent).free
-    if free < needed * left:
-        raise ExportError(
-            f"{target.parents[3]}: expected {needed * left / 1e6:,.0f} MB of free space for the model, "
-            f"got {free / 1e6:,.0f} MB"
-        )
     kept = {
         "network_weights": checkpoint["network_weights"],
         "init_args": checkpoint["init_args"],

@@ -1,0 +1,1 @@
+"""What users run beside nnU-Net's commands: checks, explanations and exports."""

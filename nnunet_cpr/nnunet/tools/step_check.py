@@ -1,0 +1,184 @@
+"""Check of the optimizers' steps on a device: whether they are right, and how long they take."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from dynamic_network_architectures.architectures.unet import PlainConvUNet
+from torch import nn
+
+from nnunet_cpr import SGDCPR, AdamCPR, MuonCPR
+from nnunet_cpr.fused import Backend, find_backend
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+LARGEST_DIFFERENCE = 32.0
+"""In units of the dtype's precision, since kernels reorder operations."""
+
+_SHAPES = ((70, 300), (5, 3), (1, 1), (7,))
+_SGD = {"momentum": 0.9, "nesterov": True}
+_ADAM = {"betas": (0.9, 0.9), "eps": 1e-2}  # half precision loses small second moments
+_MUON = {"ns_dtype": "float32"}
+_OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "SGDCPR": (SGDCPR, _SGD),
+    "AdamCPR": (AdamCPR, _ADAM),
+    "MuonCPR": (MuonCPR, _MUON),
+}
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Three steps of an optimizer, compared with unfused ones in float64 on the CPU.
+
+    Attributes:
+        optimizer: name of its class.
+        dtype: of parameters, gradients and state, such as ``float32``.
+        is_fused: True if a kernel of this package took the steps, False if torch did.
+        difference: largest difference of a parameter, in units of the dtype's precision.
+        problem: what is wrong, "" if the steps are right.
+    """
+
+    optimizer: str
+    dtype: str
+    is_fused: bool
+    difference: float
+    problem: str = ""
+
+    def __str__(self) -> str:
+        step = "fused" if self.is_fused else "torch's"
+        verdict = self.problem or "ok"
+        return f"{self.optimizer:8} {self.dtype:9} {step:8} {self.difference:8.3g} eps  {verdict}"
+
+
+def check_steps(
+    device: torch.device, find: Callable[[torch.device], type[Backend] | None] = find_backend
+) -> Iterator[StepResult]:
+    """Compare steps of each optimizer in each dtype with unfused ones in float64 on the CPU.
+
+    Args:
+        device: device of the steps.
+        find: function that returns the backend of the fused steps, for tests.
+
+    Example:
+        >>> next(check_steps(torch.device("cpu"))).problem
+        ''
+    """
+    backend = find(device)
+    for name, (build, options) in _OPTIMIZERS.items():
+        for dtype in DTYPES:
+            should_fuse = name != "MuonCPR" and backend is not None and dtype in backend.dtypes
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                try:
+                    found, is_fused = _steps(build, options, device, dtype, find)
+                except Exception as error:  # compilers raise errors of many classes
+                    problem = f"wrong: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                    yield StepResult(name, str(dtype)[6:], should_fuse, float("inf"), problem)
+                    continue
+            expected, _ = _steps(build, options, torch.device("cpu"), dtype, None)
+            worst = ((found - expected).abs() / (expected.abs() + 1)).max() / torch.finfo(dtype).eps
+            difference = float(worst.nan_to_num(float("inf")))
+            problem = ""
+            if should_fuse and not is_fused:
+                problem = f"wrong: no fused step ({caught[-1].message if caught else 'no reason given'})"
+            elif difference > LARGEST_DIFFERENCE:
+                problem = "wrong"
+            yield StepResult(name, str(dtype)[6:], is_fused, difference, problem)
+
+
+def _steps(
+    build: Any,
+    options: dict[str, Any],
+    device: torch.device,
+    dtype: torch.dtype,
+    find: Callable[[torch.device], type[Backend] | None] | None,
+) -> tuple[torch.Tensor, bool]:
+    """Return the parameters after three steps in float64, and True if the steps were fused.
+
+    Without ``find`` the steps are unfused and in float64, from the same start.
+    """
+    generator = torch.Generator("cpu").manual_seed(0)
+    values = [torch.randn(shape, generator=generator) for _ in range(4) for shape in _SHAPES]
+    own = dtype if find is not None else torch.float64
+    values = [value.to(dtype).to(device, own) for value in values]
+    params = [nn.Parameter(value) for value in values[: len(_SHAPES)]]
+    optimizer = build(params, lr=0.05, kappa="ki0x0p9", mu=0.1, **options)
+    optimizer._find_backend = find or (lambda device: None)
+    for step in range(1, 4):
+        for p, gradient in zip(params, values[step * len(_SHAPES) :]):
+            p.grad = gradient
+        optimizer.step()
+    is_fused = getattr(optimizer, "_backend", None) is not None
+    return torch.cat([p.detach().cpu().double().flatten() for p in params]), is_fused
+
+
+def step_ratios(device: torch.device, rounds: int = 20) -> dict[str, float]:
+    """Return the time of a step relative to torch's fused optimizer, for nnU-Net's network.
+
+    Args:
+        device: device of the steps.
+        rounds: number of steps of each optimizer, which take turns.
+    """
+    network = PlainConvUNet(
+        1, 6, (32, 64, 128, 256, 320, 320), nn.Conv3d, 3, (1, 2, 2, 2, 2, 2), 2, 3, 2, conv_bias=True
+    )
+    shapes = [tuple(p.shape) for p in network.parameters()]
+
+    def parameters() -> list[nn.Parameter]:
+        params = [nn.Parameter(torch.randn(shape, device=device)) for shape in shapes]
+        for p in params:
+            p.grad = torch.randn_like(p)
+        return params
+
+    pairs: dict[str, tuple[Any, Any]] = {
+        "SGDCPR": (
+            torch.optim.SGD(parameters(), 0.01, fused=True, **_SGD),
+            SGDCPR(parameters(), 0.01, kappa="ki0x0p9", **_SGD),
+        ),
+        "AdamCPR": (
+            torch.optim.AdamW(parameters(), 1e-3, fused=True),
+            AdamCPR(parameters(), 1e-3, kappa="ki0x0p9"),
+        ),
+    }
+    ratios = {}
+    for name, pair in pairs.items():
+        times = [[_seconds(optimizer.step, device) for optimizer in pair] for _ in range(rounds + 3)]
+        theirs, ours = (statistics.median(column) for column in zip(*times[3:]))
+        ratios[name] = ours / theirs
+    return ratios
+
+
+def _seconds(step: Callable[[], Any], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def describe_environment(device: torch.device) -> list[str]:
+    """Return the versions and the device, for a report of a problem."""
+    versions = []
+    for package in ("nnunet-cpr", "nnunetv2", "torch", "triton", "numba", "numpy"):
+        try:
+            versions.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            versions.append(f"{package} not installed")
+    name = platform.processor() or platform.machine()
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        name = f"{properties.name}, compute capability {properties.major}.{properties.minor}"
+    return [
+        ", ".join(versions),
+        f"Python {platform.python_version()}, {platform.platform()}",
+        f"{device}: {name}, {torch.get_num_threads()} threads, CUDA {torch.version.cuda}",
+    ]
