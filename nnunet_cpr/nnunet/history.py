@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import os
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from nnunet_cpr._files import atomic_write
+from nnunet_cpr._files import add_path_to_os_errors, atomic_write
 from nnunet_cpr.nnunet.fold_files import FLOAT32_MAX
 
 if TYPE_CHECKING:  # the process that draws does not import torch
@@ -153,14 +152,9 @@ class History:
         self._add(epoch, cpr.step_count, *(value.cpu().numpy() for value in values))
         path = self.folder / CSV_NAME
         if self._size >= 0 and path.is_file() and path.stat().st_size == self._size:
-            rows = self._rows(self._written).encode()
-            with open(path, "ab", buffering=0) as file:
-                try:
-                    while rows:
-                        rows = rows[file.write(rows) :]
-                except OSError as error:
-                    file.truncate(self._size)
-                    raise OSError(error.errno, error.strerror, str(path)) from error
+            self._size = -1  # if this fails, the whole file is written the next time
+            with add_path_to_os_errors(path), open(path, "ab") as file:
+                file.write(self._rows(self._written).encode())
         else:
             with atomic_write(path) as temporary:
                 temporary.write_bytes((_HEADER + self._rows(0)).encode())
@@ -222,31 +216,15 @@ def _parse_rows(text: str) -> pd.DataFrame:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pd.errors.ParserWarning)  # of rows with more fields than columns
         rows = pd.read_csv(
-            io.StringIO(text),
-            dtype={"parameter": str},
-            keep_default_na=False,
-            na_values={column: ["nan"] for column in _VALUES},
-            on_bad_lines="skip",
-            index_col=False,
-            low_memory=False,
+            io.StringIO(text), dtype=str, keep_default_na=False, on_bad_lines="skip", index_col=False
         )
     if rows.columns.tolist() != COLUMNS:
         raise ValueError(f"expected the columns {COLUMNS}, got {rows.columns.tolist()}")
     for column in ("epoch", "step", *_VALUES):
-        if not pd.api.types.is_numeric_dtype(rows[column]):  # some field is not a number
-            is_nan = rows[column].isna()
-            rows[column] = rows[column].map(_float).astype(float)
-            rows = rows[rows[column].notna() | is_nan]
+        rows[column] = pd.to_numeric(rows[column], errors="coerce")
     for column, limit in _LIMITS.items():
         rows = rows[rows[column].between(0, limit) & (rows[column] % 1 == 0)]
     return rows.astype(dict.fromkeys(_LIMITS, int))
-
-
-def _float(value: Any) -> float:
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return math.nan
 
 
 def _epoch(line: str) -> int:

@@ -14,7 +14,6 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
@@ -43,7 +42,7 @@ class Finding:
 def check_installation() -> Iterator[Finding]:
     """Check all components, each after those that it depends on."""
     yield Finding("python", platform.python_version())
-    yield Finding("nnunet-cpr", f"{__version__}, {_installed_how('nnunet-cpr')}")
+    yield Finding("nnunet-cpr", __version__)
     torch = _torch()
     yield torch
     if torch.remedy is None:
@@ -86,18 +85,11 @@ def _nnunet() -> Finding:
     spec = importlib.util.find_spec("nnunetv2")
     if spec is None:
         return Finding("nnU-Net", "not installed", install)
-    if spec.origin is None:
-        leftover = next(iter(spec.submodule_search_locations or ["nnunetv2"]))
-        return Finding(
-            "nnU-Net",
-            f"hidden by the leftover folder {leftover}, which has no __init__.py",
-            f"rm -r {shlex.quote(leftover)}",
-        )
     try:
         version = importlib.metadata.version("nnunetv2")
     except importlib.metadata.PackageNotFoundError:
         return Finding("nnU-Net", f"{spec.origin} does not belong to an installed package", install)
-    message = f"{version}, {_installed_how('nnunetv2')}, {Path(spec.origin).parent}"
+    message = f"{version}, {spec.origin}"
     if Version(version) < OLDEST_NNUNET:
         return Finding("nnU-Net", f"{message}: too old to find trainers in other folders", install)
     try:
@@ -119,7 +111,7 @@ def _trainer(name: str) -> Finding:
         return Finding(
             name,
             f"not found by nnU-Net: {_first_line(error)}",
-            f"pip install --force-reinstall --no-deps {_origin('nnunet-cpr')}",
+            f"pip install --force-reinstall --no-deps {_source()}",
         )
     from nnunet_cpr.nnunet.composition import TakenName, check_not_taken
 
@@ -129,6 +121,12 @@ def _trainer(name: str) -> Finding:
         return Finding(name, str(error), error.remedy)
     method: Any = getattr(found, "build_optimizer", found.__init__)  # type: ignore[misc]
     return Finding(name, f"found by nnU-Net in {method.__code__.co_filename}")
+
+
+def _source() -> str:
+    """Return what pip has installed this package from, in quotes for a shell."""
+    text = importlib.metadata.distribution("nnunet-cpr").read_text("direct_url.json")
+    return shlex.quote(json.loads(text)["url"] if text else "nnunet-cpr")
 
 
 def _find_trainer(name: str) -> type:
@@ -151,29 +149,3 @@ def _folder(name: str) -> Finding:
     if not os.path.isdir(value):
         return Finding(name, f"{value} is not a folder", f"mkdir -p {shlex.quote(value)}")
     return Finding(name, value)
-
-
-def _direct_url(distribution: str) -> dict:
-    """Return the origin of an installed distribution as noted by pip, {} for a package index."""
-    try:
-        text = importlib.metadata.distribution(distribution).read_text("direct_url.json")
-    except importlib.metadata.PackageNotFoundError:
-        text = None
-    try:
-        return dict(json.loads(text)) if text else {}
-    except (ValueError, TypeError):
-        return {}
-
-
-def _installed_how(distribution: str) -> str:
-    editable = _direct_url(distribution).get("dir_info", {}).get("editable")
-    return "editable install" if editable else "regular install"
-
-
-def _origin(distribution: str) -> str:
-    """Return the argument of ``pip install`` that reinstalls a distribution."""
-    origin = _direct_url(distribution)
-    if not origin:
-        return distribution
-    editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
-    return editable + shlex.quote(origin["url"].removeprefix("file://"))
