@@ -498,7 +498,6 @@ INVALID: dict[str, Callable[[dict], Any]] = {
     "state is a number": lambda state: state.update(state=5),
     "cpr is a number": lambda state: state.update(cpr=5),
     "no bounds": lambda state: state["cpr"]["state"].pop("kappa"),
-    "bounds are NaN": lambda state: state["cpr"]["state"]["kappa"].fill_(math.nan),
 }
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +21,6 @@ from nnunet_cpr.nnunet.verdict import judge
 CARD_NAME = "model_card.md"
 
 _UNKNOWN = "not recorded"
-_LONGEST = 500  # characters of a value from a file of others
 
 
 @dataclass(frozen=True)
@@ -57,9 +55,7 @@ def model_card(model: ExportedModel) -> str:
     """
     plans, dataset = _read(model.source / "plans.json"), _read(model.source / "dataset.json")
     foreground = {
-        str(name): label
-        for name, label in _mapping(dataset.get("labels")).items()
-        if name not in ("background", "ignore")
+        name: label for name, label in dataset["labels"].items() if name not in ("background", "ignore")
     }
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -70,6 +66,7 @@ def model_card(model: ExportedModel) -> str:
     )
     environment.filters["cell"] = _cell
     is_final = list(model.checkpoints) == [FINAL_CHECKPOINT]
+    folders = {fold: model.source / f"fold_{fold}" for fold in model.folds}
     return environment.get_template("model_card.md.j2").render(
         dataset=_cell(plans.get("dataset_name")),
         configuration=_cell(model.configuration),
@@ -78,18 +75,15 @@ def model_card(model: ExportedModel) -> str:
         chk="" if is_final else f" -chk {model.checkpoints[0]}",
         data=_data(dataset, foreground),
         training=_training(model, plans),
-        bounds=[row for fold in model.folds for row in _bounds(model.source / f"fold_{fold}", fold)],
+        bounds=[_bounds(f, fold) for fold, f in folders.items() if (f / CSV_NAME).is_file()],
         classes=list(foreground),
-        validation=[
-            _dice(model.source / f"fold_{fold}" / "validation" / "summary.json", fold, foreground)
-            for fold in model.folds
-        ],
-        versions=_versions(model),
+        validation=[_dice(folder, fold, foreground) for fold, folder in folders.items()],
+        versions=_versions(folders.values()),
     )
 
 
 def _data(dataset: Mapping[str, Any], foreground: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    channels = _mapping(dataset.get("channel_names"))
+    channels = dataset.get("channel_names", {})
     return [
         ("name", dataset.get("name")),
         ("description", dataset.get("description")),
@@ -102,23 +96,21 @@ def _data(dataset: Mapping[str, Any], foreground: Mapping[str, Any]) -> list[tup
 
 
 def _training(model: ExportedModel, plans: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    found = _mapping(_mapping(plans.get("configurations")).get(model.configuration))
-    network = _mapping(found.get("architecture")).get("network_class_name", "")
+    configuration = plans["configurations"].get(model.configuration, {})
+    network = configuration.get("architecture", {}).get("network_class_name", "")
     return [
         ("trainer", f"`{model.trainer}`"),
         ("plans", plans.get("plans_name")),
         ("configuration", model.configuration),
-        ("network", str(network).rpartition(".")[2]),
-        ("patch size", _by(found.get("patch_size"))),
-        ("voxel spacing in mm", _by(found.get("spacing"))),
-        ("batch size", found.get("batch_size")),
+        ("network", network.rpartition(".")[2]),
+        ("patch size", " x ".join(f"{edge:g}" for edge in configuration.get("patch_size", ()))),
+        ("voxel spacing in mm", " x ".join(f"{edge:g}" for edge in configuration.get("spacing", ()))),
+        ("batch size", configuration.get("batch_size")),
     ]
 
 
-def _bounds(folder: Path, fold: str) -> list[tuple[Any, ...]]:
-    """Return the row of a fold, none if it was trained without CPR."""
-    if not (folder / CSV_NAME).is_file():
-        return []
+def _bounds(folder: Path, fold: str) -> tuple[Any, ...]:
+    """Return the row of a fold that was trained with CPR."""
     history = History.read(folder)
     kappa = history.stack("kappa")
     known = np.isfinite(kappa)
@@ -127,65 +119,45 @@ def _bounds(folder: Path, fold: str) -> list[tuple[Any, ...]]:
     bounds = f"{last.min():.3g} to {last.max():.3g}" if len(last) else "none"
     complete = np.flatnonzero(known.all(axis=0))
     step = history.steps[complete[0]] if len(complete) else "never"
-    return [(fold, count, bounds, step, judge(history).text)]
+    return fold, count, bounds, step, judge(history).text
 
 
-def _dice(summary: Path, fold: str, foreground: Mapping[str, Any]) -> tuple[Any, ...]:
-    content = _read(summary) if summary.is_file() else {}
+def _dice(folder: Path, fold: str, foreground: Mapping[str, Any]) -> tuple[Any, ...]:
+    summary = folder / "validation" / "summary.json"
+    if not summary.is_file():
+        return (fold, *[None] * (2 + len(foreground)))
+    content = _read(summary)
+    # nnU-Net writes a region as the text of a tuple.
+    keys = [
+        str(tuple(label)) if isinstance(label, list) else str(label) for label in foreground.values()
+    ]
+    means = content.get("mean", {})
+    metrics = [content.get("foreground_mean", {}), *(means.get(key, {}) for key in keys)]
+    dice = [finite_number(each.get("Dice")) for each in metrics]
+    texts = [None if value is None else f"{100 * value:.2f}" for value in dice]
     cases = content.get("metric_per_case")
-    means = _mapping(content.get("mean"))
-    return (
-        fold,
-        len(cases) if isinstance(cases, list) else None,
-        _percent(_mapping(content.get("foreground_mean"))),
-        *(_percent(_mapping(means.get(_key(label)))) for label in foreground.values()),
-    )
+    return fold, None if cases is None else len(cases), *texts
 
 
-def _key(label: Any) -> str:
-    """Return the key of a label or region in nnU-Net's summary."""
-    return str(tuple(label)) if isinstance(label, list) else str(label)
-
-
-def _percent(metrics: Mapping[str, Any]) -> str | None:
-    value = finite_number(metrics.get("Dice"))
-    return None if value is None else f"{100 * value:.2f}"
-
-
-def _versions(model: ExportedModel) -> list[tuple[str, Any]]:
-    torch_versions = set()
-    for fold in model.folds:
-        debug = model.source / f"fold_{fold}" / "debug.json"
-        if debug.is_file():
-            torch_versions.add(str(_read(debug).get("torch_version", _UNKNOWN)))
+def _versions(folders: Iterable[Path]) -> list[tuple[str, Any]]:
+    files = [folder / "debug.json" for folder in folders]
+    found = {str(_read(file).get("torch_version", _UNKNOWN)) for file in files if file.is_file()}
     return [
-        ("torch, training", ", ".join(sorted(torch_versions))),
+        ("torch, training", ", ".join(sorted(found))),
         ("nnU-Net, export", version("nnunetv2")),
         ("nnunet-cpr, export", nnunet_cpr.__version__),
     ]
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def _read(path: Path) -> Any:
     try:
-        return _mapping(read_json(path))
+        return read_json(path)
     except ValueError as error:
         raise ValueError(f"{path}: expected JSON, got: {' '.join(str(error).split())}") from error
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _by(values: Any) -> str:
-    return " x ".join(f"{value:g}" for value in values or () if isinstance(value, int | float))
-
-
 def _cell(value: Any) -> str:
-    """Return a value as one line for a table; files of others may contain anything."""
+    """Return a value as one line for a table."""
     if value is None or value == "":
         return _UNKNOWN
-    text = value if isinstance(value, str) else json.dumps(value)
-    text = " ".join(text.split())
-    text = "".join(c for c in text if c.isprintable())
-    text = re.sub(r"([|<\[\]])", r"\\\1", text)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    return re.sub(r"([|<\[\]])", r"\\\1", " ".join(str(value).split()))
