@@ -7,10 +7,12 @@ in their update.
 
 from __future__ import annotations
 
+import functools
 import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -19,19 +21,9 @@ from torch.optim import Optimizer
 
 from nnunet_cpr import _state_dict
 from nnunet_cpr._device import to_device
-from nnunet_cpr._distributed import (
-    check_not_flattened,
-    is_checkpoint_imported,
-    is_state_initialization,
-)
+from nnunet_cpr._distributed import is_checkpoint_imported, is_state_initialization
 from nnunet_cpr._validation import list_names
-from nnunet_cpr.param_groups import (
-    Params,
-    param_groups,
-    possible_embeddings,
-    resembles_normalization,
-    select,
-)
+from nnunet_cpr.param_groups import Params, regularized
 
 _DECAYS = ("weight_decay", "lambd")
 """Settings of weight decay in parameter groups; ASGD has both."""
@@ -59,35 +51,19 @@ class RegularizationMethod(ABC):
     """Settings of parameter groups that are checked when they change."""
 
     def __init__(self, params: Params) -> None:
-        groups = param_groups(params)
-        chosen = select(groups)
-        self.names = [name for name, _, _ in chosen]
-        self.parameters: list[Tensor] = [p for _, p, _ in chosen]
+        chosen = regularized(params)
+        self.names = list(chosen)
+        self.parameters = list(chosen.values())
         if not chosen:
             warnings.warn(
                 f"params: no parameter to regularize for {self.title}; expected trainable parameters "
                 "with two or more dimensions that are not embeddings, biases or normalization weights",
                 stacklevel=3,
             )
-        embeddings = possible_embeddings(groups)
-        if embeddings:
-            warnings.warn(
-                f"params: {self.title} regularizes {list_names(embeddings)}, which may be embeddings by "
-                "their names; give the module, or put them into a group with regularize=False, or True",
-                stacklevel=3,
-            )
-        doubtful = [name for name, p, _ in chosen if resembles_normalization(p)]
-        # Ones alone and without names are rather a weight that somebody has set by hand.
-        if doubtful and (groups.has_names or len(doubtful) < len(chosen)):
-            warnings.warn(
-                f"params: {self.title} regularizes {list_names(doubtful)}, whose elements are all 1; if "
-                "these are weights of normalization layers, put them into a group with regularize=False",
-                stacklevel=3,
-            )
         # A weak reference, so that the optimizer and its state are freed without garbage collection.
         self._optimizer_ref: weakref.ref[Optimizer] | None = None
         self._hooks: list[Any] = []
-        self._checked: Any = None  # what is known of the optimizer's groups since the last check
+        self._checked: Any = None  # the optimizer's groups at the last check
         self._pending_state: dict[str, Tensor] | None = None
         self._constants: dict[Any, tuple[Any, Tensor]] = {}
         step = torch.zeros((), dtype=torch.int64, device=self._device())
@@ -170,8 +146,7 @@ class RegularizationMethod(ABC):
 
         Raises:
             RuntimeError: this method is attached already, or the optimizer has another one attached.
-            TypeError: ``optimizer`` is not a torch optimizer, or wraps one; or the parameters have been
-                flattened since this method was built.
+            TypeError: ``optimizer`` is not a torch optimizer, or wraps one.
             ValueError: the optimizer does not have a regularized parameter, or applies weight decay to
                 one. Both are checked before every step, too.
         """
@@ -179,12 +154,8 @@ class RegularizationMethod(ABC):
             raise RuntimeError(f"{self.title} is attached to an optimizer already; call detach() first")
         other = attached_method(optimizer)
         if other is not None:
-            raise RuntimeError(
-                f"the optimizer has another {other.title} attached; call its detach() first"
-            )
-        if not isinstance(optimizer, Optimizer) or not hasattr(
-            optimizer, "_optimizer_state_dict_post_hooks"
-        ):
+            raise RuntimeError(f"the optimizer has another {other.title} attached; call its detach()")
+        if not hasattr(optimizer, "_optimizer_state_dict_post_hooks"):
             raise TypeError(
                 "optimizer: expected a torch.optim.Optimizer that runs hooks, got a "
                 f"{type(optimizer).__name__}; if it wraps an optimizer, attach to the wrapped one"
@@ -224,32 +195,22 @@ class RegularizationMethod(ABC):
         )
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
-        known = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        missing = [n for n, p in zip(self.names, self.parameters) if id(p) not in known]
+        names = {id(p): name for name, p in zip(self.names, self.parameters)}
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        missing = [name for key, name in names.items() if key not in held]
         if missing:
             raise ValueError(
                 f"the optimizer does not have {list_names(missing)}, which {self.title} regularizes; "
                 "give both the same parameters (libraries whose optimizers step copies of the "
                 "parameters, as DeepSpeed's do, are not supported)"
             )
-        for name, p in zip(self.names, self.parameters):
-            check_not_flattened(name, p)
-        own = {id(p): name for name, p in zip(self.names, self.parameters)}
-        for key in _DECAYS:
-            decaying = [g for g in optimizer.param_groups if _may_decay(g.get(key, 0))]
-            decayed = [own[id(p)] for group in decaying for p in group["params"] if id(p) in own]
-            if decayed:
+        for group, key in product(optimizer.param_groups, _DECAYS):
+            own = [names[id(p)] for p in group["params"] if id(p) in names]
+            if own and _may_decay(group.get(key, 0)):
                 raise ValueError(
-                    f"the optimizer applies weight decay to {list_names(decayed)}, which {self.title} "
+                    f"the optimizer applies weight decay to {list_names(own)}, which {self.title} "
                     f"regularizes; build the optimizer with {key}=0"
                 )
-
-    def _groups_of(self, optimizer: Optimizer) -> Any:
-        """Return what :meth:`_check_optimizer` depends on, apart from the own parameters."""
-        return [
-            (list(map(id, group["params"])), [group.get(key) for key in self._watched])
-            for group in optimizer.param_groups
-        ]
 
     def begin_step(self, optimizer: Optimizer) -> bool:
         """Check the optimizer before a step; return True if an update must precede the step.
@@ -257,21 +218,19 @@ class RegularizationMethod(ABC):
         Raises:
             ValueError: the optimizer lacks a regularized parameter, or applies weight decay to one.
         """
-        attached = None if self._optimizer_ref is None else self._optimizer_ref()
-        if attached is not optimizer or not self.parameters:  # detached, or nothing to do
+        if not self.parameters:
             return False
         # A library may have replaced parameters; a scheduler or a loaded state, the weight decay.
-        groups = self._groups_of(optimizer)
+        groups = [
+            (list(map(id, group["params"])), [group.get(key) for key in self._watched])
+            for group in optimizer.param_groups
+        ]
         if groups != self._checked:
             self._check_optimizer(optimizer)
             self._checked = groups
         if self._state["step"].device != self.parameters[0].device:
             self._move_state_to_parameters()
-        if not optimizer.state and is_state_initialization(optimizer):
-            return False
-        if isinstance(optimizer, torch.optim.SGD) and getattr(optimizer, "found_inf", None) is not None:
-            _initialize_momentum(optimizer)
-        return True
+        return bool(optimizer.state) or not is_state_initialization(optimizer)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if not self.begin_step(optimizer):
@@ -284,15 +243,11 @@ class RegularizationMethod(ABC):
 
         # The correction must come after the closure, which computes the gradient at theta_t. Some
         # optimizers call it again at other points, and torch.compile would trace it.
-        done = False
-        update = torch.compiler.disable(self.update_and_correct)
+        update_once = functools.cache(torch.compiler.disable(self.update_and_correct))
 
         def closure_then_update() -> Any:
-            nonlocal done
             loss = closure()
-            if not done:
-                done = True
-                update(found_inf)
+            update_once(found_inf)
             return loss
 
         if len(args) > 1:
@@ -320,14 +275,7 @@ class RegularizationMethod(ABC):
         Raises:
             ValueError: names, shapes or configuration differ; nothing is changed then.
         """
-        self._state = self._validated(state_dict)
-
-    def _validated(self, saved: Any) -> dict[str, Tensor]:
-        return _state_dict.validated_tensors(self.title, saved, self.state_dict(), self._may_be_nan())
-
-    def _may_be_nan(self) -> set[str]:
-        """Return the keys of state tensors that may be NaN or negative."""
-        return set()
+        self._state = _state_dict.validated_tensors(self.title, state_dict, self.state_dict())
 
     def _add_to_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         state = state_dict[self.state_key] = self.state_dict()
@@ -343,15 +291,8 @@ class RegularizationMethod(ABC):
                 f"{self.title}; to start {self.title} from it, load it into an optimizer of torch and "
                 f"attach {self.title} afterwards"
             )
-        self._pending_state = self._validated(saved[0])
-        names = saved[0]["names"]
-        # CPR's state is matched by name, but torch's state by order.
-        if state_dict.get("state") and names != self.names:
-            raise ValueError(
-                f"cannot load the {self.title} state: expected the parameters in the order "
-                f"{list_names(self.names)}, got {list_names(names)}; build the optimizer with the "
-                "parameters in the saved order, since torch matches momenta by order"
-            )
+        own = self.state_dict()
+        self._pending_state = _state_dict.validated_tensors(self.title, saved[0], own)
         state_dict["param_groups"] = [
             {key: value for key, value in group.items() if key != self.state_key} for group in groups
         ]
@@ -379,17 +320,3 @@ def _may_decay(weight_decay: Any) -> bool:
     if isinstance(weight_decay, Tensor) and weight_decay.device.type != "cpu":
         return True  # reading it would make the host wait in every step
     return bool(weight_decay)
-
-
-def _initialize_momentum(optimizer: torch.optim.SGD) -> None:
-    """Set missing momentum of fused groups to 0, which a first step sets to the gradient as in torch.
-
-    torch leaves it uninitialized if ``GradScaler`` skips the first step. With dampening, the first step
-    would differ.
-    """
-    for group in optimizer.param_groups:
-        if not group["fused"] or group["momentum"] == 0 or group["dampening"] != 0:
-            continue
-        for p in group["params"]:
-            if p.grad is not None and optimizer.state[p].get("momentum_buffer") is None:
-                optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-MAX_LENGTH = 255
-"""Maximum number of characters of a name, which is also a folder name."""
-
 OTHER_TRAINER = "_on_"
 """Text before the other trainer, at the end of a trainer's name."""
 
@@ -22,18 +19,6 @@ class WrongName(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.splitlines()))
-
-
-def check_length(text: str) -> None:
-    """Check that a name has at most :data:`MAX_LENGTH` characters.
-
-    Raises:
-        WrongName: it has more.
-    """
-    if len(text) > MAX_LENGTH:
-        raise WrongName(
-            f"name {text[:40]!r}...: expected at most {MAX_LENGTH} characters, got {len(text)}"
-        )
 
 
 def parse_number(text: str) -> float:

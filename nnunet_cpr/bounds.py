@@ -18,16 +18,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from nnunet_cpr._spelling import (
-    COUNT,
-    NUMBER,
-    NUMBER_HELP,
-    WrongName,
-    check_length,
-    parse_number,
-    print_number,
-    split_word,
-)
+from nnunet_cpr._spelling import COUNT, NUMBER, NUMBER_HELP, WrongName, parse_number, print_number
 from nnunet_cpr._validation import positive_integer, positive_number, short_repr
 
 if TYPE_CHECKING:
@@ -49,8 +40,6 @@ class Bound(ABC):
     keyword: ClassVar[str]
     title: ClassVar[str]
     """The bound in a few words."""
-    may_be_nan: ClassVar[frozenset[str]] = frozenset()
-    """Keys of :meth:`memory` that may be NaN or negative; loading a state refuses it for all others."""
     is_set_once: ClassVar[bool] = False
     """True: updates before :attr:`earliest` and after all bounds have been set change nothing."""
 
@@ -181,7 +170,6 @@ class KappaIP(Bound):
     ema: float = 0.0
     keyword: ClassVar[str] = "ip"
     title = "R at its first inflection point, sampled every N steps"
-    may_be_nan: ClassVar[frozenset[str]] = frozenset({"last_sample", "last_difference"})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "interval", positive_integer("KappaIP.interval", self.interval))
@@ -232,34 +220,14 @@ def as_bound(kappa: Bound | str) -> Bound:
             "kappa: expected a bound such as KappaWS(1000) or a word such as 'ws1000', got "
             f"{short_repr(kappa)}"
         )
-    return read_bound(kappa)
-
-
-def read_bound(text: str) -> Bound:
-    """Return the bound for a word such as ``ws1000``, ``ip50``, ``k0p005`` or ``ki0x2``.
-
-    Raises:
-        WrongName: the text is not a bound; the message suggests a correction.
-
-    Example:
-        >>> read_bound("ki0x2")
-        KappaKI0(factor=2.0)
-    """
-    check_length(text)
     try:
-        bound = _match_word(text) or _match_repr(text)
+        bound = _match_word(kappa) or _match_repr(kappa)
     except ValueError as error:
-        raise WrongName(f"bound {text!r}: {error}") from None
-    if bound is not None:
-        return bound
-    guess = "".join(split_word(text))
-    shapes = " ".join(k + ("<N>" if has_count(b) else "<V>") for k, b in BOUNDS.items())
-    try:
-        is_meant = _match_word(guess) is not None
-    except ValueError:
-        is_meant = False
-    advice = f"did you mean {guess}?" if is_meant else f"choose from {shapes}, {NUMBER_HELP}"
-    raise WrongName(f"unknown bound {text!r}; {advice}")
+        raise WrongName(f"bound {kappa!r}: {error}") from None
+    if bound is None:
+        shapes = " ".join(k + ("<N>" if has_count(b) else "<V>") for k, b in BOUNDS.items())
+        raise WrongName(f"unknown bound {kappa!r}; choose from {shapes}, {NUMBER_HELP}")
+    return bound
 
 
 def has_count(kind: type[Bound]) -> bool:
@@ -278,13 +246,9 @@ def _match_word(text: str) -> Bound | None:
 
 def _match_repr(text: str) -> Bound | None:
     kinds = {kind.__name__: kind for kind in BOUNDS.values()}
-    name, parenthesis, rest = text.partition("(")
-    if name not in kinds or not parenthesis or not rest.endswith(")"):
-        return None
+    name, _, fields = text.removesuffix(")").partition("(")
     try:
-        call = ast.parse(text, mode="eval").body
-        assert isinstance(call, ast.Call) and not call.args
-        fields = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-        return kinds[name](**fields)
-    except (SyntaxError, AssertionError, TypeError):
+        pairs = [field.split("=") for field in fields.split(", ")]
+        return kinds[name](**{key: ast.literal_eval(value) for key, value in pairs})
+    except (KeyError, SyntaxError, TypeError, ValueError):
         return None

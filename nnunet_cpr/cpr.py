@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby, zip_longest
 from typing import Any, ClassVar
 
 import torch
@@ -14,17 +15,17 @@ from torch.optim import Optimizer
 from nnunet_cpr._attachment import RegularizationMethod
 from nnunet_cpr._device import to_device
 from nnunet_cpr._distributed import Shards, local_tensors
-from nnunet_cpr._validation import positive_number, short_repr
+from nnunet_cpr._validation import positive_number
 from nnunet_cpr.bounds import Bound, KappaWS, as_bound
 from nnunet_cpr.param_groups import Params, param_groups, select
-from nnunet_cpr.regularizers import REGULARIZERS, Regularizer, accumulator, get_regularizer
+from nnunet_cpr.regularizers import L2, Regularizer, accumulator, get_regularizer
 
 
 @dataclass(frozen=True)
 class CPRSettings:
     """Settings of CPR for one parameter matrix, see :class:`CPR`."""
 
-    bound: Bound
+    kappa: Bound
     regularizer: Regularizer
     mu: float
     adaptive: bool
@@ -36,31 +37,16 @@ class CPRSettings:
         """Return the settings from the values of :data:`KEYS` in arguments or a parameter group.
 
         Raises:
-            TypeError: ``kappa`` is neither a bound nor a string, or ``adaptive`` is not a bool.
+            TypeError: ``kappa`` is neither a bound nor a string.
             ValueError: invalid value.
         """
-        adaptive = given["adaptive"]
-        if not isinstance(adaptive, bool):
-            raise TypeError(f"adaptive: expected True or False, got {short_repr(adaptive)}")
-        return cls(
-            bound=as_bound(given["kappa"]),
-            regularizer=get_regularizer(given["regularizer"]),
-            mu=positive_number("mu", given["mu"], float32=True),  # the dtype of the multipliers
-            adaptive=adaptive,
-        )
+        mu = positive_number("mu", given["mu"], float32=True)  # the dtype of the multipliers
+        regularizer = get_regularizer(given["regularizer"])
+        return cls(as_bound(given["kappa"]), regularizer, mu, bool(given["adaptive"]))
 
     def plain(self) -> dict[str, Any]:
         """Return the settings as plain values that :meth:`parse` reads, for parameter groups."""
-        return {
-            "kappa": str(self.bound),
-            "regularizer": self.regularizer.name,
-            "mu": self.mu,
-            "adaptive": self.adaptive,
-        }
-
-    def config(self) -> dict[str, Any]:
-        """Return the settings as plain values for state dicts."""
-        return {**self.plain(), "kappa": repr(self.bound)}
+        return {**vars(self), "kappa": str(self.kappa), "regularizer": self.regularizer.name}
 
 
 _LARGEST = torch.finfo(torch.float32).max
@@ -68,17 +54,16 @@ _LARGEST = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Matrices with the same settings.
+    """Consecutive matrices with the same settings.
 
     Attributes:
-        index: their indices among all matrices; a slice if these are all matrices.
+        index: their indices among all matrices.
         numel: their numbers of elements.
         shards: distribution of their elements over processes.
     """
 
     settings: CPRSettings
-    parameters: list[Tensor]
-    index: slice | Tensor
+    index: slice
     numel: Tensor
     shards: Shards
 
@@ -121,7 +106,7 @@ class CPR(RegularizationMethod):
         settings: one :class:`CPRSettings` for each matrix, in the order of ``names``.
 
     Raises:
-        TypeError: ``params``, ``kappa`` or ``adaptive`` has the wrong type.
+        TypeError: ``params`` or ``kappa`` has the wrong type.
         ValueError: unknown regularizer, or ``mu`` is not positive and finite.
 
     Warns:
@@ -150,14 +135,13 @@ class CPR(RegularizationMethod):
     ) -> None:
         given = {"kappa": kappa, "regularizer": regularizer, "mu": mu, "adaptive": adaptive}
         default = CPRSettings.parse(given)
-        self.bound, self.regularizer = default.bound, default.regularizer
+        self.bound, self.regularizer = default.kappa, default.regularizer
         self.mu, self.adaptive = default.mu, default.adaptive
         groups = param_groups(params)
         super().__init__(groups)
         self.settings = [CPRSettings.parse({**given, **group}) for _, _, group in select(groups)]
         self._parts = self._build_parts()
-        self._all_set: tuple[Tensor | None, int] = None, 0  # bounds, and their version when all were set
-        self.has_decay = all(own.regularizer is REGULARIZERS["l2"] for own in self.settings)
+        self.has_decay = all(type(own.regularizer) is L2 for own in self.settings)
 
         count = self._state["step"]
         vector = torch.zeros(len(self.parameters), dtype=torch.float32, device=count.device)
@@ -169,25 +153,22 @@ class CPR(RegularizationMethod):
         }
         if any(s.adaptive for s in self.settings):
             self._state["was_positive"] = torch.zeros_like(vector, dtype=torch.bool)
-        own_keys = set(self._state)
         for part in self._parts:
-            memory = part.settings.bound.memory(torch.zeros_like(part.numel, dtype=torch.float32))
-            assert own_keys.isdisjoint(memory), "the state of a bound needs keys of its own"
+            memory = part.settings.kappa.memory(torch.zeros_like(part.numel, dtype=torch.float32))
             for key, value in memory.items():
                 all_matrices = self._state.setdefault(key, value.new_zeros(len(self.parameters)))
                 all_matrices[part.index] = value
 
     def _build_parts(self) -> list[_Part]:
         device = self._state["step"].device
-        parts = []
-        for settings in dict.fromkeys(self.settings):
-            members = [j for j, own in enumerate(self.settings) if own == settings]
-            parameters = [self.parameters[j] for j in members]
-            are_all = len(members) == len(self.settings)
-            index = slice(None) if are_all else to_device(members, torch.int64, device)
-            numel = to_device([p.numel() for p in parameters], accumulator(device), device)
-            shards = Shards(parameters, [self.names[j] for j in members])
-            parts.append(_Part(settings, parameters, index, numel, shards))
+        parts, start = [], 0
+        for settings, members in groupby(self.settings):
+            index = slice(start, start + len(list(members)))
+            start = index.stop
+            numels = [p.numel() for p in self.parameters[index]]
+            numel = to_device(numels, accumulator(device), device)
+            shards = Shards(self.parameters[index], self.names[index])
+            parts.append(_Part(settings, index, numel, shards))
         return parts
 
     def _move_state_to_parameters(self) -> None:
@@ -266,7 +247,7 @@ class CPR(RegularizationMethod):
     @torch.no_grad()
     def update_and_correct(self, found_inf: Tensor | None) -> None:
         for part, multiplier, sums in self._algorithm_1(self._local_sums, found_inf):
-            params = local_tensors(part.parameters)
+            params = local_tensors(self.parameters[part.index])
             part.settings.regularizer.correct_(params, multiplier, sums, part.numel)
 
     def update_decay(
@@ -303,69 +284,50 @@ class CPR(RegularizationMethod):
                 is_taken if has_step is None else has_step
             )
         for part in self._parts:
-            part_state, part_has_step = state, has_step
-            if isinstance(part.index, Tensor):
-                part_state = {key: value[part.index] for key, value in state.items() if value.ndim}
-                part_has_step = None if has_step is None else has_step[part.index]
-            kappa, multiplier = part_state["kappa"], part_state["lagrange_multiplier"]
+            own, own_has_step = state, has_step
+            if len(self._parts) > 1:
+                own = {key: value[part.index] if value.ndim else value for key, value in state.items()}
+                own_has_step = None if has_step is None else has_step[part.index]
+            kappa, multiplier, bound = own["kappa"], own["lagrange_multiplier"], part.settings.kappa
 
             sums = part.shards.total(local_sums(part))
             r = part.settings.regularizer.measure(sums, part.numel)
             if found_inf is not None:
                 r = torch.where(is_taken, r, math.nan)  # changes neither bounds nor multipliers
-            if not self._are_set(part, kappa):
-                part.settings.bound.update_(kappa, state["step"], r, part_state)
+            # On the CPU, where a look is cheap, bounds that are set for good are left alone.
+            if not (bound.is_set_once and kappa.is_cpu and bool(kappa.isfinite().all())):
+                bound.update_(kappa, state["step"], r, own)
             proposed = (multiplier + part.settings.mu * (r - kappa)).clamp_(min=0)
-            applied = self._accept(part, part_state, part_has_step, r, proposed)
-
-            for key, value in part_state.items() if part_state is not state else ():
-                state[key][part.index] = value
-            yield part, applied, sums
+            yield part, self._accept(part, own, own_has_step, r, proposed), sums
         state["step"] += 1 if found_inf is None else is_taken
 
-    def _are_set(self, part: _Part, kappa: Tensor) -> bool:
-        """Return True if all bounds are known to be set for good, on the CPU, where a look is cheap."""
-        if kappa.is_cpu and part.settings.bound.is_set_once and not isinstance(part.index, Tensor):
-            known, version = self._all_set
-            if known is kappa and version == kappa._version:
-                return True
-            if bool(kappa.isfinite().all()):
-                self._all_set = kappa, kappa._version
-                return True
-        return False
-
     def _accept(
-        self,
-        part: _Part,
-        part_state: dict[str, Tensor],
-        part_has_step: Tensor | None,
-        r: Tensor,
-        proposed: Tensor,
+        self, part: _Part, own: dict[str, Tensor], has_step: Tensor | None, r: Tensor, proposed: Tensor
     ) -> Tensor:
         """Store the multipliers that are finite, of matrices with a gradient; return those to apply."""
-        multiplier, was_positive = part_state["lagrange_multiplier"], part_state.get("was_positive")
+        multiplier, was_positive = own["lagrange_multiplier"], own.get("was_positive")
         limit = part.settings.regularizer.largest_multiplier
         # In nearly all steps on the CPU, where a look is cheap, nothing is to be left out or limited.
-        is_plain = proposed.is_cpu and part_has_step is None and was_positive is None
+        is_plain = proposed.is_cpu and has_step is None and was_positive is None
         if is_plain and bool((proposed <= min(limit, _LARGEST)).all()):
             multiplier.copy_(proposed)
             return proposed
         is_finite = proposed <= _LARGEST
-        is_updated = is_finite if part_has_step is None else is_finite & part_has_step
-        if part.settings.adaptive:
-            has_fallen_back = is_updated & (multiplier == 0) & part_state["was_positive"]
-            torch.where(has_fallen_back, r, part_state["kappa"], out=part_state["kappa"])
+        is_updated = is_finite if has_step is None else is_finite & has_step
         if was_positive is not None:  # kept for all matrices if any has an adaptive bound
+            if part.settings.adaptive:
+                has_fallen_back = is_updated & (multiplier == 0) & was_positive
+                torch.where(has_fallen_back, r, own["kappa"], out=own["kappa"])
             torch.where(is_updated, multiplier > 0, was_positive, out=was_positive)
         torch.where(is_updated, proposed, multiplier, out=multiplier)
         applied = torch.where(is_updated, proposed, 0.0)
-        is_skipped = ~is_finite if part_has_step is None else ~is_finite & part_has_step
+        is_skipped = ~is_finite if has_step is None else ~is_finite & has_step
         self._state["skipped_updates"] += is_skipped.sum()
         self._state["limited_corrections"] += (applied > limit).sum()
         return applied.clamp_(max=limit)
 
     def _local_sums(self, part: _Part) -> Tensor:
-        return part.settings.regularizer.sums(local_tensors(part.parameters))
+        return part.settings.regularizer.sums(local_tensors(self.parameters[part.index]))
 
     # Settings
 
@@ -374,18 +336,13 @@ class CPR(RegularizationMethod):
         now = [{k: g[k] for k in CPRSettings.KEYS if k in g} for g in optimizer.param_groups]
         if self._optimizer is None:  # being attached
             self._settings_of_groups = now
-        if len(now) != len(self._settings_of_groups) and any(self._settings_of_groups):
-            raise ValueError(
-                f"param_groups: expected the initial {len(self._settings_of_groups)}, got {len(now)}; "
-                "build a new optimizer, since bounds and multipliers belong to the initial parameters"
-            )
-        for i, (own, initial) in enumerate(zip(now, self._settings_of_groups)):
-            for key, value in initial.items():
-                if own.get(key) != value:
-                    raise ValueError(
-                        f"{key} of parameter group {i}: expected {value!r} as at construction, got "
-                        f"{short_repr(own.get(key))}; build a new optimizer to change settings of CPR"
-                    )
+        both = zip_longest(self._settings_of_groups, now, fillvalue="no group")
+        for i, (initial, own) in enumerate(both):
+            if own != initial and any(self._settings_of_groups):
+                raise ValueError(
+                    f"parameter group {i}: expected {initial} as at construction, got "
+                    f"{own or 'a new group'}; build a new optimizer to change groups or settings of CPR"
+                )
 
     def _set_loaded_state(self, optimizer: Optimizer) -> None:
         super()._set_loaded_state(optimizer)
@@ -393,17 +350,15 @@ class CPR(RegularizationMethod):
         for group, settings in zip(optimizer.param_groups, self._settings_of_groups):
             group.update(settings)
 
-    def _may_be_nan(self) -> set[str]:
-        return set().union(*(settings.bound.may_be_nan for settings in self.settings))
-
     def _config(self) -> dict[str, Any]:
         """Return each setting, or the list of its values if the matrices differ."""
         default = CPRSettings(self.bound, self.regularizer, self.mu, self.adaptive)
-        each = [s.config() for s in self.settings] or [default.config()]
-        values = {key: [config[key] for config in each] for key in each[0]}
+        each = [{**own.plain(), "kappa": repr(own.kappa)} for own in self.settings or [default]]
+        values = {key: [config[key] for config in each] for key in CPRSettings.KEYS}
         return {key: own[0] if len(set(own)) == 1 else own for key, own in values.items()}
 
     def __repr__(self) -> str:
-        if len(self._parts) <= 1:
-            return super().__repr__()
-        return f"CPR({len(self.names)} matrices with {len(self._parts)} different settings)"
+        count = len(set(self.settings))
+        if count > 1:
+            return f"CPR({len(self.names)} matrices with {count} different settings)"
+        return super().__repr__()

@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 
-from nnunet_cpr._distributed import check_not_flattened, local_tensors
+from nnunet_cpr._distributed import check_not_flattened
 
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
 """Module, parameters, named parameters, or parameter groups."""
@@ -31,7 +30,7 @@ NORMALIZATIONS = (
     nn.modules.batchnorm._NormBase,  # every batch and instance normalization
     nn.LayerNorm,
     nn.GroupNorm,
-    *([nn.RMSNorm] if hasattr(nn, "RMSNorm") else []),
+    nn.RMSNorm,
 )
 """Normalization layers of torch."""
 
@@ -43,7 +42,6 @@ _EMBEDDING_NAME = re.compile(
     r"wte|wpe|embed_(tokens|positions)|tok_emb|((word|tok|token|token_type|position|segment)_)?embeddings?"
     r"(_\d+)?"
 )
-_PERHAPS_EMBEDDING = re.compile(r"(\w*_)?emb(ed|edder|eddings?)?(_\w+)?", re.IGNORECASE)
 _PEFT_EMBEDDING = re.compile(r"(^|\.)(trainable_tokens_delta|lora_embedding_[AB])(\.|$)")
 
 
@@ -52,11 +50,9 @@ class ParamGroups(list[dict[str, Any]]):
 
     Attributes:
         has_names: True if the names were given, False if they are positions.
-        is_from_module: True if a module gave the groups, which tells its embeddings and normalizations.
     """
 
     has_names: bool = False
-    is_from_module: bool = False
 
 
 def param_groups(params: Params) -> ParamGroups:
@@ -106,10 +102,7 @@ def _members(group: Any) -> list[Any]:
         raise TypeError("params: expected parameter groups only, got groups and parameters mixed")
     members = group["params"]
     if isinstance(members, (set, frozenset)):
-        raise TypeError(
-            "a parameter group: expected an ordered collection, got a set, whose order changes between "
-            "runs; use a list"
-        )
+        raise TypeError("a parameter group: expected an ordered collection, got a set; use a list")
     members = [members] if isinstance(members, Tensor) else list(members)
     names = group.get("param_names")
     return members if names is None else list(zip(names, members, strict=True))
@@ -125,8 +118,7 @@ def select(groups: ParamGroups) -> list[tuple[str, Tensor, dict[str, Any]]]:
     for group in groups:
         if not _is_selected(group, groups):
             continue
-        # A module or the user says more than a name.
-        is_known = groups.is_from_module or group.get("regularize") is True
+        is_known = group.get("regularize") is True  # the module or the user says more than a name
         for name, p in group["params"]:
             if _is_matrix(name, p) and (is_known or not _is_excluded_by_name(name, p)):
                 chosen.setdefault(id(p), (name, p, group))
@@ -164,7 +156,8 @@ def _is_matrix(name: str, p: Tensor) -> bool:
 
 def _is_excluded_by_name(name: str, p: Tensor) -> bool:
     """Return True if the name is that of an embedding or a normalization weight."""
-    owner = _owner(name)
+    # The module that the parameter belongs to, without PEFT's wrappers.
+    *_, owner, _ = ["", *re.sub(r"\.modules_to_save\.\w+", "", name).split(".")]
     return (
         _NORMALIZATION_NAME.fullmatch(owner) is not None
         or (p.ndim == 2 and _EMBEDDING_NAME.fullmatch(owner) is not None)
@@ -172,43 +165,12 @@ def _is_excluded_by_name(name: str, p: Tensor) -> bool:
     )
 
 
-def _owner(name: str) -> str:
-    """Return the name of the module that a parameter belongs to, without PEFT's wrappers."""
-    names = re.sub(r"\.modules_to_save\.\w+", "", name).split(".")
-    return names[-2] if len(names) > 1 else ""
-
-
-def possible_embeddings(groups: ParamGroups) -> list[str]:
-    """Return the regularized parameters whose names alone suggest an embedding, but also a linear layer.
-
-    A module, or ``regularize=True`` of a group, leaves no doubt.
-    """
-    if groups.is_from_module:
-        return []
-    return [
-        name
-        for name, p, group in select(groups)
-        if p.ndim == 2
-        and group.get("regularize") is not True
-        and _PERHAPS_EMBEDDING.fullmatch(_owner(name))
-    ]
-
-
-def resembles_normalization(p: Tensor) -> bool:
-    """Return True if all elements are 1, as in normalization layers stacked by ``torch.func``."""
-    (local,) = local_tensors([p.detach()])
-    return not local.is_meta and local.numel() > 0 and bool((local == 1).all())
-
-
 def unwrap(module: nn.Module) -> nn.Module:
     """Return the module inside ``DistributedDataParallel``, ``DataParallel`` or ``torch.compile``."""
-    while True:
-        if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-            module = module.module
-        elif isinstance(getattr(module, "_orig_mod", None), nn.Module):
-            module = module._orig_mod  # type: ignore[assignment]
-        else:
-            return module
+    if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        return unwrap(module.module)
+    compiled = getattr(module, "_orig_mod", None)
+    return module if compiled is None else unwrap(compiled)
 
 
 def _module_groups(module: nn.Module) -> ParamGroups:
@@ -220,11 +182,11 @@ def _module_groups(module: nn.Module) -> ParamGroups:
     excluded = _excluded(module)
     named = list(_name(module.named_parameters()))
     parts: list[dict[str, Any]] = [
-        {"params": [(name, p) for name, p in named if id(p) not in excluded]},
+        {"params": [(name, p) for name, p in named if id(p) not in excluded], "regularize": True},
         {"params": [(name, p) for name, p in named if id(p) in excluded], "regularize": False},
     ]
     groups = ParamGroups(group for group in parts if group["params"])
-    groups.has_names = groups.is_from_module = True
+    groups.has_names = True
     return groups
 
 
@@ -234,17 +196,14 @@ def _excluded(root: nn.Module) -> set[int]:
     for module in root.modules():
         if isinstance(module, _NEVER_REGULARIZED):
             ids.update(id(p) for p in module.parameters(recurse=False))
-            if is_parametrized(module):
-                ids.update(id(p) for p in module.get_submodule("parametrizations").parameters())
         # PEFT's layers hold the layer that they adapt.
         if isinstance(getattr(module, "base_layer", None), _NEVER_REGULARIZED):
             ids.update(id(p) for p in module.parameters())
         listing = getattr(module, "no_weight_decay", None)
         if callable(listing):
             listed = set(listing())
-            for name, p in module.named_parameters(remove_duplicate=False):  # a tied one has two names
-                if name.replace("_orig_mod.", "") in listed:
-                    ids.add(id(p))
+            named = module.named_parameters(remove_duplicate=False)  # a tied one has two names
+            ids.update(id(p) for name, p in named if name.replace("_orig_mod.", "") in listed)
     return ids
 
 
@@ -252,10 +211,7 @@ def _name(items: Iterable[Any], prefix: str = "") -> Iterator[tuple[str, Tensor]
     for i, item in enumerate(items):
         name, p = item if isinstance(item, tuple) else (f"{prefix}{i}", item)
         if not isinstance(p, Tensor) or not isinstance(name, str):
-            raise TypeError(
-                "params: expected a module, parameters, (name, parameter) pairs or parameter groups, "
-                f"got a {type(p).__name__}"
-            )
+            raise TypeError(f"params: expected a module, parameters or groups, got a {type(p).__name__}")
         check_not_flattened(name, p)
         if torch.is_complex(p):
             raise TypeError(f"parameter {name!r}: expected a real dtype, got {p.dtype}")

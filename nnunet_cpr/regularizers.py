@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -44,22 +44,20 @@ class Regularizer(ABC):
     largest_multiplier: ClassVar[float] = math.inf
 
     @abstractmethod
-    def sums(self, params: Sequence[Tensor]) -> Tensor:
+    def sums(self, params: list[Tensor]) -> Tensor:
         """Return the sums over the elements of each parameter that R needs, ``[rows, J]``."""
 
-    @abstractmethod
     def measure(self, sums: Tensor, numel: Tensor) -> Tensor:
-        """Return R of each parameter, float32 ``[J]``.
+        """Return R of each parameter, float32 ``[J]``: by default the sum per element.
 
         Args:
             sums: result of :meth:`sums`, ``[rows, J]``.
             numel: number of elements of each parameter, ``[J]``.
         """
+        return (sums[0] / numel).float()
 
     @abstractmethod
-    def correct_(
-        self, params: Sequence[Tensor], multiplier: Tensor, sums: Tensor, numel: Tensor
-    ) -> None:
+    def correct_(self, params: list[Tensor], multiplier: Tensor, sums: Tensor, numel: Tensor) -> None:
         """Subtract ``multiplier * g(theta)`` from each parameter in place.
 
         Args:
@@ -75,18 +73,13 @@ class L2(Regularizer):
     name = "l2"
     largest_multiplier = 0.5  # above it, 1 - 2 lambda would flip the sign of theta
 
-    def sums(self, params: Sequence[Tensor]) -> Tensor:
+    def sums(self, params: list[Tensor]) -> Tensor:
         if all(p.device.type == "cpu" for p in params):
             return sums_of_squares(params)[None]
-        norms = torch._foreach_norm(list(params), dtype=accumulator(params[0].device))
+        norms = torch._foreach_norm(params, dtype=accumulator(params[0].device))
         return _stack(norms).square()[None]
 
-    def measure(self, sums: Tensor, numel: Tensor) -> Tensor:
-        return (sums[0] / numel).float()
-
-    def correct_(
-        self, params: Sequence[Tensor], multiplier: Tensor, sums: Tensor, numel: Tensor
-    ) -> None:
+    def correct_(self, params: list[Tensor], multiplier: Tensor, sums: Tensor, numel: Tensor) -> None:
         _subtract_(params, 2 * multiplier, lambda p, _: p)
 
 
@@ -95,15 +88,10 @@ class L1(Regularizer):
 
     name = "l1"
 
-    def sums(self, params: Sequence[Tensor]) -> Tensor:
+    def sums(self, params: list[Tensor]) -> Tensor:
         return _stack([p.abs().sum(dtype=accumulator(p.device)) for p in params])[None]
 
-    def measure(self, sums: Tensor, numel: Tensor) -> Tensor:
-        return (sums[0] / numel).float()
-
-    def correct_(
-        self, params: Sequence[Tensor], multiplier: Tensor, sums: Tensor, numel: Tensor
-    ) -> None:
+    def correct_(self, params: list[Tensor], multiplier: Tensor, sums: Tensor, numel: Tensor) -> None:
         _subtract_(params, multiplier, lambda p, _: p.sign())
 
 
@@ -115,7 +103,7 @@ class Std(Regularizer):
 
     name = "std"
 
-    def sums(self, params: Sequence[Tensor]) -> Tensor:
+    def sums(self, params: list[Tensor]) -> Tensor:
         total = _stack([p.sum(dtype=accumulator(p.device)) for p in params])
         norms = _stack([torch.linalg.vector_norm(p, dtype=accumulator(p.device)) for p in params])
         return torch.stack([total, norms.square()])
@@ -129,9 +117,7 @@ class Std(Regularizer):
     def measure(self, sums: Tensor, numel: Tensor) -> Tensor:
         return self._deviation(sums, numel).float()
 
-    def correct_(
-        self, params: Sequence[Tensor], multiplier: Tensor, sums: Tensor, numel: Tensor
-    ) -> None:
+    def correct_(self, params: list[Tensor], multiplier: Tensor, sums: Tensor, numel: Tensor) -> None:
         scale = (numel - 1) * self._deviation(sums, numel)
         coefficient = torch.where(scale > 0, multiplier / scale, 0.0).float()
         # The mean of a matrix that is not corrected may not be finite.
@@ -144,21 +130,12 @@ class Huber(Regularizer):
 
     name = "huber"
 
-    def sums(self, params: Sequence[Tensor]) -> Tensor:
-        absolute = (p.abs().to(torch.promote_types(p.dtype, torch.float32)) for p in params)
-        return _stack(
-            [
-                torch.where(a < 1, a.square() / 2, a - 0.5).sum(dtype=accumulator(a.device))
-                for a in absolute
-            ]
-        )[None]
+    def sums(self, params: list[Tensor]) -> Tensor:
+        absolute = [p.abs().to(torch.promote_types(p.dtype, torch.float32)) for p in params]
+        losses = [torch.where(a < 1, a.square() / 2, a - 0.5) for a in absolute]
+        return _stack([h.sum(dtype=accumulator(h.device)) for h in losses])[None]
 
-    def measure(self, sums: Tensor, numel: Tensor) -> Tensor:
-        return (sums[0] / numel).float()
-
-    def correct_(
-        self, params: Sequence[Tensor], multiplier: Tensor, sums: Tensor, numel: Tensor
-    ) -> None:
+    def correct_(self, params: list[Tensor], multiplier: Tensor, sums: Tensor, numel: Tensor) -> None:
         _subtract_(params, multiplier, lambda p, _: p.clamp(-1, 1))
 
 
@@ -176,16 +153,11 @@ def get_regularizer(regularizer: str | Regularizer) -> Regularizer:
         ('huber', 'l2')
     """
     if isinstance(regularizer, Regularizer):
-        # One object for equal functions, so that their matrices are handled together.
-        known = REGULARIZERS.get(regularizer.name)
-        return known if known is not None and type(known) is type(regularizer) else regularizer
-    try:
-        return REGULARIZERS[regularizer]
-    except (KeyError, TypeError):
-        known_names = ", ".join(REGULARIZERS)
-        raise ValueError(
-            f"unknown regularizer {short_repr(regularizer)}; choose from {known_names}"
-        ) from None
+        return regularizer
+    if regularizer not in REGULARIZERS:
+        known = ", ".join(REGULARIZERS)
+        raise ValueError(f"unknown regularizer {short_repr(regularizer)}; choose from {known}")
+    return REGULARIZERS[regularizer]
 
 
 def accumulator(device: torch.device) -> torch.dtype:
@@ -207,12 +179,10 @@ def _unbind(values: Tensor) -> Sequence[float | Tensor]:
 
 
 def _subtract_(
-    params: Iterable[Tensor], coefficient: Tensor, direction: Callable[[Tensor, int], Tensor]
+    params: list[Tensor], coefficient: Tensor, direction: Callable[[Tensor, int], Tensor]
 ) -> None:
     """Subtract ``coefficient[j] * direction(theta_j, j)`` from each theta_j in place."""
-    coefficients = _unbind(coefficient)
-    for j, p in enumerate(params):
-        c = coefficients[j]
+    for j, (p, c) in enumerate(zip(params, _unbind(coefficient))):
         if isinstance(c, Tensor):
             p.addcmul_(direction(p, j), c.to(p), value=-1)
         elif c != 0.0:

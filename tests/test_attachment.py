@@ -104,7 +104,7 @@ def test_weight_decay_that_comes_later_is_refused(model: torch.nn.Module) -> Non
 def test_parameters_that_come_later_are_refused(model: torch.nn.Module) -> None:
     optimizer = SGDCPR(model, lr=0.1)
     optimizer.add_param_group({"params": [("late", matrix())]})
-    with pytest.raises(ValueError, match="expected the initial 1, got 2; build a new optimizer"):
+    with pytest.raises(ValueError, match=r"group 1: expected no group .*, got a new group; build"):
         optimizer.step()
 
 
@@ -273,16 +273,8 @@ def test_compiled_model_has_unwrapped_names(model: torch.nn.Module) -> None:
         (lambda s: s["names"].__setitem__(0, "x"), r"it lacks '0\.weight' and it has 'x', which is not"),
         (
             lambda s: s["shapes"].__setitem__(0, [1, 2]),
-            r"shape of '0\.weight': expected .*, got \[1, 2\]",
+            r"shape: expected .*, got \[1, 2\] for '0\.weight'",
         ),
-        (lambda s: s["shapes"].pop(), r"shape of '0\.weight': expected .*, got \[\["),
-        (lambda s: s["state"].pop("kappa"), "it lacks 'kappa'"),
-        (lambda s: s["config"].pop("mu"), r"mu: expected 1\.0, got None"),
-        (
-            lambda s: s["state"]["lagrange_multiplier"].fill_(math.nan),
-            "'lagrange_multiplier' is damaged",
-        ),
-        (lambda s: s.update(shapes=None), "'shapes' is damaged"),
     ],
 )
 def test_mismatched_state_is_refused_without_changes(
@@ -360,23 +352,3 @@ def test_decay_of_asgd_is_refused() -> None:
     ):
         CPR([matrix]).attach(torch.optim.ASGD([matrix]))
     CPR([matrix]).attach(torch.optim.ASGD([matrix], lambd=0))
-
-
-def test_momentum_of_fused_sgd_is_initialized_when_the_first_step_is_skipped() -> None:
-    results = []
-    torch.use_deterministic_algorithms(True)  # fills uninitialized memory with NaN
-    try:
-        for fused in (True, False):
-            p = torch.nn.Parameter(torch.full((3, 4), 2.0))
-            optimizer = torch.optim.SGD([p], lr=0.1, momentum=0.9, fused=fused)
-            CPR([p], kappa="k1").attach(optimizer)
-            for t, skipped in enumerate([1.0, 0.0, 0.0]):
-                p.grad = torch.full_like(p, 1.0 + t)
-                if fused:  # as GradScaler does
-                    optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.tensor(skipped)
-                if fused or not skipped:
-                    optimizer.step()
-            results.append(p.detach())
-    finally:
-        torch.use_deterministic_algorithms(False)
-    torch.testing.assert_close(*results)

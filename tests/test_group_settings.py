@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS, MuonCPR
 from nnunet_cpr._spelling import WrongName
-from nnunet_cpr.bounds import Bound, as_bound, read_bound
+from nnunet_cpr.bounds import Bound, as_bound
 from nnunet_cpr.regularizers import L2, Huber, Regularizer
 from tests.helpers.examples import examples
 from tests.helpers.matrices import matrix, set_gradients
@@ -109,10 +109,10 @@ def test_a_state_of_other_group_settings_is_refused() -> None:
     saved = SGDCPR(copy.deepcopy(groups)).state_dict()
     SGDCPR(copy.deepcopy(groups)).load_state_dict(saved)
     groups[1]["mu"] = 3.0
-    with pytest.raises(ValueError, match=r"mu of '1\.0': expected 3\.0, got 1\.0"):
+    with pytest.raises(ValueError, match=r"mu: expected 3\.0, got 1\.0 for '1\.0'"):
         SGDCPR(groups).load_state_dict(saved)
     same = [{"params": [matrix()]}, {"params": [matrix()]}]
-    with pytest.raises(ValueError, match=r"mu of '0\.0': expected 1\.0, got 2\.0"):
+    with pytest.raises(ValueError, match=r"mu: expected 1\.0, got 2\.0 for '0\.0'"):
         SGDCPR(same).load_state_dict(saved)
 
 
@@ -134,18 +134,13 @@ def test_groups_of_an_older_state_keep_their_settings() -> None:
     optimizer.step()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"kappa": "ws5"}, "kappa of parameter group 0: expected 'ws1000' .*, got 'ws5'.*new optimizer"),
-        ({"mu": 2.0}, r"mu of parameter group 0: expected 1\.0 as at construction, got 2\.0"),
-    ],
-)
-def test_settings_changed_later_are_refused(change: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize("change", [{"kappa": "ws5"}, {"mu": 2.0}])
+def test_settings_changed_later_are_refused(change: dict[str, Any]) -> None:
     optimizer = AdamCPR([matrix()])
     optimizer.param_groups[0].update(change)
     set_gradients(optimizer.param_groups[0]["params"], 0)
-    with pytest.raises(ValueError, match=message):
+    ((key, value),) = change.items()
+    with pytest.raises(ValueError, match=f"group 0: .* as at construction, got .*'{key}': {value!r}"):
         optimizer.step()
 
 
@@ -164,11 +159,6 @@ def test_unknown_group_key_is_refused(build: type) -> None:
     [
         ("weight_deacy", "; did you mean 'weight_decay'?"),
         ("layer_decay", ""),
-        (
-            "rho",
-            "; for SAM build its base optimizer without CPR and attach CPR to it: "
-            "CPR(params).attach(sam.base_optimizer)",
-        ),
     ],
 )
 def test_advice_on_an_unknown_group_key_fits(key: str, advice: str) -> None:
@@ -183,9 +173,7 @@ def test_advice_on_an_unknown_group_key_fits(key: str, advice: str) -> None:
         ({"kappa": 0.1}, TypeError, "kappa: expected a bound"),
         ({"kappa": "ws"}, WrongName, "unknown bound 'ws'"),
         ({"regularizer": "l3"}, ValueError, "unknown regularizer 'l3'; choose from l2, l1"),
-        ({"mu": float("nan")}, ValueError, "mu: expected a positive finite number"),
         ({"mu": torch.ones(3, 3)}, ValueError, "mu: expected a positive finite number, got tensor"),
-        ({"adaptive": "no"}, TypeError, "adaptive: expected True or False, got 'no'"),
     ],
 )
 def test_wrong_settings_of_a_group_are_refused(wrong: dict, kind: type, message: str) -> None:
@@ -208,7 +196,7 @@ def test_wrong_settings_of_a_group_are_refused(wrong: dict, kind: type, message:
     ],
 )
 def test_every_bound_has_a_word_that_reads_back(bound: Bound, word: str) -> None:
-    assert str(bound) == word and read_bound(word) == as_bound(repr(bound)) == bound
+    assert str(bound) == word and as_bound(word) == as_bound(repr(bound)) == bound
     for build in (CPR, SGDCPR, AdamCPR, MuonCPR):
         cpr = build([matrix()], kappa=word)
         assert getattr(cpr, "cpr", cpr).bound == bound
@@ -220,7 +208,7 @@ def test_every_bound_has_a_word_that_reads_back(bound: Bound, word: str) -> None
 )
 def test_other_text_is_no_bound(text: str) -> None:
     with pytest.raises(WrongName):
-        read_bound(text)
+        as_bound(text)
 
 
 def test_groups_of_one_optimizer_build_another() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -94,14 +93,6 @@ def test_two_parameters_of_one_name_are_refused() -> None:
         CPR([("w", a), ("w", b)])
 
 
-def test_parametrized_embeddings_and_normalizations_are_not_regularized() -> None:
-    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4), nn.LayerNorm((4, 4)), nn.Linear(4, 2))
-    for layer in model[:3]:
-        nn.utils.parametrizations.weight_norm(layer)
-    kept = {f"1.parametrizations.weight.original{i}" for i in (0, 1)}
-    assert set(regularized(model)) <= {*kept, "3.weight"} and "3.weight" in regularized(model)
-
-
 class Listing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -150,21 +141,7 @@ def test_names_tell_normalizations_and_embeddings_without_a_module() -> None:
     assert list(regularized(patches)) == ["patch_embedding.weight"]
 
 
-def test_names_of_embeddings_or_linear_layers_are_reported() -> None:
-    linear = nn.ModuleDict({"decoder_embed": nn.Linear(4, 3), "out": nn.Linear(3, 2)})
-    with pytest.warns(UserWarning, match="regularizes 'decoder_embed.weight', which may be embeddings"):
-        optimizer = SGDCPR(linear.named_parameters(), lr=0.1)
-    assert optimizer.cpr.names == ["decoder_embed.weight", "out.weight"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        SGDCPR(linear, lr=0.1)
-        SGDCPR([{"params": list(linear.named_parameters()), "regularize": True}], lr=0.1)
-
-
-def test_stacked_normalizations_are_excluded_by_name_or_reported() -> None:
+def test_stacked_normalizations_are_excluded_by_name() -> None:
     models = [nn.Sequential(OrderedDict(norm=nn.LayerNorm(4), out=nn.Linear(4, 2))) for _ in range(3)]
     params, _ = torch.func.stack_module_state(models)
     assert list(regularized(params.items())) == ["out.weight"]
-    with pytest.warns(UserWarning, match=r"CPR regularizes '0', whose elements are all 1; if") as caught:
-        SGDCPR(list(params.values()), lr=0.1)
-    assert len(caught) == 1

@@ -201,7 +201,7 @@ def test_states_with_other_names_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             SGDCPR(others).load_state_dict(saved)
-    with pytest.raises(ValueError, match=r"shape of '0': expected \[9, 9\], got \[\d+, \d+\]$"):
+    with pytest.raises(ValueError, match=r"shape: expected \[9, 9\], got \[\d+, \d+\] for '0'$"):
         SGDCPR([nn.Parameter(torch.ones(9, 9)), matrix()]).load_state_dict(saved)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import InitVar, dataclass, fields
 from typing import Any, ClassVar
 
@@ -102,6 +102,6 @@ class Baseline(RegularizationMethod):
         return (found_inf.to(step.device).reshape(()) == 0).to(step.dtype)
 
 
-def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+def total_norm(tensors: list[Tensor]) -> Tensor:
     """Return the Euclidean norm of all elements, a float32 scalar on the device of the first tensor."""
     return L2().sums(tensors).sum().sqrt().float()

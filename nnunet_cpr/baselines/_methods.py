@@ -248,11 +248,6 @@ class AdaptiveWeightDecay(DecoupledDecay):
 
     _scalar_state = ("coefficient",)
 
-    @property
-    def coefficient(self) -> Tensor:
-        """Present coefficient, a float32 scalar."""
-        return self._state["coefficient"].clone()
-
     def _coefficients(self, sums_of_squares: Sums, taken: Tensor) -> Tensor:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         has_grad = self._constant("has_grad", [p.grad is not None for p in self.parameters], torch.bool)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,34 +12,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class BaselineArgs:
-    """Arguments for building a comparison method.
-
-    Attributes:
-        steps: optimizer steps of the whole training.
-    """
-
-    params: Params
-    weight_decay: float
-    steps: int
-
-
-@dataclass(frozen=True)
 class BaselineEntry:
     """Comparison method in names of trainers and vision runs: ``_<keyword>`` and its number, if any.
 
     Attributes:
         method: class in :mod:`nnunet_cpr.baselines`.
-        title: the method in a few words.
+        title: the method in a few words; N or V is the number in the name.
         argument: argument of the class for the number in the name, None if there is no number.
-        setting: meaning of the number.
     """
 
     keyword: str
     method: str
     title: str
     argument: str | None = None
-    setting: str | None = None
 
     @property
     def decays(self) -> bool:
@@ -52,40 +36,37 @@ class BaselineEntry:
         """True if the number is a whole number."""
         return self.argument == "start"
 
-    def build(self, args: BaselineArgs, value: float) -> methods.Baseline:
-        """Build the method with the number in the name."""
-        settings: dict[str, Any] = {"weight_decay": args.weight_decay} if self.decays else {}
+    def build(
+        self, params: Params, weight_decay: float, steps: int, value: float | None = None
+    ) -> methods.Baseline:
+        """Build the method.
+
+        Args:
+            params: the parameters to regularize.
+            weight_decay: weight decay of the method, if it has one.
+            steps: optimizer steps of the whole training.
+            value: the number in the name.
+        """
+        settings: dict[str, Any] = {"weight_decay": weight_decay} if self.decays else {}
         if self.argument is not None:
-            settings[self.argument] = int(value) if self.is_count else value
+            settings[self.argument] = value
         if self.keyword == "cosine":
-            settings["steps"] = args.steps
-        method: Callable[..., methods.Baseline] = getattr(methods, self.method)
-        return method(args.params, **settings)
+            settings["steps"] = steps
+        return getattr(methods, self.method)(params, **settings)
 
 
 _METHODS = {
     "decoupled": ("DecoupledDecay", "decoupled weight decay"),
-    "adadecay": ("AdaDecay", "AdaDecay"),
+    "adadecay": ("AdaDecay", "AdaDecay; V is alpha", "alpha"),
     "awd": ("AdaptiveWeightDecay", "adaptive weight decay"),
-    "cosine": ("CosineDecay", "weight decay on a half cosine"),
-    "rescale": ("NormRescaling", "rescaling to the initial norm"),
+    "cosine": ("CosineDecay", "weight decay on a half cosine; V is its last value / the first", "final"),
+    "rescale": ("NormRescaling", "rescaling to V times the initial norm", "factor"),
     "corrected": ("CorrectedDecay", "decay corrected for normalized layers (AdamC, SGDC)"),
     "cautious": ("CautiousDecay", "cautious weight decay"),
     "independent": ("IndependentDecay", "weight decay independent of the highest learning rate"),
-    "norm": ("WeightNormControl", "weight norm control towards the initial norm"),
-    "normws": ("WeightNormControl", "weight norm control towards the norm after N steps"),
+    "norm": ("WeightNormControl", "weight norm control towards V times the initial norm", "factor"),
+    "normws": ("WeightNormControl", "weight norm control towards the norm after N steps", "start"),
     "hyperball": ("Hyperball", "hyperball: fixed norms of each matrix and its update"),
 }
-"""Class and title of each method by its keyword."""
-_NUMBERS = {
-    "adadecay": ("alpha", "alpha"),
-    "cosine": ("final", "the last weight decay as a multiple of the first"),
-    "rescale": ("factor", "factor"),
-    "norm": ("factor", "the target as a multiple of it"),
-    "normws": ("start", "the number of steps"),
-}
-"""Argument and meaning of the number in the name, by keyword."""
-BASELINES = {
-    keyword: BaselineEntry(keyword, *names, *_NUMBERS.get(keyword, ()))
-    for keyword, names in _METHODS.items()
-}
+"""Class and title of each method by its keyword, and the argument for the number in the name."""
+BASELINES = {keyword: BaselineEntry(keyword, *entry) for keyword, entry in _METHODS.items()}

@@ -197,16 +197,12 @@ def _bound(bound: type[Bound]) -> Suffix:
 
 
 def _baseline(entry: BaselineEntry) -> Suffix:
-    placeholder, meaning = "", entry.title
-    if entry.setting is not None:
-        placeholder = "<N>" if entry.is_count else "<V>"
-        meaning += f"; {placeholder[1]} is {entry.setting}"
+    placeholder = "<N>" if entry.is_count else "<V>" if entry.argument else ""
     build = partial(BaselineChoice, entry.keyword)
-    return Suffix("baseline", meaning, entry.keyword, placeholder, "", build, "value")
+    return Suffix("baseline", entry.title, entry.keyword, placeholder, "", build, "value")
 
 
 _SHARE = "bound: R after a share of the training (warm start); V is in percent"
-_MOMENTUM = "momentum of SGD or Muon, below 1"
 
 METHOD_SUFFIXES = (
     *(_bound(bound) for bound in BOUNDS.values()),
@@ -216,7 +212,7 @@ METHOD_SUFFIXES = (
     _word("adaptive", "adaptive bounds (AdaCPR)", "ada", True),
     *(_baseline(entry) for entry in BASELINES.values()),
     number("lr", "highest learning rate", "lr<V>"),
-    Suffix("momentum", _MOMENTUM, "momentum", "<V>", build=partial(number_below, 1, "momentum")),
+    Suffix("momentum", "momentum below 1", "momentum", "<V>", "", partial(number_below, 1, "momentum")),
     number("weight_decay", "weight decay", "wd<V>", allow_zero=True),
     number("warmup", "steps of learning-rate warm-up", "warmup<N>", allow_zero=True),
     number("seed", "seed of weights, data and augmentation", "seed<N>", allow_zero=True),

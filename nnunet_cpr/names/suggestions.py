@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 from collections.abc import Mapping, Sequence
 
@@ -28,13 +27,13 @@ def nearest_family(families: Mapping[str, Family], prefix: str, word: str) -> st
     """
     rest = word[len(prefix) :].lower()
     rests = {family[len(prefix) :].lower(): family for family in families}
-    for cutoff in (0.85, 0.6):
-        if close := difflib.get_close_matches(rest, rests, n=1, cutoff=cutoff):
-            return rests[close[0]]
-        if "cpr" in rest:  # the optimizer decides, since CPRAdam resembles CPR more than AdamCPR
-            optimizer = next((word for word in ("adam", "muon") if word in rest), "sgd")
-            return next(f.name for f in families.values() if f.cpr and f.optimizer == optimizer)
-    return None
+    with_cpr = "cpr" in rest
+    close = difflib.get_close_matches(rest, rests, n=1, cutoff=0.85 if with_cpr else 0.6)
+    if close or not with_cpr:
+        return rests[close[0]] if close else None
+    # The optimizer decides, since CPRAdam resembles CPR more than AdamCPR.
+    optimizer = next((word for word in ("adam", "muon") if word in rest), "sgd")
+    return next(f.name for f in families.values() if f.cpr and f.optimizer == optimizer)
 
 
 def suggest_suffix(suffixes: Sequence[Suffix], prefix: str, token: str, name: str) -> str:
@@ -65,10 +64,9 @@ def suggest_suffix(suffixes: Sequence[Suffix], prefix: str, token: str, name: st
     for close in difflib.get_close_matches(letters, by_letters, n=3, cutoff=0.5):
         suffix = by_letters[close]
         guess = suffix.before + (number if suffix.placeholder else "") + suffix.after
-        with contextlib.suppress(ValueError):  # a number out of range
-            if suffix.matches(guess) and suffix.parse(guess) is not None:
-                corrected = "_".join([family, *(guess if t == token else t for t in tokens)])
-                return f"did you mean {corrected}{ending}{other}?"
+        if suffix.matches(guess):
+            corrected = "_".join([family, *(guess if t == token else t for t in tokens)])
+            return f"did you mean {corrected}{ending}{other}?"
         if close == letters:
             return f"write it as {suffix.syntax}, {NUMBER_HELP}"
     return f"choose from {' '.join(suffix.syntax for suffix in suffixes)}, {NUMBER_HELP}"

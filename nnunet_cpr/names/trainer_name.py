@@ -14,9 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from nnunet_cpr._spelling import OTHER_TRAINER, WrongName, check_length
-from nnunet_cpr._validation import short_repr
-from nnunet_cpr.baselines.registry import BASELINES, BaselineArgs
+from nnunet_cpr._spelling import OTHER_TRAINER, WrongName
+from nnunet_cpr.baselines.registry import BASELINES
 from nnunet_cpr.bounds import Bound, KappaWS
 from nnunet_cpr.names.suffixes import (
     SUFFIXES,
@@ -102,7 +101,7 @@ class TrainerName:
             or its regularization.
 
     Raises:
-        WrongName: a value is out of range, or settings contradict each other.
+        WrongName: settings contradict each other.
 
     Example:
         >>> str(TrainerName("nnUNetTrainerCPR", mu=0.5, epochs=100))
@@ -129,21 +128,7 @@ class TrainerName:
     on: str | None = None
 
     def __post_init__(self) -> None:
-        if self.family not in self.families:
-            raise WrongName(f"unknown family {self.family!r}; choose from {', '.join(self.families)}")
-        tokens = self._tokens()
-        for field, setting in vars(self).items():
-            if field not in ("family", *tokens) and setting is not None and setting is not False:
-                raise WrongName(f"{field}: expected what a name can express, got {short_repr(setting)}")
-        self._check_family(tokens)
-        if self.warmup_steps >= self.total_steps:
-            raise WrongName(
-                f"the learning-rate warm-up of {self.warmup_steps} steps is not shorter than the "
-                f"training of {self.total_steps} steps; choose a shorter one with _warmup<N>"
-            )
-
-    def _check_family(self, tokens: dict[str, str]) -> None:
-        own = self.defaults
+        own, tokens = self.defaults, self._tokens()
         with_cpr = [f.name for f in self.families.values() if f.cpr and f.optimizer == own.optimizer]
         use_cpr = f"use {with_cpr[0]} or " if with_cpr else ""
         rules = (
@@ -158,6 +143,11 @@ class TrainerName:
             given = " ".join(f"_{tokens[field]}" for field in fields if field in tokens)
             if is_refused and given:
                 raise WrongName(f"{own.name} {reason} and takes no {given}; {advice}leave it out")
+        if self.warmup_steps >= self.total_steps:
+            raise WrongName(
+                f"the learning-rate warm-up of {self.warmup_steps} steps is not shorter than the "
+                f"training of {self.total_steps} steps; choose a shorter one with _warmup<N>"
+            )
 
     def __str__(self) -> str:
         return "_".join([self.family, *self._tokens().values()])
@@ -231,8 +221,8 @@ class TrainerName:
         """
         if self.baseline is None:
             return None
-        training = BaselineArgs(params, weight_decay, total_steps or self.total_steps)
-        return BASELINES[self.baseline.keyword].build(training, self.baseline.value or 0.0)
+        steps = total_steps or self.total_steps
+        return BASELINES[self.baseline.keyword].build(params, weight_decay, steps, self.baseline.value)
 
 
 Name = TypeVar("Name", bound=TrainerName)
@@ -260,7 +250,6 @@ def parse_name(kind: type[Name], name: str) -> Name | None:
     """Parse a name of one kind, as :func:`parse_trainer_name` does."""
     if not name.lower().startswith(kind.prefix.lower()):
         return None
-    check_length(name)
     own, ending, other = kind.split(name)
     family, *tokens = own.split("_")
     if family not in kind.families:

@@ -34,7 +34,7 @@ from torch.optim import Optimizer
 
 from nnunet_cpr._validation import positive_number
 from nnunet_cpr.cpr import CPRSettings
-from nnunet_cpr.nnunet.fold_files import BEST_CHECKPOINT, CHECKPOINTS, LATEST_CHECKPOINT
+from nnunet_cpr.nnunet.fold_files import CHECKPOINTS, FINAL_CHECKPOINT, LATEST_CHECKPOINT
 from nnunet_cpr.nnunet.stop_signals import TERMINATION_SIGNALS, handle_signals
 
 if TYPE_CHECKING:
@@ -334,15 +334,15 @@ def read_newest(chosen: Path, report: Callable[[str], None]) -> tuple[Path, dict
     anew, the final checkpoint of the one before is still there.
 
     Args:
-        chosen: the checkpoint that nnU-Net has chosen. The best one is taken as it is, since nnU-Net
-            chooses it where there is no other, and for ``--val_best``.
+        chosen: the checkpoint that nnU-Net has chosen. Any but the final and the latest is taken as it
+            is: nnU-Net chooses the best one where there is no other, and for ``--val_best``.
         report: function that shows a message, called for each file that cannot be read.
 
     Raises:
         UnusableCheckpoint: none can be read; the error is that of the last one.
     """
     paths = [chosen]
-    if chosen.name != BEST_CHECKPOINT:
+    if chosen.name in (FINAL_CHECKPOINT, LATEST_CHECKPOINT):
         paths = [path for name in CHECKPOINTS if (path := chosen.with_name(name)).exists()]
 
     def age(path: Path) -> tuple[float, int, bool]:

@@ -111,18 +111,13 @@ class FusedStep(ABC):
         backend_class = self._find_backend(first.device)
         if backend_class is None or first.dtype not in backend_class.dtypes:
             return None
-        if not (
-            backend_class.is_proven or _agrees_with_torch(self._plain_class(), backend_class, first)
-        ):
-            return None
+        if not backend_class.is_proven:
+            plain = next(c for c in type(self).__mro__ if FusedStep in c.__bases__)  # such as FusedSGD
+            if not _agrees_with_torch(plain, backend_class, first):
+                return None
         if type(self._backend) is not backend_class:
             self._backend = backend_class()
         return self._backend
-
-    @classmethod
-    def _plain_class(cls) -> Any:
-        """Return the optimizer without CPR, such as FusedSGD."""
-        return next(c for c in cls.__mro__ if FusedStep in c.__bases__)
 
     def _plan(self, group: dict[str, Any], index: dict[int, int]) -> tuple[Plan, Rule] | None:
         """Return the tensors of a group and its rule, None if a kernel cannot step them."""
@@ -176,6 +171,9 @@ class FusedStep(ABC):
         params = [p for p in group["params"] if p.grad is not None]
         states = [self.state.get(p, {}) for p in params]
         if any("step" in own and own["step"].device != p.device for p, own in zip(params, states)):
+            return False
+        # If GradScaler skips a first step, torch's fused SGD leaves the momentum uninitialized.
+        if getattr(self, "found_inf", None) is not None and group.get("momentum") and not all(states):
             return False
         keys = {key for own in states for key, t in own.items() if isinstance(t, Tensor)} - {"step"}
         moments = [[own[key] for own in states if isinstance(own.get(key), Tensor)] for key in keys]

@@ -47,23 +47,15 @@ def cpr_and_groups(
         known = keys | _TORCH_KEYS | {"regularize", *CPRSettings.KEYS}
         for i, group in enumerate(params):
             for key in sorted(map(str, group.keys() - known - _FOREIGN_KEYS)):
-                raise TypeError(f"parameter group {i}: unknown key {key!r}{_advice(key, known)}")
+                close = difflib.get_close_matches(key, known, n=1, cutoff=0.8)  # layer_decay: 0.61
+                advice = f"; did you mean {close[0]!r}?" if close else ""
+                raise TypeError(f"parameter group {i}: unknown key {key!r}{advice}")
     cpr = CPR(params, **given)
     groups = [
         {**group, **CPRSettings.parse({**given, **group}).plain(), "weight_decay": 0}
         for group in torch_groups(params)
     ]
     return cpr, groups
-
-
-def _advice(key: str, known: set[str]) -> str:
-    if key == "rho":  # SAM builds its base optimizer with its own parameter groups
-        return (
-            "; for SAM build its base optimizer without CPR and attach CPR to it: "
-            "CPR(params).attach(sam.base_optimizer)"
-        )
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.8)  # layer_decay: 0.61
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def torch_groups(params: Params) -> list[dict[str, Any]]:
@@ -103,12 +95,12 @@ def copy_loaded_state(optimizer: torch.optim.Optimizer) -> None:
     torch keeps the tensors of the loaded dict: steps would change them, and a checkpoint read with
     ``mmap`` could not be overwritten.
     """
-    groups = [group for group in optimizer.param_groups if group.get("fused")]
-    fused = {id(p) for group in groups for p in group["params"]}
-    for p, state in optimizer.state.items():
-        for key, value in state.items() if isinstance(state, dict) else ():  # users may add other values
-            if not isinstance(value, Tensor):
-                continue
-            state[key] = value.clone()
-            if id(p) in fused and value.shape == p.shape and value.layout is torch.strided:
-                state[key] = torch.empty_like(p, dtype=value.dtype).copy_(value)
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            state = optimizer.state.get(p, {})
+            for key, value in state.items():
+                if not isinstance(value, Tensor):
+                    continue
+                state[key] = value.clone()
+                if group.get("fused") and value.shape == p.shape and value.layout is torch.strided:
+                    state[key] = torch.empty_like(p, dtype=value.dtype).copy_(value)

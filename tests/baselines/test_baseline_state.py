@@ -19,7 +19,7 @@ from nnunet_cpr.baselines import (
     Hyperball,
     WeightNormControl,
 )
-from nnunet_cpr.baselines.registry import BASELINES, BaselineArgs
+from nnunet_cpr.baselines.registry import BASELINES
 from nnunet_cpr.optimizers import FusedAdam, FusedSGD
 from tests.helpers.baseline_kinds import KINDS, every_baseline, same_states
 from tests.helpers.examples import examples
@@ -195,11 +195,10 @@ def test_state_goes_by_name_not_by_order(kind: str, model: torch.nn.Module) -> N
         (lambda s: s["config"].update({list(s["config"])[1]: 7.5}), r"\w+: expected [\d.]+, got 7\.5"),
         (lambda s: s["config"].update(method="Mine"), "method: expected .*, got 'Mine'"),
         (lambda s: s["names"].__setitem__(0, "x"), r"it lacks '0\.weight' and it has 'x', which is not"),
-        (lambda s: s["shapes"].__setitem__(0, [1, 2]), r"shape of '0\.weight': .*, got \[1, 2\]"),
-        (lambda s: s["state"].pop("step"), "it lacks 'step'"),
+        (lambda s: s["shapes"].__setitem__(0, [1, 2]), r"shape: .*, got \[1, 2\] for '0\.weight'"),
         (lambda s: s.update(version=0), "expected version 1, got 0"),
     ],
-    ids=["config", "method", "names", "shapes", "state", "version"],
+    ids=["config", "method", "names", "shapes", "version"],
 )
 @every_baseline
 def test_mismatched_state_is_refused_without_changes(kind: str, model, change, message: str) -> None:
@@ -245,32 +244,21 @@ def test_a_state_without_a_baseline_is_refused(kind: str, model: torch.nn.Module
 # Settings
 
 
-@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf"), "1", True])
 @pytest.mark.parametrize(
     ("setting", "build"),
     [
-        ("weight_decay", lambda m, v: DecoupledDecay(m, v)),
-        ("max_lr", lambda m, v: CorrectedDecay(m, max_lr=v)),
-        ("alpha", lambda m, v: AdaDecay(m, alpha=v)),
-        ("final", lambda m, v: CosineDecay(m, final=v, steps=5)),
-        ("steps", lambda m, v: CosineDecay(m, steps=v)),
-        ("factor", lambda m, v: Hyperball(m, v)),
-        ("start", lambda m, v: WeightNormControl(m, start=v)),
+        ("weight_decay", lambda m: DecoupledDecay(m, -1.0)),
+        ("weight_decay", lambda m: DecoupledDecay(m, None)),
+        ("max_lr", lambda m: CorrectedDecay(m, max_lr="1")),
+        ("alpha", lambda m: AdaDecay(m, alpha=float("nan"))),
+        ("steps", lambda m: CosineDecay(m, steps=0.5)),
+        ("factor", lambda m: Hyperball(m, 0)),
+        ("start", lambda m: WeightNormControl(m, start=-1)),
     ],
 )
-def test_wrong_settings_are_refused(model: torch.nn.Module, setting: str, build, wrong) -> None:
+def test_wrong_settings_are_refused(model: torch.nn.Module, setting: str, build) -> None:
     with pytest.raises(ValueError, match=f"^{setting}: expected a .* number.*, got"):
-        build(model, wrong)
-
-
-def test_settings_that_are_none_zero_or_not_whole_are_refused(model: torch.nn.Module) -> None:
-    for steps in (0, 0.5, 10.0):
-        with pytest.raises(ValueError, match=f"steps: expected a positive whole number, got {steps}"):
-            CosineDecay(model, steps=steps)
-    with pytest.raises(ValueError, match="factor: expected a positive finite number, got 0"):
-        Hyperball(model, 0)
-    with pytest.raises(ValueError, match=r"weight_decay: expected .*, got None"):
-        DecoupledDecay(model, None)
+        build(model)
 
 
 @every_baseline
@@ -283,9 +271,8 @@ def test_repr_shows_the_settings(kind: str, model: torch.nn.Module) -> None:
 
 def test_registry_builds_by_keyword(model: torch.nn.Module) -> None:
     """Build comparison methods as trainer names and vision runs do."""
-    training = BaselineArgs(model, weight_decay=0.25, steps=40)
     built = {
-        keyword: entry.build(training, 7 if entry.is_count else 2.5)
+        keyword: entry.build(model, weight_decay=0.25, steps=40, value=7 if entry.is_count else 2.5)
         for keyword, entry in BASELINES.items()
     }
     settings = {keyword: baseline.state_dict()["config"] for keyword, baseline in built.items()}
@@ -307,22 +294,3 @@ def test_registry_builds_by_keyword(model: torch.nn.Module) -> None:
         "normws": {"method": "WeightNormControl", "weight_decay": 0.25, "start": 7, "factor": 1.0},
         "hyperball": {"method": "Hyperball", "factor": 1.0},
     }
-
-
-@pytest.mark.parametrize("place", ["config", "state"])
-def test_state_without_an_entry_is_refused(place: str, model: torch.nn.Module) -> None:
-    """A setting that is None is an entry as well."""
-    baseline, _ = trained(model, "independent")
-    state = baseline.state_dict()
-    del state[place]["max_lr"]
-    with pytest.raises(ValueError, match="max_lr"):
-        baseline.load_state_dict(state)
-
-
-@pytest.mark.parametrize("rates", [torch.ones(3).to_sparse(), torch.ones(3, device="meta")])
-def test_state_without_values_in_memory_is_refused(rates: torch.Tensor, model: torch.nn.Module) -> None:
-    baseline, _ = trained(model, "independent")
-    state = baseline.state_dict()
-    state["state"]["max_lr"] = rates
-    with pytest.raises(ValueError, match="'max_lr' is damaged"):
-        baseline.load_state_dict(state)

@@ -121,7 +121,7 @@ def test_other_normalized_matrices_are_refused() -> None:
     model = layers()
     state = CorrectedDecay(model, 0.5).state_dict()
     other = CorrectedDecay(model, 0.5, normalized=["2.weight"])
-    with pytest.raises(ValueError, match=r"normalized of '0\.weight': expected False, got True"):
+    with pytest.raises(ValueError, match=r"normalized: expected False, got True for '0\.weight'"):
         other.load_state_dict(state)
 
 

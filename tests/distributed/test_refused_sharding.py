@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Partial
 
 from nnunet_cpr import CPR, SGDCPR
-from nnunet_cpr.baselines.registry import BASELINES, BaselineArgs
+from nnunet_cpr.baselines.registry import BASELINES
 from tests.helpers.crew import Crew
 from tests.helpers.sharded_training import Net, fsdp
 
@@ -35,17 +35,11 @@ def first_fsdp(use_orig_params: bool) -> list[str]:
         )
 
     sharded = build(Net())
-    messages = [
+    return [
         message(lambda: SGDCPR(sharded, lr=0.1)),
         message(lambda: CPR(sharded.parameters())),
         message(lambda: CPR(sharded.named_parameters())),
     ]
-    if use_orig_params:  # the same parameters, flattened after CPR was built
-        plain = Net()
-        cpr = CPR(plain)
-        wrapped = build(plain)
-        messages.append(message(lambda: cpr.attach(torch.optim.SGD(wrapped.parameters(), lr=0.1))))
-    return messages
 
 
 @pytest.mark.parametrize("use_orig_params", [False, True])
@@ -57,9 +51,9 @@ def test_flat_parameters_of_fsdp1_are_refused(two: Crew, use_orig_params: bool) 
 
 
 def baselines_of_shards() -> dict[str, str]:
-    training = BaselineArgs(fsdp(Net()), weight_decay=0.1, steps=10)
+    sharded = fsdp(Net())
     return {
-        keyword: message(functools.partial(entry.build, training, 1.0))
+        keyword: message(functools.partial(entry.build, sharded, 0.1, 10, 1))
         for keyword, entry in BASELINES.items()
     }
 

@@ -15,7 +15,7 @@ from timm.utils import CheckpointSaver, ParseKwargs
 from torch import nn
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS, MuonCPR
-from nnunet_cpr.bounds import read_bound
+from nnunet_cpr.bounds import as_bound
 from nnunet_cpr.integrations import timm as timm_optimizers
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.param_groups import regularized
@@ -138,16 +138,14 @@ def test_optimizer_class_is_available() -> None:
     [("ws6280", KappaWS(6280)), ("ip50", KappaIP(50)), ("k0p1", KappaK(0.1)), ("ki0x2", KappaKI0(2.0))],
 )
 def test_bound_is_parsed_from_a_string(word: str, bound: Any) -> None:
-    assert read_bound(word) == bound
+    assert as_bound(word) == bound
     assert create_optimizer_v2(vit(), "adamcpr", kappa=word).cpr.bound == bound
 
 
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("k0.1", "unknown bound 'k0.1'; did you mean k0p1?"),
-        ("WS1000", "did you mean ws1000?"),
-        ("ip1k", "did you mean ip1000?"),
+        ("k0.1", "unknown bound 'k0.1'; choose from k<V>"),
         ("ws0", "bound 'ws0': KappaWS.steps: expected a positive whole number, got 0"),
         ("warm", "choose from k<V> ki0x<V> ws<N> ip<N>, where <N>"),
         ("ws\n5", "unknown bound"),

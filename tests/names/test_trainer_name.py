@@ -12,7 +12,6 @@ from nnunet_cpr.names.trainer_name import FAMILIES, MUON_LR, SUFFIXES, TrainerNa
 from nnunet_cpr.optimizers.muon import DEFAULT_LR
 from nnunet_cpr.regularizers import REGULARIZERS
 from tests.helpers.examples import examples
-from tests.helpers.promises import assert_one_line
 
 BELOW_ONE = st.floats(0, 1, exclude_min=True, exclude_max=True)
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
@@ -36,7 +35,7 @@ def trainer_names(draw: st.DrawFn) -> TrainerName:
     has_baseline = not with_cpr and family != "nnUNetTrainerAMOS" and draw(st.booleans())
     entry = draw(st.sampled_from(list(BASELINES.values()))) if has_baseline else None
     value = None
-    if entry is not None and entry.setting is not None:
+    if entry is not None and entry.argument is not None:
         value = draw(COUNT if entry.is_count else POSITIVE)
     decays = not with_cpr and (entry is None or entry.decays)
     # A family's own warm-up may be too long for a short training; then the name must give one.
@@ -71,21 +70,6 @@ def test_parse_inverts_str(name: TrainerName, random) -> None:
     family, *suffixes = own.split("_")
     random.shuffle(suffixes)
     assert parse_trainer_name("_".join([family, *suffixes]) + ending + other) == name
-
-
-@examples(100, search=2000)
-@given(st.text(alphabet="nUNetTrainerCPRSGDAdamW_wsk0123456789pe.xiµ²", max_size=40) | st.text())
-def test_any_text_is_parsed_or_refused(tail: str) -> None:
-    for text in (tail, "nnUNetTrainerCPR_" + tail, "nnUNetTrainer" + tail):
-        try:
-            name = parse_trainer_name(text)
-        except WrongName as error:
-            assert_one_line(error)
-            continue
-        if name is None:
-            assert not text.startswith("nnUNetTrainerCPR_")
-        else:
-            assert parse_trainer_name(str(name)) == name
 
 
 @pytest.mark.parametrize(
@@ -166,107 +150,39 @@ def test_names_of_other_trainers_return_none(text: str) -> None:
     assert parse_trainer_name(text) is None
 
 
+# More wrong names are in tests/golden/trainer_names.py.
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nnUNetTrainerCPR_ws2k", "did you mean nnUNetTrainerCPR_ws2000?"),
-        ("nnUNetTrainerCPR_warmstart100", "did you mean nnUNetTrainerCPR_ws100?"),
         ("nnUNetTrainerCPR_warmStart100", "did you mean nnUNetTrainerCPR_ws100?"),
-        ("nnUNetTrainerSGD_weightdecay1en3", "did you mean nnUNetTrainerSGD_wd1en3?"),
-        ("nnUNetTrainerCRP_ws200", "did you mean nnUNetTrainerCPR_ws200?"),
         ("nnunettrainercpr", "did you mean nnUNetTrainerCPR?"),
-        (
-            "nnUNetTrainerCPR_WS50_on_nnUNetTrainerDA5",
-            "did you mean nnUNetTrainerCPR_ws50_on_nnUNetTrainerDA5?",
-        ),
+        ("nnUNetTrainerCPR_WS50_on_A", "did you mean nnUNetTrainerCPR_ws50_on_A?"),
         ("nnUNetTrainerAtachCPR_on_A", "did you mean nnUNetTrainerAttachCPR_on_A?"),
-        ("nnUNetTrainerCPR_DA5", "such as nnUNetTrainerCPR_on_nnUNetTrainerDA5"),
         ("nnUNetTrainerCPR_DA5_ws5", "such as nnUNetTrainerCPR_ws5_on_nnUNetTrainerDA5"),
         ("nnUNetTrainerCPR_onlyMirror01", "such as nnUNetTrainerCPR_on_nnUNetTrainer_onlyMirror01"),
         ("nnUNetTrainerCPR_on_A_on_B", "expected the class name of a trainer after _on_"),
-        ("nnUNetTrainerCPR_on_nnUNetTrainerSGD_wd0", "write all settings before _on_"),
-        ("nnUNetTrainerCPR_on_", "expected the class name of a trainer after _on_"),
         ("nnUNetTrainerCPR_on__Primus_S", "expected the class name of a trainer after _on_"),
         (
             "nnUNetTrainerPlain_warmup9_on_A",
-            "keeps the base trainer's learning rates and takes no _warmup9",
+            "keeps the base trainer's learning rates and takes no _warm",
         ),
-        ("nnUNetTrainerSGD_momentum1", "momentum: expected a number below 1, got 1"),
-        ("nnUNetTrainerAdamW_momentum0p9", "does not build SGD or Muon and takes no _momentum0p9"),
         ("nnUNetTrainerPlain_momentum0p9_on_A", "does not build SGD or Muon and takes no _momentum0p9"),
-        ("nnUNetTrainerCPR_lr1e-3", "did you mean nnUNetTrainerCPR_lr1en3?"),
-        ("nnUNetTrainerCPR_lr0.1", "did you mean nnUNetTrainerCPR_lr0p1?"),
         ("nnUNetTrainerCPR_lr.001", "did you mean nnUNetTrainerCPR_lr0p001?"),
-        ("nnUNetTrainerSGDCPR", "did you mean nnUNetTrainerCPR?"),
-        (
-            "nnUNetTrainerCPRws200",
-            "did you mean nnUNetTrainerCPR? Every suffix starts with an underscore",
-        ),
         ("nnUNetTrainerCPRMuon_ws9", "did you mean nnUNetTrainerMuonCPR_ws9?"),
-        ("nnUNetTrainerCPRAdam_ws9", "did you mean nnUNetTrainerAdamCPR_ws9?"),
         ("nnUNetTrainerCPR_k1en60", "expected a positive number in the range of float32"),
-        ("nnUNetTrainerCPR_100epoch_ws5", "did you mean nnUNetTrainerCPR_100epochs_ws5?"),
-        ("nnUNetTrainerCPR_hubber", "did you mean nnUNetTrainerCPR_huber?"),
-        ("nnUNetTrainerCPR_ws1p5", "write it as _ws<N>, where <N> is a whole number"),
-        ("nnUNetTrainerCPR_ws", "write it as _ws<N>"),
         ("nnUNetTrainerCPR_", "choose from _k<V> _ki0x<V> _ws<N> _ip<N>"),
-        ("nnUNetTrainerCPR_ws100_k0p1", "_ws100 and _k0p1 in .* contradict each other"),
-        ("nnUNetTrainerCPR_l1_std", "_l1 and _std in .* contradict each other"),
-        ("nnUNetTrainerCPR_ws0", "steps: expected a positive whole number"),
         ("nnUNetTrainerCPR_ws0p", "percent: expected a positive finite number, got 0"),
-        ("nnUNetTrainerCPR_ws100p", "percent: expected a number below 100, got 100"),
-        ("nnUNetTrainerCPR_ws2p_ws100", "_ws2p and _ws100 in .* contradict each other"),
         ("nnUNetTrainerCPR_WS2p", "did you mean nnUNetTrainerCPR_ws2p?"),
         ("nnUNetTrainerSGD_normws1p5", "write it as _normws<N>, where <N> is a whole number"),
         ("nnUNetTrainerSGD_hyperball_wd0p1", "has no decay beside _hyperball and takes no _wd0p1"),
-        ("nnUNetTrainerCPR_k0", "value: expected a positive finite number"),
-        ("nnUNetTrainerCPR_mu0", "mu: expected a positive finite number, got 0.0"),
         ("nnUNetTrainerCPR_lr1e999", "lr: expected a positive finite number, got inf"),
-        ("nnUNetTrainerCPR_0epochs", "_0epochs in .*: epochs: expected a positive whole number, got 0"),
-        ("nnUNetTrainerCPR_wd1en5", "takes no _wd1en5; leave it out"),
-        (
-            "nnUNetTrainerSGD_ws100",
-            "takes no _ws100; use nnUNetTrainerCPR or leave it out",
-        ),
         ("nnUNetTrainerMuon_ada", "use nnUNetTrainerMuonCPR or leave it out"),
-        ("nnUNetTrainerAdamW_ada", "use nnUNetTrainerAdamCPR or leave it out"),
-        ("nnUNetTrainerCPR_awd", "uses CPR in place of weight decay and takes no _awd; leave it out"),
-        ("nnUNetTrainerSGD_awd_rescale2", "_awd and _rescale2 in .* contradict each other"),
-        ("nnUNetTrainerSGD_rescale2_wd0p1", "has no decay beside _rescale2 and takes no _wd0p1"),
-        ("nnUNetTrainerSGD_adadecay", "write it as _adadecay<V>"),
-        ("nnUNetTrainerSGD_adadecy4", "did you mean nnUNetTrainerSGD_adadecay4?"),
-        ("nnUNetTrainerAMOS_awd", "has a decay of its own and takes no _awd"),
         ("nnUNetTrainerAMOS_ws100", "trains without CPR and takes no _ws100; leave it out"),
-        (
-            "nnUNetTrainerAdamCPR_5epochs",
-            "warm-up of 2000 steps is not shorter than the training of 1250",
-        ),
     ],
 )
 def test_wrong_names_are_refused_with_a_correction(text: str, message: str) -> None:
     with pytest.raises(WrongName, match=message.replace("?", r"\?").replace("(", r"\(")):
         parse_trainer_name(text)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"lr": -1.0},
-        {"lr": float("nan")},
-        {"mu": 0.0},
-        {"regularizer": "l3"},
-        {"epochs": 0},
-        {"seed": -1},
-    ],
-)
-def test_settings_out_of_range_are_refused(settings: dict) -> None:
-    with pytest.raises(ValueError, match="expected what a name can express, got"):
-        TrainerName("nnUNetTrainerCPR", **settings)
-
-
-def test_bounds_without_notation_are_not_printed() -> None:
-    with pytest.raises(WrongName, match="expected what a name can express, got KappaIP"):
-        str(TrainerName("nnUNetTrainerCPR", kappa=KappaIP(10, ema=0.5)))
 
 
 def test_documentation_lists_every_suffix() -> None:

@@ -23,9 +23,9 @@ LARGEST_DIFFERENCE = 32.0
 """In units of the dtype's precision, since kernels reorder operations."""
 
 _SHAPES = ((70, 300), (5, 3), (1, 1), (7,))
-_SGD = {"momentum": 0.9, "nesterov": True}
-_ADAM = {"betas": (0.9, 0.9), "eps": 1e-2}  # half precision loses small second moments
-_MUON = {"ns_dtype": "float32"}
+_SGD: dict[str, Any] = {"momentum": 0.9, "nesterov": True}
+_ADAM: dict[str, Any] = {"betas": (0.9, 0.9), "eps": 1e-2}  # half precision loses small second moments
+_MUON: dict[str, Any] = {"ns_dtype": "float32"}
 _OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "SGDCPR": (SGDCPR, _SGD),
     "AdamCPR": (AdamCPR, _ADAM),
