@@ -9,7 +9,7 @@ import io
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any
 
 import typer
 
@@ -54,15 +54,10 @@ def main() -> None:
 
 
 def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any, **given: Any
 ) -> None:
     """Show warnings of this package in one line and those of libraries as usual."""
-    text = warnings.formatwarning(message, category, filename, lineno, line)
+    text = warnings.formatwarning(message, category, filename, lineno)
     if Path(filename).is_relative_to(Path(__file__).parents[1]):
         text = f"nnunet-cpr: warning: {message}\n"
     print(text, end="", file=sys.stderr)

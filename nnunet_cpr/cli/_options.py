@@ -1,42 +1,69 @@
-"""Options that several commands share."""
+"""Options that several commands share.
+
+Options that belong together are the fields of a dataclass, which :func:`expand_settings` turns into
+options of the command line. Single ones are ``Annotated`` types.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import re
-from enum import Enum
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
 from nnunet_cpr._cores import available_cores
 from nnunet_cpr.cli._errors import stop
 
-
-class Device(str, Enum):
-    """Device types that nnU-Net and PyTorch support here."""
-
-    cuda = "cuda"
-    cpu = "cpu"
-    mps = "mps"
-
-
-DeviceOption = Annotated[
-    Device | None, typer.Option("--device", help="Device to train on; a GPU by default if there is one.")
-]
-TorchDeviceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--device", help="Device to train on: cuda, cuda:1, cpu or mps; cuda by default if available."
-    ),
-]
 ProcessesOption = Annotated[
     int, typer.Option("--processes", "-np", min=1, help="Number of parallel processes.")
 ]
 DEFAULT_PROCESSES = min(8, available_cores())
-SeedsOption = Annotated[
-    str | None, typer.Option("--seeds", help="Seeds, such as 1,2,3: one run for each of them.")
-]
-"""Text for :func:`parse_numbers`; None stands for the command's default."""
+
+
+def expand_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that takes the fields of each dataclass among its parameters as options.
+
+    Args:
+        command: function for Typer; a parameter whose type is a dataclass becomes its fields, which are
+            annotated as Typer's options are.
+
+    Example:
+        >>> @dataclasses.dataclass
+        ... class Settings:
+        ...     steps: Annotated[int, typer.Option(help="Number of steps.")] = 10
+        >>> @expand_settings
+        ... def train(name: str, settings: Settings) -> None:
+        ...     print(name, settings)
+        >>> list(inspect.signature(train).parameters)
+        ['name', 'steps']
+        >>> train(name="SGD", steps=5)
+        SGD Settings(steps=5)
+    """
+    settings: dict[str, Any] = {}  # dataclasses by parameter
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        kind: Any = parameter.annotation
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            settings[parameter.name] = kind
+            parameters += inspect.signature(kind, eval_str=True).parameters.values()
+        else:
+            parameters.append(parameter)
+
+    @functools.wraps(command)
+    def expanded(**given: Any) -> None:
+        for name, kind in settings.items():
+            given[name] = kind(
+                **{field.name: given.pop(field.name) for field in dataclasses.fields(kind)}
+            )
+        command(**given)
+
+    keyword_only = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    expanded.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    return expanded
 
 
 def parse_numbers(option: str, text: str | None) -> list[int]:
@@ -56,7 +83,6 @@ def parse_numbers(option: str, text: str | None) -> list[int]:
     if text is None:
         return []
     parts = [part.strip() for part in text.split(",")]
-    numbers = [int(part) for part in parts if re.fullmatch("[0-9]{1,9}", part)]
-    if len(numbers) < len(parts) or len(set(numbers)) < len(numbers):
+    if not all(re.fullmatch("[0-9]{1,9}", part) for part in parts) or len(set(parts)) < len(parts):
         stop(f"{option}: expected different whole numbers such as 1,2,3, got {text!r}")
-    return numbers
+    return [int(part) for part in parts]

@@ -6,20 +6,18 @@ import tempfile
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from rich.console import Console
+from typer import Option
 
 from nnunet_cpr.cli._errors import report_errors, stop
 
 
 def demo(
     folder: Annotated[
-        Path | None,
-        typer.Option(help="Keep all files in this new or empty folder; by default only the figures."),
+        Path | None, Option(help="New folder to keep all files in; by default only the figures.")
     ] = None,
 ) -> None:
     """Train, validate and predict with and without CPR on synthetic data: a few minutes on a CPU."""
-    from rich.console import Console
-
     from nnunet_cpr.demo import figures, keep_only, print_results, run_demo
     from nnunet_cpr.nnunet.commands import CommandFailed
 

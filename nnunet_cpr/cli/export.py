@@ -32,8 +32,8 @@ def export(
     import shlex
 
     from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint
-    from nnunet_cpr.nnunet.export import ExportError, export_model
     from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT
+    from nnunet_cpr.nnunet.tools.export import ExportError, export_model
 
     names = checkpoint or [FINAL_CHECKPOINT]
     with report_errors(

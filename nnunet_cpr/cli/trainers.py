@@ -30,7 +30,7 @@ def trainers(
             _print_pairs(console, rows)
         return
     with report_errors(WrongName), console.status("searching"):
-        from nnunet_cpr.nnunet.explanation import explain
+        from nnunet_cpr.nnunet.tools.explanation import explain
 
         rows = explain(name)
     _print_pairs(console, rows)

@@ -1,10 +1,10 @@
-"""Estimates of the time left and of the disk space, from trainings of the same data and plans."""
+"""Steps and time left of a study, estimated from trainings of the same data and plans."""
 
 from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +12,7 @@ from statistics import median
 from typing import TypeGuard
 
 from nnunet_cpr.studies.definition import Run, Study
-from nnunet_cpr.studies.run_state import Stage, State, parse_trainer, progress, validation_dice
+from nnunet_cpr.studies.run_state import Stage, State, parse_trainer, progress
 
 LONGEST_SECONDS = 3e9
 """Seconds; a longer time comes from a damaged log."""
@@ -66,18 +66,32 @@ class TimeLeft:
 
 def iteration_seconds(study: Study, results: Path) -> Measured:
     """Return the seconds of an iteration, from all logs of the study's data sets and plans."""
-    return _measure(study, results, lambda fold: progress(fold)[2], per_iteration=True)
-
-
-def result_bytes(study: Study, results: Path) -> Measured:
-    """Return the sizes of the folders of finished folds of the study's data sets and plans."""
-    return _measure(study, results, lambda fold: folder_bytes(fold) if _is_done(fold) else None)
+    measured = Measured()
+    for run in {_data_of(run): run for run in study.runs()}.values():
+        for trainer, fold in _trained_folds(run, results):
+            add_epoch(measured, run, trainer, progress(fold).seconds or 0.0)
+    return measured
 
 
 def add_epoch(measured: Measured, run: Run, trainer: str, seconds: float) -> None:
     """Add the seconds of an epoch to the seconds of an iteration."""
     if _is_plausible(seconds):
         measured.add(run, trainer, seconds / _iterations(trainer))
+
+
+def steps_left(found: Mapping[Run, State]) -> tuple[int, int]:
+    """Return the number of training steps left, and the number of unfinished runs without a plan.
+
+    Args:
+        found: the states of all runs.
+    """
+    unfinished = [(run, state) for run, state in found.items() if state.stage is not Stage.DONE]
+    planned = [
+        max(0, state.epochs - state.epoch) * _iterations(run.trainer)
+        for run, state in unfinished
+        if state.epochs is not None
+    ]
+    return sum(planned), len(unfinished) - len(planned)
 
 
 def time_left(found: Mapping[Run, State], jobs: int, earlier: Measured) -> TimeLeft:
@@ -109,36 +123,6 @@ def time_left(found: Mapping[Run, State], jobs: int, earlier: Measured) -> TimeL
     return TimeLeft(min(max(slots), LONGEST_SECONDS), unknown)
 
 
-def folder_bytes(folder: Path) -> int:
-    """Return the size of all files in a folder; files that are being replaced count as 0."""
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:
-            continue
-    return total
-
-
-def _measure(
-    study: Study,
-    results: Path,
-    value_of: Callable[[Path], float | None],
-    per_iteration: bool = False,
-) -> Measured:
-    measured = Measured()
-    for run in {_data_of(run): run for run in study.runs()}.values():
-        for trainer, fold in _trained_folds(run, results):
-            value = value_of(fold)
-            if value is None:
-                continue
-            if per_iteration:
-                add_epoch(measured, run, trainer, value)
-            else:
-                measured.add(run, trainer, value)
-    return measured
-
-
 def _trained_folds(run: Run, results: Path) -> Iterator[tuple[str, Path]]:
     """Yield the trainer and folder of all folds with the data set, configuration and plans of a run."""
     ending = f"__{run.plans}__{run.configuration}"
@@ -163,7 +147,3 @@ def _is_plausible(seconds: float | None) -> TypeGuard[float]:
 def _iterations(trainer: str) -> int:
     ours = parse_trainer(trainer)
     return (ours.iterations if ours is not None else None) or _DEFAULT_ITERATIONS
-
-
-def _is_done(fold: Path) -> bool:
-    return validation_dice(fold) is not None

@@ -2,7 +2,7 @@
 
 An executor sends a :class:`~nnunet_cpr.studies.worker.Worker` for each unfinished run to a job, here
 through submitit. To add one, write a class beside :class:`Local` and :class:`Slurm`, offer it in
-``nnunet_cpr/cli/study.py`` (``run`` and ``cancel``), and report its queued runs as
+``nnunet_cpr/cli/study`` (``run`` and ``cancel``), and report its queued runs as
 :func:`queued_runs` does.
 """
 

@@ -16,8 +16,8 @@ from filelock import FileLock
 
 from nnunet_cpr._files import read_json
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
+from nnunet_cpr.nnunet.tools.trainer_search import external_trainers, missing_trainers
 from nnunet_cpr.nnunet.trainer_files import EXTERNAL_TRAINERS
-from nnunet_cpr.nnunet.trainer_search import external_trainers, missing_trainers
 from nnunet_cpr.studies.definition import Run, Study, StudyError
 from nnunet_cpr.studies.run_state import validation_dice, write_json
 
@@ -225,17 +225,6 @@ def _preparation_steps(
                 + in_parallel,
                 f"{dataset}__{plans}__{configuration}__preprocess",
             )
-
-
-def is_preprocessed(run: Run, folders: Mapping[str, str]) -> bool:
-    """Return True if the data set of a run is planned and preprocessed.
-
-    Raises:
-        StudyError: the plans are damaged or do not have the configuration.
-    """
-    home = Path(folders["nnUNet_preprocessed"]) / run.dataset
-    plans = home / f"{run.plans}.json"
-    return plans.exists() and _is_preprocessed(home, plans, run.configuration)
 
 
 def _is_preprocessed(home: Path, plans: Path, configuration: str) -> bool:

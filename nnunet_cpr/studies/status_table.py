@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from nnunet_cpr.studies.definition import Run, Study
-from nnunet_cpr.studies.estimates import LONGEST_SECONDS, TimeLeft
+from nnunet_cpr.studies.estimates import LONGEST_SECONDS, TimeLeft, iteration_seconds, time_left
 from nnunet_cpr.studies.executors import queued_runs
 from nnunet_cpr.studies.run_state import Stage, State, StudyPaths, state_of
 
@@ -28,6 +28,26 @@ def states(study: Study, paths: StudyPaths) -> dict[Run, State]:
     """Return the present states of all runs."""
     queued = queued_runs(paths)
     return {run: state_of(run, paths, queued) for run in study.runs()}
+
+
+def status_renderer(
+    study: Study, paths: StudyPaths, jobs: int | None = None
+) -> Callable[[], RenderableType]:
+    """Return a function that returns the present table of a study, with the time left.
+
+    Args:
+        study: the study.
+        paths: the study's folders.
+        jobs: number of runs that are trained at the same time; None counts the running ones.
+    """
+    earlier = iteration_seconds(study, paths.results)
+
+    def table() -> RenderableType:
+        found = states(study, paths)
+        running = sum(state.stage is Stage.RUNNING for state in found.values())
+        return status_table(study, found, time_left(found, jobs or running, earlier))
+
+    return table
 
 
 def status_table(

@@ -110,7 +110,7 @@ def test_btcv_is_converted(raw: Path, tmp_path: Path) -> None:
         "note: expected the 30 training cases of the challenge, found 4",
         f"{folder} is ready. Next:",
         "nnUNetv2_plan_and_preprocess -d 17 --verify_dataset_integrity",
-        "nnunet-cpr study run btcv\n",
+        "nnunet-cpr study run btcv --dataset Dataset017_BTCV\n",
     ):
         assert line in output
     assert os.listdir(raw) == ["Dataset017_BTCV"]

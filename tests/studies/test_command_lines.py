@@ -42,7 +42,7 @@ def test_lines_are_the_unfinished_runs(mine: StudyRun, monkeypatch: pytest.Monke
     finished = next(iter(mine.study().runs()))
     dice = {finished.fold_and_seed + finished.trainer: 0.9}
     monkeypatch.setattr(
-        "nnunet_cpr.studies.run_state.validation_dice",
+        "nnunet_cpr.studies.validation_dice",
         lambda fold: dice.get(f"fold {fold.name[5:]}" + fold.parent.name.split("__")[0]),
     )
     lines = invoke("commands", str(mine.file)).stdout.splitlines()

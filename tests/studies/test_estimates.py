@@ -1,26 +1,20 @@
-"""Time left and disk space of a study."""
+"""Steps and time left of a study."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-import torch
 
-from nnunet_cpr.studies import disk_space
 from nnunet_cpr.studies.definition import Run, Study
-from nnunet_cpr.studies.disk_space import checkpoint_bytes, free_bytes, needed_bytes
 from nnunet_cpr.studies.estimates import (
     Measured,
     TimeLeft,
-    folder_bytes,
     iteration_seconds,
-    result_bytes,
+    steps_left,
     time_left,
 )
 from nnunet_cpr.studies.run_state import Stage, State
-from tests.helpers.workspace import PLANS, Workspace
 
 SGD, CPR = "nnUNetTrainerSGD_10epochs", "nnUNetTrainerCPR_10epochs"
 LOG = "2026-01-01 10:00:00.0: Epoch {epoch}\n2026-01-01 10:00:00.0: Epoch time: {seconds} s\n"
@@ -77,21 +71,25 @@ def test_number_of_epochs_of_finished_runs_is_used() -> None:
     assert time_left(found, 1, NOTHING) == TimeLeft(14)
 
 
+def test_steps_left_are_those_of_unfinished_runs() -> None:
+    found = {run(0): State(Stage.DONE, 10, 10), run(1): running(4, 60.0), run(2, CPR): WAITING}
+    assert steps_left(found) == ((6 + 10) * 250, 0)
+    found[run(3, "nnUNetTrainerSGD_4epochs_25iters")] = State(Stage.FAILED, 1, 4)
+    found[run(3, "Theirs")] = State(Stage.STOPPED, 3, None)
+    assert steps_left(found) == ((6 + 10) * 250 + 3 * 25, 1)
+
+
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 1e30, -1.0, 0.0])
 def test_damaged_times_are_ignored(seconds: float) -> None:
     found = {run(0): running(4, seconds), run(1): State(Stage.STOPPED, 1, 10, epoch_seconds=3.0)}
     assert time_left(found, 1, NOTHING) == TimeLeft(27 + 18)
 
 
-def write_fold(results: Path, of: Run, seconds: list[float], is_done: bool = False) -> Path:
+def write_fold(results: Path, of: Run, seconds: list[float]) -> None:
     fold = of.folder(results)
-    (fold / "validation").mkdir(parents=True)
+    fold.mkdir(parents=True)
     lines = (LOG.format(epoch=epoch, seconds=each) for epoch, each in enumerate(seconds))
     (fold / "training_log_2026_1_1_10_00_00.txt").write_text("".join(lines))
-    if is_done:
-        torch.save({"a": torch.zeros(1000)}, fold / "checkpoint_final.pth")
-        (fold / "validation" / "summary.json").write_text(json.dumps({"foreground_mean": {"Dice": 1}}))
-    return fold
 
 
 def test_logs_of_other_studies_are_used(tmp_path: Path) -> None:
@@ -102,33 +100,3 @@ def test_logs_of_other_studies_are_used(tmp_path: Path) -> None:
     write_fold(tmp_path, other_plans, [1.0])
     earlier = iteration_seconds(study, tmp_path)
     assert time_left({run(0): WAITING}, 1, earlier).seconds == pytest.approx(300)
-
-
-def test_finished_folds_give_the_disk_space(tmp_path: Path) -> None:
-    study = Study("s", ["Dataset001_A"], [SGD], folds=[0, 1])
-    size = folder_bytes(write_fold(tmp_path, run(0), [1.0], is_done=True))
-    assert size > 4000
-    present = folder_bytes(write_fold(tmp_path, run(1), [1.0]))
-    needed = needed_bytes([run(1), run(2)], 1, tmp_path, {}, result_bytes(study, tmp_path))
-    assert needed == (size - present + size + size / 2, 0)  # and one third checkpoint at a time
-
-
-def test_plans_give_the_size_of_a_checkpoint(workspace: Workspace) -> None:
-    folders = {
-        name: value for name, value in workspace.environment.items() if name.startswith("nnUNet_")
-    }
-    fold = workspace.finish("nnUNetTrainerAdamW_seed5")
-    for trainer, states in (("nnUNetTrainerAdamW", 2), ("nnUNetTrainerSGD", 1), ("Theirs", 2)):
-        size = checkpoint_bytes(Run(workspace.dataset, "3d_fullres", PLANS, 0, trainer), folders)
-        assert size is not None and size % (1 + states) == 0
-        if trainer == "nnUNetTrainerAdamW":
-            weights = torch.load(fold / "checkpoint_final.pth", weights_only=False)["network_weights"]
-            names = {value.data_ptr(): value.numel() for value in weights.values()}
-            assert size == 3 * 4 * sum(names.values())
-    unknown = Run(workspace.dataset, "3d_fullres", "Others", 0, "nnUNetTrainerSGD")
-    assert checkpoint_bytes(unknown, folders) is None
-
-
-def test_free_space_of_a_missing_folder_is_its_parents(tmp_path: Path) -> None:
-    assert free_bytes(tmp_path / "a" / "b") == pytest.approx(free_bytes(tmp_path), rel=0.1)
-    assert disk_space.free_bytes(tmp_path) > 0

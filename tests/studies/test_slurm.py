@@ -141,7 +141,7 @@ def test_requeued_and_preempted_jobs_continue_and_cancelled_ones_end(
     with slurm_cluster.cluster(tmp_path / "slurm") as environment:
         mine.environment.update({k: environment[k] for k in ("SLURM_CONF", "PATH")})
         # Accepted by Slurm beside ours: a GPU, a constraint and an option without a value.
-        settings = ("gres=gpu:a100:1", "-C fast", "--no-kill")
+        settings = ("gres=gpu:a100:1", "constraint=fast", "--no-kill")
         options = [word for setting in settings for word in ("--sbatch", setting)]
         said = mine.run(*OPTIONS[:2], *OPTIONS[4:], "--time", "30", *options)
         job = re.findall(r"submitted 1 jobs: (\d+)", said)[0]

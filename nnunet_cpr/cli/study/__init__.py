@@ -1,0 +1,29 @@
+"""``nnunet-cpr study``: cross-validation studies."""
+
+from collections.abc import Callable
+
+import typer
+
+from nnunet_cpr.cli._options import expand_settings
+from nnunet_cpr.cli.study._options import STOPPED, study_errors
+from nnunet_cpr.cli.study.commands import commands, run_one
+from nnunet_cpr.cli.study.presets import list_studies, new, presets
+from nnunet_cpr.cli.study.report import report
+from nnunet_cpr.cli.study.run import run
+from nnunet_cpr.cli.study.status import cancel, status
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Compare trainers by cross-validation: run the trainings, watch them, report the results.",
+)
+
+
+def _add(command: Callable[..., None], name: str | None = None) -> None:
+    interrupted = STOPPED if command in (run, run_one) else "stopped"
+    app.command(name)(expand_settings(study_errors(interrupted)(command)))
+
+
+_add(presets)
+_add(list_studies, "list")
+for each in (new, run, commands, run_one, status, report, cancel):
+    _add(each)

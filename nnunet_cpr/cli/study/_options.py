@@ -1,0 +1,151 @@
+"""Options of the commands of ``nnunet-cpr study``, and the study that they select."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+from rich.console import Console
+from typer import Argument, Option
+
+from nnunet_cpr import studies
+from nnunet_cpr.cli._errors import report_errors
+from nnunet_cpr.cli._options import parse_numbers
+
+STOPPED = "stopped; run the same command again to continue from the last checkpoints"
+_PRESETS = Path(__file__).parents[2] / "studies" / "presets"
+
+
+@contextmanager
+def study_errors(interrupted: str = "stopped") -> Iterator[None]:
+    """End a command with one line on the errors of studies; also a decorator of commands."""
+    from nnunet_cpr.nnunet.commands import CommandFailed
+
+    with report_errors(studies.StudyError, CommandFailed, OSError, interrupted=interrupted):
+        yield
+
+
+def complete_study(incomplete: str) -> list[str]:
+    """Return presets and studies that have been run; the shell completes files where none matches."""
+    results = os.environ.get("nnUNet_results", "")
+    saved = Path(results, "studies").glob("*/study.yaml") if results else ()
+    names = {path.stem for path in _PRESETS.glob("*.yaml")} | {path.parent.name for path in saved}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+StudyArgument = Annotated[
+    str,
+    Argument(
+        metavar="STUDY",
+        help="YAML file, preset, or name of a study in nnUNet_results/studies.",
+        autocompletion=complete_study,
+    ),
+]
+NameOption = Annotated[str | None, Option("--name", help="Replace the study's name and folder.")]
+_Values = list[str] | None
+
+
+class SelectedStudy(NamedTuple):
+    """Study with the command's options applied.
+
+    Attributes:
+        paths: the study's folders.
+        folders: those of nnU-Net's folders that are set, by the names of their environment variables.
+        is_part: True if ``--folds`` or ``--seeds`` selects a part of the study.
+    """
+
+    study: studies.Study
+    paths: studies.StudyPaths
+    folders: dict[str, str]
+    is_part: bool
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """A study, and what replaces its own values."""
+
+    study: StudyArgument
+    dataset: Annotated[_Values, Option("--dataset", "-d", help="Replace the data sets; repeatable.")] = (
+        None
+    )
+    folds: Annotated[str | None, Option(help="Replace the study's folds, such as 0,1,2.")] = None
+    configuration: Annotated[
+        _Values, Option("--configuration", "-c", help="Replace the configurations; repeatable.")
+    ] = None
+    plans: Annotated[_Values, Option("--plans", "-p", help="Replace the plans; repeatable.")] = None
+    seeds: Annotated[str | None, Option(help="Replace the study's seeds, such as 1,2,3.")] = None
+    name: NameOption = None
+
+    def select(self, saved_first: bool = True) -> SelectedStudy:
+        """Return the study that the options select.
+
+        A study without a data set, such as ``quick``, keeps the one that it was run with.
+
+        Args:
+            saved_first: prefer the study in ``nnUNet_results/studies``, which is what was run, to a
+                preset of the same name.
+
+        Raises:
+            StudyError: there is no such study, or an option is invalid.
+        """
+        if sys.platform == "win32":
+            raise studies.StudyError("studies: expected Linux or macOS, got Windows; use WSL")
+        folders = studies.nnunet_folders(os.environ, ["nnUNet_results"])
+        results = Path(folders["nnUNet_results"])
+        saved = results / "studies"
+        given = self.study
+        if saved_first and self.name and not Path(given).is_file():
+            given = self.name if studies.saved_file(saved, self.name).is_file() else given
+        file = studies.find_study(given, saved, saved_first)
+        folder = given if file == studies.saved_file(saved, given) else ""
+        study = studies.load(str(file)).changed(
+            name=self.name or folder,
+            datasets=self.dataset or (),
+            folds=parse_numbers("--folds", self.folds),
+            configurations=self.configuration or (),
+            plans=self.plans or (),
+            seeds=parse_numbers("--seeds", self.seeds),
+        )
+        previous = studies.saved_file(saved, study.name)
+        if not study.datasets and previous.exists():
+            study = study.changed(datasets=studies.load(str(previous)).datasets)
+        names = [studies.dataset_name(dataset, folders) for dataset in study.datasets]
+        paths = studies.StudyPaths(results, saved / study.name)
+        return SelectedStudy(
+            study.changed(datasets=names), paths, folders, bool(self.folds or self.seeds)
+        )
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How nnU-Net trains."""
+
+    device: Annotated[
+        Literal["cuda", "cpu", "mps"] | None, Option(help="Device to train on; by default a GPU if any.")
+    ] = None
+    npz: Annotated[bool, Option("--npz", help="Keep probabilities, for nnU-Net's ensembles.")] = False
+
+    @property
+    def nnunet_options(self) -> tuple[str, ...]:
+        """Options of ``nnUNetv2_train``."""
+        return ("--npz",) if self.npz else ()
+
+
+def prepare_study(selected: SelectedStudy, processes: int, console: Console) -> None:
+    """Check a study, plan and preprocess its data, and save it for commands that name it.
+
+    Raises:
+        StudyError: a trainer, a data set, its plans or a fold is missing.
+        CommandFailed: nnU-Net's planning or preprocessing failed.
+    """
+    study, paths, folders, is_part = selected
+    with console.status("checking the trainers and data sets, then planning and preprocessing"):
+        studies.check_study_data(study, folders, processes)
+        paths.logs.mkdir(parents=True, exist_ok=True)
+        studies.prepare_study_data(study, folders, paths.logs, processes)
+    studies.save_study(study, paths.study, is_part)
