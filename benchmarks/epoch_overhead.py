@@ -22,8 +22,8 @@ from benchmarks.measure import machine
 from benchmarks.train_step import Iteration, set_environment
 
 TRAINER = "nnUNetTrainerCPR_ws1"
-MAXIMUM = 50.0
-"""Milliseconds: 0.5 % of an epoch of 10 seconds."""
+AIM, MAXIMUM = 50.0, 75.0
+"""Milliseconds: 0.5 % of epochs of 10 and 15 seconds."""
 
 app = typer.Typer(add_completion=False)
 
@@ -68,7 +68,7 @@ class Epochs:
         begin = time.perf_counter()
         self._trainer._record_epoch()
         recorded = time.perf_counter()
-        self._trainer._start_epoch()
+        self._trainer._keep_start_of_epoch()
         end = time.perf_counter()
         for logged in self._trainer.logger.get_checkpoint().values():
             del logged[self._trainer.current_epoch :]
@@ -109,7 +109,7 @@ def main(
             total[name] = sum(parts)
             table.add_row(name, *(f"{value:.1f}" for value in (*parts, total[name], writing)))
     console.print(table)
-    if not check_limits([(Limit("ms an epoch", MAXIMUM), total["default"])], console) and checks:
+    if not check_limits([(Limit("ms an epoch", MAXIMUM, AIM), total["default"])], console) and checks:
         raise typer.Exit(1)
 
 

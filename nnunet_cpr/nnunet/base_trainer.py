@@ -18,6 +18,7 @@ import torch
 from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.default_n_proc_DA import get_allowed_n_proc_DA
+from torch import distributed
 from torch.optim import Optimizer
 
 from nnunet_cpr._attachment import RegularizationMethod, attached_method
@@ -74,7 +75,7 @@ class NamedTrainer(nnUNetTrainer, ABC):
         defined_in: file of the class if it is a family, None for classes derived from one.
         is_created: True if the class was created for a name with suffixes.
         baseline: comparison method attached to the optimizer, None if the name has none.
-        epoch_start: checkpoint of the start of the running epoch, on rank 0.
+        epoch_start: checkpoint of the start of the running epoch, empty on other ranks than 0.
         figures: times at which rank 0 draws, None on other ranks and before the training starts.
         tensorboard: TensorBoard's logger if ``nnUNet_tensorboard_enabled`` asks for it, on rank 0.
     """
@@ -89,6 +90,7 @@ class NamedTrainer(nnUNetTrainer, ABC):
     weight_decay: float
     baseline_decay: float
     _configured: Optimizer | None = None
+    _first_epoch = 0
     _keeps_epoch_start = True
 
     def __init__(
@@ -319,12 +321,13 @@ class NamedTrainer(nnUNetTrainer, ABC):
         if self.local_rank == 0:
             checkpoints.remove_unfinished(folder)
             remove_temporary_files(folder, "cpr_*")
+            if self.figures is None:
+                self._draw_nnunets = self.logger.plot_progress_png
+                self.logger.plot_progress_png = self._draw_if_due
             self.figures = FigureSchedule()
-            self._draw_nnunets = self.logger.plot_progress_png
-            self.logger.plot_progress_png = self._draw_if_due
         schedule = self.lr_scheduler
         if isinstance(schedule, WarmupPolyLRScheduler):
-            self.optimizer.register_step_pre_hook(lambda *_: schedule.step_iteration())
+            schedule.step_before_each(self.optimizer)
         if logs_to_tensorboard:
             self.tensorboard = TensorBoardLogger(folder, self.current_epoch)
             self.tensorboard.update_config(
@@ -340,19 +343,32 @@ class NamedTrainer(nnUNetTrainer, ABC):
                 f"_seed{self.settings.seed} does not make this training reproducible, because processes "
                 "load the data; set nnUNet_n_proc_DA=0 if it should be"
             )
-        self._start_epoch()
+        self.epoch_start.path = folder / LATEST_CHECKPOINT
+        self._saved_at, self._first_epoch = time.monotonic(), self.current_epoch
+
+    def on_epoch_start(self) -> None:
+        # Before anything of the epoch, so that a training that is continued here does the same.
+        if not self.disable_checkpointing:
+            if self.current_epoch > self._first_epoch and self._is_overdue():
+                self._save_start_of_epoch(str(self.epoch_start.path))
+            self._keep_start_of_epoch()
+        self._seed(1 + self.current_epoch)
+        super().on_epoch_start()
 
     def on_epoch_end(self) -> None:
         self._check_optimizer()
         super().on_epoch_end()
-        if self.current_epoch < self.num_epochs:
-            if time.monotonic() - self._saved_at >= self._save_interval:
-                self._save_start_of_epoch(str(self.epoch_start.path))
-            self._start_epoch()
 
-    def _start_epoch(self) -> None:
-        """Keep the present state, and draw random numbers as a training that is continued from it."""
-        if self.local_rank == 0 and not self.disable_checkpointing and self._keeps_epoch_start:
+    def _is_overdue(self) -> bool:
+        """Return True if rank 0 has not saved within the save interval."""
+        overdue = [time.monotonic() - self._saved_at >= self._save_interval]
+        if self.is_ddp:
+            distributed.broadcast_object_list(overdue)
+        return overdue[0]
+
+    def _keep_start_of_epoch(self) -> None:
+        # On all ranks, which other trainers may synchronize when they save; only rank 0 has something.
+        if self._keeps_epoch_start:
             try:
                 with self._interruption.deferred():
                     self.epoch_start.renew(self._save_start_of_epoch, self.current_epoch)
@@ -362,7 +378,6 @@ class NamedTrainer(nnUNetTrainer, ABC):
                     f"save_checkpoint of {self.other_trainer().__name__} takes paths only ({error}): a "
                     "training that a signal ends will continue from its last checkpoint"
                 )
-        self._seed(1 + self.current_epoch)
 
     def _save_start_of_epoch(self, file: Any) -> None:
         """Save to a path or a file object."""
@@ -421,15 +436,16 @@ class NamedTrainer(nnUNetTrainer, ABC):
             return
         path = Path(filename)
         try:
-            with self._interruption.deferred(), saved_as_a_whole(path) as temporary:
-                super().save_checkpoint(str(temporary))
+            with self._interruption.deferred():
+                with saved_as_a_whole(path) as temporary:
+                    super().save_checkpoint(str(temporary))
+                if path.name in (LATEST_CHECKPOINT, FINAL_CHECKPOINT):
+                    self.epoch_start.clear()  # it is older
         except OSError as error:
             self._exit(f"cannot write {path}: {error.strerror}; fix this and continue with --c")
         except RuntimeError as error:  # torch's writer does not say what failed
             self._exit(f"cannot write {path}, is the disk full? Continue with --c ({one_line(error)})")
         self._saved_at = time.monotonic()
-        if path.name == FINAL_CHECKPOINT:
-            self.epoch_start.clear()
 
     def load_checkpoint(self, filename_or_checkpoint: dict | str) -> None:
         if not isinstance(filename_or_checkpoint, str):

@@ -146,9 +146,11 @@ class EpochStart:
             self.epoch = epoch
 
     def clear(self) -> None:
-        """Forget the checkpoint and free its memory, at the end of a training."""
-        self.epoch, self._size = None, 0
-        self._memory = bytearray()
+        """Forget the checkpoint."""
+        self.epoch = None
+
+    def __format__(self, specification: str) -> str:
+        raise TypeError("a checkpoint in memory has no path")
 
     def write(self, content: Any) -> int:
         """Append bytes, for ``torch.save``."""
@@ -165,12 +167,14 @@ class EpochStart:
         if self.epoch is None:
             return "ended without writing a checkpoint; continue with --c"
         written = io.BytesIO(memoryview(self._memory)[: self._size])
-        checkpoint = torch.load(written, map_location="cpu", weights_only=False)
+        with restricted_loading():
+            checkpoint = torch.load(written, map_location="cpu")
         try:
-            with saved_as_a_whole(self.path) as temporary, open(temporary, "wb") as file:
-                torch.save(checkpoint, file)
-        except OSError as error:
-            return f"cannot write {self.path}: {error.strerror}; continue from an older one with --c"
+            with saved_as_a_whole(self.path) as temporary:
+                torch.save(checkpoint, temporary)
+        except (OSError, RuntimeError) as error:  # torch raises the latter if the disk is full
+            reason = getattr(error, "strerror", "is the disk full?")
+            return f"cannot write {self.path}: {reason}; continue from an older one with --c"
         place = f"{self.path.parent.name}/{self.path.name}"
         return f"wrote {place} (start of epoch {self.epoch}); continue with --c"
 
@@ -227,8 +231,11 @@ class Interruption:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._ranks and os.getpid() != self._ranks[0]:
-            with suppress(ProcessLookupError):
+            if _runs(self._ranks[0]):
                 os.kill(self._ranks[0], number)
+            else:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
         elif self._is_deferred:
             self._pending = self._pending or number
         else:
@@ -236,8 +243,12 @@ class Interruption:
 
     def _end(self, number: int) -> None:
         self._is_deferred, self._pending = True, None  # schedulers send several signals
-        message = self._save()
-        with suppress(RuntimeError):  # the signal came while the main thread was printing
+        try:
+            message = self._save()
+        except Exception as error:  # the process must end in any case
+            message = f"cannot save the state: {one_line(error)}; continue from an older one with --c"
+        # The signal may have come while the main thread was printing, or nobody reads the output.
+        with suppress(RuntimeError, OSError, ValueError):
             self._report(f"{signal.Signals(number).name}: {message}")
             sys.stdout.flush()
         if number == signal.SIGINT and not self._ranks:
@@ -251,6 +262,12 @@ class Interruption:
                 if pid != os.getpid():
                     process.kill()
         os._exit(128 + number)
+
+
+def _runs(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 # Continuing

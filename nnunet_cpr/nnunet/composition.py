@@ -15,6 +15,7 @@ import io
 import shlex
 import sys
 from collections.abc import Callable
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,8 @@ def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrain
 
     Returns:
         A function that takes a name such as ``nnUNetTrainerCPR_ws2000`` and returns a subclass of
-        ``family`` of that name with its settings. It raises AttributeError for other names, and for a
-        wrong name of a trainer of this package SystemExit with one line that corrects it.
+        ``family`` of that name with its settings. It raises AttributeError for other names; for a wrong
+        name of a trainer of this package, nnU-Net's command ends with one line that corrects it.
     """
     family.defined_in = getattr(sys.modules.get(family.__module__), "__file__", None)
 
@@ -75,10 +76,11 @@ def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrain
         try:
             base, settings = _resolve(name)
         except WrongName as error:
-            if _searched or file_with(name):
-                raise AttributeError(name) from None
-            # In place of nnU-Net's traceback, which does not say what is wrong.
-            raise SystemExit(f"nnunet-cpr: {error}") from None
+            is_command = Path(sys.argv[0]).name.startswith("nnUNetv2_")
+            if is_command and parent_process() is None and not _searched and not file_with(name):
+                # In place of nnU-Net's traceback, which does not say what is wrong.
+                raise SystemExit(f"nnunet-cpr: {error}") from None
+            raise AttributeError(name) from None
         if settings is None or settings.family != family.__name__:
             raise AttributeError(name)
         return _create(name, base or family, settings)

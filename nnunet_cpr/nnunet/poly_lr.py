@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch.optim import Optimizer
 
 EXPONENT = 0.9
@@ -28,9 +30,8 @@ def warmup_poly(iteration: int, lr: float, warmup: int, total: int) -> float:
 class WarmupPolyLRScheduler:
     """Learning-rate scheduler that sets :func:`warmup_poly` at every iteration.
 
-    nnU-Net calls ``step(epoch)`` when an epoch starts; the trainer calls ``step_iteration()`` before
-    each step of the optimizer. Steps that the gradient scaler skips are made up for at the next epoch.
-    It has no state to save, since trainings are resumed at the start of an epoch.
+    nnU-Net calls ``step(epoch)`` when an epoch starts. Steps that the gradient scaler skips are made up
+    for there. It has no state to save, since trainings are resumed at the start of an epoch.
     """
 
     def __init__(
@@ -42,11 +43,18 @@ class WarmupPolyLRScheduler:
         self.total = epochs * iterations_per_epoch
         self.iterations_per_epoch = iterations_per_epoch
         self._next = 0
+        self._hook: Any = None
 
     def step(self, epoch: int) -> None:
         """Set the learning rate of the epoch's first iteration."""
         self._next = epoch * self.iterations_per_epoch
         self._set()
+
+    def step_before_each(self, optimizer: Optimizer) -> None:
+        """Call :meth:`step_iteration` before each step of an optimizer."""
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = optimizer.register_step_pre_hook(lambda *_: self.step_iteration())
 
     def step_iteration(self) -> None:
         """Set the learning rate of the next iteration."""

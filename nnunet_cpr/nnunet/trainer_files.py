@@ -23,8 +23,8 @@ def family_file(family: str) -> Path:
 
 
 def file_with(name: str) -> Path | None:
-    """Return a file outside of this package that may define a class of a name, None if there is none."""
-    binds = re.compile(rf"^[^#\n]*\b(class {name}\b|as {name}\b|{name} *=)", re.MULTILINE)
+    """Return a file outside of this package that may bind a name, None if there is none."""
+    binds = re.compile(rf"^[^#\n]*\b{re.escape(name)}\b", re.MULTILINE)
     texts = _searched_texts(os.environ.get(EXTERNAL_TRAINERS, ""))
     return next((path for path, text in texts if binds.search(text)), None)
 
@@ -38,5 +38,7 @@ def _searched_texts(external: str) -> list[tuple[Path, str]]:
     folders += [Path(folder) for folder in external.split(os.pathsep) if folder.strip()]
     is_ours = [(folder / "nnUNetTrainerAttachCPR.py").is_file() for folder in folders]
     searched = [folder for folder, ours in zip(folders, is_ours) if not ours]
-    files = [path for folder in searched for path in sorted(folder.rglob("*.py"))]
-    return [(path, path.read_text(errors="replace")) for path in files]
+    walks = [walk for folder in searched for walk in os.walk(folder, followlinks=True)]
+    files = [Path(root, name) for root, _, names in walks for name in sorted(names)]
+    modules = [path for path in files if path.suffix == ".py" and path.is_file()]
+    return [(path, path.read_text(errors="replace")) for path in modules]

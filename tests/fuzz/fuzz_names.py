@@ -29,7 +29,7 @@ def one_input(data: bytes) -> None:
             text += given.PickValueInList(WORDS)
         else:
             text += given.ConsumeUnicode(given.ConsumeIntInRange(1, 6))
-    name_is_read_or_refused(text)
+    name_is_read_or_refused(text[:255])  # bytes of a folder's name
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 import pathlib
 import resource
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -166,7 +167,7 @@ def test_renewed_state_is_what_a_checkpoint_has(
         p.grad = torch.ones_like(p)
     trainer.optimizer.step()
     for _ in range(2):  # the second time into the same memory
-        trainer._start_epoch()
+        trainer._keep_start_of_epoch()
     expected = tmp_path / "expected.pth"
     trainer._save_start_of_epoch(str(expected))
     trainer.optimizer.step()  # not in the state that was kept
@@ -179,14 +180,15 @@ def test_renewed_state_is_what_a_checkpoint_has(
     assert path.stat().st_size == pytest.approx(expected.stat().st_size, rel=0.01)
 
 
-def test_state_is_kept_until_the_training_is_complete(
-    space: Workspace, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("newer", ["checkpoint_latest.pth", "checkpoint_final.pth"])
+def test_newer_checkpoint_is_not_replaced(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch, newer: str
 ) -> None:
     trainer = space.build(CPR, monkeypatch)
-    trainer._start_epoch()
+    trainer._keep_start_of_epoch()
     trainer.save_checkpoint(str(space.fold(CPR) / "checkpoint_best.pth"))
     assert trainer.epoch_start.epoch == 0
-    trainer.save_checkpoint(str(space.fold(CPR) / "checkpoint_final.pth"))
+    trainer.save_checkpoint(str(space.fold(CPR) / newer))
     assert trainer.epoch_start.write_file() == "ended without writing a checkpoint; continue with --c"
 
 
@@ -199,24 +201,18 @@ def test_state_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("minutes", "saved"), [("0", [1, 2]), ("60", [])])
-def test_checkpoint_is_written_at_the_end_of_an_epoch(
+def test_checkpoint_is_written_between_epochs(
     space: Workspace, monkeypatch: pytest.MonkeyPatch, minutes: str, saved: list[int]
 ) -> None:
     monkeypatch.setenv(SAVE_MINUTES, minutes)
     trainer = space.build(CPR, monkeypatch)
-    trainer.num_epochs = 3
-    monkeypatch.setattr(nnUNetTrainer, "on_epoch_end", end_epoch)
-    monkeypatch.setattr(type(trainer), "_record_epoch", lambda self: None)
+    trainer._saved_at = time.monotonic()
     path, found = space.fold(CPR) / "checkpoint_latest.pth", []
-    for _ in range(3):
-        trainer.on_epoch_end()
+    for trainer.current_epoch in range(3):
+        trainer.on_epoch_start()
         found += [torch.load(path, weights_only=False)["current_epoch"]] if path.exists() else []
         path.unlink(missing_ok=True)
     assert found == saved
-
-
-def end_epoch(trainer: nnUNetTrainer) -> None:
-    trainer.current_epoch += 1
 
 
 @pytest.mark.parametrize("value", ["often", "-1"])

@@ -106,6 +106,15 @@ class nnUNetTrainerBeside(nnUNetTrainer):
         torch.save({"epoch": self.current_epoch}, filename.replace(".pth", "_ema.pth"))
 
 
+class nnUNetTrainerOwnEnd(nnUNetTrainerCPR):
+    # The end of an epoch as nnU-Net has it, without calling it, and weights that it changes.
+
+    def on_epoch_end(self):
+        with torch.no_grad():
+            next(self.network.parameters()).mul_(0.5)
+        self.current_epoch += 1
+
+
 class nnUNetTrainerWithout(nnUNetTrainerCPR):
     def build_optimizer(self):
         return torch.optim.SGD(self.network.parameters(), self.initial_lr)
@@ -349,9 +358,24 @@ def test_files_beside_a_checkpoint_are_saved_with_it(
     names = {"checkpoint_best.pth", "checkpoint_best_ema.pth"}
     assert {path.name for path in tmp_path.glob("*.pth")} == names
     for _ in range(2):
-        built._start_epoch()  # a state in memory has no path to put a file beside
+        built._keep_start_of_epoch()  # a state in memory has no path to put a file beside
     assert capsys.readouterr().err.count("save_checkpoint of nnUNetTrainerBeside takes paths only") == 1
     assert built.epoch_start.epoch is None
+
+
+def test_state_of_an_epoch_has_what_the_end_of_the_last_one_changed(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    built = workspace.build("nnUNetTrainerOwnEnd_seed1", monkeypatch)
+    built.epoch_start.path = tmp_path / "checkpoint_latest.pth"
+    built.on_epoch_start()
+    built.on_epoch_end()
+    built.on_epoch_start()
+    assert built.epoch_start.epoch == 1
+    built.epoch_start.write_file()
+    saved = checkpoints.read(built.epoch_start.path)["network_weights"]
+    name, first = next(iter(built.network.named_parameters()))
+    assert torch.equal(saved[name], first)
 
 
 def test_other_trainers_may_change_the_settings_of_their_optimizer(

@@ -321,6 +321,17 @@ def test_signal_while_a_file_is_written_acts_afterwards() -> None:
     assert said == ["written", "SIGINT: saved"]
 
 
+def test_process_ends_although_the_state_cannot_be_saved() -> None:
+    said: list[str] = []
+
+    def save() -> str:
+        raise RuntimeError("unexpected pos")
+
+    with pytest.raises(KeyboardInterrupt), Interruption(save, said.append).watched():
+        signal.raise_signal(signal.SIGINT)
+    assert said == ["SIGINT: cannot save the state: unexpected pos; continue from an older one with --c"]
+
+
 def test_watching_outside_the_main_thread_is_refused() -> None:
     said: list[str] = []
 
