@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,13 @@ def __getattr__(name):
 
 
 @pytest.fixture(autouse=True)
-def _forget_searches() -> None:
-    composition._search.cache_clear()
-    composition._resolve_cached.cache_clear()
-    trainer_files._searched_texts.cache_clear()
+def _forget_searches() -> Iterator[None]:
+    caches = composition._search, composition._resolve_cached, trainer_files._searched_texts
+    for search in caches:
+        search.cache_clear()
+    yield
+    for search in caches:
+        search.cache_clear()
 
 
 @pytest.fixture
