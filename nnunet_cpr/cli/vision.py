@@ -33,7 +33,7 @@ _RESULTS = Path("vision-results")
 
 @dataclasses.dataclass(frozen=True)
 class TrainingOptions:
-    """How runs are trained."""
+    """Options of the runs' trainings."""
 
     data: Annotated[Path | None, Option(help="Folder of the data set, if the task needs one.")] = None
     results: _Results = _RESULTS

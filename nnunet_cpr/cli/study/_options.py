@@ -123,7 +123,7 @@ class StudyOptions:
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How nnU-Net trains."""
+    """Options of nnU-Net's trainings."""
 
     device: Annotated[
         Literal["cuda", "cpu", "mps"] | None, Option(help="Device to train on; by default a GPU if any.")

@@ -1,1 +1,1 @@
-"""What users run beside nnU-Net's commands: checks, explanations and exports."""
+"""Checks, explanations and exports, which users run beside nnU-Net's commands."""
