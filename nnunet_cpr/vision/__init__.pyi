@@ -1,11 +1,11 @@
-from .dynamics_figure import CannotDraw, draw_dynamics
+from .dynamics_figure import draw_dynamics
 from .engine import train
 from .folder import DYNAMICS, run_folder
 from .heatmaps import draw_sweep
 from .learning_curves import draw_curves
 from .selection import compare_methods
 from .sweeps import SWEEPS, Sweep
-from .task import CannotTrain, Diverged, InUse, Options, Task
+from .task import CannotDraw, CannotTrain, Diverged, InUse, Options, Task
 from .tasks import TASKS
 
 __all__ = [

@@ -11,13 +11,10 @@ from matplotlib.axes import Axes
 
 from nnunet_cpr._figures import new_figure
 from nnunet_cpr.vision.folder import DYNAMICS, HISTORY, read_table
+from nnunet_cpr.vision.task import CannotDraw
 
 _COLUMNS = 3
 _NUMBERS = ("step", "measure", "kappa", "multiplier")
-
-
-class CannotDraw(ValueError):
-    """Figure that cannot be drawn; the message is one line."""
 
 
 def draw_dynamics(runs: Mapping[str, Path], path: Path, parameters: Sequence[str] = ()) -> None:

@@ -18,9 +18,9 @@ from scipy.stats import ttest_ind_from_stats
 
 from nnunet_cpr._figures import new_figure
 from nnunet_cpr._files import atomic_write, finite_number
-from nnunet_cpr.vision.dynamics_figure import CannotDraw
 from nnunet_cpr.vision.folder import read_result, run_folder
 from nnunet_cpr.vision.sweeps import Panel, Sweep
+from nnunet_cpr.vision.task import CannotDraw
 from nnunet_cpr.vision.tasks import TASKS
 
 COLUMNS = ["panel", "row", "column", "run", "n", "mean", "std", "diverged", "published", "p"]

@@ -24,6 +24,10 @@ Batch = Any
 """Batch of a task: tensors in lists, tuples and dicts."""
 
 
+class CannotDraw(ValueError):
+    """Figure that cannot be drawn; the message is one line."""
+
+
 class CannotTrain(RuntimeError):
     """Run that cannot start or resume; the message is one line."""
 

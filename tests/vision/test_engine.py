@@ -21,10 +21,10 @@ from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.run_name import FAMILIES, parse_run_name
 from nnunet_cpr.vision import engine
 from nnunet_cpr.vision.cosine_lr import warmup_cosine
-from nnunet_cpr.vision.dynamics_figure import CannotDraw, draw_dynamics
+from nnunet_cpr.vision.dynamics_figure import draw_dynamics
 from nnunet_cpr.vision.engine import train
 from nnunet_cpr.vision.folder import CHECKPOINT, DYNAMICS, FIGURE, HISTORY, LOCK, RESULT, run_folder
-from nnunet_cpr.vision.task import CannotTrain, Diverged, Options, Setup, Task
+from nnunet_cpr.vision.task import CannotDraw, CannotTrain, Diverged, Options, Setup, Task
 from tests.helpers.examples import examples
 
 CPU = Options()

@@ -22,10 +22,10 @@ from nnunet_cpr.baselines.registry import BASELINES
 from nnunet_cpr.bounds import KappaIP, KappaK, KappaKI0, KappaWS
 from nnunet_cpr.names.run_name import RunName, parse_run_name
 from nnunet_cpr.vision import heatmaps, learning_curves
-from nnunet_cpr.vision.dynamics_figure import CannotDraw
 from nnunet_cpr.vision.folder import run_folder
 from nnunet_cpr.vision.heatmaps import draw_sweep, summarize_sweep
 from nnunet_cpr.vision.sweeps import SWEEPS, Axis, Panel, Sweep, grid
+from nnunet_cpr.vision.task import CannotDraw
 from nnunet_cpr.vision.tasks import TASKS
 from tests.helpers.examples import examples
 

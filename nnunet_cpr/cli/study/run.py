@@ -84,9 +84,11 @@ def _submit(executor: studies.Slurm, selected: SelectedStudy, wait: bool, consol
 
 def gpu_names(count: int | None, device: str | None) -> list[str]:
     """Return this machine's GPUs, at most ``count``, as in ``CUDA_VISIBLE_DEVICES``."""
-    import torch
+    visible = 0
+    if device in (None, "cuda"):
+        import torch
 
-    visible = torch.cuda.device_count() if device in (None, "cuda") else 0
+        visible = torch.cuda.device_count()
     given = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(visible)))
     if (count or 0) > visible:
         stop(f"--gpus: expected at most {visible} on this machine, got {count}")
