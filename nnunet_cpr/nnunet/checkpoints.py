@@ -136,12 +136,13 @@ class EpochStart:
             epoch: number of the epoch that starts.
         """
         self.epoch, self._size = None, 0
-        # Checksums would take three times as long as the copy; write_file adds them.
+        # Checksums would take longer than the copy; write_file adds them.
+        before = torch.serialization.get_crc32_options()
         torch.serialization.set_crc32_options(False)
         try:
             save(self)
         finally:
-            torch.serialization.set_crc32_options(True)
+            torch.serialization.set_crc32_options(before)
         if self._size > 0:  # trainers without checkpoints save nothing
             self.epoch = epoch
 
@@ -149,6 +150,7 @@ class EpochStart:
         """Forget the checkpoint."""
         self.epoch = None
 
+    # Not __str__, by which nnU-Net writes down all attributes of a trainer.
     def __format__(self, specification: str) -> str:
         raise TypeError("a checkpoint in memory has no path")
 
