@@ -113,6 +113,8 @@ def cases(draw: st.DrawFn, optimizers: tuple[str, ...] = (*OURS, *TORCH)) -> Cas
     may_scale = dtype == "float32" and not closure and optimizer != "lbfgs"
     scaler = may_scale and draw(st.booleans())
     breaks = [None, None, 0, 5, 11]
+    if optimizer == "sgd-fused" and scaler:  # torch's momentum is undefined if its first step is skipped
+        breaks.remove(0)
     return Case(
         optimizer=optimizer,
         bound=bound,
