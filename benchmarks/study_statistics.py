@@ -2,10 +2,12 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.study_statistics
     OMP_NUM_THREADS=1 python -m benchmarks.study_statistics --non-inferiority
+    OMP_NUM_THREADS=1 python -m benchmarks.study_statistics --parts
 
 The first table has the percentage of reports that claim a difference, without a true difference and
 with one of the given points. The second has the percentage of those that show non-inferiority of a
-trainer that is worse by exactly the margin.
+trainer that is worse by exactly the margin. The third has the percentage without a true difference, and
+with one of 1.2 points, if the claim needed some of its three tests only.
 
 Every simulated study goes the way of a real one from the cases' Dice to the verdict. A trainer's Dice is
 85 + case + fold (both the same for all trainers) + the components of :class:`Scenario`, drawn for each
@@ -18,14 +20,16 @@ import argparse
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from nnunet_cpr.reports.non_inferiority import non_inferiorities
+from nnunet_cpr.reports.comparison import Comparison, compare_with
 from nnunet_cpr.reports.results import CASES, EPOCHS, MEASURED, Results
-from nnunet_cpr.reports.verdicts import compare_all
+from nnunet_cpr.reports.selection import choose_compared
+from nnunet_cpr.reports.statistics import LEVEL
 from nnunet_cpr.studies.definition import DEFAULT_MARGIN, Study, TrainerEntry
 
 CASES_PER_FOLD = 36
@@ -127,17 +131,22 @@ def simulate(
             cases,
             pd.DataFrame(columns=EPOCHS),
             pd.DataFrame(columns=MEASURED),
-            {},
             [],
             {"Dataset001_A": 1 / 4},
         )
+
+
+def compare(results: Results) -> list[Comparison]:
+    """Return the comparisons of a report."""
+    compared = choose_compared(results)
+    return compare_with(compared, compared.reference)
 
 
 def verdicts(results: Iterator[Results]) -> Counter[str]:
     """Count the reports by their strongest claim: a difference, equivalence, or none."""
     counts: Counter[str] = Counter()
     for each in results:
-        found = {comparison.verdict for comparison in compare_all(each)}
+        found = {comparison.verdict for comparison in compare(each)}
         claim = "difference" if found & {"better", "worse"} else "equivalent"
         counts[claim if found != {"undecided"} else "undecided"] += 1
         counts["reports"] += 1
@@ -146,7 +155,30 @@ def verdicts(results: Iterator[Results]) -> Counter[str]:
 
 def shown(results: Iterator[Results]) -> int:
     """Count the reports that show non-inferiority of some trainer."""
-    return sum(any(found.is_shown for found in non_inferiorities(each)) for each in results)
+    return sum(any(comparison.is_non_inferior for comparison in compare(each)) for each in results)
+
+
+PARTS = {
+    "t-test": ("t",),
+    "folds and seeds": ("crossed",),
+    "both": ("t", "crossed"),
+    "both and bootstrap": ("t", "crossed", "bootstrap"),
+}
+"""Tests that agree before a difference is claimed; the last is the rule of the reports."""
+
+
+def claims_by_parts(results: Iterator[Results]) -> Counter[str]:
+    """Count the reports of two trainers that would claim a difference with each of :data:`PARTS`."""
+    counts: Counter[str] = Counter()
+    for each in results:
+        (c,) = compare(each)
+        agrees = {
+            "t": c.p_corrected_t < LEVEL,
+            "crossed": c.p_fold_seed < LEVEL,
+            "bootstrap": c.bootstrap_low > 0 or c.bootstrap_high < 0,
+        }
+        counts.update(name for name, tests in PARTS.items() if all(agrees[test] for test in tests))
+    return counts
 
 
 def main() -> None:
@@ -159,25 +191,37 @@ def main() -> None:
     parser.add_argument("--effects", type=float, nargs="+", default=[0.5, 1.0, 2.0])
     parser.add_argument("--scenarios", nargs="+", default=[each.title for each in SCENARIOS])
     parser.add_argument("--non-inferiority", action="store_true")
+    parser.add_argument("--parts", action="store_true")
     options = parser.parse_args()
-    effects = [] if options.non_inferiority else options.effects
-    first = "non-inferior" if options.non_inferiority else "no difference"
-    heading = ["variation", "folds", "seeds", first, *(f"{effect:g}" for effect in effects)]
+    heading = ["non-inferior"] if options.non_inferiority else ["no difference"]
+    heading += [] if options.non_inferiority else [f"{effect:g}" for effect in options.effects]
+    if options.parts:
+        heading = list(PARTS)
+    heading = ["variation", "folds", "seeds", *heading]
     print(f"| {' | '.join(heading)} |\n|{' --- |' * len(heading)}")
     for scenario in SCENARIOS:
         if scenario.title not in options.scenarios:
             continue
-        for folds in options.folds:
-            for seeds in options.seeds:
-                row = [scenario.title, str(folds), str(seeds)]
-                if options.non_inferiority:
-                    worse = simulate(scenario, folds, seeds, -DEFAULT_MARGIN, options.studies)
-                    row.append(f"{100 * shown(worse) / options.studies:.1f}")
-                for effect in [] if options.non_inferiority else (0.0, *effects):
-                    studies = options.power_studies if effect else options.studies
-                    counts = verdicts(simulate(scenario, folds, seeds, effect, studies))
-                    row.append(f"{100 * counts['difference'] / studies:.1f}")
-                print(f"| {' | '.join(row)} |", flush=True)
+        for folds, seeds in product(options.folds, options.seeds):
+            row = _row(scenario, folds, seeds, options)
+            print(f"| {' | '.join([scenario.title, str(folds), str(seeds), *row])} |", flush=True)
+
+
+def _row(scenario: Scenario, folds: int, seeds: int, options: argparse.Namespace) -> list[str]:
+    """Return the percentages of one kind of study."""
+    studies, power_studies = options.studies, options.power_studies
+    if options.non_inferiority:
+        worse = simulate(scenario, folds, seeds, -DEFAULT_MARGIN, studies)
+        return [f"{100 * shown(worse) / studies:.1f}"]
+    if options.parts:
+        false = claims_by_parts(simulate(scenario, folds, seeds, 0, studies))
+        true = claims_by_parts(simulate(scenario, folds, seeds, 1.2, power_studies))
+        return [f"{100 * false[p] / studies:.1f} / {100 * true[p] / power_studies:.1f}" for p in PARTS]
+    counts = [verdicts(simulate(scenario, folds, seeds, 0, studies))["difference"] / studies]
+    for effect in options.effects:
+        found = verdicts(simulate(scenario, folds, seeds, effect, power_studies))
+        counts.append(found["difference"] / power_studies)
+    return [f"{100 * count:.1f}" for count in counts]
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from nnunet_cpr._figures import new_figure
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.reports.results import read_results
-from nnunet_cpr.reports.selection import select_settings
+from nnunet_cpr.reports.selection import choose_compared
 from nnunet_cpr.studies.definition import Study, TrainerEntry, load
 
 WIDEST = 5.0
@@ -64,8 +64,8 @@ def read(file: str, results: Path) -> list[Row]:
     report = results / "studies" / study.name / "report" / "comparisons.csv"
     entries = {entry.trainer: entry for entry in study.trainers}
     if study.select:
-        selection = select_settings(read_results(study, results, None, None))
-        entries |= {entry.trainer: entry for entry in selection.entries}
+        compared = choose_compared(read_results(study, results))
+        entries |= {entry.trainer: entry for entry in compared.entries}
     return [
         Row(
             _data(study, each["dataset"]),

@@ -24,7 +24,7 @@ def read_trainings(
         describe: function that returns further columns, given the name and the label of a trainer.
     """
     definition = load(study)
-    means = run_means(read_results(definition, results, None, None).cases)
+    means = run_means(read_results(definition, results).cases)
     means["dice"] *= 100
     rows = []
     for run in definition.runs():

@@ -1,4 +1,4 @@
-"""Report of a cross-validation study: tables, statistics, figures and an HTML page."""
+"""Report of a cross-validation study: results, comparisons, tables, figures and a page."""
 
 from __future__ import annotations
 
@@ -8,22 +8,17 @@ import pandas as pd
 from rich.console import Console
 
 from nnunet_cpr._files import atomic_write
-from nnunet_cpr.reports import page
-from nnunet_cpr.reports.checks import find_warnings
-from nnunet_cpr.reports.comparisons import Comparison, class_differences, comparison_table
-from nnunet_cpr.reports.figures import write_figures
-from nnunet_cpr.reports.metrics import METRICS
-from nnunet_cpr.reports.non_inferiority import (
-    NonInferiority,
-    in_words,
-    non_inferiorities,
+from nnunet_cpr.reports.comparison import (
+    class_differences,
+    compare_with,
+    comparison_table,
     non_inferiority_table,
 )
-from nnunet_cpr.reports.renderers import Table, escape_markdown, latex, markdown, print_table
-from nnunet_cpr.reports.results import UNSEEDED, ReportError, Results, Setting, read_results
+from nnunet_cpr.reports.document import answers, build_sections, render_html, render_markdown
+from nnunet_cpr.reports.results import UNSEEDED, ReportError, read_results
+from nnunet_cpr.reports.selection import choose_compared, selection_notes
 from nnunet_cpr.reports.surface_metrics import add_surface_metrics
-from nnunet_cpr.reports.tables import class_table, layout, layout_notes, main_table, time_table
-from nnunet_cpr.reports.verdicts import CAVEAT, compare_all
+from nnunet_cpr.reports.tables import main_table, main_table_notes, shown_main_table, to_latex
 from nnunet_cpr.studies.definition import Study
 
 __all__ = ["ReportError", "write_report"]
@@ -37,7 +32,7 @@ def write_report(
     output: Path,
     console: Console,
 ) -> list[Path]:
-    """Print the main table and the comparisons, and write the whole report.
+    """Print the answer and the main table, and write the whole report.
 
     Args:
         study: the study.
@@ -54,95 +49,40 @@ def write_report(
         ReportError: the study has no data set, or no fold has finished.
         OSError: a file cannot be written.
     """
-    found = read_results(study, results, raw, preprocessed)
-    found = add_surface_metrics(found, raw, preprocessed)
+    found = add_surface_metrics(read_results(study, results, preprocessed), raw, preprocessed)
+    compared = choose_compared(found)
+    comparisons = compare_with(compared, compared.reference)
+    tested = comparisons
+    if compared.non_inferior_to is not compared.reference:
+        tested = compare_with(compared, compared.non_inferior_to)
     numbers = main_table(found)
-    table = layout(found, numbers)
-    comparisons = compare_all(found)
-    non_inferior = non_inferiorities(found)
-    notes = layout_notes(found)
-    html, drawings = page.render(found, table, comparisons, non_inferior, raw, preprocessed)
+    table = shown_main_table(found, numbers)
+    notes = [*main_table_notes(found), *selection_notes(compared), *found.notes]
+    sections = build_sections(compared, table, notes, comparisons, tested, raw)
     documents = {
-        "report.html": html,
-        "report.md": _markdown(found, table, comparisons, non_inferior),
-        "report.tex": latex(table, notes),
+        "report.html": render_html(study.name, sections),
+        "report.md": render_markdown(study.name, sections),
+        "report.tex": to_latex(table, notes),
         "table.csv": _csv(numbers),
         "comparisons.csv": _csv(comparison_table(comparisons)),
-        "classes.csv": _csv(class_differences(found, comparisons)),
-        "non_inferiority.csv": _csv(non_inferiority_table(non_inferior)),
+        "classes.csv": _csv(class_differences(compared)),
+        "non_inferiority.csv": _csv(non_inferiority_table(tested)),
         "cases.csv": _csv(found.cases.assign(seed=found.cases["seed"].replace(UNSEEDED, None))),
     }
-    output.mkdir(parents=True, exist_ok=True)
-    for name, text in documents.items():
+    files = {name: text.encode() for name, text in documents.items()}
+    for picture in (each for section in sections for each in section.pictures):
+        files |= {f"figures/{picture.name}.{suffix}": data for suffix, data in picture.files.items()}
+    (output / "figures").mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
         with atomic_write(output / name) as path:
-            path.write_text(text, encoding="utf-8", newline="\n")
-    write_figures(output / "figures", drawings)
-    print_table(table, f"Study {study.name}", console)
-    several = len(found.settings) > 1
-
-    def place(setting: Setting) -> str:
-        return f"{found.title(setting)}: " if several else ""
-
-    sentences = [
-        f"Warning: {place(setting)}{line}"
-        for setting in found.settings
-        for line in find_warnings(found, setting)
-    ]
-    if comparisons:
-        sentences += ["", *(place(c.setting) + c.sentence for c in comparisons), CAVEAT, ""]
-        for setting in found.settings:
-            sentences += [place(setting) + line for line in in_words(non_inferior, setting)]
-    for line in [*notes, *sentences, *found.notes]:
-        console.print(line, markup=False, highlight=False)
+            path.write_bytes(content)
+    for line in answers(found, comparisons, tested):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(table.cells.to_string(), markup=False, highlight=False, soft_wrap=True)
+    for line in notes:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     return [output / name for name in (*documents, "figures")]
 
 
 def _csv(table: pd.DataFrame) -> str:
     return str(table.to_csv(index=False, lineterminator="\n"))
-
-
-def _markdown(
-    results: Results, main: Table, comparisons: list[Comparison], non_inferior: list[NonInferiority]
-) -> str:
-    study = results.study
-    parts = [f"# Study {study.name}\n", "## Result\n", markdown(main)]
-    parts += [f"{note}\n" for note in [*layout_notes(results), *results.notes]]
-    parts.append(
-        "\n".join(
-            f"- {escape_markdown(entry.full_title)}: `{entry.trainer}`" for entry in study.trainers
-        )
-        + "\n"
-    )
-    parts += ["## Comparisons\n", f"{CAVEAT}\n"]
-    for setting in results.settings:
-        here = [c for c in comparisons if c.setting == setting]
-        parts.append(f"### {results.title(setting)}\n")
-        parts += [f"**Warning:** {escape_markdown(line)}\n" for line in find_warnings(results, setting)]
-        parts.append(
-            "\n".join(f"- {escape_markdown(c.sentence)}" for c in here) + "\n"
-            if here
-            else "One trainer only.\n"
-        )
-        if compared := [c for c in here if c.difference.cases]:
-            parts.append(markdown(page.comparison_numbers(compared)))
-        named = [escape_markdown(sentence) for sentence in in_words(non_inferior, setting)]
-        parts.append("\n".join(f"- {sentence}" for sentence in named) + "\n")
-    parts.append("## Classes\n")
-    parts.append("Mean of each class over the runs that a trainer has finished.\n")
-    for setting in results.settings:
-        parts.append(f"### {results.title(setting)}\n")
-        tables = [
-            (METRICS[name], class_table(results, setting, METRICS[name])) for name in study.metrics
-        ]
-        for metric, classes in tables:
-            if classes is not None:
-                parts += [f"{metric.heading}\n", markdown(classes)]
-        if all(classes is None for _, classes in tables):
-            parts.append("No fold has finished.\n")
-    parts.append("## Time and memory\n")
-    for setting in results.settings:
-        parts += [f"### {results.title(setting)}\n", markdown(time_table(results, setting))]
-    parts.append(
-        "Every case and class is in `cases.csv`; the figures are in `report.html` and `figures/`.\n"
-    )
-    return "\n".join(parts)

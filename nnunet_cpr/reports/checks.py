@@ -10,7 +10,7 @@ from nnunet_cpr.reports.results import Results, Setting, class_means
 
 
 def find_warnings(results: Results, setting: Setting) -> list[str]:
-    """Return a line for each class with a Dice of 0 everywhere, missing run and diverged training.
+    """Return one line for each class with Dice 0 in all cases, missing run and diverged training.
 
     Args:
         results: results of a study.
@@ -24,37 +24,34 @@ def find_warnings(results: Results, setting: Setting) -> list[str]:
 
 
 def _classes_of_zero(results: Results, setting: Setting) -> list[str]:
-    means = class_means(results.of(results.cases, setting))
+    means = class_means(results.rows_for(results.cases, setting)).dropna(subset=["dice"])
     lines = []
-    for entry in results.study.trainers:
-        mine = means[(means["trainer"] == entry.trainer) & means["dice"].notna()]
-        for name, rows in mine.groupby("class", sort=False):
-            zero = rows[rows["dice"] == 0]
-            if zero.empty:
-                continue
-            where = "all runs"
-            if len(zero) < len(rows):
-                runs = zip(zero["fold"], zero["seed"])
-                where = "; ".join(
-                    results.run(setting, fold, entry.trainer, seed).fold_and_seed for fold, seed in runs
-                )
-            lines.append(f"{entry.full_title}: Dice of 0 in all cases of class {name} ({where}).")
+    for (trainer, name), rows in means.groupby(["trainer", "class"], sort=False):
+        zero = rows[rows["dice"] == 0]
+        runs = [
+            results.run(setting, *run).fold_and_seed for run in zero[["fold", "trainer", "seed"]].values
+        ]
+        where = "all runs" if len(zero) == len(rows) else "; ".join(runs)
+        title = results.study.entry(str(trainer)).full_title
+        lines += [f"{title}: Dice of 0 in all cases of class {name} ({where})."] if runs else []
     return lines
 
 
 def _missing_runs(results: Results, setting: Setting) -> list[str]:
-    planned = len(results.study.folds) * len(results.seeds)
-    lines = []
-    for entry in results.study.trainers:
-        finished = len(results.finished_runs(setting, entry.trainer))
-        if finished < planned:
-            lines.append(f"{entry.full_title}: {finished} of {planned} runs have finished.")
-    return lines
+    counts = {
+        e.full_title: len(results.finished_runs(setting, e.trainer)) for e in results.study.trainers
+    }
+    planned = results.planned_runs
+    return [
+        f"{title}: {count} of {planned} runs have finished."
+        for title, count in counts.items()
+        if count < planned
+    ]
 
 
 def _diverged_trainings(results: Results, setting: Setting) -> list[str]:
     """Return a line for each training whose loss is not finite or ends above its start."""
-    epochs = results.of(results.epochs, setting)
+    epochs = results.rows_for(results.epochs, setting)
     lines = []
     for (trainer, fold, seed), rows in epochs.groupby(["trainer", "fold", "seed"], sort=False):
         reason = _divergence(rows)

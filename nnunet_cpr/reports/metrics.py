@@ -16,9 +16,7 @@ class Metric:
         unit: unit of a shown value, ``"%"`` or ``"mm"``.
         difference_unit: unit of a shown difference, ``"points"`` or ``"mm"``.
         scale: factor from a value in the tables of results to a shown one.
-        higher_is_better: False for distances.
-        decimals: decimals of a shown value.
-        description: one sentence for the methods section.
+        sign: 1 if higher is better, -1 for distances.
     """
 
     name: str
@@ -26,9 +24,7 @@ class Metric:
     unit: str
     difference_unit: str
     scale: float
-    higher_is_better: bool
-    decimals: int
-    description: str
+    sign: int
 
     @property
     def column(self) -> str:
@@ -40,71 +36,40 @@ class Metric:
         """Title with the unit, such as "HD95 (mm)"."""
         return f"{self.title} ({self.unit})"
 
-    def amount(self, value: float) -> str:
-        """Return an amount such as a margin with its unit.
+    def amount(self, value: float, decimals: int = 2) -> str:
+        """Return an amount without sign, and its unit.
 
         Example:
-            >>> METRICS["dice"].amount(0.1), METRICS["dice"].amount(1)
-            ('0.1 points', '1 point')
+            >>> METRICS["dice"].amount(-0.45), METRICS["dice"].amount(1, 0)
+            ('0.45 points', '1 point')
         """
-        unit = self.difference_unit
-        return f"{value:g} {unit.removesuffix('s') if value == 1 else unit}"
-
-    def text(self, value: float) -> str:
-        """Return a shown value with the metric's decimals, or a dash for NaN.
-
-        Args:
-            value: a value that is already scaled.
-
-        Example:
-            >>> METRICS["dice"].text(89.456), METRICS["hd95"].text(float("nan"))
-            ('89.46', '-')
-        """
-        return "-" if math.isnan(value) else f"{value:.{self.decimals}f}"
-
-    def difference_text(self, value: float) -> str:
-        """Return a shown difference with its sign, or a dash for NaN.
-
-        Example:
-            >>> METRICS["dice"].difference_text(0.5)
-            '+0.50'
-        """
-        return "-" if math.isnan(value) else f"{value:+.{self.decimals}f}"
+        number, unit = f"{abs(value):.{decimals}f}", self.difference_unit
+        return f"{number} {unit.removesuffix('s') if number == '1' else unit}"
 
 
-METRICS: dict[str, Metric] = {
+METRICS = {
     metric.name: metric
     for metric in (
-        Metric(
-            name="dice",
-            title="Dice",
-            unit="%",
-            difference_unit="points",
-            scale=100,
-            higher_is_better=True,
-            decimals=2,
-            description="Dice similarity coefficient; higher is better.",
-        ),
-        Metric(
-            name="hd95",
-            title="HD95",
-            unit="mm",
-            difference_unit="mm",
-            scale=1,
-            higher_is_better=False,
-            decimals=2,
-            description="95th percentile of the Hausdorff distance of the surfaces; lower is better.",
-        ),
-        Metric(
-            name="nsd",
-            title="NSD",
-            unit="%",
-            difference_unit="points",
-            scale=100,
-            higher_is_better=True,
-            decimals=2,
-            description="Normalized surface Dice; higher is better.",
-        ),
+        Metric("dice", "Dice", "%", "points", scale=100, sign=1),
+        Metric("hd95", "HD95", "mm", "mm", scale=1, sign=-1),
+        Metric("nsd", "NSD", "%", "points", scale=100, sign=1),
     )
 }
-"""All metrics by name."""
+"""All metrics by name: Dice, 95th percentile of the Hausdorff distance, normalized surface Dice."""
+
+
+def value_text(value: float) -> str:
+    """Return a shown value with two decimals, or a dash for NaN."""
+    return "-" if math.isnan(value) else f"{value:.2f}"
+
+
+def difference_text(value: float) -> str:
+    """Return a shown difference with its sign, or a dash for NaN."""
+    return "-" if math.isnan(value) else f"{value:+.2f}"
+
+
+def p_text(p: float) -> str:
+    """Return a p-value with two digits, such as "0.61", or a dash for NaN."""
+    if math.isnan(p):
+        return "-"
+    return "< 0.0001" if p < 1e-4 else str(float(f"{p:.2g}")).removesuffix(".0")

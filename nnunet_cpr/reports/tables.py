@@ -1,347 +1,245 @@
-"""Tables of the report.
-
-:func:`main_table` is a tidy data frame (``table.csv``); the others are
-:class:`~nnunet_cpr.reports.renderers.Table` for a renderer.
-"""
+"""Tables of a report as pandas objects, and their text for the page, Markdown, LaTeX and a terminal."""
 
 from __future__ import annotations
 
+import html
 import math
+import re
 from collections.abc import Sequence
-from itertools import groupby, product
+from itertools import product
+from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
-from nnunet_cpr.reports.metrics import METRICS, Metric
-from nnunet_cpr.reports.renderers import Line, Table, Value
-from nnunet_cpr.reports.results import (
-    SETTING,
-    Results,
-    Setting,
-    case_means,
-    class_means,
-    in_order,
-    run_means,
-)
-from nnunet_cpr.reports.selection import selection_notes
-from nnunet_cpr.studies.definition import TrainerEntry
+from nnunet_cpr.reports.comparison import Comparison
+from nnunet_cpr.reports.metrics import METRICS, Metric, difference_text, p_text, value_text
+from nnunet_cpr.reports.results import Results, Setting, class_means, run_means, unique
 
-OWN, COMMON, PUBLISHED = "own folds", "common folds", "published"
+_DEVIATIONS = {"folds": "fold", "seeds": "seed"}
+_BEST = r"\*\*(\S+)\*\*"
+
+
+class Table(NamedTuple):
+    """Table of text; its index and columns are the headings, and ``**`` marks the best values."""
+
+    caption: str
+    cells: pd.DataFrame
+
+
+# Content
 
 
 def metrics_of(results: Results) -> list[Metric]:
-    """Return the metrics of the study's tables."""
-    return [METRICS[name] for name in results.study.metrics]
+    """Return the metrics of the study that have been read or computed."""
+    return [METRICS[name] for name in results.study.metrics if name in results.cases]
 
 
 def main_table(results: Results) -> pd.DataFrame:
     """Return ``table.csv``: the foreground mean of every trainer in every setting.
 
     Returns:
-        One row for each setting, kind and trainer. ``kind`` is "own folds" (all runs that the trainer
-        has finished), "common folds" (finished by all trainers with any results; only if trainers
-        differ in their folds), or "published" (of the data set; configuration and plans are empty).
-        For each metric there is the mean over runs (``dice_percent``), the standard deviation (n - 1)
-        of the folds' means over seeds (``deviation_folds_points``) and of the seeds' means over folds
-        (``deviation_seeds_points``), and ``best``, which marks the best value of a column with the
-        same runs and cases. The columns of other metrics than Dice start with their name.
+        One row for each setting and trainer. For each metric there is the mean over the finished runs
+        (``dice_percent``), the standard deviation (n - 1) of the folds' means over seeds
+        (``deviation_folds_points``) and of the seeds' means over folds (``deviation_seeds_points``), and
+        ``best``, which marks the best value of a setting if all trainers have finished the same runs.
+        The columns of other metrics than Dice start with their name. ``published_percent`` is the
+        published Dice of the data set.
     """
     study = results.study
-    metrics = metrics_of(results)
-    means = {
-        metric.name: run_means(results.cases, metric.name)
-        for metric in metrics
-        if metric.name in results.cases
-    }
-    rows: list[dict[str, object]] = []
-
-    def add(setting: Setting, kind: str, runs: dict[str, list[tuple[int, int]]]) -> None:
-        for entry in study.trainers:
-            wanted = runs[entry.trainer]
-            numbers: dict[str, float] = {}
-            same: dict[str, str | None] = {}
-            for metric in metrics:
-                values = pd.Series(dtype=float)
-                if metric.name in means:
-                    of_setting = results.of(means[metric.name], setting)
-                    mine = of_setting[of_setting["trainer"] == entry.trainer]
-                    by_run = metric.scale * mine.set_index(["fold", "seed"])[metric.name].astype(float)
-                    values = by_run[by_run.index.isin(wanted)]
-                numbers |= _numbers(metric, values)
-                missing = _without_value(results, setting, entry.trainer, metric, wanted)
-                same[_key(metric, "same")] = str((sorted(wanted), missing)) if wanted else None
-            rows.append(
-                {
-                    **setting._asdict(),
-                    "kind": kind,
-                    "group": entry.group,
-                    "label": entry.title,
-                    "trainer": entry.trainer,
-                    **numbers,
-                    "folds": " ".join(map(str, _complete(results, wanted))),
-                    "folds_planned": len(study.folds),
-                    "runs": len(wanted),
-                    "runs_planned": len(study.folds) * len(results.seeds),
-                    **same,
-                }
-            )
-
-    for dataset, settings in groupby(results.settings, key=lambda s: s.dataset):
-        for setting in settings:
-            trainers = [entry.trainer for entry in study.trainers]
-            runs = {trainer: results.finished_runs(setting, trainer) for trainer in trainers}
-            add(setting, OWN, runs)
-            common = common_folds({t: results.finished(setting, t) for t in trainers if runs[t]})
-            both = [run for run in product(common, results.seeds)]
-            if common and any(r and r != both for r in runs.values()):
-                add(setting, COMMON, {t: both if r else [] for t, r in runs.items()})
-        if any(dataset in entry.published for entry in study.trainers):
-            for entry in study.trainers:
-                numbers = {key: math.nan for metric in metrics for key in _numbers(metric, pd.Series())}
-                rows.append(
-                    {
-                        **Setting(dataset, "", "")._asdict(),
-                        "kind": PUBLISHED,
-                        "group": entry.group,
-                        "label": entry.title,
-                        "trainer": entry.trainer,
-                        **numbers,
-                        METRICS["dice"].column: entry.published.get(dataset, math.nan),
-                        **dict.fromkeys(("folds", "folds_planned", "runs", "runs_planned"), ""),
-                        **dict.fromkeys(_key(metric, "same") for metric in metrics),
-                    }
-                )
+    means = {metric: run_means(results.cases, metric.name) for metric in metrics_of(results)}
+    rows = []
+    for setting, entry in product(results.settings, study.trainers):
+        runs = results.finished_runs(setting, entry.trainer)
+        numbers: dict[str, float] = {}
+        for metric, table in means.items():
+            mine = results.rows_for(table, setting)
+            mine = mine[mine["trainer"] == entry.trainer]
+            numbers |= _numbers(metric, metric.scale * mine.set_index(["fold", "seed"])[metric.name])
+        rows.append(
+            {
+                **setting._asdict(),
+                "group": entry.group,
+                "label": entry.title,
+                "trainer": entry.trainer,
+                **numbers,
+                "folds": " ".join(map(str, unique([fold for fold, _ in runs]))),
+                "runs": len(runs),
+                "runs_planned": results.planned_runs,
+                "published_percent": entry.published.get(setting.dataset, np.nan),
+                "finished": str(runs) if runs else None,
+            }
+        )
     table = pd.DataFrame(rows)
-    for metric in metrics:
+    for metric in means:
         table[_key(metric, "best")] = _best(table, metric)
-    return table.drop(columns=[_key(metric, "same") for metric in metrics])
+    return table.drop(columns="finished")
 
 
 def _key(metric: Metric, name: str) -> str:
     return name if metric.name == "dice" else f"{metric.name}_{name}"
 
 
-def _numbers(metric: Metric, values: pd.Series) -> dict[str, float]:
+def _deviation_key(metric: Metric, source: str) -> str:
+    return _key(metric, f"deviation_{source}_{metric.difference_unit}")
+
+
+def _numbers(metric: Metric, runs: pd.Series) -> dict[str, float]:
     """Return mean and standard deviations of the runs, whose index is (fold, seed)."""
-    names = {name: _key(metric, f"deviation_{name}_{metric.difference_unit}") for name in _DEVIATIONS}
-    if values.empty:
-        return {metric.column: math.nan, **dict.fromkeys(names.values(), math.nan)}
-    return {
-        metric.column: float(values.mean()),
-        **{key: float(values.groupby(_DEVIATIONS[n]).mean().std(ddof=1)) for n, key in names.items()},
+    deviations = {
+        _deviation_key(metric, name): float(runs.groupby(level).mean().std(ddof=1))
+        for name, level in _DEVIATIONS.items()
     }
-
-
-_DEVIATIONS = {"folds": "fold", "seeds": "seed"}
-
-
-def _complete(results: Results, runs: Sequence[tuple[int, int]]) -> list[int]:
-    return [f for f in results.study.folds if all((f, seed) in runs for seed in results.seeds)]
-
-
-def _without_value(
-    results: Results, setting: Setting, trainer: str, metric: Metric, runs: list[tuple[int, int]]
-) -> list[tuple[object, ...]]:
-    """Return fold, seed, case and class where the metric has no value, but the Dice has."""
-    if metric.name == "dice" or metric.name not in results.cases:
-        return []
-    cases = results.of(results.cases, setting)
-    cases = cases[(cases["trainer"] == trainer) & cases["dice"].notna() & cases[metric.name].isna()]
-    index = cases.set_index(["fold", "seed", "case", "class"]).index
-    return sorted(key for key in index if key[:2] in runs)
+    return {metric.column: float(runs.mean()), **deviations}
 
 
 def _best(table: pd.DataFrame, metric: Metric) -> pd.Series:
-    # Values that are equal in the table's decimals are equally good.
-    shown = table[metric.column].round(metric.decimals)
-    column = [table[name] for name in (*SETTING, "kind")]
-    same = table[_key(metric, "same")].groupby(column, sort=False).transform("nunique") <= 1
-    several = shown.groupby(column, sort=False).transform("count") > 1
-    best = shown.groupby(column, sort=False).transform("max" if metric.higher_is_better else "min")
-    return same & several & (shown == best)
+    """Return True for the best value of a setting; values that are equal as shown are equally good."""
+    shown = metric.sign * table[metric.column].round(2)
+    setting = [table[name] for name in Setting._fields]
+    is_same = table["finished"].groupby(setting, sort=False).transform("nunique") <= 1
+    is_several = shown.groupby(setting, sort=False).transform("count") > 1
+    return is_same & is_several & (shown == shown.groupby(setting, sort=False).transform("max"))
 
 
-def common_folds(folds: dict[str, list[int]]) -> list[int]:
-    """Return the folds that are in all of the lists."""
-    lists = list(folds.values())
-    return [fold for fold in lists[0] if all(fold in f for f in lists)] if lists else []
-
-
-def layout(results: Results, table: pd.DataFrame) -> Table:
-    """Return the main table: trainers down in their groups, settings and metrics across."""
+def shown_main_table(results: Results, numbers: pd.DataFrame) -> Table:
+    """Return the main table as text: trainers down, settings and metrics across."""
     study = results.study
-    columns: list[tuple[str, str, list[Value]]] = []
-    for (*parts, kind), rows in table.groupby([*SETTING, "kind"], sort=False):
-        setting = Setting(*parts)
+    index = pd.Index([entry.full_title for entry in study.trainers], name="trainer")
+    cells = {}
+    for setting in results.settings:
+        rows = results.rows_for(numbers, setting)
         for metric in metrics_of(results):
-            if kind == PUBLISHED and metric.name != "dice":
-                continue
-            title = metric.heading
-            if kind == COMMON:
-                title += f", common folds ({rows['folds'].max()})"
-            elif kind == PUBLISHED:
-                title = f"published {metric.heading}"
-            heading = setting.dataset if kind == PUBLISHED else results.title(setting)
-            values = [_value(results, metric, kind, row) for _, row in rows.iterrows()]
-            columns.append((heading, title, values))
-    lines = tuple(
-        Line(entry.title, tuple(values[position] for _, _, values in columns), entry.group)
-        for position, entry in enumerate(study.trainers)
-    )
-    groups = tuple((h, len(list(of_group))) for h, of_group in groupby(h for h, _, _ in columns))
-    titles = tuple(title for _, title, _ in columns)
-    if set(titles) == {METRICS["dice"].heading}:  # the data sets alone are clear
-        return Table("trainer", tuple(heading for heading, _, _ in columns), lines)
-    return Table("trainer", titles, lines, groups)
+            column = (results.title(setting), metric.heading)
+            cells[column] = [_value(metric, row) for _, row in rows.iterrows()]
+        if rows["published_percent"].notna().any():
+            column = (results.title(setting), "published Dice (%)")
+            cells[column] = list(map(value_text, rows["published_percent"]))
+    caption = f"Foreground mean of {', '.join(metric.heading for metric in metrics_of(results))}"
+    table = pd.DataFrame(cells, index=index)
+    if all(heading == "Dice (%)" for _, heading in cells):
+        table = table.droplevel(1, axis=1)
+    return Table(caption, table)
 
 
-def _value(results: Results, metric: Metric, kind: str, row: pd.Series) -> Value:
-    below = []
-    seeded = len(results.study.seeds) > 0
-    for name in _DEVIATIONS:
-        deviation = row[_key(metric, f"deviation_{name}_{metric.difference_unit}")]
-        if not math.isnan(deviation):
-            below.append(f"± {metric.text(deviation)}" + (f" over {name}" if seeded else ""))
-    if kind == OWN and row["runs"] < row["runs_planned"]:
-        below.append(f"{row['runs']} of {row['runs_planned']} {'runs' if seeded else 'folds'}")
-    return Value(metric.text(row[metric.column]), tuple(below), bool(row[_key(metric, "best")]))
+def _value(metric: Metric, row: pd.Series) -> str:
+    deviations = [row[_deviation_key(metric, name)] for name in _DEVIATIONS]
+    mean = value_text(row[metric.column])
+    text = f"**{mean}**" if row[_key(metric, "best")] else mean
+    text += "".join(f" ± {deviation:.2f}" for deviation in deviations if not math.isnan(deviation))
+    if row["runs"] < row["runs_planned"]:
+        text += f" ({row['runs']} of {row['runs_planned']} runs)"
+    return text
 
 
-def layout_notes(results: Results) -> list[str]:
+def main_table_notes(results: Results) -> list[str]:
     """Return the notes of the main table."""
     study = results.study
-    folds, seeds = len(study.folds), len(results.seeds)
-    metrics = metrics_of(results)
-    names = " and ".join(metric.heading for metric in metrics)
-    note = f"Foreground mean of {names} over {'folds and seeds' if study.seeds else 'folds'}"
-    sources = [name for name, number in (("folds", folds), ("seeds", seeds)) if number > 1]
-    if sources:
-        note += " ± standard deviation (n - 1) over " + " and over ".join(sources)
-    if len(sources) == 2:
-        note += ": that of the folds' means over seeds, and of the seeds' means over folds"
-    note += ". The best value of a column is bold."
-    if any(not metric.higher_is_better for metric in metrics):
-        note += " Lower is better for " + ", ".join(
-            metric.title for metric in metrics if not metric.higher_is_better
-        )
-        note += "."
-    notes = [note]
-    if any(d in entry.published for entry in study.trainers for d in study.datasets):
-        notes.append(f"Published numbers: {study.source or 'source not given'}.")
-    if any(
-        len(results.finished_runs(setting, entry.trainer)) < folds * seeds
-        for setting in results.settings
-        for entry in study.trainers
-    ):
-        what = "runs" if study.seeds else "folds"
-        notes.append(
-            f"Not all {what} have finished; the number of {what} is below the mean. Means over "
-            f"different {what} cannot be compared: only columns with the same {what} have a best value."
-        )
-    return [*notes, *selection_notes(results)]
-
-
-def class_table(results: Results, setting: Setting, metric: Metric = METRICS["dice"]) -> Table | None:
-    """Return the mean of each class over the trainer's finished runs, trainers down, classes across."""
-    if metric.name not in results.cases:
-        return None
-    means = results.of(class_means(results.cases, metric.name), setting)
-    if means.empty:
-        return None
-    values = means.groupby(["trainer", "class"], sort=False)[metric.name].mean() * metric.scale
-    classes = in_order(means["class"])
-    entries = [e for e in results.study.trainers if results.finished_runs(setting, e.trainer)]
-    return Table(
-        "trainer",
-        tuple(classes),
-        tuple(
-            Line(
-                entry.title,
-                tuple(
-                    Value(metric.text(values.get((entry.trainer, each), math.nan))) for each in classes
-                ),
-                entry.group,
-            )
-            for entry in entries
-        ),
-    )
-
-
-def case_table(
-    results: Results,
-    setting: Setting,
-    metric: Metric = METRICS["dice"],
-    entries: Sequence[TrainerEntry] | None = None,
-) -> Table | None:
-    """Return the foreground mean of each case over the seeds, cases down, trainers across.
-
-    Args:
-        results: results of a study.
-        setting: data set, configuration and plans.
-        metric: the metric.
-        entries: the trainers; all if None.
-    """
-    if metric.name not in results.cases:
-        return None
-    means = results.of(case_means(results.cases, metric.name), setting)
-    shown = [
-        entry
-        for entry in (results.study.trainers if entries is None else entries)
-        if results.finished_runs(setting, entry.trainer)
+    sources = [
+        name for name, values in (("folds", study.folds), ("seeds", study.seeds)) if len(values) > 1
     ]
-    means = means[means["trainer"].isin([entry.trainer for entry in shown])]
-    if means.empty:
-        return None
-    by_case = means.pivot_table(
-        index=["fold", "case"], columns="trainer", values=metric.name, dropna=False, observed=True
+    note = "Mean over all runs (folds and seeds)" if study.seeds else "Mean over folds"
+    if sources:
+        note += " ± standard deviation over " + " ± over ".join(sources)
+    lower = [metric.title for metric in metrics_of(results) if metric.sign < 0]
+    notes = [f"{note}. {', '.join(lower)}: lower is better." if lower else f"{note}."]
+    runs = [len(results.finished_runs(s, e.trainer)) for s in results.settings for e in study.trainers]
+    if min(runs) < results.planned_runs:
+        notes.append("Means over different runs cannot be compared, so no value is marked as the best.")
+    if any(dataset in entry.published for entry in study.trainers for dataset in study.datasets):
+        notes.append(f"Published numbers: {study.source or 'source not given'}.")
+    return notes
+
+
+def comparison_numbers(comparisons: Sequence[Comparison]) -> Table:
+    """Return the numbers of the comparisons of one setting with one reference."""
+    rows = [
+        {
+            "metric": c.metric.title,
+            "verdict": c.verdict,
+            "difference": difference_text(c.difference),
+            "95 % interval": " to ".join(map(difference_text, (c.interval_low, c.interval_high))),
+            "p after Holm": p_text(c.p_holm),
+            "P(better / equivalent / worse)": " / ".join(
+                map(value_text, (c.p_better, c.p_equivalent, c.p_worse))
+            ),
+            "non-inferior": "shown" if c.is_non_inferior else "not shown",
+            "folds x seeds": f"{len(c.folds)} x {len(c.seeds)}",
+        }
+        for c in comparisons
+    ]
+    index = pd.Index([c.entry.full_title for c in comparisons], name="trainer")
+    caption = f"Differences to {comparisons[0].reference.full_title}"
+    return Table(caption, pd.DataFrame(rows, index=index))
+
+
+def class_table(results: Results, setting: Setting, metric: Metric) -> Table:
+    """Return the mean of each class over the trainer's finished runs, trainers down, classes across."""
+    means = results.rows_for(class_means(results.cases, metric.name), setting)
+    values = metric.scale * means.pivot_table(
+        index="trainer", columns="class", values=metric.name, dropna=False, sort=False, observed=True
     )
-    present = means[["fold", "case"]].drop_duplicates().sort_values(["fold", "case"])
-    by_case = metric.scale * by_case.reindex(pd.MultiIndex.from_frame(present))
-    by_case = by_case.reindex(columns=[entry.trainer for entry in shown])
-    return Table(
-        "case",
-        ("fold", *(entry.full_title for entry in shown)),
-        tuple(
-            Line(str(case), (Value(str(fold)), *(Value(metric.text(value)) for value in values)))
-            for (fold, case), values in zip(by_case.index, by_case.to_numpy(float))
-        ),
-    )
+    values = values.reindex(columns=unique(means["class"]))
+    caption = f"{metric.heading} of each class, mean over the runs that a trainer has finished"
+    return Table(caption, _titled(results, values.map(value_text)))
 
 
 def time_table(results: Results, setting: Setting) -> Table:
     """Return the times of epochs and runs, and the peak memory, of each trainer."""
-    epochs = results.of(results.epochs, setting)
-    resources = results.of(results.resources, setting)
-    lines = []
-    for entry in results.study.trainers:
-        finished = results.finished_runs(setting, entry.trainer)
-        mine = epochs[epochs["trainer"] == entry.trainer]
-        sums = mine.groupby(["fold", "seed"])["seconds"].sum(min_count=1)
-        whole = sums[sums.index.isin(finished)]
-        measured = resources[resources["trainer"] == entry.trainer]
-        with_validation = measured.set_index(["fold", "seed"])["seconds"]
-        with_validation = with_validation[with_validation.index.isin(finished)]
-        lines.append(
-            Line(
-                entry.full_title,
-                (
-                    Value(_recorded(mine["seconds"].median(), "{:.1f} s")),
-                    Value(_duration(whole.mean())),
-                    Value(_duration(with_validation.mean())),
-                    Value(_recorded(measured["peak_memory_bytes"].max() / 2**30, "{:.1f} GiB")),
-                    Value(_recorded(measured["peak_gpu_memory_bytes"].max() / 2**30, "{:.1f} GiB")),
-                ),
-            )
-        )
-    columns = ("epoch (median)", "training of a fold", "with validation", "memory", "GPU memory")
-    return Table("trainer", columns, tuple(lines))
+    epochs = results.rows_for(results.epochs, setting)
+    resources = results.rows_for(results.resources, setting).groupby("trainer")
+    by_run = epochs.groupby(["trainer", "fold", "seed"])["seconds"].sum(min_count=1)
+    numbers = pd.DataFrame(
+        {
+            "epoch, median (s)": epochs.groupby("trainer")["seconds"].median(),
+            "training of a run, mean (min)": by_run.groupby("trainer").mean() / 60,
+            "with validation, mean (min)": resources["seconds"].mean() / 60,
+            "peak memory (GiB)": resources["peak_memory_bytes"].max() / 2**30,
+            "peak GPU memory (GiB)": resources["peak_gpu_memory_bytes"].max() / 2**30,
+        }
+    ).astype(float)
+    caption = "Time and memory; comparable only on the same, otherwise idle machine"
+    return Table(caption, _titled(results, numbers.map(lambda x: "-" if x != x else f"{x:.1f}")))
 
 
-def _recorded(value: float, form: str) -> str:
-    return "not recorded" if math.isnan(value) else form.format(value)
+def _titled(results: Results, by_trainer: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows in the study's order, with the titles of the trainers."""
+    titles = {e.trainer: e.full_title for e in results.study.trainers if e.trainer in by_trainer.index}
+    return by_trainer.loc[list(titles)].rename(index=titles).rename_axis("trainer")
 
 
-def _duration(seconds: float) -> str:
-    if math.isnan(seconds):
-        return "not recorded"
-    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
+# Text
+
+
+def to_html(table: Table) -> str:
+    """Return a table as HTML."""
+    cells = table.cells.astype(str).map(html.escape).replace(_BEST, r"<strong>\1</strong>", regex=True)
+    cells = cells.rename(index=_escape_html, columns=_escape_html)
+    return str(cells.to_html(escape=False, border=0, index_names=False))
+
+
+def _escape_html(heading: object) -> str:
+    return html.escape(str(heading))
+
+
+def to_latex(table: Table, notes: Sequence[str]) -> str:
+    r"""Return a ``tabular`` with booktabs rules; the notes are comments below it."""
+    style = table.cells.rename_axis(index=None).style.format(escape="latex")
+    style = style.format_index(escape="latex", axis=0).format_index(escape="latex", axis=1)
+    columns = "l" + "r" * len(table.cells.columns)
+    text = style.to_latex(column_format=columns, hrules=True, multicol_align="c")
+    text = re.sub(_BEST, r"\\textbf{\1}", text).replace("±", r"$\pm$")
+    return "% Needs \\usepackage{booktabs}.\n" + text + "".join(f"% {note}\n" for note in notes)
+
+
+def to_markdown(table: Table) -> str:
+    """Return a table in Markdown; pandas needs one more package for this."""
+    columns = [" ".join(c) if isinstance(c, tuple) else str(c) for c in table.cells.columns]
+    rows = [["trainer", *columns], ["---", *["---:"] * len(columns)]]
+    rows += [[escape_markdown(heading), *cells] for heading, *cells in table.cells.itertuples()]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def escape_markdown(text: str) -> str:
+    """Return a text in which no character has a meaning in Markdown."""
+    return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", text)

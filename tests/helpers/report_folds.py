@@ -132,7 +132,7 @@ def whole(
                 write_volume(
                     image.astype(np.float32), raw / dataset / "imagesTr" / f"{name}_0000.nii.gz"
                 )
-                write_volume(sphere(9), preprocessed / dataset / "gt_segmentations" / f"{name}.nii.gz")
+                write_volume(sphere(9), raw / dataset / "labelsTr" / f"{name}.nii.gz")
             for position, row in enumerate(planned.trainers):
                 dice = {
                     name: {

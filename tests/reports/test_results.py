@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from nnunet_cpr.nnunet.fold_files import read_logs
+from nnunet_cpr.reports.checks import find_warnings
 from nnunet_cpr.reports.results import (
     ReportError,
     Setting,
@@ -12,7 +13,6 @@ from nnunet_cpr.reports.results import (
     class_key,
     read_results,
     run_means,
-    strip_ending,
 )
 from tests.helpers.report_folds import (
     DATASET,
@@ -20,7 +20,6 @@ from tests.helpers.report_folds import (
     both,
     study,
     write_fold,
-    write_history,
     write_json,
     write_log,
 )
@@ -29,7 +28,7 @@ SETTING = Setting(DATASET, "3d_fullres", "nnUNetPlans")
 
 
 def read(planned, results):
-    return read_results(planned, results, None, None)
+    return read_results(planned, results)
 
 
 def test_cases_are_tidy_with_class_names(tmp_path):
@@ -72,12 +71,9 @@ def test_regions_have_names_of_dataset_json(tmp_path):
 def test_class_names_fall_back_to_label_numbers(tmp_path):
     write_fold(tmp_path, "A", 0, {"a": {"10": 0.1, "2": 0.2, "(1, 2)": 0.3}}, labels=None)
     assert read(study("A"), tmp_path).cases["class"].tolist() == ["label 1 + 2", "label 2", "label 10"]
-    write_json(tmp_path / "pre" / DATASET / "dataset.json", {"labels": {"x": 10, "y": 2, "z": [1, 2]}})
-    named = read_results(study("A"), tmp_path, None, tmp_path / "pre")
-    assert named.cases["class"].tolist() == ["x", "y", "z"]
 
 
-def test_class_keys_and_file_endings_are_parsed():
+def test_class_keys_are_parsed():
     assert [class_key(v) for v in (3, "3", [1, 2], "(1, 2)", "(3,)")] == [
         (3,),
         (3,),
@@ -85,8 +81,6 @@ def test_class_keys_and_file_endings_are_parsed():
         (1, 2),
         (3,),
     ]
-    assert strip_ending("/x/case_1.nii.gz") == strip_ending("case_1.png") == "case_1"
-    assert strip_ending("case.v1.mha") == "case.v1"
 
 
 def test_fold_is_finished_after_validation(tmp_path):
@@ -95,7 +89,7 @@ def test_fold_is_finished_after_validation(tmp_path):
     path = torn / "validation" / "summary.json"
     path.write_text(path.read_text()[:30])
     results = read(study("A", "B"), tmp_path)
-    assert results.finished(SETTING, "A") == [1] and results.finished(SETTING, "B") == []
+    assert results.finished_runs(SETTING, "A") == [(1, -1)] and not results.finished_runs(SETTING, "B")
     assert len(results.notes) == 1 and "fold 0: validation/summary.json unreadable" in results.notes[0]
 
 
@@ -129,18 +123,6 @@ def test_incomplete_epoch_has_no_time(tmp_path):
     assert log["seconds"][0] == 10 and math.isnan(log["seconds"][1])
 
 
-def test_incomplete_history_rows_are_ignored(tmp_path):
-    folder = write_fold(tmp_path, "A", 0, {"a": both(0.5)})
-    write_history(folder)
-    path = folder / "cpr_history.csv"
-    path.write_text(path.read_text()[:-9] + "\nx,1,stage.0.weight,0.1,0.1,0.1\n")
-    run, history = read(study("A"), tmp_path).histories[SETTING, "A"]
-    assert run.fold == 0 and len(history) == 5 * 4 - 1
-    path.write_text("nonsense\n\x00")
-    results = read(study("A"), tmp_path)
-    assert not results.histories and "cpr_history.csv unreadable" in results.notes[0]
-
-
 def test_missing_measurements_are_nan(tmp_path):
     folder = write_fold(tmp_path, "A", 0, {"a": both(0.5)})
     assert read(study("A"), tmp_path).resources.empty
@@ -158,7 +140,6 @@ def test_runs_of_seeds_are_pooled_under_the_trainer(tmp_path):
     results = read(study(trainer, seeds=(1, 2)), tmp_path)
     assert set(results.cases["trainer"]) == {trainer}
     assert results.finished_runs(SETTING, trainer) == [(0, 1), (0, 2), (1, 1)]
-    assert results.finished(SETTING, trainer) == [0]
     means = run_means(results.cases).set_index(["fold", "seed"])["dice"]
     assert means.to_dict() == pytest.approx({(0, 1): 0.1, (1, 1): 0.1, (0, 2): 0.2})
     run = results.run(SETTING, 0, trainer, 2)
@@ -172,12 +153,48 @@ def test_ratio_of_test_to_training_cases_is_read_from_the_split(tmp_path):
     cases = [("abcd", "ef"), ("ab", "d"), ("e", "abc")]
     splits = [{"train": list(train), "val": list(val)} for train, val in cases]
     write_json(tmp_path / "pre" / DATASET / "splits_final.json", splits)
-    ratios = read_results(study("A"), tmp_path, None, tmp_path / "pre").ratios
+    ratios = read_results(study("A"), tmp_path, tmp_path / "pre").ratios
     assert ratios == {DATASET: pytest.approx((2 / 4 + 1 / 5) / 2)}
     write_json(tmp_path / "pre" / DATASET / "splits_final.json", [{"train": []}])
-    assert read_results(study("A"), tmp_path, None, tmp_path / "pre").ratios == {DATASET: 1 / 4}
+    assert read_results(study("A"), tmp_path, tmp_path / "pre").ratios == {DATASET: 1 / 4}
 
 
-def test_equal_class_names_are_told_apart(tmp_path):
-    write_fold(tmp_path, "A", 0, {"a": {"1": 0.1, "2": 0.2}}, labels={"a\n": 1, "a\t": 2, "": 0})
-    assert read(study("A"), tmp_path).cases["class"].nunique() == 2
+# Warnings
+
+
+def warnings(tmp_path, *trainers, **changes):
+    return find_warnings(read(study(*trainers, **changes), tmp_path), SETTING)
+
+
+def test_sound_runs_have_no_warning(tmp_path):
+    for fold in (0, 1):
+        folder = write_fold(tmp_path, "A", fold, {"a": both(0.5), "b": {"1": 0.0, "2": 0.1}})
+        write_log(folder, {epoch: (0.5 - 0.1 * epoch, 0.5, 0.3, 5) for epoch in range(8)})
+        (log,) = folder.glob("training_log_*")
+        log.write_text(log.read_text() + "2026-01-02 03:04:06.000000: Epoch 8 \n")  # is running
+    assert warnings(tmp_path, "A") == []
+
+
+def test_collapsed_and_missing_runs_are_named(tmp_path):
+    trainer = "nnUNetTrainerCPR"
+    for seed, fold, dice in ((1, 0, 0.5), (1, 1, 0.5), (2, 0, 0.0)):
+        write_fold(tmp_path, f"{trainer}_seed{seed}", fold, {"a": {"1": 0.5, "2": dice}})
+    assert warnings(tmp_path, trainer, seeds=(1, 2)) == [
+        f"{trainer}: Dice of 0 in all cases of class left_kidney (fold 0, seed 2).",
+        f"{trainer}: 3 of 4 runs have finished.",
+    ]
+
+
+def test_diverged_trainings_are_named(tmp_path):
+    losses = {
+        "A": [0.5, 0.2, NAN, NAN],
+        "B": [0.5, 0.2, 0.9, 1.5, 2.0, 2.0],
+        "C": [0.5, 0.2, 0.1, 0.0, -0.1, -0.2],
+    }
+    for trainer, values in losses.items():
+        folder = write_fold(tmp_path, trainer, 0, {"a": both(0.5)})
+        write_log(folder, {epoch: (loss, 0.5, 0.3, 5) for epoch, loss in enumerate(values)})
+    assert warnings(tmp_path, *losses, folds=(0,)) == [
+        "A, fold 0: the training diverged (its loss is not a number).",
+        "B, fold 0: the training diverged (its loss ends above that of its first epoch).",
+    ]

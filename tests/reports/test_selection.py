@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from nnunet_cpr.reports import write_report
+from nnunet_cpr.reports.comparison import compare_with
 from nnunet_cpr.reports.results import Setting, read_results
-from nnunet_cpr.reports.selection import select_settings, selection_notes
-from nnunet_cpr.reports.verdicts import compare_all
+from nnunet_cpr.reports.selection import choose_compared, selection_notes
 from nnunet_cpr.studies.definition import StudyError, TrainerEntry, load
 from tests.helpers.report_folds import DATASET, both, study, write_fold
 
@@ -45,14 +45,12 @@ def test_setting_is_selected_on_the_other_folds(tmp_path):
             CPR[1]: [0.6, 0.6, 0.6],
         },
     )
-    results = read_results(planned(), tmp_path, None, None)
-    selection = select_settings(results)
-    picks = selection.picks.set_index(["method", "fold"])["trainer"]
-    assert [picks["weight decay", fold] for fold in range(3)] == [DECAYS[1]] * 3
-    assert [picks["CPR", fold] for fold in range(3)] == [CPR[0]] * 3
+    selection = choose_compared(read_results(planned(), tmp_path))
+    assert [selection.picks[SETTING, "weight decay", fold] for fold in range(3)] == [DECAYS[1]] * 3
+    assert [selection.picks[SETTING, "CPR", fold] for fold in range(3)] == [CPR[0]] * 3
     decay, cpr = selection.entries
     assert selection.reference is decay
-    of_decay = selection.cases[selection.cases["trainer"] == decay.trainer]
+    of_decay = selection.results.cases[selection.results.cases["trainer"] == decay.trainer]
     assert of_decay.groupby("fold")["dice"].first().tolist() == pytest.approx([0.65, 0.8, 0.8])
     assert selection.trainer(SETTING, cpr, 2) == CPR[0]
 
@@ -68,25 +66,24 @@ def test_comparison_is_between_the_selected_settings(tmp_path):
             CPR[1]: [0.7, 0.7, 0.7],
         },
     )
-    (found,) = compare_all(read_results(planned(), tmp_path, None, None))
+    selection = choose_compared(read_results(planned(), tmp_path))
+    (found,) = compare_with(selection, selection.reference)
     assert (found.entry.full_title, found.reference.full_title) == (
         "CPR (selected)",
         "weight decay (selected)",
     )
-    assert found.trained == (
-        {0: DECAYS[1], 1: DECAYS[0], 2: DECAYS[0]},
-        {0: CPR[0], 1: CPR[0], 2: CPR[0]},
-    )
-    assert found.difference.mean == pytest.approx(100 * (0.7 - (0.5 + 0.5 + 0.8) / 3))
+    trained = [selection.trainer(SETTING, selection.reference, fold) for fold in range(3)]
+    assert trained == [DECAYS[1], DECAYS[0], DECAYS[0]]
+    assert found.difference == pytest.approx(100 * (0.7 - (0.5 + 0.5 + 0.8) / 3))
 
 
 def test_fold_that_a_setting_has_not_finished_is_left_out(tmp_path):
     dice = {trainer.trainer: [0.8, 0.7, 0.6] for trainer in TRAINERS}
     dice[CPR[1]] = [0.8, 0.7]
     write(tmp_path, dice)
-    selection = select_settings(read_results(planned(), tmp_path, None, None))
-    folds = selection.picks.groupby("method")["fold"].apply(list)
-    assert folds["weight decay"] == [0, 1, 2] and folds["CPR"] == [0, 1]
+    selection = choose_compared(read_results(planned(), tmp_path))
+    folds = [(method, fold) for _, method, fold in selection.picks]
+    assert folds == [("weight decay", f) for f in (0, 1, 2)] + [("CPR", f) for f in (0, 1)]
 
 
 def test_report_shows_the_selected_settings(tmp_path):
@@ -95,7 +92,7 @@ def test_report_shows_the_selected_settings(tmp_path):
     files = write_report(planned(), tmp_path, None, None, tmp_path / "report", console)
     pages = [path.read_text() for path in files if path.suffix in (".html", ".md")]
     for text in [*pages, console.file.getvalue()]:
-        text = " ".join(text.split())
+        text = " ".join(text.replace("\\", "").split())
         assert "found on the test cases" in text
         assert f"{DATASET}, weight decay: wd1en3 (fold 0, 1); wd1en4 (fold 2)." in text
         assert "CPR (selected)" in text and "weight decay (selected)" in text
@@ -104,17 +101,18 @@ def test_report_shows_the_selected_settings(tmp_path):
 def test_method_with_one_setting_is_not_called_selected(tmp_path):
     entries = [*TRAINERS[:2], TrainerEntry(CPR[0], "default", "CPR")]
     write(tmp_path, {entry.trainer: [0.8, 0.7, 0.6] for entry in entries})
-    results = read_results(planned(*entries), tmp_path, None, None)
-    (found,) = compare_all(results)
+    results = read_results(planned(*entries), tmp_path)
+    selection = choose_compared(results)
+    (found,) = compare_with(selection, selection.reference)
     assert found.entry is results.study.trainers[2]
-    assert "CPR default and weight decay (selected)" in found.sentence
-    assert not any("CPR" in note for note in selection_notes(results))
+    assert "CPR default instead of weight decay (selected)" in found.sentence
+    assert not any("CPR" in note for note in selection_notes(selection))
 
 
 def test_groups_need_not_be_python_names(tmp_path):
     entries = [TrainerEntry(name, name[-6:], "L²") for name in DECAYS]
     write(tmp_path, {name: [0.6, 0.7, 0.8] for name in DECAYS})
-    selection = select_settings(read_results(planned(*entries), tmp_path, None, None))
+    selection = choose_compared(read_results(planned(*entries), tmp_path))
     assert [entry.group for entry in selection.entries] == ["L²"]
 
 
@@ -129,8 +127,8 @@ def test_selection_needs_groups_and_folds(tmp_path):
 
 def test_group_without_a_selected_setting_has_a_note(tmp_path):
     write(tmp_path, {DECAYS[0]: [0.7] * 3, DECAYS[1]: [0.7], CPR[0]: [0.6] * 3, CPR[1]: [0.7] * 3})
-    notes = selection_notes(read_results(planned(), tmp_path, None, None))
+    notes = selection_notes(choose_compared(read_results(planned(), tmp_path)))
     assert [note for note in notes if "no setting was selected" in note] == [
-        f"{DATASET}, weight decay: no setting was selected; expected two folds that all settings of "
-        "the group finished."
+        f"{DATASET}, weight decay: no setting was selected; expected two folds that all its settings "
+        "have finished."
     ]

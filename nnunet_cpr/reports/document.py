@@ -1,0 +1,186 @@
+"""Content of a report, in the order in which it is read, and its text in HTML and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from nnunet_cpr.reports.checks import find_warnings
+from nnunet_cpr.reports.comparison import Comparison
+from nnunet_cpr.reports.figures import Picture, draw_curves, draw_differences, draw_runs, drawn_trainers
+from nnunet_cpr.reports.pictures import draw_extreme_cases
+from nnunet_cpr.reports.results import Results, Setting, unique
+from nnunet_cpr.reports.selection import Compared
+from nnunet_cpr.reports.tables import (
+    Table,
+    class_table,
+    comparison_numbers,
+    escape_markdown,
+    metrics_of,
+    time_table,
+    to_html,
+    to_markdown,
+)
+
+CAVEAT = (
+    "A verdict is about methods and needs at least 3 seeds and 2 folds, as another training of the same "
+    "method can differ by as much. A difference that is not statistically significant may still exist."
+)
+MAX_SENTENCES = 6
+"""Maximum number of comparisons in words; the table and the CSV file have all."""
+METHODS = (
+    "Dice is nnU-Net's. Means are over the cases of a run for each class, then over classes, then runs. "
+    "Comparisons use the difference of each case between runs of the same fold and seed, averaged over "
+    "the cases of a run, then over runs. p is the larger one of the corrected repeated k-fold t-test "
+    "and a test with folds and seeds as random factors, after Holm's correction; the interval is that "
+    "of the former. Better and worse: p is below 0.05 and a bootstrap over cases and seeds agrees. "
+    "Equivalent: the difference is within the margin with a probability of at least 0.95, and the "
+    "bootstrap agrees."
+)
+
+
+@dataclass
+class Section:
+    """Part of a report.
+
+    Attributes:
+        title: heading.
+        text: paragraphs.
+        tables, pictures: shown below the text.
+        is_open: False if the page shows it on a click only.
+    """
+
+    title: str
+    text: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+    is_open: bool = False
+
+
+def answers(
+    results: Results, comparisons: Sequence[Comparison], tested: Sequence[Comparison]
+) -> list[str]:
+    """Return the result in words: warnings, a sentence for each comparison, and non-inferiority.
+
+    Args:
+        results: results of the study.
+        comparisons: comparisons with the reference.
+        tested: comparisons with the trainer to which others may be non-inferior.
+    """
+    several = len(results.settings) > 1
+
+    def place(setting: Setting) -> str:
+        return f"{results.title(setting)}: " if several else ""
+
+    lines = [
+        f"Warning: {place(s)}{line}" for s in results.settings for line in find_warnings(results, s)
+    ]
+    sentences = [f"{place(c.setting)}{c.sentence}" for c in _by_interest(comparisons)[:MAX_SENTENCES]]
+    if more := len(comparisons) - len(sentences):
+        sentences.append(f"{more} more comparisons are in the table of differences.")
+    shown = [c for c in tested if c.is_non_inferior]
+    names = "; ".join(f"{place(c.setting)}{c.entry.full_title} ({c.metric.title})" for c in shown)
+    if tested:
+        margin = tested[0].metric.amount(tested[0].margin, 1)  # of HD95 in mm
+        sentences.append(
+            f"Shown to be not worse than {tested[0].reference.full_title} by more than {margin}: "
+            f"{names or 'no trainer'}."
+        )
+    return lines + sentences
+
+
+def _by_interest(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Return the comparisons with a verdict first, of many those of the largest gain."""
+    if len(comparisons) <= MAX_SENTENCES:
+        return list(comparisons)
+    return sorted(comparisons, key=lambda c: (c.verdict == "undecided", -c.gain))
+
+
+def build_sections(
+    compared: Compared,
+    main: Table,
+    notes: list[str],
+    comparisons: Sequence[Comparison],
+    tested: Sequence[Comparison],
+    raw: Path | None,
+) -> list[Section]:
+    """Return the sections of a report: the answer, one table and one figure, then everything else."""
+    results = compared.study_results
+    result = Section("Result", answers(results, comparisons, tested), [main], is_open=True)
+    groups = _groups(comparisons)
+    result.pictures = [draw_differences(each, results.title(each[0].setting)) for each in groups[:1]]
+    sections = [result, Section("Notes", [CAVEAT, *notes, METHODS], is_open=True)]
+    for setting in results.settings:
+        here = [c for c in comparisons if c.setting == setting]
+        is_first = bool(groups) and groups[0][0].setting == setting  # its figure is that of the result
+        sections += _details(compared, setting, here, is_first, raw)
+    return sections
+
+
+def _details(
+    compared: Compared,
+    setting: Setting,
+    comparisons: list[Comparison],
+    is_first: bool,
+    raw: Path | None,
+) -> Iterator[Section]:
+    """Yield the sections of one setting."""
+    results = compared.study_results
+    title = results.title(setting)
+    if all(not results.finished_runs(setting, e.trainer) for e in results.study.trainers):
+        yield Section(title, ["No run has finished."])
+        return
+    metrics, shown = metrics_of(results), drawn_trainers(results)
+    if comparisons:
+        figures = [draw_differences(each, title) for each in _groups(comparisons)[is_first:]]
+        yield Section(
+            f"Differences: {title}", tables=[comparison_numbers(comparisons)], pictures=figures
+        )
+    runs = [draw_runs(results, setting, metric, shown) for metric in metrics]
+    classes = [class_table(results, setting, metric) for metric in metrics]
+    yield Section(f"Runs and classes: {title}", tables=classes, pictures=runs)
+    best = max((c for c in comparisons if c.cases), key=lambda c: c.gain, default=None)
+    if best is not None and raw is not None:
+        pictures, notes = draw_extreme_cases(compared, best, raw)
+        names = f"{best.entry.full_title} and {best.reference.full_title}"
+        text = f"{names}: the slice with the most wrong voxels."
+        yield Section(f"Pictures of cases: {title}", [text, *notes], pictures=pictures)
+    curves = draw_curves(results, setting, shown)
+    times = time_table(results, setting)
+    if curves is not None or len(times.cells):
+        yield Section(f"Curves, time and memory: {title}", [], [times], [curves] if curves else [])
+
+
+def _groups(comparisons: Sequence[Comparison]) -> list[list[Comparison]]:
+    """Return the comparisons that have a difference, by setting and metric."""
+    known = [c for c in comparisons if c.cases]
+    keys = unique([(c.setting, c.metric) for c in known])
+    return [[c for c in known if (c.setting, c.metric) == key] for key in keys]
+
+
+def render_html(study_name: str, sections: Sequence[Section]) -> str:
+    """Return the self-contained page."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["table"] = to_html
+    return (
+        environment.get_template("page.html.j2").render(study_name=study_name, sections=sections) + "\n"
+    )
+
+
+def render_markdown(study_name: str, sections: Sequence[Section]) -> str:
+    """Return the sections as Markdown, with the alternative texts of the figures."""
+    parts = [f"# Study {study_name}"]
+    for section in sections:
+        parts += [f"## {escape_markdown(section.title)}", *map(escape_markdown, section.text)]
+        parts += [f"{table.caption}:\n\n{to_markdown(table).rstrip()}" for table in section.tables]
+        parts += [escape_markdown(picture.alt) for picture in section.pictures]
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,160 @@
+"""Pictures of cases: a slice of the image with ground truth and two predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import SimpleITK as sitk
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from nnunet_cpr.reports.comparison import Comparison
+from nnunet_cpr.reports.figures import Picture, draw
+from nnunet_cpr.reports.results import Results, class_key, read_dataset_json
+from nnunet_cpr.reports.selection import Compared
+
+_MARGIN = 10
+"""Voxels around the structures."""
+_CT_WINDOW = (-160.0, 240.0)
+"""Hounsfield units of black and white, for soft tissue."""
+
+
+def draw_extreme_cases(
+    compared: Compared, comparison: Comparison, raw: Path
+) -> tuple[list[Picture], list[str]]:
+    """Draw the cases of smallest, median and largest gain in the runs of the first seed.
+
+    Returns:
+        The pictures, and a note for each case without one.
+    """
+    pictures, notes = [], []
+    gains = _gains(compared.results, comparison)
+    kinds = {len(gains) // 2: "median", 0: "worst", len(gains) - 1: "best"} if len(gains) else {}
+    for position, kind in sorted(kinds.items()):
+        fold, case = gains.index[position]
+        try:
+            dataset, files = _find_files(compared, comparison, raw, fold, case)
+            title = f"{kind} case, {case} (fold {fold}): {gains.iloc[position]:+.2f} points of Dice"
+            pictures.append(_draw_case(files, dataset, title, "-".join([kind, *comparison.setting])))
+        except (OSError, ValueError, RuntimeError) as error:  # SimpleITK raises RuntimeError
+            reason = " ".join(str(error).rpartition("ERROR: ")[2].split())
+            notes.append(f"No picture of {case}: {reason}")
+    return pictures, notes
+
+
+def _gains(results: Results, c: Comparison) -> pd.Series:
+    """Return other - reference of the Dice of each case in percent, sorted, by (fold, case)."""
+    cases = results.rows_for(results.cases, c.setting)
+    cases = cases[(cases["seed"] == c.seeds[0]) & cases["fold"].isin(c.folds)]
+    dice = 100 * cases.groupby(["trainer", "fold", "case"])["dice"].mean()
+    return (dice[c.entry.trainer] - dice[c.reference.trainer]).dropna().sort_values(kind="stable")
+
+
+def _find_files(
+    compared: Compared, c: Comparison, raw: Path, fold: int, case: str
+) -> tuple[dict[str, Any], dict[str, Path]]:
+    """Return the ``dataset.json``, and the first channel, ground truth and predictions by title."""
+    folders = {}
+    for entry in (c.reference, c.entry):
+        trainer = compared.trainer(c.setting, entry, fold)
+        run = compared.study_results.run(c.setting, fold, trainer, c.seeds[0])
+        folders[entry.full_title] = run.folder(compared.study_results.folder)
+    dataset = read_dataset_json(folders[c.entry.full_title])
+    name = f"{case}{dataset.get('file_ending', '.nii.gz')}"
+    data = raw / c.setting.dataset
+    files = {
+        "image": data / "imagesTr" / name.replace(case, f"{case}_0000", 1),
+        "ground truth": data / "labelsTr" / name,
+        **{title: folder / "validation" / name for title, folder in folders.items()},
+    }
+    return dataset, files
+
+
+def read_slices(files: dict[str, Path]) -> tuple[np.ndarray, list[np.ndarray], float]:
+    """Return the slice with the most wrong voxels, cropped to the structures.
+
+    The voxels are turned to the patient orientation: axial slices have anterior on top and the patient's
+    right side on the left. The slice lies across the axis with the largest voxels.
+
+    Returns:
+        Grey values [rows, columns], the label maps alike, and the height of a voxel by its width.
+
+    Raises:
+        ValueError: the files differ in size.
+        RuntimeError: a file cannot be read.
+    """
+    images = [_read(path) for path in files.values()]
+    if len({image.GetSize() for image in images}) > 1:
+        raise ValueError("image, ground truth and predictions differ in size")
+    spacing = np.array(images[0].GetSpacing()[::-1])
+    is_flat = images[0].GetSize()[2] == 1
+    axis = 0 if is_flat else int(np.argmax(np.round(spacing, 3)))
+    grey, truth, *predictions = (np.moveaxis(sitk.GetArrayFromImage(i), axis, 0) for i in images)
+    wrong = sum(np.count_nonzero(p != truth, axis=(1, 2)) for p in predictions)
+    counts = wrong if np.any(wrong) else np.count_nonzero(truth, axis=(1, 2))
+    slices = [array[int(np.argmax(counts))] for array in (grey, truth, *predictions)]
+    rows, columns = np.nonzero(np.any(slices[1:], axis=0))
+    if rows.size:
+        part = tuple(
+            slice(max(0, each.min() - _MARGIN), each.max() + _MARGIN + 1) for each in (rows, columns)
+        )
+        slices = [array[part] for array in slices]
+    if axis:
+        slices = [array[::-1] for array in slices]  # superior on top
+    height, width = np.delete(spacing, axis)
+    return slices[0], slices[1:], float(height / width)
+
+
+def _read(path: Path) -> sitk.Image:
+    """Return a 3D image of one channel in the patient orientation LPS."""
+    image = sitk.ReadImage(str(path))
+    if image.GetNumberOfComponentsPerPixel() > 1:
+        image = sitk.VectorIndexSelectionCast(image, 0)
+    return sitk.JoinSeries(image) if image.GetDimension() == 2 else sitk.DICOMOrient(image, "LPS")
+
+
+def _draw_case(files: dict[str, Path], dataset: dict[str, Any], title: str, name: str) -> Picture:
+    grey, labels, aspect = read_slices(files)
+    channels = dataset.get("channel_names") or dataset.get("modality") or {}
+    is_ct = isinstance(channels, dict) and str(channels.get("0", "")).casefold() == "ct"
+    low, high = _CT_WINDOW if is_ct else np.percentile(grey, [1, 99])
+    labels_json = dict(dataset.get("labels") or {})
+    names = {key: name for name, value in labels_json.items() for key in class_key(value)}
+    present = sorted({int(value) for array in labels for value in np.unique(array)} - {0})
+    height = 1.2 + 2.9 * min(2.0, aspect * grey.shape[0] / grey.shape[1])
+    with draw(f"case-{name}", (9, height), suffixes=("png",)) as (figure, picture):
+        for axes, (heading, label_map) in zip(
+            figure.subplots(1, len(labels)), zip(list(files)[1:], labels), strict=True
+        ):
+            axes.imshow(grey, cmap="gray", vmin=low, vmax=max(high, low + 1e-6), aspect=aspect)
+            _draw_labels(axes, label_map, present)
+            axes.set_title(
+                heading if len(heading) <= 40 else heading[:39] + "…", fontsize=9, parse_math=False
+            )
+            axes.set_axis_off()
+        patches = [
+            Patch(color=_color(v), label=str(names.get(v, f"label {v}")).replace("$", r"\$"))
+            for v in present
+        ]
+        figure.legend(handles=patches, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+        figure.suptitle(title, fontsize=9, parse_math=False)
+    wrong = [int(np.count_nonzero(prediction != labels[0])) for prediction in labels[1:]]
+    picture.alt = f"{title}. Wrong pixels of the slice: {wrong[0]} and {wrong[1]}."
+    return picture
+
+
+def _draw_labels(axes: Axes, label_map: np.ndarray, present: list[int]) -> None:
+    for value in present:
+        mask = np.pad(label_map == value, 1).astype(float)  # so that outlines at the edge are closed
+        rows, columns = (np.arange(length) - 1 for length in mask.shape)
+        if mask.any():
+            axes.contourf(columns, rows, mask, levels=[0.5, 1.5], colors=[_color(value)], alpha=0.35)
+            axes.contour(columns, rows, mask, levels=[0.5], colors=[_color(value)], linewidths=1)
+
+
+def _color(value: int) -> Any:
+    return matplotlib.colormaps["tab10"]((value - 1) % 10)

@@ -1,0 +1,319 @@
+"""Comparisons of trainers, from the cases of their runs to verdicts and sentences."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import wilcoxon
+
+from benchmarks.study_statistics import PARTS, SCENARIOS, claims_by_parts, shown, simulate, verdicts
+from nnunet_cpr.reports.comparison import (
+    class_differences,
+    compare_with,
+    comparison_table,
+    non_inferiority_table,
+)
+from nnunet_cpr.reports.results import read_results
+from nnunet_cpr.reports.selection import choose_compared
+from nnunet_cpr.studies.definition import TrainerEntry
+from tests.helpers.report_folds import DATASET, LABELS, NAN, both, study, write_fold
+
+SGD, CPR, ADAM = "nnUNetTrainerSGD", "nnUNetTrainerCPR", "nnUNetTrainerAdamW"
+SEEDS = (1, 2, 3)
+
+
+def write_runs(results, trainer, values, **changes):
+    """Write a run for each seed and fold; ``values`` is {seed: {fold: [Dice of each case]}}."""
+    for seed, folds in values.items():
+        name = trainer if seed is None else f"{trainer}_seed{seed}"
+        for fold, dice in folds.items():
+            cases = {f"case_{fold}_{i:02}": both(value) for i, value in enumerate(dice)}
+            write_fold(results, name, fold, cases, **changes)
+
+
+def noisy(mean, seeds=SEEDS, folds=(0, 1), cases=12, training=0.002, residual=0.005, key=0):
+    """Return Dice values of runs around a mean, with cases of different difficulty."""
+    rng = np.random.default_rng([key, round(1e6 * mean)])
+    hard = {fold: np.random.default_rng(fold).uniform(-0.2, 0.1, cases) for fold in folds}
+
+    def values(fold):
+        noise = rng.normal(0, training) + rng.normal(0, residual, cases)
+        return np.clip(mean + hard[fold] + noise, 0, 1)
+
+    return {seed: {fold: values(fold) for fold in folds} for seed in seeds}
+
+
+def write_classes(results, dice, folds=(0, 1, 2)):
+    """Write three seeds of two trainers; ``dice`` is a function of trainer and case, noise is added."""
+    rng = np.random.default_rng(0)
+    for seed in SEEDS:
+        for fold in folds:
+            for trainer in (SGD, CPR):
+                cases = {
+                    f"c{fold}{i}": {key: value + rng.normal(0, 0.001) for key, value in classes.items()}
+                    for i, classes in enumerate(dice(trainer))
+                }
+                write_fold(results, f"{trainer}_seed{seed}", fold, cases)
+
+
+def compared(results, *trainers, reference="", **changes):
+    """Return the comparisons by trainer, and what was compared."""
+    planned = study(*(trainers or (SGD, CPR)), **{"seeds": SEEDS, **changes})
+    chosen = choose_compared(read_results(planned, results))
+    entry = planned.entry(reference) if reference else chosen.reference
+    return {c.entry.trainer: c for c in compare_with(chosen, entry)}, chosen
+
+
+def test_clear_difference_is_better_or_worse(tmp_path):
+    write_runs(tmp_path, SGD, noisy(0.8))
+    write_runs(tmp_path, CPR, noisy(0.82))
+    found = compared(tmp_path)[0][CPR]
+    assert found.verdict == "better" and found.difference == pytest.approx(2, abs=0.5)
+    assert (found.folds, found.seeds, found.cases) == ([0, 1], [1, 2, 3], 24)
+    interval = f"{found.interval_low:.2f} to {found.interval_high:.2f}"
+    numbers = f"{found.difference:.2f} points better, 95 % interval {interval}"
+    assert found.sentence.startswith(f"{CPR} instead of {SGD}: {numbers} (p = 0.0")
+    turned = compared(tmp_path, reference=CPR)[0][SGD]
+    assert turned.verdict == "worse" and turned.difference == -found.difference
+    assert numbers.replace("better", "worse") in turned.sentence
+
+
+def test_noise_between_trainings_is_undecided(tmp_path):
+    write_runs(tmp_path, SGD, noisy(0.8, training=0.01, key=1))
+    write_runs(tmp_path, CPR, noisy(0.8, training=0.01, key=2))
+    found = compared(tmp_path)[0][CPR]
+    assert found.verdict == "undecided" and "; not statistically significant (p = " in found.sentence
+    assert " worse to " in found.sentence and "no difference" not in found.sentence.lower()
+
+
+def test_small_difference_within_the_margin_is_equivalent(tmp_path):
+    write_runs(tmp_path, SGD, noisy(0.8, training=0, residual=0.0002, key=1))
+    write_runs(tmp_path, CPR, noisy(0.8, training=0, residual=0.0002, key=2))
+    found = compared(tmp_path, margin=0.2)[0][CPR]
+    assert found.verdict == "equivalent" and found.sentence.endswith("equivalent within 0.2 points.")
+
+
+@pytest.mark.parametrize(("seeds", "folds"), [((1, 2), (0, 1)), (SEEDS, (0,))])
+def test_few_seeds_or_folds_have_no_verdict(tmp_path, seeds, folds):
+    write_runs(tmp_path, SGD, noisy(0.8, seeds, folds))
+    write_runs(tmp_path, CPR, noisy(0.9, seeds, folds))
+    found = compared(tmp_path, seeds=seeds, folds=folds)[0][CPR]
+    assert found.p_corrected_t < 0.05 and found.verdict == "undecided" and not found.is_non_inferior
+    assert f"no verdict with {len(seeds)} seeds and {len(folds)} fold" in found.sentence
+
+
+def test_holm_counts_methods_and_settings(tmp_path):
+    names, datasets = (SGD, CPR, ADAM), (DATASET, "Dataset002_Other")
+    for dataset in datasets:
+        for position, trainer in enumerate(names):
+            runs = {None: {f: [0.5 + 0.01 * f * position + 0.02 * position] * 4 for f in (0, 1)}}
+            write_runs(tmp_path, trainer, runs, dataset=dataset, labels=LABELS)
+    chosen = choose_compared(read_results(study(*names, datasets=datasets), tmp_path))
+    found = compare_with(chosen, chosen.reference)
+    assert len(found) == 4
+    assert max(c.p_holm for c in found) == pytest.approx(min(1, 4 * min(c.p for c in found)))
+
+
+def test_only_complete_folds_and_seeds_are_compared(tmp_path):
+    sgd, cpr = noisy(0.8, (1, 2, 3, 4), (0, 1, 2)), noisy(0.8, (1, 2, 3, 4), (0, 1, 2))
+    del cpr[4][1], cpr[4][2]
+    write_runs(tmp_path, SGD, sgd)
+    write_runs(tmp_path, CPR, cpr)
+    found = compared(tmp_path, seeds=(1, 2, 3, 4), folds=(0, 1, 2))[0][CPR]
+    assert (found.folds, found.seeds) == ([0, 1, 2], [1, 2, 3])
+
+
+def test_largest_set_of_many_seeds_is_compared(tmp_path):
+    seeds = tuple(range(10))
+    for trainer in (SGD, CPR):
+        for seed in seeds:
+            for fold in (0, 1) if seed % 2 else (2, 3):
+                write_fold(tmp_path, f"{trainer}_seed{seed}", fold, {f"c{fold}": both(0.5)})
+    found = compared(tmp_path, seeds=seeds, folds=(0, 1, 2, 3))[0][CPR]
+    assert (len(found.folds), len(found.seeds)) == (2, 5)
+
+
+def test_unfinished_trainer_cannot_be_compared(tmp_path):
+    write_runs(tmp_path, SGD, noisy(0.8))
+    found = compared(tmp_path)[0][CPR]
+    assert found.cases == 0 and found.verdict == "undecided"
+    assert found.sentence == f"{CPR} instead of {SGD}: no run with values that both have finished."
+
+
+def test_fold_of_a_run_without_values_is_left_out(tmp_path):
+    for seed in SEEDS:
+        for fold in (0, 1, 2):
+            for trainer in (SGD, CPR):
+                empty = (fold, seed) == (0, 1)
+                cases = {f"c{fold}{i}": {"1": NAN if empty else 0.5 + 0.1 * i} for i in range(3)}
+                write_fold(tmp_path, f"{trainer}_seed{seed}", fold, cases)
+    found = compared(tmp_path, folds=(0, 1, 2))[0][CPR]
+    assert (found.cases, found.difference) == (6, 0)
+
+
+def test_difference_is_a_mean_over_cases_and_then_trainings(tmp_path):
+    write_runs(tmp_path, SGD, {s: {0: [0.1 * s, 0.5], 1: [0.2, 0.2]} for s in SEEDS})
+    write_runs(tmp_path, CPR, {s: {0: [0.1 * s, 0.6], 1: [0.2, 0.3]} for s in SEEDS})
+    found = compared(tmp_path)[0][CPR]
+    assert found.difference == pytest.approx(5)
+    assert (found.cases_better, found.cases_worse) == (2, 0)
+
+
+def test_lower_distance_is_better(tmp_path):
+    write_runs(tmp_path, SGD, noisy(0.8))
+    write_runs(tmp_path, CPR, noisy(0.8))
+    results = read_results(study(SGD, CPR, seeds=SEEDS, metrics=("hd95",)), tmp_path)
+    rng = np.random.default_rng(0)
+    distances = results.cases["trainer"].map({SGD: 5.0, CPR: 3.0})
+    distances = distances + rng.normal(0, 0.1, len(results.cases))
+    chosen = choose_compared(replace(results, cases=results.cases.assign(hd95=distances)))
+    (found,) = compare_with(chosen, chosen.reference)
+    assert found.difference == pytest.approx(-2, abs=0.1) and found.is_non_inferior
+    assert found.verdict == "better" and found.p_better > 0.95 and found.cases_better == 24
+    assert "mm better by HD95, 95 % interval 1." in found.sentence
+
+
+def test_false_positives_in_empty_cases_withhold_the_verdict(tmp_path):
+    """The better trainer in cases with a structure predicts it in all cases without one."""
+    nothing = {SGD: NAN, CPR: 0.0}
+    write_classes(tmp_path, lambda trainer: [{"1": 0.8 + 0.01 * (trainer == CPR)}] * 6)
+    for trainer, dice in nothing.items():
+        for seed in SEEDS:
+            for fold in (0, 1, 2):
+                cases = {f"c{fold}{i}": {"1": 0.8 + 0.01 * (trainer == CPR)} for i in range(6)}
+                cases |= {f"e{fold}{i}": {"1": dice} for i in range(6)}
+                write_fold(tmp_path, f"{trainer}_seed{seed}", fold, cases)
+    found, chosen = compared(tmp_path, folds=(0, 1, 2))
+    c = found[CPR]
+    assert c.verdict == "undecided" and c.cases_left_out == 18 and not c.is_non_inferior
+    assert "no verdict, as 18 cases with a Dice from one of the two only are left out" in c.sentence
+    table = class_differences(chosen).set_index("class")
+    assert table.loc["liver", "cases_left_out"] == 18
+    assert table.loc["liver", ["difference", "interval_low", "interval_high"]].isna().all()
+
+
+def test_table_with_another_sign_withholds_the_verdict(tmp_path):
+    """A rare class is 5 points worse, the others 1 point better: classes count equally in the table."""
+    write_classes(
+        tmp_path,
+        lambda trainer: [
+            {"1": 0.75 + 0.01 * (trainer == CPR), "2": 0.7 - 0.05 * (trainer == CPR) if i < 2 else NAN}
+            for i in range(20)
+        ],
+    )
+    found = compared(tmp_path, folds=(0, 1, 2))[0][CPR]
+    assert found.difference > 0 > found.table_difference and found.verdict == "undecided"
+    assert "the means of the main table, over classes, are 2.00 points worse" in found.sentence
+
+
+def test_a_rare_class_that_is_lost_is_not_equivalent(tmp_path):
+    """The means over cases are equal, those over classes differ by 5 points."""
+    write_classes(
+        tmp_path,
+        lambda trainer: [
+            {
+                "1": 0.75 + 0.005 * (trainer == CPR and i >= 2),
+                "2": 0.7 - 0.1 * (trainer == CPR) if i < 2 else NAN,
+            }
+            for i in range(22)
+        ],
+    )
+    found = compared(tmp_path, folds=(0, 1, 2), margin=0.5)[0][CPR]
+    assert found.p_equivalent > 0.95 and found.table_difference < -4 and found.verdict == "undecided"
+    assert "no verdict, as the means of the main table" in found.sentence
+    assert found.p_non_inferior_holm < 0.05 and not found.is_non_inferior
+
+
+def test_bootstrap_withholds_a_verdict_of_equal_trainings(tmp_path):
+    """Only the cases vary, which the t-tests cannot see."""
+    difference = np.random.default_rng(3).normal(0.01, 0.05, 10)
+    write_runs(tmp_path, SGD, {s: {f: np.full(10, 0.7) for f in (0, 1)} for s in SEEDS})
+    better = {s: {f: 0.7 + difference + 0.0001 * s * f for f in (0, 1)} for s in SEEDS}
+    write_runs(tmp_path, CPR, better)
+    found = compared(tmp_path)[0][CPR]
+    assert found.p_holm < 0.05 and found.verdict == "undecided"
+    assert "the bootstrap over cases and seeds does not confirm it" in found.sentence
+
+
+def test_non_inferiority_depends_on_the_margin_and_the_named_trainer(tmp_path):
+    for trainer, mean in ((SGD, 0.8), (CPR, 0.7995), (ADAM, 0.77)):
+        runs = noisy(mean, folds=(0, 1, 2), training=0.0002, residual=0.0005)
+        write_runs(tmp_path, trainer, runs)
+    settings = {"folds": (0, 1, 2)}
+    wide = compared(tmp_path, SGD, CPR, ADAM, margin=1.0, **settings)[0]
+    assert wide[CPR].is_non_inferior and not wide[ADAM].is_non_inferior
+    assert not compared(tmp_path, SGD, CPR, ADAM, margin=0.01, **settings)[0][CPR].is_non_inferior
+    named = compared(tmp_path, SGD, CPR, ADAM, reference=ADAM, **settings)[0]
+    table = non_inferiority_table(list(named.values()))
+    assert table["non_inferior_to"].tolist() == [ADAM, ADAM]
+    assert table["non_inferior"].tolist() == ["shown", "shown"]
+    assert (table["p_holm"] >= table["p"]).all() and (table["advantage_low"] < table["difference"]).all()
+
+
+def test_table_has_a_row_for_each_comparison(tmp_path):
+    write_runs(tmp_path, SGD, noisy(0.8))
+    write_runs(tmp_path, CPR, noisy(0.82))
+    found, chosen = compared(tmp_path, SGD, TrainerEntry(CPR, "CPR, 1k"))
+    (row,) = comparison_table(list(found.values())).to_dict("records")
+    assert (row["metric"], row["unit"], row["verdict"]) == ("dice", "points", "better")
+    assert (row["cases"], row["seeds"]) == (24, "1 2 3")
+    assert row["p_better"] + row["p_equivalent"] + row["p_worse"] == pytest.approx(1)
+    assert row["p_holm"] == row["p"] == max(row["p_corrected_t"], row["p_fold_seed"])
+    assert row["interval_low"] < row["bootstrap_low"] < row["difference"]
+    classes = class_differences(chosen)
+    assert classes["difference"].tolist() == pytest.approx([row["difference"]] * 2)
+
+
+# Simulated studies with known truth; docs/concepts/study-statistics.md has 1,000 of each kind.
+
+
+def test_few_simulated_studies_without_difference_claim_one():
+    counts = verdicts(simulate(SCENARIOS[3], folds=3, seeds=3, effect=0, studies=12))
+    assert counts["reports"] == 12 and counts["difference"] <= 2  # of more a probability of 2 %
+
+
+def test_simulated_difference_is_found():
+    counts = verdicts(simulate(SCENARIOS[2], folds=5, seeds=3, effect=2.0, studies=10))
+    assert counts["difference"] >= 8
+
+
+def test_simulated_claims_of_many_methods_are_few():
+    results = simulate(SCENARIOS[3], folds=3, seeds=3, effect=0, studies=12, trainers=6)
+    assert verdicts(results)["difference"] <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.title)
+def test_simulated_false_claims_are_at_most_five_percent(scenario, seeds):
+    counts = verdicts(simulate(scenario, folds=3, seeds=seeds, effect=0, studies=200))
+    assert counts["difference"] <= 13  # 6.5 %
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folds", [1, 2, 3])
+def test_simulated_non_inferiority_is_falsely_shown_in_few_studies(folds):
+    worse = simulate(SCENARIOS[5], folds=folds, seeds=5, effect=-0.1, studies=200)
+    assert shown(worse) <= (17 if folds > 1 else 0)  # 8.5 %
+
+
+@pytest.mark.slow
+def test_each_test_of_a_claim_is_needed():
+    """Without one of the three tests some kind of study has more false claims."""
+    cases, folds = SCENARIOS[1], SCENARIOS[5]
+    of_cases = claims_by_parts(simulate(cases, folds=2, seeds=5, effect=0, studies=200))
+    of_folds = claims_by_parts(simulate(folds, folds=3, seeds=5, effect=0, studies=200))
+    assert list(PARTS) == ["t-test", "folds and seeds", "both", "both and bootstrap"]
+    assert of_folds["t-test"] > of_folds["both"] and of_cases["both"] > of_cases["both and bootstrap"]
+    seeds = claims_by_parts(simulate(SCENARIOS[4], folds=5, seeds=5, effect=0, studies=200))
+    assert seeds["folds and seeds"] > seeds["both"]
+
+
+def test_signed_rank_test_over_cases_claims_too_much():
+    """A test on the cases of one training a fold, as papers have it."""
+    claims = []
+    for results in simulate(SCENARIOS[0], folds=3, seeds=1, effect=0, studies=60):
+        dice = results.cases.pivot(index=["fold", "case"], columns="trainer", values="dice")
+        first, second = dice.columns
+        claims.append(wilcoxon(dice[second] - dice[first]).pvalue < 0.05)
+    assert 0.2 < np.mean(claims) < 0.5

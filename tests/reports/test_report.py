@@ -1,0 +1,225 @@
+"""The whole report: its files, its page, figures and pictures of cases."""
+
+import io
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from nnunet_cpr.reports import write_report
+from nnunet_cpr.reports.document import MAX_SENTENCES
+from nnunet_cpr.reports.figures import MAX_DRAWN
+from nnunet_cpr.reports.pictures import read_slices
+from nnunet_cpr.studies.definition import TrainerEntry
+from tests.helpers.report_folds import DATASET, both, study, whole, write_fold, write_volume
+
+
+class Page(HTMLParser):
+    """Elements and texts of a page, which refers to nothing outside of it."""
+
+    VOID = ("br", "img", "link", "meta")
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.images, self.headings, self.words, self.open = [], [], [], []
+        self.feed(text)
+        assert not self.open, f"not closed: {self.open}"
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if tag == "img":
+            self.images.append(attributes["alt"])
+        for key in ("src", "href"):
+            assert attributes.get(key, "data:").startswith("data:"), "external resource"
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("h1", "h2", "summary"):
+            self.headings.append(data)
+        self.words.append(" ".join(data.split()))
+
+
+def report(folder, planned, results, raw=None, preprocessed=None):
+    """Write a report and return its folder, its page and the output."""
+    console = Console(file=io.StringIO(), width=100)
+    files = write_report(planned, results, raw, preprocessed, folder / "report", console)
+    return files[0].parent, Page(files[0].read_text()), console.file.getvalue()
+
+
+ENTRIES = (
+    TrainerEntry("nnUNetTrainerSGD", "3e-5", "weight <decay>"),
+    TrainerEntry("nnUNetTrainerCPR", "2k & more", "CPR"),
+    TrainerEntry("TheirTrainer"),
+)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    planned = study(*ENTRIES)
+    return report(folder, planned, *whole(folder, planned, cases=3)), folder
+
+
+def test_report_answers_first(written):
+    (folder, page, output), _ = written
+    assert page.headings[:3] == ["Study toy", "Result", "Notes"]
+    sentences = pd.read_csv(folder / "comparisons.csv")["sentence"]
+    assert sentences[0].startswith("CPR 2k & more instead of weight <decay> 3e-5: ")
+    assert sentences[0].endswith("; no verdict with 1 seed and 2 folds.")
+    assert output.startswith(sentences[0]) and page.words.index(sentences[0]) < 60
+    assert sentences[1] in page.words and sentences[1] in output
+
+
+def test_all_files_have_the_same_results(written):
+    (folder, _, output), _ = written
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "cases.csv", "classes.csv", "comparisons.csv", "figures", "non_inferiority.csv",
+        "report.html", "report.md", "report.tex", "table.csv",
+    ]  # fmt: skip
+    cases = pd.read_csv(folder / "cases.csv")
+    by_hand = cases[cases["trainer"] == "nnUNetTrainerCPR"].groupby(["fold", "class"])["dice"].mean()
+    mean = 100 * by_hand.groupby("fold").mean().mean()
+    assert pd.read_csv(folder / "table.csv").loc[1, "dice_percent"] == pytest.approx(mean)
+    for text in (output, *(path.read_text() for path in folder.glob("report.*"))):
+        assert f"{mean:.2f}" in text
+    assert "CPR 2k & more instead of weight \\<decay\\> 3e-5" in (folder / "report.md").read_text()
+
+
+def test_equal_results_give_equal_bytes(written):
+    (folder, _, _), place = written
+    planned = study(*ENTRIES)
+    names = ("nnUNet_results", "nnUNet_raw", "nnUNet_preprocessed")
+    again, _, _ = report(place / "again", planned, *(place / name for name in names))
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        assert (again / path.relative_to(folder)).read_bytes() == path.read_bytes(), path
+
+
+def test_page_has_figures_with_their_numbers(written):
+    (folder, page, _), _ = written
+    kinds = [
+        "Differences of Dice to weight <decay> 3e-5", "Dice (%) of the runs: ", "Losses and pseudo Dice",
+    ]  # fmt: skip
+    for kind in kinds:
+        assert any(alt.startswith(kind) for alt in page.images), kind
+    setting = f"{DATASET}-3d_fullres-nnUNetPlans"
+    for name in (f"differences-{setting}-dice", f"runs-{setting}-dice", f"curves-{setting}"):
+        assert {path.suffix for path in (folder / "figures").glob(f"{name}.*")} == {".svg", ".pdf"}
+    assert (folder / "report.html").stat().st_size < 1_500_000
+
+
+def test_worst_median_and_best_case_have_pictures_or_a_reason(written):
+    (folder, page, _), place = written
+    for kind in ("worst", "median", "best"):
+        (alt,) = [alt for alt in page.images if alt.startswith(f"{kind} case, case_")]
+        assert re.search(
+            r"\(fold [01]\): [+-][\d.]+ points of Dice\. Wrong pixels of the slice: \d+ and", alt
+        )
+    assert len(list((folder / "figures").glob("case-*.png"))) == 3
+    (place / "nnUNet_raw" / DATASET / "imagesTr").rename(place / "elsewhere")
+    folders = (place / "nnUNet_results", place / "nnUNet_raw")
+    _, without, _ = report(place / "without", study(*ENTRIES), *folders)
+    (place / "elsewhere").rename(place / "nnUNet_raw" / DATASET / "imagesTr")
+    reasons = [words for words in without.words if words.startswith("No picture of case_")]
+    assert len(reasons) == 3 and all(
+        reason.endswith('_0000.nii.gz" does not exist.') for reason in reasons
+    )
+
+
+def test_picture_shows_the_slice_with_the_most_wrong_voxels(tmp_path):
+    truth = np.zeros((6, 30, 40), np.uint8)
+    truth[1:5, 10:20, 10:20] = 1
+    prediction = truth.copy()
+    prediction[3, 10:20, 20:25] = 1
+    image = np.arange(truth.size, dtype=np.float32).reshape(truth.shape)
+    for name, array in (("image", image), ("truth", truth), ("one", prediction), ("two", truth)):
+        write_volume(array, tmp_path / f"{name}.nii.gz")
+    files = {name: tmp_path / f"{name}.nii.gz" for name in ("image", "truth", "one", "two")}
+    grey, maps, aspect = read_slices(files)
+    assert aspect == 1 and grey.shape == (30, 35)  # ten voxels around the structures
+    assert [int(each.sum()) for each in maps] == [100, 150, 100]
+    np.testing.assert_array_equal(grey, image[3, :30, :35])
+    write_volume(truth[:5], files["two"])
+    with pytest.raises(ValueError, match="differ in size"):
+        read_slices(files)
+
+
+def test_many_trainers_do_not_print_many_paragraphs(tmp_path):
+    names = [f"Trainer{i}" for i in range(20)]
+    for i, name in enumerate(names):
+        for fold in (0, 1):
+            cases = {f"c{fold}{k}": both(0.5 + 0.01 * i + 0.001 * k) for k in range(7)}
+            write_fold(tmp_path, name, fold, cases)
+    _, page, output = report(tmp_path, study(*names), tmp_path)
+    assert output.count(" instead of ") == MAX_SENTENCES and f"{19 - MAX_SENTENCES} more" in output
+    assert output.startswith("Trainer19 instead of Trainer0: 19.00 points better")
+    (runs,) = [alt for alt in page.images if alt.startswith("Dice (%) of the runs")]
+    assert runs.count("Trainer") == MAX_DRAWN + 1 and "Trainer11 " not in runs
+
+
+def test_report_of_one_finished_trainer(tmp_path):
+    write_fold(tmp_path, "A", 0, {"a": both(0.8)})
+    _, page, output = report(tmp_path, study("A", "B"), tmp_path)
+    assert "Warning: A: 1 of 2 runs have finished." in output
+    assert "B instead of A: no run with values that both have finished." in page.words
+    folder, page, _ = report(tmp_path, study("A"), tmp_path)
+    assert not any("instead of" in words for words in page.words)
+    assert "Runs and classes: Dataset001_Toy" in page.headings
+    assert (folder / "comparisons.csv").read_text().strip() in ("", '""')
+
+
+def test_regions_and_cases_without_foreground(tmp_path):
+    labels, nan = {"background": 0, "whole": [1, 2], "core": 2}, float("nan")
+    for trainer, more in (("A", 0), ("B", 0.01)):
+        dice = {f"c{i}": {"(1, 2)": 0.7 + more * i, "2": nan} for i in range(7)}
+        write_fold(tmp_path, trainer, 0, {**dice, "empty": {"(1, 2)": nan, "2": nan}}, labels=labels)
+    folder, page, _ = report(tmp_path, study("A", "B", folds=(0,)), tmp_path)
+    assert "73.00" in page.words
+    text = re.sub(r"base64,[\w+/=]*", "", (folder / "report.html").read_text())
+    assert ">nan<" not in text.lower() and "empty" not in text
+
+
+def test_each_setting_has_its_sections(tmp_path):
+    planned = study("A", "B", datasets=(DATASET, "Dataset002_Other"), folds=(0,))
+    _, page, output = report(tmp_path, planned, *whole(tmp_path, planned, cases=4))
+    for dataset in planned.datasets:
+        assert sum(heading.endswith(f": {dataset}") for heading in page.headings) == 4
+        assert f"{dataset}: B instead of A: " in output
+
+
+BROWSER = next(
+    (p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None
+)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="Chromium is not installed")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_page_fits_the_window_without_errors(written, tmp_path, width):
+    # The window of a headless browser may be wider than asked for: a frame is as wide as it says.
+    (folder, _, _), _ = written
+    script = (
+        "<script>document.querySelectorAll('details').forEach(d => d.open = true);"
+        "const seen = document.documentElement;"
+        "parent.postMessage([seen.clientWidth, seen.scrollWidth].join(' '), '*');</script>"
+    )
+    page = (folder / "report.html").read_text().replace("</body>", script + "</body>")
+    (tmp_path / "copy.html").write_text(page)
+    (tmp_path / "frame.html").write_text(
+        "<script>addEventListener('message', e => document.body.dataset.widths = e.data)</script>"
+        f'<body><iframe src="copy.html" style="width:{width}px;height:800px;border:0"></iframe></body>'
+    )
+    command = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,800", "--dump-dom"]
+    command += ["--virtual-time-budget=3000", (tmp_path / "frame.html").as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and "CONSOLE" not in done.stderr, done.stderr[-2000:]
+    found = re.search(r'data-widths="(\d+) (\d+)"', done.stdout)
+    assert found and int(found[2]) <= int(found[1]) <= width
