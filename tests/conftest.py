@@ -59,17 +59,17 @@ if hasattr(providers, "_get_local_constants"):
 
 def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--hypothesis-profile"):
-        is_slow_stage = "not slow" not in config.getoption("markexpr")
-        hypothesis.settings.load_profile(examples.SEARCH if is_slow_stage else examples.DEFAULT)
+        is_search = config.getoption("markexpr") == "release"
+        hypothesis.settings.load_profile(examples.SEARCH if is_search else examples.DEFAULT)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the slow stage search at random with every test that hypothesis has examples for."""
+    """Let the release stage search at random with every test that hypothesis has examples for."""
     if examples.is_search():
         for item in items:
             if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
-                item.add_marker(pytest.mark.slow)
+                item.add_marker(pytest.mark.release)
 
 
 def _seed() -> None:

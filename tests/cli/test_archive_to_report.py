@@ -24,13 +24,8 @@ MAKE: dict[str, Callable[[Path], Path]] = {
 TRAINERS = ["nnUNetTrainerSGD_1epochs_1iters", "nnUNetTrainerCPR_k0p01_1epochs_1iters"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name == "brats2020" else pytest.mark.release)
-        for name in MAKE
-    ],
-)
+@pytest.mark.release
+@pytest.mark.parametrize("name", list(MAKE))
 def test_archive_becomes_a_report(name: str, tmp_path: Path) -> None:
     """Uses the data set of the preset, with trainers of one step."""
     environment = nnunet_environment(tmp_path, processes=1)

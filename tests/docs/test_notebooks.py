@@ -58,7 +58,7 @@ def test_plain_pytorch_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "equal; multiplier" in printed and "CPR, bound after 60 steps" in printed
 
 
-@pytest.mark.slow  # a minute
+@pytest.mark.release  # minutes
 def test_study_notebook_runs_on_small_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archives.make_decathlon(tmp_path, "Task04_Hippocampus", cases=5)
     monkeypatch.setenv("nnUNet_compile", "f")

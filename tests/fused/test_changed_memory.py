@@ -27,7 +27,7 @@ def test_changed_tensors_give_torchs_step_or_an_error() -> None:
     search(250, -1)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_changed_tensors_survive_a_random_search() -> None:
     search(3000, torch.seed() % 2**32)
 

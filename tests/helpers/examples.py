@@ -1,4 +1,4 @@
-"""Number of hypothesis examples: few fixed ones by default, many random ones in the slow stage."""
+"""Number of hypothesis examples: few fixed ones by default, many random ones before a release."""
 
 from __future__ import annotations
 

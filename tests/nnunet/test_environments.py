@@ -85,13 +85,7 @@ def with_results(space: Space, folder: Path) -> Space:
     return replace(space, folder=folder, environment=variables)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(kind, marks=pytest.mark.slow if kind == "oldest" else pytest.mark.release)
-        for kind in KINDS
-    ],
-)
+@pytest.fixture(scope="module", params=[pytest.param(kind, marks=pytest.mark.release) for kind in KINDS])
 def environment(
     request: pytest.FixtureRequest, workspace: Workspace, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Environment]:

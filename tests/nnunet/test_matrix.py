@@ -22,8 +22,6 @@ from tests.helpers.matrix_space import (
     read,
 )
 
-pytestmark = pytest.mark.slow
-
 WARM = "nnUNetTrainerCPR_ws3_1epochs_6iters_seed1"
 INITIAL = "nnUNetTrainerAdamCPR_ki0x0p9_warmup2_1epochs_6iters_seed1"
 STEPS = 6
@@ -106,6 +104,7 @@ def check_prediction(space: MatrixSpace, predictions: Path) -> None:
     assert set(np.unique(array(predictions / f"{UNSEEN}.nii.gz"))) <= {0, 1, 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "dimensions"), [(FLAT, 2), (FULL, 3)], ids=["2d", "3d_fullres"])
 def test_configurations_train_and_predict(
     space: MatrixSpace, pair: dict[Model, Path], model: Model, dimensions: int
@@ -118,6 +117,7 @@ def test_configurations_train_and_predict(
     assert len(heads) == len(REGIONS)  # none for the background, none for what is ignored
 
 
+@pytest.mark.slow
 def test_low_resolution_starts_from_pretrained_weights(space: MatrixSpace, low: Path) -> None:
     check_model(space, LOW, low)
     # The bounds belong to the weights that were loaded, which came after the optimizer was built.
@@ -129,6 +129,7 @@ def test_low_resolution_starts_from_pretrained_weights(space: MatrixSpace, low: 
     np.testing.assert_allclose(history.loc[taken, "kappa"], expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_cascade_trains_and_predicts(space: MatrixSpace, low: Path) -> None:
     space.train_model(CASCADE)
     predictions = space.predict(CASCADE, "-prev_stage_predictions", str(low))
@@ -139,6 +140,7 @@ def test_cascade_trains_and_predicts(space: MatrixSpace, low: Path) -> None:
     assert shapes[0][1] == 2 + 2  # channels and the labels of the stage before
 
 
+@pytest.mark.release
 def test_residual_encoder_trains_and_predicts(space: MatrixSpace) -> None:
     space.train_model(RESIDUAL)
     check_model(space, RESIDUAL, space.predict(RESIDUAL))
@@ -146,6 +148,7 @@ def test_residual_encoder_trains_and_predicts(space: MatrixSpace) -> None:
     assert any(".skip." in name for name in names) and any(".stem." in name for name in names)
 
 
+@pytest.mark.release
 def test_ensemble_and_best_configuration_are_found(space: MatrixSpace, pair: dict[Model, Path]) -> None:
     ensemble = space.folder / "predictions" / "ensemble"
     inputs = [str(folder) for folder in pair.values()]
@@ -177,6 +180,7 @@ def test_ensemble_and_best_configuration_are_found(space: MatrixSpace, pair: dic
     check_prediction(space, cleaned)
 
 
+@pytest.mark.slow
 def test_best_checkpoint_is_validated(space: MatrixSpace, pair: dict[Model, Path]) -> None:
     """``--val_best`` reads checkpoint_best.pth with the state of CPR and keeps the final one."""
     fold = space.fold_folder(FLAT)
@@ -195,6 +199,7 @@ def test_best_checkpoint_is_validated(space: MatrixSpace, pair: dict[Model, Path
     assert (fold / "checkpoint_final.pth").read_bytes() == final
 
 
+@pytest.mark.release
 def test_primus_trains_with_its_own_optimizer(space: MatrixSpace) -> None:
     space.change_plans("nnUNetPlans", "nnUNetPlansPrimus", patch_size=[24, 24, 24])
     settings = "ki0x0p9_1epochs_6iters_seed1"

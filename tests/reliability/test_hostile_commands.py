@@ -139,7 +139,6 @@ def test_any_command_line_ends_without_traceback(
     [
         ["demo", "--folder", "file"],
         ["demo", "--folder", "file/below"],
-        ["vision", "run", "digits", "AdamCPR_ws" + "1" * 100_000 + "x"],
         ["vision", "run", "digits", "AdamCPR", "--results", "file"],
         ["vision", "run", "digits", "AdamCPR", "--device", "x\ny"],
         ["vision", "run", "digits", "AdamCPR", "--set", "[/red]=1"],

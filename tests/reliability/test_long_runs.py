@@ -105,10 +105,8 @@ def test_leak_or_slowdown_is_found(fault: Callable[[], Hook], found: set[str]) -
     assert {f"run: {what}" for what in found} <= set(exceeded(limits)), limits
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [pytest.param(20_000, marks=pytest.mark.slow), pytest.param(100_000, marks=pytest.mark.release)],
-)
+@pytest.mark.release
+@pytest.mark.parametrize("steps", [20_000, 100_000])
 def test_long_runs_are_within_limits(steps: int) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.long_runs", "--steps", str(steps)]
     done = subprocess.run(
