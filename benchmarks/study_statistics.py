@@ -132,6 +132,7 @@ def simulate(
             pd.DataFrame(columns=EPOCHS),
             pd.DataFrame(columns=MEASURED),
             [],
+            [],
             {"Dataset001_A": 1 / 4},
         )
 

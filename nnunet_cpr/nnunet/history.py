@@ -28,6 +28,7 @@ _HEADER = ",".join(COLUMNS) + "\r\n"
 _VALUES = ["measure", "kappa", "multiplier"]
 _LIMITS = {"epoch": 10**6, "step": 2**53}  # larger numbers are damage
 _FLOAT32_TINY = 1e-45
+_END = 20_000  # bytes of a file, more than 100 rows
 
 
 def read_history(path: Path) -> pd.DataFrame:
@@ -53,6 +54,21 @@ def read_history(path: Path) -> pd.DataFrame:
     if rows.empty:
         raise ValueError(f"{path}: expected a CPR history, found no row of one")
     return rows.reset_index(drop=True)
+
+
+def has_bounds(path: Path) -> bool:
+    """Return True if a bound is set at the end of a history.
+
+    Args:
+        path: a ``cpr_history.csv``.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _END))
+        lines = file.read().decode(errors="replace").splitlines()[1:]
+    return any(line.split(",")[-2:-1] not in ([], ["inf"]) for line in lines)
 
 
 @dataclass

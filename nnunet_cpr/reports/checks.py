@@ -18,6 +18,7 @@ def find_warnings(results: Results, setting: Setting) -> list[str]:
     """
     return [
         *_classes_of_zero(results, setting),
+        *_unset_bounds(results, setting),
         *_missing_runs(results, setting),
         *_diverged_trainings(results, setting),
     ]
@@ -35,6 +36,15 @@ def _classes_of_zero(results: Results, setting: Setting) -> list[str]:
         title = results.study.entry(str(trainer)).full_title
         lines += [f"{title}: Dice of 0 in all cases of class {name} ({where})."] if runs else []
     return lines
+
+
+def _unset_bounds(results: Results, setting: Setting) -> list[str]:
+    return [
+        f"{results.study.entry(run.entry).full_title}, {run.fold_and_seed}: the bounds of CPR were "
+        "never set, so nothing was regularized."
+        for of_setting, run in results.unbounded
+        if of_setting == setting
+    ]
 
 
 def _missing_runs(results: Results, setting: Setting) -> list[str]:

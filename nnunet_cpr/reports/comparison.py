@@ -142,10 +142,11 @@ def compare_with(compared: Compared, reference: TrainerEntry) -> list[Comparison
     found = []
     for setting in results.settings:
         cases = results.rows_for(results.cases, setting)
+        failures = _find_failures(compared, setting, cases)
         for metric in (METRICS[name] for name in results.study.metrics if name in cases):
             values = _Values(cases, metric)
             others = [entry for entry in compared.entries if entry is not reference]
-            found += [_compare(results, setting, values, entry, reference) for entry in others]
+            found += [_compare(results, setting, values, entry, reference, failures) for entry in others]
     p_holm, p_non_inferior = holm([c.p for c in found]), holm([c.p_non_inferior for c in found])
     corrected = [
         replace(c, p_holm=p, p_non_inferior_holm=p_one_sided)
@@ -198,7 +199,12 @@ class _Values:
 
 
 def _compare(
-    results: Results, setting: Setting, values: _Values, entry: TrainerEntry, reference: TrainerEntry
+    results: Results,
+    setting: Setting,
+    values: _Values,
+    entry: TrainerEntry,
+    reference: TrainerEntry,
+    failures: dict[str, str],
 ) -> Comparison:
     finished = [set(results.finished_runs(setting, each.trainer)) for each in (entry, reference)]
     folds, seeds = results.largest_rectangle(set.intersection(*finished))
@@ -252,11 +258,30 @@ def _compare(
         p=float(np.fmax(corrected.p, crossed.p)),
         advantage_low=float(np.fmin(gains[0].lower_limit, gains[1].lower_limit)),
         p_non_inferior=float(np.fmax(p_worse[0], p_worse[1])),
-        doubt=_doubt(metric, len(complete), len(seeds), cases_left_out),
+        doubt=next((failures[e.trainer] for e in (reference, entry) if e.trainer in failures), "")
+        or _doubt(metric, trainings, cases_left_out),
     )
 
 
-def _doubt(metric: Metric, folds: int, seeds: int, cases_left_out: int) -> str:
+def _find_failures(compared: Compared, setting: Setting, cases: pd.DataFrame) -> dict[str, str]:
+    """Return the trainers that learned nothing or were not regularized, and why they have no verdict."""
+    failures = {}
+    unbounded = {run.entry for of, run in compared.results.unbounded if of == setting}
+    for entry in compared.entries:
+        folds = compared.results.study.folds
+        if unbounded & {compared.trainer(setting, entry, fold) for fold in folds}:
+            failures[entry.trainer] = f"no verdict, as bounds of {entry.full_title} were never set"
+    dice = cases.dropna(subset=["dice"]).groupby(["trainer", "class"], sort=False)["dice"]
+    for (trainer, name), low, high, count in dice.agg(["min", "max", "size"]).itertuples():
+        if low == high and count > 1:
+            title = next(e.full_title for e in compared.entries if e.trainer == trainer)
+            same = f"the Dice of {title} is {100 * low:.2f} % in all cases of class {name}"
+            failures.setdefault(trainer, f"no verdict, as {same}")
+    return failures
+
+
+def _doubt(metric: Metric, trainings: np.ndarray, cases_left_out: int) -> str:
+    folds, seeds = trainings.shape if trainings.size else (0, 0)
     if cases_left_out:
         return (
             f"no verdict, as {_count(cases_left_out, 'case')} with a {metric.title} from one of the two "
@@ -264,6 +289,8 @@ def _doubt(metric: Metric, folds: int, seeds: int, cases_left_out: int) -> str:
         )
     if seeds < MIN_SEEDS or folds < MIN_FOLDS:
         return f"no verdict with {_count(seeds, 'seed')} and {_count(folds, 'fold')}"
+    if not np.ptp(trainings):
+        return "no verdict, as all runs differ by exactly the same"
     return ""
 
 

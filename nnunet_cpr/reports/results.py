@@ -15,6 +15,7 @@ import pandas as pd
 
 from nnunet_cpr._files import read_json
 from nnunet_cpr.nnunet.fold_files import LOG_COLUMNS, RESOURCES, measurement, read_logs
+from nnunet_cpr.nnunet.history import CSV_NAME, has_bounds
 from nnunet_cpr.studies.definition import Run, Study, StudyError
 
 
@@ -56,6 +57,7 @@ class Results:
         epochs: one row for each epoch in the training logs, of unfinished runs too; ``pseudo_dice``
             is the mean over the classes, in [0, 1].
         resources: time (seconds) and memory (bytes) of the runs that have recorded them.
+        unbounded: runs with CPR whose bounds were never set.
         notes: one line for each file or metric that is missing or unreadable.
         ratios: test cases of a fold per other case, by data set.
     """
@@ -65,6 +67,7 @@ class Results:
     cases: pd.DataFrame
     epochs: pd.DataFrame
     resources: pd.DataFrame
+    unbounded: list[tuple[Setting, Run]]
     notes: list[str]
     ratios: dict[str, float]
 
@@ -139,6 +142,7 @@ def read_results(study: Study, results: Path, preprocessed: Path | None = None) 
         raise ReportError(f"study {study.name}: expected a data set, got none; add --dataset")
     cases, epochs = [pd.DataFrame(columns=CASES)], [pd.DataFrame(columns=EPOCHS)]
     resources: list[dict[str, Any]] = []
+    unbounded: list[tuple[Setting, Run]] = []
     notes: list[str] = []
     for run in study.runs():
         folder = run.folder(results)
@@ -151,6 +155,8 @@ def read_results(study: Study, results: Path, preprocessed: Path | None = None) 
             pass  # not validated yet
         except DAMAGE:
             notes.append(f"{_title(run)}: validation/summary.json unreadable; counts as unfinished")
+        if (folder / CSV_NAME).is_file() and not has_bounds(folder / CSV_NAME):
+            unbounded.append((setting, run))
         epochs.append(read_logs(folder).assign(**here)[EPOCHS])
         try:
             measured = read_json(folder / RESOURCES)
@@ -170,6 +176,7 @@ def read_results(study: Study, results: Path, preprocessed: Path | None = None) 
         pd.concat(cases[1:], ignore_index=True),
         pd.concat([table for table in epochs if len(table)] or epochs[:1], ignore_index=True),
         pd.DataFrame(resources, columns=MEASURED).astype(dict.fromkeys(RESOURCE_NUMBERS, float)),
+        unbounded,
         notes,
         {name: _test_ratio(name, study.folds, preprocessed) for name in study.datasets},
     )

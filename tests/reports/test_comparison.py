@@ -16,7 +16,7 @@ from nnunet_cpr.reports.comparison import (
 from nnunet_cpr.reports.results import read_results
 from nnunet_cpr.reports.selection import choose_compared
 from nnunet_cpr.studies.definition import TrainerEntry
-from tests.helpers.report_folds import DATASET, LABELS, NAN, both, study, write_fold
+from tests.helpers.report_folds import DATASET, LABELS, NAN, both, study, write_fold, write_history
 
 SGD, CPR, ADAM = "nnUNetTrainerSGD", "nnUNetTrainerCPR", "nnUNetTrainerAdamW"
 SEEDS = (1, 2, 3)
@@ -176,11 +176,12 @@ def test_lower_distance_is_better(tmp_path):
 def test_false_positives_in_empty_cases_withhold_the_verdict(tmp_path):
     """The better trainer in cases with a structure predicts it in all cases without one."""
     nothing = {SGD: NAN, CPR: 0.0}
-    write_classes(tmp_path, lambda trainer: [{"1": 0.8 + 0.01 * (trainer == CPR)}] * 6)
     for trainer, dice in nothing.items():
         for seed in SEEDS:
             for fold in (0, 1, 2):
-                cases = {f"c{fold}{i}": {"1": 0.8 + 0.01 * (trainer == CPR)} for i in range(6)}
+                cases = {
+                    f"c{fold}{i}": {"1": 0.8 + 0.01 * (trainer == CPR) + 0.01 * i} for i in range(6)
+                }
                 cases |= {f"e{fold}{i}": {"1": dice} for i in range(6)}
                 write_fold(tmp_path, f"{trainer}_seed{seed}", fold, cases)
     found, chosen = compared(tmp_path, folds=(0, 1, 2))
@@ -227,8 +228,9 @@ def test_a_rare_class_that_is_lost_is_not_equivalent(tmp_path):
 def test_bootstrap_withholds_a_verdict_of_equal_trainings(tmp_path):
     """Only the cases vary, which the t-tests cannot see."""
     difference = np.random.default_rng(3).normal(0.01, 0.05, 10)
-    write_runs(tmp_path, SGD, {s: {f: np.full(10, 0.7) for f in (0, 1)} for s in SEEDS})
-    better = {s: {f: 0.7 + difference + 0.0001 * s * f for f in (0, 1)} for s in SEEDS}
+    hard = np.linspace(0.6, 0.8, 10)
+    write_runs(tmp_path, SGD, {s: {f: hard for f in (0, 1)} for s in SEEDS})
+    better = {s: {f: hard + difference + 0.0001 * s * f for f in (0, 1)} for s in SEEDS}
     write_runs(tmp_path, CPR, better)
     found = compared(tmp_path)[0][CPR]
     assert found.p_holm < 0.05 and found.verdict == "undecided"
@@ -262,6 +264,35 @@ def test_table_has_a_row_for_each_comparison(tmp_path):
     assert row["interval_low"] < row["bootstrap_low"] < row["difference"]
     classes = class_differences(chosen)
     assert classes["difference"].tolist() == pytest.approx([row["difference"]] * 2)
+
+
+def test_networks_that_learned_nothing_have_no_verdict(tmp_path):
+    runs = {s: {f: [0.0] * 6 for f in (0, 1)} for s in SEEDS}
+    write_runs(tmp_path, SGD, runs)
+    write_runs(tmp_path, CPR, runs)
+    found = compared(tmp_path)[0][CPR]
+    assert found.verdict == "undecided" and not found.is_non_inferior
+    why = f"no verdict, as the Dice of {SGD} is 0.00 % in all cases of class liver."
+    assert found.sentence.endswith(why)
+
+
+def test_equal_differences_have_no_verdict(tmp_path):
+    for trainer, gain in ((SGD, 0), (CPR, 0.01)):
+        runs = {s: {f: [0.5 + gain, 0.7 + gain] for f in (0, 1)} for s in SEEDS}
+        write_runs(tmp_path, trainer, runs)
+    assert compared(tmp_path)[0][CPR].sentence.endswith(
+        "no verdict, as all runs differ by exactly the same."
+    )
+
+
+def test_bounds_that_were_never_set_have_no_verdict(tmp_path):
+    write_runs(tmp_path, SGD, noisy(0.8))
+    write_runs(tmp_path, CPR, noisy(0.82))
+    for run in study(SGD, CPR, seeds=SEEDS).runs():
+        if run.entry == CPR:
+            write_history(run.folder(tmp_path), bound_from=9 if run.fold else 2)
+    found = compared(tmp_path)[0][CPR]
+    assert found.verdict == "undecided" and f"as bounds of {CPR} were never set" in found.sentence
 
 
 # Simulated studies with known truth; docs/concepts/study-statistics.md has 1,000 of each kind.

@@ -20,6 +20,7 @@ from tests.helpers.report_folds import (
     both,
     study,
     write_fold,
+    write_history,
     write_json,
     write_log,
 )
@@ -197,4 +198,13 @@ def test_diverged_trainings_are_named(tmp_path):
     assert warnings(tmp_path, *losses, folds=(0,)) == [
         "A, fold 0: the training diverged (its loss is not a number).",
         "B, fold 0: the training diverged (its loss ends above that of its first epoch).",
+    ]
+
+
+def test_bounds_that_were_never_set_are_named(tmp_path):
+    for fold in (0, 1):
+        folder = write_fold(tmp_path, "nnUNetTrainerCPR", fold, {"a": both(0.5)})
+        write_history(folder, bound_from=9 if fold else 2)
+    assert warnings(tmp_path, "nnUNetTrainerCPR") == [
+        "nnUNetTrainerCPR, fold 1: the bounds of CPR were never set, so nothing was regularized."
     ]
