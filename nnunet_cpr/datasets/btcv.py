@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-from rich.console import Console
-
-from nnunet_cpr.datasets.archive import (
-    Archive,
-    Case,
-    DataSet,
-    case_identifier,
-    find_folder,
-    nifti_files,
-)
-from nnunet_cpr.datasets.volume import read_with_simpleitk
+from nnunet_cpr.datasets.archive import Archive, Case, DataSet, find_folder
 from nnunet_cpr.datasets.writing import write_cases
 
 LABELS = {
@@ -34,7 +23,6 @@ LABELS = {
     "right adrenal gland": 12,
     "left adrenal gland": 13,
 }
-CHALLENGE_CASES = 30  # training cases of the challenge
 
 
 class BTCV(DataSet):
@@ -44,49 +32,28 @@ class BTCV(DataSet):
     name = "BTCV"
 
     def open(self, source: Path) -> Archive:
-        training = find_folder(
-            source,
-            places=(".", "Training", "RawData/Training", "Abdomen/RawData/Training"),
-            content=("img/img*.nii*", "label"),
-            layout="RawData/Training with img/img0001.nii.gz, label/label0001.nii.gz and so on",
-        )
-        images, labels = _numbered(training / "img"), _numbered(training / "label")
+        training = find_folder(source, "label/label*.nii.gz")
+        images, labels, test = training / "img", training / "label", training.parent / "Testing" / "img"
         cases = [
-            Case(
-                name=f"img{number}",
-                images=(images.get(number, training / "img" / f"img{number}.nii.gz"),),
-                label=labels.get(number, training / "label" / f"label{number}.nii.gz"),
-            )
-            for number in sorted(images.keys() | labels.keys())
+            Case(f"img{n}", (images / f"img{n}.nii.gz",), labels / f"label{n}.nii.gz")
+            for n in sorted(_numbers(images) | _numbers(labels))
         ]
-        unseen = _numbered(training.parent / "Testing" / "img")
-        few = f"expected the {CHALLENGE_CASES} training cases of the challenge, found {len(cases)}"
-        return Archive(
-            folder=training,
-            training=cases,
-            unseen=[Case(f"img{number}", (path,)) for number, path in unseen.items()],
-            channels=("CT",),
-            labels=LABELS,
-            read=read_with_simpleitk,
-            remarks=() if len(cases) == CHALLENGE_CASES else (few,),
-        )
+        cases += [Case(f"img{n}", (test / f"img{n}.nii.gz",)) for n in sorted(_numbers(test))]
+        return Archive(training.parent, cases, LABELS.values())
 
-    def write(self, archive: Archive, folder: Path, processes: int, console: Console) -> None:
+    def write(self, archive: Archive, folder: Path, processes: int) -> None:
         write_cases(
             archive,
             folder,
             processes,
-            console,
-            labels=LABELS,
-            description="Abdomen of the challenge Beyond the Cranial Vault",
+            channels=["CT"],
+            new_values={value: value for value in LABELS.values()},
+            labels=dict(LABELS),
             reference="https://www.synapse.org/Synapse:syn3193805",
         )
 
 
-def _numbered(folder: Path) -> dict[str, Path]:
-    """Return the files of ``img`` or ``label`` by the digits in their names."""
-    found = {}
-    for path in nifti_files(folder):
-        if match := re.fullmatch(rf"{folder.name}(\d+)", case_identifier(path)):
-            found[match[1]] = path
-    return found
+def _numbers(folder: Path) -> set[str]:
+    """Return the digits in the names of the files of ``img`` or ``label``."""
+    files = folder.glob(f"{folder.name}[0-9]*.nii.gz")
+    return {path.name.removeprefix(folder.name).removesuffix(".nii.gz") for path in files}

@@ -1,22 +1,12 @@
-"""Tasks of the Medical Segmentation Decathlon, converted by nnU-Net."""
+"""Tasks of the Medical Segmentation Decathlon with one channel, converted by nnU-Net."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-
-from nnunet_cpr.datasets.archive import (
-    AGAIN,
-    Archive,
-    Case,
-    DataSet,
-    PrepareError,
-    find_folder,
-)
-from nnunet_cpr.datasets.description import ENDING, read_description
-from nnunet_cpr.datasets.volume import read_with_simpleitk
-from nnunet_cpr.datasets.writing import convert_with_nnunet
+from nnunet_cpr._files import read_json
+from nnunet_cpr.datasets.archive import AGAIN, Archive, Case, DataSet, PrepareError, find_folder
+from nnunet_cpr.datasets.writing import run_converter
 
 
 class Decathlon(DataSet):
@@ -32,60 +22,44 @@ class Decathlon(DataSet):
         self.number = int(number)
 
     def open(self, source: Path) -> Archive:
-        parts = ("dataset.json", "imagesTr", "labelsTr", "imagesTs")
-        layout = f"{self.task} with {', '.join(parts)}"
-        folder = find_folder(source, (".", self.task), parts, layout)
+        folder = find_folder(source, "imagesTr")
         if folder.name != self.task:  # the converter parses it
-            raise PrepareError(f"{folder}: expected the name {self.task}; rename it")
-        description = read_description(folder, ("training", "test"))
-        if not description.channels:
-            raise PrepareError(f"{folder / 'dataset.json'} has no entry 'modality'; {AGAIN}")
-        # The converter takes all files in the folders, even those that dataset.json does not list.
-        listed = set(description.lists["training"])
-        existing = _names(folder / "imagesTr") | _names(folder / "labelsTr")
-        unseen = set(description.lists["test"]) | _names(folder / "imagesTs")
-        problems = [
-            f"{name}: not listed in dataset.json; remove its files or extract dataset.json from the "
-            "archive again"
-            for name in sorted(existing - listed)
+            raise PrepareError(f"{folder}: expected the folder {self.task}; give its path or rename it")
+        return read_listed_cases(folder, {"training": "Tr", "test": "Ts"})
+
+    def write(self, archive: Archive, folder: Path, processes: int) -> None:
+        converter = ["nnUNetv2_convert_MSD_dataset", "-i", str(archive.folder), "-np", str(processes)]
+        run_converter(converter, folder)
+
+
+def read_listed_cases(folder: Path, parts: dict[str, str]) -> Archive:
+    """Return the cases that ``dataset.json`` lists.
+
+    Args:
+        folder: folder of the archive.
+        parts: names of the lists, and the suffix of the folders ``images`` and ``labels`` of each;
+            those of the test cases, ``Ts``, have no labels.
+
+    Raises:
+        PrepareError: ``dataset.json`` is missing, damaged or incomplete.
+    """
+    path = folder / "dataset.json"
+    try:
+        document = read_json(path)
+        cases = [
+            _case(entry, folder / f"images{suffix}", folder / f"labels{suffix}")
+            for part, suffix in parts.items()
+            for entry in document[part]
         ]
-        if description.training_cases != len(listed):
-            problems.append(
-                f"dataset.json: expected numTraining {len(listed)}, the length of its list, got "
-                f"{description.training_cases}; {AGAIN}"
-            )
-        return Archive(
-            folder=folder,
-            training=[
-                Case(
-                    name,
-                    (folder / "imagesTr" / f"{name}{ENDING}",),
-                    folder / "labelsTr" / f"{name}{ENDING}",
-                )
-                for name in sorted(existing | listed)
-            ],
-            unseen=[Case(name, (folder / "imagesTs" / f"{name}{ENDING}",)) for name in sorted(unseen)],
-            channels=description.channels,
-            labels=description.labels,
-            read=read_with_simpleitk,
-            problems=problems,
-        )
-
-    def write(self, archive: Archive, folder: Path, processes: int, console: Console) -> None:
-        convert_with_nnunet(
-            "nnunetv2.dataset_conversion.convert_MSD_dataset",
-            "convert_msd_dataset",
-            {"source_folder": str(archive.folder), "num_processes": processes},
-            archive,
-            folder,
-            console,
-        )
+        return Archive(folder, cases, [int(value) for value in document["labels"]])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise PrepareError(f"{path} is missing, damaged or incomplete ({reason}); {AGAIN}") from error
 
 
-def _names(folder: Path) -> set[str]:
-    """Return the names of the files that the converter takes, without metadata of macOS (``._name``)."""
-    return {
-        path.name.removesuffix(ENDING)
-        for path in folder.glob(f"*{ENDING}")
-        if not path.name.startswith((".", "_"))
-    }
+def _case(entry: str | dict[str, str], images: Path, labels: Path) -> Case:
+    """Return the case of an entry, which is a path or ``{"image": path, ...}``."""
+    path = Path(entry if isinstance(entry, str) else entry["image"])
+    name = path.name.removesuffix(".nii.gz")
+    label = None if labels.name == "labelsTs" else labels / f"{name}.nii.gz"
+    return Case(name, (images / f"{name}.nii.gz",), label)

@@ -67,17 +67,11 @@ def write_dataset(folder: Path, training_cases: int = 10, unseen_cases: int = 1)
     """
     from nnunetv2.dataset_conversion.generate_dataset_json import generate_dataset_json
 
-    for part, seeds in (
-        ("Tr", range(training_cases)),
-        ("Ts", range(training_cases, training_cases + unseen_cases)),
-    ):
-        images, labels = folder / f"images{part}", folder / f"labels{part}"
-        images.mkdir(parents=True)
-        labels.mkdir()
-        for seed in seeds:
-            image, label = make_case(seed)
-            _write(image, images / f"phantom_{seed:03d}_0000.nii.gz")
-            _write(label, labels / f"phantom_{seed:03d}.nii.gz")
+    for seed in range(training_cases + unseen_cases):
+        part = "Tr" if seed < training_cases else "Ts"
+        image, label = make_case(seed)
+        _write(image, folder / f"images{part}" / f"phantom_{seed:03d}_0000.nii.gz")
+        _write(label, folder / f"labels{part}" / f"phantom_{seed:03d}.nii.gz")
     generate_dataset_json(
         str(folder),
         channel_names={0: "MRI"},
@@ -89,6 +83,7 @@ def write_dataset(folder: Path, training_cases: int = 10, unseen_cases: int = 1)
 
 
 def _write(array: np.ndarray, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     image = sitk.GetImageFromArray(array.transpose(2, 1, 0))
     image.SetSpacing(SPACING)
     sitk.WriteImage(image, str(path), useCompression=True)

@@ -1,76 +1,58 @@
-"""Writing and verification of nnU-Net's raw format."""
+"""Writing of nnU-Net's raw format, here or by a converter of nnU-Net."""
 
 from __future__ import annotations
 
-import json
+import gzip
 import os
-import sys
+import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import SimpleITK as sitk
-from rich.console import Console
+from nibabel import Nifti1Image
 
-from nnunet_cpr.datasets import _run_converter
-from nnunet_cpr.datasets.archive import Archive, Case, PrepareError, map_in_threads, progress_bar
-from nnunet_cpr.datasets.volume import Unreadable, read_voxels, simpleitk_reason
-from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, CommandFailed, run
+from nnunet_cpr.datasets.archive import Archive, Case, map_cases
+from nnunet_cpr.datasets.checks import read_nifti
+from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
 
 
 def write_cases(
     archive: Archive,
     folder: Path,
     threads: int,
-    console: Console,
-    labels: Mapping[str, int | Sequence[int]],
-    new_values: Mapping[int, int] | None = None,
+    channels: Sequence[str],
+    new_values: Mapping[int, int],
     **dataset_json: Any,
 ) -> None:
-    """Write every case with SimpleITK, and ``dataset.json``.
-
-    Images keep their voxel type; labels become uint8. All files of a case get the geometry of its first
-    image, which the check has found equal up to rounding.
+    """Write every case and ``dataset.json``; images are copied, labels become uint8.
 
     Args:
-        archive: a checked archive with one channel in each image file.
+        archive: a checked archive.
         folder: new folder of the data set.
         threads: number of cases to write in parallel.
-        console: for a progress bar.
-        labels: labels in ``dataset.json``.
-        new_values: new value of each label value of the archive; None keeps them.
-        dataset_json: further entries of ``dataset.json``.
+        channels: names of the channels.
+        new_values: new value of each label value of the archive.
+        dataset_json: further arguments of nnU-Net's ``generate_dataset_json``.
     """
     from nnunetv2.dataset_conversion.generate_dataset_json import generate_dataset_json
 
-    for part in ("imagesTr", "labelsTr", *(["imagesTs"] if archive.unseen else [])):
+    for part in {"imagesTr", "labelsTr", *(_images_folder(case) for case in archive.cases)}:
         (folder / part).mkdir(parents=True)
-    table = np.zeros(256, np.uint8)
-    for value in archive.labels.values():
-        table[value] = value if new_values is None else new_values[value]
+    table = np.array([new_values.get(value, 0) for value in range(max(new_values) + 1)], np.uint8)
 
     def write(case: Case) -> None:
-        first: sitk.Image | None = None
         for channel, path in enumerate(case.images):
-            image = sitk.ReadImage(str(path))
-            first = image if first is None else first
-            image.CopyInformation(first)
-            part = "imagesTs" if case.label is None else "imagesTr"
-            _write(image, folder / part / f"{case.name}_{channel:04d}.nii.gz")
+            _copy_image(path, folder / _images_folder(case) / f"{case.name}_{channel:04d}.nii.gz")
         if case.label is not None:
-            values = sitk.GetArrayFromImage(sitk.ReadImage(str(case.label)))
-            label = sitk.GetImageFromArray(table[values.astype(np.uint8)])
-            label.CopyInformation(first)
-            _write(label, folder / "labelsTr" / f"{case.name}.nii.gz")
+            _write_label(case.label, table, folder / "labelsTr" / f"{case.name}.nii.gz")
 
-    map_in_threads(write, archive.cases, threads, "writing", console)
+    map_cases(write, archive, threads, "writing")
     generate_dataset_json(
         str(folder),
-        channel_names=dict(enumerate(archive.channels)),
-        labels=dict(labels),
-        num_training_cases=len(archive.training),
+        channel_names=dict(enumerate(channels)),
+        num_training_cases=sum(case.label is not None for case in archive.cases),
         file_ending=".nii.gz",
         overwrite_image_reader_writer="SimpleITKIO",
         converted_by="nnunet-cpr",
@@ -79,95 +61,41 @@ def write_cases(
     )
 
 
-def convert_with_nnunet(
-    module: str,
-    function: str,
-    arguments: Mapping[str, Any],
-    archive: Archive,
-    folder: Path,
-    console: Console,
-) -> None:
-    """Run a converter of nnU-Net.
+def run_converter(command: list[str], folder: Path) -> None:
+    """Run a converter of nnU-Net, and rename its data set.
 
     Args:
-        module, function, arguments: the converter.
-        archive: the archive that it converts, for the progress bar.
-        folder: new folder ``DatasetXXX_Name``, whose parent is the converter's ``nnUNet_raw``. The
-            converter's own name of the data set is replaced.
-        console: for the progress bar.
+        command: the converter and its arguments.
+        folder: new folder ``DatasetXXX_Name``, whose parent is the converter's ``nnUNet_raw``.
+
+    Raises:
+        CommandFailed: the converter failed; its log is kept.
     """
-    raw = folder.parent
-    images = len(archive.cases) * len(archive.channels)
-    with progress_bar(console) as progress:
-        bar = progress.add_task("writing", total=images)
-
-        def show() -> None:
-            progress.update(bar, completed=sum(1 for _ in raw.glob("Dataset*/images*/*")))
-
-        _call(module, function, arguments, raw, show)
-        show()
-    (written,) = raw.glob("Dataset*")
+    # Without nnU-Net's other folders, whose data sets could have the same id.
+    environment = {name: text for name, text in os.environ.items() if name not in FOLDER_VARIABLES}
+    environment["nnUNet_raw"] = str(folder.parent)
+    log = Path(tempfile.mkdtemp(prefix="nnunet-cpr-prepare-")) / "converter.log"
+    run(command, log, environment)
+    shutil.rmtree(log.parent)
+    (written,) = folder.parent.glob("Dataset*")
     written.rename(folder)
 
 
-def verify_data_set(folder: Path, processes: int, console: Console) -> None:
-    """Read all written files completely and run nnU-Net's integrity check.
-
-    SimpleITK, which the converters use as well, does not report a full disk, and nnU-Net's check reads
-    missing voxels as zeros.
-
-    Raises:
-        PrepareError: a file is incomplete.
-        CommandFailed: nnU-Net's check failed; the message names the file with its output.
-    """
-
-    def check(path: Path) -> None:
-        try:
-            read_voxels(path)
-        except Unreadable as error:
-            place = path.relative_to(folder.parent)
-            raise PrepareError(f"{place} is incomplete ({error}); is the disk full?") from error
-
-    map_in_threads(check, sorted(folder.glob("*/*.nii.gz")), processes, "verifying", console)
-    with console.status("nnU-Net's integrity check"):
-        _call(
-            "nnunetv2.experiment_planning.verify_dataset_integrity",
-            "verify_dataset_integrity",
-            {"folder": str(folder), "num_processes": processes},
-            folder.parent,
-        )
+def _images_folder(case: Case) -> str:
+    return "imagesTs" if case.label is None else "imagesTr"
 
 
-def _call(
-    module: str,
-    function: str,
-    arguments: Mapping[str, Any],
-    raw: Path,
-    on_wait: Callable[[], None] = lambda: None,
-) -> None:
-    """Call a function of nnU-Net in a new process, with ``raw`` as its ``nnUNet_raw``.
-
-    Its other folders are unset, since their data sets would make the dataset id ambiguous.
-    """
-    environment = {**os.environ, "nnUNet_raw": str(raw)}
-    for name in FOLDER_VARIABLES[1:]:
-        environment.pop(name, None)
-    descriptor, log = tempfile.mkstemp(prefix="nnunet-cpr-prepare-", suffix=".log")
-    os.close(descriptor)
-    command = [sys.executable, "-m", _run_converter.__name__, module, function, json.dumps(arguments)]
-    try:
-        run(command, Path(log), environment, on_wait)
-    except CommandFailed:  # the message names the log
-        raise
-    except BaseException:
-        os.unlink(log)
-        raise
-    os.unlink(log)
+def _copy_image(source: Path, target: Path) -> None:
+    if source.suffix == ".gz":
+        shutil.copyfile(source, target)
+    else:  # with the compression of gzip's command; Python's default takes twice the time
+        with open(source, "rb") as plain, gzip.open(target, "wb", 6) as compressed:
+            shutil.copyfileobj(plain, compressed)
 
 
-def _write(image: sitk.Image, path: Path) -> None:
-    try:
-        sitk.WriteImage(image, str(path), useCompression=True)
-    except RuntimeError as error:
-        reason = simpleitk_reason(error)
-        raise PrepareError(f"{path} cannot be written ({reason}); is the disk full?") from error
+def _write_label(source: Path, table: np.ndarray, target: Path) -> None:
+    """Write a segmentation with new values and the geometry of the source."""
+    image = read_nifti(source)
+    label = Nifti1Image(table[np.asarray(image.dataobj, np.uint8)], image.affine, image.header)
+    label.set_data_dtype(np.uint8)
+    label.to_filename(target)

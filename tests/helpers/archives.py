@@ -71,23 +71,17 @@ def make_brats(folder: Path, cases: int = 3, ending: str = ".nii") -> Path:
     return root
 
 
-def make_decathlon(folder: Path, task: str = "Task02_Heart", cases: int = 3, channels: int = 1) -> Path:
+def make_decathlon(folder: Path, task: str = "Task02_Heart", cases: int = 3) -> Path:
     root = folder / task
     names = [f"la_{n:03d}" for n in range(3, 3 + cases)]
     for n, name in enumerate(names):
-        if channels == 1:
-            write(root / "imagesTr" / f"{name}.nii.gz", picture(n, np.float32))
-        else:
-            _write_4d(root / "imagesTr" / f"{name}.nii.gz", n, channels)
+        write(root / "imagesTr" / f"{name}.nii.gz", picture(n, np.float32))
         write(root / "labelsTr" / f"{name}.nii.gz", labels(n, (0, 1)))
         (root / "imagesTr" / f"._{name}.nii.gz").write_bytes(b"\x00\x05\x16\x07")  # macOS leaves them
-    if channels == 1:
-        write(root / "imagesTs" / "la_001.nii.gz", picture(50, np.float32))
-    else:
-        _write_4d(root / "imagesTs" / "la_001.nii.gz", 50, channels)
+    write(root / "imagesTs" / "la_001.nii.gz", picture(50, np.float32))
     description = {
         "name": "LeftAtrium",
-        "modality": {str(c): f"MRI{c}" for c in range(channels)} if channels > 1 else {"0": "MRI"},
+        "modality": {"0": "MRI"},
         "labels": {"0": "background", "1": "left atrium"},
         "numTraining": cases,
         "numTest": 1,
@@ -121,15 +115,3 @@ def make_amos(folder: Path, training: tuple[int, ...] = (1, 4, 507)) -> Path:
         json.dumps({"modality": {"0": "CT"}, "labels": named, "numTraining": 3, **lists})
     )
     return root
-
-
-def _write_4d(path: Path, seed: int, channels: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    volumes = []
-    for channel in range(channels):
-        volume = sitk.GetImageFromArray(picture(100 * seed + channel))
-        volume.SetSpacing(SPACING)
-        volume.SetOrigin(ORIGIN)
-        volume.SetDirection(DIRECTION)
-        volumes.append(volume)
-    sitk.WriteImage(sitk.JoinSeries(volumes), str(path), useCompression=True)
