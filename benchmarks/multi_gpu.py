@@ -90,7 +90,7 @@ class Trainings:
     def train(self, trainer: str, gpus: int, *options: str, until: str | None = None) -> None:
         """Train, and kill all processes when ``until`` is in the training log."""
 
-        def check_log() -> None:
+        def check_log(process: int) -> None:
             logs = "".join(f.read_text() for f in self.fold(trainer).glob("training_log_*.txt"))
             if until is not None and until in logs:
                 raise EpochReached

@@ -105,7 +105,7 @@ def run_demo(folder: Path, console: Console) -> list[Result]:
                 ["nnUNetv2_train", dataset_id, CONFIGURATION, "0", *model],
                 folder / "logs" / f"train_{trainer}.log",
                 environment,
-                on_wait=lambda: done(_epochs_done(output)),  # noqa: B023  (used within the iteration)
+                on_wait=lambda process: done(_epochs_done(output)),  # noqa: B023  (used within the iteration)
             )
             seconds = time.monotonic() - start
             done(name.epochs)

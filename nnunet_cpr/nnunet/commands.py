@@ -54,7 +54,7 @@ def run(
     command: list[str],
     log: Path,
     environment: Mapping[str, str],
-    on_wait: Callable[[], None] = lambda: None,
+    on_wait: Callable[[int], None] = lambda process: None,
     on_start: Callable[[int], None] = lambda process: None,
     request: StopRequest | None = None,
     stop_seconds: float = 60.0,
@@ -69,7 +69,7 @@ def run(
         command: its name, searched first in the scripts folder of this Python, and its arguments.
         log: file for its output.
         environment: its environment variables.
-        on_wait: called several times a second while it runs.
+        on_wait: called several times a second with the process id while it runs.
         on_start: called once with the process id, which is also the id of its process group.
         request: request to stop, recorded meanwhile.
         stop_seconds: time that the command has to end after SIGTERM.
@@ -101,7 +101,7 @@ def run(
         try:
             on_start(process.pid)
             while process.poll() is None and not request:
-                on_wait()
+                on_wait(process.pid)
                 time.sleep(0.2)
             if not request and _ended_by_signal(process.returncode):
                 # Slurm may signal all processes of a job; then ours follows within milliseconds.

@@ -73,19 +73,7 @@ def record_stop_signals() -> Iterator[StopRequest]:
         request.signals.append(signal.Signals(number))
 
     with handle_signals((signal.SIGINT, *TERMINATION_SIGNALS), record):
-        if hasattr(signal, "pthread_sigmask"):  # blocked by :func:`block_interrupts` of the parent
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         yield request
-
-
-@contextmanager
-def block_interrupts() -> Iterator[None]:
-    """Start processes that Ctrl-C in the terminal does not reach; here it arrives afterwards."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

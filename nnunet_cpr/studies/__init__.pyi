@@ -1,11 +1,19 @@
-from .command_lines import command_line
-from .definition import PRESETS, Run, Study, StudyError, load, preset_names
-from .dry_run import dry_run_lines
-from .executors import Local, Slurm, cancel_slurm_jobs
-from .lookup import find_study, save_study, saved_file, saved_names
+from .definition import (
+    PRESETS,
+    Run,
+    Study,
+    StudyError,
+    find_study,
+    load,
+    preset_names,
+    save,
+    saved_file,
+    saved_names,
+)
+from .executors import Local, Slurm, cancel_slurm_jobs, command_line
 from .preparation import check_study_data, dataset_name, nnunet_folders, prepare_study_data
 from .run_state import Stage, StudyPaths, validation_dice
-from .status_table import states, status_renderer, summary
+from .status import dry_run_lines, states, status_table, summary
 from .worker import Worker
 
 __all__ = [
@@ -28,11 +36,11 @@ __all__ = [
     "nnunet_folders",
     "prepare_study_data",
     "preset_names",
-    "save_study",
+    "save",
     "saved_file",
     "saved_names",
     "states",
-    "status_renderer",
+    "status_table",
     "summary",
     "validation_dice",
 ]

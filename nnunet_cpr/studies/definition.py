@@ -1,15 +1,15 @@
-"""Study files: the data sets, trainers, folds and seeds that a study compares."""
+"""Study files and presets: the data sets, trainers, folds and seeds that a study compares."""
 
 from __future__ import annotations
 
 import re
 import reprlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import pydantic
 import yaml
@@ -24,16 +24,13 @@ DEFAULT_MARGIN = 0.1
 """Points of Dice or NSD, or mm of HD95."""
 DEFAULT_TOLERANCE = 2.0
 """Tolerance of the NSD in mm."""
-_LONGEST_KEY = 200
-"""Bytes of a run's key; with the suffix of a log or temporary file a file name can have 255."""
 
 
 class StudyError(ValueError):
-    """Invalid study; the message is one line of at most ``longest`` characters."""
+    """Invalid study; the message is one line."""
 
-    def __init__(self, message: str, longest: int = 1000) -> None:
-        line = " ".join(message.splitlines())
-        super().__init__(line if len(line) <= longest else f"{line[: longest - 3]}...")
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.splitlines()))
 
 
 @dataclass(frozen=True)
@@ -80,48 +77,24 @@ class Run:
 
 # Types of the entries of a study file
 
+_T = TypeVar("_T")
+
+
+def _check(is_valid: Callable[[Any], Any], expected: str) -> AfterValidator:
+    """Return a validator that refuses values with an error such as "expected printable text"."""
+
+    def validate(value: _T) -> _T:
+        if not is_valid(value):
+            raise ValueError(f"expected {expected}")
+        return value
+
+    return AfterValidator(validate)
+
 
 def _as_text(value: Any) -> Any:
-    """Return a scalar as one line of text, and anything else as it is."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return " ".join(str(value).split()) if isinstance(value, str) or is_number else value
-
-
-def _check_printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("expected printable text")
-    return text
-
-
-def _class_name(text: str) -> str:
-    if not text.isidentifier():
-        raise ValueError("expected the class name of a trainer")
-    return text
-
-
-def _folder_name(text: str) -> str:
-    # A name that starts with a dash would be an option of nnU-Net's commands.
-    if not re.fullmatch(r"\w[\w .+-]*", text):
-        raise ValueError("expected a name of letters, digits, blanks and '_', '-', '.', '+'")
-    return text
-
-
-def _as_dataset(value: Any) -> Any:
-    """Return the number of a data set as text, and anything else as it is."""
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return str(value) if is_number and 0 <= value < 10**9 else value
-
-
-def _study_name(text: str) -> str:
-    if not re.fullmatch(r"(?!-)[\w.-]+", text) or not text.strip("."):
-        raise ValueError("expected a name of letters, digits, '_', '-' and '.', not '-' first")
-    return text
-
-
-def _metric_name(text: str) -> str:
-    if text not in METRIC_NAMES:
-        raise ValueError(f"expected one of {', '.join(METRIC_NAMES)}")
-    return text
+    """Return text and numbers as one line of text, and anything else as it is."""
+    is_scalar = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return " ".join(str(value).split()) if is_scalar else value
 
 
 def _as_margins(value: Any) -> Any:
@@ -134,30 +107,32 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
-def _unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    if len(set(values)) < len(values):
-        raise ValueError("expected each value once")
-    return values
-
-
-def _not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    if not values:
-        raise ValueError("expected at least one value")
-    return values
-
-
-_Text = Annotated[StrictStr, BeforeValidator(_as_text), AfterValidator(_check_printable)]
-_FolderName = Annotated[StrictStr, AfterValidator(_folder_name)]
-_FolderNames = Annotated[tuple[_FolderName, ...], BeforeValidator(_as_tuple), AfterValidator(_unique)]
-_Datasets = Annotated[
-    tuple[Annotated[_FolderName, BeforeValidator(_as_dataset)], ...],
+_NOT_EMPTY = _check(len, "at least one value")
+_Unique = Annotated[
+    tuple[_T, ...],
     BeforeValidator(_as_tuple),
-    AfterValidator(_unique),
+    _check(lambda values: len(set(values)) == len(values), "each value once"),
+]
+_Text = Annotated[StrictStr, BeforeValidator(_as_text), _check(str.isprintable, "printable text")]
+_ClassName = Annotated[StrictStr, _check(str.isidentifier, "the class name of a trainer")]
+# A name that starts with a dash would be an option of nnU-Net's commands.
+_FolderName = Annotated[
+    StrictStr,
+    _check(
+        re.compile(r"\w[\w .+-]*").fullmatch, "a name of letters, digits, blanks and '_', '-', '.', '+'"
+    ),
+]
+_StudyName = Annotated[
+    _Text,
+    _check(
+        re.compile(r"(?!-)(?!\.*$)[\w.-]+").fullmatch,
+        "a name of letters, digits, '_', '-' and '.', not '-' first",
+    ),
 ]
 _Fold = Annotated[StrictInt, Field(ge=0, lt=10**6)]
 _Seed = Annotated[StrictInt, Field(ge=0, lt=10**9)]
 _Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
-_Metric = Annotated[StrictStr, AfterValidator(_metric_name)]
+_Metric = Annotated[StrictStr, _check(METRIC_NAMES.__contains__, f"one of {', '.join(METRIC_NAMES)}")]
 _Distance = Annotated[float, Field(strict=True, gt=0, le=1000)]
 _Margin = Annotated[float, Field(strict=True, gt=0, le=100)]
 
@@ -173,7 +148,7 @@ class TrainerEntry:
         published: published mean foreground Dice in percent by data set.
     """
 
-    trainer: Annotated[StrictStr, AfterValidator(_class_name)]
+    trainer: _ClassName
     label: _Text = ""
     group: _Text = ""
     published: Annotated[dict[_FolderName, _Percent], BeforeValidator(lambda value: value or {})] = (
@@ -208,7 +183,7 @@ def _check_seeded(trainers: Sequence[str]) -> None:
             )
         if settings is not None and settings.seed is not None:
             raise ValueError(
-                f"seeds: expected trainers without a seed in their names, got {trainer}; "
+                f"seeds: expected trainers without a seed in their names, got {_shorten(trainer)}; "
                 "the study appends it"
             )
 
@@ -247,30 +222,20 @@ class Study:
         ('nnUNetTrainerSGD', 30, 'nnUNetTrainerSGD_seed1')
     """
 
-    name: Annotated[_Text, AfterValidator(_study_name)]
-    datasets: _Datasets
+    name: _StudyName
+    datasets: _Unique[Annotated[_FolderName, BeforeValidator(_as_text)]]
     trainers: Annotated[
         tuple[Annotated[TrainerEntry, BeforeValidator(_as_entry)], ...],
         BeforeValidator(_as_tuple),
-        AfterValidator(_not_empty),
+        _NOT_EMPTY,
     ]
     reference: _Text = ""
-    folds: Annotated[
-        tuple[_Fold, ...],
-        BeforeValidator(_as_tuple),
-        AfterValidator(_unique),
-        AfterValidator(_not_empty),
-    ] = (0, 1, 2, 3, 4)
-    configurations: Annotated[_FolderNames, AfterValidator(_not_empty)] = ("3d_fullres",)
-    plans: Annotated[_FolderNames, AfterValidator(_not_empty)] = ("nnUNetPlans",)
+    folds: Annotated[_Unique[_Fold], _NOT_EMPTY] = (0, 1, 2, 3, 4)
+    configurations: Annotated[_Unique[_FolderName], _NOT_EMPTY] = ("3d_fullres",)
+    plans: Annotated[_Unique[_FolderName], _NOT_EMPTY] = ("nnUNetPlans",)
     source: _Text = ""
-    seeds: Annotated[tuple[_Seed, ...], BeforeValidator(_as_tuple), AfterValidator(_unique)] = ()
-    metrics: Annotated[
-        tuple[_Metric, ...],
-        BeforeValidator(_as_tuple),
-        AfterValidator(_unique),
-        AfterValidator(_not_empty),
-    ] = ("dice",)
+    seeds: _Unique[_Seed] = ()
+    metrics: Annotated[_Unique[_Metric], _NOT_EMPTY] = ("dice",)
     tolerance: _Distance = DEFAULT_TOLERANCE
     margin: Annotated[dict[_Metric, _Margin], BeforeValidator(_as_margins)] = Field(
         default_factory=lambda: _as_margins(DEFAULT_MARGIN)
@@ -280,13 +245,11 @@ class Study:
 
     def __post_init__(self) -> None:
         names = [entry.trainer for entry in self.trainers]
-        for kind, values in (
-            ("trainer", names),
-            ("label", [entry.full_title for entry in self.trainers]),
-        ):
-            for name, count in Counter(values).items():
-                if count > 1:
-                    raise ValueError(f"trainers: expected each {kind} once, got {name} {count} times")
+        labels = [entry.full_title for entry in self.trainers]
+        for kind, values in (("trainer", names), ("label", labels)):
+            name, count = Counter(values).most_common(1)[0]
+            if count > 1:
+                raise ValueError(f"trainers: expected each {kind} once, got {name[:80]} {count} times")
         for key, default in (("reference", names[0]), ("non_inferior_to", self.reference or names[0])):
             if not getattr(self, key):
                 object.__setattr__(self, key, default)
@@ -297,12 +260,6 @@ class Study:
             _check_seeded(names)
         if self.select:
             self._check_select()
-        for run in self.runs():
-            if (length := len(run.key.encode())) > _LONGEST_KEY:
-                raise ValueError(
-                    f"{_shown(run.key)}: expected at most {_LONGEST_KEY} bytes, got {length}; "
-                    "shorten the names, as files are named after them"
-                )
 
     def _check_select(self) -> None:
         if any(not entry.group for entry in self.trainers):
@@ -312,24 +269,14 @@ class Study:
 
     def runs(self) -> Iterator[Run]:
         """Return all runs, seed by seed and fold by fold, so that early results compare all trainers."""
-        for dataset, configuration, plans, seed, fold, entry in product(
-            self.datasets,
-            self.configurations,
-            self.plans,
-            self.seeds or (None,),
-            self.folds,
-            self.trainers,
+        settings = product(self.datasets, self.configurations, self.plans)
+        for setting, seed, fold, entry in product(
+            settings, self.seeds or (None,), self.folds, self.trainers
         ):
-            yield self.run(dataset, configuration, plans, fold, entry.trainer, seed)
+            yield self.run(*setting, fold, entry.trainer, seed)
 
     def run(
-        self,
-        dataset: str,
-        configuration: str,
-        plans: str,
-        fold: int,
-        entry: str,
-        seed: int | None,
+        self, dataset: str, configuration: str, plans: str, fold: int, entry: str, seed: int | None
     ) -> Run:
         """Return a run of one of the trainers."""
         trainer = entry if seed is None else with_seed(entry, seed)
@@ -339,30 +286,14 @@ class Study:
         """Return the entry of a trainer."""
         return next(entry for entry in self.trainers if entry.trainer == trainer)
 
-    def changed(
-        self,
-        name: str = "",
-        datasets: Sequence[str] = (),
-        folds: Sequence[int] = (),
-        configurations: Sequence[str] = (),
-        plans: Sequence[str] = (),
-        seeds: Sequence[int] = (),
-    ) -> Study:
-        """Return a copy in which the arguments that are not empty replace the study's own values.
+    def changed(self, **values: Any) -> Study:
+        """Return a copy in which the values that are not empty replace the study's own.
 
         Raises:
             StudyError: a value is invalid.
         """
-        given: dict[str, Any] = {
-            "name": name,
-            "datasets": datasets,
-            "folds": folds,
-            "configurations": configurations,
-            "plans": plans,
-            "seeds": seeds,
-        }
         try:
-            return replace(self, **{key: value for key, value in given.items() if value})
+            return replace(self, **{key: value for key, value in values.items() if value})
         except pydantic.ValidationError as error:
             raise StudyError(_first_error(error, self.name)) from None
 
@@ -380,27 +311,13 @@ def load(name: str) -> Study:
         >>> load("quick").folds
         (0,)
     """
-    path = Path(name)
-    if not path.is_file():
-        path = PRESETS / f"{name}.yaml"
-    if not path.is_file():
-        raise StudyError(
-            f"study {name!r}: expected a file or a preset; choose from {', '.join(preset_names())}"
-        )
+    path = find_study(name)
+    content = path.read_bytes()
     try:
-        document = yaml.load(path.read_bytes(), _UniqueKeyLoader)
-    # PyYAML raises errors of any kind for a value that its tag does not fit.
-    except (
-        yaml.YAMLError,
-        ValueError,
-        TypeError,
-        ArithmeticError,
-        LookupError,
-        AttributeError,
-    ) as error:
-        raise StudyError(f"{path}: expected YAML, got: {' '.join(str(error).split())}") from error
-    except RecursionError as error:
-        raise StudyError(f"{path}: nested too deeply") from error
+        document = yaml.load(content, _UniqueKeyLoader)
+    except Exception as error:  # PyYAML raises errors of any kind for a value that its tag does not fit
+        text = " ".join(str(error).split())
+        raise StudyError(f"{path}: expected YAML, got: {_shorten(text, 1000)}") from error
     if not isinstance(document, dict):
         raise StudyError(f"{path}: expected a mapping with datasets and trainers")
     try:
@@ -425,6 +342,44 @@ def preset_names() -> list[str]:
         True
     """
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def saved_file(studies: Path, name: str) -> Path:
+    """Return the file with the study of this name as it was run.
+
+    Args:
+        studies: ``nnUNet_results/studies``.
+        name: name of the study.
+    """
+    return studies / name / "study.yaml"
+
+
+def saved_names(studies: Path) -> list[str]:
+    """Return the names of the studies that have been run."""
+    return sorted(path.parent.name for path in studies.glob("*/study.yaml"))
+
+
+def find_study(given: str, studies: Path | None = None, saved_first: bool = False) -> Path:
+    """Return the YAML file of a study.
+
+    Args:
+        given: path of a file, name of a study that has been run, or name of a preset.
+        studies: ``nnUNet_results/studies``; without it, studies that have been run are not found.
+        saved_first: prefer a study that has been run to a preset of the same name.
+
+    Raises:
+        StudyError: there is none; the message lists the names.
+    """
+    candidates, places = [PRESETS / f"{given}.yaml"], "a file"
+    if studies is not None:
+        candidates.insert(0 if saved_first else 1, saved_file(studies, given))
+        places = f"a file, a study in {studies} ({', '.join(saved_names(studies)) or 'none'})"
+    is_name = Path(given).name == given and given not in ("", "..")
+    for path in [Path(given), *(candidates if is_name else [])]:
+        if path.is_file():
+            return path
+    presets = ", ".join(preset_names())
+    raise StudyError(f"study {given!r}: expected {places} or a preset; choose from {presets}")
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -473,11 +428,8 @@ def _first_error(error: pydantic.ValidationError, where: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    try:
-        return _shorten(repr(value) if isinstance(value, str) else reprlib.repr(value))
-    except ValueError:  # Python refuses to print integers of thousands of digits
-        return "a number that is too large"
+    return _shorten(repr(value) if isinstance(value, str) else reprlib.repr(value))
 
 
-def _shorten(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def _shorten(text: str, longest: int = 80) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import subprocess
 import time
 from collections.abc import Set
 from pathlib import Path
@@ -26,20 +28,17 @@ class ResourceUsage:
 
     def __init__(self, fold: Path) -> None:
         self._path = fold / RESOURCES
-        self._start = time.monotonic()
-        self._next = 0.0
+        self._start = self._next = time.monotonic()
         self._memory = 0
         self._gpu_memory = 0
 
     def measure(self, pid: int) -> None:
-        """Measure the memory of a process and its descendants, more seldom the longer they run."""
-        now = time.monotonic()
-        if now < self._next:
+        """Measure the memory of a running child process and its descendants, every five seconds."""
+        if time.monotonic() < self._next:
             return
-        self._next = now + min(_INTERVAL, 0.2 + now - self._start)
-        processes = []
-        with contextlib.suppress(psutil.Error):
-            processes = [root := psutil.Process(pid), *root.children(recursive=True)]
+        self._next = time.monotonic() + _INTERVAL
+        root = psutil.Process(pid)
+        processes = [root, *root.children(recursive=True)]
         memory = 0
         for process in processes:
             with contextlib.suppress(psutil.Error):  # it has just ended
@@ -51,41 +50,25 @@ class ResourceUsage:
 
     def save(self) -> None:
         """Add this attempt to the file of earlier ones."""
-        before = self._read()
-        memory = max(self._memory, before.get("peak_memory_bytes", 0))
-        gpu_memory = max(self._gpu_memory, before.get("peak_gpu_memory_bytes", 0))
+        earlier = read_json(self._path) if self._path.exists() else {}
+        seconds, memory, gpu_memory = (
+            measurement(earlier.get(key)) or 0
+            for key in ("seconds", "peak_memory_bytes", "peak_gpu_memory_bytes")
+        )
         usage = {
-            "seconds": before.get("seconds", 0.0) + time.monotonic() - self._start,
-            "peak_memory_bytes": memory or None,
-            "peak_gpu_memory_bytes": gpu_memory or None,
+            "seconds": seconds + time.monotonic() - self._start,
+            "peak_memory_bytes": max(memory, self._memory) or None,
+            "peak_gpu_memory_bytes": max(gpu_memory, self._gpu_memory) or None,
         }
         write_json(self._path, usage)
-
-    def _read(self) -> dict[str, float]:
-        """Return the valid numbers of earlier attempts."""
-        try:
-            entries = dict(read_json(self._path))
-        except (OSError, ValueError, TypeError):
-            return {}
-        numbers = {key: measurement(value) for key, value in entries.items()}
-        return {key: number for key, number in numbers.items() if number is not None}
 
 
 def _gpu_memory(pids: Set[int]) -> int:
     """Return the bytes that these processes have on all NVIDIA GPUs; 0 if unknown."""
+    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
     try:
-        import pynvml
-    except ImportError:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10).stdout
+    except (OSError, subprocess.TimeoutExpired):
         return 0
-    try:
-        pynvml.nvmlInit()
-        return sum(
-            process.usedGpuMemory or 0  # None where the driver does not tell
-            for index in range(pynvml.nvmlDeviceGetCount())
-            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(
-                pynvml.nvmlDeviceGetHandleByIndex(index)
-            )
-            if process.pid in pids
-        )
-    except pynvml.NVMLError:
-        return 0
+    used = re.findall(r"^(\d+), (\d+)$", answer, re.MULTILINE)  # MiB, "[N/A]" if unknown
+    return sum(int(size) * 2**20 for pid, size in used if int(pid) in pids)

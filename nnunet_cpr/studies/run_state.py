@@ -18,13 +18,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from nnunet_cpr._files import atomic_write, read_json
-from nnunet_cpr.nnunet.commands import last_lines
-from nnunet_cpr.nnunet.fold_files import (
-    FINAL_CHECKPOINT,
-    LoggedProgress,
-    is_complete_checkpoint,
-    read_progress,
-)
+from nnunet_cpr.nnunet import fold_files
 from nnunet_cpr.studies.definition import Run
 
 if TYPE_CHECKING:
@@ -56,9 +50,8 @@ class State:
         epochs: planned number of epochs; None if the trainer's name does not give it.
         pseudo_dice: nnU-Net's pseudo Dice of the last epoch, mean over the classes, in [0, 1].
         epoch_seconds: median time of an epoch.
-        seconds_left: estimated training time left of a running run, from the median epoch.
         dice: mean foreground Dice of the validation, in [0, 1].
-        reason: last lines of the log of a failed run.
+        reason: error of a failed run.
     """
 
     stage: Stage
@@ -66,9 +59,8 @@ class State:
     epochs: int | None = None
     pseudo_dice: float | None = None
     epoch_seconds: float | None = None
-    seconds_left: float | None = None
     dice: float | None = None
-    reason: tuple[str, ...] = ()
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,33 +103,28 @@ def state_of(run: Run, paths: StudyPaths, queued: frozenset[str] = frozenset()) 
         queued: keys of the runs in Slurm's queue.
     """
     folder = run.folder(paths.results)
-    epoch, pseudo_dice, seconds = progress(folder)
+    sizes = frozenset((log, log.stat().st_size) for log in folder.glob("training_log_*.txt"))
+    epoch, pseudo_dice, seconds = _progress_in(folder, sizes)
     state = State(Stage.WAITING, epoch, _planned_epochs(run.trainer), pseudo_dice, seconds)
     dice = validation_dice(folder)
     if dice is not None:
         return replace(state, stage=Stage.DONE, dice=dice)
     if is_running(run, paths):
-        epochs = state.epochs
-        left = None if epochs is None or seconds is None else max(epochs - epoch, 0) * seconds
-        return replace(state, stage=Stage.RUNNING, seconds_left=left)
+        return replace(state, stage=Stage.RUNNING)
     if run.key in queued:
         return replace(state, stage=Stage.QUEUED)
     if paths.failure(run).exists():
-        lines = tuple(last_lines(paths.failure(run), 6))
-        return replace(state, stage=Stage.FAILED, reason=lines)
+        return replace(state, stage=Stage.FAILED, reason=paths.failure(run).read_text().strip())
     return replace(state, stage=Stage.STOPPED if epoch else Stage.WAITING)
 
 
 def validation_dice(fold: Path) -> float | None:
     """Return the mean foreground Dice of a finished and validated training, otherwise None."""
-    if not is_complete_checkpoint(fold / FINAL_CHECKPOINT):
-        return None
     summary = fold / "validation" / "summary.json"
-    try:
-        stat = summary.stat()
-        return _dice_in(summary, stat.st_size, stat.st_mtime_ns)
-    except OSError:
-        return None  # not written yet
+    checkpoint = fold / fold_files.FINAL_CHECKPOINT
+    if not summary.exists() or not fold_files.is_complete_checkpoint(checkpoint):
+        return None
+    return _dice_in(summary, summary.stat().st_size, summary.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=4096)
@@ -166,24 +153,16 @@ def _planned_epochs(trainer: str) -> int | None:
     ours = parse_trainer(trainer)
     if ours is not None and ours.epochs is not None:
         return ours.epochs
-    if ours is not None:
-        trainer = ours.on or "nnUNetTrainer"
-    named = re.search(r"_(\d{1,9})epochs?(?:_|$)", trainer)
-    if named:
+    base = trainer if ours is None else ours.on or "nnUNetTrainer"
+    if named := re.search(r"_(\d{1,9})epochs?(?:_|$)", base):
         return int(named[1])
-    return 1000 if trainer == "nnUNetTrainer" else None
-
-
-def progress(fold: Path) -> LoggedProgress:
-    """Return the progress in a fold's logs."""
-    stats = ((log, log.stat()) for log in fold.glob("training_log_*.txt"))
-    return _progress_in(fold, frozenset((log, stat.st_size, stat.st_mtime_ns) for log, stat in stats))
+    return 1000 if base == "nnUNetTrainer" else None
 
 
 @lru_cache(maxsize=4096)
-def _progress_in(fold: Path, logs: frozenset[tuple[Path, int, int]]) -> LoggedProgress:
-    # Cached by size and time, because the live table asks every second.
-    return read_progress(fold)
+def _progress_in(fold: Path, sizes: frozenset[tuple[Path, int]]) -> fold_files.LoggedProgress:
+    # Cached by the sizes of the logs, because the live table asks every second.
+    return fold_files.read_progress(fold)
 
 
 # Running processes
@@ -194,13 +173,12 @@ def claim(run: Run, paths: StudyPaths) -> Iterator[bool]:
     """Reserve a run for this process; yield False if another process has it."""
     folder = run.folder(paths.results)
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / _LOCK, timeout=_LOCK_TIMEOUT)
     try:
-        lock.acquire()
+        lock = FileLock(folder / _LOCK).acquire(timeout=_LOCK_TIMEOUT)
     except Timeout:
         yield False
         return
-    try:
+    with lock:
         if _is_training(folder):
             yield False
             return
@@ -208,8 +186,6 @@ def claim(run: Run, paths: StudyPaths) -> Iterator[bool]:
             yield True
         finally:
             (folder / _PROCESS).unlink(missing_ok=True)
-    finally:
-        lock.release()
 
 
 def record_process(run: Run, paths: StudyPaths, pid: int, gpus: str | None = None) -> None:

@@ -99,7 +99,7 @@ def test_interrupt_kills_the_command(tmp_path: Path) -> None:
         f"pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid())); time.sleep(600)"
     )
 
-    def interrupt() -> None:
+    def interrupt(process: int) -> None:
         if pid_file.exists() and pid_file.read_text():
             raise KeyboardInterrupt
 

@@ -5,7 +5,6 @@ The properties are in ``tests/helpers/promises.py``, which the coverage-guided f
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import importlib.util
 import io
@@ -13,7 +12,6 @@ import json
 import math
 import os
 import re
-import struct
 import subprocess
 import sys
 import zipfile
@@ -28,19 +26,17 @@ from rich.console import Console
 
 from nnunet_cpr._files import read_json
 from nnunet_cpr.datasets.archive import PrepareError
-from nnunet_cpr.datasets.description import read_description
+from nnunet_cpr.datasets.checks import read_nifti
 from nnunet_cpr.datasets.registry import DATA_SETS
-from nnunet_cpr.datasets.volume import Unreadable, read_with_nibabel, read_with_simpleitk
 from nnunet_cpr.names import trainer_name as trainers
 from nnunet_cpr.nnunet.fold_files import RESOURCES
 from nnunet_cpr.reports.plots import heat_maps
 from nnunet_cpr.reports.results import read_results
 from nnunet_cpr.studies.definition import Run, Study, StudyError, TrainerEntry, load
-from nnunet_cpr.studies.executors import queued_runs
-from nnunet_cpr.studies.preparation import dataset_name, prepare_study_data
+from nnunet_cpr.studies.preparation import dataset_name
 from nnunet_cpr.studies.resource_usage import ResourceUsage
 from nnunet_cpr.studies.run_state import Stage, StudyPaths, is_running, state_of
-from nnunet_cpr.studies.status_table import states, status_table
+from nnunet_cpr.studies.status import states, status_table
 from tests.helpers import ROOT, archives, promises
 from tests.helpers.examples import examples
 
@@ -127,8 +123,7 @@ def test_any_bytes_are_loaded_or_refused(content: bytes, tmp_path: Path) -> None
         ("trainers: [A]\nfolds: [0]\nfolds: [1]", "duplicate key 'folds'"),
         ("trainers: [{trainer: A, label: x, label: y}]", "duplicate key 'label'"),
         ("trainers: !!python/object/apply:os.mkdir [PWNED]", "could not determine a constructor"),
-        ("trainers: " + DEEP, "nested too deeply"),
-        ("trainers: [A]\nfolds: 0x" + "f" * 10_000, "folds[0]: expected a number less than"),
+        ("trainers: " + DEEP, "expected YAML"),
         ("trainers: [A]\nfolds: " + "9" * 10_000, "expected YAML"),
         ("trainers: [A]\nfolds: [2020-13-45]", "expected YAML"),
         ("trainers: !!bool maybe", "expected YAML"),
@@ -142,7 +137,6 @@ def test_any_bytes_are_loaded_or_refused(content: bytes, tmp_path: Path) -> None
         ("trainers: [{trainer: ~}]", "trainers[0].trainer: expected a valid string"),
         ("trainers: [{trainer: A, published: {B: .inf}}]", "published.B: expected a number less than"),
         ("trainers: [{trainer: A, published: [[1, 2]]}]", "published: expected a valid dict"),
-        (f"trainers: [{'A' * 300}]\ndatasets: B", "expected at most 200 bytes"),
         (b"trainers: [\xff]", "expected YAML"),
         (b"\xff\xfet\0r\0", "expected"),
         (b"", "expected a mapping"),
@@ -307,7 +301,7 @@ def test_damaged_fold_stops_neither_status_nor_report(
 
     paths = StudyPaths(tmp_path, tmp_path / "studies" / "s")
     status_table(STUDY, states(STUDY, paths))
-    found = read_results(STUDY, tmp_path, None, None)
+    found = read_results(STUDY, tmp_path)
     dice = found.cases["dice"].dropna()
     assert dice.between(0, 1).all()
     assert not found.cases[["fold", "trainer", "case", "class"]].duplicated().any()
@@ -315,8 +309,6 @@ def test_damaged_fold_stops_neither_status_nor_report(
         name.encode()  # a report can write every name
     for note in found.notes:
         promises.assert_one_line(note)
-    ResourceUsage(fold).save()
-    assert read_json(fold / RESOURCES)["seconds"] >= 0
 
 
 # As JSON; Python reads the first four as floats.
@@ -333,7 +325,7 @@ def test_unusable_resources_count_as_missing(key: str, number: str, tmp_path: Pa
     content = json.dumps({**seen, key: "HERE"}).replace('"HERE"', number)
     (fold / RESOURCES).write_text(content)
 
-    found = read_results(STUDY, tmp_path, None, None).resources.iloc[0]
+    found = read_results(STUDY, tmp_path).resources.iloc[0]
     expected = {**seen, key: math.nan}
     np.testing.assert_array_equal(found[list(seen)].astype(float), list(expected.values()))
 
@@ -355,7 +347,7 @@ def test_infinite_dice_leaves_a_fold_unfinished(number: str, tmp_path: Path) -> 
     damaged, good = study.runs()
     assert state_of(damaged, paths).stage is Stage.WAITING
     assert state_of(good, paths).stage is Stage.DONE
-    found = read_results(study, tmp_path, None, None)
+    found = read_results(study, tmp_path)
     assert set(found.cases["fold"]) == {1} and "summary.json unreadable" in found.notes[0]
 
 
@@ -368,7 +360,7 @@ def test_undefined_dice_is_missing_in_finished_fold(tmp_path: Path) -> None:
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(status_table(study, states(study, paths)))
     assert "1 of 1 done" in (text := console.export_text()) and "nan" not in text
-    assert read_results(study, tmp_path, None, None).cases["dice"].isna().all()
+    assert read_results(study, tmp_path).cases["dice"].isna().all()
 
 
 def finish(run: Run, dice: str, results: Path) -> None:
@@ -389,7 +381,7 @@ def test_impossible_history_values_are_ignored(tmp_path: Path) -> None:
     rows = ["0,1,a,1,2,0.5", "1,2,a,1e308,2,1e-320", "2,3,a,1,2,inf", "3,4,a,1,-inf,0", "inf,4,a,1,1,0"]
     lines = ["epoch,step,parameter,measure,kappa,multiplier", *rows]
     (fold / "cpr_history.csv").write_text("\n".join(lines))
-    found = read_results(STUDY, tmp_path, None, None)
+    found = read_results(STUDY, tmp_path)
     ((setting, _), (run, history)) = next(iter(found.histories.items()))
     assert history["epoch"].tolist() == [0, 1] and history["multiplier"].tolist() == [0.5, 0]
     assert np.isnan(history["measure"][1])
@@ -403,73 +395,6 @@ def test_invalid_process_number_is_not_running(pid: Any, tmp_path: Path) -> None
     folder.mkdir(parents=True)
     (folder / ".study_running.json").write_text(json.dumps({**RUNNING, "pid": pid}))
     assert not is_running(RUN, StudyPaths(tmp_path, tmp_path / "s"))
-
-
-def test_endless_epoch_has_no_time_left(tmp_path: Path) -> None:
-    fold = RUN.folder(tmp_path)
-    fold.mkdir(parents=True)
-    stamp = "2026-01-01 10:00:00.0: "
-    lines = [f"{stamp}Epoch 0", f"{stamp}Epoch time: 1e38 s"]
-    (fold / "training_log_2026_1_1_10_00_00.txt").write_text("\n".join(lines))
-    paths = StudyPaths(tmp_path, tmp_path / "s")
-    run = Run(RUN.dataset, RUN.configuration, RUN.plans, 0, "nnUNetTrainer")
-    study = Study("s", [run.dataset], [TrainerEntry("nnUNetTrainer")], "nnUNetTrainer", folds=(0,))
-    from nnunet_cpr.studies.run_state import claim
-
-    fold.rename(tmp_path / "moved")
-    run.folder(tmp_path).parent.mkdir(parents=True)
-    (tmp_path / "moved").rename(run.folder(tmp_path))
-    with claim(run, paths) as ours:
-        assert ours and state_of(run, paths).stage is Stage.RUNNING
-        status_table(study, states(study, paths))
-
-
-@pytest.mark.parametrize("content", ["", "[", "[]", "7", '{"a": 7}', '{"a": null}', DEEP])
-def test_damaged_list_of_slurm_jobs_is_reported(content: str, tmp_path: Path) -> None:
-    """Without an error, the jobs would be submitted again."""
-    paths = StudyPaths(tmp_path, tmp_path)
-    (tmp_path / "slurm_jobs.json").write_text(content)
-    with pytest.raises(StudyError, match=r"slurm_jobs\.json: damaged; delete it when") as caught:
-        queued_runs(paths)
-    promises.assert_one_line(caught.value)
-
-
-PLANS = {"configurations": {"2d": {"inherits_from": "2d_base"}, "2d_base": {"data_identifier": "x"}}}
-
-
-@examples(40, search=300)
-@given(
-    plans=torn_or_mutated(PLANS)
-    | st.just(json.dumps({"configurations": {"2d": {"inherits_from": "2d"}}}).encode()),
-    splits=torn_or_mutated([{"train": ["a"], "val": ["b"]}] * 5),
-    description=torn_or_mutated(LABELS),
-)
-def test_damaged_data_set_is_refused_in_one_line(
-    plans: bytes, splits: bytes, description: bytes, tmp_path: Path
-) -> None:
-    folders = {n: str(tmp_path / n) for n in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")}
-    home = tmp_path / "nnUNet_preprocessed" / "Dataset001_A"
-    for folder in (home / "x", home / "gt_segmentations"):
-        folder.mkdir(parents=True, exist_ok=True)
-    (home / "x" / "a.pkl").touch()
-    (home / "gt_segmentations" / "a.nii.gz").touch()
-    (home / "nnUNetPlans.json").write_bytes(plans)
-    (home / "splits_final.json").write_bytes(splits)
-    (home / "dataset.json").write_bytes(description)
-    study = Study("s", ["Dataset001_A"], [TrainerEntry("nnUNetTrainer")], "nnUNetTrainer", (0,), ("2d",))
-    from nnunet_cpr.studies import preparation
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparation, "run", _no_command)
-        patch.setattr(preparation, "_find_trainers", lambda *_: None)  # none of these files
-        try:
-            prepare_study_data(study, folders, tmp_path / "logs", 1)
-        except (StudyError, OSError) as error:
-            promises.assert_one_line(error)
-
-
-def _no_command(*args: Any, **kwargs: Any) -> None:
-    raise StudyError("preprocessing started")
 
 
 # Archives
@@ -506,38 +431,10 @@ def test_any_image_is_read_or_refused(
     content = content[:length]
     file = tmp_path / ("a.nii.gz" if compressed else "a.nii")
     file.write_bytes(gzip.compress(content, 1) if compressed else content)
-    for read in (read_with_simpleitk, read_with_nibabel):
-        try:
-            read(file)
-        except Unreadable as error:
-            promises.assert_one_line(error)
-
-
-@pytest.mark.parametrize("place", [80, 256, 268, 300])  # pixdim, quatern_b, qoffset_x, srow_y
-@pytest.mark.parametrize("number", [math.inf, math.nan, -3e38])
-def test_image_without_finite_position_is_refused(
-    place: int, number: float, nifti: bytes, tmp_path: Path
-) -> None:
-    """SimpleITK never returned for an infinite matrix."""
-    content = bytearray(nifti)
-    content[place : place + 4] = struct.pack("<f", number)
-    file = tmp_path / "a.nii"
-    file.write_bytes(content)
-    for read in (read_with_simpleitk, read_with_nibabel):
-        with pytest.raises(Unreadable, match="no finite spacing, origin or direction"):
-            read(file)
-
-
-@pytest.mark.parametrize("ending", [".nii", ".nii.gz"])
-def test_image_header_of_terabytes_is_refused(ending: str, nifti: bytes, tmp_path: Path) -> None:
-    """The readers once allocated the declared memory, which took minutes."""
-    content = bytearray(nifti)
-    content[40:48] = struct.pack("<4h", 3, 32767, 32767, 32767)
-    file = tmp_path / f"a{ending}"
-    file.write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
-    for read in (read_with_simpleitk, read_with_nibabel):
-        with pytest.raises(Unreadable, match="more voxels than the file can hold"):
-            read(file)
+    try:
+        read_nifti(file)
+    except PrepareError as error:
+        promises.assert_one_line(error)
 
 
 DESCRIPTION = {
@@ -556,8 +453,6 @@ def test_any_dataset_json_stays_in_its_folder(content: bytes, tmp_path: Path) ->
     for part in ("imagesTr", "labelsTr", "imagesVa", "labelsVa", "imagesTs"):
         (tmp_path / part).mkdir(exist_ok=True)
     (tmp_path / "dataset.json").write_bytes(content)
-    with contextlib.suppress(PrepareError):
-        read_description(tmp_path, ("training", "test"))
     try:
         archive = DATA_SETS["amos22"].open(tmp_path)
     except PrepareError:

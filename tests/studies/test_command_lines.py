@@ -8,12 +8,13 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from nnunet_cpr.cli import app
+from nnunet_cpr.nnunet.commands import CommandStopped
+from nnunet_cpr.nnunet.stop_signals import StopRequest
 from nnunet_cpr.studies.definition import Run
 from nnunet_cpr.studies.run_state import StudyPaths, claim
 from nnunet_cpr.studies.worker import Worker
@@ -56,9 +57,9 @@ def test_lines_are_the_unfinished_runs(mine: StudyRun, monkeypatch: pytest.Monke
 def test_lines_run_the_study_s_runs(mine: StudyRun, monkeypatch: pytest.MonkeyPatch) -> None:
     workers = []
 
-    def work(worker: Worker) -> str:
+    def work(worker: Worker) -> bool:
         workers.append(worker)
-        return "done"
+        return True
 
     monkeypatch.setattr(Worker, "__call__", work)
     options = ("--device", "cpu", "--npz", "--gpus", "2")
@@ -86,31 +87,22 @@ def test_lines_with_environment_need_none(mine: StudyRun) -> None:
 
 
 def test_run_of_another_process_is_left_alone(mine: StudyRun) -> None:
-    line = invoke("commands", str(mine.file)).stdout.splitlines()[0]
-    results = Path(mine.environment["nnUNet_results"])
-    with claim(next(iter(mine.study().runs())), StudyPaths(results, results / "studies" / "lines")):
-        done = invoke(*shlex.split(line)[2:])
-    assert done.exit_code == 0 and done.stdout == ""
-    assert "nothing done, as another process works on it" in done.stderr
-
-
-def test_line_takes_the_number_of_a_data_set(mine: StudyRun) -> None:
+    """The data set may be given by its number."""
     results = Path(mine.environment["nnUNet_results"])
     run = Run(mine.space.dataset, "3d_fullres", PLANS, 0, SGD)
     number = str(int(run.dataset.removeprefix("Dataset").partition("_")[0]))
     with claim(run, StudyPaths(results, results / "studies" / "lines")):
         done = invoke("run-one", "lines", number, "3d_fullres", "0", "-tr", SGD, "-p", PLANS)
-    assert done.exit_code == 0 and f"{run.key}: nothing done" in done.stderr
+    assert done.exit_code == 0 and done.stdout == ""
+    assert f"{run.key}: nothing done, as another process works on it" in done.stderr
 
 
 def test_signalled_run_has_the_signal_s_status(mine: StudyRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_nnunet = Worker._run_nnunet
-
-    def stop(self: Worker, *arguments: Any) -> None:
+    def stop(self: Worker, request: StopRequest) -> None:
         signal.raise_signal(signal.SIGUSR2)
-        run_nnunet(self, *arguments)
+        raise CommandStopped
 
-    monkeypatch.setattr(Worker, "_run_nnunet", stop)
+    monkeypatch.setattr(Worker, "train", stop)
     run = Run(mine.space.dataset, "3d_fullres", PLANS, 0, SGD)
     done = invoke("run-one", "lines", run.dataset, "3d_fullres", "0", "-tr", SGD, "-p", PLANS)
     assert done.exit_code == 128 + signal.SIGUSR2

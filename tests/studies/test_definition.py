@@ -8,7 +8,7 @@ import pytest
 
 from nnunet_cpr import KappaWS
 from nnunet_cpr.names.trainer_name import parse_trainer_name
-from nnunet_cpr.studies.definition import Run, Study, StudyError, load, preset_names, save
+from nnunet_cpr.studies.definition import Run, StudyError, load, preset_names, save
 
 # The paper's table of segmentation results: weight decays 1e-5 to 1e-1, then warm starts of 1k to 4k.
 PAPER = {
@@ -73,9 +73,13 @@ def test_saved_study_loads_unchanged(tmp_path: Path) -> None:
 
 
 def test_changed_replaces_values_of_the_file() -> None:
-    study = load("quick").changed("other", ["Dataset004_X"], [2, 0], ["2d"], ["nnUNetPlans"])
+    study = load("quick").changed(
+        name="other", datasets=["Dataset004_X"], folds=[2, 0], configurations=["2d"]
+    )
     assert [run.fold for run in study.runs()] == [2, 2, 0, 0]
     assert {run.configuration for run in study.runs()} == {"2d"} and study.name == "other"
+    with pytest.raises(StudyError, match="expected a number greater than or equal to 0"):
+        study.changed(folds=[-2])
 
 
 @pytest.mark.parametrize(
@@ -100,19 +104,13 @@ def test_changed_replaces_values_of_the_file() -> None:
         ("datasets: A\ntrainers: [B]\nfolds: all", "expected a valid integer, got 'all'"),
         ("datasets: A\ntrainers: [B]\nfolds: []", "folds: expected at least one value"),
         ("datasets: [A, A]\ntrainers: [B]", "datasets: expected each value once"),
-        ("datasets: 4.5\ntrainers: [B]", r"datasets\[0\]: expected a valid string, got 4.5"),
         ("datasets: true\ntrainers: [B]", r"datasets\[0\]: expected a valid string, got True"),
-        ("datasets: -4\ntrainers: [B]", r"datasets\[0\]: expected a valid string, got -4"),
         ("datasets: A\ntrainers: [B]\nname: a/b", "name: expected a name of letters"),
-        ("datasets: A\ntrainers: [B]\nname: --help", "not '-' first"),
-        ("datasets: A\ntrainers: !!map [a, b]", "expected YAML, got: "),
         ("datasets: A\ntrainers: !!set [a]", "expected YAML, got: "),
         (
             "datasets: A\ntrainers: [{trainer: B, label: x}, {trainer: C, label: x}]",
             "expected each label once, got x 2 times",
         ),
-        ("datasets: A\ntrainers: [B]\nseeds: [1, 1]", "seeds: expected each value once"),
-        ("datasets: A\ntrainers: [B]\nseeds: -1", "expected a number greater than or equal to 0"),
         (
             "datasets: A\ntrainers: [nnUNetTrainerCPR, nnUNetTrainer]\nseeds: [1]",
             "seeds: nnUNetTrainer takes no seed; use nnUNetTrainerSGD",
@@ -139,11 +137,6 @@ def test_invalid_file_is_refused_in_one_line(text: str, message: str, tmp_path: 
 def test_unknown_study_lists_the_presets() -> None:
     with pytest.raises(StudyError, match="choose from amos22, brats2020"):
         load("btcw")
-
-
-def test_changed_validates_folds() -> None:
-    with pytest.raises(StudyError, match="expected a number greater than or equal to 0"):
-        Study("a", ["A"], load("quick").trainers, "nnUNetTrainerSGD").changed(folds=[-2])
 
 
 def test_seeds_become_suffixes(tmp_path: Path) -> None:

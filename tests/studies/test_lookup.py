@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
+from nnunet_cpr.cli.study._options import StudyOptions, prepare_study
 from nnunet_cpr.nnunet.commands import nnunet_environment
-from nnunet_cpr.studies.definition import PRESETS, StudyError, load, save
-from nnunet_cpr.studies.lookup import find_study, save_study
+from nnunet_cpr.studies.definition import StudyError, find_study, load
 
 TRAINERS = ["nnUNetTrainerSGD", "nnUNetTrainerCPR"]
 
@@ -64,10 +65,6 @@ def test_run_study_is_preferred_to_a_preset_except_by_run(
     (tmp_path / "heart").write_text((studies / "heart" / "study.yaml").read_text())
     write(tmp_path / "heart", [0, 1])
     assert "0 of 4 done" in command("status", "heart", "--once"), "a file comes first"
-
-
-def test_status_of_a_preset_that_was_not_run_shows_the_preset(command: Callable[..., str]) -> None:
-    assert "Study heart: 0 of 45 done" in command("status", "heart", "--once")
 
 
 def test_name_option_selects_the_run_study(command: Callable[..., str], studies: Path) -> None:
@@ -133,27 +130,21 @@ def test_data_set_numbers_become_names(
     assert "data set 77: expected one Dataset077_*" in command("run", "mine.yaml", status=1)
 
 
-def test_folds_of_several_commands_are_saved_together(studies: Path) -> None:
-    heart = load(str(PRESETS / "heart.yaml"))
-    folder = studies / "heart"
-    folder.mkdir()
-    save_study(heart.changed(folds=[1]), folder, is_part=True)
-    save_study(heart.changed(folds=[0]), folder, is_part=True)
-    assert load(str(folder / "study.yaml")) == heart.changed(folds=[0, 1])
-    other = heart.changed(folds=[2], datasets=["Dataset501_Mine"])
-    save_study(other, folder, is_part=True)
-    assert load(str(folder / "study.yaml")) == other, "another data set is another study"
-    save_study(other.changed(folds=[3]), folder, is_part=False)
-    assert load(str(folder / "study.yaml")).folds == (3,), "the file lists its folds"
+def test_folds_and_seeds_of_several_commands_are_saved_together(
+    studies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nnunet_cpr.studies.check_study_data", lambda *_: [])
+    monkeypatch.setattr("nnunet_cpr.studies.prepare_study_data", lambda *_: None)
 
+    def saved(**options: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        selected = StudyOptions("mine.yaml", ["501"], **options).select(saved_first=False)
+        prepare_study(selected, 1, Console(quiet=True))
+        study = load(str(studies / "mine" / "study.yaml"))
+        return study.folds, study.seeds
 
-def test_seeds_of_several_commands_are_saved_together(studies: Path) -> None:
-    heart = load(str(PRESETS / "heart.yaml"))
-    for seeds in ([2], [1]):
-        save_study(heart.changed(seeds=seeds), studies, is_part=True)
-    assert load(str(studies / "study.yaml")).seeds == (1, 2)
-    save_study(heart.changed(folds=[0], seeds=[3]), studies, is_part=True)
-    assert load(str(studies / "study.yaml")) == heart.changed(seeds=[1, 2, 3])
-    save(heart, studies / "study.yaml")
-    save_study(heart.changed(seeds=[1]), studies, is_part=True)
-    assert load(str(studies / "study.yaml")).seeds == (1,)
+    write(tmp_path / "mine.yaml", [0, 1, 2])
+    assert saved(folds="1") == ((1,), ())
+    assert saved(folds="0") == ((0, 1), ())
+    assert saved(seeds="5", folds="0") == ((0, 1), (5,))
+    assert saved(seeds="2", folds="2") == ((0, 1, 2), (2, 5))
+    assert saved() == ((0, 1, 2), ()), "without options, the file says what the study is"

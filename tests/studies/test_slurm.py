@@ -74,17 +74,8 @@ def check_only_running_epochs_are_repeated(found: list[tuple[list[int], int]]) -
 def test_killed_slurm_run_continues(study: Callable, waiting: Callable, tmp_path: Path) -> None:
     mine = study("slurm", TRAINERS, [0])
     fold = mine.space.fold(TRAINERS[0])
-    options = (
-        *OPTIONS,
-        "--partition",
-        "tests",
-        "--time",
-        "30",
-        "--jobs",
-        "1",
-        "--sbatch",
-        "comment=ours",
-    )
+    given = ("--partition", "tests", "--time", "30", "--jobs", "1", "--sbatch", "comment=ours")
+    options = (*OPTIONS, *given)
     with slurm_cluster.cluster(tmp_path / "slurm") as environment:
         # A job has the node's PATH where nnU-Net is, as a cluster's users have.
         mine.environment.update({k: environment[k] for k in ("SLURM_CONF", "PATH")})

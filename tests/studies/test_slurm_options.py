@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
-from nnunet_cpr.cli.study._slurm_options import parse_setting
+from nnunet_cpr.cli.study._options import TrainingOptions
+from nnunet_cpr.cli.study._slurm_options import SlurmOptions, parse_setting
 from nnunet_cpr.cli.study.run import gpu_names
 from nnunet_cpr.studies.definition import Run, StudyError
-from nnunet_cpr.studies.executors import Slurm, cancel_slurm_jobs, queued_runs, requested_gpus
+from nnunet_cpr.studies.executors import Slurm, cancel_slurm_jobs, queued_runs
 from nnunet_cpr.studies.run_state import StudyPaths, state_of
 
 RUNS = [Run("Dataset001_A", "3d_fullres", "nnUNetPlans", fold, "nnUNetTrainerCPR") for fold in (0, 1)]
@@ -31,8 +33,9 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dic
     monkeypatch.setenv("PATH", str(commands), prepend=":")
     paths = StudyPaths(tmp_path / "results", tmp_path / "results" / "studies" / "s")
 
-    def submit(*settings: str, **options: object) -> dict[str, str]:
-        slurm = Slurm(settings=dict(map(parse_setting, settings)), **options)
+    def submit(*settings: str, jobs: int = 16, **options: Any) -> dict[str, str]:
+        given = SlurmOptions(sbatch=list(settings), **options)
+        slurm = given.executor(jobs, gpus=1, training=TrainingOptions())
         assert slurm.submit(RUNS, paths, {}) == {RUNS[0].key: "5_0", RUNS[1].key: "5_1"}
         text = (paths.jobs / "5_submission.sh").read_text()
         given = re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", text, re.MULTILINE)
@@ -43,7 +46,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dic
 
 
 def test_script_has_the_usual_options(script: Callable) -> None:
-    given = script(partition="gpu", minutes=600, cpus=8, memory="64G", at_once=3)
+    given = script(partition="gpu", time="10:00:00", cpus=8, memory="64G", jobs=3)
     expected = {
         **{"partition": "gpu", "time": "600", "cpus-per-task": "8", "mem": "64G", "gpus-per-node": "1"},
         **{"array": "0-1%2", "signal": "USR2@90", "requeue": "", "job-name": "s"},
@@ -56,35 +59,18 @@ def test_script_has_the_usual_options(script: Callable) -> None:
     ("settings", "expected", "absent"),
     [
         (("gres=gpu:a100:1",), {"gres": "gpu:a100:1"}, "gpus-per-node"),
-        (("--gpus=a100:2",), {"gpus": "a100:2"}, "gpus-per-node"),
-        (("gpus-per-task=1",), {"gpus-per-task": "1"}, "gpus-per-node"),
+        (("--gpus=a100:1",), {"gpus": "a100:1"}, "gpus-per-node"),
         (("gpus-per-node=h100:1",), {"gpus-per-node": "h100:1"}, "gpus_per_node"),
         (("gres=scratch:100",), {"gres": "scratch:100", "gpus-per-node": "1"}, "gpus"),
         (("account=me", "constraint=a100|h100"), {"account": "me", "constraint": "'a100|h100'"}, "A"),
         (("--exclusive", "cpus-per-task=4"), {"exclusive": "", "cpus-per-task": "4"}, "cpus_per_task"),
         (("cpus-per-gpu=6",), {"cpus-per-gpu": "6", "gpus-per-node": "1"}, "cpus-per-task"),
-        (("qos long", "mail-type=END,FAIL"), {"qos": "long", "mail-type": "END,FAIL"}, "q"),
+        (("--qos long", "comment=a=b c"), {"qos": "long", "comment": "'a=b c'"}, "q"),
     ],
 )
 def test_sbatch_options_replace_ours(script: Callable, settings, expected, absent) -> None:
     given = script(*settings)
     assert expected.items() <= given.items() and absent not in given
-
-
-@pytest.mark.parametrize(
-    ("given", "parsed"),
-    [
-        ("account=me", ("account", "me")),
-        ("--account=me", ("account", "me")),
-        ("--account me", ("account", "me")),
-        ("mem-per-cpu=4G", ("mem_per_cpu", "4G")),
-        ("exclusive", ("exclusive", True)),
-        ("--exclusive=user", ("exclusive", "user")),
-        ("comment=a=b c", ("comment", "a=b c")),
-    ],
-)
-def test_sbatch_options_are_parsed(given: str, parsed: tuple[str, object]) -> None:
-    assert parse_setting(given) == parsed
 
 
 @pytest.mark.parametrize(
@@ -102,44 +88,15 @@ def test_sbatch_options_that_cannot_work_are_refused(given: str, remedy: str) ->
         parse_setting(given)
 
 
-@pytest.mark.parametrize(
-    ("settings", "count"),
-    [
-        ({}, None),
-        ({"gres": "gpu"}, 1),
-        ({"gres": "gpu:2"}, 2),
-        ({"gres": "scratch:100,gpu:h100:4"}, 4),
-        ({"gres": "gpus_of_another_kind:3"}, None),
-        ({"gpus": "a100:2"}, 2),
-        ({"gpus_per_task": "a100"}, 1),
-        ({"tres_per_task": "gres/gpu:2"}, 2),
-        ({"tres_per_task": "gres/gpu:a100=3"}, 3),
-    ],
-)
-def test_requested_gpus_are_counted(settings: dict[str, str], count: int | None) -> None:
-    assert requested_gpus(settings) == count
-
-
-def test_all_requested_gpus_train() -> None:
-    paths = StudyPaths(Path("results"), Path("results/studies/s"))
-    several = Slurm(settings={"gres": "gpu:a100:2"}).worker(RUNS[0], paths, {}).options
-    assert several == ("-num_gpus", "2")
-    with pytest.raises(StudyError, match="--gpus: expected 2 as in --sbatch, got 1"):
-        Slurm(gpus=1, settings={"gres": "gpu:a100:2"})
-
-
 def test_short_time_limits_are_refused() -> None:
     with pytest.raises(StudyError, match="--time: expected more than 120 s, as jobs requeue 90 s"):
         Slurm(minutes=2)
-    paths = StudyPaths(Path("results"), Path("results/studies/s"))
-    worker = Slurm(minutes=3).worker(RUNS[0], paths, {})
-    assert (worker.stop_seconds, worker.time_limit) == (60, 90)
     Slurm(minutes=1, signal_delay=20)
 
 
 @pytest.mark.parametrize(
     "given",
-    [["--partition", "gpu"], ["--signal-delay", "60"], ["--wait"], ["--sbatch", "account=me"]],
+    [["--partition", "gpu"], ["--wait"], ["--sbatch", "account=me"]],
 )
 def test_slurm_options_without_slurm_are_refused(
     given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -185,7 +142,7 @@ def test_refused_jobs_keep_their_failures(script: Callable[..., dict[str, str]],
         (tmp_path / "bin" / "sbatch").write_text(f"#!/bin/sh\n{text}\n")
         with pytest.raises(StudyError, match="sbatch: refused the jobs"):
             Slurm().submit(RUNS, paths, {})
-        assert state_of(RUNS[0], paths).reason == ("CUDA out of memory",)
+        assert state_of(RUNS[0], paths).reason == "CUDA out of memory"
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho Submitted batch job 5\n")
     Slurm().submit(RUNS, paths, {})
     assert not paths.failure(RUNS[0]).exists()

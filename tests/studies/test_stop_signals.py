@@ -5,8 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,13 +19,9 @@ import typer
 from nnunet_cpr.cli._errors import report_errors
 from nnunet_cpr.nnunet.commands import CommandFailed, CommandStopped
 from nnunet_cpr.nnunet.commands import run as run_command
-from nnunet_cpr.nnunet.stop_signals import (
-    StopRequest,
-    block_interrupts,
-    raise_on_termination,
-    record_stop_signals,
-)
+from nnunet_cpr.nnunet.stop_signals import raise_on_termination, record_stop_signals
 from nnunet_cpr.studies.definition import Run
+from nnunet_cpr.studies.executors import Local
 from nnunet_cpr.studies.run_state import Stage, StudyPaths, claim, is_running, state_of
 from nnunet_cpr.studies.worker import Worker
 
@@ -38,23 +32,6 @@ trap 'sleep 0.3; echo saved > state; exit 143' TERM
 echo > started
 while :; do sleep 0.05; done
 """
-STUBBORN = "trap '' TERM; echo > started; while :; do sleep 0.05; done"
-EPOCH = r"2026-01-01 10:00:00.0: Epoch %s\n2026-01-01 10:00:00.0: Epoch time: 5 s\n"
-
-
-@pytest.fixture
-def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Return a function that makes a shell script nnU-Net's command."""
-
-    def install(script: str) -> None:
-        program = tmp_path / "bin" / "nnUNetv2_train"
-        program.parent.mkdir()
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / "bin"))
-    return install
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
@@ -91,30 +68,59 @@ def child_runs(tmp_path: Path) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
+@pytest.mark.parametrize("executor", ["job", "pool"])
 def test_signal_waits_for_the_state_of_the_training(
-    run: Run, paths: StudyPaths, training: Callable, tmp_path: Path, number: signal.Signals
+    run: Run, paths: StudyPaths, training: Callable, tmp_path: Path, executor: str, number: int
 ) -> None:
     training(SAVING)
     before = signal.getsignal(number)
-    with signals_when((tmp_path / "started").exists, number), pytest.raises(SystemExit) as stopped:
-        Worker(run, paths, "cpu")()
-    assert stopped.value.code == 128 + number
+    with signals_when((tmp_path / "started").exists, number):
+        if executor == "job":
+            with pytest.raises(SystemExit) as stopped:
+                Worker(run, paths, "cpu")()
+            assert stopped.value.code == 128 + number
+        else:
+            stopping = []
+            with pytest.raises(KeyboardInterrupt) as interrupted:
+                Local(device="cpu").run([run], paths, {}, lambda: None, lambda: stopping.append(1))
+            assert getattr(interrupted.value, "status", 130) == 128 + number and stopping == [1]
     assert (tmp_path / "state").exists()
     wait_until(lambda: not child_runs(tmp_path))
     assert not is_running(run, paths) and state_of(run, paths).stage is not Stage.FAILED
-    with claim(run, paths) as ours:
-        assert ours
     assert signal.getsignal(number) is before
 
 
-def test_stubborn_command_is_killed_after_the_limit(training: Callable, tmp_path: Path) -> None:
-    training(STUBBORN)
+def test_error_of_the_command_stops_its_trainings(
+    run: Run, paths: StudyPaths, training: Callable, tmp_path: Path
+) -> None:
+    training(SAVING)
+
+    def show() -> None:
+        if (tmp_path / "started").exists():
+            raise OSError("terminal is gone")
+
+    with pytest.raises(OSError, match="terminal is gone"):
+        Local(device="cpu").run([run], paths, {}, show)
+    assert (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "stop_seconds"), [([signal.SIGTERM], 0.2), ([signal.SIGINT, signal.SIGINT], 500)]
+)
+def test_stubborn_command_is_killed_after_the_limit_or_a_second_interrupt(
+    training: Callable, tmp_path: Path, numbers: list[signal.Signals], stop_seconds: float
+) -> None:
+    training("trap '' TERM; echo > started; while :; do sleep 0.05; done")
+    start = time.monotonic()
     with (
-        signals_when((tmp_path / "started").exists, signal.SIGTERM),
+        signals_when((tmp_path / "started").exists, *numbers),
         record_stop_signals() as request,
         pytest.raises(CommandStopped),
     ):
-        run_command(["nnUNetv2_train"], tmp_path / "log", os.environ, request=request, stop_seconds=0.2)
+        run_command(
+            ["nnUNetv2_train"], tmp_path / "log", os.environ, request=request, stop_seconds=stop_seconds
+        )
+    assert time.monotonic() - start < 400
 
 
 def test_ranks_that_outlive_the_command_save_their_state(
@@ -125,27 +131,6 @@ def test_ranks_that_outlive_the_command_save_their_state(
     with signals_when((tmp_path / "started").exists, signal.SIGTERM), pytest.raises(SystemExit):
         worker()
     assert (tmp_path / "state").exists()
-
-
-def test_second_interrupt_kills_at_once(training: Callable, tmp_path: Path) -> None:
-    training(STUBBORN)
-    start = time.monotonic()
-    with (
-        signals_when((tmp_path / "started").exists, signal.SIGINT, signal.SIGINT),
-        record_stop_signals() as request,
-        pytest.raises(CommandStopped),
-    ):
-        run_command(["nnUNetv2_train"], tmp_path / "log", os.environ, request=request, stop_seconds=500)
-    assert time.monotonic() - start < 400
-
-
-def test_nothing_starts_after_a_request(training: Callable, tmp_path: Path) -> None:
-    training("echo > started")
-    request = StopRequest()
-    request.signals.append(signal.SIGTERM)
-    with pytest.raises(CommandStopped):
-        run_command(["nnUNetv2_train"], tmp_path / "log", os.environ, request=request)
-    assert not (tmp_path / "started").exists()
 
 
 def test_training_ended_by_a_foreign_signal_has_failed(
@@ -204,52 +189,6 @@ def test_slurm_job_requeues_unless_cancelled(
         assert ours
 
 
-@pytest.mark.parametrize("makes_progress", [True, False])
-def test_job_without_progress_at_its_limit_is_not_requeued_forever(
-    run: Run, paths: StudyPaths, training: Callable, slurm: Callable, tmp_path: Path, makes_progress
-) -> None:
-    fold = run.folder(paths.results)
-    fold.mkdir(parents=True)
-    epoch = f"""
-        n=$(ls {fold} | grep -c log)
-        printf "{EPOCH}" "$n" > {fold}/training_log_2026_1_1_10_00_0$n.txt
-    """
-    training((epoch if makes_progress else "") + SAVING)
-    worker = Worker(run, paths, "cpu", time_limit=0.01)
-    ends: list[type[BaseException]] = []
-    while len(ends) < 3 and SystemExit not in ends:
-        (tmp_path / "started").unlink(missing_ok=True)
-        with (
-            signals_when((tmp_path / "started").exists, signal.SIGUSR2),
-            pytest.raises((Requeued, SystemExit)) as ended,
-        ):
-            worker()
-        ends.append(ended.type)
-        worker = worker.checkpoint().function
-    if makes_progress:
-        assert ends == [Requeued] * 3
-    else:
-        assert ends == [Requeued, SystemExit]
-        assert "give a longer --time" in state_of(run, paths).reason[0]
-
-
-def test_refused_requeue_is_the_reason_of_the_failure(
-    run: Run, paths: StudyPaths, training: Callable, slurm: Callable, tmp_path: Path
-) -> None:
-    training(SAVING)
-
-    def refuse(number: int, frame: FrameType | None) -> None:
-        subprocess.run(["false"], check=True)
-
-    signal.signal(signal.SIGUSR2, refuse)
-    with (
-        signals_when((tmp_path / "started").exists, signal.SIGUSR2),
-        pytest.raises(subprocess.CalledProcessError),
-    ):
-        Worker(run, paths, "cpu")()
-    assert state_of(run, paths).reason[0].startswith("requeue: ")
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
 def test_termination_of_a_command_is_one_line(number: signal.Signals, capsys) -> None:
     def work() -> None:
@@ -263,17 +202,6 @@ def test_termination_of_a_command_is_one_line(number: signal.Signals, capsys) ->
         work()
     assert ended.value.exit_code == 128 + number
     assert capsys.readouterr().err == "nnunet-cpr: stopped; run it again\n"
-
-
-def test_interrupts_are_blocked_for_new_processes() -> None:
-    code = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
-    command = [sys.executable, "-S", "-c", code]
-    with block_interrupts():
-        blocked = subprocess.run(command, capture_output=True, text=True).stdout
-    assert (blocked, subprocess.run(command, capture_output=True, text=True).stdout) == (
-        "True\n",
-        "False\n",
-    )
 
 
 @pytest.mark.parametrize("handlers", [raise_on_termination, record_stop_signals])

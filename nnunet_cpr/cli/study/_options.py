@@ -105,10 +105,10 @@ class StudyOptions:
         folder = given if file == studies.saved_file(saved, given) else ""
         study = studies.load(str(file)).changed(
             name=self.name or folder,
-            datasets=self.dataset or (),
+            datasets=self.dataset,
             folds=parse_numbers("--folds", self.folds),
-            configurations=self.configuration or (),
-            plans=self.plans or (),
+            configurations=self.configuration,
+            plans=self.plans,
             seeds=parse_numbers("--seeds", self.seeds),
         )
         previous = studies.saved_file(saved, study.name)
@@ -116,9 +116,8 @@ class StudyOptions:
             study = study.changed(datasets=studies.load(str(previous)).datasets)
         names = [studies.dataset_name(dataset, folders) for dataset in study.datasets]
         paths = studies.StudyPaths(results, saved / study.name)
-        return SelectedStudy(
-            study.changed(datasets=names), paths, folders, bool(self.folds or self.seeds)
-        )
+        is_part = bool(self.folds or self.seeds)
+        return SelectedStudy(study.changed(datasets=names), paths, folders, is_part)
 
 
 @dataclass(frozen=True)
@@ -148,4 +147,9 @@ def prepare_study(selected: SelectedStudy, processes: int, console: Console) -> 
         studies.check_study_data(study, folders, processes)
         paths.logs.mkdir(parents=True, exist_ok=True)
         studies.prepare_study_data(study, folders, paths.logs, processes)
-    studies.save_study(study, paths.study, is_part)
+    file = paths.study / "study.yaml"
+    earlier = studies.load(str(file)) if is_part and file.exists() else study
+    if earlier.changed(folds=study.folds, seeds=study.seeds) == study:  # commands that add to one study
+        folds, seeds = ({*study.folds, *earlier.folds}, {*study.seeds, *earlier.seeds})
+        study = study.changed(folds=sorted(folds), seeds=sorted(seeds))
+    studies.save(study, file)

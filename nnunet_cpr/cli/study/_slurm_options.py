@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from math import ceil
@@ -40,24 +41,42 @@ class SlurmOptions:
         changed = (field.name for field in fields(self) if getattr(self, field.name) != field.default)
         return [f"--{name.replace('_', '-')}" for name in changed]
 
-    def executor(self, jobs: int, gpus: int | None, training: TrainingOptions) -> studies.Slurm:
+    def executor(self, jobs: int, gpus: int, training: TrainingOptions) -> studies.Slurm:
         """Return the executor.
 
         Raises:
-            StudyError: an option is invalid, or two of them contradict each other.
+            StudyError: an option is invalid.
         """
+        given = dict(parse_setting(text) for text in self.sbatch or ())
+        settings: dict[str, str | int | bool | None] = {
+            "partition": self.partition,
+            "mem": self.memory,
+            "cpus_per_task": None if "cpus_per_gpu" in given else self.cpus,
+            "gpus_per_node": None if requests_gpus(given) else gpus,
+            **given,
+        }
         return studies.Slurm(
-            partition=self.partition,
+            settings={name: value for name, value in settings.items() if value},
             minutes=parse_minutes(self.time),
             gpus=gpus,
-            cpus=self.cpus,
-            memory=self.memory,
             at_once=jobs,
-            settings=dict(parse_setting(text) for text in self.sbatch or ()),
             signal_delay=self.signal_delay,
             device=training.device,
             options=training.nnunet_options,
         )
+
+
+def requests_gpus(settings: Mapping[str, str | bool]) -> bool:
+    """Return True if options of sbatch request GPUs; two of them may request other resources.
+
+    Example:
+        >>> requests_gpus({"gres": "gpu:a100:1"}), requests_gpus({"gres": "scratch:100"})
+        (True, False)
+    """
+    return any(
+        name.startswith("gpus") or (name in ("gres", "tres_per_task") and "gpu" in str(value))
+        for name, value in settings.items()
+    )
 
 
 def parse_minutes(text: str) -> int:
@@ -90,7 +109,7 @@ def parse_setting(text: str) -> tuple[str, str | bool]:
         Its name with underscores, and its value or True.
 
     Raises:
-        StudyError: it is no such option, or one that the command sets itself.
+        StudyError: it is not an option, or one that the command sets itself.
 
     Example:
         >>> parse_setting("--gres=gpu:a100:1"), parse_setting("exclusive"), parse_setting("account me")

@@ -56,9 +56,9 @@ def run_one(
     several = ("-num_gpus", str(gpus)) if gpus > 1 else ()
     options = (*training.nnunet_options, *several)
     try:
-        result = studies.Worker(run, paths, training.device, folders, options)()
+        is_done = studies.Worker(run, paths, training.device, folders, options)()
     except SystemExit:  # a signal has stopped the training
         print(f"nnunet-cpr: {STOPPED}", file=sys.stderr)
         raise
-    busy = "nothing done, as another process works on it"
-    print(f"{run.key}: {busy if result == 'busy' else result}", file=sys.stderr)
+    outcome = "done" if is_done else "nothing done, as another process works on it"
+    print(f"{run.key}: {outcome}", file=sys.stderr)

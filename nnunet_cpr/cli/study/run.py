@@ -38,19 +38,20 @@ def run(
     if executor == "local" and slurm.given():
         stop(f"{', '.join(slurm.given())}: expected --executor slurm as well")
     jobs = jobs or (16 if executor == "slurm" else 1)
-    on_slurm = slurm.executor(jobs, gpus, training) if executor == "slurm" else None
+    on_slurm = None
+    if executor == "slurm":
+        on_slurm = slurm.executor(jobs, 1 if gpus is None else gpus, training)
     if dry_run:
         with console.status("checking the trainers and data sets"):
-            steps = studies.check_study_data(selected.study, selected.folders, processes)
-        for line in studies.dry_run_lines(selected.study, selected.paths, steps, jobs):
+            first = studies.check_study_data(selected.study, selected.folders, processes)
+        for line in studies.dry_run_lines(selected.study, selected.paths, first):
             console.print(line, soft_wrap=True, markup=False)
         return
     prepare_study(selected, processes, console)
     if on_slurm is None:
-        names = gpu_names(gpus, training.device)
-        _run_here(
-            studies.Local(jobs, names, training.device, training.nnunet_options), selected, console
-        )
+        device = training.device or ("cpu" if gpus == 0 else None)
+        local = studies.Local(jobs, gpu_names(gpus, device), device, training.nnunet_options)
+        _run_here(local, selected, console)
     else:
         _submit(on_slurm, selected, slurm.wait, console)
         if not slurm.wait:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from typer import Option
 
@@ -22,7 +22,7 @@ def status(
     """Show the progress of a study until all runs have ended."""
     selected, console = options.select(), Console()
     if once or not console.is_terminal:
-        console.print(studies.status_renderer(selected.study, selected.paths)())
+        console.print(studies.status_table(selected.study, studies.states(*selected[:2])))
     else:
         watch(selected, console, set(studies.Stage) - {studies.Stage.DONE, studies.Stage.FAILED})
 
@@ -47,7 +47,10 @@ def live_table(
         console: where to print.
         jobs: number of runs that are trained at the same time; None counts the running ones.
     """
-    table = studies.status_renderer(selected.study, selected.paths, jobs)
+
+    def table() -> RenderableType:
+        return studies.status_table(selected.study, studies.states(*selected[:2]), jobs)
+
     try:
         with Live(table(), console=console, auto_refresh=False) as live:
             yield lambda: live.update(table(), refresh=True)

@@ -1,0 +1,115 @@
+"""Executor for this machine: slots of the trainings, environment and options of their commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nnunet_cpr.nnunet.commands import CommandFailed
+from nnunet_cpr.nnunet.stop_signals import StopRequest
+from nnunet_cpr.studies.definition import Run
+from nnunet_cpr.studies.executors import Local, Slurm
+from nnunet_cpr.studies.run_state import StudyPaths, claim, is_running, record_process
+from nnunet_cpr.studies.worker import Worker
+
+
+class FakeTrainings:
+    """Trainings of half a second that note their fold, GPU and the number of others at their start."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.started: list[tuple[int, str | None, int]] = []
+        self.running = 0
+        monkeypatch.setattr(Worker, "train", lambda worker, request: self.train(worker, request))
+
+    def train(self, worker: Worker, request: StopRequest) -> bool:
+        with claim(worker.run, worker.paths) as ours:
+            if ours:
+                gpu = worker.environment.get("CUDA_VISIBLE_DEVICES")
+                self.started.append((worker.run.fold, gpu, self.running))
+                self.running += 1
+                time.sleep(0.5)
+                self.running -= 1
+            return ours
+
+
+def test_each_run_trains_once_with_a_device_of_its_own(
+    run: Run, paths: StudyPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainings = FakeTrainings(monkeypatch)
+    runs = [replace(run, fold=fold) for fold in range(5)]
+    Local(at_once=2, gpus=["2", "5"]).run(runs, paths, {}, lambda: None)
+    assert [fold for fold, _, _ in trainings.started] == [0, 1, 2, 3, 4]
+    assert {gpu for _, gpu, _ in trainings.started} == {"2", "5"}
+    assert max(others for _, _, others in trainings.started) == 1
+
+
+def test_training_of_a_killed_command_keeps_its_gpu_until_it_ends(
+    run: Run, paths: StudyPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [replace(run, fold=fold) for fold in range(4)]
+    orphan = subprocess.Popen(["sh", "-c", "sleep 2.2; exit", run.trainer])
+    threading.Thread(target=orphan.wait).start()  # else it stays a zombie
+    runs[3].folder(paths.results).mkdir(parents=True)
+    record_process(runs[3], paths, orphan.pid, "5")
+    trainings = FakeTrainings(monkeypatch)
+    Local(at_once=2, gpus=["2", "5"]).run(runs, paths, {}, lambda: None)
+    assert [gpu for _, gpu, _ in trainings.started[:3]] == ["2"] * 3
+    assert trainings.started[3:] == [(3, "5", 0)], "continued after the orphan, which has not finished"
+    assert not is_running(runs[3], paths)
+
+
+def test_failed_run_does_not_stop_the_others(
+    run: Run, paths: StudyPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = []
+
+    def fail(self: Worker, request: StopRequest) -> None:
+        trained.append(self.run.fold)
+        raise CommandFailed("out of memory")
+
+    monkeypatch.setattr(Worker, "_train_and_validate", fail)
+    Local().run([replace(run, fold=fold) for fold in range(2)], paths, {}, lambda: None)
+    assert trained == [0, 1] and paths.failure(run).read_text() == "out of memory\n"
+
+
+def test_cores_are_shared(run: Run, paths: StudyPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = ("OMP_NUM_THREADS", "NNUNET_CPR_CPU_THREADS", "nnUNet_n_proc_DA")
+    for variable in variables:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
+
+    def environment(at_once: int) -> list[Any]:
+        worker = Local(at_once, device="cpu").worker(run, None, paths, {"nnUNet_raw": "r"})
+        assert worker.environment["nnUNet_raw"] == "r"
+        assert "CUDA_VISIBLE_DEVICES" not in worker.environment
+        return [worker.environment[variable] for variable in variables]
+
+    assert environment(at_once=3) == ["2", "2", "2"] and environment(at_once=1) == ["6", "6", "6"]
+    monkeypatch.setenv("NNUNET_CPR_CPU_THREADS", "5")
+    assert environment(at_once=3) == ["2", "5", "2"]
+
+
+def test_options_reach_nnunets_command(run: Run, paths: StudyPaths) -> None:
+    here = Local(device="cpu", options=("--npz",)).worker(run, None, paths, {}).command("--c")
+    assert here == [
+        *("nnUNetv2_train", run.dataset, run.configuration, "0", "--c", "-tr", run.trainer),
+        *("-p", run.plans, "-device", "cpu", "--npz"),
+    ]
+    one, two = (Slurm(gpus=n, device="cuda").worker(run, paths, {}).command("--val") for n in (1, 2))
+    assert two == [*one, "-num_gpus", "2"]
+
+
+def test_full_disk_is_kept_as_the_reason(run: Run, paths: StudyPaths, monkeypatch) -> None:
+    def full(self: Worker, request: StopRequest) -> None:
+        raise OSError(28, "No space left on device", "/a/file")
+
+    monkeypatch.setattr(Worker, "_train_and_validate", full)
+    with pytest.raises(OSError, match="No space"):
+        Worker(run, paths)()
+    assert "No space left on device: '/a/file'" in paths.failure(run).read_text()
