@@ -99,7 +99,12 @@ def _best(table: pd.DataFrame, metric: Metric) -> pd.Series:
     setting = [table[name] for name in Setting._fields]
     is_same = table["finished"].groupby(setting, sort=False).transform("nunique") <= 1
     is_several = shown.groupby(setting, sort=False).transform("count") > 1
-    return is_same & is_several & (shown == shown.groupby(setting, sort=False).transform("max"))
+    return (
+        is_same
+        & is_several
+        & (shown != 0)
+        & (shown == shown.groupby(setting, sort=False).transform("max"))
+    )
 
 
 def shown_main_table(results: Results, numbers: pd.DataFrame) -> Table:
@@ -143,12 +148,17 @@ def main_table_notes(results: Results) -> list[str]:
         note += " ± standard deviation over " + " ± over ".join(sources)
     lower = [metric.title for metric in metrics_of(results) if metric.sign < 0]
     notes = [f"{note}. {', '.join(lower)}: lower is better." if lower else f"{note}."]
-    runs = [len(results.finished_runs(s, e.trainer)) for s in results.settings for e in study.trainers]
-    if min(runs) < results.planned_runs:
+    if any(len(_finished(results, setting)) > 1 for setting in results.settings):
         notes.append("Means over different runs cannot be compared, so no value is marked as the best.")
     if any(dataset in entry.published for entry in study.trainers for dataset in study.datasets):
         notes.append(f"Published numbers: {study.source or 'source not given'}.")
     return notes
+
+
+def _finished(results: Results, setting: Setting) -> set[str]:
+    """Return the different sets of runs that trainers of a setting have finished."""
+    runs = [results.finished_runs(setting, entry.trainer) for entry in results.study.trainers]
+    return {str(each) for each in runs if each}
 
 
 def comparison_numbers(comparisons: Sequence[Comparison]) -> Table:
