@@ -26,7 +26,7 @@ COMMANDS = {
     "study list": (TORCH, 0.35),
     "study status STUDY": (TORCH, 0.4),
     "study run MISSPELT": (TORCH, 0.4),
-    "vision presets": (TORCH, 1.4),
+    "vision run MISSPELT SGD": (TORCH, 1.4),
     "trainers nnUNetTrainerCPR_ws2000": (NNUNET, 1.1),
     "doctor": (NNUNET, 1.25),
 }

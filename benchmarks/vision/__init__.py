@@ -1,1 +1,1 @@
-"""Results of vision sweeps, and figures that ``nnunet-cpr vision draw`` does not make."""
+"""Vision sweeps, their results, and what the results page computes from them."""

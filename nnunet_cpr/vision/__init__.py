@@ -1,4 +1,4 @@
-"""Tasks and sweeps outside of nnU-Net: runs, heat maps and other figures.
+"""Image, text and arithmetic tasks outside of nnU-Net: runs, and the table and figure of a sweep.
 
 The names in the stub beside this file are those that the commands use. They are imported when they are
 first used, so that the help of a command waits for none of them.

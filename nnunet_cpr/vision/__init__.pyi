@@ -1,28 +1,17 @@
-from .dynamics_figure import draw_dynamics
-from .engine import train
-from .folder import DYNAMICS, run_folder
-from .heatmaps import draw_sweep
-from .learning_curves import draw_curves
-from .selection import compare_methods
-from .sweeps import SWEEPS, Sweep
-from .task import CannotDraw, CannotTrain, Diverged, InUse, Options, Task
-from .tasks import TASKS
+from .summary import draw_summary, summarize
+from .sweep import Sweep, load_sweep
+from .task import CannotTrain, Diverged, InUse
+from .tasks import find_task
+from .training import train
 
 __all__ = [
-    "DYNAMICS",
-    "SWEEPS",
-    "TASKS",
-    "CannotDraw",
     "CannotTrain",
     "Diverged",
     "InUse",
-    "Options",
     "Sweep",
-    "Task",
-    "compare_methods",
-    "draw_curves",
-    "draw_dynamics",
-    "draw_sweep",
-    "run_folder",
+    "draw_summary",
+    "find_task",
+    "load_sweep",
+    "summarize",
     "train",
 ]

@@ -14,6 +14,9 @@ from nnunet_cpr.optimizers import SGDCPR, AdamCPR, FusedAdam, FusedSGD, Muon, Mu
 from nnunet_cpr.param_groups import regularized
 from nnunet_cpr.vision.task import Task
 
+_MOMENTUM = 0.9
+"""Nesterov momentum of SGD."""
+
 
 def build_optimizer(model: nn.Module, name: RunName, task: Task) -> Optimizer:
     """Return the optimizer of a completed name for all parameters of a model.
@@ -28,13 +31,10 @@ def build_optimizer(model: nn.Module, name: RunName, task: Task) -> Optimizer:
         KappaWS(steps=60)
     """
     assert name.lr is not None  # the name is complete
-    adam: dict[str, Any] = {"betas": task.betas, "eps": task.eps}
-    momentum = task.momentum if name.momentum is None else name.momentum
+    adam: dict[str, Any] = {"betas": task.betas}
+    momentum = _MOMENTUM if name.momentum is None else name.momentum
     sgd: dict[str, Any] = {"momentum": momentum, "nesterov": momentum > 0}
-    muon: dict[str, Any] = {
-        "betas": task.betas,
-        **({} if name.momentum is None else {"momentum": name.momentum}),
-    }
+    muon = adam if name.momentum is None else {**adam, "momentum": name.momentum}
     weight_decay = name.weight_decay or 0.0
     match name.family:
         case "AdamCPR":
@@ -49,13 +49,13 @@ def build_optimizer(model: nn.Module, name: RunName, task: Task) -> Optimizer:
     groups = _weight_decay_groups(model, 0.0 if baseline is not None else weight_decay)
     fused = all(p.device.type in ("cpu", "cuda") for p in model.parameters())
     optimizer: Optimizer
-    if name.defaults.optimizer == "muon":
+    if name.family == "Muon":
         optimizer = Muon(groups, name.lr, **muon, model=model)
-    elif baseline is None and name.defaults.optimizer == "adam":
+    elif baseline is None and name.family == "AdamW":
         optimizer = torch.optim.AdamW(groups, name.lr, **adam, fused=fused)
     elif baseline is None:
         optimizer = torch.optim.SGD(groups, name.lr, **sgd, fused=fused)
-    elif name.defaults.optimizer == "adam":
+    elif name.family == "AdamW":
         optimizer = FusedAdam(groups, name.lr, **adam)
     else:
         optimizer = FusedSGD(groups, name.lr, **sgd)

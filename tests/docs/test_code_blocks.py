@@ -127,11 +127,15 @@ def test_shell_blocks_run(block: Block, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-def test_study_files_are_valid(tmp_path: Path) -> None:
+def test_study_and_sweep_files_are_valid(tmp_path: Path) -> None:
     from nnunet_cpr.studies.definition import load
+    from nnunet_cpr.vision.sweep import load_sweep
 
     found = [block for block in BLOCKS if block.language == "yaml" and block.is_run]
     assert found
     for block in found:
-        (tmp_path / "study.yaml").write_text(block.code)
-        load(str(tmp_path / "study.yaml"))
+        (tmp_path / "file.yaml").write_text(block.code)
+        if block.code.startswith("task:"):
+            load_sweep(tmp_path / "file.yaml").runs()
+        else:
+            load(str(tmp_path / "file.yaml"))

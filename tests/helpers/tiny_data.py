@@ -10,13 +10,10 @@ import pytest
 import torchvision
 from PIL import Image
 
-from nnunet_cpr.vision.tasks import cifar100
+from nnunet_cpr.vision.tasks import cifar10, cifar100
 from nnunet_cpr.vision.tasks.cifar100 import CORRUPTIONS
 
-# CIFAR-100
-
 TRAIN, TEST, BATCH = 26, 10, 8
-EXTRA = "speckle_noise"
 
 
 def images(count: int, seed: int) -> np.ndarray:
@@ -30,14 +27,7 @@ def labels(count: int, seed: int) -> list[int]:
 def write_split(path: Path, count: int, seed: int) -> None:
     """Write a file of cifar-100-python: a row is an image, one channel after the other."""
     rows = images(count, seed).transpose(0, 3, 1, 2).reshape(count, 3 * 32 * 32)
-    entry = {
-        "filenames": [f"image_{i}.png" for i in range(count)],
-        "batch_label": f"{path.name} batch 1 of 1",
-        "fine_labels": labels(count, seed),
-        "coarse_labels": [0] * count,
-        "data": rows,
-    }
-    path.write_bytes(pickle.dumps(entry, protocol=2))
+    path.write_bytes(pickle.dumps({"fine_labels": labels(count, seed), "data": rows}, protocol=2))
 
 
 def write_cifar100(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,11 +36,7 @@ def write_cifar100(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python.mkdir(parents=True)
     write_split(python / "train", TRAIN, seed=1)
     write_split(python / "test", TEST, seed=2)
-    meta = {
-        "fine_label_names": [f"fine {i}" for i in range(100)],
-        "coarse_label_names": [f"coarse {i}" for i in range(20)],
-    }
-    (python / "meta").write_bytes(pickle.dumps(meta, protocol=2))
+    (python / "meta").write_bytes(pickle.dumps({"fine_label_names": ["a"]}, protocol=2))
     real = torchvision.datasets.CIFAR100
     monkeypatch.setattr(real, "train_list", [["train", None]])
     monkeypatch.setattr(real, "test_list", [["test", None]])
@@ -60,22 +46,18 @@ def write_cifar100(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write_corrupted(folder: Path) -> None:
     folder.mkdir()
-    for number, name in enumerate([*CORRUPTIONS, EXTRA]):
+    for number, name in enumerate(CORRUPTIONS):
         np.save(folder / f"{name}.npy", images(5 * TEST, 100 + number))
     np.save(folder / "labels.npy", np.array(labels(TEST, 2) * 5))
 
 
-# ImageNet
-
-CLASSES = ["n01440764", "n01443537"]
-
-
-def write_imagenet(folder: Path) -> None:
-    """Write two classes with five training images (two batches of two) and six validation images."""
-    generator = np.random.default_rng(0)
-    for split, counts in {"train": (2, 3), "val": (4, 2)}.items():
-        for name, count in zip(CLASSES, counts):
-            (folder / split / name).mkdir(parents=True)
+def write_cifar10(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write images of ten classes, of which each has its own gray."""
+    monkeypatch.setattr(cifar10, "_TRAIN", 80)
+    monkeypatch.setattr(cifar10, "_VALIDATION", 40)
+    for part, count in (("train", 12), ("test", 3)):
+        for label in range(10):
+            (folder / part / f"class{label}").mkdir(parents=True)
             for number in range(count):
-                pixels = generator.integers(0, 256, (40 + 8 * number, 48, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / split / name / f"{name}_{number}.JPEG")
+                pixels = np.full((32, 32, 3), 25 * label, np.uint8)
+                Image.fromarray(pixels).save(folder / part / f"class{label}" / f"{number}.png")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,15 @@ from pathlib import Path
 import pytest
 
 from nnunet_cpr.integrations import timm_train
+from tests.helpers import ROOT
+from tests.helpers.pages import blocks
+
+DOCUMENTED = [
+    " ".join(command.replace("\\\n", " ").split())
+    for block in blocks(ROOT / "docs/reference/vision/imagenet.md")
+    for command in block.code.split("\n\n")
+    if "timm_train train.py" in command
+]
 
 SCRIPT = """
 import argparse, json, sys
@@ -29,7 +39,7 @@ parser.add_argument("--opt-kwargs", nargs="*", default={}, action=ParseKwargs)
 
 
 def main():
-    args = parser.parse_args()
+    args, _ = parser.parse_known_args()
     model = timm.create_model(args.model, img_size=32, depth=1)
     optimizer = create_optimizer_v2(model, **optimizer_kwargs(cfg=args), **args.opt_kwargs)
     found = {"kappa": repr(optimizer.cpr.bound), "names": optimizer.cpr.names, "data": args.data}
@@ -65,6 +75,20 @@ def test_script_like_timms_is_launched(tmp_path: Path, start: list[str]) -> None
     assert "blocks.0.attn.qkv.weight" in found["names"] and "pos_embed" not in found["names"]
     assert (found["data"], found["argv"][:2]) == ("DATA", ["../train.py", "DATA"])
     assert found["file"] == "../train.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", DOCUMENTED, ids=["DeiT-S", "DeiT-B", "CLIP"])
+def test_documented_command_builds_its_optimizer(command: str, tmp_path: Path) -> None:
+    """Run it in one process, with a script that ends before the training."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "helper.py").write_text(f"RESULT = {str(tmp_path / 'result.json')!r}\n")
+    words = command.replace("torchrun --nproc-per-node 4 -m", "python -m").split()
+    done = subprocess.run([sys.executable, *words[1:]], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "result.json").read_text())
+    (given,) = re.findall(r"kappa=ws(\d+)", command)
+    assert found["kappa"] == f"KappaWS(steps={given})" and found["data"] == "DIR"
 
 
 def test_timm_in_the_scripts_folder_is_used(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from nnunet_cpr.cli import app
 from tests.helpers.examples import examples
 from tests.helpers.report_folds import both, write_fold
 
-TRAINS = {"demo", "doctor", "vision digits", "vision grokking", "vision run", "vision sweep"}
+TRAINS = {"demo", "doctor", "vision run", "vision sweep"}
 """Commands that take minutes if the command line is valid; only invalid ones are tested, below."""
 
 
@@ -141,7 +141,6 @@ def test_any_command_line_ends_without_traceback(
         ["demo", "--folder", "file/below"],
         ["vision", "run", "digits", "AdamCPR", "--results", "file"],
         ["vision", "run", "digits", "AdamCPR", "--device", "x\ny"],
-        ["vision", "run", "digits", "AdamCPR", "--set", "[/red]=1"],
         ["vision", "run", "[/red]", "AdamCPR"],
         ["vision", "sweep", "two\nlines"],
         ["study", "run", "other.yaml", "--time", "9" * 5000],

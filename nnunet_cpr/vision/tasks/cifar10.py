@@ -11,14 +11,8 @@ import torch
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from nnunet_cpr.vision.task import CannotTrain, Options, Setup, Task
-from nnunet_cpr.vision.tasks.in_memory import (
-    Pairs,
-    accuracy_of,
-    cropped_batches,
-    cross_entropy,
-    normalize,
-)
+from nnunet_cpr.vision.task import CannotTrain, Pairs, Setup, Task
+from nnunet_cpr.vision.tasks.in_memory import accuracy_on, cropped_batches, normalize
 
 _TRAIN, _VALIDATION = 2000, 2000
 """Numbers of training images out of 50,000; few, so that regularization matters."""
@@ -33,24 +27,20 @@ _MEAN = (0.4914, 0.4822, 0.4465)
 _STD = (0.2470, 0.2435, 0.2616)
 
 
-def _setup(options: Options) -> Setup:
-    if options.data is None:
+def _setup(data: Path | None, device: torch.device) -> Setup:
+    if data is None:
         raise CannotTrain(
             "--data is missing: name the folder of CIFAR-10 as image files, with train/CLASS and "
             "test/CLASS"
         )
     # Every run has the same split: the seed changes the run, not the task.
-    train = _images(options.data / "train", _TRAIN + _VALIDATION)
-    test = _images(options.data / "test", None)
-    parts = ([x[:_TRAIN] for x in train], [x[_TRAIN:] for x in train], test)
-    (train_images, train_labels), *others = (
-        (images.to(options.device), labels.to(options.device)) for images, labels in parts
-    )
-    on_validation, on_test = (accuracy_of((_normalize(x), labels)) for x, labels in others)
+    images, labels = (tensor.to(device) for tensor in _images(data / "train", _TRAIN + _VALIDATION))
+    validation = images[_TRAIN:], labels[_TRAIN:]
+    on_validation = accuracy_on(validation, normalize=_normalize)
+    on_test = accuracy_on(_images(data / "test", None), normalize=_normalize)
     return Setup(
         model=_network(),
-        epoch=cropped_batches((train_images, train_labels), _BATCH, _PADDING, _normalize),
-        loss=cross_entropy,
+        batches=cropped_batches((images[:_TRAIN], labels[:_TRAIN]), _BATCH, _PADDING, _normalize),
         evaluate=lambda model: {
             **on_test(model),
             "validation_accuracy": on_validation(model)["accuracy"],
@@ -104,15 +94,11 @@ def _network() -> nn.Module:
 
 CIFAR10 = Task(
     name="cifar10",
-    about="2,000 images of CIFAR-10 at 16 x 16 pixels, a small ResNet, for a CPU",
     setup=_setup,
     steps=600,
     warmup=30,
     lr={"adam": 1e-2, "sgd": 0.1, "muon": 1e-2},
     final_lr=0.0,
     weight_decay={"adam": 0.1, "sgd": 5e-4, "muon": 0.1},
-    selection="validation_accuracy",
     epochs_between=20,
-    seeds=(1, 2, 3, 4, 5),
-    data_folders=("train", "test"),
 )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
-from nnunet_cpr.vision.task import Options, Setup, Task
-from nnunet_cpr.vision.tasks.in_memory import accuracy_of, cross_entropy, shuffled_batches
+from nnunet_cpr.vision.task import Setup, Task
+from nnunet_cpr.vision.tasks.in_memory import accuracy_on, shuffled_batches
 
 _TRAIN = 200
 """Number of training images out of 1,797; few, so that regularization matters."""
 _BATCH = 50
 
 
-def _setup(options: Options) -> Setup:
+def _setup(data: Path | None, device: torch.device) -> Setup:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -24,9 +26,8 @@ def _setup(options: Options) -> Setup:
     train, test = order[:_TRAIN], order[_TRAIN:]
     return Setup(
         model=_network(),
-        epoch=shuffled_batches((images[train], labels[train]), _BATCH),
-        loss=cross_entropy,
-        evaluate=accuracy_of((images[test], labels[test]), size=512),
+        batches=shuffled_batches((images[train], labels[train]), _BATCH),
+        evaluate=accuracy_on((images[test], labels[test]), size=512),
     )
 
 
@@ -51,7 +52,6 @@ def _network(width: int = 32) -> nn.Module:
 
 DIGITS = Task(
     name="digits",
-    about="8 x 8 handwritten digits of scikit-learn, a small convolutional network; minutes on a CPU",
     setup=_setup,
     steps=400,
     warmup=20,

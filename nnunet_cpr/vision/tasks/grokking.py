@@ -7,11 +7,13 @@ training pairs and fails on the others for a long time.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
-from nnunet_cpr.vision.task import Options, Setup, Task
-from nnunet_cpr.vision.tasks.in_memory import accuracy_of, cross_entropy, shuffled_batches
+from nnunet_cpr.vision.task import Setup, Task
+from nnunet_cpr.vision.tasks.in_memory import accuracy_on, shuffled_batches
 
 _PRIME = 59
 _TRAIN_FRACTION = 0.6
@@ -35,19 +37,18 @@ class _Adder(nn.Module):
         return self.answer(torch.relu(self.hidden(self.represent(one_hot).sum(1))))
 
 
-def _setup(options: Options) -> Setup:
+def _setup(data: Path | None, device: torch.device) -> Setup:
     # Only a <= b: the network adds the representations, so a + b and b + a are the same input.
     pairs = torch.combinations(torch.arange(_PRIME), with_replacement=True)
     answers = pairs.sum(1) % _PRIME
     order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0))
     size = int(_TRAIN_FRACTION * len(pairs))
     train, test = order[:size], order[size:]
-    evaluate_train = accuracy_of((pairs[train], answers[train]))
-    evaluate_test = accuracy_of((pairs[test], answers[test]))
+    evaluate_train = accuracy_on((pairs[train], answers[train]))
+    evaluate_test = accuracy_on((pairs[test], answers[test]))
     return Setup(
         model=_Adder(),
-        epoch=shuffled_batches((pairs[train], answers[train]), size),  # full batch
-        loss=cross_entropy,
+        batches=shuffled_batches((pairs[train], answers[train]), size),  # full batch
         evaluate=lambda model: {
             **evaluate_test(model),
             "train_accuracy": evaluate_train(model)["accuracy"],
@@ -57,7 +58,6 @@ def _setup(options: Options) -> Setup:
 
 GROKKING = Task(
     name="grokking",
-    about="addition modulo 59, tested on unseen pairs; minutes on a CPU",
     setup=_setup,
     steps=1500,
     warmup=10,

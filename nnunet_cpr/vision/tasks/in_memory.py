@@ -10,35 +10,33 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nnunet_cpr._device import to_device
-
-Pairs = tuple[Tensor, Tensor]
-"""Inputs ``[N, ...]`` and class labels ``[N]``."""
+from nnunet_cpr.vision.task import Metrics, Pairs
 
 
-def shuffled_batches(data: Pairs, size: int) -> Callable[[int], Iterator[Pairs]]:
-    """Return an epoch function with a random order for each epoch; an incomplete batch is dropped.
+def shuffled_batches(data: Pairs, size: int) -> Callable[[], Iterator[Pairs]]:
+    """Return a function that yields batches in random order, without an incomplete last one.
 
     Example:
-        >>> epoch = shuffled_batches((torch.arange(5), torch.arange(5)), size=2)
-        >>> [len(labels) for _, labels in epoch(0)]
+        >>> batches = shuffled_batches((torch.arange(5), torch.arange(5)), size=2)
+        >>> [len(labels) for _, labels in batches()]
         [2, 2]
     """
     inputs, labels = data
 
-    def epoch(number: int) -> Iterator[Pairs]:
+    def batches() -> Iterator[Pairs]:
         # Drawn on the CPU, so that the order does not depend on the device.
         order = to_device(torch.randperm(len(labels)).tolist(), torch.int64, labels.device)
         for start in range(0, len(labels) - size + 1, size):
             indices = order[start : start + size]
             yield inputs[indices], labels[indices]
 
-    return epoch
+    return batches
 
 
 def cropped_batches(
     data: Pairs, size: int, padding: int, normalize: Callable[[Tensor], Tensor]
-) -> Callable[[int], Iterator[Pairs]]:
-    """Return an epoch function with random crops of the padded images, half of them mirrored.
+) -> Callable[[], Iterator[Pairs]]:
+    """Return a function that yields batches of random crops of the padded images, half of them mirrored.
 
     A batch is cropped at once on the device, which holds all images, so that no worker processes are
     needed. Random numbers are drawn on the CPU, so that they do not depend on the device.
@@ -51,13 +49,13 @@ def cropped_batches(
     """
     images, labels = data
     around = (0, 0, padding, padding, padding, padding)
-    batches = shuffled_batches((nn.functional.pad(images, around), labels), size)
+    padded_batches = shuffled_batches((nn.functional.pad(images, around), labels), size)
 
-    def epoch(number: int) -> Iterator[Pairs]:
-        for padded, batch_labels in batches(number):
+    def batches() -> Iterator[Pairs]:
+        for padded, batch_labels in padded_batches():
             yield normalize(crop(padded, padding)), batch_labels
 
-    return epoch
+    return batches
 
 
 def crop(padded: Tensor, padding: int) -> Tensor:
@@ -91,24 +89,25 @@ def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device)
 
 
-def cross_entropy(model: nn.Module, batch: Pairs) -> Tensor:
-    """Return the mean cross-entropy of a batch."""
-    inputs, labels = batch
-    return functional.cross_entropy(model(inputs), labels)
-
-
-def accuracy_of(data: Pairs, size: int = 1024) -> Callable[[nn.Module], dict[str, float]]:
+def accuracy_on(
+    data: Pairs, size: int = 1024, normalize: Callable[[Tensor], Tensor] = lambda inputs: inputs
+) -> Callable[[nn.Module], Metrics]:
     """Return a function that computes ``accuracy`` in percent and ``loss`` of a model on ``data``.
 
     Both are means over all labels, of which an input may have several.
+
+    Args:
+        data: inputs and labels.
+        size: batch size.
+        normalize: function to apply to the inputs of a batch.
     """
 
-    def evaluate(model: nn.Module) -> dict[str, float]:
+    def evaluate(model: nn.Module) -> Metrics:
         device = next(model.parameters()).device
         correct, losses = [], []  # stay on the device, so that no chunk waits for the one before
         for inputs, labels in zip(*(tensor.split(size) for tensor in data)):
             labels = labels.to(device)
-            logits = model(inputs.to(device)).float()
+            logits = model(normalize(inputs.to(device)))
             correct.append((logits.argmax(1) == labels).sum())
             losses.append(functional.cross_entropy(logits, labels, reduction="sum"))
         count, loss = sum(torch.stack(correct).tolist()), sum(torch.stack(losses).tolist())

@@ -11,11 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nnunet_cpr.vision.data_digest import data_files
-from nnunet_cpr.vision.task import CannotTrain, Options, Setup, Task
-from nnunet_cpr.vision.tasks.in_memory import Pairs, accuracy_of, cross_entropy
+from nnunet_cpr.vision.task import CannotTrain, Metrics, Pairs, Setup, Task
+from nnunet_cpr.vision.tasks.in_memory import accuracy_on
 
-_SUFFIX = ".txt"
 _BYTES = 256
 _CONTEXT = 64
 _BATCH = 32
@@ -50,31 +48,31 @@ class _Transformer(nn.Module):
         return self.head(self.blocks(x, mask=mask, is_causal=True)).mT
 
 
-def _setup(options: Options) -> Setup:
-    if options.data is None:
+def _setup(data: Path | None, device: torch.device) -> Setup:
+    if data is None:
         raise CannotTrain("--data is missing: name a folder with a text in .txt files")
-    text = _read(options.data)
+    text = _read(data)
     held_out = int(_HELD_OUT * len(text))
     if held_out <= _CONTEXT:
         least = math.ceil((_CONTEXT + 1) / _HELD_OUT)
-        raise CannotTrain(f"{options.data}: expected at least {least} bytes of text, got {len(text)}")
+        raise CannotTrain(f"{data}: expected at least {least} bytes of text, got {len(text)}")
     train, validation, test = text.split([len(text) - 2 * held_out, held_out, held_out])
-    on_validation, on_test = (accuracy_of(_windows(part), size=128) for part in (validation, test))
+    on_validation, on_test = (accuracy_on(_windows(part), size=128) for part in (validation, test))
 
-    def evaluate(model: nn.Module) -> dict[str, float]:
+    def evaluate(model: nn.Module) -> Metrics:
         numbers = on_validation(model)
         return {**on_test(model), **{f"validation_{key}": value for key, value in numbers.items()}}
 
-    return Setup(_Transformer(), _random_windows(train), cross_entropy, evaluate)
+    return Setup(_Transformer(), _random_windows(train), evaluate)
 
 
 @functools.lru_cache(maxsize=2)  # the runs of a sweep share the text
 def _read(folder: Path) -> Tensor:
     """Return the bytes of all .txt files below a folder, in the order of their paths, int64 ``[N]``."""
-    files = data_files(folder, ("",), _SUFFIX)
+    files = sorted(path for path in folder.rglob("*.txt") if not path.name.startswith("."))
     if not files:
-        raise CannotTrain(f"{folder}: expected {_SUFFIX} files, got none")
-    text = b"".join((folder / file).read_bytes() for file in files)
+        raise CannotTrain(f"{folder}: expected .txt files, got none")
+    text = b"".join(path.read_bytes() for path in files)
     return torch.from_numpy(np.frombuffer(text, np.uint8).astype(np.int64))
 
 
@@ -85,22 +83,21 @@ def _windows(text: Tensor) -> Pairs:
     return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
 
-def _random_windows(text: Tensor) -> Callable[[int], Iterator[Pairs]]:
-    """Return an epoch function with batches of windows at random places."""
+def _random_windows(text: Tensor) -> Callable[[], Iterator[Pairs]]:
+    """Return a function that yields batches of windows at random places."""
     offsets = torch.arange(_CONTEXT + 1)
 
-    def epoch(number: int) -> Iterator[Pairs]:
+    def batches() -> Iterator[Pairs]:
         for _ in range(_STEPS_OF_EPOCH):
             starts = torch.randint(len(text) - _CONTEXT, (_BATCH, 1))
             windows = text[starts + offsets]
             yield windows[:, :-1], windows[:, 1:]
 
-    return epoch
+    return batches
 
 
 TEXT = Task(
     name="text",
-    about="next byte of your text, a small transformer, for a CPU",
     setup=_setup,
     steps=800,
     warmup=80,
@@ -109,9 +106,5 @@ TEXT = Task(
     final_lr=0.1,
     weight_decay={"adam": 0.1, "muon": 0.1},
     clip=1.0,
-    selection="validation_accuracy",
     epochs_between=4,
-    seeds=(1, 2, 3),
-    data_folders=("",),
-    data_suffix=_SUFFIX,
 )

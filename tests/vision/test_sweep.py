@@ -1,0 +1,200 @@
+"""Sweeps in YAML files, their tables and figures, and the results that come with the source."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from scipy import stats
+
+from nnunet_cpr.names.run_name import parse_run_name
+from nnunet_cpr.vision.summary import draw_summary, read_results, summarize
+from nnunet_cpr.vision.sweep import Sweep, load_sweep
+from nnunet_cpr.vision.task import CannotTrain
+from nnunet_cpr.vision.tasks import TASKS
+from nnunet_cpr.vision.training import run_folder
+from tests.helpers import ROOT
+
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.vision import compare, robustness
+
+SWEEPS = sorted(
+    path for path in (ROOT / "benchmarks/vision").glob("*.yaml") if path != compare.COMPARISONS
+)
+METHODS = {"AdamW": ["AdamW_wd0p1", "AdamW_wd1"], "CPR": ["AdamCPR"]}
+SWEEP = Sweep(task="cifar10", methods=METHODS, seeds=[1, 2, 3])
+
+
+def write_results(results: Path, numbers: dict[str, list[tuple[float, float] | None]]) -> None:
+    """Write validation and test accuracy of each run's seeds; None is a diverged run."""
+    for name, values in numbers.items():
+        for seed, value in enumerate(values, 1):
+            run = parse_run_name(f"{name}_seed{seed}")
+            folder = run_folder(results, TASKS["cifar10"], run)
+            folder.mkdir(parents=True)
+            result = {"run": str(run), "task": "cifar10", "seconds": 1.0}
+            if value is None:
+                result["diverged"] = 3
+            else:
+                result |= {"validation_accuracy": value[0], "accuracy": value[1], "loss": 1.0, "step": 9}
+            (folder / "result.json").write_text(json.dumps(result))
+
+
+# Files
+
+
+@pytest.mark.parametrize("file", SWEEPS, ids=[path.stem for path in SWEEPS])
+def test_sweep_of_the_benchmarks_is_complete(file: Path) -> None:
+    sweep = load_sweep(file)
+    runs = [TASKS[sweep.task].complete(run) for run in sweep.runs()]
+    assert len(set(runs)) == len(runs)
+    compared = yaml.safe_load(compare.COMPARISONS.read_text()).get(file.stem, {})
+    assert {*compared, *compared.values()} <= set(sweep.methods)
+
+
+def test_first_seed_comes_first_and_each_run_once() -> None:
+    sweep = Sweep(task="digits", methods={"a": ["SGD", "AdamW"], "b": ["SGD"]}, seeds=[4, 2])
+    names = [str(run) for run in sweep.runs()]
+    assert names == ["SGD_seed4", "AdamW_seed4", "SGD_seed2", "AdamW_seed2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("task: [", "expected YAML, got an error"),
+        ("- SGD", "content: Input should be a valid dictionary"),
+        ("methods: {SGD: [SGD]}", "task: Field required"),
+        ("task: digits\nmethods: {SGD: [SGD]}\nseed: 1", "seed: Extra inputs are not permitted"),
+        ("task: digits\nmethods: {SGD: [SGD]}\nseeds: []", "seeds: List should have at least 1 item"),
+    ],
+)
+def test_file_that_is_not_a_sweep_is_one_line(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(CannotTrain, match=r"mine\.yaml: ") as error:
+        load_sweep(tmp_path / "mine.yaml")
+    assert message in str(error.value) and len(str(error.value).splitlines()) == 1
+
+
+# Table and figure
+
+
+def test_table_has_mean_interval_and_numbers_of_runs(tmp_path: Path) -> None:
+    values = [70.0, 71.0, 73.0]
+    numbers = {"AdamW_wd0p1": [(0, x) for x in values], "AdamW_wd1": [None, (0, math.nan), (0, 60.0)]}
+    write_results(tmp_path, numbers)
+    table = summarize(SWEEP, tmp_path).set_index("run")
+    assert list(table["n"]) == [3, 1, 0] and list(table["diverged"]) == [0, 1, 0]
+    first = table.loc["AdamW_wd0p1"]
+    expected = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
+    assert (first["low"], first["high"]) == pytest.approx(expected)
+    assert first["mean"] == pytest.approx(np.mean(values))
+    assert first["std"] == pytest.approx(np.std(values, ddof=1))
+    assert table.loc["AdamW_wd1", "mean"] == 60
+    assert table.loc["AdamW_wd1", ["std", "low"]].isna().all() and math.isnan(
+        table.loc["AdamCPR", "mean"]
+    )
+    draw_summary(table.reset_index(), "accuracy", tmp_path / "figure.svg")
+    text = (tmp_path / "figure.svg").read_text()
+    assert all(
+        f"<!-- {name} -->" in text
+        for name in ("AdamW_wd0p1", "AdamW_wd1, n = 1, diverged", "AdamCPR, n = 0", "AdamW", "CPR")
+    )
+
+
+# Comparison of methods
+
+
+def test_setting_is_chosen_by_validation_and_compared_on_test_data(tmp_path: Path) -> None:
+    tests, others = (70.0, 71.0, 73.0), (74.0, 75.0, 75.5)
+    write_results(
+        tmp_path,
+        {
+            "AdamW_wd0p1": [(80.0, value) for value in tests],  # best on validation, not on test data
+            "AdamW_wd1": [(79.0, 90.0)] * 3,
+            "AdamCPR": [(10.0, value) for value in others],
+        },
+    )
+    table = compare.compare_methods(read_results(SWEEP, tmp_path), {"CPR": "AdamW"})
+    assert table["run"].tolist() == ["AdamW_wd0p1", "AdamCPR"]
+    assert table["mean"].tolist() == pytest.approx([np.mean(tests), np.mean(others)])
+    # Welch's interval for means, with the Welch-Satterthwaite degrees of freedom.
+    v1, v2 = (np.var(x, ddof=1) / 3 for x in (tests, others))
+    degrees = (v1 + v2) ** 2 / (v1**2 / 2 + v2**2 / 2)
+    half = stats.t.ppf(0.975, degrees) * math.sqrt(v1 + v2)
+    difference = np.mean(others) - np.mean(tests)
+    own = table.iloc[1]
+    found = own[["difference", "low", "high"]].tolist()
+    assert found == pytest.approx([difference, difference - half, difference + half])
+    assert own["p"] == pytest.approx(2 * stats.t.sf(difference / math.sqrt(v1 + v2), degrees))
+    assert table.iloc[0][["difference", "low", "high", "p"]].isna().all()
+
+
+@pytest.mark.parametrize("other", [[(99.0, 70.0), (99.0, 71.0), None], [(99.0, 70.0)]])
+def test_setting_with_diverged_or_missing_runs_is_not_chosen(
+    other: list[tuple[float, float] | None], tmp_path: Path
+) -> None:
+    write_results(tmp_path, {"AdamW_wd0p1": [(80.0, 70.0)] * 3, "AdamW_wd1": other})
+    table = compare.compare_methods(read_results(SWEEP, tmp_path), {"CPR": "AdamW"})
+    assert table["run"].tolist() == ["AdamW_wd0p1", ""] and table["n"].tolist() == [3, 0]
+    assert table["p"].isna().all()
+
+
+def test_weight_decays_and_defaults_are_read_and_drawn(tmp_path: Path) -> None:
+    runs = {
+        "SGD_lr0p1_wd1en3": 80.0,
+        "SGD_lr0p1_wd1en2": 10.0,
+        "SGD_lr0p3_wd1en3": 82.0,
+        "SGDCPR_lr0p1": 80.5,
+        "SGDCPR_lr0p3": np.nan,  # not finished
+        "SGDCPR_ws20_lr0p1": 70.0,  # a choice, and a comparison method: not drawn
+        "AdamW_cautious": 60.0,
+    }
+    table = pd.DataFrame({"run": list(runs), "mean": list(runs.values()), "std": 0.5})
+    table.to_csv(tmp_path / "cifar10.csv", index=False)
+    found = robustness.read(tmp_path / "cifar10.csv", "cifar10")
+    assert found["mean"].tolist() == [80.0, 10.0, 82.0, 80.5]
+    assert found["steps"].unique().tolist() == [600]
+    both = pd.DataFrame({"run": ["SGD_5000steps", "SGD_lr0p3"], "mean": 80.0, "std": 0.5})
+    both.to_csv(tmp_path / "both.csv", index=False)
+    with pytest.raises(ValueError, match="differ in learning rate or in steps, not in both"):
+        robustness.read(tmp_path / "both.csv", "cifar10")
+    robustness.draw([found, found.iloc[:0]], "accuracy", tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("archive", "sweep", "seeds", "method", "numbers"),
+    [
+        ("cifar10", "cifar10", 5, "Muon + CPR, default", [1.168, -0.090, 2.425, 0.965]),
+        ("cifar10", "cifar10-steps", 5, "AdamW, 600 steps", [math.nan] * 4),
+        ("cifar10", "cifar10-long", 10, "SGD + CPR", [2.566, 1.502, 3.630, 0.001]),
+        ("cifar10", "cifar10-long", 10, "Adam + CPR", [1.095, 0.314, 1.876, 0.035]),
+        ("text", "text", 3, "Adam + CPR, 600 steps", [-1.873, -2.704, -1.043, 0.045]),
+    ],
+)
+def test_results_that_come_with_the_source_give_the_numbers_of_the_docs(
+    archive: str,
+    sweep: str,
+    seeds: int,
+    method: str,
+    numbers: list[float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tarfile.open(ROOT / f"benchmarks/vision/results/{archive}.tar.xz") as results:
+        results.extractall(tmp_path, filter="data")
+    file = str(ROOT / f"benchmarks/vision/{sweep}.yaml")
+    monkeypatch.setattr(sys, "argv", ["compare", file, "--results", str(tmp_path)])
+    compare.main()
+    table = pd.read_csv(tmp_path / f"{sweep}-methods.csv").set_index("method")
+    assert table["n"].eq(seeds).all()
+    found = table.loc[method, ["difference", "low", "high", "p"]].tolist()
+    assert found == pytest.approx(numbers, abs=0.001, nan_ok=True)

@@ -1,0 +1,222 @@
+"""Training, interrupting, resuming and recording of runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from filelock import FileLock
+
+from nnunet_cpr.names import WrongName
+from nnunet_cpr.names.run_name import parse_run_name
+from nnunet_cpr.vision import training
+from nnunet_cpr.vision.optimizer_factory import build_optimizer
+from nnunet_cpr.vision.task import CannotTrain, Diverged, InUse, Setup, Task
+from nnunet_cpr.vision.tasks import TASKS
+from nnunet_cpr.vision.training import (
+    CHECKPOINT,
+    DYNAMICS,
+    HISTORY,
+    RESULT,
+    learning_rate_factor,
+    run_folder,
+    train,
+)
+
+
+def build_setup(data: Path | None, device: torch.device) -> Setup:
+    """Linear separation of noise, with dropout, so that the training draws random numbers."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(48, 6, generator=generator)
+    y = (x[:, :3].sum(1) > 0).long()
+
+    def batches():
+        return ((x[i], y[i]) for i in torch.randperm(len(x)).split(12))
+
+    def evaluate(model):
+        assert not model.training
+        logits = model(x)
+        right = (logits.argmax(1) == y).float().mean().item()
+        return {
+            "accuracy": 100 * right,
+            "loss": torch.nn.functional.cross_entropy(logits, y).item(),
+        }
+
+    model = torch.nn.Sequential(
+        *(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 16), torch.nn.ReLU()),
+        *(torch.nn.Dropout(0.2), torch.nn.Linear(16, 2)),
+    )
+    return Setup(model, batches, evaluate, lambda model: {"last": 1.0})
+
+
+TASK = Task(
+    name="line",
+    setup=build_setup,
+    steps=26,
+    warmup=4,
+    lr={"adam": 1e-2, "sgd": 0.1, "muon": 1e-2, "amos": 1e-2},
+)
+REFUSES = dataclasses.replace(TASK, setup=lambda data, device: pytest.fail("trained again"))
+SGD = parse_run_name("SGD")
+
+
+class Stopped(Exception):
+    pass
+
+
+def train_for(steps: int, name: str, results: Path) -> None:
+    """Train a run, and stop it after this number of steps."""
+    left = itertools.count(steps - 1, -1)
+
+    def stop() -> None:
+        if not next(left):
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        train(TASK, parse_run_name(name), results, progress=stop)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "AdamCPR_ws9", "SGDCPR_ki0x1p1_ada_std", "MuonCPR_ip2", "AdamW_wd0p1", "SGD", "AMOS_wd0p1",
+        "AdamW_cosine0p1_wd0p1", "SGD_hyperball", "Muon_decoupled_wd0p1", "AdamW_normws5_wd1",
+    ],
+)  # fmt: skip
+def test_resumed_run_equals_uninterrupted_run(name: str, tmp_path: Path) -> None:
+    whole = train(TASK, parse_run_name(name), tmp_path / "whole")
+    for steps in (3, 17):
+        train_for(steps, name, tmp_path / "parts")
+    parts = train(TASK, parse_run_name(name), tmp_path / "parts")
+    assert parts | {"seconds": 0} == whole | {"seconds": 0}
+    a, b = (run_folder(tmp_path / f, TASK, parse_run_name(name)) for f in ("whole", "parts"))
+    assert {file.name for file in a.iterdir()} == {file.name for file in b.iterdir()}
+    for table in a.glob("*.csv"):
+        assert table.read_bytes() == (b / table.name).read_bytes()
+
+
+def test_run_writes_its_files(tmp_path: Path) -> None:
+    result = train(TASK, parse_run_name("AdamCPR_ws9_seed2"), tmp_path)
+    folder = tmp_path / "line" / "AdamCPR_ws9_seed2"
+    assert {f.name for f in folder.iterdir()} == {HISTORY, DYNAMICS, RESULT, ".lock"}
+    assert json.loads((folder / RESULT).read_text()) == result
+    assert result["step"] == 26 and result["run"] == "AdamCPR_ws9_lr0p01_warmup4_seed2_26steps"
+    history = pd.read_csv(folder / HISTORY)
+    assert history["step"].tolist() == [4, 8, 12, 16, 20, 24, 26]
+    assert history["last"].notna().tolist() == [False] * 6 + [True]
+    dynamics = pd.read_csv(folder / DYNAMICS)
+    assert set(dynamics["parameter"]) == {"0.weight", "2.weight", "5.weight"}
+    assert np.isinf(dynamics.query("step <= 8")["kappa"]).all()
+    assert (dynamics.query("step > 9")["multiplier"] > 0).any()
+
+
+def test_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    first = train(TASK, SGD, tmp_path)
+    assert train(REFUSES, parse_run_name("SGD_seed1"), tmp_path) == first
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_folder_of_other_settings_is_refused(is_finished: bool, tmp_path: Path) -> None:
+    if is_finished:
+        train(TASK, SGD, tmp_path)
+    else:
+        train_for(6, "SGD", tmp_path)
+    longer = dataclasses.replace(TASK, steps=30)
+    file = RESULT if is_finished else CHECKPOINT
+    with pytest.raises(CannotTrain, match=rf"{file}: expected SGD_.*30steps, got .*26steps; use other"):
+        train(longer, SGD, tmp_path)
+
+
+def test_non_finite_loss_ends_the_run(tmp_path: Path) -> None:
+    name = parse_run_name("SGD_lr1e30")
+    with pytest.raises(Diverged, match=r"is not finite before step .*; use a smaller _lr<V>") as first:
+        train(TASK, name, tmp_path)
+    folder = run_folder(tmp_path, TASK, name)
+    assert "loss" not in json.loads((folder / RESULT).read_text())
+    assert not (folder / CHECKPOINT).exists()
+    with pytest.raises(Diverged) as again:
+        train(REFUSES, name, tmp_path)
+    assert str(again.value) == str(first.value)
+
+
+def test_run_of_another_process_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, TASK, SGD)
+    folder.mkdir(parents=True)
+    with FileLock(folder / ".lock"), pytest.raises(InUse, match="another process trains this run"):
+        train(TASK, SGD, tmp_path)
+
+    def finish_elsewhere(data: Path | None, device: torch.device) -> Setup:
+        first.append(train(TASK, SGD, tmp_path))
+        return build_setup(data, device)
+
+    first: list[dict] = []
+    assert train(dataclasses.replace(TASK, setup=finish_elsewhere), SGD, tmp_path) == first[0]
+
+
+def test_damaged_result_is_reported(tmp_path: Path) -> None:
+    train(TASK, SGD, tmp_path)
+    (run_folder(tmp_path, TASK, SGD) / RESULT).write_text('{"run": 1}')
+    with pytest.raises(OSError, match=r"result\.json is damaged; delete .*SGD_seed1 to train"):
+        train(TASK, SGD, tmp_path)
+
+
+def test_task_that_cannot_start_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(WrongName, match="warm-up of 4 steps is not shorter"):
+        train(TASK, parse_run_name("SGD_3steps"), tmp_path)
+    with pytest.raises(CannotTrain, match="--data is missing"):
+        train(TASKS["text"], SGD, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_bound_that_is_never_set_is_warned_of(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="AdamCPR_ws99 regularizes nothing: no bound is set before"):
+        train(TASK, parse_run_name("AdamCPR_ws99"), tmp_path)
+
+
+def test_gradients_are_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = []
+    build = training.build_optimizer
+
+    def keep(model, *others):
+        models.append((model, {key: value.clone() for key, value in model.state_dict().items()}))
+        return build(model, *others)
+
+    monkeypatch.setattr(training, "build_optimizer", keep)
+    tiny = dataclasses.replace(TASK, clip=1e-9)
+    train(tiny, parse_run_name("SGD_4steps_warmup0_wd0"), tmp_path)
+    (model, start) = models[0]
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(value, start[key], rtol=0, atol=1e-7)
+
+
+def test_learning_rate_rises_linearly_and_falls_in_a_cosine() -> None:
+    rates = [learning_rate_factor(step, warmup=10, total=110, final=0.2) for step in range(110)]
+    assert rates[:10] == pytest.approx(np.arange(1, 11) / 10)
+    assert rates[60] == pytest.approx(0.6)  # halfway from 1 to 0.2
+    assert rates[10] == 1 and 0.2 < rates[-1] < 0.201
+
+
+def test_weight_decay_applies_to_matrices_only() -> None:
+    model = torch.nn.Linear(2, 2)
+    name = TASK.complete(parse_run_name("AdamW_wd0p3"))
+    groups = build_optimizer(model, name, TASK).param_groups
+    assert [(len(g["params"]), g["weight_decay"]) for g in groups] == [(1, 0.3), (1, 0.0)]
+    assert groups[0]["params"][0] is model.weight
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "message"),
+    [
+        ("text", "AMOS", "text has no learning rate for AMOS; add _lr<V>"),
+        ("grokking", "AdamW_awd", "no weight decay for AdamW, so there is none to adapt; add _wd<V>"),
+    ],
+)
+def test_name_without_a_default_is_refused(task: str, name: str, message: str) -> None:
+    with pytest.raises(WrongName, match=message):
+        TASKS[task].complete(parse_run_name(name))
