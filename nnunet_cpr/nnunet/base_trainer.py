@@ -26,13 +26,7 @@ from nnunet_cpr._files import remove_temporary_files
 from nnunet_cpr._seeding import seed_all
 from nnunet_cpr._spelling import print_number
 from nnunet_cpr.baselines import Baseline
-from nnunet_cpr.names.trainer_name import (
-    DEFAULT_EPOCHS,
-    DEFAULT_ITERATIONS,
-    DEFAULT_LR,
-    DEFAULT_WEIGHT_DECAY,
-    TrainerName,
-)
+from nnunet_cpr.names.trainer_name import DEFAULT_LR, TrainerName
 from nnunet_cpr.nnunet import checkpoints, other_optimizer
 from nnunet_cpr.nnunet.checkpoints import (
     START_ANEW,
@@ -56,10 +50,6 @@ from nnunet_cpr.nnunet.tensorboard import (
 
 ADAM_BETAS = (0.9, 0.99)
 """Coefficients of Adam's running averages in the paper's segmentation runs."""
-
-
-_LONGEST_NAME = 255
-"""Bytes of a folder's name on usual file systems."""
 
 
 class NamedTrainer(nnUNetTrainer, ABC):
@@ -101,12 +91,6 @@ class NamedTrainer(nnUNetTrainer, ABC):
         dataset_json: dict,
         device: torch.device = torch.device("cuda"),
     ) -> None:
-        folder = f"{type(self).__name__}__{plans['plans_name']}__{configuration}"
-        if len(folder.encode()) > _LONGEST_NAME:
-            raise SystemExit(
-                f"nnunet-cpr: {folder}: expected at most {_LONGEST_NAME} bytes, got "
-                f"{len(folder.encode())}; choose a shorter name"
-            )
         self.continues: bool = plans.get("continue_training", False)  # --c; nnU-Net removes the entry
         # By keyword, since other trainers may have their parameters in another order.
         super().__init__(
@@ -201,39 +185,29 @@ class NamedTrainer(nnUNetTrainer, ABC):
         if not is_pair or not isinstance(returned[0], Optimizer):
             self._exit(
                 f"{type(self).__name__}: configure_optimizers of {other}: expected one torch optimizer "
-                f"and one schedule, got {_type_names(returned)}; such a trainer cannot be combined"
+                f"and one schedule, got {type(returned).__name__}; such a trainer cannot be combined"
             )
-        optimizer, schedule = returned
         if given.split and given.count > 1:
             self._warn(
                 f"{given.split} of the {given.count} parameter groups of {other} are split for the "
                 "regularization; a learning rate that it sets by the number of a group reaches another"
             )
         if given.count:  # not a later stage with the same optimizer
-            self._check_other_settings(other, given)
-        return optimizer, schedule
+            self._check_is_used("lr", self.settings.lr, given.learning_rates)
+            decay = self.settings.weight_decay
+            if self.baseline is None:
+                self._check_is_used("wd", decay, given.weight_decays)
+            elif self.settings.decays and decay is None and any(given.weight_decays):
+                self._check_is_used("wd", self.baseline_decay, given.weight_decays)
+        return returned[0], returned[1]
 
-    def _check_other_settings(self, other: str, given: other_optimizer.GivenGroups) -> None:
-        """End the training if the name has a setting that the other trainer does not use."""
-        lr, decay = self.settings.lr, self.settings.weight_decay
-        rates, decays = (
-            ", ".join(str(value) for value in sorted(values))
-            for values in (given.learning_rates, given.weight_decays - {0} or {0})
-        )
-        name = f"{type(self).__name__}: {other}"
-        if lr is not None and lr not in given.learning_rates:
+    def _check_is_used(self, suffix: str, value: float | None, used: set[Any]) -> None:
+        """End the training if the other trainer gives its optimizer another value."""
+        if value is not None and value not in used:
             self._exit(
-                f"{name} sets the learning rate itself, to {rates}; leave out _lr{print_number(lr)}"
-            )
-        if decay is not None and self.baseline is None and decay not in given.weight_decays:
-            self._exit(
-                f"{name} sets the weight decay itself, to {decays}; leave out _wd{print_number(decay)}"
-            )
-        needs_decay = self.baseline is not None and self.settings.decays and decay is None
-        if needs_decay and any(given.weight_decays) and self.baseline_decay not in given.weight_decays:
-            self._exit(
-                f"{name} sets the weight decay itself, to {decays}; name that of the comparison method "
-                "with _wd<V>"
+                f"{type(self).__name__}: {self.other_trainer().__name__} uses "
+                f"{' and '.join(print_number(other) for other in sorted(used))} in place of "
+                f"_{suffix}{print_number(value)}; choose _{suffix}<V> accordingly, or leave it out"
             )
 
     @property
@@ -272,42 +246,15 @@ class NamedTrainer(nnUNetTrainer, ABC):
         others = (base for base in cls.__mro__ if not issubclass(base, NamedTrainer))
         return next(base for base in others if issubclass(base, nnUNetTrainer))
 
-    def describe_optimizer(self) -> str:
-        """Return in words what replaces which part of the other trainer."""
-        other = self.other_trainer().__name__
-        name, schedule = type(self.optimizer).__name__, type(self.lr_scheduler).__name__
-        if not self.settings.keeps_optimizer:
-            replaced = f"replaces the optimizer of {other}, everything else of {other} is kept"
-            return f"Optimizer: {name} with {schedule} {replaced}"
-        decays = sorted({group.get("weight_decay", 0) for group in self.optimizer.param_groups} - {0})
-        kept = f"Optimizer: {name} with {schedule} of {other} is kept"
-        method = self._regularization
-        if method is None:
-            return f"{kept}, with weight decay {', '.join(f'{decay:g}' for decay in decays) or '0'}"
-        others = sum(
-            len(group["params"])
-            for group in self.optimizer.param_groups
-            if group.get("weight_decay", 0) != 0
+    def _describe(self) -> str:
+        """Return the optimizer and the hyperparameters in one line."""
+        decays = sorted({group.get("weight_decay", 0) for group in self.optimizer.param_groups})
+        return (
+            f"Training as {self.other_trainer().__name__} with {type(self.optimizer).__name__} and "
+            f"{type(self.lr_scheduler).__name__}: learning rate {self.initial_lr:g}, weight decay "
+            f"{' and '.join(f'{decay:g}' for decay in decays)}, {self.num_epochs} epochs of "
+            f"{self.num_iterations_per_epoch} iterations"
         )
-        rest = f", {', '.join(f'{decay:g}' for decay in decays)} for {others} others" if others else ""
-        return f"{kept}; its weight decay is 0 for {len(method.names)} regularized parameters{rest}"
-
-    def describe_settings(self) -> str:
-        """Return the hyperparameters and their origins: the name, a trainer, or nnU-Net's defaults."""
-        given = self.settings
-        rows = (
-            ("learning rate", self.initial_lr, given.lr, DEFAULT_LR),
-            ("weight decay", self.baseline_decay, given.weight_decay, DEFAULT_WEIGHT_DECAY),
-            ("epochs", self.num_epochs, given.epochs, DEFAULT_EPOCHS),
-            ("iterations", self.num_iterations_per_epoch, given.iterations, DEFAULT_ITERATIONS),
-        )
-        texts = []
-        for title, value, named, default in rows:
-            origin = "name" if named == value else "nnU-Net" if value == default else "trainer"
-            if title == "weight decay" and given.defaults.cpr:
-                origin += ", CPR replaces it"
-            texts.append(f"{title} {value:g} ({origin})")
-        return ", ".join(texts)
 
     def on_train_start(self) -> None:
         logs_to_tensorboard = self.local_rank == 0 and self.logger._is_logger_enabled(VARIABLE)
@@ -334,8 +281,7 @@ class NamedTrainer(nnUNetTrainer, ABC):
                 {"trainer": type(self).__name__, "dataset": self.dataset_json}
             )
             self.logger.loggers.append(self.tensorboard)
-        self.print_to_log_file(self.describe_optimizer())
-        self.print_to_log_file(f"Settings: {self.describe_settings()}")
+        self.print_to_log_file(self._describe())
         if self.baseline is not None:
             self.print_to_log_file(f"Regularizing with {self.baseline!r}")
         if self.settings.seed is not None and get_allowed_n_proc_DA() != 0:
@@ -486,11 +432,3 @@ class NamedTrainer(nnUNetTrainer, ABC):
         if self.settings.seed is None:
             return
         seed_all(self.settings.seed, self.local_rank, stream)
-
-
-def _type_names(value: Any) -> str:
-    """Return the type of a value, or those of the elements of a tuple or list."""
-    if not isinstance(value, tuple | list):
-        return type(value).__name__
-    names = ", ".join(map(_type_names, value))
-    return f"({names})" if isinstance(value, tuple) else f"[{names}]"

@@ -388,7 +388,7 @@ _NOT_COMPARED = {
 def check_matches(
     path: Path, checkpoint: Mapping[str, Any], trainer: nnUNetTrainer, keeps_optimizer: bool
 ) -> None:
-    """Check what nnU-Net and torch load without an error although it belongs to another training.
+    """Check that the optimizer is one that torch loads correctly, not only without an error.
 
     Args:
         path: the file.
@@ -398,21 +398,14 @@ def check_matches(
             optimizer and its settings during the training.
 
     Raises:
-        UnusableCheckpoint: data set, configuration, fold or optimizer differ.
+        UnusableCheckpoint: the optimizer or its settings differ.
     """
-    given = checkpoint["init_args"]
-    for what, before, now in (
-        ("data set", given["plans"]["dataset_name"], trainer.plans_manager.dataset_name),
-        ("configuration", given["configuration"], trainer.configuration_name),
-        ("fold", given["fold"], trainer.fold),
-    ):
-        if before != now:
-            raise UnusableCheckpoint(path, f"belongs to another {what}: expected {now}, got {before}")
     difference = _optimizer_difference(checkpoint["optimizer_state"], trainer.optimizer, keeps_optimizer)
     if difference:
-        written_by, expected = checkpoint["trainer_name"], type(trainer).__name__
         raise UnusableCheckpoint(
-            path, f"was written by {written_by}, expected {expected}: {difference}; {START_ANEW}"
+            path,
+            f"was written by {checkpoint['trainer_name']}, expected {type(trainer).__name__}: "
+            f"{difference}; {START_ANEW}",
         )
 
 

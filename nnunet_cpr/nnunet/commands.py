@@ -124,13 +124,10 @@ def last_lines(log: Path, count: int) -> list[str]:
 
 
 def _outcome(status: int) -> str:
+    number = -status if status < 0 else status - 128
     if status >= 0 and not _ended_by_signal(status):
         return "failed"
-    number = -status if status < 0 else status - 128
-    try:
-        return f"was killed by {signal.Signals(number).name}"
-    except ValueError:
-        return f"was killed by signal {number}"
+    return f"was killed by {signal.Signals(number).name}"
 
 
 def _ended_by_signal(status: int) -> bool:
@@ -160,9 +157,6 @@ def _group_runs(group: int) -> bool:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    if hasattr(os, "killpg"):
-        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-            os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
+    with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import functools
 import io
-import shlex
 import sys
 from collections.abc import Callable
 from multiprocessing import parent_process
@@ -42,19 +41,7 @@ _searched: list[str] = []
 
 
 class TakenName(WrongName):
-    """Name of a trainer of this package under which nnU-Net finds somebody else's class.
-
-    Attributes:
-        remedy: shell command that renames that class.
-    """
-
-    def __init__(self, name: str, file: Path) -> None:
-        other = name.partition("_")[0].replace("nnUNetTrainer", "nnUNetTrainerMy", 1)
-        super().__init__(
-            f"{name}: expected a trainer of nnunet-cpr under this name, but nnU-Net finds the class of "
-            f"{file}; rename that class, for example to {other}"
-        )
-        self.remedy = f"perl -pi -e 's/\\b{name}\\b/{other}/g' {shlex.quote(str(file))}"
+    """Name of a trainer of this package under which nnU-Net finds somebody else's class."""
 
 
 def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrainer]]:
@@ -97,10 +84,26 @@ def resolve_settings(name: str) -> TrainerName | None:
     return _resolve(name)[1]
 
 
+def find_trainer(name: str) -> TrainerName | type[nnUNetTrainer]:
+    """Return the settings of a name of this package, or the class of another trainer.
+
+    Raises:
+        WrongName: the name is misspelt, its parts cannot be combined, or nnU-Net does not find it.
+    """
+    try:
+        return resolve_settings(name) or search_trainer(name)
+    except TakenName:
+        raise
+    except WrongName:  # or a trainer of another package whose name resembles ours
+        with contextlib.suppress(WrongName):
+            return search_trainer(name)
+        raise
+
+
 @functools.cache  # the module of each family asks
 def _resolve_cached(name: str) -> tuple[type[NamedTrainer] | None, TrainerName | None] | WrongName:
     try:
-        check_not_taken(name)
+        _check_not_taken(name)
         try:
             base, settings = None, parse_trainer_name(name)
         except WrongName:
@@ -128,7 +131,7 @@ def _resolve(name: str) -> tuple[type[NamedTrainer] | None, TrainerName | None]:
     return found
 
 
-def check_not_taken(name: str) -> None:
+def _check_not_taken(name: str) -> None:
     """Check that nnU-Net finds our class under every trainer of this package that a name contains.
 
     Where somebody else's class has the name of a family, a name with suffixes would train ours and the
@@ -141,9 +144,13 @@ def check_not_taken(name: str) -> None:
     tokens = own.split("_")
     names = ["_".join(tokens[: end + 1]) for end in range(len(tokens))] + [other]
     for ours in filter(_is_valid, names):
-        file = _taken_by(ours)
-        if file is not None:
-            raise TakenName(ours, file)
+        file = file_with(ours)  # a search takes longer
+        if file is not None and _finds_another(ours):
+            free = ours.partition("_")[0].replace("nnUNetTrainer", "nnUNetTrainerMy", 1)
+            raise TakenName(
+                f"{ours}: expected a trainer of nnunet-cpr under this name, but nnU-Net finds the class "
+                f"of {file}; rename that class, for example to {free}"
+            )
 
 
 def _is_valid(name: str) -> bool:
@@ -155,12 +162,6 @@ def _is_valid(name: str) -> bool:
 
 
 @functools.cache
-def _taken_by(name: str) -> Path | None:
-    """Return the file of the class of this name that nnU-Net finds, None if it is ours or none."""
-    file = file_with(name)  # the search takes longer
-    return file if file is not None and _finds_another(name) else None
-
-
 def _finds_another(name: str) -> bool:
     """Return True if nnU-Net finds a class of this name that is not from this package."""
     _not_created.add(name)
@@ -218,8 +219,8 @@ def _derived_trainer(name: str) -> tuple[type[NamedTrainer] | None, TrainerName 
         parse_suffixes(TrainerName, splits[-1][1].split("_"), name)  # none contradicts another
         if not issubclass(found, NamedTrainer):
             raise WrongName(
-                f"{stem} takes no suffixes; use {_with_suffixes(found, suffixes)}, which is the same "
-                "trainer with suffixes"
+                f"{stem} takes no suffixes; use {_name_with_suffixes(found, suffixes)}, which is the "
+                "same trainer with suffixes"
             )
         as_family = f"{found.settings.family}_{suffixes}{ending}{other}"
         try:
@@ -236,9 +237,9 @@ def _derived_trainer(name: str) -> tuple[type[NamedTrainer] | None, TrainerName 
     return None, None
 
 
-def with_cpr(trainer: type[nnUNetTrainer]) -> TrainerName:
-    """Return the name of the trainer with CPR that is like another one."""
-    return _like(trainer, TrainerName(_family(trainer, cpr=True)))
+def name_with_cpr(trainer: type[nnUNetTrainer]) -> TrainerName:
+    """Return the name that puts CPR on another trainer."""
+    return _on(trainer, TrainerName(_family(trainer, cpr=True)))
 
 
 def search_trainer(name: str) -> type[nnUNetTrainer]:
@@ -303,14 +304,14 @@ def _check_composition(name: str, settings: TrainerName, other: type[nnUNetTrain
 
 
 def _family(trainer: type[nnUNetTrainer], cpr: bool) -> str:
-    """Return the family that is like another trainer, with or without CPR."""
+    """Return the family whose optimizer matches the given trainer's, with or without CPR."""
     if _builds_optimizer(trainer):
         return "nnUNetTrainerAttachCPR" if cpr else "nnUNetTrainerPlain"
     return "nnUNetTrainerCPR" if cpr else "nnUNetTrainerSGD"
 
 
-def _with_suffixes(trainer: type[nnUNetTrainer], suffixes: str) -> TrainerName:
-    """Return the name that is like another trainer with suffixes, with CPR if they are settings of CPR.
+def _name_with_suffixes(trainer: type[nnUNetTrainer], suffixes: str) -> TrainerName:
+    """Return the name that puts suffixes on another trainer, with CPR if they are settings of CPR.
 
     Raises:
         WrongName: no family takes the suffixes.
@@ -320,11 +321,11 @@ def _with_suffixes(trainer: type[nnUNetTrainer], suffixes: str) -> TrainerName:
     except WrongName:
         settings = parse_trainer_name(f"{_family(trainer, cpr=True)}_{suffixes}")
     assert settings is not None
-    return _like(trainer, settings)
+    return _on(trainer, settings)
 
 
-def _like(trainer: type[nnUNetTrainer], settings: TrainerName) -> TrainerName:
-    """Return the settings with another trainer, which is nnU-Net's own if none is named."""
+def _on(trainer: type[nnUNetTrainer], settings: TrainerName) -> TrainerName:
+    """Return the settings on another trainer, which is nnU-Net's own if none is named."""
     return dataclasses.replace(settings, on=None if trainer is nnUNetTrainer else trainer.__name__)
 
 

@@ -68,11 +68,11 @@ class CPRTrainer(NamedTrainer):
                 self._exit(f"cannot continue {error.filename}: {error.strerror}")
             if self.history.backup is not None:
                 self._warn(
-                    f"{CSV_NAME} could not be continued completely ({self.history.backup_reason}); "
-                    f"the previous file is {self.history.backup.name}"
+                    f"{CSV_NAME} is damaged or of other parameters; the previous file is kept as "
+                    f"{self.history.backup.name}"
                 )
-        self.print_to_log_file(f"Regularizing with {self.cpr!r}")
-        self.print_to_log_file("Regularized:", ", ".join(self.cpr.names))
+        count = len(self.cpr.names)
+        self.print_to_log_file(f"Regularizing {count} parameter matrices with {self.cpr!r}")
         steps = self.total_steps
         bounds = [settings.kappa for settings in self.cpr.settings]
         earliest = self._earliest_bound = min((bound.earliest for bound in bounds), default=0)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from nnunet_cpr._files import add_path_to_os_errors, atomic_write
-from nnunet_cpr.nnunet.fold_files import FLOAT32_MAX
 
-if TYPE_CHECKING:  # the process that draws does not import torch
+if TYPE_CHECKING:  # drawing does not import torch
     from torch import Tensor
 
     from nnunet_cpr.cpr import CPR
@@ -25,35 +23,7 @@ CSV_NAME = "cpr_history.csv"
 COLUMNS = ["epoch", "step", "parameter", "measure", "kappa", "multiplier"]
 
 _HEADER = ",".join(COLUMNS) + "\r\n"
-_VALUES = ["measure", "kappa", "multiplier"]
-_LIMITS = {"epoch": 10**6, "step": 2**53}  # larger numbers are damage
-_FLOAT32_TINY = 1e-45
 _END = 20_000  # bytes of a file, more than 100 rows
-
-
-def read_history(path: Path) -> pd.DataFrame:
-    """Read the rows of a history that are complete and plausible.
-
-    Values that a training cannot have computed come from damaged files: rows with such a bound or
-    multiplier are left out, and such a measure is NaN.
-
-    Args:
-        path: a ``cpr_history.csv``, which may end within a line.
-
-    Returns:
-        The columns of :data:`COLUMNS`; ``kappa`` is infinite before the bound is set.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it has no such row.
-    """
-    rows = _parse_rows(path.read_bytes().decode(errors="replace"))
-    rows[_VALUES] = rows[_VALUES].mask(rows[_VALUES].abs() < _FLOAT32_TINY, 0.0)
-    rows["measure"] = rows["measure"].where(rows["measure"].abs() <= FLOAT32_MAX)
-    rows = rows[(rows["kappa"] >= 0) & rows["multiplier"].between(0, FLOAT32_MAX)]
-    if rows.empty:
-        raise ValueError(f"{path}: expected a CPR history, found no row of one")
-    return rows.reset_index(drop=True)
 
 
 def has_bounds(path: Path) -> bool:
@@ -79,9 +49,9 @@ class History:
         folder: folder of ``cpr_history.csv``.
         names: names of the J regularized parameters.
         epochs, steps: for each recorded epoch its number and the optimizer steps done at its end.
-        measure, kappa, multiplier: for each recorded epoch an array of length J, float32.
+        measure, kappa, multiplier: for each recorded epoch an array of length J, float32; ``kappa`` is
+            infinite before the bound is set.
         backup: new path of a file that could not be continued completely, None if there is none.
-        backup_reason: reason for the backup.
     """
 
     folder: Path
@@ -92,7 +62,6 @@ class History:
     kappa: list[np.ndarray] = field(default_factory=list)
     multiplier: list[np.ndarray] = field(default_factory=list)
     backup: Path | None = None
-    backup_reason: str = ""
 
     def __post_init__(self) -> None:
         self._fields = [_quote(name) for name in self.names]
@@ -112,14 +81,9 @@ class History:
         """
         history = cls(Path(folder), list(names))
         path = history.folder / CSV_NAME
-        if epoch > 0 and os.path.lexists(path):
-            try:
-                history.backup_reason = history._read(path, epoch) if path.is_file() else "not a file"
-            except OSError as error:
-                history.backup_reason = str(error.strerror)
-            if history.backup_reason:
-                history.backup = _unused(path.with_name("cpr_history.unreadable.csv"))
-                os.replace(path, history.backup)
+        if epoch > 0 and os.path.lexists(path) and not history._continue(path, epoch):
+            history.backup = _unused(path.with_name("cpr_history.unreadable.csv"))
+            os.replace(path, history.backup)
         return history
 
     @classmethod
@@ -130,21 +94,14 @@ class History:
             OSError: the file cannot be read.
             ValueError: it has no row of a history.
         """
-        rows = read_history(Path(folder) / CSV_NAME)
-        rows = rows.drop_duplicates(["epoch", "parameter"], keep="last")
-        names = rows["parameter"].unique().tolist()
-        steps = rows.groupby("epoch", sort=True)["step"].last()
-        with np.errstate(over="ignore"):
-            columns = {
-                value: rows.pivot(index="epoch", columns="parameter", values=value)
-                .reindex(columns=names)
-                .to_numpy()
-                .astype(np.float32)
-                for value in _VALUES
-            }
-        history = cls(Path(folder), names)
-        for epoch, step, *values in zip(steps.index, steps, *columns.values()):
-            history._add(int(epoch), int(step), *values)
+        path = Path(folder) / CSV_NAME
+        epochs = _parse(_read_text(path))
+        if not epochs:
+            raise ValueError(f"{path}: expected a CPR history, found no row of one")
+        names = dict.fromkeys(name for epoch in epochs.values() for name in epoch.values)
+        history = cls(Path(folder), list(names))
+        for number, epoch in sorted(epochs.items()):
+            history._add(number, epoch.step, *epoch.columns(history.names))
         return history
 
     def stack(self, value: str) -> np.ndarray:
@@ -194,56 +151,62 @@ class History:
                 lines.append(f"{self.epochs[i]},{self.steps[i]},{name},{numbers}\r\n")
         return "".join(lines)
 
-    def _read(self, path: Path, before: int) -> str:
-        """Add the complete epochs of a file.
+    def _continue(self, path: Path, before: int) -> bool:
+        """Add the complete epochs of a file; return True if no row before an epoch is lost.
 
         Args:
             path: the file.
             before: the first epoch that is trained again.
-
-        Returns:
-            Reason for a backup, empty if no row before that epoch is lost.
         """
-        text = path.read_bytes().decode(errors="replace")
         try:
-            rows = _parse_rows(text)
-        except ValueError:
-            return "it is not a CPR history"
-        for epoch, of_epoch in rows[rows["epoch"] < before].groupby("epoch", sort=True):
-            steps = of_epoch["step"].unique()
-            if of_epoch["parameter"].tolist() == self.names and len(steps) == 1:
-                with np.errstate(over="ignore"):
-                    values = of_epoch[_VALUES].to_numpy().T.astype(np.float32)
-                self._add(int(epoch), int(steps[0]), *values)
+            text = _read_text(path)
+        except OSError:
+            return False
+        for number, epoch in sorted(_parse(text).items()):
+            if number < before and list(epoch.values) == self.names:
+                self._add(number, epoch.step, *epoch.columns(self.names))
         kept = _HEADER + self._rows(0)
         rest = text.removeprefix(kept).split("\n")
-        if text.startswith(kept) and all(_epoch(line) >= before for line in rest if line):
-            return ""
-        return "rows are damaged or of other parameters"
+        return text.startswith(kept) and all(_epoch_of(line) >= before for line in rest if line)
 
 
-def _parse_rows(text: str) -> pd.DataFrame:
-    """Return the complete rows of a history.
+@dataclass
+class _Epoch:
+    """Rows of an epoch in a file: the steps, and three values of each parameter."""
 
-    Raises:
-        ValueError: the first line is not that of a history.
-    """
-    text = text[: text.rfind("\n") + 1]  # a killed training may have left half a line
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", pd.errors.ParserWarning)  # of rows with more fields than columns
-        rows = pd.read_csv(
-            io.StringIO(text), dtype=str, keep_default_na=False, on_bad_lines="skip", index_col=False
-        )
-    if rows.columns.tolist() != COLUMNS:
-        raise ValueError(f"expected the columns {COLUMNS}, got {rows.columns.tolist()}")
-    for column in ("epoch", "step", *_VALUES):
-        rows[column] = pd.to_numeric(rows[column], errors="coerce")
-    for column, limit in _LIMITS.items():
-        rows = rows[rows[column].between(0, limit) & (rows[column] % 1 == 0)]
-    return rows.astype(dict.fromkeys(_LIMITS, int))
+    step: int
+    values: dict[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def columns(self, names: list[str]) -> np.ndarray:
+        """Return measure, kappa and multiplier of the parameters, NaN where there is none."""
+        with np.errstate(over="ignore"):
+            rows = [self.values.get(name, (math.nan,) * 3) for name in names]
+            return np.array(rows, dtype=np.float32).reshape(-1, 3).T
 
 
-def _epoch(line: str) -> int:
+def _read_text(path: Path) -> str:
+    return path.read_bytes().decode(errors="replace")
+
+
+def _parse(text: str) -> dict[int, _Epoch]:
+    """Return the epochs in the lines of a history; lines that are no rows of one are left out."""
+    epochs: dict[int, _Epoch] = {}
+    lines = text[: text.rfind("\n") + 1].split("\n")  # a killed training may have left half a line
+    if lines[0].rstrip("\r") != ",".join(COLUMNS):
+        return epochs
+    for line in lines[1:]:
+        try:
+            ((number, step, name, *values),) = csv.reader([line])
+            measure, kappa, multiplier = map(float, values)
+            epoch = epochs.setdefault(int(number), _Epoch(int(step)))
+        except (ValueError, csv.Error):
+            continue
+        epoch.step = int(step)
+        epoch.values[name] = measure, kappa, multiplier
+    return {number: epoch for number, epoch in epochs.items() if number >= 0}
+
+
+def _epoch_of(line: str) -> int:
     """Return the epoch of a row, or -1 if the row has none."""
     digits = line.partition(",")[0]
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else -1

@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colorbar import Colorbar
@@ -34,24 +35,19 @@ _GROWTH_COLOURS = [
     "#1b7837", "#5aae61", "#a6dba0", "#d9f0d3", "#f7f7f7", "#e7d4e8", "#c2a5cf", "#9970ab", "#762a83",
 ]  # fmt: skip
 _DECADES = np.arange(-6, 1)  # of the multipliers, in powers of ten
-_BAND_COLOURS = {
-    Kind.HELD: "#d9f0d3",
-    Kind.UNSET: "#fee8c8",
-    Kind.TOO_LOOSE: "#fee8c8",
-    Kind.TOO_TIGHT: "#fee8c8",
-    Kind.DIVERGED: "#fcbba1",
-}
+_BAND_COLOURS = {Kind.HELD: "#d9f0d3", Kind.DIVERGED: "#fcbba1"}
+_OTHER_BAND_COLOUR = "#fee8c8"
 
 
-def ratio_scale() -> tuple[Colormap, BoundaryNorm]:
+def ratio_scale(has_bound: bool = True) -> tuple[Colormap, BoundaryNorm]:
     """Return the colours of R / kappa, the same for every training.
 
     They are neutral within 5 % of the bound, blue below, and the darkest red from twice the bound on.
+
+    Args:
+        has_bound: False for the colours of R relative to its first value, whose growth is not alarming.
     """
-    return _bands(_RATIO_COLOURS)
-
-
-def _bands(colours: list[str]) -> tuple[Colormap, BoundaryNorm]:
+    colours = _RATIO_COLOURS if has_bound else _GROWTH_COLOURS
     within = ListedColormap(colours[:-1]).with_extremes(under=colours[0], over=colours[-1])
     return within, BoundaryNorm(_RATIOS, within.N)
 
@@ -61,8 +57,6 @@ def multiplier_scale() -> tuple[Colormap, BoundaryNorm]:
 
     They are logarithmic from 1e-6 to 1 with three colours a decade; smaller multipliers are white.
     """
-    import matplotlib
-
     count = 3 * (len(_DECADES) - 1)
     samples = matplotlib.colormaps["YlGnBu"](np.linspace(0.12, 1, count + 1))
     colours = ListedColormap(samples[:-1]).with_extremes(under="white", over=samples[-1])
@@ -78,23 +72,20 @@ def draw_progress(history: History) -> None:
     Raises:
         OSError: the file cannot be written; a previous one is unchanged.
     """
-    shown = _Shown(history)
     height = min(max(2.0, 0.16 * len(history.names)), 14.0)
     style = {"figure.constrained_layout.h_pad": 0.09}
     with new_figure(history.folder / FIGURE_NAME, (12, 2 * height + 5), style) as figure:
-        top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=[height, height, 2.6])
+        axes = figure.subplots(3, 1, sharex=True, height_ratios=[height, height, 2.6])
         verdict = judge(history)
-        figure.suptitle(
-            verdict.text,
-            fontsize=11,
-            fontweight="bold",
-            bbox={"facecolor": _BAND_COLOURS[verdict.kind], "edgecolor": "0.6", "pad": 5},
-        )
-        _draw_ratio(top, shown)
-        _draw_multiplier(middle, shown)
-        _draw_course(bottom, shown)
-        for ax in (top, middle, bottom):
-            shown.mark_bounds(ax, label=ax is bottom)
+        colour = _BAND_COLOURS.get(verdict.kind, _OTHER_BAND_COLOUR)
+        box = {"facecolor": colour, "edgecolor": "0.6", "pad": 5}
+        figure.suptitle(verdict.text, fontsize=11, fontweight="bold", bbox=box)
+        shown = _Shown(history)
+        _draw_ratio(axes[0], shown)
+        _draw_multiplier(axes[1], shown)
+        _draw_course(axes[2], shown)
+        for ax in axes:
+            _mark_bounds(ax, shown, has_labels=ax is axes[2])
 
 
 class _Shown:
@@ -120,46 +111,6 @@ class _Shown:
             self.ratio = _finite(measure / np.where(reference == 0, np.nan, reference))
         self.multiplier = np.where(self.has_bound, _finite(history.stack("multiplier")), np.nan)
 
-    @property
-    def names(self) -> list[str]:
-        return [
-            name.removesuffix(".weight") + (" (never changes)" if without else "")
-            for name, without in zip(self.history.names, self.left_out)
-        ]
-
-    @property
-    def edges(self) -> tuple[float, float, float, float]:
-        epochs = self.history.epochs
-        return epochs[0] - 0.5, epochs[-1] + 0.5, len(self.history.names) - 0.5, -0.5
-
-    def mark_bounds(self, ax: Axes, label: bool) -> None:
-        """Draw a line where the first bound is set, and another where the last one is.
-
-        Args:
-            ax: axes of the epochs.
-            label: write the steps beside the lines.
-        """
-        rows = self.has_bound[~self.left_out]
-        first = sorted({int(row.argmax()) for row in rows if row.any()})
-        if not first or first[-1] == 0:
-            return  # set before the end of the first epoch
-        epochs, steps = self.history.epochs, self.history.steps
-        names = ["bounds set"] if first[0] == first[-1] else ["first bounds set", "last bounds set"]
-        for name, k in zip(names, (first[0], first[-1])):
-            ax.axvline(epochs[k] - 0.5, color="black", linewidth=1.2, linestyle=(0, (4, 2)))
-            if label:
-                is_left = k < 0.7 * len(epochs)
-                begin = steps[k - 1] + 1 if k > 0 else 1
-                ax.annotate(
-                    f"{name} in steps {begin} to {steps[k]}",
-                    (epochs[k] - 0.5, 0.04 if name != names[-1] else 0.12),
-                    xycoords=("data", "axes fraction"),
-                    xytext=(4 if is_left else -4, 0),
-                    textcoords="offset points",
-                    fontsize=8,
-                    horizontalalignment="left" if is_left else "right",
-                )
-
 
 def _finite(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), values, np.nan)
@@ -171,87 +122,98 @@ def _first(values: np.ndarray) -> np.ndarray:
     return np.where(known.any(axis=1), values[np.arange(len(values)), known.argmax(axis=1)], np.nan)
 
 
+def _mark_bounds(ax: Axes, shown: _Shown, has_labels: bool) -> None:
+    """Draw a line where the first bound is set, and another where the last one is."""
+    rows = shown.has_bound[~shown.left_out]
+    first = sorted({int(row.argmax()) for row in rows if row.any()})
+    if not first or first[-1] == 0:
+        return  # set before the end of the first epoch
+    epochs, steps = shown.history.epochs, shown.history.steps
+    marks = {"first bounds set": first[0], "last bounds set": first[-1]}
+    if first[0] == first[-1]:
+        marks = {"bounds set": first[0]}
+    for row, (name, k) in enumerate(reversed(marks.items())):
+        ax.axvline(epochs[k] - 0.5, color="black", linewidth=1.2, linestyle=(0, (4, 2)))
+        if has_labels:
+            is_left = k < 0.7 * len(epochs)
+            begin = steps[k - 1] + 1 if k > 0 else 1
+            ax.annotate(
+                f"{name} in steps {begin} to {steps[k]}",
+                (epochs[k] - 0.5, 0.12 - 0.08 * row),
+                xycoords=("data", "axes fraction"),
+                xytext=(4 if is_left else -4, 0),
+                textcoords="offset points",
+                fontsize=8,
+                horizontalalignment="left" if is_left else "right",
+            )
+
+
 def _draw_ratio(ax: Axes, shown: _Shown) -> None:
-    any_bound = shown.has_bound.any()
-    # Growth without a bound is not alarming.
-    image = _heat_map(ax, shown, shown.ratio, *_bands(_RATIO_COLOURS if any_bound else _GROWTH_COLOURS))
-    if any_bound:
-        image.set_alpha(np.where(shown.has_bound, 1.0, _PALE))
-    bar = _colour_bar(image, ax, extend="max", ticks=_RATIOS)
-    if bar.solids is not None:
-        bar.solids.set_alpha(1)
+    any_bound = bool(shown.has_bound.any())
+    image = _draw_heat_map(ax, shown, shown.ratio, *ratio_scale(any_bound))
+    bar = _add_colour_bar(image, ax, extend="max", ticks=_RATIOS)
     bar.ax.set_yticklabels([f"{r:g}" for r in _RATIOS])
+    title = "R / bound kappa (white: held; blue: below; red: above)"
     if not any_bound:
         title = "R relative to its first value (no bound is set yet)"
-    elif shown.has_bound.all():
-        title = "R / bound kappa (white: held; blue: below; red: above)"
-    else:
-        title = (
-            "R / bound kappa (white: held; blue: below; red: above; pale: bound not set yet, "
-            "relative to the later one or the first R)"
-        )
+    elif not shown.has_bound.all():
+        # After the colour bar, which would be pale too.
+        image.set_alpha(np.where(shown.has_bound, 1.0, _PALE))
+        pale = "pale: bound not set yet, relative to the later one or the first R"
+        title = f"{title[:-1]}; {pale})"
     ax.set_title(title, fontsize=10)
 
 
 def _draw_multiplier(ax: Axes, shown: _Shown) -> None:
-    colours, norm = multiplier_scale()
-    image = _heat_map(ax, shown, shown.multiplier, colours, norm)
-    bar = _colour_bar(image, ax, extend="both", ticks=10.0**_DECADES)
+    image = _draw_heat_map(ax, shown, shown.multiplier, *multiplier_scale())
+    bar = _add_colour_bar(image, ax, extend="both", ticks=10.0**_DECADES)
     bar.ax.set_yticklabels([f"$10^{{{d}}}$" for d in _DECADES])
     bar.minorticks_off()
     ax.set_title("Lagrange multiplier lambda (white: 0; grey: no bound yet)", fontsize=10)
 
 
-def _colour_bar(image: AxesImage, ax: Axes, **settings: Any) -> Colorbar:
-    height = len(ax.get_yticks())
-    return ax.figure.colorbar(
-        image, ax=ax, pad=0.01, extendfrac=0.04, aspect=max(20, height), **settings
-    )
+def _add_colour_bar(image: AxesImage, ax: Axes, **settings: Any) -> Colorbar:
+    aspect = max(20, len(ax.get_yticks()))
+    return ax.figure.colorbar(image, ax=ax, pad=0.01, extendfrac=0.04, aspect=aspect, **settings)
 
 
-def _heat_map(
+def _draw_heat_map(
     ax: Axes, shown: _Shown, values: np.ndarray, colours: Colormap, norm: BoundaryNorm
 ) -> AxesImage:
     # Not seaborn.heatmap, which takes 15 s for 300 parameters and 1,000 epochs.
+    names, epochs = shown.history.names, shown.history.epochs
+    left, right = epochs[0] - 0.5, epochs[-1] + 0.5
     ax.set_facecolor(_NO_BOUND)  # shows where a value is NaN
     visible = np.where(shown.left_out[:, None], np.nan, values)
+    extent = (left, right, len(names) - 0.5, -0.5)
     image = ax.imshow(
-        visible, aspect="auto", interpolation="nearest", cmap=colours, norm=norm, extent=shown.edges
+        visible, aspect="auto", interpolation="nearest", cmap=colours, norm=norm, extent=extent
     )
-    left, right, *_ = shown.edges
+    look: dict[str, Any] = {"facecolor": "white", "edgecolor": "0.6", "hatch": "////", "lw": 0}
     for row in np.flatnonzero(shown.left_out):
-        ax.add_patch(
-            Rectangle(
-                (left, row - 0.5),
-                right - left,
-                1,
-                facecolor="white",
-                edgecolor="0.6",
-                hatch="////",
-                lw=0,
-            )
-        )
-    step = -(-len(shown.names) // _MAX_LABELS)
-    ticks = range(0, len(shown.names), step)
-    ax.set_yticks(ticks, [shown.names[i] for i in ticks], fontsize=7)
+        ax.add_patch(Rectangle((left, row - 0.5), right - left, 1, **look))
+    ticks = range(0, len(names), -(-len(names) // _MAX_LABELS))
+    labels = [
+        names[i].removesuffix(".weight") + (" (never changes)" if shown.left_out[i] else "")
+        for i in ticks
+    ]
+    ax.set_yticks(ticks, labels, fontsize=7)
     ax.tick_params(labelbottom=True)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return image
 
 
 def _draw_course(ax: Axes, shown: _Shown) -> None:
-    epochs = shown.history.epochs
-    counted = ~shown.left_out
-    ratio = np.minimum(shown.ratio[counted], 1e3)
-    multiplier = shown.multiplier[counted]
+    epochs = np.array(shown.history.epochs)
+    ratio = np.minimum(shown.ratio[~shown.left_out], 1e3)
+    multiplier = shown.multiplier[~shown.left_out]
     marker = "." if len(epochs) < 100 else ""
     known = ~np.isnan(ratio).all(axis=0)
     ax.axhline(1, color="0.4", linewidth=0.8)
     if known.any():
-        x = np.array(epochs)[known]
         low, median, high = np.nanquantile(ratio[:, known], [0, 0.5, 1], axis=0)
-        ax.fill_between(x, low, high, color="tab:red", alpha=0.18, linewidth=0)
-        ax.plot(x, median, color="tab:red", marker=marker)
+        ax.fill_between(epochs[known], low, high, color="tab:red", alpha=0.18, linewidth=0)
+        ax.plot(epochs[known], median, color="tab:red", marker=marker)
         ax.set_ylim(0, max(2.0, 1.05 * float(high.max())))
     quantity = "R / bound" if shown.has_bound.any() else "R / first R"
     ax.set_ylabel(quantity, color="tab:red")
@@ -265,9 +227,8 @@ def _draw_course(ax: Axes, shown: _Shown) -> None:
     right = ax.twinx()
     counts = np.isfinite(multiplier).sum(axis=0)
     means = np.nansum(multiplier, axis=0) / np.where(counts, counts, np.nan)
-    right.set_yscale("log")
-    right.set_ylim(10.0 ** _DECADES[0], 10.0 ** _DECADES[-1])
-    limits = right.get_ylim()
+    limits = 10.0 ** _DECADES[0], 10.0 ** _DECADES[-1]
+    right.set(yscale="log", ylim=limits)
     right.plot(epochs, np.clip(means, *limits), color="tab:blue", linestyle="--", marker=marker)
     right.set_ylabel("multiplier", color="tab:blue")
     right.tick_params(axis="y", labelcolor="tab:blue")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,17 @@ class Kind(Enum):
     UNSET = "bound never set"
     TOO_LOOSE = "never active: the bound is too loose"
     TOO_TIGHT = "bound too tight"
-    HELD = "active and held"
+    HELD = "OK: bounds active and held"
+
+
+_ADVICE = {
+    Kind.DIVERGED: "lower the learning rate",
+    Kind.UNSET: "train longer, or choose a bound that is set earlier, such as _ws1000",
+    Kind.TOO_LOOSE: "the training is not regularized; choose a smaller bound",
+    Kind.TOO_TIGHT: "choose a larger bound or, if the multipliers move too slowly or too far, another "
+    "_mu<V>",
+    Kind.HELD: "",
+}
 
 
 @dataclass(frozen=True)
@@ -37,19 +48,22 @@ class Verdict:
     Attributes:
         kind: see :class:`Kind`.
         text: one line with the numbers behind it.
-        advice: one line on what to do, empty for :attr:`Kind.HELD`.
     """
 
     kind: Kind
     text: str
-    advice: str = ""
+
+    @property
+    def advice(self) -> str:
+        """One line on what to do, empty for :attr:`Kind.HELD`."""
+        return _ADVICE[self.kind]
 
 
 def unchanged(history: History) -> np.ndarray:
     """Return which parameters never changed and never had a multiplier, bool ``[J]``.
 
-    That are those without a gradient, such as nnU-Net's lowest deep-supervision head, whose loss has
-    weight 0. One epoch alone does not tell, and the result is False.
+    These are the parameters without a gradient, such as nnU-Net's lowest deep-supervision head, whose
+    loss has weight 0. One epoch alone does not tell, and the result is False.
 
     Args:
         history: the record of at least one epoch.
@@ -76,84 +90,69 @@ def judge(history: History) -> Verdict:
     ignored = unchanged(history)
     if ignored.all():
         ignored[:] = False
+    aside = f" ({ignored.sum()} that never changed not counted)" if ignored.any() else ""
     measure, kappa, multiplier = (
         history.stack(name)[~ignored] for name in ("measure", "kappa", "multiplier")
     )
-    total = len(measure)
-    aside = f" ({ignored.sum()} that never changed not counted)" if ignored.any() else ""
-    if total == 0:
-        return Verdict(Kind.UNSET, f"{Kind.UNSET.value}: no parameter matrix is regularized")
+    kind, text = _judge(measure, kappa, multiplier, history.steps[-1])
+    return Verdict(kind, f"{kind.value}{text}{aside}")
 
+
+def _judge(
+    measure: np.ndarray, kappa: np.ndarray, multiplier: np.ndarray, steps: int
+) -> tuple[Kind, str]:
+    """Return the kind and the numbers behind it for arrays ``[J, epochs]``."""
+    total = len(measure)
+    if total == 0:
+        return Kind.UNSET, ": no parameter matrix is regularized"
     lost = ~np.isfinite(measure[:, -1])
     if lost.any():
-        return Verdict(
-            Kind.DIVERGED,
-            f"{Kind.DIVERGED.value} for {_of(lost.sum(), total)}{aside}",
-            "lower the learning rate",
-        )
+        return Kind.DIVERGED, f" for {_count(lost, total)}"
     has_bound = np.isfinite(kappa)
-    bounded = has_bound.any(axis=1)
-    if bounded.sum() <= FEW * total:
-        return Verdict(
-            Kind.UNSET,
-            f"{Kind.UNSET.value}: {_of(total - bounded.sum(), total)} not regularized in "
-            f"{history.steps[-1]:,} steps{aside}",
-            "train longer, or choose a bound that is set earlier, such as _ws1000",
-        )
+    unset = ~has_bound.any(axis=1)
+    if (~unset).sum() <= FEW * total:
+        return Kind.UNSET, f": {_count(unset, total)} not regularized in {steps:,} steps"
 
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        ratio = np.where(has_bound, measure / kappa, np.nan)
-    level = np.array([_median(r[_recent(b)]) for r, b in zip(ratio, has_bound)])
+    level = _levels(measure, kappa, has_bound)
     active = (np.where(has_bound, multiplier, 0) > 0).any(axis=1)
-    growing = level > 1 + HELD
-    shrunk = active & (level < COLLAPSED)
-
+    growing, shrunk = level > 1 + HELD, active & (level < COLLAPSED)
     highest, lowest = np.nanmax(level, initial=0.0), np.nanmin(level, initial=np.inf)
-    unset = f"; {total - bounded.sum()} without a bound" if not bounded.all() else ""
-    if (growing | shrunk).sum() > FEW * total:
+    without = f"; {unset.sum()} without a bound" if unset.any() else ""
+    outside = (growing | shrunk).sum()
+    if outside > FEW * total:
         parts = []
         if growing.any():
             parts.append(
-                f"multipliers still growing for {_of(growing.sum(), total)}, "
+                f"multipliers still growing for {_count(growing, total)}, "
                 f"R up to {highest:.3g} times its bound"
             )
         if shrunk.any():
-            parts.append(
-                f"R of {_of(shrunk.sum(), total)} pushed down to {level[shrunk].min():.2g} of its bound"
-            )
-        return Verdict(
-            Kind.TOO_TIGHT,
-            f"{Kind.TOO_TIGHT.value}: {', '.join(parts)}{unset}{aside}",
-            "choose a larger bound or, if the multipliers move too slowly or too far, another _mu<V>",
-        )
+            lowest = level[shrunk].min()
+            parts.append(f"R of {_count(shrunk, total)} pushed down to {lowest:.2g} of its bound")
+        return Kind.TOO_TIGHT, f": {', '.join(parts)}{without}"
     if active.sum() <= FEW * total:
-        first = "" if not active.any() else f" for {_of(total - active.sum(), total)}"
-        return Verdict(
-            Kind.TOO_LOOSE,
-            f"{Kind.TOO_LOOSE.value}{first}, R at most {highest:.2g} of it{unset}{aside}",
-            "the training is not regularized; choose a smaller bound",
-        )
-    inactive = bounded.sum() - active.sum()
+        loose = f" for {_count(~active, total)}" if active.any() else ""
+        return Kind.TOO_LOOSE, f"{loose}, R at most {highest:.2g} of it{without}"
+    inactive = total - unset.sum() - active.sum()
     never = f"; {inactive} never active" if inactive else ""
-    outside = (growing | shrunk).sum()
     exceptions = f"; {outside} not held" if outside else ""
-    return Verdict(
-        Kind.HELD,
-        f"{Kind.HELD.value}: {_of(active.sum(), total)} active, "
-        f"R / bound {lowest:.3f} to {highest:.3f}{never}{exceptions}{unset}{aside}",
-    )
+    held = f": {_count(active, total)} active, R / bound {lowest:.3f} to {highest:.3f}"
+    return Kind.HELD, f"{held}{never}{exceptions}{without}"
 
 
-def _recent(has_bound: np.ndarray) -> np.ndarray:
-    """Return the indices of the last epochs with a bound."""
-    epochs = np.flatnonzero(has_bound)
-    return epochs[-max(1, math.ceil(_RECENT * len(epochs))) :]
+def _levels(measure: np.ndarray, kappa: np.ndarray, has_bound: np.ndarray) -> np.ndarray:
+    """Return the median of R / kappa over the last epochs with a bound, NaN without one, ``[J]``."""
+    levels = np.full(len(measure), math.nan)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratio = measure / kappa
+    for j, known in enumerate(has_bound):
+        values = ratio[j, known][-max(1, math.ceil(_RECENT * known.sum())) :]
+        values = values[~np.isnan(values)]
+        if len(values):
+            levels[j] = np.median(values)
+    return levels
 
 
-def _median(values: np.ndarray) -> float:
-    values = values[~np.isnan(values)]
-    return float(np.median(values)) if len(values) else math.nan
-
-
-def _of(count: int, total: int) -> str:
+def _count(matrices: Any, total: int) -> str:
+    count = matrices.sum()
     return f"{'all' if count == total else f'{count} of'} {total} matrices"

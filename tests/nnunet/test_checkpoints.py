@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import pathlib
 import resource
 import shutil
 import time
@@ -15,15 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from nnunetv2.run.run_training import maybe_load_checkpoint
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr.cpr import CPRSettings
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.checkpoints import SAVE_MINUTES, EpochStart, UnusableCheckpoint, save_interval
-from tests.helpers.examples import examples
 from tests.helpers.workspace import Workspace
 
 CPR = "nnUNetTrainerCPR_ws1_seed1"
@@ -121,16 +117,8 @@ def test_read_returns_everything(written: Path) -> None:
     assert same(checkpoints.read(written), torch.load(written, weights_only=False, map_location="cpu"))
 
 
-def zeros(path: Path) -> None:
-    path.write_bytes(bytes(path.stat().st_size))
-
-
 def halve(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
-
-
-def empty(path: Path) -> None:
-    os.truncate(path, 0)
 
 
 def flip(path: Path) -> None:
@@ -143,7 +131,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [zeros, halve, empty, flip])
+@pytest.mark.parametrize("damage", [halve, flip])
 @pytest.mark.parametrize("torn", ["checkpoint_final.pth", "checkpoint_latest.pth"])
 def test_continuing_falls_back_from_a_damaged_checkpoint(
     space: Workspace, put, monkeypatch, capsys, torn: str, damage: Callable[[Path], None]
@@ -349,7 +337,6 @@ REFUSED = [
     (CPR, "nnUNetTrainerCPR_ws1_ada", {}, "adaptive: expected True, got False"),
     (CPR, CPR, {"features": 8}, "does not match this training: Error(s) in loading state_dict for "
         "PlainConvUNet: size mismatch for encoder.stages.0.0.convs.0.conv.weight: "),
-    (CPR, CPR, {"fold": 1}, "belongs to another fold: expected 0, got 1"),
 ]  # fmt: skip
 
 
@@ -366,11 +353,7 @@ def test_other_checkpoints_are_refused(
     assert stopped.value.code == 1
     said = refusal(capsys)
     assert said.startswith(f"nnunet-cpr: {path} ") and reason in said
-    helps = "fold" not in reason
-    assert (
-        said.endswith("to start a new training from its weights, pass it to -pretrained_weights")
-        == helps
-    )
+    assert said.endswith("to start a new training from its weights, pass it to -pretrained_weights")
     if reason.split(":")[0] not in CPRSettings.KEYS and "features" not in differing:
         assert same(dict(trainer.network.state_dict()), before)
 
@@ -416,18 +399,11 @@ def system(target: Path) -> Payload:
     return Payload(os.system, f"touch {target}")
 
 
-PAYLOADS: dict[str, Callable[[Path], Payload]] = {
-    "posix.system": system,
-    "pathlib.Path.touch": lambda target: Payload(pathlib.Path.touch, Payload(Path, str(target))),
-    "torch.save": lambda target: Payload(torch.save, torch.zeros(1), str(target)),
-}
 PLACES: dict[str, Callable[[dict, Payload], Any]] = {
     "beside": lambda checkpoint, payload: checkpoint.update(more=payload),
-    "in the logs": lambda checkpoint, payload: checkpoint["logging"]["lrs"].append(payload),
     "in the optimizer": lambda checkpoint, payload: checkpoint["optimizer_state"]["cpr"].update(
         x=payload
     ),
-    "in the weights": lambda checkpoint, payload: checkpoint["network_weights"].update(x=payload),
 }
 
 
@@ -440,24 +416,18 @@ def created(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("payload", PAYLOADS)
-def test_checkpoints_with_code_are_refused(
-    put, tmp_path: Path, created: Path, payload: str, place: str
-) -> None:
-    path = put(change=lambda checkpoint: PLACES[place](checkpoint, PAYLOADS[payload](created)))
+def test_checkpoints_with_code_are_refused(put, created: Path, place: str) -> None:
+    path = put(change=lambda checkpoint: PLACES[place](checkpoint, system(created)))
     with pytest.raises(UnusableCheckpoint) as error:
         checkpoints.read(path)
-    assert not any(tmp_path.glob("created*"))
+    assert not created.exists()
     said = str(error.value)
-    assert said.startswith(f"{path} contains ") and "which checkpoints of nnU-Net do not need" in said
+    assert said.startswith(f"{path} contains posix.system, which checkpoints of nnU-Net do not need")
     assert "\n" not in said
 
     torch.load(path, weights_only=False)
-    for file in tmp_path.glob("created*"):
-        file.unlink()
-        break
-    else:
-        pytest.fail("the payload does nothing")
+    assert created.exists(), "the payload does nothing"
+    created.unlink()
 
 
 @pytest.mark.parametrize("wish", ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None])
@@ -487,12 +457,8 @@ def test_command_does_not_execute_code(space: Workspace, put, created: Path) -> 
 
 
 INVALID: dict[str, Callable[[dict], Any]] = {
-    "no groups": lambda state: state["param_groups"].clear(),
-    "groups are no list": lambda state: state.update(param_groups={"lr": 1}),
     "a group without parameters": lambda state: state["param_groups"][0].pop("params"),
-    "no state": lambda state: state.pop("state"),
     "state is a number": lambda state: state.update(state=5),
-    "cpr is a number": lambda state: state.update(cpr=5),
     "no bounds": lambda state: state["cpr"]["state"].pop("kappa"),
 }
 
@@ -505,46 +471,3 @@ def test_invalid_optimizer_states_are_refused(
     with pytest.raises(SystemExit) as stopped:
         continued(space, monkeypatch)
     assert stopped.value.code == 1 and str(path) in refusal(capsys)
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5)
-    | st.builds(torch.zeros, st.integers(0, 3)) | st.builds(np.float32, st.floats(width=32)),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)  # fmt: skip
-
-
-@examples(20, search=200)
-@given(data=st.data())
-def test_random_checkpoints_are_loaded_or_refused(
-    reader: nnUNetTrainer, written: Path, tmp_path: Path, capsys, data: st.DataObject
-) -> None:
-    checkpoint = torch.load(written, weights_only=False)
-    inside: Any = checkpoint
-    key = data.draw(st.sampled_from(list(inside)))
-    while isinstance(inside[key], (dict, list)) and inside[key] and data.draw(st.booleans()):
-        inside = inside[key]
-        key = data.draw(
-            st.sampled_from(list(inside if isinstance(inside, dict) else range(len(inside))))
-        )
-    if data.draw(st.booleans()):
-        inside[key] = data.draw(VALUES)
-    else:
-        del inside[key]
-    path = tmp_path / "made_up.pth"
-    torch.save(checkpoint, path)
-    capsys.readouterr()
-    status = None
-    try:
-        reader.load_checkpoint(str(path))
-    except SystemExit as stopped:
-        status = stopped.code
-    assert status is None or (status == 1 and str(path) in refusal(capsys))
-
-
-@pytest.fixture(scope="module")
-def reader(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[nnUNetTrainer]:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        space = workspace.with_results_in(tmp_path_factory.mktemp("reader"))
-        yield space.build(CPR, monkeypatch)

@@ -71,7 +71,7 @@ def test_training_is_killed_continued_predicts_and_is_exported(
     assert not (space.fold(name) / "checkpoint_final.pth").exists()
     assert server.run([*train, "--c"], environment, log) == 0, log.read_text()[-3000:]
     said = log.read_text()
-    assert f"of {other} is kept" in said and "Epoch 0" not in said
+    assert f"Training as {other} with" in said and "Epoch 0" not in said
     history = space.history(name)
     assert history["epoch"].unique().tolist() == [0, 1, 2] and (history["kappa"] < 1e9).iloc[-1]
     assert space.checkpoint(name)["trainer_name"] == name

@@ -18,7 +18,6 @@ from nnunet_cpr.cli import app
 from nnunet_cpr.names.suffixes import METHOD_SUFFIXES
 from nnunet_cpr.names.trainer_name import SUFFIXES
 from nnunet_cpr.nnunet import composition, trainer_files
-from nnunet_cpr.nnunet.tools.doctor import check_installation
 from nnunet_cpr.nnunet.tools.trainer_search import missing_trainers
 from tests.helpers import ROOT
 
@@ -184,17 +183,6 @@ def test_taken_name_may_be_a_class_derived_from_ours(theirs: Path) -> None:
     for name in ("nnUNetTrainerAdamW_seed1", "nnUNetTrainerCPR_on_nnUNetTrainerAdamW"):
         assert not is_found_by_nnunet(name)
         assert str(theirs / "theirs.py") in refusal(name)
-
-
-def test_doctor_reports_a_taken_name_with_a_remedy(theirs: Path) -> None:
-    (theirs / "theirs.py").write_text(ADAMW)
-    (wrong,) = [finding for finding in check_installation() if finding.subject == "nnUNetTrainerAdamW"]
-    assert str(theirs / "theirs.py") in wrong.message and wrong.remedy is not None
-    os.system(wrong.remedy)
-    forget_searches()
-    assert "class nnUNetTrainerMyAdamW(" in (theirs / "theirs.py").read_text()
-    (right,) = [finding for finding in check_installation() if finding.subject == "nnUNetTrainerAdamW"]
-    assert right.remedy is None
 
 
 def test_imported_and_mentioned_families_are_not_taken(theirs: Path) -> None:

@@ -98,7 +98,6 @@ def test_explanation_follows_the_stages_of_the_other_trainer() -> None:
         ),
         ("nnUNetTrainerSGD_hyperball", "weight decay", "none, replaced by Hyperball"),
         ("nnUNetTrainerCPR_ip20_2epochs", "bound", "not before step 40, after 8.0% of the training"),
-        ("nnUNetTrainerCPR_ip20", "warning", "did not work with SGD in the paper"),
         ("nnUNetTrainerCPR_huber_mu2_ada", "regularized", "huber of each weight"),
         ("nnUNetTrainerDA5", "with CPR", "nnUNetTrainerCPR_on_nnUNetTrainerDA5"),
         ("nnUNetTrainerAdam", "with CPR", "nnUNetTrainerAttachCPR_on_nnUNetTrainerAdam"),

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import functools
-import shutil
-import subprocess
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from nnunet_cpr import CPR, SGDCPR, KappaK, KappaWS
-from nnunet_cpr.nnunet.history import COLUMNS, History, read_history
+from nnunet_cpr.nnunet.history import COLUMNS, History
 from nnunet_cpr.nnunet.progress_figure import draw_progress
 from tests.helpers.examples import examples
 
@@ -71,9 +69,7 @@ def test_file_contains_all_values(run: History) -> None:
     assert table["measure"].astype(np.float32).tolist() == [m[0] for m in run.measure]
 
 
-@pytest.mark.parametrize(
-    "torn", [b"", b"5,6,layer.we", b"5,6,layer.weight,1.2,1,0", b"9", b"\x00\x00\x00", b"\xff", b'"x']
-)
+@pytest.mark.parametrize("torn", [b"", b"5,6,layer.we", b"\x00\x00\x00"])
 def test_resume_drops_epochs_that_are_trained_again(run: History, torn: bytes) -> None:
     with open(run.folder / "cpr_history.csv", "ab") as file:
         file.write(torn)
@@ -89,7 +85,6 @@ def test_resume_drops_epochs_that_are_trained_again(run: History, torn: bytes) -
     [
         lambda text: text.replace("1,2,layer", "1,2,other"),
         lambda text: text.replace("1,2,layer", "1,x,layer"),
-        lambda text: text.replace("\r\n1,2,layer", "\r\n1,2,layer.weight,1,2,3\r\n1,2,layer"),
     ],
 )
 def test_resume_drops_incomplete_epochs(run: History, damage) -> None:
@@ -98,13 +93,13 @@ def test_resume_drops_incomplete_epochs(run: History, damage) -> None:
     damaged = path.read_bytes()
     resumed = History.resume(run.folder, 5, NAMES)
     assert resumed.epochs == [0, 2, 3, 4]
-    assert resumed.backup.read_bytes() == damaged and "damaged or of other" in resumed.backup_reason
+    assert resumed.backup.read_bytes() == damaged
     append(resumed, 5)
     draw_progress(resumed)
 
     # The warning is not repeated.
     again = History.resume(run.folder, 6, NAMES)
-    assert again.epochs == [0, 2, 3, 4, 5] and again.backup is None and again.backup_reason == ""
+    assert again.epochs == [0, 2, 3, 4, 5] and again.backup is None
 
 
 def test_nan_measures_are_kept(tmp_path: Path) -> None:
@@ -120,21 +115,20 @@ def test_nan_measures_are_kept(tmp_path: Path) -> None:
     draw_progress(resumed)
 
 
-@pytest.mark.parametrize("content", [b"", b"\x00" * 100, b"a,b\n1,2\n", b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"", b"a,b\n1,2\n"])
 def test_other_files_are_renamed(run: History, content: bytes) -> None:
     path = run.folder / "cpr_history.csv"
     for kept in ("cpr_history.unreadable.csv", "cpr_history.unreadable-2.csv"):
         path.write_bytes(content)
         resumed = History.resume(run.folder, 3, NAMES)
         assert resumed.epochs == [] and resumed.backup == run.folder / kept
-        assert resumed.backup_reason == "it is not a CPR history"
         assert resumed.backup.read_bytes() == content
 
 
 def test_history_of_other_parameters_is_renamed(run: History) -> None:
     before = (run.folder / "cpr_history.csv").read_bytes()
     resumed = History.resume(run.folder, 3, ["other.weight"])
-    assert resumed.epochs == [] and "of other parameters" in resumed.backup_reason
+    assert resumed.epochs == []
     assert resumed.backup.read_bytes() == before
 
 
@@ -144,7 +138,7 @@ def test_folder_in_place_of_the_file_is_renamed(run: History) -> None:
     path.mkdir()
     (path / "inside").touch()
     resumed = History.resume(run.folder, 3, NAMES)
-    assert resumed.backup_reason == "not a file" and (resumed.backup / "inside").exists()
+    assert (resumed.backup / "inside").exists()
     append(resumed, 3)
     assert pd.read_csv(path)["epoch"].tolist() == [3]
 
@@ -163,7 +157,7 @@ def test_resume_without_file_starts_one(tmp_path: Path) -> None:
     assert pd.read_csv(tmp_path / "cpr_history.csv")["epoch"].tolist() == [7]
 
 
-@pytest.mark.parametrize("name", ["a,b", 'a"b', "größe", "a\x85b\u2028c", " "])
+@pytest.mark.parametrize("name", ["a,b", 'a"b', "größe"])
 def test_special_characters_in_names_are_kept(name: str, tmp_path: Path) -> None:
     append(History.resume(tmp_path, 0, [name]), 0)
     resumed = History.resume(tmp_path, 1, [name])
@@ -191,7 +185,7 @@ def test_truncated_file_gives_the_complete_epochs(tmp_path: Path) -> None:
         whole = sum(end <= cut for end in ends[2::2])  # after the header, two rows an epoch
         assert_same_epochs(resumed, history, whole)
         torn_off = cut not in (ends[0], *ends[2::2])
-        assert (resumed.backup is not None) == bool(resumed.backup_reason) == torn_off, cut
+        assert (resumed.backup is not None) == torn_off, cut
         if resumed.backup is not None:
             assert resumed.backup.read_bytes() == content[:cut]
             resumed.backup.unlink()
@@ -253,7 +247,7 @@ def test_arbitrary_content_is_resumed_without_loss(content: bytes, before: int) 
             again = [int(line.split(b",")[0]) >= before for line in content.split(b"\n")[1:] if line]
             assert again.count(False) == 2 * len(resumed.epochs) and path.read_bytes() == content
         else:
-            assert resumed.backup.read_bytes() == content and resumed.backup_reason
+            assert resumed.backup.read_bytes() == content
 
         # The continued history is readable.
         append(resumed, before)
@@ -274,18 +268,6 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of 64 kB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("a file system cannot be mounted here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
 def test_rows_of_a_failed_write_are_written_later(run: History) -> None:
     path = run.folder / "cpr_history.csv"
     before = path.read_bytes()
@@ -300,73 +282,12 @@ def test_rows_of_a_failed_write_are_written_later(run: History) -> None:
     assert_same_epochs(resumed, run, 8)
 
 
-def test_full_disk_loses_no_row(small_disk: Path) -> None:
-    history = History.resume(small_disk, 0, TWO)
-    append(history, 0)
-    path = small_disk / "cpr_history.csv"
-    ballast = small_disk / "ballast"
-    with open(ballast, "wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(bytes(1))
-    failed: OSError | None = None
-    while failed is None:  # until the block that it has is full
-        before, epoch = path.read_bytes(), len(history.epochs)
-        try:
-            append(history, epoch)
-        except OSError as error:
-            failed = error
-    assert "No space left on device" in str(failed) and str(path) in str(failed)
-    assert path.read_bytes().startswith(before)
-    with pytest.raises(OSError, match=r"No space left on device.*cpr_progress.png"):
-        draw_progress(history)
-    resumed = History.resume(small_disk, epoch, TWO)  # as after a kill
-    assert_same_epochs(resumed, history, epoch)
-    with pytest.raises(OSError, match=r"No space left on device.*cpr_history.csv"):
-        append(resumed, epoch)
-    assert path.read_bytes().startswith(before)
-
-    ballast.unlink()
-    for going_on in (history, resumed):
-        append(going_on, epoch + 1)
-        assert History.resume(small_disk, epoch + 2, TWO).epochs == list(range(epoch + 2))
-
-
-def test_read_only_folder_loses_no_row(small_disk: Path) -> None:
-    history, _ = whole_file(small_disk)
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    for write in (lambda: append(history, 3), lambda: draw_progress(history)):
-        with pytest.raises(OSError, match="Read-only"):
-            write()
-    assert_same_epochs(History.resume(small_disk, 3, TWO), history, 3)
-    with pytest.raises(OSError, match="Read-only") as error:  # cannot be set aside
-        History.resume(small_disk, 3, NAMES)
-    assert str(small_disk / "cpr_history.csv") in str(error.value)
-    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
-    append(history, 4)
-    assert History.resume(small_disk, 5, TWO).epochs == [0, 1, 2, 3, 4]
-
-
 def test_changed_file_is_rewritten(run: History) -> None:
     path = run.folder / "cpr_history.csv"
     for change in (path.unlink, lambda: path.write_bytes(path.read_bytes()[:-30])):
         change()
         append(run, run.epochs[-1] + 1)
         assert pd.read_csv(path)["epoch"].tolist() == run.epochs
-
-
-def test_figure_is_written_without_leftovers(run: History) -> None:
-    draw_progress(run)
-    picture = imread(run.folder / "cpr_progress.png")
-    assert picture.shape[1] > 1000 and picture.std() > 0.05
-    assert sorted(f.name for f in run.folder.iterdir()) == ["cpr_history.csv", "cpr_progress.png"]
-
-
-def test_figure_without_bounds_can_be_drawn(tmp_path: Path) -> None:
-    history = History.resume(tmp_path, 0, NAMES)
-    p = torch.nn.Parameter(torch.ones(2, 2))
-    train(history, range(1), SGDCPR([("layer.weight", p)], lr=0.1), p)
-    draw_progress(history)
-    assert (tmp_path / "cpr_progress.png").exists()
 
 
 arrays = st.lists(
@@ -406,15 +327,8 @@ def test_failed_figure_keeps_the_previous_one(run: History, monkeypatch) -> None
     assert len(list(run.folder.iterdir())) == 2
 
 
-def test_read_history_returns_what_was_written(run: History) -> None:
-    table = read_history(run.folder / "cpr_history.csv")
-    assert table.columns.tolist() == COLUMNS and table["epoch"].tolist() == run.epochs
-    np.testing.assert_array_equal(table["kappa"].astype(np.float32), np.concatenate(run.kappa))
-
-
-@pytest.mark.parametrize("content", ["", "nonsense\n\x00\n", ",".join(COLUMNS) + "\n0,1,a,1,-1,0\n"])
-def test_read_history_refuses_files_without_rows(content: str, tmp_path: Path) -> None:
-    path = tmp_path / "cpr_history.csv"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=r"columns|no row|No columns"):
-        read_history(path)
+@pytest.mark.parametrize("content", ["", "nonsense\n\x00\n", ",".join(COLUMNS) + "\n0,1,a,x,1,0\n"])
+def test_read_refuses_files_without_rows(content: str, tmp_path: Path) -> None:
+    (tmp_path / "cpr_history.csv").write_text(content)
+    with pytest.raises(ValueError, match="no row"):
+        History.read(tmp_path)

@@ -44,7 +44,7 @@ def trained(workspace: Workspace) -> Workspace:
 
 def test_training_has_warmup_bounds_and_muon(trained: Workspace) -> None:
     log = trained.logs(CPR)[0].read_text()
-    assert "Optimizer: MuonCPR with WarmupPolyLRScheduler replaces" in log
+    assert "with MuonCPR and WarmupPolyLRScheduler: learning rate" in log
     rates = [float(line.split()[-1]) for line in log.splitlines() if "Current learning rate" in line]
     assert rates == [pytest.approx(warmup_poly(i, 3e-3, 2, 4), abs=1e-5) for i in (0, 2)]
     history = trained.history(CPR)

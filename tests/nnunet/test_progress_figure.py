@@ -63,7 +63,7 @@ def test_multiplier_colours_are_logarithmic_and_white_for_zero() -> None:
 def test_figure_shows_verdict_bound_and_unchanged_parameters(figure: Figure, tmp_path: Path) -> None:
     draw_progress(training(tmp_path))
     assert figure.get_suptitle() == (
-        "active and held: all 4 matrices active, R / bound 0.999 to 1.007 "
+        "OK: bounds active and held: all 4 matrices active, R / bound 0.999 to 1.007 "
         "(1 that never changed not counted)"
     )
     top, middle, bottom, *_ = figure.axes

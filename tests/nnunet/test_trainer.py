@@ -48,8 +48,8 @@ def test_training_writes_all_files(trained: Workspace) -> None:
     assert all(name.endswith(".weight") for name in last["parameter"])
 
     log = trained.logs(CPR)[-1].read_text()
-    assert "Regularizing with CPR(" in log and "CPR: step 16, measure/bound" in log
-    assert "CPR: active and held: " in log
+    assert "parameter matrices with CPR(" in log and "CPR: step 16, measure/bound" in log
+    assert "CPR: OK: bounds active and held: " in log
 
 
 def test_checkpoint_contains_bounds_and_multipliers(trained: Workspace) -> None:

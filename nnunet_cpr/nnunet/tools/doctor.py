@@ -43,26 +43,21 @@ def check_installation() -> Iterator[Finding]:
     """Check all components, each after those that it depends on."""
     yield Finding("python", platform.python_version())
     yield Finding("nnunet-cpr", __version__)
-    torch = _torch()
-    yield torch
-    if torch.remedy is None:
+    try:
+        import torch
+    except ImportError as error:
+        yield Finding("torch", f"import failed: {error}", "pip install torch")
+    else:
+        yield Finding("torch", torch.__version__)
         yield _accelerator()
         nnunet = _nnunet()
         yield nnunet
         if nnunet.remedy is None:
             from nnunet_cpr.names.trainer_name import FAMILIES
 
-            yield from (_trainer(name) for name in FAMILIES)
-            yield _trainer("nnUNetTrainerCPR_ws200_40epochs_on_nnUNetTrainerDA5")
+            combined = "nnUNetTrainerCPR_ws200_40epochs_on_nnUNetTrainerDA5"
+            yield from (_trainer(name) for name in (*FAMILIES, combined))
     yield from (_folder(name) for name in FOLDER_VARIABLES)
-
-
-def _torch() -> Finding:
-    try:
-        import torch
-    except ImportError as error:
-        return Finding("torch", f"import failed: {error}", "pip install torch")
-    return Finding("torch", torch.__version__)
 
 
 def _accelerator() -> Finding:
@@ -72,11 +67,8 @@ def _accelerator() -> Finding:
     if torch.cuda.is_available():
         return Finding("GPU", f"{torch.cuda.get_device_name()}, {triton} Triton")
     if shutil.which("nvidia-smi") and "CUDA_VISIBLE_DEVICES" not in os.environ:
-        return Finding(
-            "GPU",
-            f"torch {torch.__version__} cannot use the installed NVIDIA driver",
-            "pip install --upgrade --force-reinstall torch",
-        )
+        message = f"torch {torch.__version__} cannot use the installed NVIDIA driver"
+        return Finding("GPU", message, "pip install --upgrade --force-reinstall torch")
     return Finding("GPU", f"none available to torch ({triton} Triton): train with -device cpu")
 
 
@@ -92,34 +84,23 @@ def _nnunet() -> Finding:
     message = f"{version}, {spec.origin}"
     if Version(version) < OLDEST_NNUNET:
         return Finding("nnU-Net", f"{message}: too old to find trainers in other folders", install)
-    try:
-        _find_trainer("nnUNetTrainer")
-    except Exception as error:  # any error is the finding
-        return Finding(
-            "nnU-Net",
-            f"{message}: cannot find its own trainer: {_first_line(error)}",
-            "pip install --upgrade --force-reinstall nnunetv2",
-        )
     return Finding("nnU-Net", message)
 
 
 def _trainer(name: str) -> Finding:
     """Search for a trainer in the same way as nnU-Net."""
     try:
-        found = _find_trainer(name)
-    except Exception as error:  # any error is the finding
-        return Finding(
-            name,
-            f"not found by nnU-Net: {_first_line(error)}",
-            f"pip install --force-reinstall --no-deps {_source()}",
-        )
-    from nnunet_cpr.nnunet.composition import TakenName, check_not_taken
+        # nnU-Net prints the searched folders.
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
-    try:
-        check_not_taken(name)
-    except TakenName as error:
-        return Finding(name, str(error), error.remedy)
-    method: Any = getattr(found, "build_optimizer", found.__init__)  # type: ignore[misc]
+            found = recursive_find_trainer_class_by_name(name)
+    except Exception as error:  # any error is the finding
+        reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
+        remedy = f"pip install --force-reinstall --no-deps {_source()}"
+        return Finding(name, f"not found by nnU-Net: {reason}", remedy)
+    method: Any = getattr(found, "build_optimizer", found.__init__)
     return Finding(name, f"found by nnU-Net in {method.__code__.co_filename}")
 
 
@@ -127,19 +108,6 @@ def _source() -> str:
     """Return what pip has installed this package from, in quotes for a shell."""
     text = importlib.metadata.distribution("nnunet-cpr").read_text("direct_url.json")
     return shlex.quote(json.loads(text)["url"] if text else "nnunet-cpr")
-
-
-def _find_trainer(name: str) -> type:
-    # nnU-Net prints the searched folders.
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
-
-        return recursive_find_trainer_class_by_name(name)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
 
 
 def _folder(name: str) -> Finding:

@@ -11,8 +11,8 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Iterable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,8 @@ def export_model(model: Path, output: Path, folds: Sequence[str] | None, names: 
     without_cpr = _trainer_without_cpr(trainer)
     target = _target(output, plans, configuration, without_cpr)
     _check_target(target, model, output)
-    with _new_folders(target.parent), atomic_directory(target) as work:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_directory(target) as work:
         for place in places:
             _convert(model / place, work / place, (trainer, without_cpr), configuration)
         _copy(model, work, MODEL_FILES)
@@ -81,7 +82,11 @@ def export_model(model: Path, output: Path, folds: Sequence[str] | None, names: 
                 _copy(model, work, (f"{results.name}/{name}" for name in CROSS_VALIDATION_FILES))
         for place in places:
             _check_with_nnunet(work, place, model)
-        _write_card(ExportedModel(model, target, trainer, configuration, folds, names), work)
+        try:
+            card = model_card(ExportedModel(model, target, trainer, configuration, folds, names))
+        except ValueError as error:
+            raise ExportError(f"{error}; repair or remove the file") from error
+        (work / CARD_NAME).write_text(card, encoding="utf-8")
     return target
 
 
@@ -91,36 +96,17 @@ def _check_target(target: Path, model: Path, output: Path) -> None:
             f"{output} is nnUNet_results of the original, where the copy would look like a model "
             "trained without CPR; choose another folder"
         )
-    if target.is_relative_to(model.resolve()):
-        raise ExportError(f"{output} is inside the folder of the model; choose another folder")
     if os.path.lexists(target):
         raise ExportError(f"{target} exists; move it away or choose another folder")
-
-
-@contextmanager
-def _new_folders(folder: Path) -> Iterator[None]:
-    """Make a folder and its parents; remove those that are new and empty if the context fails."""
-    created = [each for each in (folder, *folder.parents) if not each.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    except BaseException:
-        for each in created:
-            if not any(each.iterdir()):
-                each.rmdir()
-        raise
 
 
 def _read_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ExportError(f"{path.parent}: expected a trained model of nnU-Net, found no {path.name}")
     try:
-        content = read_json(path)
-    except ValueError as error:
+        return dict(read_json(path))
+    except (TypeError, ValueError) as error:
         raise ExportError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise ExportError(f"{path}: expected a JSON object, got {type(content).__name__}")
-    return content
 
 
 def _folds(model: Path) -> list[str]:
@@ -181,15 +167,9 @@ def _convert(source: Path, target: Path, trainers: tuple[str, str], configuratio
             f"{source}: expected {trainers[0]}, {configuration}, got {found[0]}, {found[1]}"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    kept = {
-        "network_weights": checkpoint["network_weights"],
-        "init_args": checkpoint["init_args"],
-        "trainer_name": trainers[1],
-        "trained_by": trainers[0],
-    }
-    axes = "inference_allowed_mirroring_axes"
-    if axes in checkpoint:
-        kept[axes] = checkpoint[axes]
+    entries = ("network_weights", "init_args", "inference_allowed_mirroring_axes")
+    kept = {key: checkpoint[key] for key in entries if key in checkpoint}
+    kept |= {"trainer_name": trainers[1], "trained_by": trainers[0]}
     atomic_torch_save(kept, target)
 
 
@@ -198,14 +178,6 @@ def _copy(model: Path, work: Path, names: Iterable[str]) -> None:
         if (model / name).is_file():
             (work / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(model / name, work / name)
-
-
-def _write_card(model: ExportedModel, work: Path) -> None:
-    try:
-        card = model_card(model)
-    except ValueError as error:
-        raise ExportError(f"{error}; repair or remove the file") from error
-    (work / CARD_NAME).write_text(card, encoding="utf-8")
 
 
 def _check_with_nnunet(work: Path, place: Path, model: Path) -> None:

@@ -1,4 +1,4 @@
-"""Check of the optimizers' steps on a device: whether they are right, and how long they take."""
+"""Comparison of the optimizers' steps on a device with unfused ones, in values and in time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from typing import Any
 
 import torch
@@ -74,22 +74,21 @@ def check_steps(
     for name, (build, options) in _OPTIMIZERS.items():
         for dtype in DTYPES:
             should_fuse = name != "MuonCPR" and backend is not None and dtype in backend.dtypes
+            expected, _ = _steps(build, options, torch.device("cpu"), dtype, None)
+            difference, is_fused, reason = float("inf"), should_fuse, ""
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 try:
                     found, is_fused = _steps(build, options, device, dtype, find)
                 except Exception as error:  # compilers raise errors of many classes
-                    problem = f"wrong: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                    yield StepResult(name, str(dtype)[6:], should_fuse, float("inf"), problem)
-                    continue
-            expected, _ = _steps(build, options, torch.device("cpu"), dtype, None)
-            worst = ((found - expected).abs() / (expected.abs() + 1)).max() / torch.finfo(dtype).eps
-            difference = float(worst.nan_to_num(float("inf")))
-            problem = ""
+                    reason = f": {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                else:
+                    worst = ((found - expected).abs() / (expected.abs() + 1)).max()
+                    difference = float((worst / torch.finfo(dtype).eps).nan_to_num(float("inf")))
             if should_fuse and not is_fused:
-                problem = f"wrong: no fused step ({caught[-1].message if caught else 'no reason given'})"
-            elif difference > LARGEST_DIFFERENCE:
-                problem = "wrong"
+                reason = f": no fused step ({caught[-1].message if caught else 'no reason given'})"
+            is_wrong = reason or difference > LARGEST_DIFFERENCE
+            problem = f"wrong{reason}" if is_wrong else ""
             yield StepResult(name, str(dtype)[6:], is_fused, difference, problem)
 
 
@@ -137,7 +136,7 @@ def step_ratios(device: torch.device, rounds: int = 20) -> dict[str, float]:
             p.grad = torch.randn_like(p)
         return params
 
-    pairs: dict[str, tuple[Any, Any]] = {
+    pairs = {
         "SGDCPR": (
             torch.optim.SGD(parameters(), 0.01, fused=True, **_SGD),
             SGDCPR(parameters(), 0.01, kappa="ki0x0p9", **_SGD),
@@ -156,29 +155,24 @@ def step_ratios(device: torch.device, rounds: int = 20) -> dict[str, float]:
 
 
 def _seconds(step: Callable[[], Any], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
     start = time.perf_counter()
     step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait()
     return time.perf_counter() - start
 
 
 def describe_environment(device: torch.device) -> list[str]:
     """Return the versions and the device, for a report of a problem."""
-    versions = []
-    for package in ("nnunet-cpr", "nnunetv2", "torch", "triton", "numba", "numpy"):
-        try:
-            versions.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            versions.append(f"{package} not installed")
+    packages = ("nnunet-cpr", "nnunetv2", "torch", "triton", "numba", "numpy")
+    installed = {each.metadata["Name"]: each.version for each in distributions()}
     name = platform.processor() or platform.machine()
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         name = f"{properties.name}, compute capability {properties.major}.{properties.minor}"
     return [
-        ", ".join(versions),
+        ", ".join(f"{package} {installed.get(package, 'not installed')}" for package in packages),
         f"Python {platform.python_version()}, {platform.platform()}",
         f"{device}: {name}, {torch.get_num_threads()} threads, CUDA {torch.version.cuda}",
     ]

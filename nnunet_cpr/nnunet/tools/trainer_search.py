@@ -1,4 +1,4 @@
-"""Search for the trainers of a study."""
+"""Find the trainers of a study without importing every module of nnU-Net."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.trainer_name import parse_trainer_name
+from nnunet_cpr.names.trainer_name import TrainerName, parse_trainer_name
 from nnunet_cpr.nnunet.trainer_files import EXTERNAL_TRAINERS, file_with
 
 
@@ -47,19 +47,12 @@ def _correction(name: str) -> str:
 
 
 def _why_missing(name: str) -> str | None:
-    from nnunet_cpr.nnunet.composition import TakenName, resolve_settings, search_trainer
+    from nnunet_cpr.nnunet.composition import find_trainer, search_trainer
 
     try:
-        try:
-            wrong, settings = None, resolve_settings(name)
-        except TakenName:
-            raise
-        except WrongName as error:  # or a trainer of another package whose name resembles ours
-            wrong, settings = error, None
-        try:
-            search_trainer(name if settings is None else settings.family)
-        except WrongName as error:
-            raise wrong or error from None
+        found = find_trainer(name)
+        if isinstance(found, TrainerName):
+            search_trainer(found.family)
     except WrongName as error:
         return _shortened(name, error)
     except Exception as error:  # the module of another package can fail in any way
