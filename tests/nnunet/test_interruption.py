@@ -156,7 +156,8 @@ def test_sigterm_loses_the_running_epoch_only(
 
     monkeypatch.setattr(nnUNetTrainer, "perform_actual_validation", lambda self, probabilities: None)
     space.train_here(TRAINER, "--c")
-    assert "Epoch 0" not in space.logs(TRAINER)[-1].read_text()
+    # Both may have begun within one second, and then have one log.
+    assert "".join(log.read_text() for log in space.logs(TRAINER)).count(": Epoch 0 ") == 1
     whole = with_results(workspace, tmp_path / "whole")
     whole.train_here(TRAINER)
     ours, expected = space.checkpoint(TRAINER), whole.checkpoint(TRAINER)
