@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pandas as pd
-
 from nnunet_cpr.reports.results import Results, Setting, class_means
 
 
@@ -61,24 +59,18 @@ def _missing_runs(results: Results, setting: Setting) -> list[str]:
 
 def _diverged_trainings(results: Results, setting: Setting) -> list[str]:
     """Return a line for each training whose loss is not finite or ends above its start."""
-    epochs = results.rows_for(results.epochs, setting)
+    epochs = results.rows_for(results.epochs, setting).dropna(subset=["seconds"])  # one may be running
     lines = []
     for (trainer, fold, seed), rows in epochs.groupby(["trainer", "fold", "seed"], sort=False):
-        reason = _divergence(rows)
-        if reason:
-            title = results.study.entry(str(trainer)).full_title
-            run = results.run(setting, fold, str(trainer), seed)
-            lines.append(f"{title}, {run.fold_and_seed}: the training diverged ({reason}).")
+        losses = rows.sort_values("epoch")["train_loss"].astype(float)
+        end = losses.iloc[-max(1, len(losses) // 10) :].mean()
+        if math.isnan(losses.iloc[-1]):
+            reason = "its loss is not a number"
+        elif len(losses) >= 5 and end > losses.iloc[0]:
+            reason = "its loss ends above that of its first epoch"
+        else:
+            continue
+        title = results.study.entry(str(trainer)).full_title
+        run = results.run(setting, fold, str(trainer), seed)
+        lines.append(f"{title}, {run.fold_and_seed}: the training diverged ({reason}).")
     return lines
-
-
-def _divergence(rows: pd.DataFrame) -> str:
-    finished = rows.dropna(subset=["seconds"]).sort_values("epoch")  # the last may be running
-    if finished.empty:
-        return ""
-    losses = finished["train_loss"].astype(float)
-    if math.isnan(losses.iloc[-1]):
-        return "its loss is not a number"
-    if len(losses) >= 5 and losses.iloc[-max(1, len(losses) // 10) :].mean() > losses.iloc[0]:
-        return "its loss ends above that of its first epoch"
-    return ""

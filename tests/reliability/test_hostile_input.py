@@ -30,7 +30,6 @@ from nnunet_cpr.datasets.checks import read_nifti
 from nnunet_cpr.datasets.registry import DATA_SETS
 from nnunet_cpr.names import trainer_name as trainers
 from nnunet_cpr.nnunet.fold_files import RESOURCES
-from nnunet_cpr.reports.plots import heat_maps
 from nnunet_cpr.reports.results import read_results
 from nnunet_cpr.studies.definition import Run, Study, StudyError, TrainerEntry, load
 from nnunet_cpr.studies.preparation import dataset_name
@@ -372,20 +371,6 @@ def finish(run: Run, dice: str, results: Path) -> None:
     cases = [{"prediction_file": "/a/case_1.nii.gz", "metrics": {"1": {"Dice": "HERE"}}}]
     summary = json.dumps({"foreground_mean": {"Dice": "HERE"}, "metric_per_case": cases})
     (fold / "validation" / "summary.json").write_text(summary.replace('"HERE"', dice))
-
-
-def test_impossible_history_values_are_ignored(tmp_path: Path) -> None:
-    fold = RUN.folder(tmp_path)
-    (fold / "validation").mkdir(parents=True)
-    (fold / "validation" / "summary.json").write_text(json.dumps(SUMMARY))
-    rows = ["0,1,a,1,2,0.5", "1,2,a,1e308,2,1e-320", "2,3,a,1,2,inf", "3,4,a,1,-inf,0", "inf,4,a,1,1,0"]
-    lines = ["epoch,step,parameter,measure,kappa,multiplier", *rows]
-    (fold / "cpr_history.csv").write_text("\n".join(lines))
-    found = read_results(STUDY, tmp_path)
-    ((setting, _), (run, history)) = next(iter(found.histories.items()))
-    assert history["epoch"].tolist() == [0, 1] and history["multiplier"].tolist() == [0.5, 0]
-    assert np.isnan(history["measure"][1])
-    heat_maps(setting, run, history)  # once failed to scale its colours
 
 
 @pytest.mark.parametrize("pid", [0, -1, 2**70, "x", None, [1], 1e400])
