@@ -64,7 +64,7 @@ def filled(text: str, rows: list[dict[str, str]]) -> str:
     for row in rows:
         total = totals.setdefault(row["file"], Counter())
         total[row["stage"]] += int(row["passed"])
-        total["examples"] += int(row["examples"]) if row["stage"] == "slow" else 0
+        total["examples"] += int(row["examples"]) if row["stage"] == "release" else 0
 
     def fill(match: re.Match[str]) -> str:
         names = re.findall(r"`((?:\w+/)*\w+\.py|\w+/)`", match[2])

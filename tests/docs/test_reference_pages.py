@@ -34,12 +34,12 @@ def test_numbers_of_tests_are_added_up(tmp_path: Path) -> None:
         '<testcase classname="tests.nnunet.test_a.TestGroup" name="y"/>'
         '<testcase classname="tests.test_b" name="z"><skipped/></testcase></testsuite>'
     )
-    rows = [{k: str(v) for k, v in row.items()} for row in script["count"]("slow", tmp_path / "run.xml")]
+    rows = [
+        {k: str(v) for k, v in row.items()} for row in script["count"]("release", tmp_path / "run.xml")
+    ]
     rows += [{"stage": "default", "file": "nnunet/test_a.py", "passed": "1200", "examples": "7"}]
     page = "| holds | `nnunet/test_a.py` | old |\n| no file | here | kept |\n"
-    filled = (
-        "| holds | `nnunet/test_a.py` | 1,200, 2 slow, 200 random cases |\n| no file | here | kept |\n"
-    )
+    filled = "| holds | `nnunet/test_a.py` | 1,200, 2 release, 200 random cases |\n| no file | here | kept |\n"
     assert script["filled"](page, rows) == filled
     (tmp_path / "bad.xml").write_text(
         '<testsuite><testcase classname="tests.test_b" name="z"><failure/></testcase></testsuite>'
