@@ -39,7 +39,8 @@ def test_numbers_of_tests_are_added_up(tmp_path: Path) -> None:
     ]
     rows += [{"stage": "default", "file": "nnunet/test_a.py", "passed": "1200", "examples": "7"}]
     page = "| holds | `nnunet/test_a.py` | old |\n| no file | here | kept |\n"
-    filled = "| holds | `nnunet/test_a.py` | 1,200, 2 release, 200 random cases |\n| no file | here | kept |\n"
+    counted = "| holds | `nnunet/test_a.py` | 1,200, 2 release, 200 random cases |\n"
+    filled = f"{counted}| no file | here | kept |\n"
     assert script["filled"](page, rows) == filled
     (tmp_path / "bad.xml").write_text(
         '<testsuite><testcase classname="tests.test_b" name="z"><failure/></testcase></testsuite>'
