@@ -428,7 +428,10 @@ def _first_error(error: pydantic.ValidationError, where: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    return _shorten(repr(value) if isinstance(value, str) else reprlib.repr(value))
+    try:
+        return _shorten(repr(value) if isinstance(value, str) else reprlib.repr(value))
+    except ValueError:  # Python prints no integer of more than 4,300 digits
+        return "a number of thousands of digits"
 
 
 def _shorten(text: str, longest: int = 80) -> str:

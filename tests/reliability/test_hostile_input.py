@@ -124,6 +124,7 @@ def test_any_bytes_are_loaded_or_refused(content: bytes, tmp_path: Path) -> None
         ("trainers: !!python/object/apply:os.mkdir [PWNED]", "could not determine a constructor"),
         ("trainers: " + DEEP, "expected YAML"),
         ("trainers: [A]\nfolds: " + "9" * 10_000, "expected YAML"),
+        ("trainers: [A]\nfolds: [0x" + "f" * 4000 + "]", "got a number of thousands of digits"),
         ("trainers: [A]\nfolds: [2020-13-45]", "expected YAML"),
         ("trainers: !!bool maybe", "expected YAML"),
         ("trainers: [A]\nreference: " + "f" * 10_000, "reference: expected one of the trainers"),
@@ -450,7 +451,7 @@ def test_any_dataset_json_stays_in_its_folder(content: bytes, tmp_path: Path) ->
 # Coverage-guided
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("harness", ["names", "study_file", "training_log"])
 def test_short_fuzzing_finds_no_error(harness: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("atheris") is None:
