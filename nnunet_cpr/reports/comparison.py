@@ -108,7 +108,7 @@ class Comparison:
         if not math.isnan(self.interval_low):
             numbers += f", 95 % interval {self._interval()}"
         if self.verdict == "equivalent":
-            return f"{names}: {numbers}; equivalent within {self.metric.amount(self.margin, 1)}."
+            return f"{names}: {numbers}; equivalent within {self.metric.amount(self.margin, 'g')}."
         if self.verdict == "undecided":
             return f"{names}: {numbers}; {self.doubt or self._undecided()}."
         return f"{names}: {numbers} ({_corrected(self.p_holm)})."
@@ -123,7 +123,7 @@ class Comparison:
             return f"{low:.2f} to {high:.2f}"
         if high < 0:
             return f"{-high:.2f} to {-low:.2f}"
-        return f"{-low:.2f} worse to {high:.2f} better"
+        return f"{abs(low):.2f} worse to {high:.2f} better"
 
     def _undecided(self) -> str:
         """Return why the numbers do not give a verdict."""
@@ -322,10 +322,8 @@ def class_differences(compared: Compared) -> pd.DataFrame:
     return table
 
 
-_OF_CLASS = [
-    *("dataset", "configuration", "plans", "metric", "unit", "reference", "trainer"),
-    *("class", "cases", "cases_left_out", "difference", "interval_low", "interval_high"),
-]
+_KEY = ["dataset", "configuration", "plans", "metric", "unit", "reference", "trainer"]
+_OF_CLASS = [*_KEY, "class", "cases", "cases_left_out", "difference", "interval_low", "interval_high"]
 _NUMBERS = [
     *("difference", "interval_low", "interval_high", "bootstrap_low", "bootstrap_high"),
     *("p_corrected_t", "p_fold_seed", "p", "p_holm", "margin", "p_better", "p_equivalent", "p_worse"),
@@ -339,7 +337,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     ``difference`` is other - reference in ``unit``; ``p_better``, ``verdict`` and ``advantage_low`` are
     about the trainer, so a negative difference of HD95 is better.
     """
-    return pd.DataFrame(
+    rows = [
         {
             **_key(c),
             "verdict": c.verdict,
@@ -348,12 +346,13 @@ def comparison_table(comparisons: Sequence[Comparison]) -> pd.DataFrame:
             **{name: getattr(c, name) for name in _NUMBERS},
         }
         for c in comparisons
-    )
+    ]
+    return pd.DataFrame(rows, columns=[*_KEY, "verdict", "folds", "seeds", *_NUMBERS])
 
 
 def non_inferiority_table(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """Return ``non_inferiority.csv``: one row for each comparison with ``non_inferior_to``."""
-    table = pd.DataFrame(
+    rows = [
         {
             **_key(c),
             "seeds": len(c.seeds),
@@ -365,7 +364,9 @@ def non_inferiority_table(comparisons: Sequence[Comparison]) -> pd.DataFrame:
             "non_inferior": "shown" if c.is_non_inferior else "not shown",
         }
         for c in comparisons
-    )
+    ]
+    numbers = ["seeds", "difference", "advantage_low", "margin", "p", "p_holm", "non_inferior"]
+    table = pd.DataFrame(rows, columns=[*_KEY, *numbers])
     return table.rename(columns={"reference": "non_inferior_to"})
 
 

@@ -72,22 +72,22 @@ def answers(
     """
     several = len(results.settings) > 1
 
-    def place(setting: Setting) -> str:
+    def prefix(setting: Setting) -> str:
         return f"{results.title(setting)}: " if several else ""
 
     lines = [
-        f"Warning: {place(s)}{line}" for s in results.settings for line in find_warnings(results, s)
+        f"Warning: {prefix(s)}{line}" for s in results.settings for line in find_warnings(results, s)
     ]
-    sentences = [f"{place(c.setting)}{c.sentence}" for c in _by_interest(comparisons)[:MAX_SENTENCES]]
+    sentences = [f"{prefix(c.setting)}{c.sentence}" for c in _by_interest(comparisons)[:MAX_SENTENCES]]
     if more := len(comparisons) - len(sentences):
         sentences.append(f"{more} more comparisons are in the table of differences.")
-    shown = [c for c in tested if c.is_non_inferior]
-    names = "; ".join(f"{place(c.setting)}{c.entry.full_title} ({c.metric.title})" for c in shown)
-    if tested:
-        margin = tested[0].metric.amount(tested[0].margin, 1)  # of HD95 in mm
+    for metric in unique([c.metric for c in tested]):
+        of_metric = [c for c in tested if c.metric == metric]
+        shown = [f"{prefix(c.setting)}{c.entry.full_title}" for c in of_metric if c.is_non_inferior]
+        first = of_metric[0]
         sentences.append(
-            f"Shown to be not worse than {tested[0].reference.full_title} by more than {margin}: "
-            f"{names or 'no trainer'}."
+            f"Shown to be not worse than {first.reference.full_title} by more than "
+            f"{metric.amount(first.margin, 'g')} of {metric.title}: {'; '.join(shown) or 'no trainer'}."
         )
     return lines + sentences
 

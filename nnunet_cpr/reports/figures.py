@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from nnunet_cpr._figures import styled_figure
 from nnunet_cpr.reports.comparison import Comparison
 from nnunet_cpr.reports.metrics import METRICS, Metric, difference_text
 from nnunet_cpr.reports.results import Results, Setting, run_means
@@ -63,8 +64,7 @@ def draw(
         suffixes: formats; the page shows the first.
     """
     picture = Picture(name)
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_STYLE}):
-        figure = Figure(figsize=size, layout="constrained")
+    with styled_figure(size, _STYLE) as figure:
         yield figure, picture
         for suffix in suffixes:
             content = io.BytesIO()
@@ -94,7 +94,7 @@ def draw_differences(comparisons: Sequence[Comparison], title: str) -> Picture:
     with draw(name, (7, 1.3 + 0.3 * len(comparisons))) as (figure, picture):
         axes = figure.subplots()
         axes.axvspan(
-            -margin, margin, color="0.9", label=f"equivalent: within {metric.amount(margin, 1)}"
+            -margin, margin, color="0.9", label=f"equivalent: within {metric.amount(margin, 'g')}"
         )
         axes.axvline(0, color="0.4", linewidth=0.8)
         for height, c in enumerate(comparisons):

@@ -36,14 +36,14 @@ class Metric:
         """Title with the unit, such as "HD95 (mm)"."""
         return f"{self.title} ({self.unit})"
 
-    def amount(self, value: float, decimals: int = 2) -> str:
-        """Return an amount without sign, and its unit.
+    def amount(self, value: float, style: str = ".2f") -> str:
+        """Return an amount without sign, and its unit; ``style`` is "g" for a margin of the study.
 
         Example:
-            >>> METRICS["dice"].amount(-0.45), METRICS["dice"].amount(1, 0)
+            >>> METRICS["dice"].amount(-0.45), METRICS["dice"].amount(1, "g")
             ('0.45 points', '1 point')
         """
-        number, unit = f"{abs(value):.{decimals}f}", self.difference_unit
+        number, unit = f"{abs(value):{style}}", self.difference_unit
         return f"{number} {unit.removesuffix('s') if number == '1' else unit}"
 
 

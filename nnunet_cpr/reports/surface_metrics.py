@@ -104,8 +104,8 @@ def fold_surface_metrics(
     for row in rows:
         if row["case"] not in found:
             name = Path(row["prediction_file"]).name
-            places = [Path(row["reference_file"]), *(folder / name for folder in truths)]
-            truth = next((path for path in places if path.is_file()), places[-1])
+            candidates = [Path(row["reference_file"]), *(folder / name for folder in truths)]
+            truth = next((path for path in candidates if path.is_file()), candidates[-1])
             job: _Job = (summary.with_name(name), truth, [], ignore, tolerance)
             jobs.setdefault(row["case"], job)[2].append(row["labels"])
     for case, outcome in zip(jobs, _compute(list(jobs.values()))):

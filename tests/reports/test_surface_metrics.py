@@ -271,7 +271,9 @@ def test_cache_is_read_until_something_has_changed(fold, monkeypatch):
 
 
 def test_report_compares_every_metric(tmp_path):
-    planned = study("A", "B", metrics=("dice", "hd95", "nsd"), tolerance=1.0)
+    planned = study(
+        "A", "B", metrics=("dice", "hd95", "nsd"), tolerance=1.0, margin={"dice": 0.05, "hd95": 0.5}
+    )
     results, raw, preprocessed = whole(tmp_path, planned, cases=4)  # three of them have predictions
     console = Console(file=io.StringIO(), width=300)
     files = write_report(planned, results, raw, preprocessed, tmp_path / "report", console)
@@ -289,6 +291,10 @@ def test_report_compares_every_metric(tmp_path):
     assert cases.loc["B"].tolist() == [0, 0, 1, 1]
     assert cases.loc["A", ("hd95", "min")] > 0 and cases.loc["A", ("nsd", "max")] < 1
     assert "A, fold 0: case_0003: no HD95 and NSD; " in console.file.getvalue()
+    for margin in ("0.05 points of Dice", "0.5 mm of HD95", "0.1 points of NSD"):
+        assert (
+            f"Shown to be not worse than A by more than {margin}: no trainer." in console.file.getvalue()
+        )
 
 
 def test_report_without_monai_has_the_other_metrics(tmp_path, monkeypatch):

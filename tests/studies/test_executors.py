@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +23,10 @@ from nnunet_cpr.studies.worker import Worker
 class FakeTrainings:
     """Trainings of half a second that note their fold, GPU and the number of others at their start."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, third: Path | None = None) -> None:
         self.started: list[tuple[int, str | None, int]] = []
         self.running = 0
+        self.third = third  # a file to write when the third training ends
         monkeypatch.setattr(Worker, "train", lambda worker, request: self.train(worker, request))
 
     def train(self, worker: Worker, request: StopRequest) -> bool:
@@ -35,6 +37,8 @@ class FakeTrainings:
                 self.running += 1
                 time.sleep(0.5)
                 self.running -= 1
+                if self.third is not None and len(self.started) == 3:
+                    self.third.touch()
             return ours
 
 
@@ -53,11 +57,13 @@ def test_training_of_a_killed_command_keeps_its_gpu_until_it_ends(
     run: Run, paths: StudyPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = [replace(run, fold=fold) for fold in range(4)]
-    orphan = subprocess.Popen(["sh", "-c", "sleep 6; exit", run.trainer])
+    third = paths.results / "third"
+    wait = f"while [ ! -e '{third}' ]; do sleep 0.1; done; exit"
+    orphan = subprocess.Popen(["sh", "-c", wait, run.trainer])
     threading.Thread(target=orphan.wait).start()  # else it stays a zombie
     runs[3].folder(paths.results).mkdir(parents=True)
     record_process(runs[3], paths, orphan.pid, "5")
-    trainings = FakeTrainings(monkeypatch)
+    trainings = FakeTrainings(monkeypatch, third)
     Local(at_once=2, gpus=["2", "5"]).run(runs, paths, {}, lambda: None)
     assert [gpu for _, gpu, _ in trainings.started[:3]] == ["2"] * 3
     assert trainings.started[3:] == [(3, "5", 0)], "continued after the orphan, which has not finished"
