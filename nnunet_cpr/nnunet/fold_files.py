@@ -32,7 +32,7 @@ _MAX_MEASUREMENT = 1e30  # seconds or bytes
 
 _NUMBERS = re.compile(r"(?<![\w.])-?\d+(?:\.\d*)?(?:e[-+]?\d+)?(?![\w.])")
 _ENTRY = re.compile(
-    r"^\S+ \S+: (Epoch time:|Epoch|train_loss|val_loss|Pseudo dice) +([^\n]*?)(?: s)? *$", re.MULTILINE
+    r"^\S+ \S+: (Epoch time:|Epoch|train_loss|val_loss|Pseudo dice) +([^\n]*)$", re.MULTILINE
 )
 """Entry of nnU-Net's log: ``2026-01-31 12:00:00.123456: train_loss -0.5``."""
 
@@ -120,8 +120,8 @@ def _read_epochs(fold: Path) -> dict[int, dict[str, str]]:
             for name, text in _ENTRY.findall(log.read_text(encoding="utf-8", errors="replace")):
                 if name != "Epoch":
                     entries[name] = text
-                elif text.isdecimal() and len(text) < 10:
-                    entries = epochs[int(text)] = {}
+                elif (number := text.strip()).isdecimal() and len(number) < 10:
+                    entries = epochs[int(number)] = {}
     return epochs
 
 
@@ -135,7 +135,7 @@ def _mean_dice(entries: Mapping[str, str]) -> float:
 def _number(entries: Mapping[str, str], name: str) -> float:
     """Return a number of a log, NaN if it is missing or beyond the range of float32."""
     try:
-        value = float(entries[name])
+        value = float(entries[name].strip().removesuffix(" s"))
     except (KeyError, ValueError):
         return math.nan
     return value if abs(value) <= FLOAT32_MAX else math.nan
