@@ -10,8 +10,8 @@ import torch
 from timm.optim import muon as timm_muon
 from torch import Tensor
 
-from nnunet_cpr.optimizers import _newton_schulz
-from nnunet_cpr.optimizers._newton_schulz import PRESETS, orthogonalize, resolve_coefficients
+from nnunet_cpr.optimizers import muon
+from nnunet_cpr.optimizers.muon import PRESETS, orthogonalize, resolve_coefficients
 from tests.helpers.oracle import newton_schulz
 
 ROWS, COLUMNS = 48, 200
@@ -93,14 +93,14 @@ def test_iteration_would_diverge_without_its_limit(
     x = matrix("decaying").float()
     expected = torch.from_numpy(newton_schulz(x.double().numpy()))
     assert error(orthogonalized(x, dtype), expected) < 0.3
-    monkeypatch.setattr(_newton_schulz, "_MAX_ERROR", float("inf"))
+    monkeypatch.setattr(muon, "_MAX_ERROR", float("inf"))
     assert error(orthogonalized(x, dtype), expected) > 10
 
 
 def test_float32_on_a_gpu_is_taken_for_tensorfloat32() -> None:
     for device, roundoff in (("cpu", 2.0**-24), ("cuda", 2.0**-11)):
-        assert _newton_schulz._unit_roundoff(torch.float32, torch.device(device)) == roundoff
-    assert _newton_schulz._unit_roundoff(torch.float64, torch.device("cuda")) == 2.0**-53
+        assert muon._unit_roundoff(torch.float32, torch.device(device)) == roundoff
+    assert muon._unit_roundoff(torch.float64, torch.device("cuda")) == 2.0**-53
 
 
 def test_batch_of_different_shapes_gives_the_single_results() -> None:
