@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from decimal import Decimal
 
 OTHER_TRAINER = "_on_"
@@ -10,6 +12,8 @@ OTHER_TRAINER = "_on_"
 
 NUMBER = re.compile(r"[0-9]+(?:p[0-9]+)?(?:en?[0-9]{1,3})?")
 COUNT = re.compile(r"[0-9]{1,9}")
+
+_MAX_NUMBERS = 10_000
 
 NUMBER_HELP = "where <N> is a whole number such as 200 and <V> a number such as 0p5 or 1en3"
 
@@ -50,6 +54,42 @@ def print_number(value: float) -> str:
     return text.replace(".", "p").replace("e-", "en")
 
 
+def parse_numbers(kind: str, text: str) -> list[int]:
+    """Return the numbers of text such as ``1-3`` or ``0,2,5-7``.
+
+    Args:
+        kind: ``fold`` or ``seed``. ``all`` is the five folds of nnU-Net's split.
+        text: numbers and ranges with commas between them. A single number above 0, which may be meant as
+            a count, is refused; ``3-3`` is the number 3 alone.
+
+    Raises:
+        ValueError: it is anything else, or a number occurs twice.
+
+    Example:
+        >>> parse_numbers("seed", "1-3")
+        [1, 2, 3]
+        >>> parse_numbers("seed", "3")
+        Traceback (most recent call last):
+        ...
+        ValueError: 3 is one seed; for 3 seeds write 1-3, for seed 3 alone 3-3
+    """
+    text = "0-4" if (kind, text.strip()) == ("fold", "all") else text
+    parts = [re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip()) for part in text.split(",")]
+    ranges = [range(int(part[1]), int(part[2] or part[1]) + 1) for part in parts if part]
+    count = sum(map(len, ranges))
+    numbers = {number for each in ranges for number in each} if count <= _MAX_NUMBERS else ()
+    if None in parts or not all(ranges) or len(numbers) < count:
+        raise ValueError("expected different whole numbers such as 0,2 or 1-3")
+    if text.strip().isdecimal() and int(text) > 0:
+        number = int(text)
+        first = f"{0 if kind == 'fold' else 1}-{number - (kind == 'fold')}"
+        raise ValueError(
+            f"{number} is one {kind}; for {number} {kind}s write {first}, for {kind} {number} alone "
+            f"{number}-{number}"
+        )
+    return sorted(numbers)
+
+
 def split_word(token: str) -> tuple[str, str]:
     """Return the letters and the number of a word, with common misspellings corrected.
 
@@ -61,6 +101,18 @@ def split_word(token: str) -> tuple[str, str]:
     text = re.sub(r"([0-9]+)k(?=$|[a-z])", r"\g<1>000", text)
     numbers = re.findall(r"[0-9]+(?:p[0-9]+)?(?:en?[0-9]+)?(?=$|[a-z])", text)
     return (text.replace(numbers[-1], "", 1), numbers[-1]) if numbers else (text, "")
+
+
+def nearest_first(given: str, names: Iterable[str]) -> list[str]:
+    """Return names, beginning with those that resemble the given one.
+
+    Example:
+        >>> nearest_first("seed", ["name", "folds", "seeds"])
+        ['seeds', 'name', 'folds']
+    """
+    names = list(names)
+    near = difflib.get_close_matches(given, names, n=3, cutoff=0.7)
+    return [*near, *(name for name in names if name not in near)]
 
 
 def with_seed(name: str, seed: int) -> str:

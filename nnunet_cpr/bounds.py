@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import math
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -202,32 +203,33 @@ BOUNDS: dict[str, type[Bound]] = {b.keyword: b for b in (KappaK, KappaKI0, Kappa
 """Bounds by keyword."""
 
 
-def as_bound(kappa: Bound | str) -> Bound:
-    """Return a bound from a bound, its word, or its ``repr()``.
+def as_bound(kappa: Bound | str | float) -> Bound:
+    """Return a bound from a bound, its word, its ``repr()``, or the value of :class:`KappaK`.
 
     Raises:
-        TypeError: ``kappa`` is neither a bound nor a string.
+        TypeError: ``kappa`` is something else.
+        ValueError: the number of the bound is out of range.
         WrongName: the string is not a bound.
 
     Example:
-        >>> as_bound("ws1000"), as_bound("k0p005"), as_bound(KappaIP(50))
-        (KappaWS(steps=1000), KappaK(value=0.005), KappaIP(interval=50, ema=0.0))
+        >>> as_bound("ws1000"), as_bound("k0.005"), as_bound(0.005)
+        (KappaWS(steps=1000), KappaK(value=0.005), KappaK(value=0.005))
     """
     if isinstance(kappa, Bound):
         return kappa
+    if isinstance(kappa, int | float):
+        return KappaK(kappa)
     if not isinstance(kappa, str):
         raise TypeError(
             "kappa: expected a bound such as KappaWS(1000) or a word such as 'ws1000', got "
             f"{short_repr(kappa)}"
         )
-    try:
-        bound = _match_word(kappa) or _match_repr(kappa)
-    except ValueError as error:
-        raise WrongName(f"bound {kappa!r}: {error}") from None
-    if bound is None:
-        shapes = " ".join(k + ("<N>" if has_count(b) else "<V>") for k, b in BOUNDS.items())
-        raise WrongName(f"unknown bound {kappa!r}; choose from {shapes}, {NUMBER_HELP}")
-    return bound
+    if bound := _match_word(kappa.replace(".", "p").replace("e-", "en")) or _match_repr(kappa):
+        return bound
+    if re.fullmatch("ws[0-9.]+p", kappa):
+        raise WrongName(f"bound {kappa!r}: only names know the training's length; write ws<N>")
+    shapes = " ".join(k + ("<N>" if has_count(b) else "<V>") for k, b in BOUNDS.items())
+    raise WrongName(f"unknown bound {kappa!r}; choose from {shapes}, {NUMBER_HELP}")
 
 
 def has_count(kind: type[Bound]) -> bool:

@@ -69,9 +69,11 @@ def run_demo(folder: Path, console: Console) -> list[Result]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
 
         def stage(title: str, total: int = 1) -> Callable[[int], None]:
+            if not console.is_terminal:
+                print(title, flush=True)
             task = progress.add_task(title, total=total)
             return lambda done: progress.update(task, completed=done)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nnunet_cpr import KappaIP, KappaK, KappaKI0, KappaWS
-from nnunet_cpr.bounds import BOUNDS, Bound
+from nnunet_cpr.bounds import BOUNDS, Bound, as_bound
 
 
 def run(bound: Bound, *measures: list[float]) -> list[list[float]]:
@@ -59,6 +59,10 @@ def test_kappa_ip_smooths_samples_but_not_the_bound() -> None:
 def test_kappa_ip_skips_nonfinite_samples() -> None:
     after = run(KappaIP(1), [0.0, 1.0, math.nan, 3.0, 4.0])
     assert [k[0] for k in after][-2:] == [math.inf, 4.0]
+
+
+def test_number_is_the_value_of_kappa_k() -> None:
+    assert as_bound(0.01) == as_bound("k0.01") == as_bound("k1e-2") == KappaK(0.01)
 
 
 @pytest.mark.parametrize("bound", [KappaK(0.25), KappaKI0(2), KappaWS(1), KappaIP(1, ema=0.5)])

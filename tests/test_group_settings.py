@@ -88,22 +88,6 @@ def test_groups_train_like_optimizers_of_their_own(
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
-def test_example_of_group_settings_uses_each() -> None:
-    p, q = matrix(2.0), matrix(2.0)
-    optimizer = AdamCPR(
-        [{"params": [p], "kappa": KappaWS(1), "mu": 5.0}, {"params": [q], "kappa": KappaK(0.1)}],
-        lr=0.1,
-    )
-    for t in range(3):
-        set_gradients([p, q], t)
-        optimizer.step()
-    assert optimizer.cpr.kappa[1] == pytest.approx(0.1) and optimizer.cpr.kappa[0] > 1
-    assert [s.mu for s in optimizer.cpr.settings] == [5.0, 1.0]
-    found = [(g["kappa"], g["regularizer"], g["mu"], g["adaptive"]) for g in optimizer.param_groups]
-    assert found == [("ws1", "l2", 5.0, False), ("k0p1", "l2", 1.0, False)]
-    assert optimizer._backend is not None and optimizer._backend.reused_measures == 2
-
-
 def test_a_state_of_other_group_settings_is_refused() -> None:
     groups = [{"params": [matrix()], "mu": 2.0}, {"params": [matrix()]}]
     saved = SGDCPR(copy.deepcopy(groups)).state_dict()
@@ -122,25 +106,11 @@ def test_a_state_of_equal_settings_loads_without_groups() -> None:
     SGDCPR([{"params": [matrix()]}, {"params": [matrix()]}], mu=2.0).load_state_dict(saved)
 
 
-def test_groups_of_an_older_state_keep_their_settings() -> None:
-    """Version 0.1.0 saved no settings in groups."""
-    optimizer = AdamCPR([matrix()], kappa="ws7")
-    old = copy.deepcopy(optimizer.state_dict())
-    for key in ("kappa", "regularizer", "mu", "adaptive"):
-        del old["param_groups"][0][key]
-    optimizer.load_state_dict(old)
-    assert optimizer.param_groups[0]["kappa"] == "ws7"
-    set_gradients(optimizer.param_groups[0]["params"], 0)
-    optimizer.step()
-
-
-@pytest.mark.parametrize("change", [{"kappa": "ws5"}, {"mu": 2.0}])
-def test_settings_changed_later_are_refused(change: dict[str, Any]) -> None:
+def test_settings_changed_later_are_refused() -> None:
     optimizer = AdamCPR([matrix()])
-    optimizer.param_groups[0].update(change)
+    optimizer.param_groups[0]["mu"] = 2.0
     set_gradients(optimizer.param_groups[0]["params"], 0)
-    ((key, value),) = change.items()
-    with pytest.raises(ValueError, match=f"group 0: .* as at construction, got .*'{key}': {value!r}"):
+    with pytest.raises(ValueError, match=r"group 0: .* as at construction, got .*'mu': 2\.0"):
         optimizer.step()
 
 
@@ -155,24 +125,9 @@ def test_unknown_group_key_is_refused(build: type) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "advice"),
-    [
-        ("weight_deacy", "; did you mean 'weight_decay'?"),
-        ("layer_decay", ""),
-    ],
-)
-def test_advice_on_an_unknown_group_key_fits(key: str, advice: str) -> None:
-    with pytest.raises(TypeError) as caught:
-        AdamCPR([{"params": [matrix()], key: 1}])
-    assert str(caught.value) == f"parameter group 0: unknown key {key!r}{advice}"
-
-
-@pytest.mark.parametrize(
     ("wrong", "kind", "message"),
     [
-        ({"kappa": 0.1}, TypeError, "kappa: expected a bound"),
         ({"kappa": "ws"}, WrongName, "unknown bound 'ws'"),
-        ({"regularizer": "l3"}, ValueError, "unknown regularizer 'l3'; choose from l2, l1"),
         ({"mu": torch.ones(3, 3)}, ValueError, "mu: expected a positive finite number, got tensor"),
     ],
 )
@@ -204,7 +159,7 @@ def test_every_bound_has_a_word_that_reads_back(bound: Bound, word: str) -> None
 
 @pytest.mark.parametrize(
     "text",
-    ["KappaWS(", "KappaWS(steps=0)", "KappaWS(1)", "KappaK(value=__import__('os'))", "Bound()"],
+    ["KappaWS(", "KappaWS(steps=0)", "KappaK(value=__import__('os'))"],
 )
 def test_other_text_is_no_bound(text: str) -> None:
     with pytest.raises(WrongName):

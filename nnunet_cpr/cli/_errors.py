@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import NoReturn
 
 import typer
 
+from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES
 from nnunet_cpr.nnunet.stop_signals import Terminated, raise_on_termination
 
 
@@ -24,6 +26,16 @@ def stop(message: str, status: int = 1) -> NoReturn:
     """
     print(f"nnunet-cpr: {' '.join(message.splitlines())}", file=sys.stderr)
     raise typer.Exit(status)
+
+
+def _describe(error: Exception) -> str:
+    """Return an error as text; a path is given with the variable of nnU-Net's folder it is in."""
+    path = getattr(error, "filename", None)
+    if not (isinstance(error, OSError) and path and error.strerror):
+        return str(error)
+    folders = {name: os.environ.get(name) for name in FOLDER_VARIABLES}
+    inside = [f"{name}: " for name, value in folders.items() if value and str(path).startswith(value)]
+    return f"{''.join(inside)}{path}: {error.strerror}"
 
 
 @contextmanager
@@ -46,7 +58,7 @@ def report_errors(*errors: type[Exception], interrupted: str = "stopped") -> Ite
         with raise_on_termination():
             yield
     except errors as error:
-        stop(str(error))
+        stop(_describe(error))
     except Terminated as error:
         stop(interrupted, error.status)
     except KeyboardInterrupt:

@@ -9,19 +9,28 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import re
+import json
 from collections.abc import Callable
+from enum import Enum
 from typing import Annotated, Any
 
 import typer
 
+from nnunet_cpr import _spelling
 from nnunet_cpr._cores import available_cores
 from nnunet_cpr.cli._errors import stop
 
 ProcessesOption = Annotated[
     int, typer.Option("--processes", "-np", min=1, help="Number of parallel processes.")
 ]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 DEFAULT_PROCESSES = min(8, available_cores())
+
+
+def print_json(content: Any) -> None:
+    """Print JSON; enumerations and paths become text."""
+    as_text = lambda value: value.value if isinstance(value, Enum) else str(value)  # noqa: E731
+    print(json.dumps(content, indent=1, default=as_text))
 
 
 def expand_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -67,22 +76,16 @@ def expand_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def parse_numbers(option: str, text: str | None) -> list[int]:
-    """Parse the value of an option such as ``--seeds``; empty without one.
-
-    Args:
-        option: name of the option.
-        text: different whole numbers separated by commas, each of at most nine digits.
+    """Parse the value of ``--folds`` or ``--seeds``, such as ``1-3``; empty without one.
 
     Raises:
-        typer.Exit: it is anything else; one line is printed on stderr.
+        typer.Exit: it is not a list of numbers; one line is printed on stderr.
 
     Example:
-        >>> parse_numbers("--seeds", "1,2,3")
+        >>> parse_numbers("--seeds", "1-3")
         [1, 2, 3]
     """
-    if text is None:
-        return []
-    parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch("[0-9]{1,9}", part) for part in parts) or len(set(parts)) < len(parts):
-        stop(f"{option}: expected different whole numbers such as 1,2,3, got {text!r}")
-    return [int(part) for part in parts]
+    try:
+        return [] if text is None else _spelling.parse_numbers(option[2:-1], text)
+    except ValueError as error:
+        stop(f"{option}: {error}, got {text!r}")

@@ -4,6 +4,7 @@ from .definition import (
     Study,
     StudyError,
     find_study,
+    json_schema,
     load,
     preset_names,
     save,
@@ -11,8 +12,16 @@ from .definition import (
     saved_names,
 )
 from .executors import Local, Slurm, cancel_slurm_jobs, command_line
-from .preparation import check_study_data, dataset_name, nnunet_folders, prepare_study_data
-from .run_state import Stage, StudyPaths, validation_dice
+from .preparation import (
+    check_splits,
+    check_study_data,
+    dataset_name,
+    nnunet_folders,
+    notes,
+    prepare_study_data,
+    prerequisites,
+)
+from .run_state import Stage, StudyPaths, running_command, stop_command, validation_dice
 from .status import dry_run_lines, states, status_table, summary
 from .worker import Worker
 
@@ -27,20 +36,26 @@ __all__ = [
     "StudyPaths",
     "Worker",
     "cancel_slurm_jobs",
+    "check_splits",
     "check_study_data",
     "command_line",
     "dataset_name",
     "dry_run_lines",
     "find_study",
+    "json_schema",
     "load",
     "nnunet_folders",
+    "notes",
     "prepare_study_data",
+    "prerequisites",
     "preset_names",
+    "running_command",
     "save",
     "saved_file",
     "saved_names",
     "states",
     "status_table",
+    "stop_command",
     "summary",
     "validation_dice",
 ]

@@ -16,7 +16,7 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from nnunet_cpr._files import atomic_write
-from nnunet_cpr._spelling import with_seed
+from nnunet_cpr._spelling import nearest_first, parse_numbers, with_seed
 
 PRESETS = Path(__file__).parent / "presets"
 METRIC_NAMES = ("dice", "hd95", "nsd")
@@ -101,6 +101,16 @@ def _as_margins(value: Any) -> Any:
     return value if isinstance(value, dict) else dict.fromkeys(METRIC_NAMES, value)
 
 
+def _numbers(kind: str) -> BeforeValidator:
+    """Return a validator that takes text such as "1-3" for folds and seeds."""
+
+    def validate(value: Any) -> Any:
+        is_number = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        return parse_numbers(kind, str(value)) if is_number or isinstance(value, str) else value
+
+    return BeforeValidator(validate, json_schema_input_type=_Scalar | list[int] | None)
+
+
 def _as_tuple(value: Any) -> Any:
     if value is None:
         return ()
@@ -108,12 +118,17 @@ def _as_tuple(value: Any) -> Any:
 
 
 _NOT_EMPTY = _check(len, "at least one value")
+_Scalar = str | int | float
 _Unique = Annotated[
     tuple[_T, ...],
-    BeforeValidator(_as_tuple),
+    BeforeValidator(_as_tuple, json_schema_input_type=_Scalar | list[_Scalar] | None),
     _check(lambda values: len(set(values)) == len(values), "each value once"),
 ]
-_Text = Annotated[StrictStr, BeforeValidator(_as_text), _check(str.isprintable, "printable text")]
+_Text = Annotated[
+    StrictStr,
+    BeforeValidator(_as_text, json_schema_input_type=_Scalar),
+    _check(str.isprintable, "printable text"),
+]
 _ClassName = Annotated[StrictStr, _check(str.isidentifier, "the class name of a trainer")]
 # A name that starts with a dash would be an option of nnU-Net's commands.
 _FolderName = Annotated[
@@ -201,11 +216,12 @@ class Study:
         datasets: nnU-Net's names, ``DatasetXXX_Name``, or numbers, which the command replaces by them.
         trainers: the trainers to compare.
         reference: class name of the trainer that the others are compared with; the first if empty.
-        folds: numbers of the folds.
+        folds: numbers of the folds, also as ``0-2`` or ``all``.
         configurations: nnU-Net's names, such as ``3d_fullres``.
         plans: nnU-Net's names, such as ``nnUNetPlans``.
         source: origin of the published numbers.
-        seeds: seeds of the trainings of each fold; empty for one training with nnU-Net's own seeding.
+        seeds: seeds of the trainings of each fold, also as ``1-3``; empty for one training with
+            nnU-Net's own seeding.
         metrics: metrics of the tables and comparisons: ``dice``, ``hd95``, ``nsd``.
         tolerance: tolerance of ``nsd`` in mm.
         margin: largest difference that counts as equivalent, for each metric: Dice and NSD in points,
@@ -226,20 +242,21 @@ class Study:
     datasets: _Unique[Annotated[_FolderName, BeforeValidator(_as_text)]]
     trainers: Annotated[
         tuple[Annotated[TrainerEntry, BeforeValidator(_as_entry)], ...],
-        BeforeValidator(_as_tuple),
+        BeforeValidator(_as_tuple, json_schema_input_type=str | list[str | TrainerEntry]),
         _NOT_EMPTY,
     ]
     reference: _Text = ""
-    folds: Annotated[_Unique[_Fold], _NOT_EMPTY] = (0, 1, 2, 3, 4)
+    folds: Annotated[_Unique[_Fold], _NOT_EMPTY, _numbers("fold")] = (0, 1, 2, 3, 4)
     configurations: Annotated[_Unique[_FolderName], _NOT_EMPTY] = ("3d_fullres",)
     plans: Annotated[_Unique[_FolderName], _NOT_EMPTY] = ("nnUNetPlans",)
     source: _Text = ""
-    seeds: _Unique[_Seed] = ()
+    seeds: Annotated[_Unique[_Seed], _numbers("seed")] = ()
     metrics: Annotated[_Unique[_Metric], _NOT_EMPTY] = ("dice",)
     tolerance: _Distance = DEFAULT_TOLERANCE
-    margin: Annotated[dict[_Metric, _Margin], BeforeValidator(_as_margins)] = Field(
-        default_factory=lambda: _as_margins(DEFAULT_MARGIN)
-    )
+    margin: Annotated[
+        dict[_Metric, _Margin],
+        BeforeValidator(_as_margins, json_schema_input_type=float | dict[_Metric, _Margin]),
+    ] = Field(default_factory=lambda: _as_margins(DEFAULT_MARGIN))
     non_inferior_to: _Text = ""
     select: StrictBool = False
 
@@ -286,6 +303,14 @@ class Study:
         """Return the entry of a trainer."""
         return next(entry for entry in self.trainers if entry.trainer == trainer)
 
+    def lost_from(self, earlier: Study) -> list[str]:
+        """Return the entries of an earlier study that have values which this one has not."""
+        entries = ("datasets", "configurations", "plans")
+        lost = [key for key in entries if set(getattr(earlier, key)) - set(getattr(self, key))]
+        ours = {entry.trainer for entry in self.trainers}
+        has_all = ours.issuperset(entry.trainer for entry in earlier.trainers)
+        return lost if has_all else ["trainers", *lost]
+
     def changed(self, **values: Any) -> Study:
         """Return a copy in which the values that are not empty replace the study's own.
 
@@ -324,6 +349,12 @@ def load(name: str) -> Study:
         return _STUDY.validate_python({"name": path.stem, "datasets": (), **document})
     except pydantic.ValidationError as error:
         raise StudyError(_first_error(error, str(path))) from None
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of study files, in which the name and the data sets may be left out."""
+    schema = _STUDY.json_schema()
+    return {**schema, "required": ["trainers"]}
 
 
 def save(study: Study, path: Path) -> None:
@@ -415,7 +446,8 @@ def _first_error(error: pydantic.ValidationError, where: str) -> str:
     place = _shorten(place.removeprefix("."))
     if first["type"] == "unexpected_keyword_argument":
         kind = Study if len(first["loc"]) == 1 else TrainerEntry
-        return f"{where}: unknown entry {place!r}; choose from {', '.join(f.name for f in fields(kind))}"
+        names = [field.name for field in fields(kind)]
+        return f"{where}: unknown entry {place!r}; choose from {', '.join(nearest_first(place, names))}"
     if first["type"] == "missing":
         return f"{where}: {place}: expected this entry, got none"
     message = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")

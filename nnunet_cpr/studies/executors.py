@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import submitit
 
 from nnunet_cpr._cores import available_cores
 from nnunet_cpr._files import add_path_to_os_errors, read_json
-from nnunet_cpr.nnunet.commands import CommandFailed, CommandStopped
-from nnunet_cpr.nnunet.cpu_threads import CPU_THREADS
+from nnunet_cpr.nnunet.commands import CPU_THREADS, CommandFailed, CommandStopped
 from nnunet_cpr.nnunet.stop_signals import StopRequest, Terminated, record_stop_signals
 from nnunet_cpr.studies.definition import Run, StudyError
 from nnunet_cpr.studies.run_state import (
@@ -32,6 +32,7 @@ from nnunet_cpr.studies.run_state import (
     is_running,
     recorded_gpus,
     state_of,
+    validation_dice,
     write_json,
 )
 from nnunet_cpr.studies.worker import Worker
@@ -67,6 +68,7 @@ class Local:
         folders: Mapping[str, str],
         show: Callable[[], None],
         on_stop: Callable[[], None] = lambda: None,
+        needed: Mapping[Run, Sequence[Run]] = MappingProxyType({}),
     ) -> None:
         """Train the unfinished runs until all are done or have failed once.
 
@@ -79,6 +81,7 @@ class Local:
             folders: nnU-Net's folders, as environment variables.
             show: called once a second.
             on_stop: called before it waits for trainings to stop.
+            needed: runs that must be done before others begin, by the others.
 
         Raises:
             KeyboardInterrupt: all trainings have been stopped; the next call continues them.
@@ -90,9 +93,12 @@ class Local:
         training: dict[Future[None], str | None] = {}
         with record_stop_signals() as request, ThreadPoolExecutor(self.at_once) as pool:
             try:
-                while (waiting or training) and not request:
-                    while waiting and free:
-                        run = waiting.pop(0)
+                while not request:
+                    ready = [run for run in waiting if not _missing(needed.get(run, ()), paths)]
+                    if not ready and not training:
+                        break  # done, or what the others need has failed
+                    for run in ready[: len(free)]:
+                        waiting.remove(run)
                         recorded = recorded_gpus(run, paths)
                         gpu = free.pop(free.index(recorded) if recorded in free else 0)
                         worker = self.worker(run, gpu, paths, folders)
@@ -124,6 +130,11 @@ class Local:
         if gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = gpu
         return Worker(run, paths, self.device, {**folders, **environment}, self.options)
+
+
+def _missing(needed: Sequence[Run], paths: StudyPaths) -> list[Run]:
+    """Return the runs that are not done."""
+    return [run for run in needed if validation_dice(run.folder(paths.results)) is None]
 
 
 def _train_to_the_end(worker: Worker, request: StopRequest) -> None:
@@ -173,9 +184,20 @@ class Slurm:
             )
 
     def submit(
-        self, runs: Sequence[Run], paths: StudyPaths, folders: Mapping[str, str]
+        self,
+        runs: Sequence[Run],
+        paths: StudyPaths,
+        folders: Mapping[str, str],
+        needed: Mapping[Run, Sequence[Run]] = MappingProxyType({}),
     ) -> dict[str, str]:
         """Submit a job for each run that is neither done nor queued nor running.
+
+        Args:
+            runs: the runs.
+            paths: the study's folders.
+            folders: nnU-Net's folders, as environment variables.
+            needed: runs that must be done before others begin, by the others. Slurm starts the jobs of
+                the others when the jobs of all of these have succeeded.
 
         Returns:
             The job number of each submitted run's key.
@@ -188,8 +210,24 @@ class Slurm:
         queued = queued_runs(paths, needed=True)
         others = (Stage.DONE, Stage.RUNNING, Stage.QUEUED)
         todo = [run for run in runs if state_of(run, paths, queued).stage not in others]
-        if not todo:
-            return {}
+        first = [run for run in todo if run not in needed]
+        numbers = self._submit_jobs(first, paths, folders) if first else {}
+        if second := [run for run in todo if run in needed]:
+            earlier = {run.key for other in second for run in _missing(needed[other], paths)}
+            known = _read_slurm_jobs(paths)
+            jobs = sorted({known[key] for key in earlier & known.keys()})
+            numbers |= self._submit_jobs(second, paths, folders, jobs)
+        return numbers
+
+    def _submit_jobs(
+        self,
+        todo: Sequence[Run],
+        paths: StudyPaths,
+        folders: Mapping[str, str],
+        after: Sequence[str] = (),
+    ) -> dict[str, str]:
+        """Submit a job for each run, to start when other jobs have succeeded."""
+        dependency = {"dependency": "afterok:" + ":".join(after)} if after else {}
         executor = submitit.SlurmExecutor(paths.jobs, max_num_timeout=_MAX_TIMEOUTS)
         cpus = self.settings.get("cpus_per_task")
         executor.update_parameters(
@@ -201,7 +239,7 @@ class Slurm:
             # Since Slurm 22.05 srun does not take it from sbatch and may bind all processes to a core.
             srun_args=[] if cpus is None else [f"--cpus-per-task={cpus}"],
             # Without --requeue, clusters with JobRequeue=0 refuse to requeue a job.
-            additional_parameters={"requeue": True, **self.settings},
+            additional_parameters={"requeue": True, **dependency, **self.settings},
         )
         try:
             with add_path_to_os_errors(paths.jobs):

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import fnmatch
+import hashlib
+import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 
 from filelock import FileLock
 
 from nnunet_cpr._files import read_json
+from nnunet_cpr._spelling import nearest_first
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
-from nnunet_cpr.nnunet.tools.trainer_search import external_trainers, missing_trainers
-from nnunet_cpr.nnunet.trainer_files import EXTERNAL_TRAINERS
-from nnunet_cpr.studies.definition import Study, StudyError
-from nnunet_cpr.studies.run_state import validation_dice, write_json
+from nnunet_cpr.nnunet.tools.trainer_search import (
+    EXTERNAL_TRAINERS,
+    external_trainers,
+    missing_trainers,
+)
+from nnunet_cpr.studies.definition import Run, Study, StudyError
+from nnunet_cpr.studies.run_state import parse_trainer, validation_dice, write_json
 
 _SPLITS = "splits_final.json"
 _FOLDS = 5
 """Number of folds of nnU-Net's own split."""
+_USUAL_STAGES = {"3d_cascade_fullres": {"previous_stage": "3d_lowres"}}
+"""Configurations of nnU-Net's own plans with a previous stage."""
 _PLANNERS = {
     "nnUNetPlans": "ExperimentPlanner",
     **{f"nnUNetResEncUNet{size}Plans": f"nnUNetPlannerResEnc{size}" for size in ("M", "L", "XL")},
@@ -58,14 +70,19 @@ def dataset_name(given: str, folders: Mapping[str, str]) -> str:
         return given
     nnunet_folders(folders)
     pattern = f"Dataset{int(given):03d}_*"
-    parents = [Path(folders[name]) for name in ("nnUNet_raw", "nnUNet_preprocessed")]
-    found = sorted({path.name for parent in parents for path in parent.glob(pattern)})
+    found = fnmatch.filter(_data_sets(folders), pattern)
     if len(found) != 1:
         raise StudyError(
             f"data set {given}: expected one {pattern} in nnUNet_raw and nnUNet_preprocessed, "
-            f"got {', '.join(found) or 'none'}; give the full name"
+            f"got {', '.join(found) or 'none'}; choose from {', '.join(_data_sets(folders)) or 'none'}"
         )
     return found[0]
+
+
+def _data_sets(folders: Mapping[str, str]) -> list[str]:
+    """Return the names of the data sets in nnU-Net's folders."""
+    parents = [Path(folders[name]) for name in ("nnUNet_raw", "nnUNet_preprocessed")]
+    return sorted({path.name for parent in parents for path in parent.glob("Dataset*_*")})
 
 
 def check_study_data(study: Study, folders: Mapping[str, str], processes: int) -> list[list[str]]:
@@ -117,6 +134,83 @@ def prepare_study_data(study: Study, folders: Mapping[str, str], logs: Path, pro
         _check_folds(study, dataset, folders)
 
 
+def prerequisites(study: Study, folders: Mapping[str, str]) -> dict[Run, list[Run]]:
+    """Return the runs of a cascade's previous stage that each of its runs needs, by run.
+
+    nnU-Net's cascade trains on predictions of its previous stage for all training cases, which the
+    validations of the five folds write.
+
+    Args:
+        study: the study.
+        folders: nnU-Net's folders, with the plans.
+
+    Raises:
+        StudyError: the study does not have the previous stage with all folds.
+    """
+    needed: dict[Run, list[Run]] = {}
+    runs = list(study.runs())
+    for dataset, plans in product(study.datasets, study.plans):
+        home = Path(folders["nnUNet_preprocessed"]) / dataset
+        path = home / f"{plans}.json"
+        known = read_json(path)["configurations"] if path.exists() else _USUAL_STAGES
+        folds = range(_count_folds(home))
+        for configuration in study.configurations:
+            previous = known.get(configuration, {}).get("previous_stage")
+            if not previous:
+                continue
+            if previous not in study.configurations or not {*folds} <= {*study.folds}:
+                raise StudyError(
+                    f"{configuration}: needs the predictions of {previous} in all folds of {dataset}; "
+                    f"write configurations [{previous}, {configuration}] and folds 0-{folds[-1]}"
+                )
+            for each in runs:
+                if (each.dataset, each.plans, each.configuration) == (dataset, plans, configuration):
+                    stage = replace(each, configuration=previous)
+                    needed[each] = [replace(stage, fold=fold) for fold in folds]
+    return needed
+
+
+def check_splits(study: Study, folders: Mapping[str, str], record: Path, replace: bool = False) -> None:
+    """Check that the folds are those with which a study began, and record those of new data sets.
+
+    Args:
+        study: the study, whose data are prepared.
+        folders: nnU-Net's folders.
+        record: the study's own file.
+        replace: record the present ones in any case.
+
+    Raises:
+        StudyError: a ``splits_final.json`` has changed.
+    """
+    recorded = read_json(record) if record.exists() and not replace else {}
+    for dataset in study.datasets:
+        splits = Path(folders["nnUNet_preprocessed"]) / dataset / _SPLITS
+        content = json.dumps(read_json(splits), sort_keys=True)
+        digest = hashlib.sha256(content.encode()).hexdigest()
+        if recorded.setdefault(dataset, digest) != digest:
+            raise StudyError(
+                f"{splits}: has changed since study {study.name} began; restore it, or delete the "
+                f"study's runs of {dataset} and add --replace"
+            )
+    write_json(record, recorded)
+
+
+def notes(study: Study) -> Iterator[str]:
+    """Yield a line for each trainer whose bounds are never set, and for a metric without its package."""
+    for entry in study.trainers:
+        ours = parse_trainer(entry.trainer)
+        if ours is not None and ours.defaults.cpr and ours.bound.earliest >= ours.total_steps:
+            yield (
+                f"{entry.trainer}: its bounds would be set at step {ours.bound.earliest:,}, but it "
+                f"trains {ours.total_steps:,} steps: no matrix is regularized; choose a smaller _ws<N>"
+            )
+    if {*study.metrics} - {"dice"} and find_spec("monai") is None:
+        yield (
+            f"metrics {', '.join(study.metrics)}: MONAI is not installed, so the report will have Dice "
+            "only; run: pip install 'nnunet-cpr[surface]'"
+        )
+
+
 def _find_trainers(study: Study, results: Path) -> None:
     """Search the trainers of unfinished runs as nnU-Net does, before the first of them starts."""
     unfinished = [each for each in study.runs() if validation_dice(each.folder(results)) is None]
@@ -148,15 +242,20 @@ def _preparation_command(
         ]
         command = ["nnUNetv2_preprocess", "-d", number, "-plans_name", plans, "-c", *missing]
         return [*command, *in_parallel] if missing else []
-    if not (Path(folders["nnUNet_raw"]) / dataset / "dataset.json").exists():
+    raw = Path(folders["nnUNet_raw"])
+    if not (raw / dataset / "dataset.json").exists():
+        if not raw.is_dir():
+            raise StudyError(f"nnUNet_raw: {raw} does not exist; run: mkdir -p {shlex.quote(str(raw))}")
+        others = ", ".join(nearest_first(f"Dataset000_{dataset}", _data_sets(folders)))
         raise StudyError(
-            f"{dataset}: not found in nnUNet_raw; put it there in nnU-Net's raw format "
-            "(nnunet-cpr prepare converts archives of challenges)"
+            f"{dataset}: not found in nnUNet_raw, which has {others or 'no data set'}; put it there in "
+            "nnU-Net's raw format (nnunet-cpr prepare converts archives of challenges)"
         )
     if plans not in _PLANNERS:
+        known = nearest_first(plans, [*_PLANNERS, *(path.stem for path in home.glob("*Plans*.json"))])
         raise StudyError(
-            f"{dataset}: no plans {plans}; run nnUNetv2_plan_experiment to write "
-            f"{home / f'{plans}.json'}"
+            f"{dataset}: no plans {plans}; choose from {', '.join(known)}, or run "
+            f"nnUNetv2_plan_experiment to write {home / f'{plans}.json'}"
         )
     command = ["nnUNetv2_plan_and_preprocess", "-d", number, "-pl", _PLANNERS[plans], "-c"]
     command += [*study.configurations, "--verify_dataset_integrity", "-npfp", str(processes)]
@@ -179,14 +278,19 @@ def _preprocessed_cases(home: Path, plans: str, configuration: str) -> list[str]
 
 def _check_folds(study: Study, dataset: str, folders: Mapping[str, str]) -> None:
     """Check that the folds exist, or will exist in nnU-Net's own split."""
-    splits = Path(folders["nnUNet_preprocessed"]) / dataset / _SPLITS
-    try:
-        count = len(read_json(splits)) if splits.exists() else _FOLDS
-    except ValueError as error:  # users may write the file
-        raise StudyError(f"{splits}: expected a list of folds, got: {error}") from error
+    count = _count_folds(Path(folders["nnUNet_preprocessed"]) / dataset)
     for fold in study.folds:
         if fold >= count:
             raise StudyError(f"fold {fold}: {dataset} has folds 0 to {count - 1} only")
+
+
+def _count_folds(home: Path) -> int:
+    """Return the number of folds of a preprocessed data set, or of nnU-Net's own split."""
+    splits = home / _SPLITS
+    try:
+        return len(read_json(splits)) if splits.exists() else _FOLDS
+    except ValueError as error:  # users may write the file
+        raise StudyError(f"{splits}: expected a list of folds, got: {error}") from error
 
 
 def _split(home: Path, study: Study) -> None:

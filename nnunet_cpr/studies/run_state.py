@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,6 +53,8 @@ class State:
         pseudo_dice: nnU-Net's pseudo Dice of the last epoch, mean over the classes, in [0, 1].
         epoch_seconds: median time of an epoch.
         dice: mean foreground Dice of the validation, in [0, 1].
+        seconds: time of all attempts of a finished run with its validation, if it is recorded.
+        validated: number of cases that the running validation has predicted.
         reason: error of a failed run.
     """
 
@@ -60,7 +64,14 @@ class State:
     pseudo_dice: float | None = None
     epoch_seconds: float | None = None
     dice: float | None = None
+    seconds: float | None = None
+    validated: int = 0
     reason: str = ""
+
+    @property
+    def is_validating(self) -> bool:
+        """True if the run is trained and now validated."""
+        return self.stage is Stage.RUNNING and self.epoch == self.epochs
 
 
 @dataclass(frozen=True)
@@ -108,9 +119,11 @@ def state_of(run: Run, paths: StudyPaths, queued: frozenset[str] = frozenset()) 
     state = State(Stage.WAITING, epoch, _planned_epochs(run.trainer), pseudo_dice, seconds)
     dice = validation_dice(folder)
     if dice is not None:
-        return replace(state, stage=Stage.DONE, dice=dice)
+        return replace(state, stage=Stage.DONE, dice=dice, seconds=_recorded_seconds(folder))
     if is_running(run, paths):
-        return replace(state, stage=Stage.RUNNING)
+        files = (folder / "validation").glob("*")
+        cases = {path.name.partition(".")[0] for path in files} - {"summary"}
+        return replace(state, stage=Stage.RUNNING, validated=len(cases))
     if run.key in queued:
         return replace(state, stage=Stage.QUEUED)
     if paths.failure(run).exists():
@@ -135,6 +148,13 @@ def _dice_in(path: Path, size: int, changed: int) -> float | None:
     except (ValueError, ArithmeticError, LookupError, TypeError):
         return None  # nnU-Net was stopped while it wrote
     return dice if 0 <= dice <= 1 or math.isnan(dice) else None
+
+
+@lru_cache(maxsize=4096)
+def _recorded_seconds(fold: Path) -> float | None:
+    """Return the time of a finished run, which no longer changes."""
+    path = fold / fold_files.RESOURCES
+    return fold_files.measurement(read_json(path).get("seconds")) if path.exists() else None
 
 
 @lru_cache(maxsize=4096)
@@ -186,6 +206,32 @@ def claim(run: Run, paths: StudyPaths) -> Iterator[bool]:
             yield True
         finally:
             (folder / _PROCESS).unlink(missing_ok=True)
+
+
+@contextmanager
+def running_command(paths: StudyPaths) -> Iterator[None]:
+    """Record this process as one that runs the study, for :func:`stop_command`."""
+    record = paths.study / f".run_{os.getpid()}.json"
+    write_json(record, {"host": socket.gethostname(), "started": psutil.Process().create_time()})
+    try:
+        yield
+    finally:
+        record.unlink(missing_ok=True)
+
+
+def stop_command(paths: StudyPaths) -> int:
+    """Send SIGINT to the commands that run a study on this machine, and return their number."""
+    count = 0
+    for path in paths.study.glob(".run_*.json"):
+        record, pid = read_json(path), int(path.stem.rpartition("_")[2])
+        if record["host"] != socket.gethostname():
+            continue
+        if psutil.pid_exists(pid) and psutil.Process(pid).create_time() == record["started"]:
+            os.kill(pid, signal.SIGINT)
+            count += 1
+        else:
+            path.unlink(missing_ok=True)  # of a command that was killed
+    return count
 
 
 def record_process(run: Run, paths: StudyPaths, pid: int, gpus: str | None = None) -> None:

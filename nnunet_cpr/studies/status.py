@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from statistics import median
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from nnunet_cpr.studies.definition import Run, Study
 from nnunet_cpr.studies.executors import queued_runs
+from nnunet_cpr.studies.preparation import notes
 from nnunet_cpr.studies.run_state import Stage, State, StudyPaths, parse_trainer, state_of
 
 _COLOURS = {Stage.DONE: "green", Stage.RUNNING: "cyan", Stage.FAILED: "red", Stage.STOPPED: "yellow"}
 _COLUMNS = ("dataset", "configuration", "plans", "fold", "seed")
 """Attributes of a run that are shown if they differ between runs."""
+WIDE = 100
+"""Columns of a terminal that shows each run."""
+_TRAINER = "nnUNetTrainer"
 _ITERATIONS = 250
 """Training steps of nnU-Net's epoch."""
 
@@ -37,43 +42,106 @@ def summary(found: Iterable[State]) -> str:
     return ", ".join([f"{counts[Stage.DONE]} of {sum(counts.values())} done", *parts])
 
 
-def status_table(study: Study, found: Mapping[Run, State], jobs: int | None = None) -> RenderableType:
-    """Return a table with one line for each run, and below it the reasons of failures.
+def status_table(
+    study: Study,
+    found: Mapping[Run, State],
+    jobs: int | None = None,
+    width: int = WIDE,
+    started: datetime | None = None,
+) -> RenderableType:
+    """Return a table of the runs, and below it the reasons of failures.
 
     Args:
         study: the study.
         found: the states of its runs.
         jobs: number of runs that are trained at the same time; None counts the running ones.
+        width: columns of the terminal; below :data:`WIDE` the table has one line for each trainer in
+            place of each run.
+        started: when the command began, for the time that has passed.
     """
     running = sum(state.stage is Stage.RUNNING for state in found.values())
-    parts = [f"Study {study.name}: {summary(found.values())}", time_left(found, jobs or running)]
-    table = Table(title="; ".join(filter(None, parts)))
-    columns = [name for name in _COLUMNS if len({getattr(run, name) for run in found}) > 1]
-    for heading in (*columns, "trainer", "epoch", "pseudo Dice", "Dice", ""):
+    parts = [f"Study {study.name}: {summary(found.values())}"]
+    if started is not None:
+        parts.append(f"{timedelta(seconds=(datetime.now() - started).seconds)} so far")
+    if left := time_left(found, jobs or running):
+        parts.append(f"about {left} left, until {datetime.now() + left:%a %H:%M}")
+    short = shorten([entry.full_title for entry in study.trainers])
+    titles = {entry.trainer: escape(name) for entry, name in zip(study.trainers, short)}
+    rows = _run_rows if width >= WIDE else _trainer_rows
+    table = Table()
+    headings, *lines = rows(found, titles)
+    for heading in headings:
         table.add_column(heading, overflow="fold")
-    failures: list[str] = []
+    for line in lines:
+        table.add_row(*line)
+    failures = [
+        f"\n[red]failed[/]: {run.dataset}, {run.fold_and_seed}, {titles[run.entry]}: "
+        + escape(state.reason.replace(" | ", "\n  "))  # the lines of the log
+        for run, state in found.items()
+        if state.stage is Stage.FAILED
+    ]
+    return Group(Text("; ".join(parts), style="bold"), table, *failures)
+
+
+def shorten(names: Sequence[str]) -> list[str]:
+    """Return names without the words at their beginning and end that all have.
+
+    Example:
+        >>> shorten(["nnUNetTrainerSGD_10epochs", "nnUNetTrainerCPR_ws4_10epochs"])
+        ['SGD', 'CPR_ws4']
+        >>> shorten(["nnU-Net's weight decay", "CPR"])
+        ["nnU-Net's weight decay", 'CPR']
+    """
+    words = [name.split("_") for name in names]
+    if all(name.startswith(_TRAINER) and name != _TRAINER for name in names):
+        words = [name.removeprefix(_TRAINER).split("_") for name in names]
+    for end in (0, -1):
+        while len({each[end] for each in words}) == 1 < min(map(len, words)):
+            for each in words:
+                del each[end]
+    return ["_".join(each) for each in words]
+
+
+def _differing(found: Mapping[Run, State], names: Sequence[str]) -> list[str]:
+    return [name for name in names if len({getattr(run, name) for run in found}) > 1]
+
+
+def _run_rows(found: Mapping[Run, State], titles: Mapping[str, str]) -> Iterator[Sequence[str]]:
+    """Yield the headings, and a line for each run."""
+    columns = _differing(found, _COLUMNS)
+    yield *columns, "trainer", "epoch", "pseudo Dice", "Dice", ""
     for run, state in found.items():
-        title = escape(study.entry(run.entry).full_title)
-        colour = _COLOURS.get(state.stage, "default")
-        table.add_row(
+        stage = f"validating, {state.validated} cases" if state.is_validating else state.stage.value
+        yield (
             *(str(getattr(run, name)) for name in columns),
-            title,
+            titles[run.entry],
             f"{state.epoch}/{state.epochs or '?'}",
             _dice(state.pseudo_dice),
             _dice(state.dice),
-            f"[{colour}]{state.stage.value}[/]",
+            f"[{_COLOURS.get(state.stage, 'default')}]{stage}[/]",
         )
-        if state.stage is Stage.FAILED:
-            reason = escape(state.reason.replace(" | ", "\n  "))  # the lines of the log
-            failures.append(f"\n[red]failed[/]: {run.dataset}, {run.fold_and_seed}, {title}: {reason}")
-    return Group(table, *failures)
 
 
-def time_left(found: Mapping[Run, State], jobs: int) -> str:
-    """Return the training time left in words, or "" before there is a finished run of each data set.
+def _trainer_rows(found: Mapping[Run, State], titles: Mapping[str, str]) -> Iterator[Sequence[str]]:
+    """Yield the headings, and a line for each trainer on each data set."""
+    columns = _differing(found, ("dataset", "configuration", "plans"))
+    yield *columns, "trainer", "done", "now", "left"
+    groups: dict[tuple[str, ...], dict[Run, State]] = defaultdict(dict)
+    for run, state in found.items():
+        group = (*(getattr(run, name) for name in columns), titles[run.entry])
+        groups[group][run] = state
+    for group, members in groups.items():
+        done = sum(state.stage is Stage.DONE for state in members.values())
+        others = summary(members.values()).partition(", ")[2]
+        left = time_left(members, 1)
+        yield *group, f"{done}/{len(members)}", others, "" if left is None else str(left)
 
-    The median time of a step of the finished runs with the same data, configuration and plans counts;
-    the validation is not included.
+
+def time_left(found: Mapping[Run, State], jobs: int) -> timedelta | None:
+    """Return the time left, None if nothing is or before there is a finished run of each data set.
+
+    The median time of the finished runs with the same data, configuration and plans counts, in
+    proportion to the training steps; their validations are included.
 
     Args:
         found: the states of all runs.
@@ -81,17 +149,18 @@ def time_left(found: Mapping[Run, State], jobs: int) -> str:
     """
     measured: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for run, state in found.items():
-        if state.stage is Stage.DONE and state.epoch_seconds:
-            seconds = state.epoch_seconds / _iterations(run.trainer)
-            measured[run.dataset, run.configuration, run.plans].append(seconds)
+        seconds = state.seconds or (state.epoch_seconds or 0.0) * state.epoch
+        if state.stage is Stage.DONE and seconds and state.epoch:
+            each = seconds / state.epoch / _iterations(run.trainer)
+            measured[run.dataset, run.configuration, run.plans].append(each)
     total = 0.0
     for run, state in found.items():
         steps = steps_left(run, state)
         step_seconds = measured.get((run.dataset, run.configuration, run.plans))
         if steps is None or (steps and not step_seconds):
-            return ""
+            return None
         total += steps * median(step_seconds or [0.0])
-    return f"about {timedelta(seconds=round(total / max(1, jobs)))} of training left" if total else ""
+    return timedelta(seconds=round(total / max(1, jobs))) if total else None
 
 
 def steps_left(run: Run, state: State) -> int | None:
@@ -112,6 +181,7 @@ def dry_run_lines(study: Study, paths: StudyPaths, commands: Sequence[Sequence[s
     """
     for command in commands:
         yield f"first: {' '.join(command)}"
+    yield from (f"warning: {note}" for note in notes(study))
     found = states(study, paths)
     for run, state in found.items():
         yield (

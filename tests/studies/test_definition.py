@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 
 from nnunet_cpr import KappaWS
 from nnunet_cpr.names.trainer_name import parse_trainer_name
-from nnunet_cpr.studies.definition import Run, StudyError, load, preset_names, save
+from nnunet_cpr.studies.definition import (
+    PRESETS,
+    Run,
+    StudyError,
+    json_schema,
+    load,
+    preset_names,
+    save,
+)
 
 # The paper's table of segmentation results: weight decays 1e-5 to 1e-1, then warm starts of 1k to 4k.
 PAPER = {
@@ -65,6 +75,29 @@ def test_datasets_are_read_as_numbers(written: str, tmp_path: Path) -> None:
     assert study.datasets == ("17",)
 
 
+@pytest.mark.parametrize(
+    ("written", "numbers"),
+    [("1-3", (1, 2, 3)), ("0,4-5", (0, 4, 5)), ("[3]", (3,)), ("3-3", (3,)), ("0", (0,))],
+)
+def test_folds_and_seeds_are_lists_or_ranges(
+    written: str, numbers: tuple[int, ...], tmp_path: Path
+) -> None:
+    study = load(write(tmp_path, f"trainers: [B]\nfolds: {written}\nseeds: {written}\n"))
+    assert study.folds == study.seeds == numbers
+
+
+def test_all_is_the_folds_of_nnunets_split(tmp_path: Path) -> None:
+    assert load(write(tmp_path, "trainers: [B]\nfolds: all\n")).folds == (0, 1, 2, 3, 4)
+
+
+def test_schema_accepts_the_presets_and_refuses_a_wrong_key() -> None:
+    validator = jsonschema.Draft202012Validator(json_schema())
+    for name in preset_names():
+        validator.validate(yaml.safe_load((PRESETS / f"{name}.yaml").read_text()))
+    with pytest.raises(jsonschema.ValidationError, match="'trainer' was unexpected"):
+        validator.validate({"trainers": ["B"], "trainer": "B"})
+
+
 def test_saved_study_loads_unchanged(tmp_path: Path) -> None:
     for name in preset_names():
         study = load(name)
@@ -87,7 +120,7 @@ def test_changed_replaces_values_of_the_file() -> None:
     [
         ("a: [", "expected YAML"),
         ("- 1", "expected a mapping"),
-        ("datasets: A\ntrainer: B", "unknown entry 'trainer'"),
+        ("datasets: A\ntrainer: B", "unknown entry 'trainer'; choose from trainers, name"),
         ("datasets: A", "trainers: expected this entry"),
         ("datasets: A\ntrainers: [B, B]", "expected each trainer once, got B 2 times"),
         ("datasets: A\ntrainers: [B]\nreference: C", "reference: expected one of the trainers, got 'C'"),
@@ -101,7 +134,16 @@ def test_changed_replaces_values_of_the_file() -> None:
             "datasets: A\ntrainers: [B]\nfolds: [-1]",
             "expected a number greater than or equal to 0",
         ),
-        ("datasets: A\ntrainers: [B]\nfolds: all", "expected a valid integer, got 'all'"),
+        (
+            "datasets: A\ntrainers: [B]\nseeds: 3",
+            "seeds: 3 is one seed; for 3 seeds write 1-3, for seed 3",
+        ),
+        (
+            "datasets: A\ntrainers: [B]\nfolds: 5",
+            "folds: 5 is one fold; for 5 folds write 0-4, for fold 5",
+        ),
+        ("datasets: A\ntrainers: [B]\nseeds: all", "seeds: expected different whole numbers"),
+        ("datasets: A\ntrainers: [B]\nfolds: 4-2", "folds: expected different whole numbers"),
         ("datasets: A\ntrainers: [B]\nfolds: []", "folds: expected at least one value"),
         ("datasets: [A, A]\ntrainers: [B]", "datasets: expected each value once"),
         ("datasets: true\ntrainers: [B]", r"datasets\[0\]: expected a valid string, got True"),

@@ -14,6 +14,7 @@ import pytest
 
 from nnunet_cpr.nnunet.commands import CommandFailed
 from nnunet_cpr.nnunet.stop_signals import StopRequest
+from nnunet_cpr.studies import executors
 from nnunet_cpr.studies.definition import Run
 from nnunet_cpr.studies.executors import Local, Slurm
 from nnunet_cpr.studies.run_state import StudyPaths, claim, is_running, record_process
@@ -68,6 +69,25 @@ def test_training_of_a_killed_command_keeps_its_gpu_until_it_ends(
     assert [gpu for _, gpu, _ in trainings.started[:3]] == ["2"] * 3
     assert trainings.started[3:] == [(3, "5", 0)], "continued after the orphan, which has not finished"
     assert not is_running(runs[3], paths)
+
+
+def test_run_waits_for_those_that_it_needs(
+    run: Run, paths: StudyPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second, first, other = (replace(run, fold=fold) for fold in range(3))
+    trainings, done = FakeTrainings(monkeypatch), set()
+    monkeypatch.setattr(executors, "validation_dice", lambda folder: 0.5 if folder in done else None)
+    needed = {second: [first]}
+
+    def show() -> None:
+        done.update(first.folder(paths.results) for fold, *_ in trainings.started if fold == 1)
+
+    Local(at_once=2).run([second, first, other], paths, {}, show, needed=needed)
+    assert [fold for fold, *_ in trainings.started] in ([1, 2, 0], [2, 1, 0])
+    trainings.started.clear()
+    done.clear()
+    Local(at_once=2).run([second, other], paths, {}, lambda: None, needed=needed)
+    assert [fold for fold, *_ in trainings.started] == [2], "what it needs is not done"
 
 
 def test_failed_run_does_not_stop_the_others(

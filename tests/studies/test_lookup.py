@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,7 +55,7 @@ def test_status_cancel_and_report_take_the_name_of_a_run_study(
     assert "Study mine: 0 of 6 done" in said
     assert command("cancel", "mine").strip() == "0 jobs cancelled"
     assert "study 'mine'" not in command("report", "mine", status=1)
-    assert "0 of 2 done" in command("status", "mine", "--once", "--folds", "1")
+    assert "0 of 2 done" in command("status", "mine", "--once", "--folds", "1-1")
 
 
 def test_run_study_is_preferred_to_a_preset_except_by_run(
@@ -61,7 +63,7 @@ def test_run_study_is_preferred_to_a_preset_except_by_run(
 ) -> None:
     write(studies / "heart" / "study.yaml", [4])
     assert "Study heart: 0 of 2 done" in command("status", "heart", "--once")
-    assert "Dataset002_Heart: not found" in command("run", "heart", status=1)
+    assert "Dataset002_Heart: not found" in command("run", "heart", "--replace", status=1)
     (tmp_path / "heart").write_text((studies / "heart" / "study.yaml").read_text())
     write(tmp_path / "heart", [0, 1])
     assert "0 of 4 done" in command("status", "heart", "--once"), "a file comes first"
@@ -135,6 +137,7 @@ def test_folds_and_seeds_of_several_commands_are_saved_together(
 ) -> None:
     monkeypatch.setattr("nnunet_cpr.studies.check_study_data", lambda *_: [])
     monkeypatch.setattr("nnunet_cpr.studies.prepare_study_data", lambda *_: None)
+    monkeypatch.setattr("nnunet_cpr.studies.check_splits", lambda *_: None)
 
     def saved(**options: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         selected = StudyOptions("mine.yaml", ["501"], **options).select(saved_first=False)
@@ -143,8 +146,91 @@ def test_folds_and_seeds_of_several_commands_are_saved_together(
         return study.folds, study.seeds
 
     write(tmp_path / "mine.yaml", [0, 1, 2])
-    assert saved(folds="1") == ((1,), ())
+    assert saved(folds="1-1") == ((1,), ())
     assert saved(folds="0") == ((0, 1), ())
-    assert saved(seeds="5", folds="0") == ((0, 1), (5,))
-    assert saved(seeds="2", folds="2") == ((0, 1, 2), (2, 5))
+    assert saved(seeds="5-5", folds="0") == ((0, 1), (5,))
+    assert saved(seeds="2-2", folds="2-2") == ((0, 1, 2), (2, 5))
     assert saved() == ((0, 1, 2), ()), "without options, the file says what the study is"
+
+
+def test_other_study_of_the_same_name_is_not_overwritten(
+    command: Callable[..., str], studies: Path, tmp_path: Path
+) -> None:
+    saved = studies / "mine" / "study.yaml"
+    write(saved, [0])
+    before = saved.read_bytes()
+    other = {"datasets": "Dataset501_Mine", "trainers": TRAINERS[1:], "configurations": "2d"}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(other))
+    for options in ([], ["--dry-run"]):
+        said = command("run", "mine.yaml", *options, status=1)
+        assert "study mine exists with other trainers and configurations; choose another" in said
+    assert saved.read_bytes() == before
+    # Neither replaced nor with one more trainer is anything lost.
+    assert "not found in nnUNet_raw" in command("run", "mine.yaml", "--replace", status=1)
+    more = {"datasets": "Dataset501_Mine", "trainers": [*TRAINERS, "nnUNetTrainerAdamW"]}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(more))
+    assert "not found in nnUNet_raw" in command("run", "mine.yaml", status=1)
+
+
+def test_study_needs_no_file(command: Callable[..., str]) -> None:
+    given = ("--trainers", ",".join(TRAINERS), "-d", "501", "--seeds", "1-3")
+    assert "Study study: 0 of 30 done" in command("status", *given, "--once")
+    assert "Study small: 0 of 4 done" in command(
+        "status",
+        "--trainers",
+        ",".join(TRAINERS),
+        "-d",
+        "501",
+        "--folds",
+        "0,1",
+        "--name",
+        "small",
+        "--once",
+    )
+    assert "expected STUDY, or --trainers" in command("status", status=2)
+
+
+def test_study_is_removed_without_its_results(
+    command: Callable[..., str], studies: Path, tmp_path: Path
+) -> None:
+    write(studies / "mine" / "study.yaml", [0])
+    fold = next(load(str(studies / "mine" / "study.yaml")).runs()).folder(studies.parent)
+    fold.mkdir(parents=True)
+    assert "the results of its runs are kept" in command("remove", "mine")
+    assert not (studies / "mine").exists() and fold.is_dir()
+    assert "study 'mine'" in command("remove", "mine", status=1)
+
+
+def test_status_is_printed_as_json(command: Callable[..., str], studies: Path) -> None:
+    write(studies / "mine" / "study.yaml", [0, 1])
+    found = json.loads(command("status", "mine", "--json"))
+    assert [(run["trainer"], run["fold"], run["stage"]) for run in found] == [
+        *((trainer, 0, "waiting") for trainer in TRAINERS),
+        *((trainer, 1, "waiting") for trainer in TRAINERS),
+    ]
+
+
+def test_unwritable_results_are_named_with_their_variable(
+    command: Callable[..., str], studies: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(studies / "mine"))
+
+    monkeypatch.setattr("nnunet_cpr.studies.check_study_data", refuse)
+    write(studies.parents[1] / "mine.yaml", [0])
+    said = command("run", "mine.yaml", status=1)
+    assert said == f"nnunet-cpr: nnUNet_results: {studies / 'mine'}: Permission denied\n"
+
+
+def test_wrong_data_sets_and_plans_show_those_that_are_there(
+    command: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "mine.yaml", [0])
+    assert "choose from Dataset501_Mine" in command("run", "mine.yaml", "-d", "77", status=1)
+    assert "which has Dataset501_Mine" in command("run", "mine.yaml", "-d", "Mine", status=1)
+    (tmp_path / "nnUNet_raw" / "Dataset501_Mine" / "dataset.json").write_text("{}")
+    said = command("run", "mine.yaml", "-p", "nnUNetPlan", status=1)
+    assert "no plans nnUNetPlan; choose from nnUNetPlans," in said
+    monkeypatch.setenv("nnUNet_raw", str(tmp_path / "gone"))
+    said = command("run", "mine.yaml", status=1)
+    assert f"nnUNet_raw: {tmp_path / 'gone'} does not exist; run: mkdir -p" in said

@@ -92,3 +92,70 @@ def test_data_set_without_enough_cases_needs_a_split_of_its_own(
     splits.write_text("[")
     with pytest.raises(StudyError, match=r"splits_final\.json: expected a list of folds, got: "):
         preparation.check_study_data(study, data, 1)
+
+
+def test_changed_splits_are_refused(data: dict[str, str], tmp_path: Path) -> None:
+    splits = tmp_path / "nnUNet_preprocessed" / "Dataset001_A" / "splits_final.json"
+    study, record = study_of("nnUNetTrainer"), tmp_path / "splits.json"
+    split = [{"train": ["a", "b"], "val": ["c", "d"]}, {"train": ["c", "d"], "val": ["a", "b"]}]
+    splits.write_text(json.dumps(split))
+    preparation.check_splits(study, data, record)
+    splits.write_text(json.dumps(split, indent=4))
+    preparation.check_splits(study, data, record)
+    splits.write_text(json.dumps(split[::-1]))
+    with pytest.raises(
+        StudyError, match=r"splits_final\.json: has changed since study s began; restore"
+    ):
+        preparation.check_splits(study, data, record)
+    preparation.check_splits(study, data, record, replace=True)
+    preparation.check_splits(study, data, record)
+
+
+def test_notes_name_trainers_that_never_regularize_and_missing_packages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert list(preparation.notes(study_of("nnUNetTrainerCPR"))) == []
+    assert list(preparation.notes(study_of("nnUNetTrainerSGD_2epochs_5iters"))) == []
+    (note,) = preparation.notes(study_of("nnUNetTrainerCPR_2epochs_5iters"))
+    assert "would be set at step 1,000, but it trains 10 steps: no matrix is regularized" in note
+    monkeypatch.setattr(preparation, "find_spec", lambda name: None)
+    (note,) = preparation.notes(study_of("nnUNetTrainerSGD", metrics=("dice", "hd95")))
+    assert note.endswith("run: pip install 'nnunet-cpr[surface]'")
+
+
+# Cascades
+
+
+def cascade(folds: tuple[int, ...], *configurations: str) -> Study:
+    trainers = ["nnUNetTrainerSGD", "nnUNetTrainerCPR"]
+    return Study(
+        "s", ["Dataset001_A"], trainers, folds=folds, configurations=configurations, seeds=[1, 2]
+    )
+
+
+def test_cascade_needs_all_folds_of_its_previous_stage(data: dict[str, str]) -> None:
+    (Path(data["nnUNet_preprocessed"]) / "Dataset001_A" / "nnUNetPlans.json").unlink()
+    stages = "3d_lowres", "3d_cascade_fullres"
+    study = cascade((0, 1, 2, 3, 4), *stages)
+    needed = preparation.prerequisites(study, data)
+    assert len(needed) == 2 * 2 * 5
+    for run, others in needed.items():
+        assert run.configuration == "3d_cascade_fullres"
+        assert {(other.trainer, other.seed) for other in others} == {(run.trainer, run.seed)}
+        assert [(other.configuration, other.fold) for other in others] == [
+            ("3d_lowres", fold) for fold in range(5)
+        ]
+    advice = r"write configurations \[3d_lowres, 3d_cascade_fullres\] and folds 0-4"
+    for wrong in (cascade((0, 1), *stages), cascade((0, 1, 2, 3, 4), stages[1])):
+        with pytest.raises(StudyError, match=advice):
+            preparation.prerequisites(wrong, data)
+    assert preparation.prerequisites(cascade((0,), "2d"), data) == {}
+
+
+def test_plans_of_users_may_have_other_cascades(data: dict[str, str]) -> None:
+    home = Path(data["nnUNet_preprocessed"]) / "Dataset001_A"
+    plans = {"configurations": {"coarse": {}, "fine": {"previous_stage": "coarse"}}}
+    (home / "nnUNetPlans.json").write_text(json.dumps(plans))
+    (home / "splits_final.json").write_text("[{}, {}]")
+    needed = preparation.prerequisites(cascade((0, 1), "fine", "coarse"), data)
+    assert {other.fold for others in needed.values() for other in others} == {0, 1}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -27,15 +29,17 @@ def run(fold: int, trainer: str = "nnUNetTrainerSGD_10epochs", dataset: str = "D
 
 def test_time_left_is_measured_by_finished_runs() -> None:
     running = State(Stage.RUNNING, 4, 10, epoch_seconds=1.0)
-    assert time_left({run(0): running, run(1): WAITING}, 1) == "", "no run has finished"
+    assert time_left({run(0): running, run(1): WAITING}, 1) is None, "no run has finished"
     found = {run(0): DONE, run(1): running, run(2): WAITING}
-    assert time_left(found, 1) == "about 0:16:00 of training left"
-    assert time_left(found, 2) == "about 0:08:00 of training left"
-    assert time_left({run(0): DONE}, 1) == ""
+    assert time_left(found, 1) == timedelta(minutes=16)
+    assert time_left(found, 2) == timedelta(minutes=8)
+    assert time_left({run(0): DONE}, 1) is None
+    with_validation = replace(DONE, seconds=1200.0)
+    assert time_left({**found, run(0): with_validation}, 1) == timedelta(minutes=32)
     # The time counts for each training step, and for the same data only.
     fewer_steps = run(3, "nnUNetTrainerCPR_10epochs_25iters")
-    assert time_left({run(0): DONE, fewer_steps: WAITING}, 1) == "about 0:01:00 of training left"
-    assert time_left({**found, run(0, dataset="Dataset002_B"): WAITING}, 1) == ""
+    assert time_left({run(0): DONE, fewer_steps: WAITING}, 1) == timedelta(minutes=1)
+    assert time_left({**found, run(0, dataset="Dataset002_B"): WAITING}, 1) is None
 
 
 def test_steps_left_are_those_of_unfinished_runs() -> None:
@@ -56,6 +60,28 @@ def test_table_shows_the_columns_that_differ_and_the_reasons_of_failures(paths: 
     assert "0 of 2 done, 1 failed" in text and "out of [memory]" in text and "with [CPR]" in text
     assert "fold" in text and "configuration" not in text
     assert summary(found.values()) == "0 of 2 done, 1 failed"
+
+
+def test_narrow_terminal_shows_one_line_for_each_trainer() -> None:
+    study = Study("s", ["Dataset001_A"], [SGD, CPR], folds=[0, 1], seeds=())
+    found = dict.fromkeys(study.runs(), WAITING)
+    first, second, third, _ = found
+    found[first] = DONE
+    found[second] = State(Stage.RUNNING, 10, 10, validated=7)
+    found[third] = State(Stage.FAILED, reason="out of memory")
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(status_table(study, found, width=80, started=datetime.now() - timedelta(hours=1)))
+    text = console.export_text()
+    assert "1 of 4 done, 1 running, 1 failed" in text and "1:00:00 so far" in text
+    rows = [line.split("│") for line in text.splitlines() if line.startswith("│")]
+    cells = [[cell.strip() for cell in row[1:-1]] for row in rows]
+    assert [row[:3] for row in cells] == [
+        ["SGD", "1/2", "1 failed"],
+        ["CPR_ws4", "0/2", "1 running"],
+    ]
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(status_table(study, found, width=120))
+    assert "validating, 7 cases" in console.export_text()
 
 
 # Dry run
@@ -119,7 +145,7 @@ def test_unprepared_data_set_shows_the_first_command(mine: StudyRun, tmp_path: P
 
 def test_dry_run_refuses_what_run_refuses(mine: StudyRun) -> None:
     assert "fold 9: Dataset901_Phantoms has folds 0 to 4 only" in mine.refusal(
-        "--dry-run", "--folds", "9"
+        "--dry-run", "--folds", "9-9"
     )
     assert "data set 77: expected one" in mine.refusal("--dry-run", "-d", "77")
     assert "unknown configuration 2d_x" in mine.refusal("--dry-run", "-c", "2d_x")

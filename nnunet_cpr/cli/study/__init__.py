@@ -7,10 +7,10 @@ import typer
 from nnunet_cpr.cli._options import expand_settings
 from nnunet_cpr.cli.study._options import STOPPED, study_errors
 from nnunet_cpr.cli.study.commands import commands, run_one
-from nnunet_cpr.cli.study.presets import list_studies, new, presets
+from nnunet_cpr.cli.study.presets import list_studies, new, presets, schema
 from nnunet_cpr.cli.study.report import report
 from nnunet_cpr.cli.study.run import run
-from nnunet_cpr.cli.study.status import cancel, status
+from nnunet_cpr.cli.study.status import cancel, remove, status, stop
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,5 +25,5 @@ def _add(command: Callable[..., None], name: str | None = None) -> None:
 
 _add(presets)
 _add(list_studies, "list")
-for each in (new, run, commands, run_one, status, report, cancel):
+for each in (new, schema, run, commands, run_one, status, report, stop, cancel, remove):
     _add(each)

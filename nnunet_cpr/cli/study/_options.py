@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from rich.console import Console
-from typer import Argument, Option
+from typer import Argument, BadParameter, Option
 
 from nnunet_cpr import studies
 from nnunet_cpr.cli._errors import report_errors
@@ -47,6 +47,9 @@ StudyArgument = Annotated[
     ),
 ]
 NameOption = Annotated[str | None, Option("--name", help="Replace the study's name and folder.")]
+ReplaceOption = Annotated[
+    bool, Option("--replace", help="Replace the definition of an earlier study of this name.")
+]
 _Values = list[str] | None
 
 
@@ -69,7 +72,7 @@ class SelectedStudy(NamedTuple):
 class StudyOptions:
     """A study, and what replaces its own values."""
 
-    study: StudyArgument
+    study: StudyArgument = ""
     dataset: Annotated[_Values, Option("--dataset", "-d", help="Replace the data sets; repeatable.")] = (
         None
     )
@@ -80,6 +83,10 @@ class StudyOptions:
     plans: Annotated[_Values, Option("--plans", "-p", help="Replace the plans; repeatable.")] = None
     seeds: Annotated[str | None, Option(help="Replace the study's seeds, such as 1,2,3.")] = None
     name: NameOption = None
+    trainers: Annotated[
+        str | None,
+        Option(help="Compare these trainers, such as A,B, in place of the study's; needs no STUDY."),
+    ] = None
 
     def select(self, saved_first: bool = True) -> SelectedStudy:
         """Return the study that the options select.
@@ -93,22 +100,31 @@ class StudyOptions:
         Raises:
             StudyError: there is no such study, or an option is invalid.
         """
+        if not (self.study or self.trainers):
+            raise BadParameter("expected STUDY, or --trainers A,B with --dataset")
         if sys.platform == "win32":
             raise studies.StudyError("studies: expected Linux or macOS, got Windows; use WSL")
         folders = studies.nnunet_folders(os.environ, ["nnUNet_results"])
         results = Path(folders["nnUNet_results"])
         saved = results / "studies"
+        trainers = self.trainers.split(",") if self.trainers else []
+        reference, folds, default_name = trainers[0] if trainers else "", self.folds, ""
         given = self.study
+        if not given:
+            given, folds, default_name = "quick", folds or "all", "study"
         if saved_first and self.name and not Path(given).is_file():
             given = self.name if studies.saved_file(saved, self.name).is_file() else given
         file = studies.find_study(given, saved, saved_first)
         folder = given if file == studies.saved_file(saved, given) else ""
         study = studies.load(str(file)).changed(
-            name=self.name or folder,
+            name=self.name or folder or default_name,
             datasets=self.dataset,
-            folds=parse_numbers("--folds", self.folds),
+            folds=parse_numbers("--folds", folds),
             configurations=self.configuration,
             plans=self.plans,
+            trainers=trainers,
+            reference=reference,
+            non_inferior_to=reference,
             seeds=parse_numbers("--seeds", self.seeds),
         )
         previous = studies.saved_file(saved, study.name)
@@ -135,20 +151,45 @@ class TrainingOptions:
         return ("--npz",) if self.npz else ()
 
 
-def prepare_study(selected: SelectedStudy, processes: int, console: Console) -> None:
+def check_study(selected: SelectedStudy, processes: int, replace: bool = False) -> list[list[str]]:
+    """Check a study without changing a file, and return the commands that prepare its data.
+
+    Raises:
+        StudyError: a trainer, a data set, its plans or a fold is missing, or an earlier study of this
+            name has other ones and is not to be replaced.
+    """
+    study, paths, folders, _ = selected
+    file = paths.study / "study.yaml"
+    lost = [] if replace or not file.exists() else study.lost_from(studies.load(str(file)))
+    if lost:
+        raise studies.StudyError(
+            f"study {study.name} exists with other {' and '.join(lost)}; choose another --name, or "
+            "--replace"
+        )
+    commands = studies.check_study_data(study, folders, processes)
+    studies.prerequisites(study, folders)
+    return commands
+
+
+def prepare_study(
+    selected: SelectedStudy, processes: int, console: Console, replace: bool = False
+) -> None:
     """Check a study, plan and preprocess its data, and save it for commands that name it.
 
     Raises:
-        StudyError: a trainer, a data set, its plans or a fold is missing.
+        StudyError: as :func:`check_study`, or the folds have changed since the study began.
         CommandFailed: nnU-Net's planning or preprocessing failed.
     """
     study, paths, folders, is_part = selected
     with console.status("checking the trainers and data sets, then planning and preprocessing"):
-        studies.check_study_data(study, folders, processes)
+        check_study(selected, processes, replace)
         paths.logs.mkdir(parents=True, exist_ok=True)
         studies.prepare_study_data(study, folders, paths.logs, processes)
+    studies.check_splits(study, folders, paths.study / "splits.json", replace)
+    for note in studies.notes(study):
+        print(f"nnunet-cpr: warning: {note}", file=sys.stderr)
     file = paths.study / "study.yaml"
-    earlier = studies.load(str(file)) if is_part and file.exists() else study
+    earlier = studies.load(str(file)) if is_part and file.exists() and not replace else study
     if earlier.changed(folds=study.folds, seeds=study.seeds) == study:  # commands that add to one study
         folds, seeds = ({*study.folds, *earlier.folds}, {*study.seeds, *earlier.seeds})
         study = study.changed(folds=sorted(folds), seeds=sorted(seeds))

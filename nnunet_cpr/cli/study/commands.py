@@ -12,7 +12,13 @@ from typer import Argument, Option
 
 from nnunet_cpr import studies
 from nnunet_cpr.cli._options import DEFAULT_PROCESSES, ProcessesOption
-from nnunet_cpr.cli.study._options import STOPPED, StudyOptions, TrainingOptions, prepare_study
+from nnunet_cpr.cli.study._options import (
+    STOPPED,
+    ReplaceOption,
+    StudyOptions,
+    TrainingOptions,
+    prepare_study,
+)
 
 
 def commands(
@@ -24,16 +30,18 @@ def commands(
     ] = False,
     gpus: Annotated[int, Option(min=1, help="GPUs of each training.")] = 1,
     processes: ProcessesOption = DEFAULT_PROCESSES,
+    replace: ReplaceOption = False,
 ) -> None:
     """Print a shell command for each unfinished run, for any scheduler. Preprocesses the data first."""
     selected = options.select()
-    prepare_study(selected, processes, Console(stderr=True))  # stdout has commands only
+    prepare_study(selected, processes, Console(stderr=True), replace)  # stdout has commands only
     given = [*training.nnunet_options]
     given += ["--device", training.device] if training.device else []
     given += ["--gpus", str(gpus)] if gpus > 1 else []
     ours = {name: value for name, value in sorted(os.environ.items()) if name.startswith("nnUNet_")}
     variables = ours | selected.folders if env else None
-    for run in selected.study.runs():
+    needed = studies.prerequisites(selected.study, selected.folders)
+    for run in sorted(selected.study.runs(), key=needed.__contains__):  # cascades come last
         if all_runs or studies.validation_dice(run.folder(selected.paths.results)) is None:
             print(studies.command_line(run, selected.study.name, given, variables))
 

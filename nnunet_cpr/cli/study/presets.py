@@ -10,6 +10,7 @@ from typer import Argument
 
 from nnunet_cpr import studies
 from nnunet_cpr.cli._errors import stop
+from nnunet_cpr.cli._options import print_json
 
 
 def presets() -> None:
@@ -34,6 +35,11 @@ def new(
     with atomic_write(file) as temporary:
         temporary.write_bytes((studies.PRESETS / f"{preset}.yaml").read_bytes())
     print(f"edit {file}, then: nnunet-cpr study run {file}")
+
+
+def schema() -> None:
+    """Print the JSON schema of study files, for editors that check YAML."""
+    print_json(studies.json_schema())
 
 
 def list_studies() -> None:

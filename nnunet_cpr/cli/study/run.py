@@ -11,7 +11,14 @@ from typer import Option
 from nnunet_cpr import studies
 from nnunet_cpr.cli._errors import report_errors, stop
 from nnunet_cpr.cli._options import DEFAULT_PROCESSES, ProcessesOption
-from nnunet_cpr.cli.study._options import SelectedStudy, StudyOptions, TrainingOptions, prepare_study
+from nnunet_cpr.cli.study._options import (
+    ReplaceOption,
+    SelectedStudy,
+    StudyOptions,
+    TrainingOptions,
+    check_study,
+    prepare_study,
+)
 from nnunet_cpr.cli.study._slurm_options import SlurmOptions
 from nnunet_cpr.cli.study.status import live_table, watch
 
@@ -29,6 +36,7 @@ def run(
     training: TrainingOptions,
     processes: ProcessesOption = DEFAULT_PROCESSES,
     slurm: SlurmOptions,
+    replace: ReplaceOption = False,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Show the commands and training steps; change nothing.")
     ] = False,
@@ -43,11 +51,11 @@ def run(
         on_slurm = slurm.executor(jobs, 1 if gpus is None else gpus, training)
     if dry_run:
         with console.status("checking the trainers and data sets"):
-            first = studies.check_study_data(selected.study, selected.folders, processes)
+            first = check_study(selected, processes, replace)
         for line in studies.dry_run_lines(selected.study, selected.paths, first):
             console.print(line, soft_wrap=True, markup=False)
         return
-    prepare_study(selected, processes, console)
+    prepare_study(selected, processes, console, replace)
     if on_slurm is None:
         device = training.device or ("cpu" if gpus == 0 else None)
         local = studies.Local(jobs, gpu_names(gpus, device), device, training.nnunet_options)
@@ -66,13 +74,17 @@ def run(
 def _run_here(executor: studies.Local, selected: SelectedStudy, console: Console) -> None:
     study, paths, folders, _ = selected
     stopping = "stopping the trainings, which save their state; another Ctrl-C kills them"
-    with live_table(selected, console, executor.at_once) as show:
-        executor.run(list(study.runs()), paths, folders, show, on_stop=lambda: console.print(stopping))
+    with studies.running_command(paths), live_table(selected, console, executor.at_once) as show:
+        executor.run(
+            *(list(study.runs()), paths, folders, show, lambda: console.print(stopping)),
+            needed=studies.prerequisites(study, folders),
+        )
 
 
 def _submit(executor: studies.Slurm, selected: SelectedStudy, wait: bool, console: Console) -> None:
     study, paths, folders, _ = selected
-    numbers = executor.submit(list(study.runs()), paths, folders)
+    needed = studies.prerequisites(study, folders)
+    numbers = executor.submit(list(study.runs()), paths, folders, needed)
     jobs = f"submitted {len(numbers)} jobs: {', '.join(numbers.values())}"
     console.print(jobs if numbers else "nothing to submit: every run is done, running or queued")
     advice = f"watch them: nnunet-cpr study status {study.name}"

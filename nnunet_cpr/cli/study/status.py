@@ -1,10 +1,13 @@
-"""``nnunet-cpr study status`` and ``cancel``: watch the runs of a study, or cancel them."""
+"""``nnunet-cpr study status``, ``stop``, ``cancel`` and ``remove``: watch a study and end it."""
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime
 from typing import Annotated
 
 from rich.console import Console, RenderableType
@@ -12,17 +15,23 @@ from rich.live import Live
 from typer import Option
 
 from nnunet_cpr import studies
+from nnunet_cpr.cli._errors import stop as refuse
+from nnunet_cpr.cli._options import JsonOption, print_json
 from nnunet_cpr.cli.study._options import NameOption, SelectedStudy, StudyArgument, StudyOptions
 
 
 def status(
     options: StudyOptions,
     once: Annotated[bool, Option("--once", help="Print the table once and exit.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the progress of a study until all runs have ended."""
     selected, console = options.select(), Console()
-    if once or not console.is_terminal:
-        console.print(studies.status_table(selected.study, studies.states(*selected[:2])))
+    found = studies.states(*selected[:2])
+    if as_json:
+        print_json([{**asdict(run), **asdict(state)} for run, state in found.items()])
+    elif once or not console.is_terminal:
+        console.print(studies.status_table(selected.study, found, width=console.width))
     else:
         watch(selected, console, set(studies.Stage) - {studies.Stage.DONE, studies.Stage.FAILED})
 
@@ -40,23 +49,54 @@ def watch(selected: SelectedStudy, console: Console, stages: Collection[studies.
 def live_table(
     selected: SelectedStudy, console: Console, jobs: int | None = None
 ) -> Iterator[Callable[[], None]]:
-    """Yield a function that updates the table in a terminal; elsewhere it is printed at the end.
+    """Yield a function that updates the table in a terminal.
+
+    Elsewhere it prints a line for each run that begins or ends, and the table at the end.
 
     Args:
         selected: the study.
         console: where to print.
         jobs: number of runs that are trained at the same time; None counts the running ones.
     """
+    started, shown = datetime.now(), studies.states(*selected[:2])
 
     def table() -> RenderableType:
-        return studies.status_table(selected.study, studies.states(*selected[:2]), jobs)
+        found = studies.states(*selected[:2])
+        return studies.status_table(selected.study, found, jobs, console.width, started)
 
-    try:
+    def print_changes() -> None:
+        for run, state in studies.states(*selected[:2]).items():
+            if state.stage is not shown[run].stage:
+                text = f"{run.dataset}, {run.trainer}, fold {run.fold}: {state.stage.value}"
+                console.print(text, soft_wrap=True, markup=False)
+            shown[run] = state
+
+    if console.is_terminal:
         with Live(table(), console=console, auto_refresh=False) as live:
             yield lambda: live.update(table(), refresh=True)
-    finally:
-        if not console.is_terminal:
-            console.line()  # which Live leaves out
+    else:
+        try:
+            yield print_changes
+        finally:
+            console.print(table())
+
+
+def stop(study: StudyArgument, name: NameOption = None) -> None:
+    """Stop a study on this machine as Ctrl-C does; the same `study run` continues it."""
+    paths = StudyOptions(study, name=name).select().paths
+    print("stopping" if studies.stop_command(paths) else "nothing runs on this machine")
+
+
+def remove(study: StudyArgument, name: NameOption = None) -> None:
+    """Delete a study's definition, logs and report; nnU-Net's results of its runs stay."""
+    selected = StudyOptions(study, name=name).select()
+    busy = (studies.Stage.RUNNING, studies.Stage.QUEUED)
+    if any(state.stage in busy for state in studies.states(*selected[:2]).values()):
+        refuse(f"study {selected.study.name}: runs are in progress; stop or cancel them first")
+    if not selected.paths.study.is_dir():
+        refuse(f"study {selected.study.name}: {selected.paths.study} does not exist")
+    shutil.rmtree(selected.paths.study)
+    print(f"deleted {selected.paths.study}; the results of its runs are kept")
 
 
 def cancel(study: StudyArgument, name: NameOption = None) -> None:
