@@ -11,8 +11,9 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import typer.main
@@ -110,7 +111,7 @@ def _plain(text: str) -> str:
 
 def study_entries() -> str:
     """Return the table of the entries of a study file."""
-    return _entries(Study, leave_out="name")
+    return _entries(Study, {"name": "that of the file", "datasets": "`--dataset`"})
 
 
 def trainer_entries() -> str:
@@ -118,13 +119,12 @@ def trainer_entries() -> str:
     return _entries(TrainerEntry)
 
 
-def _entries(kind: type, leave_out: str = "") -> str:
+def _entries(kind: type, defaults: Mapping[str, str] = MappingProxyType({})) -> str:
     meanings = _attributes(kind)
     rows = ["| entry | meaning | default |", "| --- | --- | --- |"]
     for field in dataclasses.fields(kind):
-        if field.name == leave_out:
-            continue
-        rows.append(f"| `{field.name}` | {meanings[field.name]} | {_default(field)} |")
+        default = defaults.get(field.name) or _default(field)
+        rows.append(f"| `{field.name}` | {meanings[field.name]} | {default} |")
     return "\n".join(rows)
 
 

@@ -22,7 +22,7 @@ from tests.helpers import ROOT
 from tests.helpers.pages import PAGES, Block, blocks, without_blocks
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
-LANGUAGES = {"bash", "python", "yaml", "text", "bibtex"}
+LANGUAGES = {"bash", "diff", "python", "yaml", "text", "bibtex"}
 SEPARATORS = {"&&", "||", "|", ";", "&", "(", ")"}
 
 
