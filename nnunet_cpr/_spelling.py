@@ -103,7 +103,7 @@ def split_word(token: str) -> tuple[str, str]:
     return (text.replace(numbers[-1], "", 1), numbers[-1]) if numbers else (text, "")
 
 
-def nearest_first(given: str, names: Iterable[str]) -> list[str]:
+def nearest_first(given: str, names: Iterable[str], cutoff: float = 0.7) -> list[str]:
     """Return names, beginning with those that resemble the given one.
 
     Example:
@@ -111,7 +111,7 @@ def nearest_first(given: str, names: Iterable[str]) -> list[str]:
         ['seeds', 'name', 'folds']
     """
     names = list(names)
-    near = difflib.get_close_matches(given, names, n=3, cutoff=0.7)
+    near = difflib.get_close_matches(given, names, n=3, cutoff=cutoff)
     return [*near, *(name for name in names if name not in near)]
 
 

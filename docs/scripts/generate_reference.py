@@ -18,6 +18,7 @@ from typing import Any
 
 import typer.main
 
+from nnunet_cpr import timm_optimizers
 from nnunet_cpr._spelling import OTHER_TRAINER
 from nnunet_cpr.cli import app
 from nnunet_cpr.names import WrongName
@@ -31,8 +32,8 @@ def suffixes() -> str:
     """Return the table of suffixes, with the families that take each of them."""
     rows = []
     for suffix in SUFFIXES:
-        sample = suffix.syntax.replace("<N>", "10").replace("<V>", "1")
-        taken = [name for name in FAMILIES if _is_name(name + sample)]
+        sample = suffix.syntax.replace("<N>", "10").replace("<V>", "0p5")
+        taken = [name for name in FAMILIES if _is_name(_complete(name) + sample)]
         refused = [name for name in FAMILIES if name not in taken]
         if not refused:
             families = "all"
@@ -43,6 +44,22 @@ def suffixes() -> str:
         rows.append(f"| `{suffix.syntax}` | {families} | {suffix.meaning} |")
     rows.append(f"| `{OTHER_TRAINER}<Trainer>` | all | like another trainer; the last suffix |")
     return "\n".join(["| suffix | families | meaning |", "| --- | --- | --- |", *rows])
+
+
+def _complete(family: str) -> str:
+    """Return the name of a trainer of this family without settings."""
+    return f"{family}_sgd" if FAMILIES[family].optimizer == "timm" else family
+
+
+def timm_names() -> str:
+    """Return the names of timm's optimizers, those that train here and the others by reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name in timm_optimizers.list_names():
+        by_reason.setdefault(timm_optimizers.refusal(name), []).append(f"`{name}`")
+    usable = by_reason.pop("")
+    lines = [f"- {len(usable)} train here: {', '.join(usable)}."]
+    lines += [f"- Not {', '.join(names)}: {reason}." for reason, names in by_reason.items()]
+    return "\n".join(lines)
 
 
 def _short(family: str) -> str:
@@ -152,6 +169,7 @@ def _attributes(kind: type) -> dict[str, str]:
 
 
 PAGES = {
+    "../how-to/other-optimizers.md": {"timm": timm_names},
     "commands.md": {"commands": commands},
     "trainer-names.md": {"suffixes": suffixes},
     "study-file.md": {"study": study_entries, "trainer": trainer_entries},

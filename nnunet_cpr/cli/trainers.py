@@ -27,6 +27,12 @@ def trainers(
         last = (f"{OTHER_TRAINER}<Trainer>", "like another trainer; the last suffix")
         _print_pairs([*((suffix.syntax, suffix.meaning) for suffix in SUFFIXES), last])
         return
+    if name in FAMILIES and FAMILIES[name].optimizer == "timm":
+        from nnunet_cpr import timm_optimizers as timm
+
+        known = [(each, timm.refusal(each), timm.describe(each)) for each in timm.list_names()]
+        _print_pairs([(f"{name}_{each}", f"no: {no}" if no else title) for each, no, title in known])
+        return
     with report_errors(WrongName):
         from nnunet_cpr.nnunet.tools.explanation import explain
 

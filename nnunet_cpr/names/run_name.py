@@ -14,7 +14,7 @@ from nnunet_cpr.names.trainer_name import TrainerName, parse_name
 
 FAMILIES = {
     name: Family(name, name.removesuffix("CPR").removesuffix("W").lower(), cpr=name.endswith("CPR"))
-    for name in ("AdamCPR", "SGDCPR", "MuonCPR", "AdamW", "SGD", "Muon", "AMOS")
+    for name in ("AdamCPR", "SGDCPR", "MuonCPR", "TimmCPR", "AdamW", "SGD", "Muon", "AMOS", "Timm")
 }
 SUFFIXES = (*METHOD_SUFFIXES, number("steps", "optimizer steps", "<N>steps"))
 

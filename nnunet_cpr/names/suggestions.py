@@ -32,7 +32,7 @@ def nearest_family(families: Mapping[str, Family], prefix: str, word: str) -> st
     if close or not with_cpr:
         return rests[close[0]] if close else None
     # The optimizer decides, since CPRAdam resembles CPR more than AdamCPR.
-    optimizer = next((word for word in ("adam", "muon") if word in rest), "sgd")
+    optimizer = next((word for word in ("adam", "muon", "timm") if word in rest), "sgd")
     return next(f.name for f in families.values() if f.cpr and f.optimizer == optimizer)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from nnunet_cpr import timm_optimizers
 from nnunet_cpr._spelling import OTHER_TRAINER, WrongName
 from nnunet_cpr.baselines.registry import BASELINES
 from nnunet_cpr.bounds import Bound, KappaWS
@@ -36,6 +37,7 @@ DEFAULT_ITERATIONS = 250
 DEFAULT_LR = 1e-2
 DEFAULT_WEIGHT_DECAY = 3e-5
 MUON_LR = 3e-3
+_WITHOUT_MOMENTUM = ("adam", "amos", "other")
 
 FAMILIES = {
     family.name: family
@@ -47,6 +49,8 @@ FAMILIES = {
         Family("nnUNetTrainerAdamW", "adam", "Adam with decoupled weight decay", warmup=2000),
         Family("nnUNetTrainerMuon", "muon", "Muon with decoupled weight decay", warmup=2000, lr=MUON_LR),
         Family("nnUNetTrainerAMOS", "amos", "AMOS, with its own decay", warmup=2000, lr=1e-3),
+        Family("nnUNetTrainerTimm", "timm", "an optimizer of timm, such as _lion", warmup=2000),
+        Family("nnUNetTrainerTimmCPR", "timm", "an optimizer of timm with CPR", cpr=True, warmup=2000),
         Family("nnUNetTrainerAttachCPR", "other", "the other trainer's optimizer with CPR", cpr=True),
         Family("nnUNetTrainerPlain", "other", "the other trainer, unchanged, with suffixes"),
     )
@@ -88,6 +92,7 @@ class TrainerName:
 
     Attributes:
         family: key of :data:`FAMILIES`.
+        timm: name of the optimizer of a ``Timm`` family, which is the first suffix.
         kappa, regularizer, mu, adaptive: arguments of CPR; ``kappa`` may be a share of the training.
         baseline: comparison method.
         lr: highest learning rate.
@@ -113,6 +118,7 @@ class TrainerName:
     prefix: ClassVar[str] = "nnUNetTrainer"
 
     family: str
+    timm: str | None = None
     kappa: Bound | WarmStartShare | None = None
     regularizer: str | None = None
     mu: float | None = None
@@ -129,12 +135,17 @@ class TrainerName:
 
     def __post_init__(self) -> None:
         own, tokens = self.defaults, self._tokens()
+        if self.timm is not None:
+            try:
+                timm_optimizers.check(self.timm, self.momentum is not None)
+            except ValueError as error:
+                raise WrongName(str(error)) from None
         with_cpr = [f.name for f in self.families.values() if f.cpr and f.optimizer == own.optimizer]
         use_cpr = f"use {with_cpr[0]} or " if with_cpr else ""
         rules = (
             (not own.cpr, ("kappa", "regularizer", "mu", "adaptive"), "trains without CPR", use_cpr),
             (own.cpr, ("baseline", "weight_decay"), "uses CPR in place of weight decay", ""),
-            (own.optimizer not in ("sgd", "muon"), ("momentum",), "does not build SGD or Muon", ""),
+            (own.optimizer in _WITHOUT_MOMENTUM, ("momentum",), "does not build SGD or Muon", ""),
             (own.optimizer == "amos", ("baseline",), "has a decay of its own", ""),
             (own.optimizer == "other", ("warmup",), "keeps the base trainer's learning rates", ""),
             (not self.decays, ("weight_decay",), f"has no decay beside _{tokens.get('baseline')}", ""),
@@ -150,7 +161,8 @@ class TrainerName:
             )
 
     def __str__(self) -> str:
-        return "_".join([self.family, *self._tokens().values()])
+        family = [self.family] if self.timm is None else [self.family, self.timm]
+        return "_".join([*family, *self._tokens().values()])
 
     def _tokens(self) -> dict[str, str]:
         """Return the suffix, without underscore, of each given setting, by field."""
@@ -166,6 +178,11 @@ class TrainerName:
     def defaults(self) -> Family:
         """Family with its default settings."""
         return self.families[self.family]
+
+    @property
+    def default_lr(self) -> float:
+        """Highest learning rate without a suffix."""
+        return self.defaults.lr if self.timm is None else timm_optimizers.default_lr(self.timm)
 
     @property
     def keeps_optimizer(self) -> bool:
@@ -260,11 +277,16 @@ def parse_name(kind: type[Name], name: str) -> Name | None:
             f"unknown name {family!r}; did you mean {nearest}{name[len(family) :]}? "
             "Every suffix starts with an underscore"
         )
+    timm = None
+    if kind.families[family].optimizer == "timm":
+        if not tokens:
+            raise WrongName(f"{name!r} names no optimizer of timm; write for example {family}_lion")
+        timm = tokens.pop(0)
     if ending:
         tokens.append(_BASE_TRAINER.before + other)
     settings = parse_suffixes(kind, tokens, name)
     try:
-        return kind(family, **settings)
+        return kind(family, timm, **settings)
     except WrongName as error:
         raise WrongName(f"{name!r}: {error}") from None
 

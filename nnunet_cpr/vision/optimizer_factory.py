@@ -8,7 +8,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from nnunet_cpr import timm_optimizers
+from nnunet_cpr._attachment import RegularizationMethod
 from nnunet_cpr.baselines import amos
+from nnunet_cpr.cpr import CPR
 from nnunet_cpr.names.run_name import RunName
 from nnunet_cpr.optimizers import SGDCPR, AdamCPR, FusedAdam, FusedSGD, Muon, MuonCPR
 from nnunet_cpr.param_groups import regularized
@@ -36,6 +39,13 @@ def build_optimizer(model: nn.Module, name: RunName, task: Task) -> Optimizer:
     sgd: dict[str, Any] = {"momentum": momentum, "nesterov": momentum > 0}
     muon = adam if name.momentum is None else {**adam, "momentum": name.momentum}
     weight_decay = name.weight_decay or 0.0
+    if name.timm is not None:
+        decay = 0.0 if name.defaults.cpr or name.baseline else weight_decay
+        chosen = timm_optimizers.build(model.parameters(), name.timm, name.lr, decay, name.momentum)
+        method: RegularizationMethod | None = name.build_baseline(model, weight_decay)
+        if name.defaults.cpr:
+            method = CPR(model, **name.cpr_settings)
+        return chosen if method is None else method.attach(chosen)
     match name.family:
         case "AdamCPR":
             return AdamCPR(model, name.lr, **adam, **name.cpr_settings)

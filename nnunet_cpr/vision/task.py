@@ -99,7 +99,7 @@ class Task:
         """
         optimizer = name.defaults.optimizer
         defaults: dict[str, Any] = {
-            "lr": self.lr.get(optimizer),
+            "lr": self.lr.get(optimizer) if name.timm is None else name.default_lr,
             "weight_decay": self.weight_decay.get(optimizer, 0.0) if name.decays else None,
             "warmup": self.warmup,
             "steps": self.steps,

@@ -42,14 +42,16 @@ def trainer_names(draw: st.DrawFn) -> TrainerName:
     needs_warmup = total <= FAMILIES[family].warmup
     keeps_schedule = FAMILIES[family].optimizer == "other"
     warmup = st.none() if keeps_schedule else st.integers(0, min(total, 10**9) - 1)
+    optimizer = FAMILIES[family].optimizer
     return TrainerName(
         family,
+        timm="sgdw" if optimizer == "timm" else None,
         kappa=draw(st.none() | bounds) if with_cpr else None,
         regularizer=draw(st.sampled_from([None, "l2", "l1", "std", "huber"])) if with_cpr else None,
         mu=draw(st.none() | POSITIVE) if with_cpr else None,
         adaptive=draw(st.booleans()) if with_cpr else False,
         lr=draw(st.none() | POSITIVE),
-        momentum=draw(st.none() | BELOW_ONE) if FAMILIES[family].optimizer in ("sgd", "muon") else None,
+        momentum=draw(st.none() | BELOW_ONE) if optimizer in ("sgd", "muon", "timm") else None,
         baseline=None if entry is None else BaselineChoice(entry.keyword, value),
         weight_decay=draw(st.none() | st.just(0.0) | POSITIVE) if decays else None,
         warmup=draw(warmup if needs_warmup else st.none() | warmup),
@@ -67,7 +69,8 @@ def test_parse_inverts_str(name: TrainerName, random) -> None:
     assert parse_trainer_name(printed) == name
     assert str(parse_trainer_name(printed)) == printed
     own, ending, other = printed.partition("_on_")
-    family, *suffixes = own.split("_")
+    first = 1 if name.timm is None else 2  # the optimizer of timm follows the family
+    family, suffixes = "_".join(own.split("_")[:first]), own.split("_")[first:]
     random.shuffle(suffixes)
     assert parse_trainer_name("_".join([family, *suffixes]) + ending + other) == name
 

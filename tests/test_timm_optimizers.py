@@ -1,0 +1,143 @@
+"""Optimizers of timm by name, with and without CPR."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from nnunet_cpr import CPR, timm_optimizers
+from nnunet_cpr._attachment import attached_method
+from nnunet_cpr.names import WrongName
+from nnunet_cpr.names.run_name import parse_run_name
+from nnunet_cpr.names.trainer_name import parse_trainer_name
+from nnunet_cpr.vision.optimizer_factory import build_optimizer
+from nnunet_cpr.vision.tasks import TASKS
+
+NAMES = timm_optimizers.list_names()
+COMPILED = ("kron", "kronc", "kronw")  # compiles for minutes
+STEPS = 20
+
+
+class Net(nn.Sequential):
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(
+            nn.Conv3d(1, 4, 3), nn.InstanceNorm3d(4, affine=True), nn.Conv3d(4, 6, 3), nn.Conv3d(6, 2, 1)
+        )
+
+
+def build(model: nn.Module, name: str, has_cpr: bool) -> torch.optim.Optimizer:
+    lr = min(0.01, timm_optimizers.default_lr(name))  # LARS: 1
+    if not has_cpr:
+        return timm_optimizers.build(model.parameters(), name, lr, 1e-4)
+    return CPR(model, kappa="ws5").attach(timm_optimizers.build(model.parameters(), name, lr))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        optimizer.zero_grad()
+        model(torch.randn(2, 1, 7, 7, 7, generator=generator)).square().mean().backward()
+        optimizer.step()
+
+
+def check_resume(name: str, has_cpr: bool) -> None:
+    whole, model = Net(), Net()
+    train(whole, build(whole, name, has_cpr), range(STEPS))
+    assert all(p.isfinite().all() for p in whole.parameters())
+    assert not all(torch.equal(p, q) for p, q in zip(whole.parameters(), model.parameters()))
+    optimizer = build(model, name, has_cpr)
+    train(model, optimizer, range(STEPS // 2))
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    resumed = copy.deepcopy(model)
+    optimizer = build(resumed, name, has_cpr)
+    optimizer.load_state_dict(torch.load(file, weights_only=True))
+    train(resumed, optimizer, range(STEPS // 2, STEPS))
+    for p, q in zip(whole.parameters(), resumed.parameters()):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in COMPILED])
+def test_each_optimizer_resumes_or_is_refused(name: str) -> None:
+    if timm_optimizers.refusal(name):
+        with pytest.raises(ValueError, match=f"^{name} of timm cannot train here: "):
+            timm_optimizers.check(name)
+        return
+    for has_cpr in (False, True):
+        check_resume(name, has_cpr)
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_optimizer_resumes(name: str) -> None:
+    for has_cpr in (False, True):
+        check_resume(name, has_cpr)
+
+
+def test_cpr_replaces_the_weight_decay() -> None:
+    for name in ("adamw", "sgdw", "adamc"):
+        optimizer = build(Net(), name, has_cpr=True)
+        assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0}
+
+
+def test_state_names_its_writer_and_is_taken_by_no_other_optimizer() -> None:
+    lion, adopt = (build(Net(), name, has_cpr=False) for name in ("lion", "adopt"))
+    assert lion.state_dict()["param_groups"][0]["timm"].startswith("lion, timm ")
+    for other in (adopt, torch.optim.AdamW(Net().parameters())):
+        with pytest.raises(ValueError, match=r"expected that of lion, timm .*, got that of a"):
+            lion.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nnUNetTrainerTimm_lion_lr1en4_wd0p1_100epochs",
+        "nnUNetTrainerTimmCPR_adopt_ws2000_lr1en3_on_nnUNetTrainerDA5",
+        "nnUNetTrainerTimm_sgdw_momentum0p99_seed1",
+    ],
+)
+def test_name_of_a_trainer_is_parsed_and_printed(name: str) -> None:
+    settings = parse_trainer_name(name)
+    assert settings is not None and str(settings) == name
+    assert settings.timm == name.split("_")[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nnUNetTrainerTimm", "names no optimizer of timm; write for example nnUNetTrainerTimm_lion"),
+        ("nnUNetTrainerTimm_lyon", "timm has no optimizer 'lyon'; did you mean lion"),
+        ("nnUNetTrainerTimm_muon", "use nnUNetTrainerMuon"),
+        ("nnUNetTrainerTimm_bnblion", "it needs the package bitsandbytes"),
+        ("nnUNetTrainerTimm_lion_momentum0p9", "lion of timm takes no momentum"),
+        ("nnUNetTrainerTimm_lion_ws5", "use nnUNetTrainerTimmCPR or leave it out"),
+        ("nnUNetTrainerTimmCPR_lion_wd1", "uses CPR in place of weight decay and takes no _wd1"),
+        ("nnUNetTrainerCPR_lion", "unknown suffix _lion"),
+    ],
+)
+def test_wrong_name_is_refused_in_one_line(name: str, message: str) -> None:
+    with pytest.raises(WrongName, match=message) as caught:
+        parse_trainer_name(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_learning_rate_is_by_default_that_of_timm() -> None:
+    for name, lr in (("lion", 1e-4), ("laprop", 4e-4), ("adafactor", 1e-3)):
+        settings = parse_trainer_name(f"nnUNetTrainerTimm_{name}")
+        assert settings is not None and settings.default_lr == lr
+
+
+def test_vision_runs_take_the_same_names() -> None:
+    model = nn.Linear(3, 3)
+    for name, has_cpr in (("Timm_lion_wd0p1", False), ("TimmCPR_lion_ws60", True)):
+        run = TASKS["digits"].complete(parse_run_name(name))
+        optimizer = build_optimizer(model, run, TASKS["digits"])
+        assert type(optimizer).__name__ == "Lion" and (attached_method(optimizer) is not None) == has_cpr
+        assert optimizer.param_groups[0]["lr"] == 1e-4
+        assert optimizer.param_groups[0]["weight_decay"] == (0.0 if has_cpr else 0.1)
