@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
 from nnunet_cpr import KappaIP, KappaK, KappaKI0, KappaWS
-from nnunet_cpr.bounds import BOUNDS, Bound, as_bound
+from nnunet_cpr.bounds import Bound, as_bound
 
 
 def run(bound: Bound, *measures: list[float]) -> list[list[float]]:
@@ -95,16 +94,3 @@ def test_skipped_step_changes_nothing(bound: Bound) -> None:
 def test_wrong_values_are_refused(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_equal_bounds_have_one_description() -> None:
-    assert repr(KappaK(1)) == repr(KappaK(np.float64(1.0))) == "KappaK(value=1.0)"
-    assert repr(KappaWS(np.int64(5))) == "KappaWS(steps=5)"
-
-
-def test_earliest_step_of_each_bound() -> None:
-    assert [b.earliest for b in (KappaK(1), KappaKI0(1), KappaWS(7), KappaIP(3))] == [0, 0, 7, 6]
-
-
-def test_every_bound_has_its_word() -> None:
-    assert set(BOUNDS) == {"k", "ki0x", "ws", "ip"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import email
-import json
 import subprocess
 import sys
 import tarfile
@@ -77,22 +75,3 @@ def test_sdist_has_what_building_and_testing_need(sdist: set[str]) -> None:
     }  # fmt: skip
     assert folders | files <= sdist
     assert not [name for name in sdist if name.startswith((".ci", ".github", "site/"))]
-
-
-@pytest.mark.slow
-def test_metadata_has_licence_and_readme(distributions: Path) -> None:
-    (path,) = distributions.glob("*.whl")
-    name = f"nnunet_cpr-{VERSION}.dist-info/METADATA"
-    metadata = email.message_from_bytes(zipfile.ZipFile(path).read(name))
-    assert metadata["License-Expression"] == "Apache-2.0" and metadata["License-File"] == "LICENSE"
-    assert metadata["Description-Content-Type"] == "text/markdown"
-    assert metadata["Requires-Python"] == ">=3.10"
-    assert {"docs", "test", "vision"} <= set(metadata.get_all("Provides-Extra"))
-
-
-def test_zenodo_and_citation_agree() -> None:
-    zenodo = json.loads((ROOT / ".zenodo.json").read_text())
-    citation = (ROOT / "CITATION.cff").read_text()
-    assert f'title: "{zenodo["title"]}"' in citation
-    assert f"license: {zenodo['license']}" in citation
-    assert zenodo["creators"][0]["name"] in citation

@@ -33,11 +33,6 @@ def test_core_imports_only_torch_numpy_and_lazy_loader() -> None:
     assert set(run(code).split()) == {"nnunet_cpr", "lazy_loader"}
 
 
-def test_unknown_attribute_raises() -> None:
-    with pytest.raises(AttributeError, match="nothing"):
-        nnunet_cpr.nothing  # noqa: B018
-
-
 @pytest.mark.parametrize(
     ("words", "shown"),
     [

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -41,13 +40,6 @@ def test_matrices_and_kernels_of_a_module() -> None:
     assert list(regularized(Everything())) == ["conv.weight", "linear.weight"]
 
 
-def test_no_weight_decay_of_a_part() -> None:
-    assert list(regularized(nn.ModuleDict({"a": Everything()}))) == [
-        "a.conv.weight",
-        "a.linear.weight",
-    ]
-
-
 def test_named_parameters_parameters_and_groups() -> None:
     m = nn.Linear(3, 4)
     assert list(regularized(m.named_parameters())) == ["weight"]
@@ -83,14 +75,10 @@ def test_invalid_params_are_refused() -> None:
         CPR(torch.zeros(2, 2))
     with pytest.raises(TypeError, match="complex"):
         CPR([nn.Parameter(torch.zeros(2, 2, dtype=torch.complex64))])
+    with pytest.raises(ValueError, match="expected unique names, got 'w'"):
+        CPR([("w", nn.Parameter(torch.zeros(2, 2))), ("w", nn.Parameter(torch.zeros(2, 2)))])
     with pytest.raises(TypeError, match="mixed"):
         CPR([{"params": []}, nn.Parameter(torch.zeros(2, 2))])  # type: ignore[list-item]
-
-
-def test_two_parameters_of_one_name_are_refused() -> None:
-    a, b = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2, 2))
-    with pytest.raises(ValueError, match="expected unique names, got 'w'"):
-        CPR([("w", a), ("w", b)])
 
 
 class Listing(nn.Module):
@@ -139,9 +127,3 @@ def test_names_tell_normalizations_and_embeddings_without_a_module() -> None:
     assert len(regularized([group])) == len(owners + kept)
     patches = [("patch_embedding.weight", nn.Parameter(torch.randn(3, 4, 2, 2)))]
     assert list(regularized(patches)) == ["patch_embedding.weight"]
-
-
-def test_stacked_normalizations_are_excluded_by_name() -> None:
-    models = [nn.Sequential(OrderedDict(norm=nn.LayerNorm(4), out=nn.Linear(4, 2))) for _ in range(3)]
-    params, _ = torch.func.stack_module_state(models)
-    assert list(regularized(params.items())) == ["out.weight"]

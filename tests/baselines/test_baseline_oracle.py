@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import math
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nnunet_cpr.baselines import (
     AdaDecay,
@@ -25,22 +23,207 @@ from nnunet_cpr.baselines import (
 )
 from nnunet_cpr.optimizers import FusedAdam, FusedSGD
 from tests.helpers.baseline_kinds import matrix
-from tests.helpers.baseline_oracle import (
-    OracleAdaDecay,
-    OracleAWD,
-    OracleBaseline,
-    OracleCautious,
-    OracleCorrected,
-    OracleCosine,
-    OracleDecoupled,
-    OracleHyperball,
-    OracleIndependent,
-    OracleNormControl,
-    OracleRescaling,
-)
-from tests.helpers.examples import examples
-from tests.helpers.matrices import set_gradients, take_same_steps
 from tests.helpers.oracle import OracleAdam, OracleSGD
+
+# Methods in NumPy, written from the papers, independent of the package: for one step of the training the
+# points after their own correction; the moves are those of tests/helpers/oracle.py.
+
+Points = dict[str, np.ndarray]
+Gradients = dict[str, "np.ndarray | None"]
+Rates = dict[str, float]
+
+
+class OracleBaseline:
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        """Return the corrected parameters before the optimizer update, for those with a gradient."""
+        return {n: x for n, x in points.items() if gradients[n] is not None}
+
+    def after(self, points: Points) -> Points:
+        """Return the parameters after the optimizer update and a second correction."""
+        return points
+
+
+@dataclass
+class OracleDecoupled(OracleBaseline):
+    """Loshchilov and Hutter 2019, Algorithm 2: the decay is scaled by the learning rate."""
+
+    weight_decay: float
+
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        moving = super().before(points, gradients, lr)
+        return {n: x - lr[n] * self.weight_decay * x for n, x in moving.items()}
+
+
+@dataclass
+class OracleCosine(OracleBaseline):
+    """Cosine schedule between two coefficients (Caron et al. 2021)."""
+
+    first: float
+    last: float
+    steps: int
+    t: int = 0
+
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        moving = super().before(points, gradients, lr)
+        way = (1 - math.cos(math.pi * min(self.t, self.steps) / self.steps)) / 2
+        self.t += 1
+        now = (1 - way) * self.first + way * self.last
+        return {n: x - lr[n] * now * x for n, x in moving.items()}
+
+
+@dataclass
+class OracleAdaDecay(OracleBaseline):
+    """Nakamura and Hong 2019: sigmoid of absolute gradients standardized within the layer."""
+
+    weight_decay: float
+    alpha: float
+
+    def rate(self, gradient: np.ndarray) -> np.ndarray:
+        size = np.abs(gradient)
+        deviation = size - size.mean()
+        std = math.sqrt(float((deviation**2).mean()))
+        standard = deviation / std if std else np.zeros_like(size)
+        return 2 / (1 + np.exp(-self.alpha * standard))
+
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        moving = super().before(points, gradients, lr)
+        return {
+            n: x - lr[n] * self.weight_decay * self.rate(gradients[n]) * x for n, x in moving.items()
+        }
+
+
+@dataclass
+class OracleAWD(OracleBaseline):
+    """Ghiasi et al. 2022, Algorithm 1: one coefficient for all matrices, averaged over steps."""
+
+    weight_decay: float
+    coefficient: float = 0.0
+
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        moving = super().before(points, gradients, lr)
+        of_gradients = np.concatenate([gradients[n].ravel() for n in moving])
+        of_weights = np.concatenate([x.ravel() for x in moving.values()])
+        present = self.weight_decay * np.linalg.norm(of_gradients) / np.linalg.norm(of_weights)
+        self.coefficient = 0.1 * self.coefficient + 0.9 * float(present)
+        return {n: x - lr[n] * self.coefficient * x for n, x in moving.items()}
+
+
+@dataclass
+class OracleRescaling(OracleBaseline):
+    """Liu et al. 2023 (Omnigrok): training with a constant norm of all weights."""
+
+    factor: float
+    initial: float | None = None
+
+    def norm(self, points: Points) -> float:
+        return math.sqrt(sum(float((x**2).sum()) for x in points.values()))
+
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        if self.initial is None:
+            self.initial = self.norm(points)
+        return super().before(points, gradients, lr)
+
+    def after(self, points: Points) -> Points:
+        norm = self.norm(points)
+        return {n: x * (self.factor * self.initial / norm) for n, x in points.items()}
+
+
+@dataclass
+class OracleCorrected(OracleBaseline):
+    """Defazio 2025, AdamC: the decay of normalized layers is scaled by lr / lr_max once more."""
+
+    weight_decay: float
+    max_lr: Rates
+    normalized: tuple[str, ...]
+
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        moving = super().before(points, gradients, lr)
+        scaled = {
+            n: self.weight_decay * (lr[n] / self.max_lr[n] if n in self.normalized else 1.0)
+            for n in moving
+        }
+        return {n: x * (1 - lr[n] * scaled[n]) for n, x in moving.items()}
+
+
+@dataclass
+class OracleIndependent(OracleBaseline):
+    """Loshchilov and Hutter 2019, Algorithm 2, with the decay outside of the step size."""
+
+    weight_decay: float
+    max_lr: Rates
+
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        moving = super().before(points, gradients, lr)
+        return {n: x - lr[n] / self.max_lr[n] * self.weight_decay * x for n, x in moving.items()}
+
+
+@dataclass
+class OracleNormControl(OracleBaseline):
+    """Loshchilov 2023: decay towards the point of the same direction with the target norm."""
+
+    weight_decay: float
+    factor: float
+    start: int
+    t: int = 0
+    target: Rates = field(default_factory=dict)
+
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        if self.t == self.start:
+            self.target = {n: self.factor * float(np.linalg.norm(x)) for n, x in points.items()}
+        self.t += 1
+        moving = super().before(points, gradients, lr)
+        if not self.target:
+            return moving
+        wanted = {n: x / np.linalg.norm(x) * self.target[n] for n, x in moving.items()}
+        return {n: x + lr[n] * self.weight_decay * (wanted[n] - x) for n, x in moving.items()}
+
+
+@dataclass
+class OracleCautious(OracleBaseline):
+    """Chen et al. 2025, Algorithm 1; the update u is that of the optimizer alone."""
+
+    weight_decay: float
+    start: Points = field(default_factory=dict)
+    lr: Rates = field(default_factory=dict)
+
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        self.start, self.lr = super().before(points, gradients, lr), lr
+        return self.start
+
+    def after(self, points: Points) -> Points:
+        result = dict(points)
+        for n, x in self.start.items():
+            u = x - points[n]
+            decayed = np.where(u * x >= 0, x, 0.0)
+            result[n] = points[n] - self.lr[n] * self.weight_decay * decayed
+        return result
+
+
+@dataclass
+class OracleHyperball(OracleBaseline):
+    """Wen et al. 2026: R N(x - lr R N(u)), where N divides by the norm and R is the initial norm."""
+
+    factor: float
+    radius: Rates = field(default_factory=dict)
+    start: Points = field(default_factory=dict)
+    lr: Rates = field(default_factory=dict)
+
+    def before(self, points: Points, gradients: Gradients, lr: Rates) -> Points:
+        if not self.radius:
+            self.radius = {n: self.factor * float(np.linalg.norm(x)) for n, x in points.items()}
+        self.start, self.lr = super().before(points, gradients, lr), lr
+        return self.start
+
+    def after(self, points: Points) -> Points:
+        result = dict(points)
+        for n, x in self.start.items():
+            u = x - points[n]
+            y = x - self.lr[n] * self.radius[n] * u / np.linalg.norm(u)
+            result[n] = self.radius[n] * y / np.linalg.norm(y)
+        return result
+
+
+# Comparison
 
 STEPS = 250
 SHAPES = {"a": (6, 5), "b": (3, 4, 2, 2), "c": (1, 7), "bias": (6,)}
@@ -53,24 +236,20 @@ CASES = {
         lambda: OracleCosine(0.9, 0.09, 200),
     ),
     "cosine rises": (lambda p: CosineDecay(p, 0.1, 10, steps=400), lambda: OracleCosine(0.1, 1.0, 400)),
-    "adadecay 1": (lambda p: AdaDecay(p, 0.6, 1.0), lambda: OracleAdaDecay(0.6, 1.0)),
     "adadecay 8": (lambda p: AdaDecay(p, 0.6, 8.0), lambda: OracleAdaDecay(0.6, 8.0)),
     "awd": (lambda p: AdaptiveWeightDecay(p, 2.0), lambda: OracleAWD(2.0)),
     "rescale 0.8": (lambda p: NormRescaling(p, 0.8), lambda: OracleRescaling(0.8)),
-    "rescale 4": (lambda p: NormRescaling(p, 4.0), lambda: OracleRescaling(4.0)),
     "corrected": (
         lambda p: CorrectedDecay(p, 0.6, normalized=["a", "c"]),
         lambda: OracleCorrected(0.6, FASTER, ("a", "c")),
     ),
     "cautious": (lambda p: CautiousDecay(p, 0.6), lambda: OracleCautious(0.6)),
     "independent": (lambda p: IndependentDecay(p, 0.01), lambda: OracleIndependent(0.01, FASTER)),
-    "norm 1": (lambda p: WeightNormControl(p, 2.0), lambda: OracleNormControl(2.0, 1.0, 0)),
     "norm 0.5": (lambda p: WeightNormControl(p, 2.0, 0.5), lambda: OracleNormControl(2.0, 0.5, 0)),
     "norm after 70": (
         lambda p: WeightNormControl(p, 2.0, start=70),
         lambda: OracleNormControl(2.0, 1.0, 70),
     ),
-    "hyperball 1": (lambda p: Hyperball(p), lambda: OracleHyperball(1.0)),
     "hyperball 2": (lambda p: Hyperball(p, 2.0), lambda: OracleHyperball(2.0)),
 }
 
@@ -139,8 +318,7 @@ LR = {"sgd": 0.05, "adam": 0.01}
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
-@pytest.mark.parametrize("kind", LR)
+@pytest.mark.parametrize(("kind", "fused"), [("sgd", False), ("adam", True)])
 def test_agrees_with_the_oracle(kind: str, fused: bool, case: str) -> None:
     problem = Problem()
     ours, theirs = CASES[case]
@@ -161,111 +339,11 @@ def test_agrees_with_the_oracle(kind: str, fused: bool, case: str) -> None:
     np.testing.assert_allclose(points["bias"], without["bias"], rtol=1e-9)
 
 
-def test_decoupled_decay_on_adam_is_adamw() -> None:
-    torch.manual_seed(0)
-    ours = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Linear(4, 3)).double()
-    theirs = copy.deepcopy(ours)
-    optimizer = torch.optim.Adam(ours.parameters(), lr=1e-2, amsgrad=True)
-    DecoupledDecay(ours, 0.3).attach(optimizer)
-    biases = [p for p in theirs.parameters() if p.ndim < 2]
-    matrices = [p for p in theirs.parameters() if p.ndim >= 2]
-    groups = [{"params": matrices, "weight_decay": 0.3}, {"params": biases, "weight_decay": 0.0}]
-    adamw = torch.optim.AdamW(groups, lr=1e-2, amsgrad=True)
-    take_same_steps(200, (ours, optimizer), (theirs, adamw), rtol=1e-6, atol=1e-8)
-
-
-# Properties that follow from the equations
-
-VALUES = st.lists(st.floats(-10, 10, width=32), min_size=6, max_size=6)
-
-
-@examples(20, search=200)
-@given(gradient=VALUES, scale=st.floats(1e-6, 1e6), alpha=st.floats(0, 20))
-def test_adadecays_rates(gradient: list[float], scale: float, alpha: float) -> None:
-    """Rates are between 0 and 2, increase with gradients, and ignore their scale and signs."""
-    p = torch.nn.Parameter(torch.ones(2, 3, dtype=torch.float64))
-    optimizer = torch.optim.SGD([p], lr=0.1)
-    AdaDecay([p], 1.0, alpha).attach(optimizer)
-    p.grad = torch.tensor(gradient, dtype=torch.float64).reshape(2, 3)
-
-    def rates(factor: float) -> torch.Tensor:
-        p.detach().fill_(1.0)
-        optimizer.zero_grad()
-        p.grad = factor * torch.tensor(gradient, dtype=torch.float64).reshape(2, 3)
-        optimizer.step()
-        return ((1 - p.detach() - 0.1 * p.grad) / 0.1).flatten()
-
-    plain = rates(1.0)
-    assert (plain >= -1e-6).all() and (plain <= 2 + 1e-6).all()
-    order = torch.tensor(gradient).abs().argsort()
-    assert (plain[order].diff() >= -1e-6).all()
-    largest = max(map(abs, gradient))
-    if np.std(np.abs(gradient)) > 1e-3 * largest:
-        torch.testing.assert_close(rates(-1.0), plain, rtol=1e-5, atol=1e-6)
-        if largest * scale < 1e4 and largest * scale > 1e-12:  # or the move hides the decay
-            torch.testing.assert_close(rates(scale), plain, rtol=1e-5, atol=1e-5)
-
-
 def test_adadecay_with_alpha_0_is_decoupled_decay() -> None:
     p, q = matrix(2.0), matrix(2.0)
     for x, baseline in ((p, AdaDecay([p], 0.5, 0.0)), (q, DecoupledDecay([q], 0.5))):
         baseline.attach(torch.optim.SGD([x], lr=0.1)).step()
     torch.testing.assert_close(p, q)
-
-
-@examples(20, search=200)
-@given(
-    first=st.floats(1e-5, 1.0),
-    final=st.floats(0.01, 100.0),
-    steps=st.integers(1, 100_000),
-    at=st.floats(0, 2),
-)
-def test_the_cosine_stays_between_its_ends(first: float, final: float, steps: int, at: float) -> None:
-    p = matrix()
-    optimizer = torch.optim.SGD([p], lr=1.0)
-    decay = CosineDecay([p], first, final, steps=steps)
-    decay.attach(optimizer)
-
-    def coefficient(step: int) -> float:
-        state = decay.state_dict()
-        state["state"]["step"] = torch.tensor(step)
-        decay.load_state_dict(state)
-        return float(decay.update_decay(lambda: torch.ones(1)))
-
-    assert coefficient(0) == pytest.approx(first, rel=1e-5)
-    assert coefficient(steps) == pytest.approx(first * final, rel=1e-4)
-    assert coefficient(5 * steps) == coefficient(steps)
-    low, high = sorted([first, first * final])
-    step = int(at * steps)
-    assert low * (1 - 1e-4) <= coefficient(step) <= high * (1 + 1e-4)
-    change = coefficient(step + 1) - coefficient(step)
-    assert change * (final - 1) >= -1e-5 * high * abs(final - 1)
-
-
-@examples(20, search=200)
-@given(
-    factor=st.floats(0.1, 16), seed=st.integers(0, 999), dtype=st.sampled_from(["float32", "float64"])
-)
-def test_rescaling_holds_the_norm_at_its_factor(factor: float, seed: int, dtype: str) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    params = [
-        torch.nn.Parameter(torch.randn(s, generator=generator, dtype=getattr(torch, dtype)))
-        for s in ((4, 3), (2, 2, 3), (5,))
-    ]
-
-    def norm() -> float:
-        return math.sqrt(sum(float(p.detach().double().square().sum()) for p in params[:2]))
-
-    wanted = factor * norm()
-    vector = params[2].detach().clone()
-    optimizer = NormRescaling(params, factor).attach(torch.optim.SGD(params, lr=0.1))
-    for t in range(4):
-        set_gradients(params, t)
-        params[0].grad = None if t == 2 else params[0].grad
-        params[2].grad = None
-        optimizer.step()
-        assert norm() == pytest.approx(wanted, rel=1e-5)
-    assert torch.equal(params[2], vector)
 
 
 def test_rescaling_leaves_infinite_weights() -> None:
@@ -276,21 +354,3 @@ def test_rescaling_leaves_infinite_weights() -> None:
     before = p.detach().clone()
     optimizer.step()
     assert torch.equal(p, before)
-
-
-@examples(20, search=200)
-@given(scale=st.floats(1e-3, 1e3), weight_decay=st.floats(1e-4, 1.0))
-def test_awd_follows_the_gradients(scale: float, weight_decay: float) -> None:
-    """With constant gradients the coefficient converges to wd |g| / |theta|."""
-    p = matrix(2.0)
-    awd = AdaptiveWeightDecay([p], weight_decay)
-    optimizer = awd.attach(torch.optim.SGD([p], lr=0.0))
-    p.grad *= scale
-    ratio = weight_decay * float(p.grad.norm() / p.detach().norm())
-    optimizer.step()
-    assert awd._state["coefficient"].item() == pytest.approx(0.9 * ratio, rel=1e-5)
-    optimizer.step()
-    assert awd._state["coefficient"].item() == pytest.approx(0.99 * ratio, rel=1e-5)
-    p.grad = None
-    optimizer.step()
-    assert awd._state["coefficient"].item() == pytest.approx(0.99 * ratio, rel=1e-5)

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
-    from tests.helpers.optimizer_infos import CPROptimizerInfo
+    from tests.compatibility.optimizer_infos import CPROptimizerInfo
 
 
 @pytest.fixture(params=["AdamCPR", "SGDCPR"])
 def info(request: pytest.FixtureRequest) -> CPROptimizerInfo:
     # Torch's test utilities import two thousand modules; no other test should wait for them.
-    from tests.helpers.optimizer_infos import optimizer_infos
+    from tests.compatibility.optimizer_infos import optimizer_infos
 
     return next(info for info in optimizer_infos if info.name == request.param)
 

@@ -27,7 +27,7 @@ pytest.importorskip("monai")
 pytestmark = pytest.mark.release
 
 TRAINER = "nnUNetTrainerCPR_ws2_1epochs_4iters_seed1"
-PIPELINE = ROOT / "tests" / "helpers" / "monai_pipeline.py"
+PIPELINE = ROOT / "tests" / "compatibility" / "monai_pipeline.py"
 CASES = 5
 
 

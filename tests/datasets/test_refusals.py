@@ -40,7 +40,7 @@ def assert_reported(lines: list[str], expected: dict[str, str], raw: Path) -> No
 
 
 def test_btcv_reports_every_invalid_case(raw: Path, tmp_path: Path) -> None:
-    training = archives.make_btcv(tmp_path, cases=12) / "RawData" / "Training"
+    training = archives.make_btcv(tmp_path, cases=8) / "RawData" / "Training"
 
     def image(n: int) -> Path:
         return training / "img" / f"img{n:04d}.nii.gz"
@@ -52,52 +52,40 @@ def test_btcv_reports_every_invalid_case(raw: Path, tmp_path: Path) -> None:
         return archives.labels(n, tuple(range(14)), np.float32)
 
     label(2).unlink()
-    image(3).unlink()
-    archives.cut(image(4))
-    archives.cut(label(5), 0.995)  # complete voxels, truncated checksum
-    image(6).write_bytes(b"<html>Please log in</html>")
-    archives.write(label(7), np.where(values(7) == 13, 14, values(7)))
-    archives.write(label(8), values(8) + np.float32(0.5) * (values(8) == 3))
-    archives.write(label(9), values(9)[:-1])
-    archives.write(label(10), values(10), spacing=(0.75, 0.9, 2.6))
-    archives.write(label(11), values(11), origin=(-171.5, 20.25, -297.625))
-    sitk.WriteImage(sitk.GetImageFromArray(archives.picture(12)[0]), str(image(12)))
+    archives.cut(label(3), 0.995)  # complete voxels, truncated checksum
+    image(4).write_bytes(b"<html>Please log in</html>")
+    archives.write(label(5), values(5) + np.float32(0.5) * (values(5) == 3))
+    archives.write(label(6), values(6)[:-1])
+    archives.write(label(7), values(7), origin=(-171.5, 20.25, -297.625))
+    sitk.WriteImage(sitk.GetImageFromArray(archives.picture(8)[0]), str(image(8)))
     expected = {
         "img0002": "label0002.nii.gz is missing",
-        "img0003": "img0003.nii.gz is missing",
-        "img0004": "img0004.nii.gz cannot be read (Compressed file ended",
-        "img0005": "label0005.nii.gz cannot be read (Compressed file ended",
-        "img0006": "img0006.nii.gz cannot be read (Not a gzipped file",
-        "img0007": "10, 11, 12, 13], got [14.0]",
-        "img0008": "got [3.5]",
-        "img0009": "img0009.nii.gz, got size (12, 10, 7) instead of (12, 10, 8)",
-        "img0010": "img0010.nii.gz, got voxels up to 0.8 mm away",
-        "img0011": "img0011.nii.gz, got voxels up to 2.5 mm away",
-        "img0012": "expected 3 dimensions, got 2",
+        "img0003": "label0003.nii.gz cannot be read (Compressed file ended",
+        "img0004": "img0004.nii.gz cannot be read (Not a gzipped file",
+        "img0005": "10, 11, 12, 13], got [3.5]",
+        "img0006": "img0006.nii.gz, got size (12, 10, 7) instead of (12, 10, 8)",
+        "img0007": "img0007.nii.gz, got voxels up to 2.5 mm away",
+        "img0008": "expected 3 dimensions, got 2",
     }
     assert_reported(refused("btcv", tmp_path), expected, raw)
 
 
 def test_brats2020_reports_every_invalid_case(raw: Path, tmp_path: Path) -> None:
-    source = archives.make_brats(tmp_path, cases=6)
+    source = archives.make_brats(tmp_path, cases=4)
 
     def file(n: int, ending: str) -> Path:
         return source / f"BraTS20_Training_{n:03d}" / f"BraTS20_Training_{n:03d}_{ending}.nii"
 
     file(2, "t1ce").unlink()
     archives.cut(file(3, "t2"))
-    archives.write(file(4, "seg"), archives.labels(4, (0, 1, 2, 3), np.int16))
-    archives.write(file(5, "flair"), archives.picture(5), spacing=(1, 1, 1))
-    content = bytearray(file(6, "t1").read_bytes())
+    content = bytearray(file(4, "t1").read_bytes())
     for place in (80, 256, 268, 280):  # pixdim, quatern_b, qoffset_x, srow_x
         content[place : place + 4] = struct.pack("<f", np.inf)
-    file(6, "t1").write_bytes(content)
+    file(4, "t1").write_bytes(content)
     expected = {
         "BraTS20_Training_002": "BraTS20_Training_002_t1ce.nii is missing",
         "BraTS20_Training_003": "_t2.nii cannot be read (Expected 1920 bytes, got",
-        "BraTS20_Training_004": "_seg.nii: expected labels from [0, 1, 2, 4], got [3]",
-        "BraTS20_Training_005": "_flair.nii: expected the geometry of",
-        "BraTS20_Training_006": "_t1.nii: expected a finite affine matrix",
+        "BraTS20_Training_004": "_t1.nii: expected a finite affine matrix",
     }
     assert_reported(refused("brats2020", source), expected, raw)
 
@@ -117,9 +105,7 @@ def test_missing_listed_file_is_reported(
     assert_reported(refused(name, tmp_path), {case: f"{missing} is missing"}, raw)
 
 
-@pytest.mark.parametrize(
-    "content", ["{", "[]", '{"training": [], "test": []}', '{"labels": {"atrium": 1}}']
-)
+@pytest.mark.parametrize("content", ["{", '{"labels": {"atrium": 1}}'])
 def test_damaged_dataset_json_is_refused(content: str, raw: Path, tmp_path: Path) -> None:
     path = archives.make_decathlon(tmp_path) / "dataset.json"
     path.write_text(content)
@@ -134,7 +120,7 @@ def test_error_of_nnunets_converter_is_reported(raw: Path, tmp_path: Path) -> No
     del content["modality"]
     path.write_text(json.dumps(content))
     (line,) = refused("heart", tmp_path)
-    assert "nnUNetv2_convert_MSD_dataset failed, see" in line and "KeyError: 'modality'" in line
+    assert "nnUNetv2_convert_MSD_dataset failed" in line and "KeyError: 'modality'" in line
     assert os.listdir(raw) == []
 
 
@@ -143,12 +129,6 @@ def test_other_layouts_are_refused(preset: str, raw: Path, tmp_path: Path) -> No
     (line,) = refused(preset, tmp_path)
     assert line.startswith(f"nnunet-cpr: {tmp_path}: found no ")
     assert line.endswith("in it; give the folder of the extracted archive")
-
-
-def test_renamed_decathlon_task_is_refused(raw: Path, tmp_path: Path) -> None:
-    source = archives.make_decathlon(tmp_path).rename(tmp_path / "heart")
-    (line,) = refused("heart", source)
-    assert "expected the folder Task02_Heart" in line and "rename it" in line
 
 
 def test_used_dataset_id_is_refused(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

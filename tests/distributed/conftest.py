@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.helpers.crew import Crew, crew
+from tests.distributed.crew import Crew
 
 
 @pytest.fixture(autouse=True)
@@ -14,11 +14,13 @@ def hide_distributed_checkpoint() -> None:
 
 @pytest.fixture(scope="session")
 def two() -> Iterator[Crew]:
-    with crew(2) as members:
-        yield members
+    members = Crew(2)
+    yield members
+    members.close()
 
 
 @pytest.fixture(scope="session")
 def four() -> Iterator[Crew]:
-    with crew(4) as members:
-        yield members
+    members = Crew(4)
+    yield members
+    members.close()

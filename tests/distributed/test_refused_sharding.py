@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor, Partial
 
 from nnunet_cpr import CPR, SGDCPR
 from nnunet_cpr.baselines.registry import BASELINES
-from tests.helpers.crew import Crew
-from tests.helpers.sharded_training import Net, fsdp
+from tests.distributed.crew import Crew
+from tests.distributed.sharded_training import Net, fsdp
 
 
 def message(refused: Callable[[], Any]) -> str:
@@ -28,23 +28,17 @@ def message(refused: Callable[[], Any]) -> str:
     return "was not refused"
 
 
-def first_fsdp(use_orig_params: bool) -> list[str]:
-    def build(model: nn.Module) -> FullyShardedDataParallel:
-        return FullyShardedDataParallel(
-            model, use_orig_params=use_orig_params, device_id=torch.device("cpu")
-        )
-
-    sharded = build(Net())
+def first_fsdp() -> list[str]:
+    device = torch.device("cpu")
+    sharded = [FullyShardedDataParallel(Net(), use_orig_params=x, device_id=device) for x in (0, 1)]
     return [
-        message(lambda: SGDCPR(sharded, lr=0.1)),
-        message(lambda: CPR(sharded.parameters())),
-        message(lambda: CPR(sharded.named_parameters())),
+        *(message(functools.partial(SGDCPR, model, lr=0.1)) for model in sharded),
+        message(lambda: CPR(sharded[0].named_parameters())),
     ]
 
 
-@pytest.mark.parametrize("use_orig_params", [False, True])
-def test_flat_parameters_of_fsdp1_are_refused(two: Crew, use_orig_params: bool) -> None:
-    for messages in two.run(first_fsdp, use_orig_params):
+def test_flat_parameters_of_fsdp1_are_refused(two: Crew) -> None:
+    for messages in two.run(first_fsdp):
         for text in messages:
             assert "flat parameter of FullyShardedDataParallel" in text
             assert "fully_shard" in text and "\n" not in text
@@ -83,15 +77,11 @@ def test_deepspeed_parameters_are_refused() -> None:
         CPR([("w", p)])
 
 
-@pytest.mark.parametrize("ours", [False, True])
-def test_optimizer_with_replaced_parameters_is_refused(ours: bool) -> None:
+def test_optimizer_with_replaced_parameters_is_refused() -> None:
     # DeepSpeed's ZeRO-1 and 2 put flat float32 copies into the optimizer and write them back: what CPR
     # does to the model's parameters would be lost.
     model = Net()
-    if ours:
-        optimizer: torch.optim.Optimizer = SGDCPR(model, lr=0.1)
-    else:
-        optimizer = CPR(model).attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer = CPR(model).attach(torch.optim.SGD(model.parameters(), lr=0.1))
     flat = nn.Parameter(torch.cat([p.detach().flatten() for p in model.parameters()]))
     flat.grad = torch.ones_like(flat)
     optimizer.param_groups[0]["params"] = [flat]

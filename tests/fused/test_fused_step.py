@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from nnunet_cpr import SGDCPR, AdamCPR, KappaKI0
-from tests.helpers.stepping import (
+from tests.fused.stepping import (
     BOUNDED,
     DEVICE,
     SHAPES,
@@ -32,8 +32,7 @@ def test_fused_step_equals_the_unfused_step(variant: str, backend: str) -> None:
     options = {**BOUNDED, **options}
     expected = run(build, "plain", torch.float64, **options)
     assert_same(run(build, backend, **options), expected, rtol=2e-6)
-    if "lr-0" not in variant:
-        assert expected.cpr.lagrange_multiplier.max() > 1e-3
+    assert expected.cpr.lagrange_multiplier.max() > 1e-3
 
 
 @pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
@@ -60,13 +59,13 @@ def test_cpu_result_does_not_depend_on_threads(build: type) -> None:
         assert torch.equal(*multipliers) and multipliers[0].max() > 1e-3
 
 
-@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("build", "dtype"), [(SGDCPR, torch.float16), (AdamCPR, torch.bfloat16)], ids=str
+)
+@pytest.mark.parametrize("backend", ["triton"], indirect=True)
 def test_half_precision_parameters_use_float32_arithmetic(
     build: type, dtype: torch.dtype, backend: str
 ) -> None:
-    if backend == "cpu":
-        pytest.skip("goes the plain way")
     options = {"eps": 1e-4} if build is AdamCPR else {}
     ours = run(build, backend, dtype, lr=0.02, **options, **BOUNDED)
     assert {t.dtype for t in (ours.cpr.kappa, ours.cpr.lagrange_multiplier)} == {torch.float32}
@@ -131,9 +130,9 @@ def test_strides_do_not_matter(build: type, backend: str) -> None:
 
 
 @pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
-@pytest.mark.parametrize("scale", [1.0, 1024.0])
-def test_grad_scaler_arguments_are_applied(build: type, scale: float, backend: str) -> None:
+def test_grad_scaler_arguments_are_applied(build: type, backend: str) -> None:
     """Torch hands a fused optimizer ``grad_scale`` and ``found_inf``: unscale, or do not step."""
+    scale = 1024.0
     device = DEVICE[backend]
     both = []
     for way in (backend, "none"):
@@ -162,18 +161,7 @@ def test_grad_scaler_arguments_are_applied(build: type, scale: float, backend: s
         torch.testing.assert_close(g, h)
 
 
-def test_empty_tensors_are_supported(backend: str) -> None:
-    for build in (SGDCPR, AdamCPR):
-        matrix, empty = parameters(device=DEVICE[backend], shapes=[(5, 4), (0, 3)])
-        optimizer = build([{"params": [matrix]}, {"params": [empty]}], lr=0.1)
-        use(optimizer, backend)
-        set_gradients([matrix, empty], 10)
-        optimizer.step()
-        assert optimizer.cpr.names == ["0.0"]
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_nonfinite_matrix_does_not_affect_others(bad: float, backend: str) -> None:
+def test_nonfinite_matrix_does_not_affect_others(backend: str) -> None:
     p, q = parameters(device=DEVICE[backend], shapes=[(60, 50), (60, 50)])
     optimizer = SGDCPR([p, q], lr=0.1, kappa=KappaKI0(0.99), mu=0.1)
     use(optimizer, backend)
@@ -181,7 +169,7 @@ def test_nonfinite_matrix_does_not_affect_others(bad: float, backend: str) -> No
     optimizer.step()
     before = optimizer.cpr.lagrange_multiplier
     set_gradients([p, q], 21)
-    p.grad[3, 4] = bad
+    p.grad[3, 4] = math.nan
     optimizer.step()
     middle = optimizer.cpr.lagrange_multiplier
     set_gradients([p, q], 22)
@@ -192,7 +180,7 @@ def test_nonfinite_matrix_does_not_affect_others(bad: float, backend: str) -> No
     assert q.isfinite().all() and p.isfinite().sum() == p.numel() - 1
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["sgd", "adam", "adam-amsgrad"])
 def test_infinite_entry_of_an_unregularized_parameter_stays(variant: str, backend: str) -> None:
     """A mask that is added to logits holds minus infinity, for example."""
     build, options = VARIANTS[variant]

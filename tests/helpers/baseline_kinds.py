@@ -42,6 +42,7 @@ KINDS: dict[str, Callable[..., Baseline]] = {
     "hyperball": lambda params: Hyperball(params),
 }
 every_baseline = pytest.mark.parametrize("kind", KINDS)
+few_baselines = pytest.mark.parametrize("kind", ["adadecay", "awd", "rescale"])
 
 
 def matrix(value: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.nn.Parameter:

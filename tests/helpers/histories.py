@@ -17,12 +17,5 @@ def history_of(
     names = [f"encoder.stages.{j}.conv.weight" for j in range(arrays[0].shape[0])]
     history = History(folder, names)
     for epoch, columns in enumerate(zip(*(array.T for array in arrays))):
-        history._add(epoch, 250 * (epoch + 1), *(column.astype(np.float32) for column in columns))
+        history.add(epoch, 250 * (epoch + 1), *(column.astype(np.float32) for column in columns))
     return history
-
-
-def write_history(history: History) -> None:
-    """Write ``cpr_history.csv`` in the folder of a history."""
-    (history.folder / "cpr_history.csv").write_text(
-        "epoch,step,parameter,measure,kappa,multiplier\r\n" + history._rows(0), newline=""
-    )

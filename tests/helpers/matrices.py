@@ -57,19 +57,3 @@ def take_steps_by_closure(
                 assert optimizer.step(closure=closure) is not None
         results.append((p.detach(), optimizer))
     return results
-
-
-def calls_of_its_closure(optimizer: torch.optim.LBFGS, p: torch.nn.Parameter) -> int:
-    """Take a step that evaluates the loss at several points; return the number of evaluations."""
-    calls = 0
-
-    def closure() -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        optimizer.zero_grad()
-        loss = (p**4).sum()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    return calls

@@ -1,21 +1,27 @@
 """Small trainings of every kind that can be stopped after any step and resumed.
 
-A case is plain data, so that another process can be told of it (resume_worker.py).
+A case is plain data, so that another process can be told of it. Run as a program, this module resumes
+trainings from checkpoints and saves their final states. It reads requests, each a line of JSON, and
+answers each with a line that is empty or says what went wrong.
 """
 
 from __future__ import annotations
 
 import copy
+import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from nnunet_cpr import CPR, SGDCPR, AdamCPR, MuonCPR, baselines, bounds
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, MuonCPR, bounds
 from nnunet_cpr._attachment import RegularizationMethod
+from nnunet_cpr.baselines import WeightNormControl
 from nnunet_cpr.fused import cpu
 from nnunet_cpr.optimizers import FusedAdam, FusedSGD
+from tests.helpers.baseline_kinds import KINDS
 
 STEPS = 14
 CHUNK = 64  # elements, so that a matrix has several chunks
@@ -26,11 +32,7 @@ TORCH: dict[str, Any] = {
     "sgd-fused": lambda p, **o: torch.optim.SGD(p, lr=0.05, momentum=0.9, fused=True, **o),
     "sgd-bare": lambda p, **o: torch.optim.SGD(p, lr=0.05, **o),
     "adamw": lambda p, **o: torch.optim.AdamW(p, lr=0.02, weight_decay=0, eps=1e-4, **o),
-    "adamw-foreach": lambda p, **o: torch.optim.AdamW(
-        p, lr=0.02, weight_decay=0, eps=1e-4, foreach=True, **o
-    ),
     "adam-fused": lambda p, **o: torch.optim.Adam(p, lr=0.02, eps=1e-4, fused=True, **o),
-    "amsgrad": lambda p, **o: torch.optim.Adam(p, lr=0.02, eps=1e-4, amsgrad=True, **o),
     "nadam": lambda p, **o: torch.optim.NAdam(p, lr=0.02, eps=1e-4, **o),
     "FusedSGD": lambda p, **o: FusedSGD(p, lr=0.05, momentum=0.9, **o),
     "FusedAdam": lambda p, **o: FusedAdam(p, lr=0.02, eps=1e-4, **o),
@@ -46,19 +48,7 @@ OURS: dict[str, Any] = {
     "AdamCPR-unfused": lambda m, **o: AdamCPR(m, lr=0.02, eps=1e-4, fused=False, **o),
     "MuonCPR": lambda m, **o: MuonCPR(m, lr=0.02, eps=1e-4, **o),
 }
-BASELINES: dict[str, Any] = {
-    "decoupled": lambda m: baselines.DecoupledDecay(m, 0.5),
-    "cosine": lambda m: baselines.CosineDecay(m, 0.5, 0.1, steps=10),
-    "adadecay": lambda m: baselines.AdaDecay(m, 0.5, 4.0),
-    "awd": lambda m: baselines.AdaptiveWeightDecay(m, 0.5),
-    "rescale": lambda m: baselines.NormRescaling(m, 0.8),
-    "corrected": lambda m: baselines.CorrectedDecay(m, 0.5),
-    "cautious": lambda m: baselines.CautiousDecay(m, 0.5),
-    "independent": lambda m: baselines.IndependentDecay(m, 0.02),
-    "norm": lambda m: baselines.WeightNormControl(m, 0.5, 0.8),
-    "normws": lambda m: baselines.WeightNormControl(m, 0.5, start=3),
-    "hyperball": lambda m: baselines.Hyperball(m),
-}
+BASELINES: dict[str, Any] = {**KINDS, "normws": lambda m: WeightNormControl(m, 0.5, start=3)}
 
 
 @dataclass(frozen=True)
@@ -122,8 +112,8 @@ class Training:
         settings = {
             "kappa": bound,
             "regularizer": case.regularizer,
-            "mu": 0.05,
             "adaptive": case.adaptive,
+            "mu": 0.05,
         }
         if case.backend == "triton":
             settings["fused"] = True  # by itself it is not on a CPU in half precision
@@ -206,11 +196,6 @@ class Training:
         return copy.deepcopy(self.state())
 
 
-def small_chunks() -> None:
-    """Make the CPU kernels split small matrices into chunks, for the rest of the process."""
-    cpu.CHUNK = CHUNK
-
-
 def differences(one: Any, other: Any, path: str = "") -> list[str]:
     """Return the paths of entries in which two states differ in bits, dtype or presence."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
@@ -235,3 +220,29 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
 
 def _bytes(t: torch.Tensor) -> torch.Tensor:
     return t.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def serve(request: dict) -> None:
+    training = Training(Case(**request["case"]), seed=77)  # other weights, which loading replaces
+    training.load(Path(request["checkpoint"]), **request["options"])
+    if request["again_at"] is not None:  # and is interrupted once more
+        training.run(request["begin"], request["again_at"])
+        # To another file: with mmap a torch optimizer's state still lies in the first one.
+        training.save(Path(request["result"]))
+        training = Training(training.case, seed=78)
+        training.load(Path(request["result"]))
+        request["begin"] = request["again_at"]
+    training.run(request["begin"])
+    torch.save(training.state(), request["result"])
+
+
+if __name__ == "__main__":
+    cpu.CHUNK = CHUNK  # so that the CPU kernels split small matrices
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        try:
+            serve(json.loads(line))
+            answer = ""
+        except Exception as error:  # the test fails with it
+            answer = " ".join(f"{type(error).__name__}: {error}".split())
+        print(answer, flush=True)

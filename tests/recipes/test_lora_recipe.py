@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers import recipe_runs
+from tests.helpers.client_training import assert_regularized, assert_same
+from tests.recipes import recipe_runs
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -78,36 +79,6 @@ def test_resumed_run_is_bit_exact(
     recipe.main([*options, "--out", str(resumed)])
 
     expected = recipe_runs.load_trainer_checkpoint(uninterrupted, 10)
-    recipe_runs.assert_cpr_is_active(expected["optimizer"], 10)
-    recipe_runs.assert_same(recipe_runs.load_trainer_checkpoint(resumed, 10), expected)
+    assert_regularized(expected["optimizer"], 10)
+    assert_same(recipe_runs.load_trainer_checkpoint(resumed, 10), expected)
     assert (resumed / "adapter_model.safetensors").exists()
-
-
-def test_only_the_answer_has_labels(options: list[str], tmp_path: Path, tokenizer_folder: Path) -> None:
-    recipe = recipe_runs.load("lora_finetuning")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
-    data = recipe.pairs(recipe.parse([*options, "--out", "x"]), tokenizer)
-    for pair, answer in zip(data, ["no", "yes"]):
-        learned = [token for token in pair["labels"] if token != -100]
-        assert tokenizer.decode(learned) == answer + tokenizer.eos_token
-        assert pair["input_ids"][-len(learned) :] == learned
-        assert pair["labels"][0] == -100
-
-
-def test_pairs_that_are_too_long_are_reported(options: list[str], tmp_path: Path) -> None:
-    recipe = recipe_runs.load("lora_finetuning")
-    with pytest.raises(SystemExit, match="no pair has at most 2 tokens; raise --max-length"):
-        recipe.main([*options, "--max-length", "2", "--out", str(tmp_path / "run")])
-
-
-def test_batch_that_is_no_multiple_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = recipe_runs.load("lora_finetuning")
-    with pytest.raises(SystemExit):
-        recipe.parse(["--data", __file__, "--out", "x", "--batch", "6", "--batch-per-device", "4"])
-    assert "--batch: expected a multiple of 4, the pairs per pass, got 6" in capsys.readouterr().err
-
-
-def test_missing_data_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        recipe_runs.load("lora_finetuning").parse(["--data", "nowhere.jsonl", "--out", "x"])
-    assert "--data nowhere.jsonl: the file does not exist\n" in capsys.readouterr().err

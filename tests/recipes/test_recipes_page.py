@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import nnunet_cpr
-from tests.helpers import recipe_runs
+from tests.recipes import recipe_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 

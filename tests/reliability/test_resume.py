@@ -12,10 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 import torch
-from hypothesis import event, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nnunet_cpr.fused import cpu
@@ -37,22 +36,17 @@ def _like_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "CHUNK", CHUNK)
 
 
-def environment() -> dict[str, str]:
-    """Return the environment of a process with the same import path."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-
-
 class Worker:
     """Worker process that resumes trainings."""
 
     def __init__(self, folder: Path) -> None:
         self.checkpoint, self.result = folder / "checkpoint.pt", folder / "result.pt"
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "tests.helpers.resume_worker"],
+            [sys.executable, "-W", "ignore", "-m", "tests.helpers.resume_cases"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=environment(),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
 
     def go_on(
@@ -91,10 +85,7 @@ BOUNDS = st.one_of(
     st.tuples(st.just("KappaK"), st.fixed_dictionaries({"value": st.floats(1e-3, 0.1)})),
     st.tuples(st.just("KappaKI0"), st.fixed_dictionaries({"factor": st.floats(0.5, 1.5)})),
     st.tuples(st.just("KappaWS"), st.fixed_dictionaries({"steps": st.integers(1, STEPS + 2)})),
-    st.tuples(
-        st.just("KappaIP"),
-        st.fixed_dictionaries({"interval": st.integers(1, 4), "ema": st.sampled_from([0.0, 0.5, 0.9])}),
-    ),
+    st.tuples(st.just("KappaIP"), st.sampled_from([{"interval": 1}, {"interval": 3, "ema": 0.5}])),
 )
 HALF = ("bfloat16", "float16")
 
@@ -134,31 +125,10 @@ def check(worker: Worker, case: Case, stop: int, again_at: int | None = None, **
     """Compare an uninterrupted training with one resumed in the worker before step ``stop``."""
     training = Training(case)
     training.run(0, stop)
-    if hypothesis.currently_in_test_context():
-        _tell(training, stop)
     training.save(worker.checkpoint)
     training.run(stop)
     resumed = worker.go_on(case, stop, again_at, **options)
     assert differences(training.state(), resumed) == []
-
-
-def _tell(training: Training, stop: int) -> None:
-    """Record the state at the stop for ``--hypothesis-show-statistics``."""
-    case, state = training.case, training.attached._state
-    event(f"optimizer: {case.optimizer}")
-    event(f"dtype: {case.dtype}")
-    if "kappa" in state:
-        bounded = state["kappa"].isfinite()
-        found = "all" if bounded.all() else "some" if bounded.any() else "none"
-        event(f"{case.bound}, bounds set: {found}")
-        event(
-            f"{case.regularizer}, multipliers positive: {bool((state['lagrange_multiplier'] > 0).any())}"
-        )
-    if "last_difference" in state:
-        searching = state["last_difference"].isfinite() & state["kappa"].isinf()
-        event(f"in the middle of an inflection search: {bool(searching.any())}")
-    if stop and "skipped_updates" in state:
-        event(f"has skipped updates: {bool(state['skipped_updates'] > 0)}")
 
 
 any_stop = {"case": cases(), "stop": st.integers(0, STEPS), "mmap": st.booleans()}
@@ -170,7 +140,7 @@ contiguous_momenta = Case(
 )
 
 
-@examples(25, search=600)
+@examples(15, search=600)
 @given(**any_stop, again=again)
 @example(case=contiguous_momenta, stop=1, mmap=False, again=None)
 def test_cpr_resumes_bit_identical_in_another_process(
@@ -179,7 +149,7 @@ def test_cpr_resumes_bit_identical_in_another_process(
     check(worker, case, stop, None if again is None else max(stop, again), mmap=mmap)
 
 
-@examples(12, search=60)
+@examples(8, search=60)
 @given(
     baseline=st.sampled_from(list(BASELINES)),
     optimizer=st.sampled_from([name for name in TORCH if name != "lbfgs"]),
@@ -199,29 +169,10 @@ def test_baseline_resumes_bit_identical_in_another_process(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is off where a GPU is")
-@pytest.mark.parametrize(
-    ("optimizer", "dtype", "bound", "settings", "stop"),
-    [
-        ("SGDCPR", "bfloat16", "KappaIP", {"interval": 2, "ema": 0.5}, 5),
-        pytest.param("AdamCPR", "float32", "KappaWS", {"steps": 3}, 2, marks=pytest.mark.slow),
-        pytest.param("AdamCPR", "float16", "KappaKI0", {"factor": 0.9}, 9, marks=pytest.mark.slow),
-    ],
-)
-def test_triton_step_resumes_bit_identical_in_another_process(
-    worker: Worker, optimizer: str, dtype: str, bound: str, settings: dict, stop: int
-) -> None:
+def test_triton_step_resumes_bit_identical_in_another_process(worker: Worker) -> None:
     pytest.importorskip("triton", minversion="3.3")
-    case = Case(optimizer, None, bound, settings, dtype=dtype, backend="triton")
-    check(worker, case, stop)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["SGDCPR", "AdamCPR", "adamw"])
-def test_fresh_process_resumes_bit_identical(optimizer: str, tmp_path: Path) -> None:
-    fresh = Worker(tmp_path)
-    case = Case(optimizer, bound="KappaIP", bound_settings={"interval": 2, "ema": 0.5}, adaptive=True)
-    check(fresh, case, stop=5)
-    fresh.end()
+    settings = {"interval": 2, "ema": 0.5}
+    check(worker, Case("SGDCPR", None, "KappaIP", settings, dtype="bfloat16", backend="triton"), 5)
 
 
 # Other ways to load
@@ -233,9 +184,7 @@ def trained(case: Case, steps: int = 7) -> Training:
     return training
 
 
-every_way = pytest.mark.parametrize(
-    "optimizer", ["SGDCPR", "AdamCPR", "AdamCPR-unfused", "adamw", "sgd"]
-)
+every_way = pytest.mark.parametrize("optimizer", ["AdamCPR", "SGDCPR-unfused", "adamw"])
 
 
 @every_way
@@ -260,101 +209,3 @@ def test_older_state_can_be_loaded_into_a_run(optimizer: str) -> None:
         training.load_state(copy.deepcopy(saved))
         training.run(7)
         assert differences(training.state(), end) == []
-
-
-@pytest.mark.parametrize("optimizer", list(OURS))
-def test_cpr_optimizers_do_not_change_a_loaded_state(optimizer: str) -> None:
-    """A state can be loaded twice; torch's optimizers keep its tensors."""
-    training = trained(Case(optimizer))
-    saved = training.snapshot()
-    before = copy.deepcopy(saved)
-    ends = []
-    for _ in range(2):
-        training.load_state(saved)
-        training.run(7)
-        ends.append(training.snapshot())
-    assert differences(saved, before) == [] == differences(*ends)
-
-
-@pytest.mark.slow
-def test_checkpoint_read_with_mmap_can_be_overwritten(tmp_path: Path) -> None:
-    """A state that remains in the file would cause a bus error."""
-    code = """
-import sys
-from pathlib import Path
-from tests.helpers.resume_cases import Case, Training
-path = Path(sys.argv[1])
-for optimizer in ("SGDCPR", "AdamCPR"):
-    training = Training(Case(optimizer))
-    training.run(0, 5)
-    training.save(path)
-    training.load(path, mmap=True)
-    path.write_bytes(b"")
-    training.run(5)
-    training.save(path)
-"""
-    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "checkpoint.pt")]
-    subprocess.run(command, env=environment(), check=True)
-
-
-@every_way
-def test_map_location_may_be_given(optimizer: str, tmp_path: Path) -> None:
-    training = trained(Case(optimizer))
-    training.save(tmp_path / "checkpoint.pt")
-    training.run(7)
-    for where in ("cpu", torch.device("cpu"), lambda storage, location: storage):
-        resumed = Training(training.case, seed=5)
-        resumed.load(tmp_path / "checkpoint.pt", map_location=where)
-        resumed.run(7)
-        assert differences(resumed.state(), training.state()) == []
-
-
-def test_channels_last_may_change_on_resuming() -> None:
-    """Other strides change rounding only."""
-    for optimizer in ("SGDCPR", "AdamCPR", "SGDCPR-unfused", "adamw"):
-        for before, after in ((False, True), (True, False)):
-            training = trained(Case(optimizer, channels_last=before))
-            other = Training(Case(optimizer, channels_last=after), seed=5)
-            other.load_state(training.snapshot())
-            for each in (training, other):
-                each.run(7)
-            assert_close(training, other)
-
-
-def test_another_backend_resumes_a_checkpoint() -> None:
-    for optimizer in ("SGDCPR", "AdamCPR", "AdamCPR-amsgrad"):
-        for before, after in (("plain", "chosen"), ("chosen", "plain")):
-            training = trained(Case(optimizer, backend=before))
-            other = Training(Case(optimizer, backend=after), seed=5)
-            other.load_state(training.snapshot())
-            for each in (training, other):
-                each.run(7)
-            assert (training.optimizer._backend is None) != (other.optimizer._backend is None)
-            assert_close(training, other)
-
-
-def assert_close(one: Training, other: Training) -> None:
-    for p, q in zip(one.model.parameters(), other.model.parameters()):
-        torch.testing.assert_close(p, q, rtol=2e-5, atol=2e-6)
-    mine, theirs = one.attached._state, other.attached._state
-    assert mine["lagrange_multiplier"].max() > 0
-    for key, value in mine.items():
-        torch.testing.assert_close(value, theirs[key], rtol=1e-5, atol=1e-6, equal_nan=True)
-
-
-@pytest.mark.parametrize("version", [2, None])
-@pytest.mark.parametrize("method", ["cpr", "awd"])
-def test_other_state_version_is_refused(version: Any, method: str) -> None:
-    training = trained(Case("adamw", None if method == "cpr" else method), 2)
-    state = {**training.attached.state_dict(), "version": version}
-    with pytest.raises(ValueError, match=f"expected version 1, got {version!r}$"):
-        training.attached.load_state_dict(state)
-
-
-def test_rescaling_without_initial_norm_can_be_resumed() -> None:
-    """It has no norm to rescale to, and no number that loading refuses."""
-    training = Training(Case("sgd", "rescale"))
-    with torch.no_grad():
-        training.model[4].weight.fill_(torch.inf)
-    training.run(0, 2)
-    Training(training.case).load_state(training.snapshot())

@@ -1,7 +1,5 @@
 """Comparisons of trainers, from the cases of their runs to verdicts and sentences."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from scipy.stats import wilcoxon
@@ -10,13 +8,11 @@ from benchmarks.study_statistics import PARTS, SCENARIOS, claims_by_parts, shown
 from nnunet_cpr.reports.comparison import (
     class_differences,
     compare_with,
-    comparison_table,
     non_inferiority_table,
 )
 from nnunet_cpr.reports.results import read_results
 from nnunet_cpr.reports.selection import choose_compared
-from nnunet_cpr.studies.definition import TrainerEntry
-from tests.helpers.report_folds import DATASET, LABELS, NAN, both, study, write_fold, write_history
+from tests.helpers.report_folds import NAN, both, study, write_fold, write_history
 
 SGD, CPR, ADAM = "nnUNetTrainerSGD", "nnUNetTrainerCPR", "nnUNetTrainerAdamW"
 SEEDS = (1, 2, 3)
@@ -41,19 +37,6 @@ def noisy(mean, seeds=SEEDS, folds=(0, 1), cases=12, training=0.002, residual=0.
         return np.clip(mean + hard[fold] + noise, 0, 1)
 
     return {seed: {fold: values(fold) for fold in folds} for seed in seeds}
-
-
-def write_classes(results, dice, folds=(0, 1, 2)):
-    """Write three seeds of two trainers; ``dice`` is a function of trainer and case, noise is added."""
-    rng = np.random.default_rng(0)
-    for seed in SEEDS:
-        for fold in folds:
-            for trainer in (SGD, CPR):
-                cases = {
-                    f"c{fold}{i}": {key: value + rng.normal(0, 0.001) for key, value in classes.items()}
-                    for i, classes in enumerate(dice(trainer))
-                }
-                write_fold(results, f"{trainer}_seed{seed}", fold, cases)
 
 
 def compared(results, *trainers, reference="", **changes):
@@ -102,77 +85,6 @@ def test_few_seeds_or_folds_have_no_verdict(tmp_path, seeds, folds):
     assert f"no verdict with {len(seeds)} seeds and {len(folds)} fold" in found.sentence
 
 
-def test_holm_counts_methods_and_settings(tmp_path):
-    names, datasets = (SGD, CPR, ADAM), (DATASET, "Dataset002_Other")
-    for dataset in datasets:
-        for position, trainer in enumerate(names):
-            runs = {None: {f: [0.5 + 0.01 * f * position + 0.02 * position] * 4 for f in (0, 1)}}
-            write_runs(tmp_path, trainer, runs, dataset=dataset, labels=LABELS)
-    chosen = choose_compared(read_results(study(*names, datasets=datasets), tmp_path))
-    found = compare_with(chosen, chosen.reference)
-    assert len(found) == 4
-    assert max(c.p_holm for c in found) == pytest.approx(min(1, 4 * min(c.p for c in found)))
-
-
-def test_only_complete_folds_and_seeds_are_compared(tmp_path):
-    sgd, cpr = noisy(0.8, (1, 2, 3, 4), (0, 1, 2)), noisy(0.8, (1, 2, 3, 4), (0, 1, 2))
-    del cpr[4][1], cpr[4][2]
-    write_runs(tmp_path, SGD, sgd)
-    write_runs(tmp_path, CPR, cpr)
-    found = compared(tmp_path, seeds=(1, 2, 3, 4), folds=(0, 1, 2))[0][CPR]
-    assert (found.folds, found.seeds) == ([0, 1, 2], [1, 2, 3])
-
-
-def test_largest_set_of_many_seeds_is_compared(tmp_path):
-    seeds = tuple(range(10))
-    for trainer in (SGD, CPR):
-        for seed in seeds:
-            for fold in (0, 1) if seed % 2 else (2, 3):
-                write_fold(tmp_path, f"{trainer}_seed{seed}", fold, {f"c{fold}": both(0.5)})
-    found = compared(tmp_path, seeds=seeds, folds=(0, 1, 2, 3))[0][CPR]
-    assert (len(found.folds), len(found.seeds)) == (2, 5)
-
-
-def test_unfinished_trainer_cannot_be_compared(tmp_path):
-    write_runs(tmp_path, SGD, noisy(0.8))
-    found = compared(tmp_path)[0][CPR]
-    assert found.cases == 0 and found.verdict == "undecided"
-    assert found.sentence == f"{CPR} instead of {SGD}: no run with values that both have finished."
-
-
-def test_fold_of_a_run_without_values_is_left_out(tmp_path):
-    for seed in SEEDS:
-        for fold in (0, 1, 2):
-            for trainer in (SGD, CPR):
-                empty = (fold, seed) == (0, 1)
-                cases = {f"c{fold}{i}": {"1": NAN if empty else 0.5 + 0.1 * i} for i in range(3)}
-                write_fold(tmp_path, f"{trainer}_seed{seed}", fold, cases)
-    found = compared(tmp_path, folds=(0, 1, 2))[0][CPR]
-    assert (found.cases, found.difference) == (6, 0)
-
-
-def test_difference_is_a_mean_over_cases_and_then_trainings(tmp_path):
-    write_runs(tmp_path, SGD, {s: {0: [0.1 * s, 0.5], 1: [0.2, 0.2]} for s in SEEDS})
-    write_runs(tmp_path, CPR, {s: {0: [0.1 * s, 0.6], 1: [0.2, 0.3]} for s in SEEDS})
-    found = compared(tmp_path)[0][CPR]
-    assert found.difference == pytest.approx(5)
-    assert (found.cases_better, found.cases_worse) == (2, 0)
-
-
-def test_lower_distance_is_better(tmp_path):
-    write_runs(tmp_path, SGD, noisy(0.8))
-    write_runs(tmp_path, CPR, noisy(0.8))
-    results = read_results(study(SGD, CPR, seeds=SEEDS, metrics=("hd95",)), tmp_path)
-    rng = np.random.default_rng(0)
-    distances = results.cases["trainer"].map({SGD: 5.0, CPR: 3.0})
-    distances = distances + rng.normal(0, 0.1, len(results.cases))
-    chosen = choose_compared(replace(results, cases=results.cases.assign(hd95=distances)))
-    (found,) = compare_with(chosen, chosen.reference)
-    assert found.difference == pytest.approx(-2, abs=0.1) and found.is_non_inferior
-    assert found.verdict == "better" and found.p_better > 0.95 and found.cases_better == 24
-    assert "mm better by HD95, 95 % interval 1." in found.sentence
-
-
 def test_false_positives_in_empty_cases_withhold_the_verdict(tmp_path):
     """The better trainer in cases with a structure predicts it in all cases without one."""
     nothing = {SGD: NAN, CPR: 0.0}
@@ -191,38 +103,6 @@ def test_false_positives_in_empty_cases_withhold_the_verdict(tmp_path):
     table = class_differences(chosen).set_index("class")
     assert table.loc["liver", "cases_left_out"] == 18
     assert table.loc["liver", ["difference", "interval_low", "interval_high"]].isna().all()
-
-
-def test_table_with_another_sign_withholds_the_verdict(tmp_path):
-    """A rare class is 5 points worse, the others 1 point better: classes count equally in the table."""
-    write_classes(
-        tmp_path,
-        lambda trainer: [
-            {"1": 0.75 + 0.01 * (trainer == CPR), "2": 0.7 - 0.05 * (trainer == CPR) if i < 2 else NAN}
-            for i in range(20)
-        ],
-    )
-    found = compared(tmp_path, folds=(0, 1, 2))[0][CPR]
-    assert found.difference > 0 > found.table_difference and found.verdict == "undecided"
-    assert "the means of the main table, over classes, are 2.00 points worse" in found.sentence
-
-
-def test_a_rare_class_that_is_lost_is_not_equivalent(tmp_path):
-    """The means over cases are equal, those over classes differ by 5 points."""
-    write_classes(
-        tmp_path,
-        lambda trainer: [
-            {
-                "1": 0.75 + 0.005 * (trainer == CPR and i >= 2),
-                "2": 0.7 - 0.1 * (trainer == CPR) if i < 2 else NAN,
-            }
-            for i in range(22)
-        ],
-    )
-    found = compared(tmp_path, folds=(0, 1, 2), margin=0.5)[0][CPR]
-    assert found.p_equivalent > 0.95 and found.table_difference < -4 and found.verdict == "undecided"
-    assert "no verdict, as the means of the main table" in found.sentence
-    assert found.p_non_inferior_holm < 0.05 and not found.is_non_inferior
 
 
 def test_bootstrap_withholds_a_verdict_of_equal_trainings(tmp_path):
@@ -250,39 +130,6 @@ def test_non_inferiority_depends_on_the_margin_and_the_named_trainer(tmp_path):
     assert table["non_inferior_to"].tolist() == [ADAM, ADAM]
     assert table["non_inferior"].tolist() == ["shown", "shown"]
     assert (table["p_holm"] >= table["p"]).all() and (table["advantage_low"] < table["difference"]).all()
-
-
-def test_table_has_a_row_for_each_comparison(tmp_path):
-    write_runs(tmp_path, SGD, noisy(0.8))
-    write_runs(tmp_path, CPR, noisy(0.82))
-    found, chosen = compared(tmp_path, SGD, TrainerEntry(CPR, "CPR, 1k"))
-    (row,) = comparison_table(list(found.values())).to_dict("records")
-    assert (row["metric"], row["unit"], row["verdict"]) == ("dice", "points", "better")
-    assert (row["cases"], row["seeds"]) == (24, "1 2 3")
-    assert row["p_better"] + row["p_equivalent"] + row["p_worse"] == pytest.approx(1)
-    assert row["p_holm"] == row["p"] == max(row["p_corrected_t"], row["p_fold_seed"])
-    assert row["interval_low"] < row["bootstrap_low"] < row["difference"]
-    classes = class_differences(chosen)
-    assert classes["difference"].tolist() == pytest.approx([row["difference"]] * 2)
-
-
-def test_networks_that_learned_nothing_have_no_verdict(tmp_path):
-    runs = {s: {f: [0.0] * 6 for f in (0, 1)} for s in SEEDS}
-    write_runs(tmp_path, SGD, runs)
-    write_runs(tmp_path, CPR, runs)
-    found = compared(tmp_path)[0][CPR]
-    assert found.verdict == "undecided" and not found.is_non_inferior
-    why = f"no verdict, as the Dice of {SGD} is 0.00 % in all cases of class liver."
-    assert found.sentence.endswith(why)
-
-
-def test_equal_differences_have_no_verdict(tmp_path):
-    for trainer, gain in ((SGD, 0), (CPR, 0.01)):
-        runs = {s: {f: [0.5 + gain, 0.7 + gain] for f in (0, 1)} for s in SEEDS}
-        write_runs(tmp_path, trainer, runs)
-    assert compared(tmp_path)[0][CPR].sentence.endswith(
-        "no verdict, as all runs differ by exactly the same."
-    )
 
 
 def test_bounds_that_were_never_set_have_no_verdict(tmp_path):

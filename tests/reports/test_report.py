@@ -6,17 +6,13 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 
-import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
 
 from nnunet_cpr.reports import write_report
-from nnunet_cpr.reports.document import MAX_SENTENCES
-from nnunet_cpr.reports.figures import MAX_DRAWN
-from nnunet_cpr.reports.pictures import read_slices
 from nnunet_cpr.studies.definition import TrainerEntry
-from tests.helpers.report_folds import DATASET, both, study, whole, write_fold, write_volume
+from tests.helpers.report_folds import DATASET, both, study, whole, write_fold
 
 
 class Page(HTMLParser):
@@ -72,6 +68,8 @@ def written(tmp_path_factory):
 def test_report_answers_first(written):
     (folder, page, output), _ = written
     assert page.headings[:3] == ["Study toy", "Result", "Notes"]
+    for kind in ("Differences of Dice to weight <decay> 3e-5", "Dice (%) of the runs: ", "Losses and"):
+        assert any(alt.startswith(kind) for alt in page.images), kind
     sentences = pd.read_csv(folder / "comparisons.csv")["sentence"]
     assert sentences[0].startswith("CPR 2k & more instead of weight <decay> 3e-5: ")
     assert sentences[0].endswith("; no verdict with 1 seed and 2 folds.")
@@ -103,19 +101,6 @@ def test_equal_results_give_equal_bytes(written):
         assert (again / path.relative_to(folder)).read_bytes() == path.read_bytes(), path
 
 
-def test_page_has_figures_with_their_numbers(written):
-    (folder, page, _), _ = written
-    kinds = [
-        "Differences of Dice to weight <decay> 3e-5", "Dice (%) of the runs: ", "Losses and pseudo Dice",
-    ]  # fmt: skip
-    for kind in kinds:
-        assert any(alt.startswith(kind) for alt in page.images), kind
-    setting = f"{DATASET}-3d_fullres-nnUNetPlans"
-    for name in (f"differences-{setting}-dice", f"runs-{setting}-dice", f"curves-{setting}"):
-        assert {path.suffix for path in (folder / "figures").glob(f"{name}.*")} == {".svg", ".pdf"}
-    assert (folder / "report.html").stat().st_size < 1_500_000
-
-
 def test_worst_median_and_best_case_have_pictures_or_a_reason(written):
     (folder, page, _), place = written
     for kind in ("worst", "median", "best"):
@@ -134,37 +119,6 @@ def test_worst_median_and_best_case_have_pictures_or_a_reason(written):
     )
 
 
-def test_picture_shows_the_slice_with_the_most_wrong_voxels(tmp_path):
-    truth = np.zeros((6, 30, 40), np.uint8)
-    truth[1:5, 10:20, 10:20] = 1
-    prediction = truth.copy()
-    prediction[3, 10:20, 20:25] = 1
-    image = np.arange(truth.size, dtype=np.float32).reshape(truth.shape)
-    for name, array in (("image", image), ("truth", truth), ("one", prediction), ("two", truth)):
-        write_volume(array, tmp_path / f"{name}.nii.gz")
-    files = {name: tmp_path / f"{name}.nii.gz" for name in ("image", "truth", "one", "two")}
-    grey, maps, aspect = read_slices(files)
-    assert aspect == 1 and grey.shape == (30, 35)  # ten voxels around the structures
-    assert [int(each.sum()) for each in maps] == [100, 150, 100]
-    np.testing.assert_array_equal(grey, image[3, :30, :35])
-    write_volume(truth[:5], files["two"])
-    with pytest.raises(ValueError, match="differ in size"):
-        read_slices(files)
-
-
-def test_many_trainers_do_not_print_many_paragraphs(tmp_path):
-    names = [f"Trainer{i}" for i in range(20)]
-    for i, name in enumerate(names):
-        for fold in (0, 1):
-            cases = {f"c{fold}{k}": both(0.5 + 0.01 * i + 0.001 * k) for k in range(7)}
-            write_fold(tmp_path, name, fold, cases)
-    _, page, output = report(tmp_path, study(*names), tmp_path)
-    assert output.count(" instead of ") == MAX_SENTENCES and f"{19 - MAX_SENTENCES} more" in output
-    assert output.startswith("Trainer19 instead of Trainer0: 19.00 points better")
-    (runs,) = [alt for alt in page.images if alt.startswith("Dice (%) of the runs")]
-    assert runs.count("Trainer") == MAX_DRAWN + 1 and "Trainer11 " not in runs
-
-
 def test_report_of_one_finished_trainer(tmp_path):
     write_fold(tmp_path, "A", 0, {"a": both(0.8)})
     _, page, output = report(tmp_path, study("A", "B"), tmp_path)
@@ -177,33 +131,13 @@ def test_report_of_one_finished_trainer(tmp_path):
         assert pd.read_csv(folder / f"{name}.csv").empty
 
 
-def test_regions_and_cases_without_foreground(tmp_path):
-    labels, nan = {"background": 0, "whole": [1, 2], "core": 2}, float("nan")
-    for trainer, more in (("A", 0), ("B", 0.01)):
-        dice = {f"c{i}": {"(1, 2)": 0.7 + more * i, "2": nan} for i in range(7)}
-        write_fold(tmp_path, trainer, 0, {**dice, "empty": {"(1, 2)": nan, "2": nan}}, labels=labels)
-    folder, page, _ = report(tmp_path, study("A", "B", folds=(0,)), tmp_path)
-    assert "73.00" in page.words
-    text = re.sub(r"base64,[\w+/=]*", "", (folder / "report.html").read_text())
-    assert ">nan<" not in text.lower() and "empty" not in text
-
-
-def test_each_setting_has_its_sections(tmp_path):
-    planned = study("A", "B", datasets=(DATASET, "Dataset002_Other"), folds=(0,))
-    _, page, output = report(tmp_path, planned, *whole(tmp_path, planned, cases=4))
-    for dataset in planned.datasets:
-        assert sum(heading.endswith(f": {dataset}") for heading in page.headings) == 4
-        assert f"{dataset}: B instead of A: " in output
-
-
 BROWSER = next(
     (p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None
 )
 
 
 @pytest.mark.skipif(BROWSER is None, reason="Chromium is not installed")
-@pytest.mark.parametrize("width", [390, 1280])
-def test_page_fits_the_window_without_errors(written, tmp_path, width):
+def test_page_fits_a_phone_without_errors(written, tmp_path):
     # The window of a headless browser may be wider than asked for: a frame is as wide as it says.
     (folder, _, _), _ = written
     script = (
@@ -215,7 +149,7 @@ def test_page_fits_the_window_without_errors(written, tmp_path, width):
     (tmp_path / "copy.html").write_text(page)
     (tmp_path / "frame.html").write_text(
         "<script>addEventListener('message', e => document.body.dataset.widths = e.data)</script>"
-        f'<body><iframe src="copy.html" style="width:{width}px;height:800px;border:0"></iframe></body>'
+        '<body><iframe src="copy.html" style="width:390px;height:800px;border:0"></iframe></body>'
     )
     command = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
     command += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,800", "--dump-dom"]
@@ -223,4 +157,4 @@ def test_page_fits_the_window_without_errors(written, tmp_path, width):
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and "CONSOLE" not in done.stderr, done.stderr[-2000:]
     found = re.search(r'data-widths="(\d+) (\d+)"', done.stdout)
-    assert found and int(found[2]) <= int(found[1]) <= width
+    assert found and int(found[2]) <= int(found[1]) <= 390

@@ -1,6 +1,3 @@
-import json
-import math
-
 import numpy as np
 import pytest
 
@@ -9,10 +6,7 @@ from nnunet_cpr.reports.checks import find_warnings
 from nnunet_cpr.reports.results import (
     ReportError,
     Setting,
-    case_means,
-    class_key,
     read_results,
-    run_means,
 )
 from tests.helpers.report_folds import (
     DATASET,
@@ -20,8 +14,6 @@ from tests.helpers.report_folds import (
     both,
     study,
     write_fold,
-    write_history,
-    write_json,
     write_log,
 )
 
@@ -44,44 +36,11 @@ def test_cases_are_tidy_with_class_names(tmp_path):
     np.testing.assert_array_equal(cases["dice"], [0.1, NAN, 0.5, 0.7])
 
 
-def test_background_is_ignored(tmp_path):
-    write_fold(tmp_path, "A", 0, {"a": {"0": 1.0, "1": 0.5, "2": 0.5}})
-    assert read(study("A"), tmp_path).cases["class"].tolist() == ["liver", "left_kidney"]
-
-
-def test_means_match_nnunet_and_ignore_nan(tmp_path):
-    write_fold(
-        tmp_path,
-        "A",
-        0,
-        {"a": {"1": 0.2, "2": NAN}, "b": {"1": 0.6, "2": 0.9}, "c": {"1": NAN, "2": NAN}},
-    )
-    cases = read(study("A"), tmp_path).cases
-    # liver (0.2 + 0.6) / 2 = 0.4, kidney 0.9: mean 0.65; not the mean of the cases' means.
-    assert run_means(cases)["dice"].tolist() == pytest.approx([0.65])
-    np.testing.assert_allclose(case_means(cases)["dice"], [0.2, 0.75, NAN])
-
-
 def test_regions_have_names_of_dataset_json(tmp_path):
     labels = {"background": 0, "whole tumor": [1, 2, 3], "core": [2, 3], "enhancing": 3}
     dice = {"a": {"(1, 2, 3)": 0.9, "(2, 3)": 0.8, "3": 0.7}}
     write_fold(tmp_path, "A", 0, dice, labels=labels)
     assert read(study("A"), tmp_path).cases["class"].tolist() == ["whole tumor", "core", "enhancing"]
-
-
-def test_class_names_fall_back_to_label_numbers(tmp_path):
-    write_fold(tmp_path, "A", 0, {"a": {"10": 0.1, "2": 0.2, "(1, 2)": 0.3}}, labels=None)
-    assert read(study("A"), tmp_path).cases["class"].tolist() == ["label 1 + 2", "label 2", "label 10"]
-
-
-def test_class_keys_are_parsed():
-    assert [class_key(v) for v in (3, "3", [1, 2], "(1, 2)", "(3,)")] == [
-        (3,),
-        (3,),
-        (1, 2),
-        (1, 2),
-        (3,),
-    ]
 
 
 def test_fold_is_finished_after_validation(tmp_path):
@@ -115,65 +74,11 @@ def test_later_log_replaces_repeated_epochs(tmp_path):
     assert log["seconds"].tolist() == [10, 12, 13]
 
 
-def test_incomplete_epoch_has_no_time(tmp_path):
-    write_log(tmp_path, {0: (0.5, 0.6, 0.1, 10), 1: (-1.5e-05, 0.5, 0.2, 11)})
-    path = next(tmp_path.glob("training_log_*"))
-    path.write_text(path.read_text().rpartition("Epoch time")[0])
-    log = read_logs(tmp_path)
-    assert log["train_loss"].tolist() == [0.5, -1.5e-05]
-    assert log["seconds"][0] == 10 and math.isnan(log["seconds"][1])
-
-
-def test_missing_measurements_are_nan(tmp_path):
-    folder = write_fold(tmp_path, "A", 0, {"a": both(0.5)})
-    assert read(study("A"), tmp_path).resources.empty
-    content = {"seconds": 7.5, "peak_memory_bytes": 100, "peak_gpu_memory_bytes": None}
-    (folder / "resources.json").write_text(json.dumps(content))
-    row = read(study("A"), tmp_path).resources.iloc[0]
-    assert row["seconds"] == 7.5 and row["peak_memory_bytes"] == 100
-    assert math.isnan(row["peak_gpu_memory_bytes"])
-
-
-def test_runs_of_seeds_are_pooled_under_the_trainer(tmp_path):
-    trainer = "nnUNetTrainerCPR"
-    for seed, fold in ((1, 0), (1, 1), (2, 0)):
-        write_fold(tmp_path, f"{trainer}_seed{seed}", fold, {f"c{fold}": both(0.1 * seed)})
-    results = read(study(trainer, seeds=(1, 2)), tmp_path)
-    assert set(results.cases["trainer"]) == {trainer}
-    assert results.finished_runs(SETTING, trainer) == [(0, 1), (0, 2), (1, 1)]
-    means = run_means(results.cases).set_index(["fold", "seed"])["dice"]
-    assert means.to_dict() == pytest.approx({(0, 1): 0.1, (1, 1): 0.1, (0, 2): 0.2})
-    run = results.run(SETTING, 0, trainer, 2)
-    assert (run.trainer, run.entry, run.seed) == (f"{trainer}_seed2", trainer, 2)
-
-
-def test_ratio_of_test_to_training_cases_is_read_from_the_split(tmp_path):
-    write_fold(tmp_path, "A", 0, {"a": both(0.5)})
-    assert read(study("A"), tmp_path).ratios == {DATASET: 1 / 4}
-    # The second fold trains on a subset, and the third is not in the study.
-    cases = [("abcd", "ef"), ("ab", "d"), ("e", "abc")]
-    splits = [{"train": list(train), "val": list(val)} for train, val in cases]
-    write_json(tmp_path / "pre" / DATASET / "splits_final.json", splits)
-    ratios = read_results(study("A"), tmp_path, tmp_path / "pre").ratios
-    assert ratios == {DATASET: pytest.approx((2 / 4 + 1 / 5) / 2)}
-    write_json(tmp_path / "pre" / DATASET / "splits_final.json", [{"train": []}])
-    assert read_results(study("A"), tmp_path, tmp_path / "pre").ratios == {DATASET: 1 / 4}
-
-
 # Warnings
 
 
 def warnings(tmp_path, *trainers, **changes):
     return find_warnings(read(study(*trainers, **changes), tmp_path), SETTING)
-
-
-def test_sound_runs_have_no_warning(tmp_path):
-    for fold in (0, 1):
-        folder = write_fold(tmp_path, "A", fold, {"a": both(0.5), "b": {"1": 0.0, "2": 0.1}})
-        write_log(folder, {epoch: (0.5 - 0.1 * epoch, 0.5, 0.3, 5) for epoch in range(8)})
-        (log,) = folder.glob("training_log_*")
-        log.write_text(log.read_text() + "2026-01-02 03:04:06.000000: Epoch 8 \n")  # is running
-    assert warnings(tmp_path, "A") == []
 
 
 def test_collapsed_and_missing_runs_are_named(tmp_path):
@@ -198,13 +103,4 @@ def test_diverged_trainings_are_named(tmp_path):
     assert warnings(tmp_path, *losses, folds=(0,)) == [
         "A, fold 0: the training diverged (its loss is not a number).",
         "B, fold 0: the training diverged (its loss ends above that of its first epoch).",
-    ]
-
-
-def test_bounds_that_were_never_set_are_named(tmp_path):
-    for fold in (0, 1):
-        folder = write_fold(tmp_path, "nnUNetTrainerCPR", fold, {"a": both(0.5)})
-        write_history(folder, bound_from=9 if fold else 2)
-    assert warnings(tmp_path, "nnUNetTrainerCPR") == [
-        "nnUNetTrainerCPR, fold 1: the bounds of CPR were never set, so nothing was regularized."
     ]

@@ -37,29 +37,6 @@ def train(model: nn.Module, optimizer: Any, steps: int) -> list[float]:
     return losses
 
 
-def assert_equal(actual: Any, expected: Any, **tolerance: float) -> None:
-    """Compare nested state: tensors by dtype and value, everything else by type and value.
-
-    Args:
-        actual, expected: tensors, plain values, or mappings and sequences of them.
-        tolerance: ``rtol`` and ``atol`` of tensors and floats; without them they have to be equal.
-    """
-    tolerance = tolerance or {"rtol": 0.0, "atol": 0.0}
-    if isinstance(expected, Tensor):
-        torch.testing.assert_close(actual, expected, equal_nan=True, **tolerance)
-    elif isinstance(expected, dict):
-        assert actual.keys() == expected.keys()
-        for key, value in expected.items():
-            assert_equal(actual[key], value, **tolerance)
-    elif isinstance(expected, (list, tuple)):
-        assert len(actual) == len(expected)
-        for one, other in zip(actual, expected):
-            assert_equal(one, other, **tolerance)
-    else:
-        assert type(actual) is type(expected)
-        assert actual == expected
-
-
 def linear_problem(
     contiguous: bool = True, dtype: torch.dtype = torch.float32
 ) -> tuple[list[nn.Parameter], Callable[[], Tensor]]:

@@ -50,24 +50,6 @@ def stop_in_call(patch: pytest.MonkeyPatch, owner: type, method: str, calls: int
     patch.setattr(owner, method, counted)
 
 
-def assert_same(a: Any, b: Any, where: str = "state") -> None:
-    """Assert that two nested states are equal bit for bit."""
-    assert type(a) is type(b), where
-    if isinstance(a, torch.Tensor):
-        assert a.dtype == b.dtype, where
-        assert torch.equal(a, b), where
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys(), where
-        for key in a:
-            assert_same(a[key], b[key], f"{where}[{key!r}]")
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b), where
-        for i, (x, y) in enumerate(zip(a, b)):
-            assert_same(x, y, f"{where}[{i}]")
-    else:
-        assert a == b, where
-
-
 def load_trainer_checkpoint(folder: Path, step: int) -> dict[str, Any]:
     """Return weights, optimizer and schedule of a checkpoint of Hugging Face's Trainer."""
     from safetensors.torch import load_file
@@ -79,11 +61,3 @@ def load_trainer_checkpoint(folder: Path, step: int) -> dict[str, Any]:
         "optimizer": torch.load(checkpoint / "optimizer.pt", weights_only=True),
         "schedule": torch.load(checkpoint / "scheduler.pt", weights_only=True),
     }
-
-
-def assert_cpr_is_active(optimizer_state: dict[str, Any], steps: int) -> None:
-    """Assert that bounds are set and multipliers are positive after this number of steps."""
-    state = optimizer_state["cpr"]["state"]
-    assert int(state["step"]) == steps
-    assert bool(state["kappa"].isfinite().any())
-    assert float(state["lagrange_multiplier"].max()) > 0

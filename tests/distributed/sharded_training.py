@@ -11,10 +11,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
     get_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
     set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
@@ -23,7 +20,6 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaKI0, KappaWS, MuonCPR
-from nnunet_cpr.optimizers import Muon
 
 BATCH = 8
 
@@ -58,34 +54,23 @@ class Method:
     adaptive: bool = False
 
     def build(self, model: nn.Module) -> tuple[torch.optim.Optimizer, CPR]:
-        bound = {
+        bounds: dict[str, Any] = {
             "ws": KappaWS(2), "ki0": KappaKI0(0.9), "ip": KappaIP(1), "never": KappaWS(10**6)
-        }[self.kappa]  # fmt: skip
-        settings: dict[str, Any] = {
-            "kappa": bound, "regularizer": self.regularizer, "adaptive": self.adaptive
         }  # fmt: skip
-        if self.optimizer == "SGDCPR":
-            ours = SGDCPR(model, lr=0.05, momentum=0.9, **settings)
-            return ours, ours.cpr
-        if self.optimizer == "AdamCPR":
-            ours = AdamCPR(model, lr=0.02, **settings)
-            return ours, ours.cpr
+        settings = {
+            "kappa": bounds[self.kappa], "regularizer": self.regularizer, "adaptive": self.adaptive
+        }  # fmt: skip
+        if self.optimizer == "Adam":
+            theirs = torch.optim.Adam(model.parameters(), lr=0.02)
+            cpr = CPR(model, **settings)
+            return cpr.attach(theirs), cpr
         # Newton-Schulz amplifies the rounding errors that differ between one process and several.
-        muon: dict[str, Any] = {"lr": 0.02, "adamw_for": (), "ns_dtype": "float64"}
-        if self.optimizer == "MuonCPR":
-            ours = MuonCPR(model, **muon, **settings)
-            return ours, ours.cpr
-        theirs: torch.optim.Optimizer = {
-            "Adam": lambda: torch.optim.Adam(model.parameters(), lr=0.02),
-            "AdamW fused": lambda: torch.optim.AdamW(
-                model.parameters(), lr=0.02, weight_decay=0, fused=True
-            ),
-            "Muon": lambda: Muon(model, **muon),
-            "SGD": lambda: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+        ours = {
+            "SGDCPR": lambda: SGDCPR(model, lr=0.05, momentum=0.9, **settings),
+            "AdamCPR": lambda: AdamCPR(model, lr=0.02, **settings),
+            "MuonCPR": lambda: MuonCPR(model, lr=0.02, adamw_for=(), ns_dtype="float64", **settings),
         }[self.optimizer]()
-        cpr = CPR(model, **settings)
-        cpr.attach(theirs)
-        return theirs, cpr
+        return ours, ours.cpr
 
 
 def data(step: int) -> tuple[Tensor, Tensor]:
@@ -232,18 +217,6 @@ def fused_and_unfused(build: type, steps: int) -> tuple[list[Tensor], list[Tenso
 # Beside training
 
 
-def with_one_process_that_touches_its_part(steps: int) -> dict[str, Any]:
-    """Change a shard on one process, so that only the others have current sums."""
-    model = fsdp(Net())
-    optimizer, cpr = Method().build(model)
-    for step in range(steps):
-        train(model, optimizer, [step], *part_of_the_batch("fsdp"))
-        if dist.get_rank() == 1:
-            with torch.no_grad():
-                model.first.weight.to_local().mul_(1.0)
-    return found(model, cpr)
-
-
 def save_sharded(folder: str, method: Method, steps: int) -> None:
     model = fsdp(Net())
     optimizer, _ = method.build(model)
@@ -269,21 +242,4 @@ def load_sharded_and_go_on(
     )
     assert not any("cpr" in group for group in optimizer.param_groups)
     train(model, optimizer, steps, *((0, 1) if way is None else part_of_the_batch(way)))
-    return found(model, cpr)
-
-
-def load_whole_and_go_on(method: Method, steps: int, more: range) -> dict[str, Tensor]:
-    """Load the state of one process on rank 0 and send it to all (``broadcast_from_rank0``)."""
-    whole: Any = {}, {}
-    if dist.get_rank() == 0:
-        plain = Net()
-        its_optimizer, _ = method.build(plain)
-        train(plain, its_optimizer, range(steps))
-        whole = get_state_dict(plain, its_optimizer)
-    model = fsdp(Net())
-    optimizer, cpr = method.build(model)
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(model, whole[0], options=options)
-    set_optimizer_state_dict(model, optimizer, whole[1], options=options)
-    train(model, optimizer, more, *part_of_the_batch("fsdp"))
     return found(model, cpr)

@@ -1,0 +1,412 @@
+"""Comparison methods on an optimizer: attaching, checkpoints, unusual steps and numbers."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import sys
+
+import pytest
+import torch
+from pytorch_optimizer import Amos
+from torch.optim import lr_scheduler
+
+from nnunet_cpr import CPR, SGDCPR
+from nnunet_cpr.baselines import (
+    AdaDecay,
+    AdaptiveWeightDecay,
+    CorrectedDecay,
+    CosineDecay,
+    DecoupledDecay,
+    Hyperball,
+    IndependentDecay,
+    NormRescaling,
+    WeightNormControl,
+    amos,
+)
+from nnunet_cpr.baselines.registry import BASELINES
+from tests.helpers.baseline_kinds import KINDS, every_baseline, few_baselines, matrix, same_states
+from tests.helpers.matrices import set_gradients, take_same_steps, take_steps_by_closure
+
+
+def trained(model: torch.nn.Module, kind: str, steps: int = 3):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    baseline = KINDS[kind](model)
+    baseline.attach(optimizer)
+    for t in range(steps):
+        set_gradients(model.parameters(), t)
+        optimizer.step()
+    return baseline, optimizer
+
+
+@every_baseline
+def test_only_matrices_are_touched(kind: str, model: torch.nn.Module) -> None:
+    baseline, optimizer = trained(model, kind, steps=0)
+    assert baseline.names == ["0.weight", "2.weight", "4.weight"]
+    before = copy.deepcopy(model.state_dict())
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+        p.grad[0] = 1.0  # AWD and hyperball follow the gradients
+    optimizer.param_groups[0]["momentum"] = 0.0
+    optimizer.step()
+    for name, p in model.named_parameters():
+        unmoved = before[name] - 0.1 * p.grad
+        assert torch.equal(p, unmoved) == (name not in baseline.names), name
+
+
+@few_baselines
+def test_attaching_to_what_has_one_already_is_refused(kind: str, model: torch.nn.Module) -> None:
+    baseline, optimizer = trained(model, kind)
+    with pytest.raises(
+        RuntimeError, match=f"^{baseline.title} is attached to an optimizer already.*detach"
+    ):
+        baseline.attach(optimizer)
+    for other in (CPR(model), *(build(model) for build in KINDS.values())):
+        with pytest.raises(RuntimeError, match=f"another {baseline.title} attached.*detach"):
+            other.attach(optimizer)
+    with pytest.raises(RuntimeError, match="another CPR attached"):
+        KINDS[kind](model).attach(SGDCPR(model, lr=0.1))
+    baseline.detach()
+    CPR(model).attach(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s["config"].update({list(s["config"])[1]: 7.5}), r"\w+: expected [\d.]+, got 7\.5"),
+        (lambda s: s["config"].update(method="Mine"), "method: expected .*, got 'Mine'"),
+        (lambda s: s["names"].__setitem__(0, "x"), r"it lacks '0\.weight' and it has 'x', which is not"),
+        (lambda s: s["shapes"].__setitem__(0, [1, 2]), r"shape: .*, got \[1, 2\] for '0\.weight'"),
+        (lambda s: s.update(version=0), "expected version 1, got 0"),
+    ],
+    ids=["config", "method", "names", "shapes", "version"],
+)
+def test_mismatched_state_is_refused_without_changes(model, change, message: str) -> None:
+    baseline, optimizer = trained(model, "adadecay")
+    before = baseline.state_dict()
+    momentum = optimizer.state[model[0].weight]["momentum_buffer"].clone()
+    state = copy.deepcopy(optimizer.state_dict())
+    change(state["baseline"])
+    for buffers in state["state"].values():
+        buffers["momentum_buffer"] += 1
+    with pytest.raises(
+        ValueError, match=f"^cannot load the {baseline.title} state: .*{message}"
+    ) as error:
+        optimizer.load_state_dict(state)
+    assert "\n" not in str(error.value)
+    assert same_states(baseline.state_dict(), before)
+    assert torch.equal(optimizer.state[model[0].weight]["momentum_buffer"], momentum)
+
+
+def test_a_state_of_another_kind_is_refused(model: torch.nn.Module) -> None:
+    """The methods share a key in the state dict, and some share settings."""
+    state = trained(model, "decoupled")[1].state_dict()
+    for other in KINDS:
+        if other != "decoupled":
+            with pytest.raises(ValueError, match="method: expected"):
+                trained(model, other)[1].load_state_dict(state)
+    with pytest.raises(ValueError, match="saved without CPR"):
+        SGDCPR(model, lr=0.1).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("setting", "build"),
+    [
+        ("weight_decay", lambda m: DecoupledDecay(m, -1.0)),
+        ("max_lr", lambda m: CorrectedDecay(m, max_lr="1")),
+        ("steps", lambda m: CosineDecay(m, steps=0.5)),
+        ("start", lambda m: WeightNormControl(m, start=-1)),
+    ],
+)
+def test_wrong_settings_are_refused(model: torch.nn.Module, setting: str, build) -> None:
+    with pytest.raises(ValueError, match=f"^{setting}: expected a .* number.*, got"):
+        build(model)
+
+
+@every_baseline
+def test_repr_shows_the_settings(kind: str, model: torch.nn.Module) -> None:
+    baseline = KINDS[kind](model)
+    assert repr(baseline).startswith(f"{type(baseline).__name__}(3 matrices, ")
+    with pytest.warns(UserWarning, match="no parameter to regularize"):
+        KINDS[kind]([torch.nn.Parameter(torch.ones(3))])
+
+
+def test_registry_builds_by_keyword(model: torch.nn.Module) -> None:
+    """Build comparison methods as trainer names and vision runs do."""
+    built = {
+        keyword: entry.build(model, weight_decay=0.25, steps=40, value=7 if entry.is_count else 2.5)
+        for keyword, entry in BASELINES.items()
+    }
+    settings = {keyword: baseline.state_dict()["config"] for keyword, baseline in built.items()}
+    assert settings == {
+        "decoupled": {"method": "DecoupledDecay", "weight_decay": 0.25},
+        "adadecay": {"method": "AdaDecay", "weight_decay": 0.25, "alpha": 2.5},
+        "awd": {"method": "AdaptiveWeightDecay", "weight_decay": 0.25},
+        "cosine": {"method": "CosineDecay", "weight_decay": 0.25, "final": 2.5, "steps": 40},
+        "rescale": {"method": "NormRescaling", "factor": 2.5},
+        "corrected": {
+            "method": "CorrectedDecay",
+            "normalized": [True, False, False],
+            "max_lr": None,
+            "weight_decay": 0.25,
+        },
+        "cautious": {"method": "CautiousDecay", "weight_decay": 0.25},
+        "independent": {"method": "IndependentDecay", "max_lr": None, "weight_decay": 0.25},
+        "norm": {"method": "WeightNormControl", "weight_decay": 0.25, "start": 0, "factor": 2.5},
+        "normws": {"method": "WeightNormControl", "weight_decay": 0.25, "start": 7, "factor": 1.0},
+        "hyperball": {"method": "Hyperball", "factor": 1.0},
+    }
+
+
+# Steps
+
+
+@few_baselines
+def test_closure_runs_before_the_update(kind: str) -> None:
+    (without, _), *with_one = take_steps_by_closure(
+        lambda p: KINDS[kind]([p]).attach(torch.optim.Adam([p], lr=0.1))
+    )
+    for p, _ in with_one:
+        assert torch.equal(p, without)
+
+
+@every_baseline
+def test_step_without_gradients_counts_only(kind: str) -> None:
+    p = matrix(2.0)
+    baseline = KINDS[kind]([p])
+    optimizer = baseline.attach(torch.optim.SGD([p], lr=0.1))
+    p.grad = None
+    optimizer.step()
+    assert baseline.step_count == 1
+    expected = 0.8 * 2.0 if kind == "rescale" else 2.0
+    torch.testing.assert_close(p.detach(), torch.full((2, 3), expected))
+
+
+@every_baseline
+def test_baseline_leaves_matrix_without_gradient_unchanged(kind: str) -> None:
+    p, q = matrix(2.0), matrix(2.0)
+    q.grad = None
+    KINDS[kind]([p, q]).attach(torch.optim.SGD([p, q], lr=0.1)).step()
+    if kind == "rescale":  # which holds the norm of all of them
+        assert q.mean().item() == pytest.approx(1.6, rel=0.01)
+    else:
+        assert torch.equal(q, torch.full((2, 3), 2.0))
+
+
+def test_awd_coefficient_decays_for_zero_gradients() -> None:
+    p = matrix(2.0)
+    awd = AdaptiveWeightDecay([p], 0.5)
+    optimizer = awd.attach(torch.optim.SGD([p], lr=0.1))
+    optimizer.step()
+    coefficient, before = awd._state["coefficient"].clone(), p.detach().clone()
+    p.grad.zero_()
+    optimizer.step()
+    torch.testing.assert_close(awd._state["coefficient"], 0.1 * coefficient)
+    torch.testing.assert_close(p.detach(), before * (1 - 0.1 * 0.1 * coefficient))
+
+
+def test_rescaling_leaves_zero_weights_unchanged() -> None:
+    p = matrix(0.0)
+    optimizer = NormRescaling([p], 2.0).attach(torch.optim.SGD([p], lr=0.1))
+    gradient = p.grad.clone()
+    optimizer.step()
+    torch.testing.assert_close(p.detach(), -0.1 * gradient)
+
+
+@every_baseline
+def test_nonfinite_gradient_adds_no_damage(kind: str) -> None:
+    """Only the elements that the optimizer updates by it become NaN."""
+    p, q = matrix(2.0), matrix(3.0)
+    baseline = KINDS[kind]([p, q])
+    optimizer = baseline.attach(torch.optim.SGD([p, q], lr=0.1))
+    optimizer.step()
+    p.grad[0, 0] = math.nan
+    optimizer.step()
+    assert p.flatten()[1:].isfinite().all() and q.isfinite().all()
+    assert all(tensor.isfinite().all() for tensor in baseline.state_dict()["state"].values())
+    with torch.no_grad():  # somebody repairs it
+        p[0, 0], p.grad[0, 0] = 1.0, 1.0
+    before = p.detach().clone()
+    optimizer.step()
+    assert p.isfinite().all() and not torch.equal(p, before)
+
+
+@every_baseline
+def test_half_precision_follows_single_precision(kind: str) -> None:
+    """Use values that are exact in half precision, and decays that it can represent."""
+    dtype = torch.bfloat16
+    results = []
+    for d in (dtype, torch.float32):
+        p = torch.nn.Parameter((torch.arange(32.0).reshape(4, 8) / 16 + 0.5).to(d))
+        p.grad = (torch.arange(32.0).reshape(4, 8).sin() * 8).to(dtype).to(d)
+        baseline = KINDS[kind]([p])
+        optimizer = baseline.attach(torch.optim.SGD([p], lr=0.1))
+        for _ in range(3):
+            optimizer.step()
+            optimizer.zero_grad()
+            p.grad = (torch.arange(32.0).reshape(4, 8).cos()).to(dtype).to(d)
+        assert p.dtype == d
+        floats = [t for t in baseline.state_dict()["state"].values() if t.is_floating_point()]
+        assert all(t.dtype == torch.float32 for t in floats)
+        results.append(p.detach().float())
+    precision = torch.finfo(dtype).eps
+    torch.testing.assert_close(results[0], results[1], rtol=8 * precision, atol=8 * precision)
+
+
+def test_tiny_half_precision_gradients_are_standardised() -> None:
+    """Neither their mean nor their standard deviation is representable in float16."""
+    size = torch.arange(1.0, 7.0).reshape(2, 3)
+    p = torch.nn.Parameter(torch.ones(2, 3, dtype=torch.float16))
+    p.grad = (size * 2.0**-24).half()  # its smallest numbers
+    AdaDecay([p], 1.0, 1.0).attach(torch.optim.SGD([p], lr=0.5)).step()
+    rate = 2 * torch.sigmoid((size - size.mean()) / size.std(correction=0))
+    torch.testing.assert_close(p.detach().float(), 1 - 0.5 * rate, rtol=0, atol=1e-3)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@every_baseline
+def test_baseline_does_not_synchronize_and_moves_state(kind: str, model) -> None:
+    model.float()
+    twin = copy.deepcopy(model)
+    optimizer = KINDS[kind](model).attach(torch.optim.SGD(model.parameters(), lr=0.1, fused=True))
+    baseline = KINDS[kind](twin)
+    on_gpu = baseline.attach(torch.optim.SGD(twin.parameters(), lr=0.1, fused=True))
+    twin.cuda()
+    for t in range(4):
+        set_gradients(model.parameters(), t)
+        set_gradients(twin.parameters(), t)
+        optimizer.step()
+        torch.cuda.set_sync_debug_mode("error" if t else "default")
+        try:
+            on_gpu.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert baseline.state_dict()["state"]["step"].device.type == "cuda"
+    for p, q in zip(model.parameters(), twin.parameters()):
+        torch.testing.assert_close(p, q.cpu(), rtol=1e-5, atol=1e-6)
+
+
+# Learning rates, norms and signs
+
+
+def one_cycle(optimizer):
+    return lr_scheduler.OneCycleLR(optimizer, max_lr=0.4, total_steps=10)
+
+
+def warmup(optimizer):
+    return lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 3))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "max_lr", "expected"),
+    [(None, None, 0.1), (warmup, None, 0.1), (one_cycle, None, 0.4), (warmup, 0.7, 0.7)],
+)
+def test_highest_learning_rate_is_found(schedule, max_lr, expected: float) -> None:
+    p = matrix(2.0)
+    optimizer = torch.optim.SGD([p], lr=0.1)
+    decay = IndependentDecay([p], 0.1, max_lr)
+    if schedule is not None:
+        schedule(optimizer)
+    decay.attach(optimizer)
+    assert decay.state_dict()["state"]["max_lr"].tolist() == [pytest.approx(expected)]
+
+
+def test_unknown_highest_learning_rate_is_refused() -> None:
+    p = matrix(2.0)
+    optimizer = torch.optim.SGD([p], lr=0.0)
+    with pytest.raises(ValueError, match=r"max_lr: expected the highest learning rate.*give max_lr"):
+        IndependentDecay([p], 0.1).attach(optimizer)
+    IndependentDecay([p], 0.1, 0.2).attach(optimizer)
+
+
+def test_highest_learning_rate_is_continued() -> None:
+    """Whoever resumes may build the optimizer with the learning rate of that moment."""
+    states, results = [], []
+    for resumed in (False, True):
+        model = small_model().double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        CorrectedDecay(model, 0.5).attach(optimizer)
+        for t, lr in enumerate((0.1, 0.05, 0.02)):
+            if resumed and t == 1:
+                state = copy.deepcopy(optimizer.state_dict())
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+                decay = CorrectedDecay(model, 0.5)
+                decay.attach(optimizer)
+                optimizer.load_state_dict(state)
+            optimizer.param_groups[0]["lr"] = lr
+            set_gradients(model.parameters(), t)
+            optimizer.step()
+        states.append(optimizer.state_dict()["baseline"])
+        results.append([p.detach() for p in model.parameters()])
+    assert same_states(*states) and all(map(torch.equal, *results))
+
+
+def test_hyperball_waits_for_the_norm_of_a_zero_matrix() -> None:
+    p = matrix(0.0)
+    optimizer = Hyperball([p]).attach(torch.optim.SGD([p], lr=0.1))
+    gradient = p.grad.clone()
+    optimizer.step()
+    torch.testing.assert_close(p.detach(), -0.1 * gradient)
+    optimizer.step()
+    assert float(p.detach().norm()) == pytest.approx(0.1 * float(gradient.norm()), rel=1e-5)
+
+
+# AMOS
+
+
+def small_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 3))
+
+
+def test_decay_of_amos_applies_to_matrices_only() -> None:
+    plain, decayed = small_model(), small_model()
+    for model, weight_decay in ((plain, 0.0), (decayed, 0.5)):
+        optimizer = amos(model, lr=0.1, weight_decay=weight_decay)
+        assert ("baseline" in optimizer.state_dict()) == (weight_decay > 0)
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+    for name, p in small_model().named_parameters():
+        assert torch.equal(plain.get_parameter(name), p)
+        shrunk = p * (1 - 0.1 * 0.5) if name in ("0.weight", "2.weight") else p
+        torch.testing.assert_close(decayed.get_parameter(name), shrunk)
+
+
+def test_amos_without_decay_equals_the_package() -> None:
+    ours, theirs = small_model(), small_model()
+    pairs = (ours, amos(ours, lr=0.01)), (theirs, Amos(theirs.parameters(), lr=0.01))
+    take_same_steps(10, *pairs, rtol=1e-6, atol=1e-7)
+
+
+def test_amos_resumes_bit_identically() -> None:
+    def run(model, optimizer, steps) -> None:
+        for t in steps:
+            set_gradients(model.parameters(), t)
+            optimizer.step()
+
+    model = small_model()
+    optimizer = amos(model, 0.01, 0.1)
+    run(model, optimizer, range(5))
+    saved = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, saved)
+    run(model, optimizer, range(5, 10))
+
+    saved.seek(0)
+    checkpoint = torch.load(saved, weights_only=True)
+    resumed = torch.nn.Sequential(*small_model())
+    other = amos(resumed, 0.01, 0.1)
+    resumed.load_state_dict(checkpoint["model"])
+    other.load_state_dict(checkpoint["optimizer"])
+    run(resumed, other, range(5, 10))
+    assert all(map(torch.equal, model.parameters(), resumed.parameters()))
+    with pytest.raises(ValueError, match=r"weight_decay: expected 0\.2, got 0\.1"):
+        amos(small_model(), 0.01, 0.2).load_state_dict(checkpoint["optimizer"])
+
+
+def test_missing_package_of_amos_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    with pytest.raises(ImportError, match=r"pip install 'nnunet-cpr\[baselines\]'") as error:
+        amos(small_model())
+    assert "\n" not in str(error.value)
