@@ -6,11 +6,11 @@ are listed in ``FAMILIES`` of :mod:`nnunet_cpr.names.trainer_name`.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import traceback
 from abc import ABC
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -18,35 +18,21 @@ import torch
 from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.default_n_proc_DA import get_allowed_n_proc_DA
-from torch import distributed
 from torch.optim import Optimizer
 
 from nnunet_cpr._attachment import RegularizationMethod, attached_method
-from nnunet_cpr._files import remove_temporary_files
+from nnunet_cpr._files import atomic_write, remove_temporary_files
 from nnunet_cpr._seeding import seed_all
 from nnunet_cpr._spelling import print_number
+from nnunet_cpr._validation import positive_integer
 from nnunet_cpr.baselines import Baseline
 from nnunet_cpr.names.trainer_name import DEFAULT_LR, TrainerName
-from nnunet_cpr.nnunet import checkpoints, other_optimizer
-from nnunet_cpr.nnunet.checkpoints import (
-    START_ANEW,
-    EpochStart,
-    Interruption,
-    UnusableCheckpoint,
-    one_line,
-    save_interval,
-    saved_as_a_whole,
-)
-from nnunet_cpr.nnunet.cpu_threads import limit_cpu_threads
-from nnunet_cpr.nnunet.figure_schedule import FigureSchedule
+from nnunet_cpr.nnunet import checkpoints
+from nnunet_cpr.nnunet.checkpoints import START_ANEW, EpochStart, Interruption, UnusableCheckpoint
+from nnunet_cpr.nnunet.commands import CPU_THREADS
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, LATEST_CHECKPOINT
+from nnunet_cpr.nnunet.other_optimizer import without_weight_decay
 from nnunet_cpr.nnunet.poly_lr import WarmupPolyLRScheduler
-from nnunet_cpr.nnunet.tensorboard import (
-    VARIABLE,
-    TensorBoardLogger,
-    TensorBoardMissing,
-    require_tensorboard,
-)
 
 ADAM_BETAS = (0.9, 0.99)
 """Coefficients of Adam's running averages in the paper's segmentation runs."""
@@ -62,26 +48,18 @@ class NamedTrainer(nnUNetTrainer, ABC):
 
     Attributes:
         settings: settings parsed from the class name.
-        defined_in: file of the class if it is a family, None for classes derived from one.
         is_created: True if the class was created for a name with suffixes.
         baseline: comparison method attached to the optimizer, None if the name has none.
         epoch_start: checkpoint of the start of the running epoch, empty on other ranks than 0.
-        figures: times at which rank 0 draws, None on other ranks and before the training starts.
-        tensorboard: TensorBoard's logger if ``nnUNet_tensorboard_enabled`` asks for it, on rank 0.
     """
 
     settings: ClassVar[TrainerName]
-    defined_in: ClassVar[str | None] = None
     is_created: ClassVar[bool] = False
     baseline: Baseline | None = None
-    figures: FigureSchedule | None = None
-    tensorboard: TensorBoardLogger | None = None
     initial_lr: float
     weight_decay: float
     baseline_decay: float
     _configured: Optimizer | None = None
-    _first_epoch = 0
-    _keeps_epoch_start = True
 
     def __init__(
         self,
@@ -101,12 +79,12 @@ class NamedTrainer(nnUNetTrainer, ABC):
             device=device,
         )
         if self.initial_lr == DEFAULT_LR:
-            self.initial_lr = self.settings.defaults.lr
+            self.initial_lr = self.settings.default_lr
         self.apply_settings()
         try:
             if self.device.type == "cpu":
-                limit_cpu_threads()
-            self._save_interval = save_interval()
+                _limit_cpu_threads()
+            self._save_interval = checkpoints.save_interval()
         except ValueError as error:
             self._exit(str(error))
         self.epoch_start = EpochStart(Path(self.output_folder) / LATEST_CHECKPOINT)
@@ -171,35 +149,21 @@ class NamedTrainer(nnUNetTrainer, ABC):
     def _configure_other_optimizer(self, *args: Any, **kwargs: Any) -> tuple[Optimizer, Any]:
         """Call the other trainer's method, without weight decay of the regularized parameters."""
         method, other = self._regularization, self.other_trainer().__name__
-        with other_optimizer.without_weight_decay([] if method is None else method.parameters) as given:
-            try:
-                returned = super().configure_optimizers(*args, **kwargs)
-            except (ValueError, IndexError) as error:
-                if given.split == 0:
-                    raise
-                self._exit(
-                    f"{type(self).__name__}: {other} expects its {given.count} parameter groups, of "
-                    f"which {given.split} are split for the regularization: {error}"
-                )
-        is_pair = isinstance(returned, tuple | list) and len(returned) == 2
-        if not is_pair or not isinstance(returned[0], Optimizer):
-            self._exit(
-                f"{type(self).__name__}: configure_optimizers of {other}: expected one torch optimizer "
-                f"and one schedule, got {type(returned).__name__}; such a trainer cannot be combined"
-            )
-        if given.split and given.count > 1:
+        with without_weight_decay([] if method is None else method.parameters) as given:
+            optimizer, schedule = super().configure_optimizers(*args, **kwargs)
+        if len(given) > 1 and any(group.is_split for group in given):
             self._warn(
-                f"{given.split} of the {given.count} parameter groups of {other} are split for the "
-                "regularization; a learning rate that it sets by the number of a group reaches another"
+                f"parameter groups of {other} are split for the regularization; a learning rate that it "
+                "sets by the number of a group reaches another"
             )
-        if given.count:  # not a later stage with the same optimizer
-            self._check_is_used("lr", self.settings.lr, given.learning_rates)
-            decay = self.settings.weight_decay
+        if given:  # not a later stage with the same optimizer
+            self._check_is_used("lr", self.settings.lr, {group.learning_rate for group in given})
+            decays = {group.weight_decay for group in given}
             if self.baseline is None:
-                self._check_is_used("wd", decay, given.weight_decays)
-            elif self.settings.decays and decay is None and any(given.weight_decays):
-                self._check_is_used("wd", self.baseline_decay, given.weight_decays)
-        return returned[0], returned[1]
+                self._check_is_used("wd", self.settings.weight_decay, decays)
+            elif any(decays) and self.settings.decays:
+                self._check_is_used("wd", self.baseline_decay, decays)
+        return optimizer, schedule
 
     def _check_is_used(self, suffix: str, value: float | None, used: set[Any]) -> None:
         """End the training if the other trainer gives its optimizer another value."""
@@ -246,42 +210,17 @@ class NamedTrainer(nnUNetTrainer, ABC):
         others = (base for base in cls.__mro__ if not issubclass(base, NamedTrainer))
         return next(base for base in others if issubclass(base, nnUNetTrainer))
 
-    def _describe(self) -> str:
-        """Return the optimizer and the hyperparameters in one line."""
-        decays = sorted({group.get("weight_decay", 0) for group in self.optimizer.param_groups})
-        return (
-            f"Training as {self.other_trainer().__name__} with {type(self.optimizer).__name__} and "
-            f"{type(self.lr_scheduler).__name__}: learning rate {self.initial_lr:g}, weight decay "
-            f"{' and '.join(f'{decay:g}' for decay in decays)}, {self.num_epochs} epochs of "
-            f"{self.num_iterations_per_epoch} iterations"
-        )
-
     def on_train_start(self) -> None:
-        logs_to_tensorboard = self.local_rank == 0 and self.logger._is_logger_enabled(VARIABLE)
-        if logs_to_tensorboard:
-            try:
-                require_tensorboard()  # before nnU-Net starts processes
-            except TensorBoardMissing as error:
-                self._exit(str(error))
         super().on_train_start()
         folder = Path(self.output_folder)
         if self.local_rank == 0:
-            checkpoints.remove_unfinished(folder)
-            remove_temporary_files(folder, "cpr_*")
-            if self.figures is None:
-                self._draw_nnunets = self.logger.plot_progress_png
-                self.logger.plot_progress_png = self._draw_if_due
-            self.figures = FigureSchedule()
-        schedule = self.lr_scheduler
-        if isinstance(schedule, WarmupPolyLRScheduler):
-            schedule.step_before_each(self.optimizer)
-        if logs_to_tensorboard:
-            self.tensorboard = TensorBoardLogger(folder, self.current_epoch)
-            self.tensorboard.update_config(
-                {"trainer": type(self).__name__, "dataset": self.dataset_json}
-            )
-            self.logger.loggers.append(self.tensorboard)
-        self.print_to_log_file(self._describe())
+            remove_temporary_files(folder, "cpr_*", "checkpoint_*")
+        if isinstance(self.lr_scheduler, WarmupPolyLRScheduler):
+            self.lr_scheduler.step_before_each(self.optimizer)
+        self.print_to_log_file(
+            f"Training as {self.other_trainer().__name__} with {type(self.optimizer).__name__} and "
+            f"{type(self.lr_scheduler).__name__}"
+        )
         if self.baseline is not None:
             self.print_to_log_file(f"Regularizing with {self.baseline!r}")
         if self.settings.seed is not None and get_allowed_n_proc_DA() != 0:
@@ -290,14 +229,12 @@ class NamedTrainer(nnUNetTrainer, ABC):
                 "load the data; set nnUNet_n_proc_DA=0 if it should be"
             )
         self.epoch_start.path = folder / LATEST_CHECKPOINT
-        self._saved_at, self._first_epoch = time.monotonic(), self.current_epoch
+        self._saved_at = time.monotonic()
 
     def on_epoch_start(self) -> None:
         # Before anything of the epoch, so that a training that is continued here does the same.
-        if not self.disable_checkpointing:
-            if self.current_epoch > self._first_epoch and self._is_overdue():
-                self._save_start_of_epoch(str(self.epoch_start.path))
-            self._keep_start_of_epoch()
+        if self.local_rank == 0 and self._saves_as_nnunet:
+            self._save_start_of_epoch()
         self._seed(1 + self.current_epoch)
         super().on_epoch_start()
 
@@ -305,31 +242,21 @@ class NamedTrainer(nnUNetTrainer, ABC):
         self._check_optimizer()
         super().on_epoch_end()
 
-    def _is_overdue(self) -> bool:
-        """Return True if rank 0 has not saved within the save interval."""
-        overdue = [time.monotonic() - self._saved_at >= self._save_interval]
-        if self.is_ddp:
-            distributed.broadcast_object_list(overdue)
-        return overdue[0]
+    @property
+    def _saves_as_nnunet(self) -> bool:
+        """True if nnU-Net's own method saves; those of other trainers may write several files."""
+        is_own = type(self).save_checkpoint is NamedTrainer.save_checkpoint
+        is_nnunets = self.other_trainer().save_checkpoint is nnUNetTrainer.save_checkpoint
+        return is_own and is_nnunets and not self.disable_checkpointing
 
-    def _keep_start_of_epoch(self) -> None:
-        # On all ranks, which other trainers may synchronize when they save; only rank 0 has something.
-        if self._keeps_epoch_start:
-            try:
-                with self._interruption.deferred():
-                    self.epoch_start.renew(self._save_start_of_epoch, self.current_epoch)
-            except (AttributeError, TypeError) as error:
-                self._keeps_epoch_start = False
-                self._warn(
-                    f"save_checkpoint of {self.other_trainer().__name__} takes paths only ({error}): a "
-                    "training that a signal ends will continue from its last checkpoint"
-                )
-
-    def _save_start_of_epoch(self, file: Any) -> None:
-        """Save to a path or a file object."""
+    def _save_start_of_epoch(self) -> None:
+        """Keep the state in memory, and write it if the save interval has passed."""
         self.current_epoch -= 1  # nnU-Net stores the next epoch; its on_train_end does the same
         try:
-            self.save_checkpoint(file)
+            if time.monotonic() - self._saved_at >= self._save_interval:
+                self.save_checkpoint(str(self.epoch_start.path))
+            with self._interruption.deferred():
+                self.epoch_start.renew(super().save_checkpoint, self.current_epoch + 1)
         finally:
             self.current_epoch += 1
 
@@ -347,56 +274,25 @@ class NamedTrainer(nnUNetTrainer, ABC):
     def run_training(self) -> None:
         with self._interruption.watched():
             super().run_training()
-        self.finish_training()
-
-    def finish_training(self) -> None:
-        """Draw the last state; called at the end of a training."""
-        if self.figures is not None:
-            self._draw()
-
-    def perform_actual_validation(self, save_probabilities: bool = False) -> None:
-        with self._interruption.watched():
-            super().perform_actual_validation(save_probabilities)
-
-    def _draw_if_due(self, folder: str) -> None:
-        if self.figures is not None and self.figures.is_due:
-            self._draw()
-
-    def _draw(self) -> None:
-        """Draw the figures; a figure that fails does not end the training."""
-        assert self.figures is not None
-        with self.figures.timed():
-            for name, draw in self._figures_to_draw().items():
-                try:
-                    draw()
-                except Exception as error:
-                    self._warn(f"cannot draw {name}: {type(error).__name__}: {one_line(error)}")
-
-    def _figures_to_draw(self) -> dict[str, Callable[[], None]]:
-        """Return the functions that draw the figures, by file name."""
-        return {"progress.png": lambda: self._draw_nnunets(self.output_folder)}
 
     def save_checkpoint(self, filename: str) -> None:
-        if self.local_rank != 0 or self.disable_checkpointing or not isinstance(filename, str):
-            super().save_checkpoint(filename)  # to a file object for ``epoch_start``
+        if self.local_rank != 0 or not self._saves_as_nnunet:
+            super().save_checkpoint(filename)
             return
         path = Path(filename)
         try:
             with self._interruption.deferred():
-                with saved_as_a_whole(path) as temporary:
-                    super().save_checkpoint(str(temporary))
+                # Not to the temporary path, whose name torch would store in the file.
+                with atomic_write(path) as temporary, open(temporary, "wb") as file:
+                    super().save_checkpoint(file)
                 if path.name in (LATEST_CHECKPOINT, FINAL_CHECKPOINT):
-                    self.epoch_start.clear()  # it is older
-        except OSError as error:
-            self._exit(f"cannot write {path}: {error.strerror}; fix this and continue with --c")
-        except RuntimeError as error:  # torch's writer does not say what failed
-            self._exit(f"cannot write {path}, is the disk full? Continue with --c ({one_line(error)})")
+                    self.epoch_start.epoch = None  # it is older
+        except (OSError, RuntimeError) as error:  # torch's writer does not say what failed
+            reason = checkpoints.one_line(error)
+            self._exit(f"cannot write {path}, is the disk full? Continue with --c ({reason})")
         self._saved_at = time.monotonic()
 
-    def load_checkpoint(self, filename_or_checkpoint: dict | str) -> None:
-        if not isinstance(filename_or_checkpoint, str):
-            super().load_checkpoint(filename_or_checkpoint)
-            return
+    def load_checkpoint(self, filename_or_checkpoint: str) -> None:
         if not self.was_initialized:
             self.initialize()
         path = Path(filename_or_checkpoint)
@@ -405,16 +301,24 @@ class NamedTrainer(nnUNetTrainer, ABC):
                 path, checkpoint = checkpoints.read_newest(path, self._warn)
             else:
                 checkpoint = checkpoints.read(path)
-            checkpoints.check_matches(path, checkpoint, self, self.settings.keeps_optimizer)
             written_by = checkpoint["trainer_name"]
-            del checkpoint
+            differences = checkpoints.optimizer_differences(
+                checkpoint["optimizer_state"], self.optimizer, not self.settings.keeps_optimizer
+            )
+            for difference in differences:
+                raise UnusableCheckpoint(
+                    path,
+                    f"was written by {written_by}, expected {type(self).__name__}: {difference}; "
+                    f"{START_ANEW}",
+                )
             with checkpoints.restricted_loading():
                 super().load_checkpoint(str(path))
         except UnusableCheckpoint as error:
             self._exit(str(error))
         except Exception as error:  # of another network, or crafted
             self.print_to_log_file(traceback.format_exc(), also_print_to_console=False)
-            self._exit(f"{path} does not match this training: {one_line(error)}; {START_ANEW}")
+            reason = checkpoints.one_line(error)
+            self._exit(f"{path} does not match this training: {reason}; {START_ANEW}")
         if written_by != type(self).__name__:
             self._warn(f"continuing {path}, which was written by {written_by}")
 
@@ -432,3 +336,17 @@ class NamedTrainer(nnUNetTrainer, ABC):
         if self.settings.seed is None:
             return
         seed_all(self.settings.seed, self.local_rank, stream)
+
+
+def _limit_cpu_threads() -> None:
+    """Let torch use the number of threads in the environment variable; without it, change nothing.
+
+    ``nnUNetv2_train -device cpu`` uses as many threads as the machine has cores, whatever
+    ``OMP_NUM_THREADS`` says. Trainings side by side then wait for each other.
+
+    Raises:
+        ValueError: the environment variable has a wrong value.
+    """
+    value = os.environ.get(CPU_THREADS)
+    if value:
+        torch.set_num_threads(positive_integer(CPU_THREADS, int(value) if value.isdecimal() else value))

@@ -19,6 +19,9 @@ from nnunet_cpr.nnunet.stop_signals import TERMINATION_SIGNALS, StopRequest
 FOLDER_VARIABLES = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
 """Environment variables that name nnU-Net's folders."""
 
+CPU_THREADS = "NNUNET_CPR_CPU_THREADS"
+"""Environment variable with the number of threads of a training on the CPU."""
+
 
 class CommandFailed(RuntimeError):
     """Command that ended with a non-zero exit status; the message has the last lines of its log."""
@@ -114,20 +117,14 @@ def run(
             raise
     if process.returncode != 0:
         tail = " | ".join(last_lines(log, 3))
-        raise CommandFailed(f"{command[0]} {_outcome(process.returncode)}, see {log}: {tail}")
+        status = process.returncode
+        raise CommandFailed(f"{command[0]} failed with exit status {status}, see {log}: {tail}")
 
 
 def last_lines(log: Path, count: int) -> list[str]:
     """Return the last non-empty lines of a log."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return [line for line in lines if line.strip()][-count:]
-
-
-def _outcome(status: int) -> str:
-    number = -status if status < 0 else status - 128
-    if status >= 0 and not _ended_by_signal(status):
-        return "failed"
-    return f"was killed by {signal.Signals(number).name}"
 
 
 def _ended_by_signal(status: int) -> bool:

@@ -31,17 +31,10 @@ from nnunet_cpr.names.trainer_name import (
     split_suffixes,
 )
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
-from nnunet_cpr.nnunet.trainer_files import family_file, file_with
 
 _NOT_FOUND = "Could not find requested nnunet trainer"
-_not_created: set[str] = set()
-"""Names for which no class is created, while other classes of these names are searched."""
 _searched: list[str] = []
 """Names that this module searches at the moment; it reports wrong ones itself."""
-
-
-class TakenName(WrongName):
-    """Name of a trainer of this package under which nnU-Net finds somebody else's class."""
 
 
 def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrainer]]:
@@ -55,16 +48,15 @@ def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrain
         ``family`` of that name with its settings. It raises AttributeError for other names; for a wrong
         name of a trainer of this package, nnU-Net's command ends with one line that corrects it.
     """
-    family.defined_in = getattr(sys.modules.get(family.__module__), "__file__", None)
 
     def __getattr__(name: str) -> type[NamedTrainer]:  # noqa: N807
-        if name.startswith("__") or name in FAMILIES or name in _not_created:
+        if name.startswith("__") or name in FAMILIES:
             raise AttributeError(name)
         try:
             base, settings = _resolve(name)
         except WrongName as error:
             is_command = Path(sys.argv[0]).name.startswith("nnUNetv2_")
-            if is_command and parent_process() is None and not _searched and not file_with(name):
+            if is_command and parent_process() is None and not _searched and not _search(name):
                 # In place of nnU-Net's traceback, which does not say what is wrong.
                 raise SystemExit(f"nnunet-cpr: {error}") from None
             raise AttributeError(name) from None
@@ -92,8 +84,6 @@ def find_trainer(name: str) -> TrainerName | type[nnUNetTrainer]:
     """
     try:
         return resolve_settings(name) or search_trainer(name)
-    except TakenName:
-        raise
     except WrongName:  # or a trainer of another package whose name resembles ours
         with contextlib.suppress(WrongName):
             return search_trainer(name)
@@ -101,56 +91,24 @@ def find_trainer(name: str) -> TrainerName | type[nnUNetTrainer]:
 
 
 @functools.cache  # the module of each family asks
-def _resolve_cached(name: str) -> tuple[type[NamedTrainer] | None, TrainerName | None] | WrongName:
-    try:
-        _check_not_taken(name)
-        try:
-            base, settings = None, parse_trainer_name(name)
-        except WrongName:
-            base, settings = _derived_trainer(name)
-            if settings is None:
-                raise
-        if settings is None:
-            base, settings = _derived_trainer(name)
-        if settings is not None and settings.on is not None:
-            _check_composition(name, settings, search_trainer(settings.on))
-    except WrongName as error:
-        return error
-    return base, settings
-
-
 def _resolve(name: str) -> tuple[type[NamedTrainer] | None, TrainerName | None]:
     """Return the class that a name derives from, None for its family, and the settings.
 
     Raises:
         WrongName: the name is misspelt, or its parts cannot be combined.
     """
-    found = _resolve_cached(name)
-    if isinstance(found, WrongName):
-        raise found.with_traceback(None)
-    return found
-
-
-def _check_not_taken(name: str) -> None:
-    """Check that nnU-Net finds our class under every trainer of this package that a name contains.
-
-    Where somebody else's class has the name of a family, a name with suffixes would train ours and the
-    name without suffixes theirs.
-
-    Raises:
-        TakenName: it finds somebody else's class.
-    """
-    own, _, other = TrainerName.split(name)
-    tokens = own.split("_")
-    names = ["_".join(tokens[: end + 1]) for end in range(len(tokens))] + [other]
-    for ours in filter(_is_valid, names):
-        file = file_with(ours)  # a search takes longer
-        if file is not None and _finds_another(ours):
-            free = ours.partition("_")[0].replace("nnUNetTrainer", "nnUNetTrainerMy", 1)
-            raise TakenName(
-                f"{ours}: expected a trainer of nnunet-cpr under this name, but nnU-Net finds the class "
-                f"of {file}; rename that class, for example to {free}"
-            )
+    base, settings = None, None
+    try:
+        settings = parse_trainer_name(name)
+    except WrongName:
+        base, settings = _derived_trainer(name)
+        if settings is None:
+            raise
+    if settings is None:
+        base, settings = _derived_trainer(name)
+    if settings is not None and settings.on is not None:
+        _check_composition(name, settings, search_trainer(settings.on))
+    return base, settings
 
 
 def _is_valid(name: str) -> bool:
@@ -159,26 +117,6 @@ def _is_valid(name: str) -> bool:
         return parse_trainer_name(name) is not None
     except WrongName:
         return False
-
-
-@functools.cache
-def _finds_another(name: str) -> bool:
-    """Return True if nnU-Net finds a class of this name that is not from this package."""
-    _not_created.add(name)
-    try:
-        found = _search_uncached(name)
-    except WrongName:  # a module of theirs binds the name to something else
-        return True
-    finally:
-        _not_created.discard(name)
-    return found is not None and not _is_ours(found)
-
-
-def _is_ours(trainer: type[nnUNetTrainer]) -> bool:
-    family, file = trainer.__name__, vars(trainer).get("defined_in")
-    if family not in FAMILIES or file is None:
-        return False
-    return Path(file).resolve() == family_file(family).resolve()
 
 
 def _create(name: str, base: type[NamedTrainer], settings: TrainerName) -> type[NamedTrainer]:
@@ -219,8 +157,8 @@ def _derived_trainer(name: str) -> tuple[type[NamedTrainer] | None, TrainerName 
         parse_suffixes(TrainerName, splits[-1][1].split("_"), name)  # none contradicts another
         if not issubclass(found, NamedTrainer):
             raise WrongName(
-                f"{stem} takes no suffixes; use {_name_with_suffixes(found, suffixes)}, which is the "
-                "same trainer with suffixes"
+                f"{stem} takes no suffixes; write them before it, as in "
+                f"{_family(found, cpr=True)}_{suffixes}_on_{stem}"
             )
         as_family = f"{found.settings.family}_{suffixes}{ending}{other}"
         try:
@@ -239,7 +177,8 @@ def _derived_trainer(name: str) -> tuple[type[NamedTrainer] | None, TrainerName 
 
 def name_with_cpr(trainer: type[nnUNetTrainer]) -> TrainerName:
     """Return the name that puts CPR on another trainer."""
-    return _on(trainer, TrainerName(_family(trainer, cpr=True)))
+    on = None if trainer is nnUNetTrainer else trainer.__name__
+    return TrainerName(_family(trainer, cpr=True), on=on)
 
 
 def search_trainer(name: str) -> type[nnUNetTrainer]:
@@ -257,7 +196,8 @@ def search_trainer(name: str) -> type[nnUNetTrainer]:
     return found
 
 
-def _search_uncached(name: str) -> type[nnUNetTrainer] | None:
+@functools.cache  # it imports the modules of external folders again
+def _search(name: str) -> type[nnUNetTrainer] | None:
     """Search for a trainer as nnU-Net does; return None if there is none of this name.
 
     Raises:
@@ -266,7 +206,7 @@ def _search_uncached(name: str) -> type[nnUNetTrainer] | None:
     _searched.append(name)
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # nnU-Net prints the searched folders
-            found = recursive_find_trainer_class_by_name(name)
+            return recursive_find_trainer_class_by_name(name)
     except RuntimeError as error:
         if str(error).startswith(_NOT_FOUND):
             return None
@@ -275,10 +215,6 @@ def _search_uncached(name: str) -> type[nnUNetTrainer] | None:
         raise WrongName(f"{name} is not a trainer of nnU-Net") from None
     finally:
         _searched.remove(name)
-    return found
-
-
-_search = functools.cache(_search_uncached)  # a search imports the modules of external folders again
 
 
 def _check_composition(name: str, settings: TrainerName, other: type[nnUNetTrainer]) -> None:
@@ -308,25 +244,6 @@ def _family(trainer: type[nnUNetTrainer], cpr: bool) -> str:
     if _builds_optimizer(trainer):
         return "nnUNetTrainerAttachCPR" if cpr else "nnUNetTrainerPlain"
     return "nnUNetTrainerCPR" if cpr else "nnUNetTrainerSGD"
-
-
-def _name_with_suffixes(trainer: type[nnUNetTrainer], suffixes: str) -> TrainerName:
-    """Return the name that puts suffixes on another trainer, with CPR if they are settings of CPR.
-
-    Raises:
-        WrongName: no family takes the suffixes.
-    """
-    try:
-        settings = parse_trainer_name(f"{_family(trainer, cpr=False)}_{suffixes}")
-    except WrongName:
-        settings = parse_trainer_name(f"{_family(trainer, cpr=True)}_{suffixes}")
-    assert settings is not None
-    return _on(trainer, settings)
-
-
-def _on(trainer: type[nnUNetTrainer], settings: TrainerName) -> TrainerName:
-    """Return the settings on another trainer, which is nnU-Net's own if none is named."""
-    return dataclasses.replace(settings, on=None if trainer is nnUNetTrainer else trainer.__name__)
 
 
 def _builds_optimizer(trainer: type[nnUNetTrainer]) -> bool:

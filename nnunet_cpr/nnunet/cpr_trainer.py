@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
 from nnunet_cpr._attachment import attached_method
-from nnunet_cpr.bounds import KappaIP
 from nnunet_cpr.cpr import CPR
 from nnunet_cpr.names.trainer_name import default_bound
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from nnunet_cpr.nnunet.checkpoints import one_line
 from nnunet_cpr.nnunet.history import CSV_NAME, History
 from nnunet_cpr.nnunet.progress_figure import FIGURE_NAME, draw_progress
-from nnunet_cpr.nnunet.tensorboard import TensorBoardLogger
-from nnunet_cpr.nnunet.verdict import Kind, judge
+from nnunet_cpr.nnunet.verdict import judge
+
+_DRAWING_SHARE = 0.005  # of the time of the training
 
 
 class CPRTrainer(NamedTrainer):
@@ -29,7 +29,7 @@ class CPRTrainer(NamedTrainer):
 
     cpr: CPR
     history: History | None = None
-    _earliest_bound = 0
+    _drawing_seconds = 2.0  # assumed for the first time
 
     @property
     def cpr_settings(self) -> dict[str, Any]:
@@ -60,12 +60,10 @@ class CPRTrainer(NamedTrainer):
 
     def on_train_start(self) -> None:
         super().on_train_start()
+        self._drawn_at = time.monotonic()
         _prepare_logger(self.logger, self.current_epoch)
         if self.local_rank == 0:
-            try:
-                self.history = History.resume(self.output_folder, self.current_epoch, self.cpr.names)
-            except OSError as error:
-                self._exit(f"cannot continue {error.filename}: {error.strerror}")
+            self.history = History.resume(self.output_folder, self.current_epoch, self.cpr.names)
             if self.history.backup is not None:
                 self._warn(
                     f"{CSV_NAME} is damaged or of other parameters; the previous file is kept as "
@@ -74,23 +72,18 @@ class CPRTrainer(NamedTrainer):
         count = len(self.cpr.names)
         self.print_to_log_file(f"Regularizing {count} parameter matrices with {self.cpr!r}")
         steps = self.total_steps
-        bounds = [settings.kappa for settings in self.cpr.settings]
-        earliest = self._earliest_bound = min((bound.earliest for bound in bounds), default=0)
+        earliest = min((settings.kappa.earliest for settings in self.cpr.settings), default=0)
         if earliest >= steps:
             self._warn(
                 f"the bounds are set at step {earliest} or later, but this training has {steps} steps: "
                 "nothing will be regularized; choose a smaller "
                 f"_{self.cpr.bound.keyword}<N> in the trainer's name"
             )
-        if isinstance(self.optimizer, torch.optim.SGD) and any(isinstance(b, KappaIP) for b in bounds):
-            self._warn(
-                "Kappa-IP did not work with SGD in the paper's experiments; choose _ws<N> or an Adam "
-                "trainer"
-            )
 
     def on_epoch_end(self) -> None:
         self._record_epoch()
         super().on_epoch_end()
+        self._draw()
 
     def _record_epoch(self) -> None:
         """Log and record the bounds and multipliers at the end of an epoch."""
@@ -104,46 +97,34 @@ class CPRTrainer(NamedTrainer):
             "{bounded:.0%}, multipliers above 0 {active:.0%}, skipped updates {skipped_updates:.0f}, "
             "limited corrections {limited_corrections:.0f}".format(step=self.cpr.step_count, **metrics)
         )
-        if self.tensorboard is not None:
-            self._log_each_parameter(self.tensorboard, measure)
         if self.history is not None:
             try:
                 self.history.append(self.current_epoch, self.cpr, measure)
             except OSError as error:  # a full disk must not end the training
                 self._warn(f"cannot write {CSV_NAME}: {error}; trying again after the next epoch")
-            if len(self.history.epochs) == max(_EARLY, self.num_epochs // 4) < self.num_epochs:
-                self._report_verdict(self.history, "so far, ")
 
-    def _figures_to_draw(self) -> dict[str, Callable[[], None]]:
-        figures = super()._figures_to_draw()
-        history = self.history
-        if history is not None and history.epochs:
-            figures[FIGURE_NAME] = lambda: draw_progress(history)
-        return figures
+    def _draw(self, share: float = _DRAWING_SHARE) -> None:
+        """Draw the figure, if that takes at most a share of the time since it was drawn last."""
+        start = time.monotonic()
+        if self.history is None or self._drawing_seconds > share * (start - self._drawn_at):
+            return
+        try:
+            draw_progress(self.history)
+        except Exception as error:  # a figure must not end the training
+            self._warn(f"cannot draw {FIGURE_NAME}: {type(error).__name__}: {one_line(error)}")
+        self._drawn_at = time.monotonic()
+        self._drawing_seconds = self._drawn_at - start
 
-    def finish_training(self) -> None:
-        super().finish_training()
+    def run_training(self) -> None:
+        super().run_training()
         if self.history is not None and self.history.epochs:
-            self._report_verdict(self.history)
+            self._draw(share=math.inf)
+            verdict = judge(self.history)
+            if verdict.advice:
+                self._warn(f"{verdict.text}; {verdict.advice}")
+            else:
+                self.print_to_log_file(f"CPR: {verdict.text}")
 
-    def _report_verdict(self, history: History, prefix: str = "") -> None:
-        verdict = judge(history)
-        if prefix and verdict.kind is Kind.UNSET and self.cpr.step_count <= self._earliest_bound:
-            return  # it can still be set, or on_train_start has warned
-        if verdict.advice:
-            self._warn(f"{prefix}{verdict.text}; {verdict.advice}")
-        else:
-            self.print_to_log_file(f"CPR: {prefix}{verdict.text}")
-
-    def _log_each_parameter(self, logger: TensorBoardLogger, measure: torch.Tensor) -> None:
-        values = zip(self.cpr.names, measure.tolist(), self.cpr.kappa.tolist())
-        for (name, r, kappa), multiplier in zip(values, self.cpr.lagrange_multiplier.tolist()):
-            if 0 < kappa < math.inf:
-                logger.log(f"cpr_measure_to_kappa/{name}", r / kappa, self.current_epoch)
-                logger.log(f"cpr_lagrange_multiplier/{name}", multiplier, self.current_epoch)
-
-
-_EARLY = 10  # epochs after which a first verdict means something
 
 LOGGED = ("measure_to_kappa", "lagrange_multiplier_mean", "lagrange_multiplier_max", "active")
 """Metrics of CPR in nnU-Net's logger, and through it in W&B, as ``cpr_<name>``."""

@@ -93,17 +93,10 @@ def read_logs(fold: Path) -> pd.DataFrame:
     """
     import pandas as pd  # slow, and the status of a study does not need it
 
-    rows = [
-        (
-            epoch,
-            _number(e, "train_loss"),
-            _number(e, "val_loss"),
-            _mean_dice(e),
-            _number(e, "Epoch time:"),
-        )
-        for epoch, e in sorted(_read_epochs(fold).items())
-        if e
-    ]
+    rows = []
+    for epoch, entries in sorted(_read_epochs(fold).items()):
+        losses = _number(entries, "train_loss"), _number(entries, "val_loss")
+        rows.append((epoch, *losses, _mean_dice(entries), _number(entries, "Epoch time:")))
     return pd.DataFrame(rows, columns=LOG_COLUMNS).astype(dict.fromkeys(LOG_COLUMNS[1:], float))
 
 

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 
-@dataclass
-class GivenGroups:
-    """Values that the parameter groups of optimizers were given.
+@dataclass(frozen=True)
+class GivenGroup:
+    """Parameter group as an optimizer was given it.
 
     Attributes:
-        learning_rates, weight_decays: different values of all groups.
-        count, split: number of groups, and of those among them that were split.
+        learning_rate, weight_decay: its values.
+        is_split: True if some of its parameters have no weight decay, but others have.
     """
 
-    learning_rates: set[Any] = field(default_factory=set)
-    weight_decays: set[Any] = field(default_factory=set)
-    count: int = 0
-    split: int = 0
+    learning_rate: Any
+    weight_decay: Any
+    is_split: bool
 
 
 @contextmanager
-def without_weight_decay(parameters: Iterable[Tensor]) -> Iterator[GivenGroups]:
+def without_weight_decay(parameters: Iterable[Tensor]) -> Iterator[list[GivenGroup]]:
     """Give every optimizer that is built in this context no weight decay for some parameters.
 
     Parameter groups with weight decay are split into these parameters and the others. This happens while
@@ -43,32 +42,28 @@ def without_weight_decay(parameters: Iterable[Tensor]) -> Iterator[GivenGroups]:
         >>> import torch
         >>> layer = torch.nn.Linear(2, 2)
         >>> with without_weight_decay([layer.weight]) as given:
-        ...     optimizer = torch.optim.SGD(layer.parameters(), weight_decay=0.1)
+        ...     optimizer = torch.optim.SGD(layer.parameters(), lr=0.01, weight_decay=0.1)
         >>> [(len(group["params"]), group["weight_decay"]) for group in optimizer.param_groups]
         [(1, 0.0), (1, 0.1)]
-        >>> given.weight_decays, given.count, given.split
-        ({0.1}, 1, 1)
+        >>> given
+        [GivenGroup(learning_rate=0.01, weight_decay=0.1, is_split=True)]
     """
-    given_groups = GivenGroups()
+    given_groups: list[GivenGroup] = []
     chosen = {id(parameter) for parameter in parameters}
     add_param_group = Optimizer.add_param_group
 
     def add_split(self: Optimizer, group: dict[str, Any]) -> None:
-        given = group["params"]
-        members = [given] if isinstance(given, Tensor) else list(given)
-        decay = group.get("weight_decay", self.defaults.get("weight_decay", 0))
-        given_groups.count += 1
-        given_groups.learning_rates.add(group.get("lr", self.defaults.get("lr")))
-        given_groups.weight_decays.add(decay)
-        if decay:
-            without = [member for member in members if _id(member) in chosen]
-            members = [member for member in members if _id(member) not in chosen]
-            if without:
-                add_param_group(self, {**group, "params": without, "weight_decay": 0.0})
-                if not members:
-                    return
-                given_groups.split += 1
-        add_param_group(self, {**group, "params": members})
+        settings = {"weight_decay": 0, "lr": None, **self.defaults, **group}
+        decay, given = settings["weight_decay"], group["params"]
+        parts: tuple[list, list] = [], []
+        for member in [given] if isinstance(given, Tensor) else given:
+            parts[bool(decay) and _id(member) in chosen].append(member)
+        others, without = parts
+        given_groups.append(GivenGroup(settings["lr"], decay, bool(others and without)))
+        if without:
+            add_param_group(self, {**group, "params": without, "weight_decay": 0.0})
+        if others or not without:
+            add_param_group(self, {**group, "params": others})
 
     Optimizer.add_param_group = add_split  # type: ignore
     try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch.optim import Optimizer
 
 EXPONENT = 0.9
@@ -43,7 +41,6 @@ class WarmupPolyLRScheduler:
         self.total = epochs * iterations_per_epoch
         self.iterations_per_epoch = iterations_per_epoch
         self._next = 0
-        self._hook: Any = None
 
     def step(self, epoch: int) -> None:
         """Set the learning rate of the epoch's first iteration."""
@@ -52,9 +49,7 @@ class WarmupPolyLRScheduler:
 
     def step_before_each(self, optimizer: Optimizer) -> None:
         """Call :meth:`step_iteration` before each step of an optimizer."""
-        if self._hook is not None:
-            self._hook.remove()
-        self._hook = optimizer.register_step_pre_hook(lambda *_: self.step_iteration())
+        optimizer.register_step_pre_hook(lambda *_: self.step_iteration())
 
     def step_iteration(self) -> None:
         """Set the learning rate of the next iteration."""

@@ -1,12 +1,7 @@
-"""Figure of CPR's bounds and multipliers over the epochs of a training.
-
-``python -m nnunet_cpr.nnunet.progress_figure FOLDER`` draws it again from ``cpr_history.csv``.
-"""
+"""Figure of CPR's bounds and multipliers over the epochs of a training."""
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -19,7 +14,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from nnunet_cpr._figures import new_figure
-from nnunet_cpr.nnunet.history import CSV_NAME, History
+from nnunet_cpr.nnunet.history import History
 from nnunet_cpr.nnunet.verdict import HELD, Kind, judge, unchanged
 
 FIGURE_NAME = "cpr_progress.png"
@@ -31,24 +26,18 @@ _RATIOS = [0, 0.25, 0.5, 0.8, 1 - HELD, 1 + HELD, 1.2, 1.5, 2]
 _RATIO_COLOURS = [
     "#2166ac", "#5a9bc9", "#9dcae1", "#d5e7f1", "#f7f7f7", "#fddbc7", "#f4a582", "#d6604d", "#a50f15",
 ]  # fmt: skip
-_GROWTH_COLOURS = [
-    "#1b7837", "#5aae61", "#a6dba0", "#d9f0d3", "#f7f7f7", "#e7d4e8", "#c2a5cf", "#9970ab", "#762a83",
-]  # fmt: skip
 _DECADES = np.arange(-6, 1)  # of the multipliers, in powers of ten
 _BAND_COLOURS = {Kind.HELD: "#d9f0d3", Kind.DIVERGED: "#fcbba1"}
 _OTHER_BAND_COLOUR = "#fee8c8"
 
 
-def ratio_scale(has_bound: bool = True) -> tuple[Colormap, BoundaryNorm]:
+def ratio_scale() -> tuple[Colormap, BoundaryNorm]:
     """Return the colours of R / kappa, the same for every training.
 
     They are neutral within 5 % of the bound, blue below, and the darkest red from twice the bound on.
-
-    Args:
-        has_bound: False for the colours of R relative to its first value, whose growth is not alarming.
     """
-    colours = _RATIO_COLOURS if has_bound else _GROWTH_COLOURS
-    within = ListedColormap(colours[:-1]).with_extremes(under=colours[0], over=colours[-1])
+    lowest, *_, highest = _RATIO_COLOURS
+    within = ListedColormap(_RATIO_COLOURS[:-1]).with_extremes(under=lowest, over=highest)
     return within, BoundaryNorm(_RATIOS, within.N)
 
 
@@ -85,7 +74,8 @@ def draw_progress(history: History) -> None:
         _draw_multiplier(axes[1], shown)
         _draw_course(axes[2], shown)
         for ax in axes:
-            _mark_bounds(ax, shown, has_labels=ax is axes[2])
+            for epoch in shown.bounds_set:
+                ax.axvline(epoch - 0.5, color="black", linewidth=1.2, linestyle=(0, (4, 2)))
 
 
 class _Shown:
@@ -98,6 +88,7 @@ class _Shown:
         ratio: R relative to the bound, ``[J, epochs]``; before the bound is set relative to the later
             bound, and without a later one relative to the first R. NaN if not finite.
         multiplier: multipliers, NaN without a bound.
+        bounds_set: epochs in which the first and the last bound are set, without the first epoch.
     """
 
     def __init__(self, history: History) -> None:
@@ -110,6 +101,9 @@ class _Shown:
         with np.errstate(over="ignore"):
             self.ratio = _finite(measure / np.where(reference == 0, np.nan, reference))
         self.multiplier = np.where(self.has_bound, _finite(history.stack("multiplier")), np.nan)
+        set_in = [int(row.argmax()) for row in self.has_bound[~self.left_out] if row.any()]
+        ends = {min(set_in), max(set_in)} - {0} if set_in else ()
+        self.bounds_set = sorted(history.epochs[k] for k in ends)
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
@@ -122,41 +116,12 @@ def _first(values: np.ndarray) -> np.ndarray:
     return np.where(known.any(axis=1), values[np.arange(len(values)), known.argmax(axis=1)], np.nan)
 
 
-def _mark_bounds(ax: Axes, shown: _Shown, has_labels: bool) -> None:
-    """Draw a line where the first bound is set, and another where the last one is."""
-    rows = shown.has_bound[~shown.left_out]
-    first = sorted({int(row.argmax()) for row in rows if row.any()})
-    if not first or first[-1] == 0:
-        return  # set before the end of the first epoch
-    epochs, steps = shown.history.epochs, shown.history.steps
-    marks = {"first bounds set": first[0], "last bounds set": first[-1]}
-    if first[0] == first[-1]:
-        marks = {"bounds set": first[0]}
-    for row, (name, k) in enumerate(reversed(marks.items())):
-        ax.axvline(epochs[k] - 0.5, color="black", linewidth=1.2, linestyle=(0, (4, 2)))
-        if has_labels:
-            is_left = k < 0.7 * len(epochs)
-            begin = steps[k - 1] + 1 if k > 0 else 1
-            ax.annotate(
-                f"{name} in steps {begin} to {steps[k]}",
-                (epochs[k] - 0.5, 0.12 - 0.08 * row),
-                xycoords=("data", "axes fraction"),
-                xytext=(4 if is_left else -4, 0),
-                textcoords="offset points",
-                fontsize=8,
-                horizontalalignment="left" if is_left else "right",
-            )
-
-
 def _draw_ratio(ax: Axes, shown: _Shown) -> None:
-    any_bound = bool(shown.has_bound.any())
-    image = _draw_heat_map(ax, shown, shown.ratio, *ratio_scale(any_bound))
+    image = _draw_heat_map(ax, shown, shown.ratio, *ratio_scale())
     bar = _add_colour_bar(image, ax, extend="max", ticks=_RATIOS)
     bar.ax.set_yticklabels([f"{r:g}" for r in _RATIOS])
     title = "R / bound kappa (white: held; blue: below; red: above)"
-    if not any_bound:
-        title = "R relative to its first value (no bound is set yet)"
-    elif not shown.has_bound.all():
+    if not shown.has_bound.all():
         # After the colour bar, which would be pale too.
         image.set_alpha(np.where(shown.has_bound, 1.0, _PALE))
         pale = "pale: bound not set yet, relative to the later one or the first R"
@@ -216,10 +181,13 @@ def _draw_course(ax: Axes, shown: _Shown) -> None:
         ax.plot(epochs[known], median, color="tab:red", marker=marker)
         ax.set_ylim(0, max(2.0, 1.05 * float(high.max())))
     quantity = "R / bound" if shown.has_bound.any() else "R / first R"
+    epochs_set = " to ".join(map(str, shown.bounds_set))
+    dashed = f"; dashed: bounds set in epoch {epochs_set}" if epochs_set else ""
     ax.set_ylabel(quantity, color="tab:red")
     ax.tick_params(axis="y", labelcolor="tab:red")
     ax.set_title(
-        f"{quantity}: median and range (red); multiplier: mean over the matrices with a bound (blue)",
+        f"{quantity}: median and range (red); multiplier: mean over the matrices with a bound (blue)"
+        f"{dashed}",
         fontsize=10,
     )
     ax.set_xlabel("epoch")
@@ -232,20 +200,3 @@ def _draw_course(ax: Axes, shown: _Shown) -> None:
     right.plot(epochs, np.clip(means, *limits), color="tab:blue", linestyle="--", marker=marker)
     right.set_ylabel("multiplier", color="tab:blue")
     right.tick_params(axis="y", labelcolor="tab:blue")
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Draw the figure of a fold."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nnunet_cpr.nnunet.progress_figure",
-        description=f"Draw {FIGURE_NAME} from {CSV_NAME} in the folder of a fold.",
-    )
-    parser.add_argument("folder", type=Path, help="the folder of a fold")
-    try:
-        draw_progress(History.read(parser.parse_args(arguments).folder))
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"nnunet-cpr: cannot draw {FIGURE_NAME}: {error}") from error
-
-
-if __name__ == "__main__":
-    main()

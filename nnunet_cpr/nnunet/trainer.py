@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import nnunet_cpr
 from nnunet_cpr.names.trainer_name import FAMILIES
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.composition import resolve_settings
-from nnunet_cpr.nnunet.trainer_files import family_file
 
 
 @functools.cache
@@ -50,8 +51,11 @@ def __getattr__(name: str) -> Any:
 @functools.cache
 def _module(family: str) -> ModuleType:
     """Import the module of a trainer family."""
+    parent = Path(nnunet_cpr.__file__).parents[1]
+    # "nnunet_cpr_trainers" in an installed wheel, "trainers" in a checkout.
+    files = [parent / folder / f"{family}.py" for folder in ("nnunet_cpr_trainers", "trainers")]
     # A qualified name, since another package may have a module with the file's name.
-    spec = spec_from_file_location(f"{__name__}.{family}", family_file(family))
+    spec = spec_from_file_location(f"{__name__}.{family}", next(filter(Path.is_file, files)))
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -115,44 +115,31 @@ def _judge(
 
     level = _levels(measure, kappa, has_bound)
     active = (np.where(has_bound, multiplier, 0) > 0).any(axis=1)
-    growing, shrunk = level > 1 + HELD, active & (level < COLLAPSED)
-    highest, lowest = np.nanmax(level, initial=0.0), np.nanmin(level, initial=np.inf)
+    outside = (level > 1 + HELD) | (active & (level < COLLAPSED))
+    lowest, highest = np.nanmin(level, initial=np.inf), np.nanmax(level, initial=0.0)
+    if outside.sum() > FEW * total:
+        kind, found = Kind.TOO_TIGHT, f"{_count(outside, total)} not held"
+    elif active.sum() <= FEW * total:
+        kind, found = Kind.TOO_LOOSE, f"{_count(active, total)} active"
+    else:
+        kind, found = Kind.HELD, f"{_count(active, total)} active"
+        found += f", {outside.sum()} not held" if outside.any() else ""
     without = f"; {unset.sum()} without a bound" if unset.any() else ""
-    outside = (growing | shrunk).sum()
-    if outside > FEW * total:
-        parts = []
-        if growing.any():
-            parts.append(
-                f"multipliers still growing for {_count(growing, total)}, "
-                f"R up to {highest:.3g} times its bound"
-            )
-        if shrunk.any():
-            lowest = level[shrunk].min()
-            parts.append(f"R of {_count(shrunk, total)} pushed down to {lowest:.2g} of its bound")
-        return Kind.TOO_TIGHT, f": {', '.join(parts)}{without}"
-    if active.sum() <= FEW * total:
-        loose = f" for {_count(~active, total)}" if active.any() else ""
-        return Kind.TOO_LOOSE, f"{loose}, R at most {highest:.2g} of it{without}"
-    inactive = total - unset.sum() - active.sum()
-    never = f"; {inactive} never active" if inactive else ""
-    exceptions = f"; {outside} not held" if outside else ""
-    held = f": {_count(active, total)} active, R / bound {lowest:.3f} to {highest:.3f}"
-    return Kind.HELD, f"{held}{never}{exceptions}{without}"
+    return kind, f": {found}, R / bound {lowest:.3f} to {highest:.3f}{without}"
 
 
 def _levels(measure: np.ndarray, kappa: np.ndarray, has_bound: np.ndarray) -> np.ndarray:
     """Return the median of R / kappa over the last epochs with a bound, NaN without one, ``[J]``."""
     levels = np.full(len(measure), math.nan)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        ratio = measure / kappa
     for j, known in enumerate(has_bound):
-        values = ratio[j, known][-max(1, math.ceil(_RECENT * known.sum())) :]
-        values = values[~np.isnan(values)]
-        if len(values):
-            levels[j] = np.median(values)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            ratio = measure[j, known] / kappa[j, known]
+        if len(ratio):
+            levels[j] = np.median(ratio[-math.ceil(_RECENT * len(ratio)) :])
     return levels
 
 
 def _count(matrices: Any, total: int) -> str:
     count = matrices.sum()
-    return f"{'all' if count == total else f'{count} of'} {total} matrices"
+    amount = "all" if count == total else "none of" if count == 0 else f"{count} of"
+    return f"{amount} {total} matrices"

@@ -9,7 +9,6 @@ import importlib.metadata
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,13 +16,11 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
-import torch
 from packaging.requirements import Requirement
 
 from tests.helpers import ROOT
 from tests.helpers.workspace import Workspace
 
-CORE = ROOT / "tests" / "helpers" / "core_steps.py"
 TRAINER = "nnUNetTrainerCPR_ws3_4epochs_4iters_seed1"
 
 
@@ -103,15 +100,6 @@ def environment(
         shutil.rmtree(folder)
 
 
-@pytest.fixture(scope="module")
-def begun(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Start a training in this environment and kill it in its third epoch."""
-    folder = tmp_path_factory.mktemp("begun")
-    space = with_results(workspace, folder)
-    space.train_and_kill(TRAINER, "Epoch 2")
-    return space
-
-
 def taken_over(begun: Workspace, by: Workspace, folder: Path) -> Workspace:
     """Copy the training for another environment."""
     shutil.copytree(begun.folder / "nnUNet_results", folder / "nnUNet_results")
@@ -135,35 +123,6 @@ def check_continued(begun: Workspace, continued: Workspace) -> None:
     assert (continued.fold(TRAINER) / "validation" / "summary.json").exists()
 
 
-def test_doctor_finds_no_problem(environment: Environment, tmp_path: Path) -> None:
-    (tmp_path / "nnUNet_results").mkdir()
-    said = with_results(environment, tmp_path).run("nnunet-cpr", "doctor").stdout
-    for title, name in (("nnU-Net", "nnunetv2"), ("torch", "torch")):
-        code = f"from importlib.metadata import version; print(version('{name}'))"
-        assert f"{title}: {environment.run('python', '-c', code).stdout.strip()}" in said
-    assert "study" in environment.run("nnunet-cpr", "--help").stdout
-
-
-def test_states_are_exchanged_between_environments(environment: Environment, tmp_path: Path) -> None:
-    """In both directions the following steps are equal up to rounding."""
-    here, there = [sys.executable], environment.command("python")
-
-    def five_steps(python: list[str], name: str, *read: str) -> dict:
-        paths = [str(tmp_path / n) for n in (name, *read)]
-        subprocess.run([*python, str(CORE), *paths], check=True, env=environment.environment)
-        return torch.load(tmp_path / name, weights_only=True)
-
-    five_steps(here, "here")
-    five_steps(there, "there")
-    expected = five_steps(here, "here_here", "here")
-    for continued in (five_steps(there, "here_there", "here"), five_steps(here, "there_here", "there")):
-        for kind, one in expected.items():
-            torch.testing.assert_close(continued[kind]["model"], one["model"], rtol=1e-4, atol=1e-6)
-            state = continued[kind]["optimizer"]["cpr"]["state"]
-            torch.testing.assert_close(state, one["optimizer"]["cpr"]["state"], rtol=1e-4, atol=1e-8)
-            assert int(state["step"]) == 10 and (state["lagrange_multiplier"] > 0).all()
-
-
 def test_killed_training_is_continued_and_predicts(environment: Environment, tmp_path: Path) -> None:
     """A killed training is continued in its environment and in this one."""
     own = with_results(environment, tmp_path)
@@ -184,11 +143,3 @@ def test_killed_training_is_continued_and_predicts(environment: Environment, tmp
         "-m", str(own.model(TRAINER)), "-device", "cpu", "-npp", "1", "-nps", "1",
     )  # fmt: skip
     assert [path.name for path in output.glob("*.nii.gz")] == ["phantom_005.nii.gz"]
-
-
-def test_training_of_another_environment_is_continued(
-    environment: Environment, begun: Workspace, tmp_path: Path
-) -> None:
-    continued = taken_over(begun, environment, tmp_path)
-    continued.train(TRAINER, "--c")
-    check_continued(begun, continued)

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from nnunet_cpr.cli import app
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.trainer_name import FAMILIES, SUFFIXES
-from nnunet_cpr.nnunet.poly_lr import warmup_poly
 from nnunet_cpr.nnunet.tools.explanation import explain
 from tests.helpers import ROOT
 from tests.helpers.nnunet_trainers import OTHER_PROJECTS
@@ -35,9 +34,7 @@ def _searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("nnUNet_results", "not-touched")
 
 
-@pytest.mark.parametrize(
-    "name", ["nnUNetTrainerMine", "nnUNetTrainerMine_seed1", "nnUNetTrainerCPR_mine"]
-)
+@pytest.mark.parametrize("name", ["nnUNetTrainerMine_seed1", "nnUNetTrainerCPR_mine"])
 def test_derived_trainer_without_docstring_is_explained(name: str, tmp_path: Path) -> None:
     lines = ["from nnunet_cpr.nnunet.trainer import nnUNetTrainerCPR"]
     lines += [
@@ -47,30 +44,6 @@ def test_derived_trainer_without_docstring_is_explained(name: str, tmp_path: Pat
     assert dict(explain(name))["family"] == "nnUNetTrainerCPR: nnU-Net's SGD with CPR"
 
 
-def test_explanation_needs_no_data_in_a_complete_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("nnUNet_preprocessed", str(tmp_path))
-    assert dict(explain("nnUNetTrainerCPR_ws2000"))["optimizer"].startswith("SGDCPR")
-
-
-def test_explanation_of_cpr_on_another_trainer() -> None:
-    rows = dict(explain("nnUNetTrainerCPR_ws2000_100epochs_on_nnUNetTrainerDA5"))
-    assert rows["like"].startswith("nnUNetTrainerDA5 (nnunetv2.")
-    assert rows["optimizer"].startswith("SGDCPR(momentum=0.99") and "nesterov=True" in rows["optimizer"]
-    assert rows["learning rate"].startswith("PolyLRScheduler: 0.01 (epoch 0)")
-    assert rows["length"] == "100 epochs of 250 iterations, 25,000 steps"
-    assert rows["bound"].endswith("set at step 2,000, after 8.0% of the training")
-    assert rows["compare with"] == "nnUNetTrainerSGD_100epochs_on_nnUNetTrainerDA5"
-    assert os.environ["nnUNet_results"] == "not-touched"
-
-
-def test_learning_rates_are_those_of_the_training() -> None:
-    rates = dict(explain("nnUNetTrainerAdamCPR_lr1en3_warmup500_10epochs"))["learning rate"]
-    assert f"{warmup_poly(1250, 1e-3, 500, 2500):.3g} (epoch 5)" in rates
-    assert rates.startswith("linear warm-up over 500 steps") and "0.001 (epoch 2)" in rates
-
-
 def test_explanation_follows_the_stages_of_the_other_trainer() -> None:
     rows = dict(explain("nnUNetTrainerAttachCPR_on_nnUNet_Primus_M_Trainer"))
     assert rows["optimizer"].startswith("AdamW(betas=(0.9, 0.98)")
@@ -78,18 +51,12 @@ def test_explanation_follows_the_stages_of_the_other_trainer() -> None:
     assert "none for regularized parameters, 0.05 for biases" in rows["weight decay"]
     assert "set at step 13,500, after 5.4% of the training" in rows["bound"]
     assert rows["compare with"] == "nnUNetTrainerPlain_on_nnUNet_Primus_M_Trainer"
-    stages = dict(explain("nnUNetTrainerPlain_4epochs_on_nnUNetTrainerStages"))
-    assert stages["compare with"] == "nnUNetTrainerAttachCPR_4epochs_on_nnUNetTrainerStages"
 
 
 @pytest.mark.parametrize(
     ("name", "subject", "text"),
     [
         ("nnUNetTrainerSGD_adadecay2_wd1en3", "weight decay", "0.001, applied by AdaDecay"),
-        ("nnUNetTrainerAdamW_wd1en2", "weight decay", "0.01 for all parameters"),
-        ("nnUNetTrainerSGD_wd1en3", "compare with", "nnUNetTrainerCPR"),
-        ("nnUNetTrainerCPR_ws900_3epochs", "bound", "never: the training ends before step 900"),
-        ("nnUNetTrainerCPR_ki0x1", "bound", "set before the first step"),
         ("nnUNetTrainerCPR_ws2p", "bound", "_ws2p, here ws5000: R after a number of steps"),
         (
             "nnUNetTrainerCPR_ws0p5p_on_nnUNetTrainer_100epochs",
@@ -98,10 +65,7 @@ def test_explanation_follows_the_stages_of_the_other_trainer() -> None:
         ),
         ("nnUNetTrainerSGD_hyperball", "weight decay", "none, replaced by Hyperball"),
         ("nnUNetTrainerCPR_ip20_2epochs", "bound", "not before step 40, after 8.0% of the training"),
-        ("nnUNetTrainerCPR_huber_mu2_ada", "regularized", "huber of each weight"),
-        ("nnUNetTrainerDA5", "with CPR", "nnUNetTrainerCPR_on_nnUNetTrainerDA5"),
         ("nnUNetTrainerAdam", "with CPR", "nnUNetTrainerAttachCPR_on_nnUNetTrainerAdam"),
-        ("nnUNetTrainer", "with CPR", "nnUNetTrainerCPR"),
     ],
 )
 def test_explanation_of_settings(name: str, subject: str, text: str) -> None:

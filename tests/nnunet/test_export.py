@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -16,9 +17,9 @@ import numpy as np
 import pytest
 import SimpleITK
 import torch
+import yaml
 from typer.testing import CliRunner
 
-from nnunet_cpr._files import TEMPORARY_PREFIX
 from nnunet_cpr.cli import app
 from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint
 from nnunet_cpr.nnunet.tools.export import ExportError, export_model
@@ -69,7 +70,8 @@ def trained(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> P
     space = workspace.with_results_in(tmp_path_factory.mktemp("trained"))
     first, second = space.finish(CPR), space.model(CPR) / "fold_1"
     (first / "validation").mkdir()
-    (first / "validation" / "summary.json").write_text("{}")
+    summary = {"foreground_mean": {"Dice": 0.85123}}
+    (first / "validation" / "summary.json").write_text(json.dumps(summary))
     shutil.copytree(first, second)
     change(
         second / "checkpoint_final.pth",
@@ -116,7 +118,12 @@ def test_export_contains_only_what_nnunet_needs(model: Path, tmp_path: Path) -> 
         "crossval_results_folds_0_1/postprocessing.pkl",
     }  # fmt: skip
     new = {"model_card.md", *(f"fold_{i}/checkpoint_final.pth" for i in (0, 1))}
-    assert CPR in (copy / "model_card.md").read_text()
+    card = (copy / "model_card.md").read_text()
+    assert yaml.safe_load(card.split("---")[1])["license"] is None  # left to the user
+    for line in ("# Dataset901_Phantoms, 3d_fullres", f"- Trainer: {CPR}"):
+        assert line in card.splitlines()
+    assert f"-m {COPY} -f 0 1 -i IMAGES" in card
+    assert re.search(r"^\| fold_0 \| 85.12 \| [\w ]+: .+ \|$", card, re.M)
     for name in set(after) - new:
         assert after[name][0] == before[name][0]
     for fold in ("fold_0", "fold_1"):
@@ -134,18 +141,11 @@ def test_export_contains_only_what_nnunet_needs(model: Path, tmp_path: Path) -> 
             assert torch.equal(ours["network_weights"][key], weight)
 
 
-def test_export_takes_the_given_folds_and_checkpoints(model: Path, tmp_path: Path) -> None:
-    copy = export_model(model, tmp_path / "exported", ["1"], ["checkpoint_best.pth"])
-    assert [f.name for f in copy.glob("fold_*")] == ["fold_1"]
-    assert [f.name for f in copy.rglob("*.pth")] == ["checkpoint_best.pth"]
-    assert not list(copy.glob("crossval*"))
-
-
 def test_models_of_other_trainers_are_refused(model: Path, refused) -> None:
     change(model / "fold_0" / FINAL[0], lambda c: c.update(trainer_name="nnUNetTrainer_5epochs"))
     assert "trainer nnUNetTrainer_5epochs of the model is not from nnunet-cpr" in refused()
     change(model / "fold_0" / FINAL[0], lambda c: c.update(trainer_name="nnUNetTrainerLost"))
-    assert "trainer 'nnUNetTrainerLost' of the model was not found" in refused()
+    assert "trainer nnUNetTrainerLost not found by nnU-Net" in refused()
 
 
 @pytest.mark.parametrize("changed", [True, False])
@@ -153,51 +153,26 @@ def test_trainers_with_another_network_are_refused(
     model: Path, tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch, changed: bool
 ) -> None:
     (tmp_path / "trainers").mkdir()
+    name = f"nnUNetTrainerExported{changed}"  # nnU-Net imports a module of a name once
     code = (
         "from nnunet_cpr.nnunet.trainer import nnUNetTrainerCPR\n\n\n"
-        "class nnUNetTrainerMine(nnUNetTrainerCPR):\n"
+        f"class {name}(nnUNetTrainerCPR):\n"
         f"    def {'build_network_architecture' if changed else 'mine'}(*args, **kwargs): ...\n"
     )
     (tmp_path / "trainers" / f"mine_{changed}.py".lower()).write_text(code)
     monkeypatch.setenv("nnUNet_extTrainer", str(tmp_path / "trainers"))
     for fold in ("fold_0", "fold_1"):
-        change(model / fold / FINAL[0], lambda c: c.update(trainer_name="nnUNetTrainerMine"))
+        change(model / fold / FINAL[0], lambda c: c.update(trainer_name=name))
     if changed:
-        assert "trainer nnUNetTrainerMine of the model builds its own network" in refused()
+        assert f"trainer {name} of the model builds its own network" in refused()
     else:
         assert export_model(model, tmp_path / "exported", None, FINAL).is_dir()
-
-
-def test_weights_that_nnunet_cannot_load_are_refused(model: Path, refused) -> None:
-    change(model / "fold_1" / FINAL[0], lambda c: c["network_weights"].pop("decoder.seg_layers.2.bias"))
-    said = refused()
-    assert said.startswith(f"{model / 'fold_1' / FINAL[0]}: nnU-Net cannot load it: ")
-    assert "decoder.seg_layers.2.bias" in said
-
-
-def test_folds_of_different_trainers_are_refused(model: Path, refused) -> None:
-    change(model / "fold_1" / FINAL[0], lambda c: c.update(trainer_name="nnUNetTrainerCPR_ws2"))
-    assert f"expected {CPR}, 3d_fullres, got nnUNetTrainerCPR_ws2, 3d_fullres" in refused()
 
 
 def test_truncated_checkpoint_is_refused(model: Path, refused) -> None:
     torn = model / "fold_1" / FINAL[0]
     os.truncate(torn, 1000)
-    assert refused() == f"{torn} is damaged: File is not a zip file"
-
-
-def test_checkpoint_with_code_is_refused(model: Path, tmp_path: Path, refused) -> None:
-    created = tmp_path / "created"
-
-    class Payload:
-        def __reduce__(self) -> tuple:
-            return os.system, (f"touch {created}",)
-
-    change(model / "fold_1" / FINAL[0], lambda checkpoint: checkpoint.update(more=Payload()))
-    assert "contains posix.system" in refused()
-    assert not created.exists()
-    torch.load(model / "fold_1" / FINAL[0], weights_only=False)
-    assert created.exists(), "the payload does nothing"
+    assert refused() == f"{torn} is damaged or cannot be read: File is not a zip file"
 
 
 def test_missing_files_are_named(model: Path, refused) -> None:
@@ -208,7 +183,7 @@ def test_missing_files_are_named(model: Path, refused) -> None:
     (model / "dataset.json").write_text("{")
     assert refused().startswith(f"{model / 'dataset.json'} cannot be read: ")
     (model / "plans.json").unlink()
-    assert "expected a trained model of nnU-Net, found no plans.json" in refused()
+    assert f"No such file or directory: '{model / 'plans.json'}'" in refused()
 
 
 @pytest.mark.parametrize("name", ["../../elsewhere", "..", None])
@@ -234,15 +209,6 @@ def test_failed_write_leaves_nothing(model: Path, refused) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "File too large" in said and "checkpoint_final.pth" in said
-
-
-def test_next_export_removes_leftovers_of_a_killed_one(model: Path, tmp_path: Path) -> None:
-    beside = tmp_path / "exported" / "Dataset901_Phantoms"
-    left = beside / f"{TEMPORARY_PREFIX}abcdefgh" / COPY / "fold_0"
-    left.mkdir(parents=True)
-    (left / "checkpoint_final.pth").write_bytes(b"half")
-    export_model(model, tmp_path / "exported", None, FINAL)
-    assert [folder.name for folder in beside.iterdir()] == [COPY]
 
 
 def test_command_prints_how_to_predict(model: Path, tmp_path: Path) -> None:
@@ -333,36 +299,3 @@ def test_exported_model_predicts_the_same_without_package(
     assert {name: digest for name, (digest, _) in there.items()} == {
         name: digest for name, (digest, _) in contents(copy).items() if name != "model_card.md"
     }  # nnU-Net's archive has its own files only
-
-
-@pytest.mark.slow
-def test_installed_zip_predicts_the_same_voxels(
-    workspace: Workspace, trained: Path, tmp_path: Path
-) -> None:
-    """nnU-Net packs a model under its own trainer name."""
-    space = workspace.with_results_in(trained.parents[2])
-    other = workspace.with_results_in(tmp_path / "other")
-    results = tmp_path / "other" / "nnUNet_results"
-    results.mkdir(parents=True)
-    model = ("-d", "901", "-c", "3d_fullres", "-tr", CPR, "-p", PLANS, "-f", "0", "1")
-    archive = tmp_path / "model.zip"
-    space.run("nnUNetv2_export_model_to_zip", *model, "-o", str(archive))
-    other.run("nnUNetv2_install_pretrained_model_from_zip", str(archive))
-    installed = results / workspace.dataset / trained.name
-    for fold in ("fold_0", "fold_1"):
-        assert contents(installed)[f"{fold}/{FINAL[0]}"][0] == contents(trained)[f"{fold}/{FINAL[0]}"][0]
-
-    images = workspace.folder / "nnUNet_raw" / workspace.dataset / "imagesTs"
-    predictions = []
-    for name, place in (("before", space), ("after", other)):
-        output = tmp_path / name
-        place.run(
-            "nnUNetv2_predict", "-i", str(images), "-o", str(output), *model, "-device", "cpu",
-            "-npp", "1", "-nps", "1", "--save_probabilities",
-        )  # fmt: skip
-        segmentation = SimpleITK.ReadImage(output / "phantom_005.nii.gz")
-        probabilities = np.load(output / "phantom_005.npz")["probabilities"]
-        predictions.append((SimpleITK.GetArrayFromImage(segmentation), probabilities))
-    for before, after in zip(*predictions):
-        assert np.array_equal(before, after)
-    assert len(np.unique(predictions[0][1])) > 1000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -197,20 +196,3 @@ def test_best_checkpoint_is_validated(space: MatrixSpace, pair: dict[Model, Path
         assert n == sum(case["metrics"][region][key] for key in ("TP", "FP", "FN", "TN"))
         assert n > case_before["metrics"][region]["n_pred"]
     assert (fold / "checkpoint_final.pth").read_bytes() == final
-
-
-@pytest.mark.release
-def test_primus_trains_with_its_own_optimizer(space: MatrixSpace) -> None:
-    space.change_plans("nnUNetPlans", "nnUNetPlansPrimus", patch_size=[24, 24, 24])
-    settings = "ki0x0p9_1epochs_6iters_seed1"
-    name = f"nnUNetTrainerAttachCPR_{settings}_on_nnUNet_Primus_S_Trainer"
-    model = Model(name, "3d_fullres", plans="nnUNetPlansPrimus")
-    space.train_model(model)
-    predictions = space.predict(model, "--disable_tta")
-    weights = space.final(model)["network_weights"]
-    names = [n for n, w in weights.items() if w.ndim >= 2 and n not in ("eva.pos_embed", "mask_token")]
-    assert "eva.pos_embed" in weights and any(".attn." in n for n in names)
-    check_record(space, model, names)
-    check_labels(space, model)
-    check_prediction(space, predictions)
-    shutil.rmtree(space.model_folder(model))  # 400 MB

@@ -11,12 +11,10 @@ from nnunetv2.inference.predict_from_raw_data import predict_entry_point
 from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
-from nnunet_cpr.bounds import KappaWS
+from nnunet_cpr.nnunet.commands import CPU_THREADS
 from nnunet_cpr.nnunet.cpr_trainer import LOGGED
+from nnunet_cpr.nnunet.history import History
 from nnunet_cpr.nnunet.poly_lr import warmup_poly
-from nnunet_cpr.nnunet.trainer import trainer_class
-from nnunet_cpr.optimizers import FusedAdam, FusedSGD
-from tests.helpers.matrices import set_gradients
 from tests.helpers.workspace import PLANS, Workspace
 
 CPR = "nnUNetTrainerCPR_ws6_4epochs_4iters_seed1"
@@ -122,7 +120,6 @@ def test_prediction_finds_the_trainer(trained: Workspace) -> None:
     "name",
     [
         "nnUNetTrainerAdamCPR_warmup3_ip2_std_ada_mu0p01_2epochs_3iters",
-        "nnUNetTrainerAdamW_wd1en2_warmup3_2epochs_3iters",
     ],
 )
 def test_adam_trainers_train(workspace: Workspace, name: str) -> None:
@@ -136,118 +133,6 @@ def test_adam_trainers_train(workspace: Workspace, name: str) -> None:
         pytest.approx(warmup_poly(i, 0.01, 3, 6), abs=1e-5) for i in (0, 3)
     ]
     assert (workspace.fold(name) / "cpr_history.csv").exists() == ("CPR" in name)
-
-
-@pytest.mark.parametrize(
-    ("name", "config"),
-    [
-        ("nnUNetTrainerSGD_decoupled", {"method": "DecoupledDecay", "weight_decay": 3e-5}),
-        ("nnUNetTrainerAdamW_awd_wd0p1", {"method": "AdaptiveWeightDecay", "weight_decay": 0.1}),
-        (
-            "nnUNetTrainerSGD_cosine0p1_wd1en3_2epochs",
-            {"method": "CosineDecay", "weight_decay": 1e-3, "final": 0.1, "steps": 500},
-        ),
-        ("nnUNetTrainerSGD_rescale0p8", {"method": "NormRescaling", "factor": 0.8}),
-        ("nnUNetTrainerSGD_cautious", {"method": "CautiousDecay", "weight_decay": 3e-5}),
-        (
-            "nnUNetTrainerAdamW_independent_wd1en5",
-            {"method": "IndependentDecay", "max_lr": None, "weight_decay": 1e-5},
-        ),
-        (
-            "nnUNetTrainerSGD_norm1_wd1en3",
-            {"method": "WeightNormControl", "weight_decay": 1e-3, "start": 0, "factor": 1.0},
-        ),
-        (
-            "nnUNetTrainerSGD_normws200_wd1en3",
-            {"method": "WeightNormControl", "weight_decay": 1e-3, "start": 200, "factor": 1.0},
-        ),
-        ("nnUNetTrainerSGD_hyperball", {"method": "Hyperball", "factor": 1.0}),
-    ],
-)
-def test_comparison_method_replaces_weight_decay(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, name: str, config: dict
-) -> None:
-    trainer = workspace.build(name, monkeypatch)
-    assert trainer.optimizer.state_dict()["baseline"]["config"] == config
-    assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0}
-    assert type(trainer.optimizer) is (FusedSGD if "SGD" in name else FusedAdam)
-
-
-@pytest.mark.parametrize(
-    ("name", "build"),
-    [
-        (
-            "nnUNetTrainerSGD_norm1_wd1en3",
-            lambda params: torch.optim.SGD(params, 0.01, momentum=0.99, nesterov=True),
-        ),
-        (
-            "nnUNetTrainerAdamW_corrected",
-            lambda params: torch.optim.AdamW(
-                params, 1e-3, betas=(0.9, 0.99), weight_decay=0, fused=True
-            ),
-        ),
-    ],
-)
-def test_state_of_torchs_optimizer_with_a_method_is_continued(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, name: str, build
-) -> None:
-    """Checkpoints from before the trainers took fused steps have such states."""
-    trainer = workspace.build(name, monkeypatch)
-    older = build(trainer.network.parameters())
-    method = trainer.settings.build_baseline(trainer.network, trainer.baseline_decay, 250_000)
-    method.attach(older)
-    set_gradients(trainer.network.parameters(), 0)
-    older.step()
-    trainer.optimizer.load_state_dict(older.state_dict())
-    start = {key: value.clone() for key, value in trainer.network.state_dict().items()}
-    results = []
-    for optimizer in (older, trainer.optimizer):
-        trainer.network.load_state_dict(start)
-        for t in (1, 2):
-            set_gradients(trainer.network.parameters(), t)
-            optimizer.step()
-        results.append([p.detach().clone() for p in trainer.network.parameters()])
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-7)
-    assert trainer.baseline.step_count == 3
-
-
-@pytest.mark.parametrize("name", ["nnUNetTrainerSGD_corrected", "nnUNetTrainerAdamW_corrected_lr1en3"])
-def test_corrected_decay_finds_blocks_and_learning_rate(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    trainer = workspace.build(name, monkeypatch)
-    others = set(trainer.baseline.names) - set(trainer.baseline.normalized)
-    assert others and all("seg_layers" in n or "transpconvs" in n for n in others)
-    state = trainer.optimizer.state_dict()["baseline"]["state"]
-    highest = 1e-3 if "lr1en3" in name else 1e-2
-    assert state["max_lr"].tolist() == pytest.approx([highest] * len(trainer.baseline.names))
-
-
-def test_warm_start_share_follows_the_trainers_epochs(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    of_other = workspace.build("nnUNetTrainerCPR_ws2p_on_nnUNetTrainer_5epochs", monkeypatch)
-    assert of_other.total_steps == 1250 and of_other.cpr.bound == KappaWS(25)
-    named = workspace.build("nnUNetTrainerAttachCPR_ws0p5p_8epochs_on_nnUNetTrainerAdam", monkeypatch)
-    assert named.cpr.bound == KappaWS(10)
-
-
-@pytest.mark.slow
-def test_comparison_method_trains_and_is_saved(workspace: Workspace) -> None:
-    name = "nnUNetTrainerSGD_adadecay4_wd1en3_1epochs_3iters_seed1"
-    workspace.train_here(name)
-    assert "Regularizing with AdaDecay(" in workspace.logs(name)[0].read_text()
-    saved = workspace.checkpoint(name)["optimizer_state"]["baseline"]
-    assert saved["config"] == {"method": "AdaDecay", "weight_decay": 1e-3, "alpha": 4.0}
-    assert int(saved["state"]["step"]) == 3
-
-
-@pytest.mark.slow
-def test_amos_trains(workspace: Workspace) -> None:
-    name = "nnUNetTrainerAMOS_wd1en3_warmup1_1epochs_3iters"
-    workspace.train_here(name, "--disable_checkpointing")
-    summary = json.loads((workspace.fold(name) / "validation" / "summary.json").read_text())
-    assert 0 <= summary["foreground_mean"]["Dice"] <= 1
 
 
 def test_warm_start_after_the_end_is_reported(workspace: Workspace) -> None:
@@ -269,24 +154,6 @@ def test_sgd_trainer_equals_nnunets(workspace: Workspace, monkeypatch: pytest.Mo
         assert getattr(ours, attribute) == getattr(stock, attribute)
 
 
-def test_cpr_trainer_changes_the_optimizer_only(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours = workspace.build("nnUNetTrainerCPR", monkeypatch)
-    group = ours.optimizer.param_groups[0]
-    assert (group["lr"], group["momentum"], group["nesterov"], group["weight_decay"]) == (
-        0.01,
-        0.99,
-        True,
-        0,
-    )
-    assert type(ours.lr_scheduler) is PolyLRScheduler and ours.num_epochs == 1000
-    held = {id(p) for g in ours.optimizer.param_groups for p in g["params"]}
-    assert held == {id(p) for p in ours.network.parameters()}
-    kernels = {n for n, p in ours.network.named_parameters() if p.ndim == 5}
-    assert set(ours.cpr.names) == kernels
-
-
 def test_metrics_reach_nnunets_loggers(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loggers after the local one are those of W&B."""
     logged = {}
@@ -305,40 +172,6 @@ def test_metrics_reach_nnunets_loggers(workspace: Workspace, monkeypatch: pytest
     assert logged["cpr_active"] == (0.0, 0)
 
 
-def test_plotting_errors_do_not_stop_the_training(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = "nnUNetTrainerSGD_seed9"
-    trainer = workspace.build(name, monkeypatch)
-    trainer.on_train_start()
-    (workspace.fold(name) / "progress.png").mkdir()
-    for values in trainer.logger.get_checkpoint().values():
-        values.append(0.5)
-    trainer.finish_training()
-    assert "cannot draw progress.png: IsADirectoryError" in workspace.logs(name)[-1].read_text()
-
-
-def test_figures_are_drawn_as_often_as_the_schedule_allows(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    trainer = workspace.build("nnUNetTrainerCPR_ws1_seed9", monkeypatch)
-    trainer.on_train_start()
-    drawn: list[int] = []
-
-    def draw(folder: str) -> None:
-        drawn.append(trainer.current_epoch)
-        now[0] += 4  # seconds
-
-    trainer._draw_nnunets = draw
-    for _ in range(40):
-        now[0] += 60
-        trainer.current_epoch += 1
-        trainer.logger.plot_progress_png(trainer.output_folder)  # as nnU-Net does after every epoch
-    assert drawn == [7, 21, 35]  # after 200 times the assumed 2 s, then the measured 4 s
-
-
 def test_unwritable_history_does_not_stop_the_training(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,23 +183,66 @@ def test_unwritable_history_does_not_stop_the_training(
     assert "cannot write cpr_history.csv: [Errno" in workspace.logs(name)[-1].read_text()
 
 
-def test_suffixes_reach_the_trainer(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "nnUNetTrainerAdamCPR_k0p1_huber_mu0p5_ada_lr1en3_warmup10_7epochs_9iters"
-    ours = workspace.build(name, monkeypatch)
-    assert (ours.num_epochs, ours.num_iterations_per_epoch, ours.initial_lr) == (7, 9, 1e-3)
-    assert ours.optimizer.param_groups[0]["betas"] == (0.9, 0.99)
-    assert "kappa=KappaK(value=0.1), regularizer=huber, mu=0.5, adaptive=True" in repr(ours.cpr)
-    assert (ours.lr_scheduler.warmup, ours.lr_scheduler.total) == (10, 63)
+def test_figures_take_a_small_share_of_the_time_and_never_end_a_training(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    name = "nnUNetTrainerCPR_ws1_seed9"
+    trainer = workspace.build(name, monkeypatch)
+    trainer.on_train_start()
+    drawn: list[float] = []
+
+    def draw(history: History) -> None:
+        drawn.append(now[0])
+        now[0] += 4  # seconds
+        raise IndexError("no colour")
+
+    monkeypatch.setattr("nnunet_cpr.nnunet.cpr_trainer.draw_progress", draw)
+    for _ in range(40):
+        now[0] += 60
+        trainer._draw()
+    assert drawn == [420, 1264, 2108]  # after 200 times the assumed 2 s, then the measured 4 s
+    assert "cannot draw cpr_progress.png: IndexError: no colour" in workspace.logs(name)[-1].read_text()
 
 
-@pytest.mark.parametrize("family", ["SGD", "CPR", "Muon", "MuonCPR"])
-def test_momentum_reaches_the_optimizer(
+@pytest.mark.parametrize("value", ["3", "two"])
+def test_number_of_threads_on_the_cpu_can_be_set(
+    workspace: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    value: str,
+) -> None:
+    """``nnUNetv2_train -device cpu`` takes as many as there are cores."""
+
+    def stop(trainer: nnUNetTrainer, batch: dict) -> dict:
+        raise SystemExit(torch.get_num_threads())
+
+    monkeypatch.setattr(nnUNetTrainer, "train_step", stop)
+    monkeypatch.setenv(CPU_THREADS, value)
+    with pytest.raises(SystemExit) as stopped:
+        workspace.train_here("nnUNetTrainerCPR_ki0x0p9_1epochs_2iters_seed1")
+    if value == "3":
+        assert stopped.value.code == 3
+    else:
+        said = capsys.readouterr().err.strip().splitlines()[-1]
+        assert said == f"nnunet-cpr: {CPU_THREADS}: expected a positive whole number, got 'two'"
+
+
+def test_comparison_method_replaces_weight_decay(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = workspace.build("nnUNetTrainerAdamW_awd_wd0p1", monkeypatch)
+    config = {"method": "AdaptiveWeightDecay", "weight_decay": 0.1}
+    assert trainer.optimizer.state_dict()["baseline"]["config"] == config
+    assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0}
+
+
+@pytest.mark.parametrize("family", ["nnUNetTrainerMuon", "nnUNetTrainerMuonCPR"])
+def test_derived_trainer_passes_arguments_to_muon(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    trainer = workspace.build(f"nnUNetTrainer{family}_momentum0p9", monkeypatch)
-    assert {group["momentum"] for group in trainer.optimizer.param_groups} == {0.9}
-
-
-def test_same_name_returns_the_same_class() -> None:
-    assert trainer_class(CPR) is trainer_class(CPR)
-    assert trainer_class(CPR).__name__ == CPR
+    trainer = workspace.build(f"{family}_seed3", monkeypatch)
+    monkeypatch.setattr(type(trainer), "muon_options", {"adamw_for": ("transposed",)})
+    (group,) = trainer.build_optimizer().param_groups
+    assert group["adamw_for"] == ("transposed",) and "muon_transposed" not in group["rules"]

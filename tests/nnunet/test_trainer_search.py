@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nnunet_cpr.nnunet import composition, trainer_files
+from nnunet_cpr.nnunet import composition
 from nnunet_cpr.nnunet.tools.trainer_search import missing_trainers
 from tests.helpers import ROOT
 
@@ -32,57 +32,32 @@ def __getattr__(name):
 """
 
 
-@pytest.fixture(autouse=True)
-def _forget_searches() -> Iterator[None]:
-    caches = composition._search, composition._resolve_cached, trainer_files._searched_texts
-    for search in caches:
-        search.cache_clear()
-    yield
-    for search in caches:
-        search.cache_clear()
-
-
-@pytest.fixture
-def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder of trainers that nnU-Net searches after ours."""
-    monkeypatch.setenv("nnUNet_extTrainer", os.pathsep.join([str(ROOT / "trainers"), str(tmp_path)]))
-    (tmp_path / "theirs.py").write_text(THEIRS)
-    return tmp_path
-
-
-def test_trainers_of_all_folders_are_found(theirs: Path) -> None:
-    assert missing_trainers(["nnUNetTrainer", "nnUNetTrainerDA5", OURS, "Theirs1"]) == {}
-
-
-def test_misspelt_trainers_have_hints(theirs: Path) -> None:
-    missing = missing_trainers([*WRONG, OURS])
-    assert missing[WRONG[0]] == f"unknown suffix _100epochz, did you mean {OURS}?"
-    assert "did you mean nnUNetTrainerSGD?" in missing[WRONG[1]]
-    assert len(missing) == 2
-    reason = missing_trainers(["Theirs2"])["Theirs2"]
-    assert reason.startswith(
-        "trainer Theirs2 not found by nnU-Net, list its folder in nnUNet_extTrainer"
-    )
-
-
-def test_trainers_made_on_access_are_found(theirs: Path) -> None:
-    (theirs / "dynamic.py").write_text(DYNAMIC)
-    assert missing_trainers(["Theirs2", "Theirs1"]) == {}
-    assert list(missing_trainers(["Theirs2", "Theirs3"])) == ["Theirs3"]
-
-
-def test_failing_module_of_another_package_is_the_reason(theirs: Path) -> None:
-    (theirs / "a_broken.py").write_text("import missing_module_of_theirs\n")
-    reason = missing_trainers(["Theirs1"])["Theirs1"]
-    assert reason == "ModuleNotFoundError: No module named 'missing_module_of_theirs'"
-    (theirs / "a_broken.py").write_text("class\n")
-    assert missing_trainers(["Theirs1"])["Theirs1"].startswith("SyntaxError: ")
-
-
-def test_other_objects_are_no_trainers(theirs: Path) -> None:
-    assert missing_trainers(["number"]) == {"number": "number is not a trainer of nnU-Net"}
-
-
 def test_missing_variable_hides_our_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("nnUNet_extTrainer")
     assert list(missing_trainers([OURS, "nnUNetTrainer"])) == [OURS]
+
+
+@pytest.fixture(autouse=True)
+def _forget_searches() -> Iterator[None]:
+    for search in (composition._search, composition._resolve):
+        search.cache_clear()
+    yield
+    for search in (composition._search, composition._resolve):
+        search.cache_clear()
+
+
+def test_trainers_of_all_folders_are_found_and_others_have_reasons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a folder that nnU-Net searches after ours, and where a class is made on access."""
+    monkeypatch.setenv("nnUNet_extTrainer", os.pathsep.join([str(ROOT / "trainers"), str(tmp_path)]))
+    (tmp_path / "theirs.py").write_text(THEIRS)
+    (tmp_path / "dynamic.py").write_text(DYNAMIC)
+    missing = missing_trainers([*WRONG, "Theirs3", OURS, "nnUNetTrainerDA5", "Theirs1", "Theirs2"])
+    assert list(missing) == [*WRONG, "Theirs3"]
+    assert missing[WRONG[0]] == f"unknown suffix _100epochz, did you mean {OURS}?"
+    assert "did you mean nnUNetTrainerSGD?" in missing[WRONG[1]]
+    assert missing["Theirs3"].startswith("trainer Theirs3 not found by nnU-Net, list its folder in")
+    (tmp_path / "a_broken.py").write_text("import missing_module_of_theirs\n")
+    reason = missing_trainers(["Theirs4"])["Theirs4"]
+    assert reason == "ModuleNotFoundError: No module named 'missing_module_of_theirs'"

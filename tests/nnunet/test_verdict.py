@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from nnunet_cpr.nnunet.base_trainer import NamedTrainer
-from nnunet_cpr.nnunet.history import History
 from nnunet_cpr.nnunet.verdict import Kind, judge, unchanged
 from tests.helpers.histories import history_of
 from tests.helpers.workspace import Workspace
@@ -40,15 +36,15 @@ ACTIVE = np.where(np.arange(EPOCHS) < FIRST, 0, 1e-4)
         # The learning rate ends at 0: the multipliers were positive before.
         (growing_r(), bounded(), ACTIVE * (np.arange(EPOCHS) < 15), Kind.HELD, "all 10 matrices active"),
         (growing_r(), bounded(INF), 0, Kind.UNSET, "all 10 matrices not regularized in 5,000 steps"),
-        (growing_r(), bounded(20, 0), 0, Kind.TOO_LOOSE, "the bound is too loose, R at most 0.05 of it"),
-        (3 * growing_r(), bounded(), ACTIVE, Kind.TOO_TIGHT, "for all 10 matrices, R up to 3"),
+        (growing_r(), bounded(20, 0), 0, Kind.TOO_LOOSE, "too loose: none of 10 matrices active"),
+        (3 * growing_r(), bounded(), ACTIVE, Kind.TOO_TIGHT, "all 10 matrices not held, R / bound 2.9"),
         # The multipliers overshot and are 0 at the end.
         (
             growing_r() * np.where(np.arange(EPOCHS) < FIRST, 1, 0.01),
             bounded(),
             ACTIVE * (np.arange(EPOCHS) < 15),
             Kind.TOO_TIGHT,
-            "R of all 10 matrices pushed down to 0.01 of its bound",
+            "all 10 matrices not held, R / bound 0.0",
         ),
         (
             np.where(np.arange(EPOCHS) < 19, growing_r(), np.nan),
@@ -76,13 +72,6 @@ def test_a_tenth_of_the_matrices_does_not_decide(above: int, kind: Kind) -> None
     assert verdict.kind is kind and ("1 not held" in verdict.text) == (above == 1)
 
 
-@pytest.mark.parametrize(("active", "kind"), [(1, Kind.TOO_LOOSE), (2, Kind.HELD)])
-def test_few_active_matrices_are_too_loose(active: int, kind: Kind) -> None:
-    is_active = (np.arange(MATRICES) < active)[:, None]
-    verdict = judge(history_of(0.9 * growing_r(), bounded(), ACTIVE * is_active))
-    assert verdict.kind is kind and f"{MATRICES - active} " in verdict.text
-
-
 def test_parameters_that_never_change_are_not_counted() -> None:
     """The bound of such a parameter, such as 10 times its R, says nothing."""
     measure, multiplier = growing_r(), np.tile(ACTIVE, (MATRICES, 1))
@@ -92,57 +81,6 @@ def test_parameters_that_never_change_are_not_counted() -> None:
     verdict = judge(history)
     assert verdict.kind is Kind.HELD and "all 6 matrices active" in verdict.text
     assert "(4 that never changed not counted)" in verdict.text and "never active" not in verdict.text
-
-
-def test_one_epoch_does_not_tell_what_never_changes() -> None:
-    history = history_of(np.ones((3, 1)), np.ones((3, 1)), np.full((3, 1), 1e-3))
-    assert not unchanged(history).any() and judge(history).kind is Kind.HELD
-    assert judge(history_of(np.ones((3, 1)), INF, 0)).kind is Kind.UNSET
-
-
-def test_history_without_parameters_has_a_verdict() -> None:
-    assert "no parameter matrix is regularized" in judge(history_of(*[np.ones((0, 3))] * 3)).text
-
-
-def test_arbitrary_values_have_a_verdict() -> None:
-    values = [0, 1, -1, 1e-45, 3e38, np.nan, np.inf, -np.inf]
-    grid = np.array(np.meshgrid(values, values, values)).reshape(3, -1)
-    with np.errstate(all="raise", under="ignore"):
-        for epochs in (1, 2, 8):
-            for triple in grid.T:
-                judge(history_of(*(np.full((2, epochs), value) for value in triple)))
-            judge(history_of(*(row.reshape(-1, epochs) for row in grid)))
-
-
-@pytest.mark.slow  # 2 seconds each
-@pytest.mark.parametrize(
-    ("suffix", "text"),
-    [
-        ("ws6_4epochs_4iters", "active and held: "),
-        ("ki0x20_3epochs_4iters", "WARNING! never active: the bound is too loose, R at most 0.05"),
-        ("ki0x0p1_mu1en3_3epochs_4iters", "WARNING! bound too tight: multipliers still growing for"),
-        ("ki0x0p1_2epochs_8iters", "WARNING! bound too tight: R of "),
-        (
-            "2epochs_4iters",
-            "WARNING! bound never set: all 19 matrices not regularized in 8 steps (1 that",
-        ),
-        ("ip1_1epochs_2iters", "WARNING! Kappa-IP did not work with SGD"),
-    ],
-)
-def test_training_reports_its_verdict(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, suffix: str, text: str
-) -> None:
-    name = f"nnUNetTrainerCPR_{suffix}_seed1"
-    space = workspace.with_results_in(tmp_path)
-    monkeypatch.setattr(NamedTrainer, "_draw", lambda trainer: None)
-    trainer = space.build(name, monkeypatch)
-    trainer.num_val_iterations_per_epoch, trainer.disable_checkpointing = 1, True
-    trainer.run_training()
-    assert text in space.logs(name)[0].read_text()
-    # nnU-Net's lowest deep-supervision head has weight 0 in the loss.
-    history = History.read(space.fold(name))
-    without = [n for n, is_unchanged in zip(history.names, unchanged(history)) if is_unchanged]
-    assert without == ([] if "1epochs" in name else ["decoder.seg_layers.0.weight"])
 
 
 def test_seed_with_processes_is_reported(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import inspect
 import io
 import json
 import os
@@ -14,14 +15,13 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from packaging.version import Version
 
 from nnunet_cpr import __version__
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES
 
-OLDEST_NNUNET = Version("2.8.0")
+OLDEST_NNUNET = "2.8.0"
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,10 @@ def _nnunet() -> Finding:
     spec = importlib.util.find_spec("nnunetv2")
     if spec is None:
         return Finding("nnU-Net", "not installed", install)
-    try:
-        version = importlib.metadata.version("nnunetv2")
-    except importlib.metadata.PackageNotFoundError:
-        return Finding("nnU-Net", f"{spec.origin} does not belong to an installed package", install)
-    message = f"{version}, {spec.origin}"
-    if Version(version) < OLDEST_NNUNET:
-        return Finding("nnU-Net", f"{message}: too old to find trainers in other folders", install)
-    return Finding("nnU-Net", message)
+    version = importlib.metadata.version("nnunetv2")
+    is_old = Version(version) < Version(OLDEST_NNUNET)
+    problem = ": too old to find trainers in other folders" if is_old else ""
+    return Finding("nnU-Net", f"{version}, {spec.origin}{problem}", install if is_old else None)
 
 
 def _trainer(name: str) -> Finding:
@@ -100,8 +96,7 @@ def _trainer(name: str) -> Finding:
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
         remedy = f"pip install --force-reinstall --no-deps {_source()}"
         return Finding(name, f"not found by nnU-Net: {reason}", remedy)
-    method: Any = getattr(found, "build_optimizer", found.__init__)
-    return Finding(name, f"found by nnU-Net in {method.__code__.co_filename}")
+    return Finding(name, f"found by nnU-Net in {inspect.getfile(found.configure_optimizers)}")
 
 
 def _source() -> str:

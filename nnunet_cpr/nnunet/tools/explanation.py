@@ -9,7 +9,6 @@ import io
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -58,24 +57,20 @@ def explain(name: str) -> list[tuple[str, str]]:
     assert trainer is not None
     if not issubclass(trainer, NamedTrainer):
         return [("trainer", f"{name} is not from nnunet-cpr"), ("with CPR", str(name_with_cpr(trainer)))]
-    settings = trainer.settings
+    settings, other = trainer.settings, trainer.other_trainer()
     built, rates = _build(trainer)
+    kept = "optimizer and schedule too" if settings.keeps_optimizer else "except the optimizer"
+    length = f"{built.num_epochs:,} epochs of {built.num_iterations_per_epoch:,} iterations"
     return [
-        ("family", f"{settings.family}: {(trainer.__doc__ or settings.defaults.title).splitlines()[0]}"),
-        *([("like", _describe_other(trainer))] if settings.on else []),
+        ("family", f"{settings.family}: {settings.defaults.title}"),
+        *([("like", f"{other.__name__} ({other.__module__}), {kept}")] if settings.on else []),
         ("optimizer", _describe_optimizer(built.optimizer)),
         ("learning rate", _describe_schedule(built, rates)),
-        ("length", _describe_length(built)),
+        ("length", f"{length}, {built.total_steps:,} steps"),
         ("weight decay", _describe_weight_decay(built)),
         *(_describe_cpr(built) if isinstance(built, CPRTrainer) else []),
         ("compare with", _counterpart(settings)),
     ]
-
-
-def _describe_other(trainer: type[NamedTrainer]) -> str:
-    other = trainer.other_trainer()
-    kept = "optimizer and schedule too" if trainer.settings.keeps_optimizer else "except the optimizer"
-    return f"{other.__name__} ({other.__module__}), {kept}"
 
 
 def _build(trainer: type[NamedTrainer]) -> tuple[NamedTrainer, list[float]]:
@@ -87,12 +82,11 @@ def _build(trainer: type[NamedTrainer]) -> tuple[NamedTrainer, list[float]]:
     Raises:
         WrongName: this fails, as the trainer needs more of its plans.
     """
+    rates = []
     with (
         tempfile.TemporaryDirectory() as folder,
         # Without steps, importing Numba for fused ones would be in vain.
-        mock.patch.dict(
-            os.environ, {"nnUNet_results": folder, "nnUNet_wandb_enabled": "0", fused.SWITCH: "0"}
-        ),
+        mock.patch.dict(os.environ, {"nnUNet_results": folder, fused.SWITCH: "0"}),
         contextlib.redirect_stdout(io.StringIO()),
         warnings.catch_warnings(),
     ):
@@ -102,20 +96,14 @@ def _build(trainer: type[NamedTrainer]) -> tuple[NamedTrainer, list[float]]:
             built = trainer(plans, "3d_fullres", 0, dataset, torch.device("cpu"))
             built.network = nn.Sequential(nn.Conv3d(1, 2, 3), nn.InstanceNorm3d(2, affine=True))
             built.optimizer, built.lr_scheduler = built.configure_optimizers()
-            return built, _learning_rates(built)
+            for epoch in range(built.num_epochs):
+                built.current_epoch = epoch
+                built.on_train_epoch_start()
+                rates.append(built.optimizer.param_groups[0]["lr"])
         except Exception as error:  # the trainer of another package can fail in any way
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise WrongName(f"{trainer.__name__} cannot be built without its data: {reason}") from error
-
-
-def _learning_rates(trainer: NamedTrainer) -> list[float]:
-    """Return the learning rate at the start of every epoch."""
-    rates = []
-    for epoch in range(trainer.num_epochs):
-        trainer.current_epoch = epoch
-        trainer.on_train_epoch_start()
-        rates.append(trainer.optimizer.param_groups[0]["lr"])
-    return rates
+    return built, rates
 
 
 def _describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
@@ -133,11 +121,6 @@ def _describe_schedule(trainer: NamedTrainer, rates: list[float]) -> str:
     return f"{before}{type(trainer.lr_scheduler).__name__}: {points}"
 
 
-def _describe_length(trainer: NamedTrainer) -> str:
-    epochs, iterations = trainer.num_epochs, trainer.num_iterations_per_epoch
-    return f"{epochs:,} epochs of {iterations:,} iterations, {trainer.total_steps:,} steps"
-
-
 def _describe_weight_decay(trainer: NamedTrainer) -> str:
     matrices, *others = (group.get("weight_decay", 0) for group in trainer.optimizer.param_groups)
     if isinstance(trainer, CPRTrainer):
@@ -150,30 +133,24 @@ def _describe_weight_decay(trainer: NamedTrainer) -> str:
     return f"{matrices:g} for all parameters"
 
 
-def _describe_cpr(trainer: CPRTrainer) -> Iterator[tuple[str, str]]:
-    cpr = trainer.cpr
+def _describe_cpr(trainer: CPRTrainer) -> list[tuple[str, str]]:
+    cpr, share = trainer.cpr, trainer.settings.kappa
     adaptive = ", adaptive bounds" if cpr.adaptive else ""
-    yield (
-        "regularized",
-        f"{trainer.cpr_settings['regularizer']} of each weight of convolutional and linear layers (not "
-        f"of biases and normalization weights) with CPR, mu = {cpr.mu:g}{adaptive}",
-    )
-    yield "bound", _describe_bound(trainer)
-
-
-def _describe_bound(trainer: CPRTrainer) -> str:
-    bound, steps, share = trainer.cpr.bound, trainer.total_steps, trainer.settings.kappa
-    word = f"{bound}"
+    word = f"{cpr.bound}"
     if isinstance(share, WarmStartShare):
-        word = f"ws{print_number(share.percent)}p, here {bound}"
-    when = f"at step {bound.earliest:,}, after {bound.earliest / steps:.1%} of the training"
-    if bound.earliest >= steps:
-        when = f"never: the training ends before step {bound.earliest:,}, choose a smaller number"
-    elif isinstance(bound, KappaIP):
+        word = f"ws{print_number(share.percent)}p, here {cpr.bound}"
+    first = cpr.bound.earliest
+    when = f"set at step {first:,}, after {first / trainer.total_steps:.1%} of the training"
+    if isinstance(cpr.bound, KappaIP):
         when = when.replace("at step", "at the inflection point, not before step")
-    elif bound.earliest == 0:
-        when = "before the first step"
-    return f"_{word}: {bound.title}; set {when}"
+    return [
+        (
+            "regularized",
+            f"{trainer.cpr_settings['regularizer']} of each weight of convolutional and linear layers "
+            f"(not of biases and normalization weights) with CPR, mu = {cpr.mu:g}{adaptive}",
+        ),
+        ("bound", f"_{word}: {cpr.bound.title}; {when}"),
+    ]
 
 
 def _counterpart(settings: TrainerName) -> str:

@@ -1,29 +1,28 @@
 """Export of a trained model for nnU-Net without this package.
 
 CPR does not change the network, so only the name of the trainer is replaced: by ``nnUNetTrainer``, or by
-the trainer whose network it has. As a check, nnU-Net loads every exported checkpoint. A model card is
-written beside the weights.
+the trainer whose network it has. A model card is written beside the weights.
 """
 
 from __future__ import annotations
 
-import io
-import os
 import re
 import shutil
 from collections.abc import Iterable, Sequence
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import torch
-from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
-from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
-
 from nnunet_cpr._files import atomic_directory, atomic_torch_save, read_json
+from nnunet_cpr.names import WrongName
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
-from nnunet_cpr.nnunet.tools.model_card import CARD_NAME, ExportedModel, model_card
+from nnunet_cpr.nnunet.composition import search_trainer
+from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT
+from nnunet_cpr.nnunet.history import CSV_NAME, History
+from nnunet_cpr.nnunet.verdict import judge
+
+CARD_NAME = "model_card.md"
+_TEMPLATE = Path(__file__).with_name("model_card.template.md")
 
 READ = ("network_weights", "init_args", "trainer_name")
 """Entries of a checkpoint that inference needs; the optimizer state is larger than the weights."""
@@ -55,7 +54,6 @@ def export_model(model: Path, output: Path, folds: Sequence[str] | None, names: 
         UnusableCheckpoint: a file is damaged or not a checkpoint of nnU-Net.
         OSError: a file cannot be read or written.
     """
-    plans, _ = _read_object(model / "plans.json"), _read_object(model / "dataset.json")
     folds = _folds(model) if folds is None else folds
     places = [Path(f"fold_{fold}") / name for fold in folds for name in names]
     for place in places:
@@ -64,12 +62,18 @@ def export_model(model: Path, output: Path, folds: Sequence[str] | None, names: 
                 f"{model / place} does not exist; choose existing folds with --folds and checkpoints "
                 "with --checkpoint"
             )
+    plans, dataset = _read_object(model / "plans.json"), _read_object(model / "dataset.json")
     first = checkpoints.read(model / places[0], READ)
     trainer, configuration = first["trainer_name"], first["init_args"].get("configuration")
-    del first
     without_cpr = _trainer_without_cpr(trainer)
     target = _target(output, plans, configuration, without_cpr)
-    _check_target(target, model, output)
+    if target.parent == model.resolve().parent:
+        raise ExportError(
+            f"{output} is nnUNet_results of the original, where the copy would look like a model "
+            "trained without CPR; choose another folder"
+        )
+    if target.exists():
+        raise ExportError(f"{target} exists; move it away or choose another folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_directory(target) as work:
         for place in places:
@@ -80,29 +84,30 @@ def export_model(model: Path, output: Path, folds: Sequence[str] | None, names: 
         for results in model.glob("crossval_results_folds_*"):
             if set(results.name.split("_")[3:]) <= set(folds):
                 _copy(model, work, (f"{results.name}/{name}" for name in CROSS_VALIDATION_FILES))
-        for place in places:
-            _check_with_nnunet(work, place, model)
-        try:
-            card = model_card(ExportedModel(model, target, trainer, configuration, folds, names))
-        except ValueError as error:
-            raise ExportError(f"{error}; repair or remove the file") from error
+        options = "" if names[0] == FINAL_CHECKPOINT else f" -chk {names[0]}"
+        card = _TEMPLATE.read_text(encoding="utf-8").format(
+            title=f"{target.parent.name}, {configuration}",
+            options=f"-m {target.name} -f {' '.join(folds)}{options}",
+            trainer=trainer,
+            channels=", ".join(dataset.get("channel_names", {}).values()),
+            labels=", ".join(dataset["labels"]),
+            folds="\n".join(_describe_fold(model / f"fold_{fold}") for fold in folds),
+        )
         (work / CARD_NAME).write_text(card, encoding="utf-8")
     return target
 
 
-def _check_target(target: Path, model: Path, output: Path) -> None:
-    if target.parent == model.resolve().parent:
-        raise ExportError(
-            f"{output} is nnUNet_results of the original, where the copy would look like a model "
-            "trained without CPR; choose another folder"
-        )
-    if os.path.lexists(target):
-        raise ExportError(f"{target} exists; move it away or choose another folder")
+def _describe_fold(folder: Path) -> str:
+    """Return the row of a fold in the model card: Dice of its validation, and the verdict of CPR."""
+    summary, dice, verdict = folder / "validation" / "summary.json", "", ""
+    if summary.is_file():
+        dice = f"{100 * _read_object(summary)['foreground_mean']['Dice']:.2f}"
+    if (folder / CSV_NAME).is_file():
+        verdict = judge(History.read(folder)).text
+    return f"| {folder.name} | {dice or 'not validated'} | {verdict or 'not recorded'} |"
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ExportError(f"{path.parent}: expected a trained model of nnU-Net, found no {path.name}")
     try:
         return dict(read_json(path))
     except (TypeError, ValueError) as error:
@@ -123,12 +128,9 @@ def _trainer_without_cpr(name: str) -> str:
         ExportError: it is not from this package, or has a network of its own.
     """
     try:
-        with redirect_stdout(io.StringIO()):  # nnU-Net prints the searched folders
-            trainer = recursive_find_trainer_class_by_name(name)
-    except Exception as error:  # from any module in nnUNet_extTrainer
-        raise ExportError(
-            f"trainer {name!r} of the model was not found; set nnUNet_extTrainer as for its training"
-        ) from error
+        trainer = search_trainer(name)
+    except WrongName as error:
+        raise ExportError(f"{error}; the model was trained with it") from error
     if not issubclass(trainer, NamedTrainer):
         raise ExportError(
             f"trainer {name} of the model is not from nnunet-cpr; there is nothing to export"
@@ -178,15 +180,3 @@ def _copy(model: Path, work: Path, names: Iterable[str]) -> None:
         if (model / name).is_file():
             (work / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(model / name, work / name)
-
-
-def _check_with_nnunet(work: Path, place: Path, model: Path) -> None:
-    """Check that nnU-Net can load an exported checkpoint into its network."""
-    fold = place.parts[0].removeprefix("fold_")
-    try:
-        with redirect_stdout(io.StringIO()):
-            predictor = nnUNetPredictor(device=torch.device("cpu"), allow_tqdm=False)
-            predictor.initialize_from_trained_model_folder(str(work), [fold], place.name)
-    except Exception as error:  # plans.json may have any content
-        reason = " ".join(str(error).split())
-        raise ExportError(f"{model / place}: nnU-Net cannot load it: {reason[:300]}") from error

@@ -8,7 +8,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import distributions
+from itertools import product
 from typing import Any
 
 import torch
@@ -24,12 +26,10 @@ LARGEST_DIFFERENCE = 32.0
 
 _SHAPES = ((70, 300), (5, 3), (1, 1), (7,))
 _SGD: dict[str, Any] = {"momentum": 0.9, "nesterov": True}
-_ADAM: dict[str, Any] = {"betas": (0.9, 0.9), "eps": 1e-2}  # half precision loses small second moments
-_MUON: dict[str, Any] = {"ns_dtype": "float32"}
-_OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "SGDCPR": (SGDCPR, _SGD),
-    "AdamCPR": (AdamCPR, _ADAM),
-    "MuonCPR": (MuonCPR, _MUON),
+_OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    "SGDCPR": partial(SGDCPR, **_SGD),
+    "AdamCPR": partial(AdamCPR, betas=(0.9, 0.9), eps=1e-2),  # half precision loses small moments
+    "MuonCPR": partial(MuonCPR, ns_dtype="float32"),
 }
 
 
@@ -71,30 +71,27 @@ def check_steps(
         ''
     """
     backend = find(device)
-    for name, (build, options) in _OPTIMIZERS.items():
-        for dtype in DTYPES:
-            should_fuse = name != "MuonCPR" and backend is not None and dtype in backend.dtypes
-            expected, _ = _steps(build, options, torch.device("cpu"), dtype, None)
-            difference, is_fused, reason = float("inf"), should_fuse, ""
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                try:
-                    found, is_fused = _steps(build, options, device, dtype, find)
-                except Exception as error:  # compilers raise errors of many classes
-                    reason = f": {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                else:
-                    worst = ((found - expected).abs() / (expected.abs() + 1)).max()
-                    difference = float((worst / torch.finfo(dtype).eps).nan_to_num(float("inf")))
-            if should_fuse and not is_fused:
-                reason = f": no fused step ({caught[-1].message if caught else 'no reason given'})"
-            is_wrong = reason or difference > LARGEST_DIFFERENCE
-            problem = f"wrong{reason}" if is_wrong else ""
-            yield StepResult(name, str(dtype)[6:], is_fused, difference, problem)
+    for name, dtype in product(_OPTIMIZERS, DTYPES):
+        should_fuse = name != "MuonCPR" and backend is not None and dtype in backend.dtypes
+        expected, _ = _take_steps(name, torch.device("cpu"), dtype, None)
+        difference, is_fused, reason = float("inf"), should_fuse, ""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                found, is_fused = _take_steps(name, device, dtype, find)
+                worst = ((found - expected).abs() / (expected.abs() + 1)).max()
+                difference = float((worst / torch.finfo(dtype).eps).nan_to_num(float("inf")))
+            except Exception as error:  # compilers raise errors of many classes
+                reason = f": {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        if should_fuse and not is_fused:
+            reason = f": no fused step ({caught[-1].message if caught else 'no reason given'})"
+        is_wrong = reason or difference > LARGEST_DIFFERENCE
+        problem = f"wrong{reason}" if is_wrong else ""
+        yield StepResult(name, str(dtype)[6:], is_fused, difference, problem)
 
 
-def _steps(
-    build: Any,
-    options: dict[str, Any],
+def _take_steps(
+    name: str,
     device: torch.device,
     dtype: torch.dtype,
     find: Callable[[torch.device], type[Backend] | None] | None,
@@ -108,7 +105,7 @@ def _steps(
     own = dtype if find is not None else torch.float64
     values = [value.to(dtype).to(device, own) for value in values]
     params = [nn.Parameter(value) for value in values[: len(_SHAPES)]]
-    optimizer = build(params, lr=0.05, kappa="ki0x0p9", mu=0.1, **options)
+    optimizer = _OPTIMIZERS[name](params, lr=0.05, kappa="ki0x0p9", mu=0.1)
     optimizer._find_backend = find or (lambda device: None)
     for step in range(1, 4):
         for p, gradient in zip(params, values[step * len(_SHAPES) :]):
