@@ -38,7 +38,7 @@ def test_core_imports_only_torch_numpy_and_lazy_loader() -> None:
     [
         (["--help"], "demo"),
         (["trainers"], "nnUNetTrainerMuonCPR"),
-        (["study", "status", "hippocampus", "--once"], "waiting"),
+        (["study", "status", "hippocampus", "--once"], "0/5"),
     ],
 )
 def test_command_does_not_import_torch(

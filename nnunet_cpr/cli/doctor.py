@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from nnunet_cpr.cli._errors import stop
+from nnunet_cpr.cli._options import JsonOption, print_json
 
 
 def doctor(
@@ -14,24 +17,28 @@ def doctor(
         str | None,
         typer.Option(help="cuda or cpu: check the optimizers' steps there and time them, in a minute."),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Check the installation, or with --device the steps; exit status 1 if there is a problem."""
-    problems = _check_installation() if device is None else _check_steps(device)
+    problems = _check_installation(as_json) if device is None else _check_steps(device)
     if problems:
         stop(f"{problems} problem{'s' if problems > 1 else ''} found, see above")
 
 
-def _check_installation() -> int:
+def _check_installation(as_json: bool) -> int:
     """Print a command for each problem and return their number."""
     from nnunet_cpr.nnunet.tools.doctor import check_installation
 
-    problems = 0
-    for finding in check_installation():
-        print(f"{'wrong' if finding.remedy else 'ok':6}{finding.subject}: {finding.message}")
+    with Console(stderr=True).status("checking the installation"):
+        findings = list(check_installation())
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    for finding in [] if as_json else findings:
+        word = "wrong" if finding.remedy else "open" if finding.is_open else "ok"
+        print(f"{word:6}{finding.subject}: {finding.message}")
         if finding.remedy:
-            problems += 1
             print(f"      run: {finding.remedy}")
-    return problems
+    return sum(finding.remedy is not None for finding in findings)
 
 
 def _check_steps(name: str) -> int:

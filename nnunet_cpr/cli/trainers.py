@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Column, Table
 
 from nnunet_cpr.cli._errors import report_errors
+from nnunet_cpr.cli._options import JsonOption, print_json
 
 
 def trainers(
@@ -14,6 +17,7 @@ def trainers(
         str | None,
         typer.Argument(help="Name to explain, such as nnUNetTrainerCPR_ws2000_on_nnUNetTrainerDA5."),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """List the trainers and suffixes, or explain what the trainer of a name does."""
     from nnunet_cpr._spelling import NUMBER_HELP, OTHER_TRAINER
@@ -34,15 +38,17 @@ def trainers(
         _print_pairs([(f"{name}_{each}", f"no: {no}" if no else title) for each, no, title in known])
         return
     with report_errors(WrongName):
-        from nnunet_cpr.nnunet.tools.explanation import explain
+        with Console(stderr=True).status("building the trainer"):
+            from nnunet_cpr.nnunet.tools.explanation import explain
 
-        _print_pairs(explain(name))
+            explained = explain(name)
+        if as_json:
+            print_json(dict(explained))
+        else:
+            _print_pairs(explained)
 
 
 def _print_pairs(rows: list[tuple[str, str]]) -> None:
-    from rich.console import Console
-    from rich.table import Column, Table
-
     table = Table(Column(no_wrap=True), Column(overflow="fold"), box=None, show_header=False)
     for row in rows:
         table.add_row(*row)

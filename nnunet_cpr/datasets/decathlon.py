@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from nnunet_cpr._files import read_json
@@ -24,7 +25,9 @@ class Decathlon(DataSet):
     def open(self, source: Path) -> Archive:
         folder = find_folder(source, "imagesTr")
         if folder.name != self.task:  # the converter parses it
-            raise PrepareError(f"{folder}: expected the folder {self.task}; give its path or rename it")
+            is_other = re.match("Task[0-9]{2}_", folder.name)
+            advice = f"got {folder.name}" if is_other else "give its path or rename it"
+            raise PrepareError(f"{folder}: expected the folder {self.task}; {advice}")
         return read_listed_cases(folder, {"training": "Tr", "test": "Ts"})
 
     def write(self, archive: Archive, folder: Path, processes: int) -> None:

@@ -156,10 +156,10 @@ def _derived_trainer(name: str) -> tuple[type[NamedTrainer] | None, TrainerName 
             continue
         parse_suffixes(TrainerName, splits[-1][1].split("_"), name)  # none contradicts another
         if not issubclass(found, NamedTrainer):
-            raise WrongName(
-                f"{stem} takes no suffixes; write them before it, as in "
-                f"{_family(found, cpr=True)}_{suffixes}_on_{stem}"
-            )
+            names = [f"{_family(found, cpr)}_{suffixes}" for cpr in (False, True)]
+            right = names[0] if _is_valid(names[0]) else names[1]
+            base = "" if found is nnUNetTrainer else f"_on_{stem}"
+            raise WrongName(f"{stem} takes no suffixes; write {right}{base}")
         as_family = f"{found.settings.family}_{suffixes}{ending}{other}"
         try:
             given = parse_trainer_name(as_family)
@@ -189,10 +189,11 @@ def search_trainer(name: str) -> type[nnUNetTrainer]:
     """
     found = _search(name)
     if found is None:
-        raise WrongName(
-            f"trainer {name} not found by nnU-Net; list its folder in nnUNet_extTrainer, or correct its "
-            "name"
-        )
+        full = f"nnUNetTrainer{name}"
+        advice = "list its folder in nnUNet_extTrainer, or correct its name"
+        if not name.startswith("nnUNetTrainer") and _search(full):
+            advice = f"did you mean {full}?"
+        raise WrongName(f"trainer {name} not found by nnU-Net; {advice}")
     return found
 
 

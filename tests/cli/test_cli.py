@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -32,9 +33,29 @@ def test_doctor_finds_no_problem_here() -> None:
         f"nnunet-cpr: {__version__}",
         "torch:",
         "nnU-Net:",
-        "nnUNetTrainerAdamCPR: found by nnU-Net",
+        f"trainers: {len(FAMILIES) + 1} found by nnU-Net in ",
+        "open  nnUNet_raw: not set",
     ):
         assert subject in result.output
+
+
+def test_doctor_prints_json() -> None:
+    found = json.loads(runner.invoke(app, ["doctor", "--json"]).stdout)
+    assert {"subject": "nnunet-cpr", "message": __version__, "remedy": None, "is_open": False} in found
+
+
+def test_explanation_is_printed_as_json() -> None:
+    name = "nnUNetTrainerTimmCPR_lion_ws2000"
+    found = json.loads(runner.invoke(app, ["trainers", name, "--json"]).stdout)
+    assert found["optimizer"].startswith("Lion(") and "step 2,000" in found["bound"]
+
+
+def test_optimizers_of_timm_are_listed_with_reasons_against_some() -> None:
+    lines = runner.invoke(app, ["trainers", "nnUNetTrainerTimm"]).stdout.splitlines()
+    assert any("nnUNetTrainerTimm_lion " in line for line in lines)
+    assert any(
+        "nnUNetTrainerTimm_adahessian" in line and "no: it needs second" in line for line in lines
+    )
 
 
 def test_doctor_remedies_missing_trainers(monkeypatch) -> None:
@@ -42,7 +63,7 @@ def test_doctor_remedies_missing_trainers(monkeypatch) -> None:
     result = runner.invoke(app, ["doctor"])
     assert result.exit_code == 1
     assert "run: pip install --force-reinstall --no-deps " in result.output
-    assert f"{len(FAMILIES) + 1} problems found" in result.output
+    assert "1 problem found" in result.output
 
 
 def test_doctor_runs_without_torch() -> None:
@@ -83,7 +104,7 @@ def test_failed_command_shows_the_end_of_its_log(tmp_path: Path) -> None:
         "-c",
         "print('one'); print('two'); raise SystemExit('bad')",
     ]
-    with pytest.raises(CommandFailed, match=r"failed, see .*a\.log: .*two"):
+    with pytest.raises(CommandFailed, match=r"failed with exit status 1, see .*a\.log: .*two"):
         run(command, tmp_path / "logs" / "a.log", {"PATH": str(Path(sys.executable).parent)})
 
 

@@ -52,7 +52,7 @@ def complete(place: Path, line: str, shell: str = "fish", **environment: str | N
 
 def test_commands_and_options_are_completed(place: Path) -> None:
     assert complete(place, "nnunet-cpr st") == ["study"]
-    assert complete(place, "nnunet-cpr study re") == ["report"]
+    assert complete(place, "nnunet-cpr study rep") == ["report"]
     assert complete(place, "nnunet-cpr study run quick --dry") == ["--dry-run"]
 
 

@@ -58,12 +58,12 @@ def test_sweep_trains_and_draws_a_file(results: str, tmp_path: Path) -> None:
     assert missing == f"nnunet-cpr: --results {results}: no finished runs of mine\n"
     assert not Path(results).exists()
     arguments = (str(file), "--results", results)
-    output = invoke("sweep", *arguments, "--seeds", "3", "--device", "cpu", status=1)
+    output = invoke("sweep", *arguments, "--seeds", "3-3", "--device", "cpu", status=1)
     assert "diverged: its loss is not finite" in output
     assert "nnunet-cpr: 1 of 2 runs are not finished, see above" in output
     first = pd.read_csv(Path(results, "mine.csv"))
     assert first["n"].tolist() == [1, 0] and first["diverged"].tolist() == [0, 1]
-    invoke("draw", *arguments, "--seeds", "3")
+    invoke("draw", *arguments, "--seeds", "3-3")
     assert pd.read_csv(Path(results, "mine.csv")).equals(first)
 
 
@@ -110,7 +110,7 @@ def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         (("run", "digits", "SGD", "--device", "cud"), "--device cud is not usable: "),
         (("run", "grokking", "AdamW_awd"), "add _wd<V>"),
         (("run", "cifar100", "SGD"), "--data is missing: name the folder of CIFAR-100"),
-        (("sweep", "nothing.yaml"), "No such file or directory: 'nothing.yaml'"),
+        (("sweep", "nothing.yaml"), "nothing.yaml: No such file or directory"),
     ],
 )
 def test_error_is_one_line(arguments: tuple[str, ...], message: str, results: str) -> None:

@@ -16,7 +16,7 @@ from tests.helpers.pages import blocks
 
 DOCUMENTED = [
     " ".join(command.replace("\\\n", " ").split())
-    for block in blocks(ROOT / "docs/reference/vision/imagenet.md")
+    for block in blocks(ROOT / "docs/reference/vision.md")
     for command in block.code.split("\n\n")
     if "timm_train train.py" in command
 ]

@@ -128,12 +128,13 @@ def test_documentation_lists_every_trainer_of_nnunet() -> None:
     ("name", "message"),
     [
         ("nnUNetTrainerCPR_on_nnUNetTrainerNone", "trainer nnUNetTrainerNone not found by nnU-Net"),
+        ("nnUNetTrainerCPR_on_DA5", r"DA5 not found by nnU-Net; did you mean nnUNetTrainerDA5\?"),
         ("nnUNetTrainerCPR_on_Small", "Small is not a trainer of nnU-Net"),
         ("nnUNetTrainerCPR_on_nnUNetTrainer", r"is the default; use nnUNetTrainerCPR$"),
         ("nnUNetTrainerPlain_on_nnUNetTrainer", r"is the default; use nnUNetTrainerSGD$"),
         ("nnUNetTrainerCPR_on_nnUNetTrainerMine", "derived from nnunet-cpr already"),
         ("nnUNetTrainerSGD_wd1_on_nnUNetTrainerAdam", "use nnUNetTrainerPlain_wd1_on_nnUNetTrainerAdam"),
-        ("nnUNetTrainerDA5_ws50", "before it, as in nnUNetTrainerCPR_ws50_on_nnUNetTrainerDA5"),
+        ("nnUNetTrainerDA5_ws50", "takes no suffixes; write nnUNetTrainerCPR_ws50_on_nnUNetTrainerDA5"),
         ("nnUNetTrainerMine_wd1", "takes no _wd1"),
     ],
 )  # fmt: skip

@@ -120,6 +120,7 @@ def test_prediction_finds_the_trainer(trained: Workspace) -> None:
     "name",
     [
         "nnUNetTrainerAdamCPR_warmup3_ip2_std_ada_mu0p01_2epochs_3iters",
+        "nnUNetTrainerTimmCPR_lion_lr1en2_warmup3_ws4_2epochs_3iters",
     ],
 )
 def test_adam_trainers_train(workspace: Workspace, name: str) -> None:

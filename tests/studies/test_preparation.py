@@ -73,7 +73,7 @@ def study_of(trainer: str, **options: Any) -> Study:
 
 
 def test_trainers_without_a_seed_are_refused(data: dict[str, str]) -> None:
-    with pytest.raises(StudyError, match="use nnUNetTrainerSGD_on_nnUNetTrainerDA5"):
+    with pytest.raises(StudyError, match="write nnUNetTrainerSGD_on_nnUNetTrainerDA5"):
         preparation.check_study_data(study_of("nnUNetTrainerDA5", seeds=(1, 2, 3)), data, 1)
 
 

@@ -131,5 +131,6 @@ def test_preset_commands_of_a_new_user(tmp_path: Path, monkeypatch: pytest.Monke
     options = ("mine.yaml", "--dataset", "Dataset004_Hippocampus", "--folds", "0,1")
     assert "0 of 4 done" in command("status", *options, "--once")
     assert len(command("report", *options, status=1).strip().splitlines()) == 1
+    (tmp_path / "nnUNet_raw").mkdir()
     assert "Dataset004_Hippocampus: not found in nnUNet_raw" in command("run", *options, status=1)
     assert command("cancel", "mine.yaml").strip() == "0 jobs cancelled"

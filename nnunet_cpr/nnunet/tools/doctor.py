@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
-import inspect
 import io
 import json
 import os
@@ -15,6 +14,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from packaging.version import Version
 
@@ -32,11 +32,13 @@ class Finding:
         subject: checked component.
         message: state of the component.
         remedy: shell command that fixes the problem, None if there is none.
+        is_open: True for something that the user has yet to set, which is no problem.
     """
 
     subject: str
     message: str
     remedy: str | None = None
+    is_open: bool = False
 
 
 def check_installation() -> Iterator[Finding]:
@@ -53,10 +55,8 @@ def check_installation() -> Iterator[Finding]:
         nnunet = _nnunet()
         yield nnunet
         if nnunet.remedy is None:
-            from nnunet_cpr.names.trainer_name import FAMILIES
-
-            combined = "nnUNetTrainerCPR_ws200_40epochs_on_nnUNetTrainerDA5"
-            yield from (_trainer(name) for name in (*FAMILIES, combined))
+            yield Finding("timm", importlib.metadata.version("timm"))
+            yield from _trainers()
     yield from (_folder(name) for name in FOLDER_VARIABLES)
 
 
@@ -83,20 +83,29 @@ def _nnunet() -> Finding:
     return Finding("nnU-Net", f"{version}, {spec.origin}{problem}", install if is_old else None)
 
 
-def _trainer(name: str) -> Finding:
-    """Search for a trainer in the same way as nnU-Net."""
-    try:
-        # nnU-Net prints the searched folders.
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
+def _trainers() -> Iterator[Finding]:
+    """Search for every family and a combined trainer as nnU-Net does."""
+    from nnunet_cpr.names.trainer_name import FAMILIES
 
-            found = recursive_find_trainer_class_by_name(name)
-    except Exception as error:  # any error is the finding
-        reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
-        remedy = f"pip install --force-reinstall --no-deps {_source()}"
-        return Finding(name, f"not found by nnU-Net: {reason}", remedy)
-    return Finding(name, f"found by nnU-Net in {inspect.getfile(found.configure_optimizers)}")
+    names = (*FAMILIES, "nnUNetTrainerCPR_ws200_40epochs_on_nnUNetTrainerDA5")
+    folders = set()
+    for name in names:
+        try:
+            # nnU-Net prints the searched folders.
+            with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
+
+                found = recursive_find_trainer_class_by_name(name)
+        except Exception as error:  # any error is the finding
+            reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
+            remedy = f"pip install --force-reinstall --no-deps {_source()}"
+            yield Finding(name, f"not found by nnU-Net: {reason}", remedy)
+            return
+        if name in FAMILIES:
+            method: Any = getattr(found, "build_optimizer", found.__init__)
+            folders.add(os.path.dirname(method.__code__.co_filename))
+    yield Finding("trainers", f"{len(names)} found by nnU-Net in {', '.join(sorted(folders))}")
 
 
 def _source() -> str:
@@ -108,7 +117,8 @@ def _source() -> str:
 def _folder(name: str) -> Finding:
     value = os.environ.get(name)
     if not value:
-        return Finding(name, f"not set; before you prepare data, run: export {name}=/path/to/{name}")
+        advice = f"not set; before you prepare data, run: export {name}=/path/to/{name}"
+        return Finding(name, advice, is_open=True)
     if not os.path.isdir(value):
         return Finding(name, f"{value} is not a folder", f"mkdir -p {shlex.quote(value)}")
     return Finding(name, value)
