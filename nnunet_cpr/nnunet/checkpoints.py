@@ -262,6 +262,13 @@ def read(path: Path, needed: Sequence[str] = ENTRIES) -> dict[str, Any]:
     return dict(checkpoint)
 
 
+def count_parameters(path: Path) -> int:
+    """Return the number of network parameters in a checkpoint, without reading their values."""
+    with restricted_loading():
+        checkpoint = torch.load(path, map_location="meta", mmap=True)
+    return sum(value.numel() for value in checkpoint["network_weights"].values())
+
+
 def read_newest(chosen: Path, report: Callable[[str], None]) -> tuple[Path, dict[str, Any]]:
     """Load the newest checkpoint that can be read.
 

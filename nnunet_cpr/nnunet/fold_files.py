@@ -7,6 +7,8 @@ import re
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,6 +37,9 @@ _ENTRY = re.compile(
     r"^\S+ \S+: (Epoch time:|Epoch|train_loss|val_loss|Pseudo dice) +([^\n]*)$", re.MULTILINE
 )
 """Entry of nnU-Net's log: ``2026-01-31 12:00:00.123456: train_loss -0.5``."""
+
+
+_PREDICTION = re.compile(r"^(\d+-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}): predicting ", re.MULTILINE)
 
 
 def is_complete_checkpoint(path: Path) -> bool:
@@ -82,6 +87,19 @@ def read_progress(fold: Path) -> LoggedProgress:
     dice = _mean_dice(epochs[last])
     median = float(np.median(list(finished.values())))
     return LoggedProgress(last + 1, None if math.isnan(dice) else dice, median)
+
+
+def seconds_per_case(fold: Path) -> float:
+    """Return the median time in seconds from one prediction of the validation to the next.
+
+    It is NaN without two predictions in one log.
+    """
+    times: list[float] = []
+    for log in fold.glob("training_log_*.txt"):
+        starts = _PREDICTION.findall(log.read_text(encoding="utf-8", errors="replace"))
+        moments = [datetime.fromisoformat(start).timestamp() for start in starts]
+        times += [later - earlier for earlier, later in pairwise(moments)]
+    return float(np.median(times)) if times else math.nan
 
 
 def read_logs(fold: Path) -> pd.DataFrame:

@@ -101,6 +101,11 @@ class Results:
     def _finished_runs(self) -> set[tuple[Any, ...]]:
         return set(self.cases[RUN].drop_duplicates().itertuples(index=False, name=None))
 
+    def fold_folders(self, setting: Setting, trainer: str) -> list[Path]:
+        """Return nnU-Net's folders of the finished runs of a trainer."""
+        runs = self.finished_runs(setting, trainer)
+        return [self.run(setting, fold, trainer, seed).folder(self.folder) for fold, seed in runs]
+
     def largest_rectangle(self, runs: Collection[tuple[int, int]]) -> tuple[list[int], list[int]]:
         """Return folds and seeds all of whose runs are given, as many runs as possible.
 

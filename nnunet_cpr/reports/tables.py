@@ -7,11 +7,13 @@ import math
 import re
 from collections.abc import Sequence
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint, seconds_per_case
 from nnunet_cpr.reports.comparison import Comparison
 from nnunet_cpr.reports.metrics import METRICS, Metric, difference_text, p_text, value_text
 from nnunet_cpr.reports.results import Results, Setting, class_means, run_means, unique
@@ -195,21 +197,35 @@ def class_table(results: Results, setting: Setting, metric: Metric) -> Table:
 
 
 def time_table(results: Results, setting: Setting) -> Table:
-    """Return the times of epochs and runs, and the peak memory, of each trainer."""
+    """Return the times of epochs, runs and predictions, the memory and the size of each trainer."""
     epochs = results.rows_for(results.epochs, setting)
     resources = results.rows_for(results.resources, setting).groupby("trainer")
     by_run = epochs.groupby(["trainer", "fold", "seed"])["seconds"].sum(min_count=1)
+    folders = {e.trainer: results.fold_folders(setting, e.trainer) for e in results.study.trainers}
+    cases = {name: [seconds_per_case(fold) for fold in own] for name, own in folders.items()}
     numbers = pd.DataFrame(
         {
             "epoch, median (s)": epochs.groupby("trainer")["seconds"].median(),
             "training of a run, mean (min)": by_run.groupby("trainer").mean() / 60,
             "with validation, mean (min)": resources["seconds"].mean() / 60,
+            "prediction of a case (s)": pd.Series({k: pd.Series(v).mean() for k, v in cases.items()}),
+            "parameters (M)": pd.Series({k: _parameters(v) / 1e6 for k, v in folders.items()}),
             "peak memory (GiB)": resources["peak_memory_bytes"].max() / 2**30,
             "peak GPU memory (GiB)": resources["peak_gpu_memory_bytes"].max() / 2**30,
         }
     ).astype(float)
     caption = "Time and memory; comparable only on the same, otherwise idle machine"
     return Table(caption, _titled(results, numbers.map(lambda x: "-" if x != x else f"{x:.1f}")))
+
+
+def _parameters(folds: Sequence[Path]) -> float:
+    """Return the number of parameters in the first final checkpoint that is still there, or NaN."""
+    from nnunet_cpr.nnunet.checkpoints import count_parameters  # imports torch
+
+    checkpoints = (fold / FINAL_CHECKPOINT for fold in folds)
+    return next(
+        (float(count_parameters(path)) for path in checkpoints if is_complete_checkpoint(path)), math.nan
+    )
 
 
 def _titled(results: Results, by_trainer: pd.DataFrame) -> pd.DataFrame:

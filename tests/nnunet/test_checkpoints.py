@@ -336,3 +336,8 @@ def test_trainings_do_not_execute_code(
     assert os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] == "1"
     torch.load(path, weights_only=False)
     assert created.exists(), "the payload does nothing"
+
+
+def test_parameters_of_a_checkpoint_are_counted(written: Path) -> None:
+    weights = torch.load(written, weights_only=False)["network_weights"]
+    assert checkpoints.count_parameters(written) == sum(w.numel() for w in weights.values()) > 1000

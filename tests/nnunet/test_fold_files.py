@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from nnunet_cpr.nnunet.fold_files import read_logs, read_progress
+from nnunet_cpr.nnunet.fold_files import read_logs, read_progress, seconds_per_case
 
 STAMP = "2026-01-02 03:04:05.678901: "
 NAME = "training_log_2026_1_2_03_04_05.txt"
@@ -58,3 +59,11 @@ def test_later_log_replaces_epochs(tmp_path: Path) -> None:
     later = [line.replace("train_loss -0.5", "train_loss 9.") for line in epoch(5)]
     (tmp_path / "training_log_2026_1_10_00_00_00.txt").write_text("\n".join(later) + "\n")
     assert read_logs(tmp_path)["train_loss"].tolist() == [-0.15, -0.25, -0.35, -0.45, 9.5]
+
+
+def test_time_of_a_prediction_is_the_median_between_two_starts(tmp_path: Path) -> None:
+    assert math.isnan(seconds_per_case(tmp_path))
+    starts = ("03:04:05.000000", "03:04:07.500000", "03:04:10.000000", "03:09:10.000000")
+    lines = [f"2026-01-02 {start}: predicting case_{i} " for i, start in enumerate(starts)]
+    read(tmp_path, [*LINES, *lines])
+    assert seconds_per_case(tmp_path) == 2.5
