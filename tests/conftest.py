@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 import sys
-from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,15 +84,6 @@ def pytest_fixture_setup() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call() -> None:
     _seed()
-
-
-@pytest.hookimpl(tryfirst=True, wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
-    """Note the number of random cases, which ``docs/scripts/test_counts.py`` adds up."""
-    passing = re.findall(r"(\d+) passing", getattr(item, "hypothesis_statistics", ""))
-    if passing:
-        item.user_properties.append(("examples", str(sum(map(int, passing)))))
-    return (yield)
 
 
 @pytest.fixture(autouse=True)

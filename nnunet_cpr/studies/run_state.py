@@ -114,12 +114,15 @@ def state_of(run: Run, paths: StudyPaths, queued: frozenset[str] = frozenset()) 
         queued: keys of the runs in Slurm's queue.
     """
     folder = run.folder(paths.results)
+    planned, dice = _planned_epochs(run.trainer), validation_dice(folder)
+    whole = None if dice is None else _recorded_seconds(folder)
+    if planned and whole:  # reading the logs of many finished runs takes longer than all else
+        return State(Stage.DONE, planned, planned, dice=dice, seconds=whole)
     sizes = frozenset((log, log.stat().st_size) for log in folder.glob("training_log_*.txt"))
     epoch, pseudo_dice, seconds = _progress_in(folder, sizes)
-    state = State(Stage.WAITING, epoch, _planned_epochs(run.trainer), pseudo_dice, seconds)
-    dice = validation_dice(folder)
+    state = State(Stage.WAITING, epoch, planned, pseudo_dice, seconds)
     if dice is not None:
-        return replace(state, stage=Stage.DONE, dice=dice, seconds=_recorded_seconds(folder))
+        return replace(state, stage=Stage.DONE, dice=dice)
     if is_running(run, paths):
         files = (folder / "validation").glob("*")
         cases = {path.name.partition(".")[0] for path in files} - {"summary"}

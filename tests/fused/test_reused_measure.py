@@ -98,7 +98,7 @@ def test_writes_that_raise_no_version_give_the_unfused_result(
 
 
 def test_one_element_written_through_data_is_seen_a_step_later(backend: str) -> None:
-    """Test the statement of docs/concepts/fused-steps.md about single elements of large matrices."""
+    """Test the statement of docs/developers/index.md about single elements of large matrices."""
     for announce in (False, True):
         p = parameters(device=DEVICE[backend], shapes=[(60, 50)])[0]
         optimizer = SGDCPR([p], lr=0.0, kappa=KappaKI0(1.0))

@@ -1,6 +1,6 @@
 """Algorithms of the paper in NumPy and float64, independent of the package.
 
-Per-element measures and gradients, as docs/concepts/mathematics.md explains.
+Per-element measures and gradients, as docs/concepts/how-cpr-works.md explains.
 """
 
 from __future__ import annotations
