@@ -4,7 +4,7 @@
 
 Every line of the data is an object with a ``prompt`` and an ``answer``; the loss is that of the answers.
 The same command resumes from the last complete checkpoint. The defaults are the paper's run on
-``pqa_artificial`` of PubMedQA (100,000 pairs, one epoch; docs/how-to/hugging-face.md creates the file):
+``pqa_artificial`` of PubMedQA (100,000 pairs, one epoch; docs/how-to/libraries.md creates the file):
 Mistral 7B Instruct, rank 128 and alpha 1 on all projections, learning rate 5e-4 with 50 steps of
 warm-up, then a cosine, 128 pairs per step, and bounds from the weights after 100 steps (Kappa-WS).
 

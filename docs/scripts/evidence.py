@@ -1,9 +1,11 @@
 """Write the pages of the tab Evidence: ``python docs/scripts/evidence.py``.
 
-Each archive in ``benchmarks/real_data/results`` is unpacked, and the report of its study is written to the
-page of its data set. A page on images and text has the sweeps of ``benchmarks/vision``. The pages are
-built from committed results and are not committed themselves: run this before ``mkdocs``.
+Each archive in ``benchmarks/real_data/results`` is unpacked, and the report of its study is written to
+the page of its data set. A page on images and text has the sweeps of ``benchmarks/vision``. The pages
+are built from committed results and are not committed themselves: run this before ``mkdocs``.
 """
+
+# ruff: noqa: E402
 
 from __future__ import annotations
 
@@ -41,15 +43,15 @@ VISION = ROOT / "benchmarks" / "vision"
 PAGES = {
     "hippocampus": (
         "Hippocampus",
-        "Task 04 of the Medical Segmentation Decathlon: 260 T1 MRI, two structures. nnU-Net's `3d_fullres` "
-        "with 8 to 64 features and batch size 2. The patch is 32 x 40 x 32 (`nnUNetPlansSmallPatch`) or "
-        "40 x 56 x 40 (`nnUNetPlansSmall`).",
+        "Task 04 of the Medical Segmentation Decathlon: 260 T1 MRI, two structures. nnU-Net's "
+        "`3d_fullres` with 8 to 64 features and batch size 2. The patch is 32 x 40 x 32 "
+        "(`nnUNetPlansSmallPatch`) or 40 x 56 x 40 (`nnUNetPlansSmall`).",
     ),
     "acdc": (
         "ACDC",
-        "200 cardiac MRI, two frames of each of 100 patients, three structures. nnU-Net's `2d` with small "
-        "features, a patch of 192 x 160 and batch size 4. The source has no spacings, so all volumes were "
-        "given 1.5 x 1.5 x 10 mm and the Dice cannot be compared with published ones.",
+        "200 cardiac MRI, two frames of each of 100 patients, three structures. nnU-Net's `2d` with "
+        "small features, a patch of 192 x 160 and batch size 4. The source has no spacings, so all "
+        "volumes were given 1.5 x 1.5 x 10 mm and the Dice cannot be compared with published ones.",
     ),
 }
 """Title and description of the page of each data set."""
@@ -95,12 +97,13 @@ def data_set_page(page: str, results: Path) -> Iterator[str]:
     yield from (escape_markdown(CAVEAT), escape_markdown(METHODS))
     for file in sorted((REAL / "results").glob("*.tar.xz")):
         study = file.name.removesuffix(".tar.xz")
-        if _page_of(study) == page:
+        if page_of(study) == page:
             yield study_section(study, results)
     yield from _together(page, results)
 
 
-def _page_of(study: str) -> str:
+def page_of(study: str) -> str:
+    """Return the page of a study, by its data set."""
     (dataset,) = load(_study_file(study)).datasets
     return dataset.partition("_")[2].lower()
 
@@ -118,15 +121,16 @@ def study_section(study: str, results: Path) -> str:
     """
     output = results / "reports" / study
     file = _study_file(study)
+    path = Path(file).relative_to(ROOT)
     write_report(load(file), results, None, None, output, Console(file=io.StringIO()))
     report = (output / "report.md").read_text()
     for same_in_all in (CAVEAT, METHODS):
         report = report.replace(escape_markdown(same_in_all) + "\n\n", "")
-    _, answer, *details = re.split(r"^#+ (?=.)", report, flags=re.MULTILINE)
+    _, _, answer, *details = re.split(r"^#+ (?=.)", report, flags=re.MULTILINE)
     parts = [
         f"## {study} {{#{study}}}",
         _comment(file),
-        _command(f"nnUNet_results=results nnunet-cpr study report benchmarks/real_data/studies/{study}.yaml"),
+        _command(f"nnUNet_results=results nnunet-cpr study report {path}"),
         *_figure(study),
         answer.partition("\n\n")[2].strip(),
         _folded("\n\n".join(map(_without_heading, details))),
@@ -168,9 +172,7 @@ def _folded(text: str) -> str:
 def table(frame: pd.DataFrame, digits: int = 2) -> str:
     """Return a table in Markdown with its columns as headings."""
     names = [escape_markdown(str(name)) for name in frame.columns]
-    rows = [
-        [_cell(value, digits) for value in row] for row in frame.itertuples(index=False, name=None)
-    ]
+    rows = [[_cell(value, digits) for value in row] for row in frame.itertuples(index=False, name=None)]
     lines = [names, ["---"] * len(names), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -206,14 +208,15 @@ def _script(module: str, studies: list[str], figure: str, option: str = "") -> s
 def _robustness(studies: list[str], results: Path, figure: str) -> Iterator[str]:
     yield "## Every weight decay and warm start {#every-weight-decay-and-warm-start}"
     yield (
-        "Mean Dice in percent over the folds, one seed. Best and worst were found on the cases that they "
-        "are reported on. The default is nnU-Net's weight decay of 3e-5, or CPR's own warm start."
+        "Mean Dice in percent over the folds, one seed. Best and worst were found on the cases that "
+        "they are reported on. The default is nnU-Net's weight decay of 3e-5, or CPR's own warm start."
     )
     yield f"![Dice over weight decay, and over the warm start of CPR](../figures/{figure})"
     files = [_study_file(study) for study in studies]
     frames = [read_trainings(file, results, robustness.describe) for file in files]
     trainings = pd.concat(frames)
-    settings = trainings.groupby(["optimizer", "kind", "setting"], sort=False)["dice"].mean().reset_index()
+    keys = ["optimizer", "kind", "setting"]
+    settings = trainings.groupby(keys, sort=False)["dice"].mean().reset_index()
     settings["setting"] = settings["setting"].map("{:g}".format)
     ends = robustness.tabulate(trainings)
     for column in ("best setting", "worst setting"):
@@ -241,19 +244,22 @@ def _rates(studies: list[str], results: Path, figure: str, option: str = "") -> 
 def _steps(study: str, results: Path) -> Iterator[str]:
     yield "## Steps to a Dice {#steps-to-a-dice}"
     yield (
-        "Dice in percent, mean ± standard deviation over three seeds on fold 0, and the steps for the Dice "
-        "that nnU-Net's SGD has at each length (goal), interpolated on a logarithmic scale: from the "
-        "means, and from the best (fewest) and the worst (most) of the training runs at each length."
+        "Dice in percent, mean ± standard deviation over three seeds on fold 0, and the steps for the "
+        "Dice that nnU-Net's SGD has at each length (goal), interpolated on a logarithmic scale: "
+        "from the means, and from the best (fewest) and the worst (most) of the runs at each length."
     )
     yield "![Dice of each training run over its number of steps](../figures/steps_to_dice.png)"
     file = _study_file(study)
     trainings = read_trainings(file, results, steps_to_dice.describe)
     dice = trainings.groupby(["optimizer", "steps"], sort=False)["dice"].agg(["mean", "std"])
-    cells = (dice["mean"].map("{:.2f}".format) + " ± " + dice["std"].map("{:.2f}".format)).unstack("steps")
+    means, deviations = (dice[name].map("{:.2f}".format) for name in ("mean", "std"))
+    cells = (means + " ± " + deviations).unstack("steps")
     yield table(cells[sorted(cells)].rename(columns="{:,} steps".format).reset_index())
     definition = load(file)
     reference = definition.entry(definition.reference).title.partition(",")[0]
-    yield table(steps_to_dice.tabulate(trainings, reference), digits=0)
+    needed = steps_to_dice.tabulate(trainings, reference)
+    is_shortest = needed["goal"] == needed["goal"].min()  # which every optimizer reaches at once
+    yield table(needed[~is_shortest & (needed["optimizer"] != reference)], digits=0)
     yield _script("steps_to_dice", [study], "steps_to_dice.png")
 
 
@@ -265,9 +271,10 @@ def vision_page(results: Path) -> Iterator[str]:
     yield from _start(
         "Images and text",
         "A small ResNet on 2,000 images of CIFAR-10 at 16 x 16 pixels, and a causal transformer of 0.4 "
-        "million parameters that predicts the next byte of Shakespeare's plays. Accuracy in percent. Of each "
-        "method the setting with the best mean validation accuracy is compared on test data: difference, "
-        "Welch's 95 % interval, and p with Bonferroni's correction for the comparisons of the sweep.",
+        "million parameters that predicts the next byte of Shakespeare's plays. Accuracy in percent. Of "
+        "each method the setting with the best mean validation accuracy is compared on test data: "
+        "difference, Welch's 95 % interval, and p with Bonferroni's correction for the "
+        "comparisons of the sweep.",
     )
     for name, references in yaml.safe_load(COMPARISONS.read_text()).items():
         sweep = load_sweep(VISION / f"{name}.yaml")

@@ -31,12 +31,19 @@ REFERENCE = Path(__file__).parents[1] / "reference"
 def suffixes() -> str:
     """Return the table of suffixes, with the families that take each of them."""
     rows = []
+    with_cpr = [name for name in FAMILIES if name.endswith("CPR")]
     for suffix in SUFFIXES:
         sample = suffix.syntax.replace("<N>", "10").replace("<V>", "0p5")
         taken = [name for name in FAMILIES if _is_name(_complete(name) + sample)]
         refused = [name for name in FAMILIES if name not in taken]
         if not refused:
             families = "all"
+        elif taken == with_cpr:
+            families = "with CPR"
+        elif sorted([*taken, *with_cpr]) == sorted(FAMILIES):
+            families = "without CPR"
+        elif sorted([*taken, *with_cpr, "nnUNetTrainerAMOS"]) == sorted(FAMILIES):
+            families = "without CPR (not AMOS)"
         elif len(refused) <= 2:
             families = "all but " + " and ".join(_short(name) for name in refused)
         else:

@@ -19,7 +19,13 @@ from pathlib import Path
 from tests.helpers import ROOT
 
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+GENERATED = DOCS / "evidence"
+"""Folder of pages that ``docs/scripts/evidence.py`` writes and that are not committed."""
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(path for path in DOCS.rglob("*.md") if GENERATED not in path.parents),
+]
 
 _PAGE = re.compile(r"<!-- all blocks tested by: (\S+) -->")
 _FENCE = re.compile(r"^( *)```(\S*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)

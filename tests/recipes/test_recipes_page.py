@@ -1,4 +1,4 @@
-"""Code blocks of docs/how-to/hugging-face.md and lightning.md."""
+"""Code blocks of docs/how-to/libraries.md on Hugging Face and Lightning."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from tests.recipes import recipe_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 
-PAGES = recipe_runs.RECIPES.parent / "how-to"
-PAGE = "".join((PAGES / name).read_text() for name in ("hugging-face.md", "lightning.md"))
+PAGE = (recipe_runs.RECIPES.parent / "how-to" / "libraries.md").read_text()
 
 
 def snippet(word: str) -> str:

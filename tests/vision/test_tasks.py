@@ -165,8 +165,10 @@ def test_accuracy_on_corrupted_images(data: Path) -> None:
 
 
 def test_documented_command_trains(data: Path, tmp_path: Path) -> None:
-    page = (ROOT / "docs/reference/vision/cifar100.md").read_text()
-    command = next(line for line in page.splitlines() if line.startswith("nnunet-cpr vision run "))
+    page = (ROOT / "docs/reference/vision.md").read_text()
+    command = next(
+        line for line in page.splitlines() if line.startswith("nnunet-cpr vision run cifar100 ")
+    )
     small = command.replace("ws1000", "ws2").replace("ip50", "ip1").replace("DIR", str(data))
     words = shlex.split(re.sub(r"--seeds \S+", "--seeds 1-1", small))[1:]
     names = [word for word in words if word.startswith("Adam")]
