@@ -1,7 +1,8 @@
 """Write the generated parts of the reference: ``python docs/scripts/generate_reference.py``.
 
 A generated part of a page stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. With
-``--check`` nothing is written, and the exit status is 1 if a page is out of date.
+``--check`` these are only compared, and the exit status is 1 if a page is out of date. The page of the
+commands is written in any case; it is not committed.
 """
 
 from __future__ import annotations
@@ -177,7 +178,6 @@ def _attributes(kind: type) -> dict[str, str]:
 
 PAGES = {
     "../how-to/other-optimizers.md": {"timm": timm_names},
-    "commands.md": {"commands": commands},
     "trainer-names.md": {"suffixes": suffixes},
     "study-file.md": {"study": study_entries, "trainer": trainer_entries},
 }
@@ -200,11 +200,20 @@ def generated(page: str) -> str:
     return text
 
 
+def commands_page() -> str:
+    """Return the page of the commands, which is built before the site and not committed."""
+    return (
+        "# Commands\n\n`nnunet-cpr --help`, or `nnunet-cpr COMMAND --help`, prints the same text. "
+        "`nnunet-cpr --install-completion` installs shell completion.\n\n" + commands() + "\n"
+    )
+
+
 def main() -> None:
     """Write the generated parts, or check them."""
     parser = argparse.ArgumentParser(description="Write the generated parts of the reference.")
-    parser.add_argument("--check", action="store_true", help="Write nothing; report old pages.")
+    parser.add_argument("--check", action="store_true", help="Check the committed pages instead.")
     check = parser.parse_args().check
+    (REFERENCE / "commands.md").write_text(commands_page())
     old = [page for page in PAGES if (REFERENCE / page).read_text() != generated(page)]
     for page in old:
         print(f"{page} is out of date; run this script" if check else f"wrote {page}")
