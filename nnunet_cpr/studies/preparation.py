@@ -252,7 +252,8 @@ def _preparation_command(
             "nnU-Net's raw format (nnunet-cpr prepare converts archives of challenges)"
         )
     if plans not in _PLANNERS:
-        known = nearest_first(plans, [*_PLANNERS, *(path.stem for path in home.glob("*Plans*.json"))])
+        own = (path.stem for path in home.glob("*Plans*.json"))
+        known = nearest_first(plans, dict.fromkeys([*_PLANNERS, *own]))
         raise StudyError(
             f"{dataset}: no plans {plans}; choose from {', '.join(known)}, or run "
             f"nnUNetv2_plan_experiment to write {home / f'{plans}.json'}"

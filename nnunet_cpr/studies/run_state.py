@@ -124,14 +124,22 @@ def state_of(run: Run, paths: StudyPaths, queued: frozenset[str] = frozenset()) 
     if dice is not None:
         return replace(state, stage=Stage.DONE, dice=dice)
     if is_running(run, paths):
-        files = (folder / "validation").glob("*")
-        cases = {path.name.partition(".")[0] for path in files} - {"summary"}
-        return replace(state, stage=Stage.RUNNING, validated=len(cases))
+        return replace(state, stage=Stage.RUNNING, validated=_count_validated(folder))
     if run.key in queued:
         return replace(state, stage=Stage.QUEUED)
     if paths.failure(run).exists():
         return replace(state, stage=Stage.FAILED, reason=paths.failure(run).read_text().strip())
     return replace(state, stage=Stage.STOPPED if epoch else Stage.WAITING)
+
+
+def _count_validated(fold: Path) -> int:
+    """Return the number of cases that the running process has predicted; earlier ones begin again."""
+    record = fold / _PROCESS
+    if not record.exists():
+        return 0
+    started, files = record.stat().st_mtime, (fold / "validation").glob("*")
+    cases = {path.name.partition(".")[0] for path in files if path.stat().st_mtime >= started}
+    return len(cases - {"summary"})
 
 
 def validation_dice(fold: Path) -> float | None:
@@ -153,9 +161,8 @@ def _dice_in(path: Path, size: int, changed: int) -> float | None:
     return dice if 0 <= dice <= 1 or math.isnan(dice) else None
 
 
-@lru_cache(maxsize=4096)
 def _recorded_seconds(fold: Path) -> float | None:
-    """Return the time of a finished run, which no longer changes."""
+    """Return the time of all attempts of a run."""
     path = fold / fold_files.RESOURCES
     return fold_files.measurement(read_json(path).get("seconds")) if path.exists() else None
 
@@ -223,14 +230,17 @@ def running_command(paths: StudyPaths) -> Iterator[None]:
 
 
 def stop_command(paths: StudyPaths) -> int:
-    """Send SIGINT to the commands that run a study on this machine, and return their number."""
+    """Send SIGTERM to the commands that run a study on this machine, and return their number.
+
+    Shells let commands in the background ignore SIGINT.
+    """
     count = 0
     for path in paths.study.glob(".run_*.json"):
         record, pid = read_json(path), int(path.stem.rpartition("_")[2])
         if record["host"] != socket.gethostname():
             continue
         if psutil.pid_exists(pid) and psutil.Process(pid).create_time() == record["started"]:
-            os.kill(pid, signal.SIGINT)
+            os.kill(pid, signal.SIGTERM)
             count += 1
         else:
             path.unlink(missing_ok=True)  # of a command that was killed

@@ -111,7 +111,7 @@ def _run_rows(found: Mapping[Run, State], titles: Mapping[str, str]) -> Iterator
     columns = _differing(found, _COLUMNS)
     yield *columns, "trainer", "epoch", "pseudo Dice", "Dice", ""
     for run, state in found.items():
-        stage = f"validating, {state.validated} cases" if state.is_validating else state.stage.value
+        stage = _progress(state) if state.is_validating else state.stage.value
         yield (
             *(str(getattr(run, name)) for name in columns),
             titles[run.entry],
@@ -132,9 +132,18 @@ def _trainer_rows(found: Mapping[Run, State], titles: Mapping[str, str]) -> Iter
         groups[group][run] = state
     for group, members in groups.items():
         done = sum(state.stage is Stage.DONE for state in members.values())
-        others = summary(members.values()).partition(", ")[2]
+        running = [(run, state) for run, state in members.items() if state.stage is Stage.RUNNING]
+        progress = [f"{run.fold_and_seed}: {_progress(state)}" for run, state in running[:1]]
+        others = "; ".join([summary(members.values()).partition(", ")[2], *progress])
         left = time_left(members, 1)
         yield *group, f"{done}/{len(members)}", others, "" if left is None else str(left)
+
+
+def _progress(state: State) -> str:
+    """Return the progress of a running run in words."""
+    if state.is_validating:
+        return f"validating, {state.validated} cases"
+    return f"epoch {state.epoch}/{state.epochs or '?'}"
 
 
 def time_left(found: Mapping[Run, State], jobs: int) -> timedelta | None:

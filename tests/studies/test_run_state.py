@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +20,14 @@ from nnunet_cpr.nnunet.commands import CommandFailed
 from nnunet_cpr.nnunet.fold_files import RESOURCES
 from nnunet_cpr.nnunet.stop_signals import StopRequest
 from nnunet_cpr.studies.definition import Run
-from nnunet_cpr.studies.run_state import Stage, StudyPaths, claim, record_process, state_of
+from nnunet_cpr.studies.run_state import (
+    Stage,
+    StudyPaths,
+    claim,
+    record_process,
+    state_of,
+    stop_command,
+)
 from nnunet_cpr.studies.worker import Worker
 
 LOG = """
@@ -188,3 +196,34 @@ def test_worker_records_time_and_memory(
     assert worker()
     assert "--val" in paths.log(run).read_text() and "--c " not in paths.log(run).read_text()
     assert json.loads((fold / RESOURCES).read_text())["seconds"] > resources["seconds"]
+
+
+def test_command_of_a_study_is_stopped(paths: StudyPaths) -> None:
+    """Also one that ignores Ctrl-C, as shells let commands in the background do."""
+    code = (
+        "import signal, sys, time; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "from pathlib import Path\n"
+        "from nnunet_cpr.studies.run_state import StudyPaths, running_command\n"
+        "with running_command(StudyPaths(Path(sys.argv[1]), Path(sys.argv[2]))):\n"
+        "    print('runs', flush=True); time.sleep(60)\n"
+    )
+    paths.study.mkdir(parents=True)
+    assert stop_command(paths) == 0
+    command = [sys.executable, "-c", code, str(paths.results), str(paths.study)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "runs\n"
+        assert stop_command(paths) == 1
+        assert process.wait(timeout=30) == -signal.SIGTERM
+    assert stop_command(paths) == 0 and not list(paths.study.iterdir())
+
+
+def test_cases_of_an_earlier_validation_do_not_count(run: Run, paths: StudyPaths) -> None:
+    fold = run.folder(paths.results)
+    (fold / "validation").mkdir(parents=True)
+    earlier = fold / "validation" / "a.nii.gz"
+    earlier.touch()
+    os.utime(earlier, (1, 1))
+    with claim(run, paths):
+        record_process(run, paths, os.getpid())
+        (fold / "validation" / "b.nii.gz").touch()
+        assert state_of(run, paths).validated == 1

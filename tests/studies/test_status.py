@@ -77,7 +77,7 @@ def test_narrow_terminal_shows_one_line_for_each_trainer() -> None:
     cells = [[cell.strip() for cell in row[1:-1]] for row in rows]
     assert [row[:3] for row in cells] == [
         ["SGD", "1/2", "1 failed"],
-        ["CPR_ws4", "0/2", "1 running"],
+        ["CPR_ws4", "0/2", "1 running; fold 0: validating, 7 cases"],
     ]
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(status_table(study, found, width=120))

@@ -19,7 +19,7 @@ app = typer.Typer(
 
 
 def _add(command: Callable[..., None], name: str | None = None) -> None:
-    interrupted = STOPPED if command in (run, run_one) else "stopped"
+    interrupted = STOPPED if command in (run, run_one) else "stopped; training runs go on"
     app.command(name)(expand_settings(study_errors(interrupted)(command)))
 
 

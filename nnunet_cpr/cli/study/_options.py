@@ -76,12 +76,12 @@ class StudyOptions:
     dataset: Annotated[_Values, Option("--dataset", "-d", help="Replace the data sets; repeatable.")] = (
         None
     )
-    folds: Annotated[str | None, Option(help="Replace the study's folds, such as 0,1,2.")] = None
+    folds: Annotated[str | None, Option(help="Replace the folds: 0-2, 0,3 or all for 0-4.")] = None
     configuration: Annotated[
         _Values, Option("--configuration", "-c", help="Replace the configurations; repeatable.")
     ] = None
     plans: Annotated[_Values, Option("--plans", "-p", help="Replace the plans; repeatable.")] = None
-    seeds: Annotated[str | None, Option(help="Replace the study's seeds, such as 1,2,3.")] = None
+    seeds: Annotated[str | None, Option(help="Replace the seeds, such as 1-3.")] = None
     name: NameOption = None
     trainers: Annotated[
         str | None,
@@ -116,16 +116,20 @@ class StudyOptions:
             given = self.name if studies.saved_file(saved, self.name).is_file() else given
         file = studies.find_study(given, saved, saved_first)
         folder = given if file == studies.saved_file(saved, given) else ""
-        study = studies.load(str(file)).changed(
-            name=self.name or folder or default_name,
-            datasets=self.dataset,
-            folds=parse_numbers("--folds", folds),
-            configurations=self.configuration,
-            plans=self.plans,
-            trainers=trainers,
-            reference=reference,
-            non_inferior_to=reference,
-            seeds=parse_numbers("--seeds", self.seeds),
+        study = (
+            studies.load(str(file))
+            .changed(name=default_name)
+            .changed(
+                name=self.name or folder,
+                datasets=self.dataset,
+                folds=parse_numbers("--folds", folds),
+                configurations=self.configuration,
+                plans=self.plans,
+                trainers=trainers,
+                reference=reference,
+                non_inferior_to=reference,
+                seeds=parse_numbers("--seeds", self.seeds),
+            )
         )
         previous = studies.saved_file(saved, study.name)
         if not study.datasets and previous.exists():

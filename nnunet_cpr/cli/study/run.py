@@ -73,6 +73,9 @@ def run(
 
 def _run_here(executor: studies.Local, selected: SelectedStudy, console: Console) -> None:
     study, paths, folders, _ = selected
+    found = studies.states(study, paths).values()
+    if others := sum(state.stage is studies.Stage.RUNNING for state in found):
+        console.print(f"{others} runs are trained by another command; this one waits for them")
     stopping = "stopping the trainings, which save their state; another Ctrl-C kills them"
     with studies.running_command(paths), live_table(selected, console, executor.at_once) as show:
         executor.run(
@@ -102,6 +105,8 @@ def gpu_names(count: int | None, device: str | None) -> list[str]:
         import torch
 
         visible = torch.cuda.device_count()
+    if device == "cuda" and not visible:
+        stop("--device: torch finds no CUDA device; run nnunet-cpr doctor for the reason")
     given = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(visible)))
     if (count or 0) > visible:
         stop(f"--gpus: expected at most {visible} on this machine, got {count}")
