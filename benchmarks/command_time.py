@@ -25,7 +25,7 @@ COMMANDS = {
     "trainers": (TORCH, 0.25),
     "study list": (TORCH, 0.35),
     "study status STUDY": (TORCH, 0.4),
-    "study run MISSPELT": (TORCH, 0.4),
+    "study run MISSPELT": (NNUNET, 1.2),
     "vision run MISSPELT SGD": (TORCH, 1.4),
     "trainers nnUNetTrainerCPR_ws2000": (NNUNET, 1.1),
     "doctor": (NNUNET, 1.25),

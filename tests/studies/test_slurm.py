@@ -96,7 +96,7 @@ def test_killed_slurm_run_continues(study: Callable, waiting: Callable, tmp_path
         assert "2 of 2 done" in status
         assert len(list(fold.glob("training_log_*.txt"))) == 2
 
-        mine.run("--executor", "slurm", "--folds", "1", *options[2:])
+        mine.run("--executor", "slurm", "--folds", "1-1", *options[2:])
         assert mine.command("cancel").strip() in ("1 jobs cancelled", "2 jobs cancelled")
         waiting(lambda: mine.command("cancel").strip() == "0 jobs cancelled")
 

@@ -22,10 +22,12 @@ def missing_trainers(names: Iterable[str]) -> dict[str, str]:
         >>> missing_trainers(["nnUNetTrainerSDG", "nnUNetTrainerSGD"])["nnUNetTrainerSDG"][:60]
         "unknown name 'nnUNetTrainerSDG', did you mean nnUNetTrainerS"
     """
-    from nnunet_cpr.nnunet.composition import find_trainer, search_trainer  # imports torch
+    missing: dict[str, str] = {}
+    if not (names := dict.fromkeys(names)):
+        return missing  # without importing torch
+    from nnunet_cpr.nnunet.composition import find_trainer, search_trainer
 
-    missing = {}
-    for name in dict.fromkeys(names):
+    for name in names:
         try:
             found = find_trainer(name)
             if isinstance(found, TrainerName):
