@@ -137,9 +137,8 @@ def test_adam_trainers_train(workspace: Workspace, name: str) -> None:
 
 
 def test_warm_start_after_the_end_is_reported(workspace: Workspace) -> None:
-    """Runs the command in a process of its own."""
     name = "nnUNetTrainerCPR_1epochs_2iters"
-    workspace.train(name, "--disable_checkpointing")
+    workspace.train_here(name, "--disable_checkpointing")
     text = workspace.logs(name)[0].read_text()
     assert "WARNING! the bounds are set at step 1000 or later, but this training has 2 steps" in text
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR
 
-STEPS = 3000
+STEPS = 1500
 SKIPPED = 10  # every tenth step overflows
 
 
