@@ -1,3 +1,4 @@
+from .cascades import prerequisites
 from .definition import (
     PRESETS,
     Run,
@@ -19,7 +20,6 @@ from .preparation import (
     nnunet_folders,
     notes,
     prepare_study_data,
-    prerequisites,
 )
 from .run_state import Stage, StudyPaths, running_command, stop_command, validation_dice
 from .status import dry_run_lines, states, status_table, summary

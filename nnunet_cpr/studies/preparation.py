@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
@@ -25,14 +24,12 @@ from nnunet_cpr.nnunet.tools.trainer_search import (
     external_trainers,
     missing_trainers,
 )
-from nnunet_cpr.studies.definition import Run, Study, StudyError
+from nnunet_cpr.studies.definition import Study, StudyError
 from nnunet_cpr.studies.run_state import parse_trainer, validation_dice, write_json
 
 _SPLITS = "splits_final.json"
 _FOLDS = 5
 """Number of folds of nnU-Net's own split."""
-_USUAL_STAGES = {"3d_cascade_fullres": {"previous_stage": "3d_lowres"}}
-"""Configurations of nnU-Net's own plans with a previous stage."""
 _PLANNERS = {
     "nnUNetPlans": "ExperimentPlanner",
     **{f"nnUNetResEncUNet{size}Plans": f"nnUNetPlannerResEnc{size}" for size in ("M", "L", "XL")},
@@ -132,42 +129,6 @@ def prepare_study_data(study: Study, folders: Mapping[str, str], logs: Path, pro
                         command(plans)  # refuses configurations that the new plans do not have
                 _split(preprocessed / dataset, study)
         _check_folds(study, dataset, folders)
-
-
-def prerequisites(study: Study, folders: Mapping[str, str]) -> dict[Run, list[Run]]:
-    """Return the runs of a cascade's previous stage that each of its runs needs, by run.
-
-    nnU-Net's cascade trains on predictions of its previous stage for all training cases, which the
-    validations of the five folds write.
-
-    Args:
-        study: the study.
-        folders: nnU-Net's folders, with the plans.
-
-    Raises:
-        StudyError: the study does not have the previous stage with all folds.
-    """
-    needed: dict[Run, list[Run]] = {}
-    runs = list(study.runs())
-    for dataset, plans in product(study.datasets, study.plans):
-        home = Path(folders["nnUNet_preprocessed"]) / dataset
-        path = home / f"{plans}.json"
-        known = read_json(path)["configurations"] if path.exists() else _USUAL_STAGES
-        folds = range(_count_folds(home))
-        for configuration in study.configurations:
-            previous = known.get(configuration, {}).get("previous_stage")
-            if not previous:
-                continue
-            if previous not in study.configurations or not {*folds} <= {*study.folds}:
-                raise StudyError(
-                    f"{configuration}: needs the predictions of {previous} in all folds of {dataset}; "
-                    f"write configurations [{previous}, {configuration}] and folds 0-{folds[-1]}"
-                )
-            for each in runs:
-                if (each.dataset, each.plans, each.configuration) == (dataset, plans, configuration):
-                    stage = replace(each, configuration=previous)
-                    needed[each] = [replace(stage, fold=fold) for fold in folds]
-    return needed
 
 
 def check_splits(study: Study, folders: Mapping[str, str], record: Path, replace: bool = False) -> None:
@@ -279,13 +240,13 @@ def _preprocessed_cases(home: Path, plans: str, configuration: str) -> list[str]
 
 def _check_folds(study: Study, dataset: str, folders: Mapping[str, str]) -> None:
     """Check that the folds exist, or will exist in nnU-Net's own split."""
-    count = _count_folds(Path(folders["nnUNet_preprocessed"]) / dataset)
+    count = count_folds(Path(folders["nnUNet_preprocessed"]) / dataset)
     for fold in study.folds:
         if fold >= count:
             raise StudyError(f"fold {fold}: {dataset} has folds 0 to {count - 1} only")
 
 
-def _count_folds(home: Path) -> int:
+def count_folds(home: Path) -> int:
     """Return the number of folds of a preprocessed data set, or of nnU-Net's own split."""
     splits = home / _SPLITS
     try:

@@ -1,0 +1,51 @@
+"""Runs that other runs need first: the previous stage of nnU-Net's cascade."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+from nnunet_cpr._files import read_json
+from nnunet_cpr.studies.definition import Run, Study, StudyError
+from nnunet_cpr.studies.preparation import count_folds
+
+_USUAL_STAGES = {"3d_cascade_fullres": {"previous_stage": "3d_lowres"}}
+"""Configurations of nnU-Net's own plans with a previous stage."""
+
+
+def prerequisites(study: Study, folders: Mapping[str, str]) -> dict[Run, list[Run]]:
+    """Return the runs of a cascade's previous stage that each of its runs needs, by run.
+
+    nnU-Net's cascade trains on predictions of its previous stage for all training cases, which the
+    validations of the five folds write.
+
+    Args:
+        study: the study.
+        folders: nnU-Net's folders, with the plans.
+
+    Raises:
+        StudyError: the study does not have the previous stage with all folds.
+    """
+    needed: dict[Run, list[Run]] = {}
+    runs = list(study.runs())
+    for dataset, plans in product(study.datasets, study.plans):
+        home = Path(folders["nnUNet_preprocessed"]) / dataset
+        path = home / f"{plans}.json"
+        known = read_json(path)["configurations"] if path.exists() else _USUAL_STAGES
+        folds = range(count_folds(home))
+        for configuration in study.configurations:
+            previous = known.get(configuration, {}).get("previous_stage")
+            if not previous:
+                continue
+            if previous not in study.configurations or not {*folds} <= {*study.folds}:
+                raise StudyError(
+                    f"{configuration}: needs the predictions of {previous} in all folds of {dataset}; "
+                    f"write configurations [{previous}, {configuration}] and folds 0-{folds[-1]}"
+                )
+            for each in runs:
+                if (each.dataset, each.plans, each.configuration) == (dataset, plans, configuration):
+                    stage = replace(each, configuration=previous)
+                    needed[each] = [replace(stage, fold=fold) for fold in folds]
+    return needed
