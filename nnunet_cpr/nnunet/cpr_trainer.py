@@ -63,7 +63,10 @@ class CPRTrainer(NamedTrainer):
         self._drawn_at = time.monotonic()
         _prepare_logger(self.logger, self.current_epoch)
         if self.local_rank == 0:
-            self.history = History.resume(self.output_folder, self.current_epoch, self.cpr.names)
+            try:
+                self.history = History.resume(self.output_folder, self.current_epoch, self.cpr.names)
+            except OSError as error:
+                self._exit(f"cannot continue {error.filename}: {error.strerror}")
             if self.history.backup is not None:
                 self._warn(
                     f"{CSV_NAME} is damaged or of other parameters; the previous file is kept as "

@@ -94,6 +94,8 @@ class History:
     def read(cls, folder: str | os.PathLike[str]) -> History:
         """Read the history in ``folder`` without changing the file.
 
+        The last epoch is left out if a killed training has not written all of its rows.
+
         Raises:
             OSError: the file cannot be read.
             ValueError: it is damaged or has no rows.
@@ -101,14 +103,20 @@ class History:
         path = Path(folder) / CSV_NAME
         epochs: dict[tuple[int, int], dict[str, list[float]]] = {}
         try:
-            header, *rows = csv.reader(path.read_text(encoding="utf-8").splitlines())
+            content = path.read_bytes()
+            lines = content[: content.rfind(b"\n") + 1].decode().splitlines()
+            header, *rows = csv.reader(lines)
             if header != COLUMNS:
                 raise ValueError(f"the columns {', '.join(header)}")
             for number, step, name, measure, kappa, multiplier in rows:
                 values = [float(measure), float(kappa), float(multiplier)]
                 epochs.setdefault((int(number), int(step)), {})[name] = values
-            names = list(next(iter(epochs.values()), {}))
-            if not names or any(list(by_name) != names for by_name in epochs.values()):
+            if not epochs:
+                raise ValueError("no rows")
+            names, last = (list(epochs[key]) for key in (min(epochs), max(epochs)))
+            if names != last == names[: len(last)]:
+                del epochs[max(epochs)]
+            if any(list(by_name) != names for by_name in epochs.values()):
                 raise ValueError("epochs without a row of each parameter")
         except (ValueError, csv.Error) as error:
             raise ValueError(f"{path}: expected a CPR history, got: {error}") from error

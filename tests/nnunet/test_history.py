@@ -85,8 +85,7 @@ def test_history_starts_anew_without_a_file_or_an_epoch(tmp_path: Path, epoch: i
         lambda content: content.replace(b"1,2,layer", b"1,x,layer"),
         lambda content: content.replace(b"1,2,layer", b"1,2,other"),
         lambda content: content.replace(b"layer", b"other"),
-        lambda content: content[:-20],
-        lambda content: content + b"\xff\x00",
+        lambda content: content + b"\xff\x00\n",
     ],
 )
 def test_file_that_cannot_be_continued_is_renamed(run: History, damage) -> None:
@@ -97,6 +96,16 @@ def test_file_that_cannot_be_continued_is_renamed(run: History, damage) -> None:
     assert resumed.backup.read_bytes() == damaged
     train(resumed, range(EPOCHS, EPOCHS + 1))
     assert History.resume(run.folder, EPOCHS + 1, NAMES).epochs == [EPOCHS]
+
+
+@pytest.mark.parametrize("end", [-20, -1])
+def test_epoch_whose_rows_were_not_all_written_is_left_out(run: History, end: int) -> None:
+    path = run.folder / "cpr_history.csv"
+    path.write_bytes(path.read_bytes()[:end])
+    resumed = History.resume(run.folder, EPOCHS, NAMES)
+    assert resumed.epochs == list(range(EPOCHS - 1)) and resumed.backup is None
+    train(resumed, range(EPOCHS, EPOCHS + 1))
+    assert History.resume(run.folder, EPOCHS + 1, NAMES).epochs == [*range(EPOCHS - 1), EPOCHS]
 
 
 def test_nan_measures_are_kept_and_drawn(tmp_path: Path) -> None:
