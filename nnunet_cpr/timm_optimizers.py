@@ -6,13 +6,12 @@ weight decay is that of the name for all parameters, as in nnU-Net's own optimiz
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import warnings
 from collections.abc import Iterable
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
-
-from nnunet_cpr._spelling import nearest_first
 
 if TYPE_CHECKING:  # names are read without torch
     from torch import Tensor
@@ -78,9 +77,10 @@ def check(name: str, has_momentum: bool = False) -> None:
         >>> check("lion")
     """
     if name not in (known := list_names()):
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        advice = f"did you mean {close[0]}? " if close else ""
         raise ValueError(
-            f"timm has no optimizer {name!r}; did you mean {nearest_first(name, known, 0.5)[0]}? "
-            "nnunet-cpr trainers nnUNetTrainerTimm lists them"
+            f"timm has no optimizer {name!r}; {advice}nnunet-cpr trainers nnUNetTrainerTimm lists them"
         )
     if reason := refusal(name):
         raise ValueError(f"{name} of timm cannot train here: {reason}")

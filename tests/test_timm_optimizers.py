@@ -18,7 +18,7 @@ from nnunet_cpr.vision.optimizer_factory import build_optimizer
 from nnunet_cpr.vision.tasks import TASKS
 
 NAMES = timm_optimizers.list_names()
-COMPILED = ("kron", "kronc", "kronw")  # compiles for minutes
+COMPILED = ("kron", "kronc", "kronw")  # compile, and draw from torch's global generator in a step
 STEPS = 20
 
 
@@ -37,28 +37,32 @@ def build(model: nn.Module, name: str, has_cpr: bool) -> torch.optim.Optimizer:
     return CPR(model, kappa="ws5").attach(timm_optimizers.build(model.parameters(), name, lr))
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, is_seeded: bool = False
+) -> None:
     for step in steps:
         generator = torch.Generator().manual_seed(step)
         optimizer.zero_grad()
         model(torch.randn(2, 1, 7, 7, 7, generator=generator)).square().mean().backward()
+        if is_seeded:
+            torch.manual_seed(step)  # as trainers with _seed<N> do in each epoch
         optimizer.step()
 
 
-def check_resume(name: str, has_cpr: bool) -> None:
+def check_resume(name: str, has_cpr: bool, is_seeded: bool = False) -> None:
     whole, model = Net(), Net()
-    train(whole, build(whole, name, has_cpr), range(STEPS))
+    train(whole, build(whole, name, has_cpr), range(STEPS), is_seeded)
     assert all(p.isfinite().all() for p in whole.parameters())
     assert not all(torch.equal(p, q) for p, q in zip(whole.parameters(), model.parameters()))
     optimizer = build(model, name, has_cpr)
-    train(model, optimizer, range(STEPS // 2))
+    train(model, optimizer, range(STEPS // 2), is_seeded)
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
     resumed = copy.deepcopy(model)
     optimizer = build(resumed, name, has_cpr)
     optimizer.load_state_dict(torch.load(file, weights_only=True))
-    train(resumed, optimizer, range(STEPS // 2, STEPS))
+    train(resumed, optimizer, range(STEPS // 2, STEPS), is_seeded)
     for p, q in zip(whole.parameters(), resumed.parameters()):
         assert torch.equal(p, q)
 
@@ -75,9 +79,9 @@ def test_each_optimizer_resumes_or_is_refused(name: str) -> None:
 
 @pytest.mark.release
 @pytest.mark.parametrize("name", COMPILED)
-def test_compiled_optimizer_resumes(name: str) -> None:
+def test_compiled_optimizer_resumes_with_a_seed(name: str) -> None:
     for has_cpr in (False, True):
-        check_resume(name, has_cpr)
+        check_resume(name, has_cpr, is_seeded=True)
 
 
 def test_cpr_replaces_the_weight_decay() -> None:
@@ -111,7 +115,9 @@ def test_name_of_a_trainer_is_parsed_and_printed(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nnUNetTrainerTimm", "names no optimizer of timm; write for example nnUNetTrainerTimm_lion"),
+        ("nnUNetTrainerTimm", "names no optimizer of timm; write it first, as nnUNetTrainerTimm_lion"),
+        ("nnUNetTrainerTimm_lr1en3_lion", "names no optimizer of timm; write it first"),
+        ("nnUNetTrainerTimm_zzz", "timm has no optimizer 'zzz'; nnunet-cpr trainers nnUNetTrainerTimm"),
         ("nnUNetTrainerTimm_lyon", "timm has no optimizer 'lyon'; did you mean lion"),
         ("nnUNetTrainerTimm_muon", "use nnUNetTrainerMuon"),
         ("nnUNetTrainerTimm_bnblion", "it needs the package bitsandbytes"),

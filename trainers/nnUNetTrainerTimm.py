@@ -1,6 +1,5 @@
 """An optimizer of timm with its weight decay: ``nnUNetTrainerTimm_lion_lr1en4_wd1en1``."""
 
-from nnunet_cpr import timm_optimizers
 from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.composition import with_suffixes
@@ -12,13 +11,7 @@ class nnUNetTrainerTimm(NamedTrainer):
     settings = TrainerName("nnUNetTrainerTimm")
 
     def build_optimizer(self):
-        return timm_optimizers.build(
-            self.network.parameters(),
-            self.settings.timm,
-            self.initial_lr,
-            self.weight_decay,
-            self.settings.momentum,
-        )
+        return self.build_timm_optimizer(self.weight_decay)
 
 
 __getattr__ = with_suffixes(nnUNetTrainerTimm)

@@ -279,8 +279,8 @@ def parse_name(kind: type[Name], name: str) -> Name | None:
         )
     timm = None
     if kind.families[family].optimizer == "timm":
-        if not tokens:
-            raise WrongName(f"{name!r} names no optimizer of timm; write for example {family}_lion")
+        if not tokens or find_suffix(kind.suffixes, tokens[0]):
+            raise WrongName(f"{name!r} names no optimizer of timm; write it first, as {family}_lion")
         timm = tokens.pop(0)
     if ending:
         tokens.append(_BASE_TRAINER.before + other)

@@ -20,6 +20,7 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.default_n_proc_DA import get_allowed_n_proc_DA
 from torch.optim import Optimizer
 
+from nnunet_cpr import timm_optimizers
 from nnunet_cpr._attachment import RegularizationMethod, attached_method
 from nnunet_cpr._files import atomic_write, remove_temporary_files
 from nnunet_cpr._seeding import seed_all
@@ -107,6 +108,14 @@ class NamedTrainer(nnUNetTrainer, ABC):
     def build_optimizer(self) -> Optimizer:
         """Return the optimizer of ``self.network``."""
         raise NotImplementedError(f"{self.settings.family} keeps the optimizer of the other trainer")
+
+    def build_timm_optimizer(self, weight_decay: float) -> Optimizer:
+        """Return the optimizer of timm that the name gives."""
+        if self.settings.timm is None:  # nnU-Net has found the class of the family itself
+            family = self.settings.family
+            self._exit(f"{family} names no optimizer of timm; write it first, as {family}_lion")
+        parameters = self.network.parameters()
+        return timm_optimizers.build(parameters, self.settings.timm, self.initial_lr, weight_decay)
 
     @property
     def total_steps(self) -> int:
