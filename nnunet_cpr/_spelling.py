@@ -59,8 +59,8 @@ def parse_numbers(kind: str, text: str) -> list[int]:
 
     Args:
         kind: ``fold`` or ``seed``. ``all`` is the five folds of nnU-Net's split.
-        text: numbers and ranges with commas between them. A single number above 0, which may be meant as
-            a count, is refused; ``3-3`` is the number 3 alone.
+        text: numbers and ranges with commas between them. A single number that may be meant as a count
+            is refused; ``3-3`` is the number 3 alone.
 
     Raises:
         ValueError: it is anything else, or a number occurs twice.
@@ -80,12 +80,12 @@ def parse_numbers(kind: str, text: str) -> list[int]:
     numbers = {number for each in ranges for number in each} if count <= _MAX_NUMBERS else ()
     if None in parts or not all(ranges) or len(numbers) < count:
         raise ValueError("expected different whole numbers such as 0,2 or 1-3")
-    if text.strip().isdecimal() and int(text) > 0:
-        number = int(text)
-        first = f"{0 if kind == 'fold' else 1}-{number - (kind == 'fold')}"
+    number = int(text) if text.strip().isdecimal() else 0
+    start = 0 if kind == "fold" else 1  # of the first so many; seed 1 is the first seed
+    if number > start:
         raise ValueError(
-            f"{number} is one {kind}; for {number} {kind}s write {first}, for {kind} {number} alone "
-            f"{number}-{number}"
+            f"{number} is one {kind}; for {number} {kind}{'s' * (number > 1)} write "
+            f"{start}-{number - 1 + start}, for {kind} {number} alone {number}-{number}"
         )
     return sorted(numbers)
 
@@ -103,7 +103,7 @@ def split_word(token: str) -> tuple[str, str]:
     return (text.replace(numbers[-1], "", 1), numbers[-1]) if numbers else (text, "")
 
 
-def nearest_first(given: str, names: Iterable[str], cutoff: float = 0.7) -> list[str]:
+def nearest_first(given: str, names: Iterable[str]) -> list[str]:
     """Return names, beginning with those that resemble the given one.
 
     Example:
@@ -111,7 +111,7 @@ def nearest_first(given: str, names: Iterable[str], cutoff: float = 0.7) -> list
         ['seeds', 'name', 'folds']
     """
     names = list(names)
-    near = difflib.get_close_matches(given, names, n=3, cutoff=cutoff)
+    near = difflib.get_close_matches(given, names, n=3, cutoff=0.7)
     return [*near, *(name for name in names if name not in near)]
 
 

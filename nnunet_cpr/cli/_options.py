@@ -28,9 +28,17 @@ DEFAULT_PROCESSES = min(8, available_cores())
 
 
 def print_json(content: Any) -> None:
-    """Print JSON; enumerations and paths become text."""
+    """Print JSON; enumerations and paths become text, numbers that are not finite null.
+
+    Example:
+        >>> print_json([float("nan")])
+        [
+         null
+        ]
+    """
     as_text = lambda value: value.value if isinstance(value, Enum) else str(value)  # noqa: E731
-    print(json.dumps(content, indent=1, default=as_text))
+    text = json.dumps(content, default=as_text)
+    print(json.dumps(json.loads(text, parse_constant=lambda _: None), indent=1))
 
 
 def expand_settings(command: Callable[..., None]) -> Callable[..., None]:

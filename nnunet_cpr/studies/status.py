@@ -62,7 +62,8 @@ def status_table(
     running = sum(state.stage is Stage.RUNNING for state in found.values())
     parts = [f"Study {study.name}: {summary(found.values())}"]
     if started is not None:
-        parts.append(f"{timedelta(seconds=(datetime.now() - started).seconds)} so far")
+        passed = timedelta(seconds=round((datetime.now() - started).total_seconds()))
+        parts.append(f"{passed} so far")
     if left := time_left(found, jobs or running):
         parts.append(f"about {left} left, until {datetime.now() + left:%a %H:%M}")
     short = shorten([entry.full_title for entry in study.trainers])

@@ -86,6 +86,12 @@ def test_folds_and_seeds_are_lists_or_ranges(
     assert study.folds == study.seeds == numbers
 
 
+def test_seed_1_is_the_first_seed_and_its_number(tmp_path: Path) -> None:
+    assert load(write(tmp_path, "trainers: [B]\nseeds: 1\n")).seeds == (1,)
+    with pytest.raises(StudyError, match="1 is one fold; for 1 fold write 0-0, for fold 1 alone 1-1"):
+        load(write(tmp_path, "trainers: [B]\nfolds: 1\n"))
+
+
 def test_all_is_the_folds_of_nnunets_split(tmp_path: Path) -> None:
     assert load(write(tmp_path, "trainers: [B]\nfolds: all\n")).folds == (0, 1, 2, 3, 4)
 

@@ -70,9 +70,9 @@ def test_narrow_terminal_shows_one_line_for_each_trainer() -> None:
     found[second] = State(Stage.RUNNING, 10, 10, validated=7)
     found[third] = State(Stage.FAILED, reason="out of memory")
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(status_table(study, found, width=80, started=datetime.now() - timedelta(hours=1)))
+    console.print(status_table(study, found, width=80, started=datetime.now() - timedelta(days=2)))
     text = console.export_text()
-    assert "1 of 4 done, 1 running, 1 failed" in text and "1:00:00 so far" in text
+    assert "1 of 4 done, 1 running, 1 failed" in text and "2 days, 0:0" in text
     rows = [line.split("│") for line in text.splitlines() if line.startswith("│")]
     cells = [[cell.strip() for cell in row[1:-1]] for row in rows]
     assert [row[:3] for row in cells] == [

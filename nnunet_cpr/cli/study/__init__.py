@@ -19,8 +19,8 @@ app = typer.Typer(
 
 
 def _add(command: Callable[..., None], name: str | None = None) -> None:
-    interrupted = STOPPED if command in (run, run_one) else "stopped; training runs go on"
-    app.command(name)(expand_settings(study_errors(interrupted)(command)))
+    interrupted = {run: STOPPED, run_one: STOPPED, status: "stopped watching; training runs go on"}
+    app.command(name)(expand_settings(study_errors(interrupted.get(command, "stopped"))(command)))
 
 
 _add(presets)
