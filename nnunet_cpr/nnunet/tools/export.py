@@ -50,7 +50,7 @@ def export_model(model: Path, output: Path, folds: Sequence[str] | None, names: 
         The new model folder.
 
     Raises:
-        ExportError: the model cannot be exported, or nnU-Net cannot load the copy.
+        ExportError: the model cannot be exported.
         UnusableCheckpoint: a file is damaged or not a checkpoint of nnU-Net.
         OSError: a file cannot be read or written.
     """
