@@ -58,7 +58,8 @@ def live_table(
         console: where to print.
         jobs: number of runs that are trained at the same time; None counts the running ones.
     """
-    started, shown = datetime.now(), studies.states(*selected[:2])
+    shown = studies.states(*selected[:2])
+    started = None if jobs is None else datetime.now()  # of this command's training, not of watching
 
     def table() -> RenderableType:
         found = studies.states(*selected[:2])
