@@ -1,19 +1,24 @@
-"""Train GPT-2 small or medium on OpenWebText with Hugging Face's Trainer and AdamCPR.
+"""Train GPT-2 on OpenWebText with Hugging Face's Trainer, with CPR or with weight decay.
 
     python gpt2_openwebtext.py --out runs/gpt2s
-    python gpt2_openwebtext.py --out runs/local --text folder_of_text_files
+    python gpt2_openwebtext.py --out runs/gpt2s-adamw --optimizer adamw --weight-decay 0.1
     torchrun --nproc-per-node 8 gpt2_openwebtext.py --out runs/gpt2m --size medium
+    python gpt2_openwebtext.py --out runs/tiny --size tiny --text docs --tokenizer bytes --no-bf16
 
-The same command resumes from the last complete checkpoint. The defaults are the paper's: 200,000 steps
-with 5,000 steps of learning-rate warm-up, then a cosine to a tenth of the learning rate, bfloat16, and
-Kappa-IP with an interval of 500 steps, a tenth of the warm-up; ``--warm-start N`` selects Kappa-WS.
+The same command resumes from the last complete checkpoint. The folder of a run then has the options
+(settings.json), the losses of its steps (trainer_state.json), the dynamics of its matrices
+(dynamics.csv) and its result (result.json); compare_runs.py makes a table and a figure of several.
+
+The defaults are the paper's: 200,000 steps with 5,000 steps of learning-rate warm-up, then a cosine to
+a tenth of the learning rate, bfloat16, and Kappa-IP with an interval of a tenth of the warm-up. The tiny
+model is for a try of a minute on a CPU.
 
 No perplexity of the paper has been reproduced with this script. Differences to the paper:
 
 - The model is the GPT-2 of transformers: it has learned positions instead of rotary embeddings of half
   of each head's dimensions, normal instead of uniform initial weights, and torch's attention.
-- Embeddings and the tied output layer are not regularized; the paper's text leaves out only biases and
-  normalizations. Query, key and value of a layer are one matrix and share one bound.
+- Embeddings and the tied output layer are neither bounded nor decayed; the paper's text leaves out only
+  biases and normalizations. Query, key and value of a layer are one matrix and share one bound.
 - The inner width of the medium model is 4,096, which gives the paper's 354 M parameters; the paper's
   table has 4,048.
 - The batch of the table (32, 24) is read as that of each of 8 GPUs; fewer GPUs accumulate gradients.
@@ -23,6 +28,7 @@ No perplexity of the paper has been reproduced with this script. Differences to 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import sys
@@ -30,48 +36,63 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import language_options as options
+
 # Slow imports are in the functions, so that --help is fast.
 if TYPE_CHECKING:
     from datasets import DatasetDict
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
+    from torch import Tensor
+    from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 SIZES = {
-    "small": {"layers": 12, "heads": 12, "width": 768, "batch": 32},
-    "medium": {"layers": 24, "heads": 16, "width": 1024, "batch": 24},
+    "tiny": {"layers": 2, "heads": 2, "width": 64, "block": 128, "batch": 8},
+    "small": {"layers": 12, "heads": 12, "width": 768, "block": 1024, "batch": 32},
+    "medium": {"layers": 24, "heads": 16, "width": 1024, "block": 1024, "batch": 24},
+    "large": {"layers": 36, "heads": 20, "width": 1280, "block": 1024, "batch": 8},
+    "xl": {"layers": 36, "heads": 25, "width": 1600, "block": 1024, "batch": 4},
 }
+"""Models of the paper, with its batches for small and medium."""
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Return the options; ``--size`` sets those of the model's size that are not given."""
+    """Return the options; ``--size`` sets those of the model that are not given."""
     about, _, rest = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(
         description=about, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--out", type=Path, required=True, help="folder for checkpoints")
-    add("--text", type=Path, help="folder of .txt files to train on instead, one document each")
+    add("--out", type=Path, required=True, help="folder of the run")
+    add("--text", type=Path, help="folder of .txt or .md files to train on instead, one document each")
     add(
         "--dataset",
         default="Skylion007/openwebtext",
         help="name on the hub, or a local folder",
     )
-    add("--tokenizer", default="openai-community/gpt2", help="name on the hub, or a folder")
+    add(
+        "--tokenizer",
+        default="openai-community/gpt2",
+        help="name on the hub, a folder, or bytes: ByT5's, which needs no download",
+    )
     add("--size", choices=SIZES, default="small")
     add("--layers", type=int)
     add("--heads", type=int)
     add("--width", type=int)
-    add("--block", type=int, default=1024, help="tokens in a sample")
+    add("--block", type=int, help="tokens in a sample")
     add("--batch", type=int, help="samples per device and pass")
     add("--accumulate", type=int, help="passes per step (default: 8 over the number of processes)")
     add("--steps", type=int, default=200_000)
-    add("--warmup", type=int, default=5000, help="steps of linear warm-up")
+    add("--warmup", type=int, help="steps of linear warm-up (default: a fortieth of the steps)")
     add("--lr", type=float, default=1e-3)
-    add("--warm-start", type=int, metavar="N", help="bounds from the weights after N steps (Kappa-WS)")
+    add("--eval-every", type=int, default=1000, help="steps between evaluations")
     add("--save-every", type=int, default=1000, help="steps between checkpoints")
     add("--seed", type=int, default=1234)
     add("--processes", type=int, help="processes that tokenize")
     add("--bf16", action=argparse.BooleanOptionalAction, default=True, help="mixed precision")
+    options.add_optimizer_options(parser, "ip, with an interval of a tenth of the warm-up")
     args = parser.parse_args(argv)
+    if args.warmup is None:
+        args.warmup = args.steps // 40
+    options.complete_optimizer_options(parser, args, f"ip{max(1, args.warmup // 10)}")
     for key, value in SIZES[args.size].items():
         if getattr(args, key) is None:
             setattr(args, key, value)
@@ -80,31 +101,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def refuse_missing_bf16(bf16: bool) -> None:
-    """Exit without a GPU with bfloat16; the Trainer's error names an option that this script lacks."""
-    from transformers.utils import is_torch_bf16_gpu_available
-
-    if bf16 and not is_torch_bf16_gpu_available():
-        sys.exit("--bf16: no GPU with bfloat16 is available; train in float32 with --no-bf16")
-
-
-def refuse_data_parallel(settings: TrainingArguments) -> None:
-    """Exit if one process sees several GPUs, because the Trainer would multiply the batch by them."""
-    if settings.n_gpu > 1:
-        sys.exit(
-            f"expected one GPU per process, got {settings.n_gpu}; start with torchrun --nproc-per-node "
-            f"{settings.n_gpu}, or select one GPU with CUDA_VISIBLE_DEVICES=0"
-        )
-
-
 def blocks_of_text(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> DatasetDict:
     """Return all documents joined and cut into samples of equal length; 0.05 % are held out."""
     from datasets import Features, List, Value, load_dataset
 
     if args.text is not None:
-        files = [str(path) for path in sorted(args.text.rglob("*.txt"))]
+        files = [str(path) for path in sorted(args.text.rglob("*")) if path.suffix in (".txt", ".md")]
         if not files:
-            sys.exit(f"--text {args.text}: no .txt files found")
+            sys.exit(f"--text {args.text}: no .txt or .md files found")
         documents = load_dataset("text", data_files=files, sample_by="document", split="train")
     else:
         documents = load_dataset(args.dataset, split="train")
@@ -158,23 +162,25 @@ def new_model(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> P
     return GPT2LMHeadModel(config)
 
 
-def last_checkpoint(folder: Path) -> str | None:
-    """Return the newest complete checkpoint: the Trainer writes trainer_state.json last."""
-    complete = [path.parent.name for path in folder.glob("checkpoint-*/trainer_state.json")]
-    steps = [name.removeprefix("checkpoint-") for name in complete]  # checkpoint-best has no step
-    newest = max((int(step) for step in steps if step.isdecimal()), default=None)
-    return None if newest is None else str(folder / f"checkpoint-{newest}")
+def best_tokens(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the most probable next tokens, so that the evaluation keeps no logits."""
+    return logits.argmax(-1)
+
+
+def accuracy(prediction: EvalPrediction) -> dict[str, float]:
+    """Return the share of next tokens that are right."""
+    return {"accuracy": float((prediction.predictions[:, :-1] == prediction.label_ids[:, 1:]).mean())}
 
 
 def main(argv: list[str] | None = None) -> Trainer:
     """Train from the last checkpoint, if there is one, and return the trainer."""
     args = parse(argv)
+    options.require("transformers", "accelerate", "datasets")
 
-    from transformers import AutoTokenizer, Trainer, TrainingArguments, set_seed
+    from dynamics import Recorder
+    from transformers import AutoTokenizer, ByT5Tokenizer, Trainer, TrainingArguments, set_seed
 
-    from nnunet_cpr import AdamCPR, KappaIP, KappaWS
-
-    refuse_missing_bf16(args.bf16)
+    options.refuse_missing_bf16(args.bf16)
     settings = TrainingArguments(
         output_dir=str(args.out),
         max_steps=args.steps,
@@ -190,18 +196,22 @@ def main(argv: list[str] | None = None) -> Trainer:
         save_steps=args.save_every,
         save_total_limit=2,
         eval_strategy="steps",
-        eval_steps=args.save_every,
-        logging_steps=min(100, args.save_every),
+        eval_steps=args.eval_every,
+        logging_steps=min(100, args.eval_every),
     )
-    refuse_data_parallel(settings)
+    options.refuse_data_parallel(settings)
+    if settings.process_index == 0:
+        options.start_run(args)
     set_seed(args.seed)
-    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
+    name = args.tokenizer
+    tokenizer = ByT5Tokenizer() if name == "bytes" else AutoTokenizer.from_pretrained(name)
     with settings.main_process_first(desc="tokenize"):  # the others read its cache
         blocks = blocks_of_text(args, tokenizer)
     model = new_model(args, tokenizer)
 
-    kappa = KappaWS(args.warm_start) if args.warm_start else KappaIP(max(1, args.warmup // 10))
-    optimizer = AdamCPR(model, lr=args.lr, betas=(0.9, 0.99), eps=1e-9, kappa=kappa)
+    adam = {"betas": (0.9, 0.99), "eps": 1e-9}
+    optimizer = options.build_optimizer(args, model, args.steps, **adam)
+    recorder = Recorder(args.out, model, optimizer)
     trainer = Trainer(
         model=model,
         args=settings,
@@ -210,11 +220,22 @@ def main(argv: list[str] | None = None) -> Trainer:
         eval_dataset=blocks["test"],
         processing_class=tokenizer,
         optimizers=(optimizer, None),  # the Trainer builds the scheduler of its settings
+        callbacks=[recorder],
+        compute_metrics=accuracy,
+        preprocess_logits_for_metrics=best_tokens,
     )
-    trainer.train(resume_from_checkpoint=last_checkpoint(args.out))
-    loss = trainer.evaluate()["eval_loss"]
+    trainer.train(resume_from_checkpoint=options.last_checkpoint(args.out))
+    last = trainer.evaluate()
+    trainer.save_state()
     if trainer.is_world_process_zero():
-        print(f"perplexity {math.exp(loss):.2f}", optimizer.cpr.metrics())
+        result = {
+            "loss": last["eval_loss"],
+            "perplexity": math.exp(last["eval_loss"]),
+            "accuracy": last["eval_accuracy"],
+            "seconds_per_step": recorder.seconds_per_step,
+        }
+        (args.out / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+        print(", ".join(f"{key} {value:.4g}" for key, value in result.items()), f"written to {args.out}")
     return trainer
 
 

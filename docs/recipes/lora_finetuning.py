@@ -1,35 +1,46 @@
-"""Fine-tune a language model with LoRA: peft, Hugging Face's Trainer and AdamCPR.
+"""Fine-tune a language model with LoRA: peft and Hugging Face's Trainer, with CPR or with weight decay.
 
-    python lora_finetuning.py --data pairs.jsonl --out runs/mistral
+    python lora_finetuning.py --data pubmedqa --out runs/mistral
+    python lora_finetuning.py --data pubmedqa --out runs/mistral-adamw --optimizer adamw
+    python lora_finetuning.py --data pairs.jsonl --out runs/mine
 
-Every line of the data is an object with a ``prompt`` and an ``answer``; the loss is that of the answers.
-The same command resumes from the last complete checkpoint. The defaults are the paper's run on
-``pqa_artificial`` of PubMedQA (100,000 pairs, one epoch; docs/how-to/libraries.md creates the file):
-Mistral 7B Instruct, rank 128 and alpha 1 on all projections, learning rate 5e-4 with 50 steps of
-warm-up, then a cosine, 128 pairs per step, and bounds from the weights after 100 steps (Kappa-WS).
+The data are PubMedQA's artificial questions, or a file whose lines are objects with a ``prompt`` and an
+``answer``; the loss is that of the answers. The same command resumes from the last complete checkpoint.
+The folder of a run then has the adapter, the options (settings.json) and the losses
+(trainer_state.json). lm_eval measures the accuracy of a model with and without it; the commands are in
+docs/reference/paper-experiments.md.
+
+The defaults are the paper's run on 100,000 questions, one epoch: Mistral 7B Instruct, rank 128 and
+alpha 1 on all projections, learning rate 5e-4 with 50 steps of warm-up, then a cosine, 128 pairs per
+step, and bounds from the weights after 100 steps (Kappa-WS).
 
 CPR regularizes the trainable parameters: the matrices A and B of each projection, each with its own
 bound. B starts at 0, where a bound in proportion to the initial weights (``KappaKI0``) would keep it;
 Kappa-WS sets the bound once B has grown.
 
 No result of the paper has been reproduced with this script. The paper does not state its prompts, Adam's
-betas or a gradient norm; here the prompts are those of the file, and the others are the defaults of
-torch and transformers.
+betas or a gradient norm; here the prompts are those below, and the others are the defaults of torch and
+transformers.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import language_options as options
+
 # Slow imports are in the functions, so that --help is fast.
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
+    from transformers import PreTrainedTokenizerBase, Trainer
 
+PUBMEDQA = "pubmedqa"
+_QUESTIONS = 100_000
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -40,14 +51,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         description=about, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--data", type=Path, required=True, help="jsonl file of prompts and answers")
-    add("--out", type=Path, required=True, help="folder for checkpoints")
+    add("--data", required=True, metavar="FILE", help="pubmedqa, or a jsonl file of prompts and answers")
+    add("--out", type=Path, required=True, help="folder of the run")
     add("--model", default="mistralai/Mistral-7B-Instruct-v0.2", help="name on the hub, or a folder")
     add("--rank", type=int, default=128)
     add("--alpha", type=float, default=1.0)
     add("--lr", type=float, default=5e-4)
     add("--warmup", type=int, default=50, help="steps of linear warm-up")
-    add("--warm-start", type=int, default=100, metavar="N", help="bounds from the weights after N steps")
     add("--epochs", type=float, default=1.0)
     add("--batch", type=int, default=128, help="pairs per step, all devices together")
     add("--batch-per-device", type=int, default=4, help="pairs per device and pass")
@@ -55,33 +65,31 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--save-every", type=int, default=100, help="steps between checkpoints")
     add("--seed", type=int, default=0)
     add("--bf16", action=argparse.BooleanOptionalAction, default=True, help="mixed precision")
+    options.add_optimizer_options(parser, "ws, at twice the warm-up")
     args = parser.parse_args(argv)
+    options.complete_optimizer_options(parser, args, f"ws{max(1, 2 * args.warmup)}")
     pairs_per_pass = args.batch_per_device * int(os.environ.get("WORLD_SIZE", "1"))
     if args.batch % pairs_per_pass:
         parser.error(
             f"--batch: expected a multiple of {pairs_per_pass}, the pairs per pass, got {args.batch}"
         )
     args.accumulate = args.batch // pairs_per_pass
-    if not args.data.is_file():
+    if args.data != PUBMEDQA and not Path(args.data).is_file():
         parser.error(f"--data {args.data}: the file does not exist")
     return args
 
 
-def refuse_missing_bf16(bf16: bool) -> None:
-    """Exit without a GPU with bfloat16; the Trainer's error names an option that this script lacks."""
-    from transformers.utils import is_torch_bf16_gpu_available
+def questions() -> Dataset:
+    """Return prompts and answers of the first artificial questions of PubMedQA."""
+    from datasets import load_dataset
 
-    if bf16 and not is_torch_bf16_gpu_available():
-        sys.exit("--bf16: no GPU with bfloat16 is available; train in float32 with --no-bf16")
+    def ask(row: dict[str, Any]) -> dict[str, str]:
+        context = " ".join(row["context"]["contexts"])
+        prompt = f"[INST] {context}\n\n{row['question']} Answer yes, no or maybe. [/INST]"
+        return {"prompt": prompt, "answer": row["final_decision"]}
 
-
-def refuse_data_parallel(settings: TrainingArguments) -> None:
-    """Exit if one process sees several GPUs, because the Trainer would multiply the batch by them."""
-    if settings.n_gpu > 1:
-        sys.exit(
-            f"expected one GPU per process, got {settings.n_gpu}; start with torchrun --nproc-per-node "
-            f"{settings.n_gpu}, or select one GPU with CUDA_VISIBLE_DEVICES=0"
-        )
+    rows = load_dataset("qiaojin/PubMedQA", "pqa_artificial", split=f"train[:{_QUESTIONS}]")
+    return rows.map(ask, remove_columns=rows.column_names)
 
 
 def pairs(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Dataset:
@@ -94,21 +102,14 @@ def pairs(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Datas
         answer = [*answer, tokenizer.eos_token_id]
         return {"input_ids": prompt + answer, "labels": [-100] * len(prompt) + answer}
 
-    data = load_dataset("json", data_files=str(args.data), split="train")
+    is_file = args.data != PUBMEDQA
+    data = load_dataset("json", data_files=args.data, split="train") if is_file else questions()
     encoded = data.map(encode, remove_columns=data.column_names)
     short = encoded.filter(lambda pair: len(pair["input_ids"]) <= args.max_length)
     print(f"{len(short)} pairs, {len(encoded) - len(short)} longer ones left out")
     if len(short) == 0:
         sys.exit(f"--data {args.data}: no pair has at most {args.max_length} tokens; raise --max-length")
     return short
-
-
-def last_checkpoint(folder: Path) -> str | None:
-    """Return the newest complete checkpoint: the Trainer writes trainer_state.json last."""
-    complete = [path.parent.name for path in folder.glob("checkpoint-*/trainer_state.json")]
-    steps = [name.removeprefix("checkpoint-") for name in complete]  # checkpoint-best has no step
-    newest = max((int(step) for step in steps if step.isdecimal()), default=None)
-    return None if newest is None else str(folder / f"checkpoint-{newest}")
 
 
 def lora_model(args: argparse.Namespace) -> Any:
@@ -126,6 +127,7 @@ def lora_model(args: argparse.Namespace) -> Any:
 def main(argv: list[str] | None = None) -> Trainer:
     """Fine-tune from the last checkpoint, if there is one, and return the trainer."""
     args = parse(argv)
+    options.require("transformers", "accelerate", "datasets", "peft")
 
     from transformers import (
         AutoTokenizer,
@@ -135,9 +137,7 @@ def main(argv: list[str] | None = None) -> Trainer:
         set_seed,
     )
 
-    from nnunet_cpr import AdamCPR, KappaWS
-
-    refuse_missing_bf16(args.bf16)
+    options.refuse_missing_bf16(args.bf16)
     settings = TrainingArguments(
         output_dir=str(args.out),
         num_train_epochs=args.epochs,
@@ -151,7 +151,9 @@ def main(argv: list[str] | None = None) -> Trainer:
         save_total_limit=2,
         logging_steps=10,
     )
-    refuse_data_parallel(settings)
+    options.refuse_data_parallel(settings)
+    if settings.process_index == 0:
+        options.start_run(args)
     set_seed(args.seed)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     if tokenizer.pad_token is None:
@@ -161,7 +163,8 @@ def main(argv: list[str] | None = None) -> Trainer:
     model = lora_model(args)
     model.print_trainable_parameters()
 
-    optimizer = AdamCPR(model, lr=args.lr, kappa=KappaWS(args.warm_start))
+    steps = math.ceil(args.epochs * len(data) / args.batch)
+    optimizer = options.build_optimizer(args, model, steps)
     trainer = Trainer(
         model=model,
         args=settings,
@@ -170,10 +173,11 @@ def main(argv: list[str] | None = None) -> Trainer:
         processing_class=tokenizer,
         optimizers=(optimizer, None),  # the Trainer builds the scheduler of its settings
     )
-    trainer.train(resume_from_checkpoint=last_checkpoint(args.out))
+    trainer.train(resume_from_checkpoint=options.last_checkpoint(args.out))
     trainer.save_model()  # the adapter, in the folder itself
+    trainer.save_state()
     if trainer.is_world_process_zero():
-        print(optimizer.cpr.metrics())
+        print(f"adapter and losses written to {args.out}")
     return trainer
 
 

@@ -16,7 +16,7 @@ from tests.helpers.pages import blocks
 
 DOCUMENTED = [
     " ".join(command.replace("\\\n", " ").split())
-    for block in blocks(ROOT / "docs/reference/vision.md")
+    for block in blocks(ROOT / "docs/reference/paper-experiments.md")
     for command in block.code.split("\n\n")
     if "timm_train train.py" in command
 ]
@@ -51,41 +51,21 @@ if __name__ == "__main__":
 """
 
 
-def launch(folder: Path, *start: str) -> subprocess.CompletedProcess[str]:
-    """Run the script in this folder from another folder."""
-    elsewhere = folder / "elsewhere"
-    elsewhere.mkdir()
-    options = "DATA --model vit_tiny_patch16_224 --opt adamcpr --opt-kwargs kappa=ws6280 mu=1.0"
-    script = ["nnunet_cpr.integrations.timm_train", "../train.py"]
-    command = [sys.executable, "-m", *start, *script, *options.split()]
-    return subprocess.run(command, cwd=elsewhere, capture_output=True, text=True)
-
-
-@pytest.mark.slow
-def test_script_like_timms_is_launched_by_torchrun(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "helper.py").write_text(f"RESULT = {str(tmp_path / 'result.json')!r}\n")
-    done = launch(tmp_path, "torch.distributed.run", "--standalone", "-m")
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "result.json").read_text())
-    assert found["kappa"] == "KappaWS(steps=6280)"
-    assert "blocks.0.attn.qkv.weight" in found["names"] and "pos_embed" not in found["names"]
-    assert (found["data"], found["argv"][:2]) == ("DATA", ["../train.py", "DATA"])
-    assert found["file"] == "../train.py"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("command", DOCUMENTED, ids=["DeiT-S", "DeiT-B", "CLIP"])
 def test_documented_command_builds_its_optimizer(command: str, tmp_path: Path) -> None:
-    """Run it in one process, with a script that ends before the training."""
+    """Launch one process of it, with a script that ends before the training."""
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "helper.py").write_text(f"RESULT = {str(tmp_path / 'result.json')!r}\n")
-    words = command.replace("torchrun --nproc-per-node 4 -m", "python -m").split()
+    torchrun = "python -m torch.distributed.run --standalone"
+    words = command.replace("torchrun --nproc-per-node 4", torchrun).split()
     done = subprocess.run([sys.executable, *words[1:]], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads((tmp_path / "result.json").read_text())
     (given,) = re.findall(r"kappa=ws(\d+)", command)
     assert found["kappa"] == f"KappaWS(steps={given})" and found["data"] == "DIR"
+    assert "blocks.0.attn.qkv.weight" in found["names"] and "pos_embed" not in found["names"]
+    assert found["file"] == found["argv"][0] == "train.py"
 
 
 def test_missing_script_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 RECIPES = Path(__file__).resolve().parents[2] / "docs" / "recipes"
+sys.path.append(str(RECIPES))  # as for a script there
 
 
 class Stopped(Exception):

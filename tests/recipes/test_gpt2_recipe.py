@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -24,9 +27,9 @@ STEPS, ACCUMULATE = 12, 2
 @pytest.fixture
 def options(text_folder: Path, tokenizer_folder: Path, dataset_cache: Path) -> list[str]:
     model = "--layers 2 --heads 2 --width 16 --block 16"
-    run = f"--steps {STEPS} --batch 4 --accumulate {ACCUMULATE} --save-every 4 --no-bf16 --lr 1e-2"
+    run = f"--steps {STEPS} --batch 4 --accumulate {ACCUMULATE} --save-every 4 --eval-every 4 --lr 1e-2"
     data = ["--text", str(text_folder), "--tokenizer", str(tokenizer_folder)]
-    return [*model.split(), *run.split(), *data]
+    return [*model.split(), *run.split(), "--no-bf16", *data]
 
 
 def test_resumed_run_is_bit_exact(
@@ -52,7 +55,7 @@ def test_resumed_run_is_bit_exact(
 @pytest.mark.parametrize(
     ("texts", "block", "message"),
     [
-        ([], 16, "no .txt files found"),
+        ([], 16, "no .txt or .md files found"),
         (["abc"] * 30, 256, "to train on: 29 of 30 documents have less than one sample of 256 tokens"),
     ],
     ids=["none", "all short"],
@@ -77,6 +80,86 @@ def test_too_little_text_is_reported_before_training(
     assert "\n" not in refusal.value.code
 
 
+@pytest.mark.parametrize("method", ["adadecay4", "awd", "amos"])
+def test_comparison_method_resumes(
+    method: str, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pytorch_optimizer")
+    recipe = recipe_runs.load("gpt2_openwebtext")
+    options = [*options, "--optimizer", "adamw", "--method", method, "--weight-decay", "0.1"]
+    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
+    recipe.main([*options, "--out", str(uninterrupted)])
+    with monkeypatch.context() as patch:
+        recipe_runs.stop_in_call(patch, transformers.Trainer, "training_step", 6 * ACCUMULATE)
+        with pytest.raises(recipe_runs.Stopped):
+            recipe.main([*options, "--out", str(resumed)])
+    recipe.main([*options, "--out", str(resumed)])
+    expected = recipe_runs.load_trainer_checkpoint(uninterrupted, STEPS)
+    assert_same(recipe_runs.load_trainer_checkpoint(resumed, STEPS), expected)
+
+
+def test_runs_are_compared_in_a_table_and_a_figure(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two seeds with weight decay, one of them resumed, and one run with CPR."""
+    recipe = recipe_runs.load("gpt2_openwebtext")
+    decay = ["--optimizer", "adamw", "--weight-decay", "0.1"]
+    runs = {"a1": [*decay, "--seed", "1"], "a2": [*decay, "--seed", "2"], "cpr": ["--kappa", "ki0x0.5"]}
+    with monkeypatch.context() as patch:
+        recipe_runs.stop_in_call(patch, transformers.Trainer, "training_step", 10 * ACCUMULATE)
+        with pytest.raises(recipe_runs.Stopped):
+            recipe.main([*options, *runs["a1"], "--out", str(tmp_path / "a1")])
+    trained = {
+        name: recipe.main([*options, *runs[name], "--out", str(tmp_path / name)]) for name in runs
+    }
+
+    compare = recipe_runs.load("compare_runs")
+    table = compare.main([*(str(tmp_path / name) for name in runs), "--out", str(tmp_path / "both")])
+    losses = {name: trainer.evaluate()["eval_loss"] for name, trainer in trained.items()}
+    expected = np.exp([losses["a1"], losses["a2"]])
+    decayed, bounded = table.iloc[0], table.iloc[1]
+    assert table.index[0] == "optimizer adamw, weight_decay 0.1"
+    assert decayed["runs"] == 2
+    assert decayed["perplexity"] == pytest.approx(expected.mean(), rel=1e-5)
+    assert decayed["std"] == pytest.approx(expected.std(ddof=1), rel=1e-3)
+    assert bounded["perplexity"] == pytest.approx(np.exp(losses["cpr"]), rel=1e-5)
+    assert (tmp_path / "both.png").stat().st_size > 10_000
+
+    dynamics = pd.read_csv(tmp_path / "a1" / "dynamics.csv")
+    assert dynamics["step"].tolist() == [step for step in (4, 8, 12) for _ in range(8)]
+    weights = dict(trained["a1"].model.named_parameters())
+    for row in dynamics[dynamics["step"] == STEPS].itertuples():
+        assert row.measure == pytest.approx(weights[row.parameter].double().square().mean().item(), 1e-5)
+    assert dynamics["kappa"].isna().all()
+    bounds = pd.read_csv(tmp_path / "cpr" / "dynamics.csv")
+    cpr = trained["cpr"].optimizer.optimizer.cpr
+    assert bounds["kappa"].tolist()[-8:] == pytest.approx(cpr.kappa.tolist())
+    assert (bounds["multiplier"] > 0).any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("--weight-decay 0.1", "--weight-decay is for --optimizer adamw"),
+        ("--optimizer adamw --method lr1en3", "--method lr1en3: unknown; choose from amos, decoupled"),
+        ("--kappa ws", "bound"),
+    ],
+)
+def test_wrong_option_of_the_optimizer_is_reported(
+    change: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        recipe_runs.load("gpt2_openwebtext").main(["--out", "unused", *change.split()])
+    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert not Path("unused").exists()
+
+
+def test_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(SystemExit, match=r"datasets.*; run: pip install 'nnunet-cpr\[language\]'"):
+        recipe_runs.load("gpt2_openwebtext").main(["--out", "unused"])
+
+
 def required_options(name: str, folder: Path) -> list[str]:
     return ["--out", str(folder), *(["--data", __file__] if "lora" in name else [])]
 
@@ -99,9 +182,7 @@ def test_unsuitable_devices_are_refused(
 
 def test_trainer_keeps_names_schedule_and_fused_step(options: list[str], tmp_path: Path) -> None:
     recipe = recipe_runs.load("gpt2_openwebtext")
-    trainer = recipe.main(
-        [*options, "--out", str(tmp_path / "run"), "--warmup", "4", "--warm-start", "3"]
-    )
+    trainer = recipe.main([*options, "--out", str(tmp_path / "run"), "--warmup", "4", "--kappa", "ws3"])
     optimizer = trainer.optimizer.optimizer
     assert isinstance(optimizer, AdamCPR)
     assert optimizer._backend is not None  # accelerate's wrapper keeps the fused step
@@ -112,6 +193,5 @@ def test_trainer_keeps_names_schedule_and_fused_step(options: list[str], tmp_pat
     assert len(optimizer.cpr.names) == 8
     assert not any("wte" in name or "wpe" in name or "lm_head" in name for name in optimizer.cpr.names)
 
-    # Other settings of CPR are refused.
-    with pytest.raises(ValueError, match="kappa"):
-        recipe.main([*options, "--out", str(tmp_path / "run"), "--warmup", "4", "--warm-start", "2"])
+    with pytest.raises(SystemExit, match="was trained with kappa ws3, got ws2; choose another --out"):
+        recipe.main([*options, "--out", str(tmp_path / "run"), "--warmup", "4", "--kappa", "ws2"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,7 +45,7 @@ def options(tokenizer_folder: Path, dataset_cache: Path, tmp_path: Path) -> list
     data = tmp_path / "pairs.jsonl"
     data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     run = "--rank 4 --batch 4 --batch-per-device 2 --max-length 64 --save-every 4"
-    schedule = "--lr 1e-2 --warmup 2 --warm-start 4 --no-bf16"
+    schedule = "--lr 1e-2 --warmup 2 --kappa ws4 --no-bf16"
     return ["--data", str(data), "--model", str(tmp_path / "base"), *run.split(), *schedule.split()]
 
 
@@ -82,3 +84,44 @@ def test_resumed_run_is_bit_exact(
     assert_regularized(expected["optimizer"], 10)
     assert_same(recipe_runs.load_trainer_checkpoint(resumed, 10), expected)
     assert (resumed / "adapter_model.safetensors").exists()
+
+
+TASK = """\
+task: letters
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{prompt}}}}"
+doc_to_target: answer
+doc_to_choice: [" a", " b"]
+target_delimiter: ""
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+"""
+
+
+@pytest.mark.slow  # starts lm_eval twice
+def test_lm_eval_measures_the_change_of_accuracy(options: list[str], tmp_path: Path) -> None:
+    """The pairs themselves are the task, and a rate of 0.1 makes the model learn its labels."""
+    pytest.importorskip("lm_eval")
+    recipe = recipe_runs.load("lora_finetuning")
+    run, before = tmp_path / "run", tmp_path / "before"
+    options = [option for option in options if option not in ("--kappa", "ws4")]
+    labels = [{"prompt": "abc", "answer": " b"}] * 40
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in labels))
+    decay = ["--optimizer", "adamw", "--weight-decay", "0.1", "--lr", "0.1", "--epochs", "5"]
+    recipe.main([*options, *decay, "--out", str(run)])
+    (tmp_path / "task.yaml").write_text(TASK.format(file=tmp_path / "pairs.jsonl"))
+    for folder, adapter in ((before, ""), (run, f",peft={run}")):
+        measured = f"--tasks letters --include_path {tmp_path} --output_path {folder}/accuracy"
+        model = f"--model hf --model_args pretrained={tmp_path / 'base'}{adapter}"
+        command = f"{sys.executable} -m lm_eval run {model} {measured} --device cpu --batch_size 8"
+        done = subprocess.run(command.split(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+
+    compare = recipe_runs.load("compare_runs")
+    files = ["--out", str(tmp_path / "table")]
+    after = compare.main([str(run), *files])["letters"].item()
+    change = compare.main([str(run), "--before", str(before), *files])["letters"].item()
+    assert after == 100.0
+    assert change == after - compare.read_accuracy(before)["letters"] == 100.0
