@@ -1,6 +1,6 @@
 """Benchmarks of regularized steps on real shapes, each against a reference.
 
-Run ``python -m benchmarks.step_time`` or ``python -m benchmarks.train_step`` from the repository's root.
+README.md lists them by the question that each answers.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Time until the commands answer: ``python -m benchmarks.command_time --help``."""
+"""Do the commands answer at once? For users: ``python -m benchmarks.command_time``."""
 
 from __future__ import annotations
 

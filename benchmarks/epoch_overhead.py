@@ -1,4 +1,4 @@
-"""Cost of the end of an epoch of nnU-Net's network: ``python -m benchmarks.epoch_overhead``."""
+"""Does the end of an epoch cost a nnU-Net user time? ``python -m benchmarks.epoch_overhead``."""
 
 from __future__ import annotations
 

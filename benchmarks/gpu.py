@@ -1,4 +1,4 @@
-"""All tests and benchmarks of a GPU in one call: ``python -m benchmarks.gpu OUTPUT --help``.
+"""Does everything work, and how fast, on a GPU? For a release: ``python -m benchmarks.gpu OUTPUT``.
 
 They take some 15 minutes. Where a machine is lent for less at a time, choose steps with ``--step``. The
 study on real data goes on where it stopped when the command is called again.

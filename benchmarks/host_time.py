@@ -1,4 +1,4 @@
-"""Host time of a fused step on a GPU: ``python -m benchmarks.host_time --help``.
+"""Does a GPU wait for the host in a fused step? For developers: ``python -m benchmarks.host_time``.
 
 The kernels of the Triton backend are replaced by functions that do nothing, and all tensors are on the
 CPU, so that no GPU is needed. The reference is torch's fused step on the same tensors, which have four

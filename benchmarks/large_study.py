@@ -1,4 +1,4 @@
-"""Cost of the study commands for a large finished study: ``python -m benchmarks.large_study``."""
+"""Are study commands fast with 500 runs? For users of studies: ``python -m benchmarks.large_study``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check of nnU-Net's ``-num_gpus`` on two GPUs: ``python -m benchmarks.multi_gpu FOLDER``.
+"""Is ``-num_gpus 2`` right and resumable? For a release: ``python -m benchmarks.multi_gpu FOLDER``.
 
 Two processes train, are killed and resume; both must have the same bounds, multipliers and weights, bit
 for bit. Bounds that follow from the initial weights must be the same on one GPU.

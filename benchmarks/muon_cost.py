@@ -1,4 +1,4 @@
-"""Cost of Muon: its step on real networks, and nnU-Net's training iterations with it and with SGD.
+"""What does Muon cost? For those who choose an optimizer: ``python -m benchmarks.muon_cost``.
 
 Run ``python -m benchmarks.muon_cost --help``.
 """

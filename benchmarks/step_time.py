@@ -1,4 +1,4 @@
-"""Times of optimizer steps with and without CPR: ``python -m benchmarks.step_time --help``."""
+"""What does a CPR step cost beside others? For everyone: ``python -m benchmarks.step_time``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""False claims and power of a study's verdicts, in simulated studies whose truth is known.
+"""How often is a verdict of a report wrong? For its readers: ``python -m benchmarks.study_statistics``.
 
     OMP_NUM_THREADS=1 python -m benchmarks.study_statistics
     OMP_NUM_THREADS=1 python -m benchmarks.study_statistics --non-inferiority

@@ -1,4 +1,4 @@
-"""Times of nnU-Net training iterations with and without CPR.
+"""What does CPR cost a nnU-Net iteration? For nnU-Net users: ``python -m benchmarks.train_step``.
 
 Run ``python -m benchmarks.train_step --help``.
 """
