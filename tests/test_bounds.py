@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nnunet_cpr import KappaIP, KappaK, KappaKI0, KappaWS
-from nnunet_cpr.bounds import Bound, as_bound
+from nnunet_cpr.bounds import Bound
 
 
 def run(bound: Bound, *measures: list[float]) -> list[list[float]]:
@@ -19,18 +19,6 @@ def run(bound: Bound, *measures: list[float]) -> list[list[float]]:
         bound.update_(kappa, torch.tensor(t), r, memory)
         out.append(kappa.tolist())
     return out
-
-
-def test_kappa_k_is_set_at_once() -> None:
-    assert run(KappaK(0.25), [1.0, 2.0]) == [[0.25], [0.25]]
-
-
-def test_kappa_ki0_scales_the_initial_measure() -> None:
-    assert run(KappaKI0(0.5), [1.0, 2.0], [4.0, 2.0]) == [[0.5, 2.0], [0.5, 2.0]]
-
-
-def test_kappa_ws_is_r_after_exactly_its_steps() -> None:
-    assert run(KappaWS(2), [1.0, 2.0, 3.0, 4.0]) == [[math.inf], [math.inf], [3.0], [3.0]]
 
 
 def test_kappa_ip_is_set_at_first_negative_second_difference() -> None:
@@ -60,10 +48,6 @@ def test_kappa_ip_skips_nonfinite_samples() -> None:
     assert [k[0] for k in after][-2:] == [math.inf, 4.0]
 
 
-def test_number_is_the_value_of_kappa_k() -> None:
-    assert as_bound(0.01) == as_bound("k0.01") == as_bound("k1e-2") == KappaK(0.01)
-
-
 @pytest.mark.parametrize("bound", [KappaK(0.25), KappaKI0(2), KappaWS(1), KappaIP(1, ema=0.5)])
 def test_skipped_step_changes_nothing(bound: Bound) -> None:
     """R is NaN in a step that ``GradScaler`` skips."""
@@ -82,12 +66,7 @@ def test_skipped_step_changes_nothing(bound: Bound) -> None:
     ("make", "message"),
     [
         (lambda: KappaWS(0), "KappaWS.steps: expected a positive whole number, got 0"),
-        (lambda: KappaWS(1.5), "whole number"),
-        (lambda: KappaWS(2**62), r"KappaWS.steps: expected a whole number below 2\*\*62"),
         (lambda: KappaK(math.nan), "KappaK.value: expected a positive finite number"),
-        (lambda: KappaK(1e-50), "expected a positive number in the range of float32"),
-        (lambda: KappaKI0(-1.0), "KappaKI0.factor: expected a positive finite number"),
-        (lambda: KappaIP(0), "KappaIP.interval: expected a positive whole number"),
         (lambda: KappaIP(10, ema=1.0), r"KappaIP.ema: expected a number in \[0, 1\)"),
     ],
 )

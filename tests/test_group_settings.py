@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS, MuonCPR
-from nnunet_cpr._spelling import WrongName
 from nnunet_cpr.bounds import Bound, as_bound
 from nnunet_cpr.regularizers import Huber
 from tests.helpers.examples import examples
@@ -108,19 +107,6 @@ def test_unknown_group_key_is_refused(build: type) -> None:
     with pytest.raises(TypeError, match=f"group 1: unknown key '{other}'"):
         build([{"params": [matrix()]}, {"params": [matrix()], other: 0.9}])
     build([{"params": [matrix()], "name": "encoder", "initial_lr": 0.1, "lr_scale": 0.5}])
-
-
-@pytest.mark.parametrize(
-    ("wrong", "kind", "message"),
-    [
-        ({"kappa": "ws"}, WrongName, "unknown bound 'ws'"),
-        ({"mu": torch.ones(3, 3)}, ValueError, "mu: expected a positive finite number, got tensor"),
-    ],
-)
-def test_wrong_settings_of_a_group_are_refused(wrong: dict, kind: type, message: str) -> None:
-    with pytest.raises(kind, match=message) as caught:
-        AdamCPR([{"params": [matrix()], **wrong}])
-    assert len(str(caught.value).splitlines()) == 1
 
 
 # Spellings

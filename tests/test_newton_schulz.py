@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from timm.optim import muon as timm_muon
 from torch import Tensor
 
-from nnunet_cpr.optimizers import muon
 from nnunet_cpr.optimizers.muon import PRESETS, orthogonalize, resolve_coefficients
 from tests.helpers.oracle import newton_schulz
 
@@ -36,15 +34,13 @@ def matrix(spectrum: str) -> Tensor:
     return (left * SPECTRA[spectrum]) @ right.mT
 
 
-def orthogonalized(
-    x: Tensor, dtype: torch.dtype = torch.float64, preset: str = "quintic", steps: int = 5
-) -> Tensor:
-    return orthogonalize([x], resolve_coefficients(preset, steps), eps=1e-7, dtype=dtype)[0]
+def orthogonalized(x: Tensor, dtype: torch.dtype = torch.float64, preset: str = "quintic") -> Tensor:
+    return orthogonalize([x], resolve_coefficients(preset, 5), eps=1e-7, dtype=dtype)[0]
 
 
-def timms(x: Tensor, dtype: torch.dtype, preset: str = "quintic", steps: int = 5) -> Tensor:
+def timms(x: Tensor, dtype: torch.dtype, preset: str = "quintic") -> Tensor:
     coefficients = list(PRESETS[preset])
-    return timm_muon.zeropower_via_newtonschulz(x, steps, coefficients, dtype=dtype)
+    return timm_muon.zeropower_via_newtonschulz(x, 5, coefficients, dtype=dtype)
 
 
 def error(result: Tensor, expected: Tensor) -> float:
@@ -64,43 +60,17 @@ def test_agrees_with_singular_value_decomposition(spectrum: str) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("steps", [5, 10])
-def test_error_is_not_above_timms_in_half_precision(preset: str, steps: int) -> None:
+def test_error_is_not_above_timms_in_half_precision(preset: str) -> None:
     """The limit is the largest error of timm's function over the spectra, in the same dtype."""
     for dtype in DTYPES:
         ours, limit = 0.0, 0.05 if dtype == torch.float32 else 0.0
         for spectrum in SPECTRA:
             x = matrix(spectrum).float()
-            expected = timms(x.double(), torch.float64, preset, steps)
-            ours = max(ours, error(orthogonalized(x, dtype, preset, steps), expected))
+            expected = timms(x.double(), torch.float64, preset)
+            ours = max(ours, error(orthogonalized(x, dtype, preset), expected))
             if dtype != torch.float32:
-                limit = max(limit, error(timms(x, dtype, preset, steps), expected))
+                limit = max(limit, error(timms(x, dtype, preset), expected))
         assert ours < 1.2 * limit, dtype
-
-
-def test_agrees_with_timm_in_float64() -> None:
-    for preset in PRESETS:
-        for steps in (1, 3, 9):
-            x = matrix("wide")
-            result = orthogonalized(x, torch.float64, preset, steps)
-            assert error(result, timms(x, torch.float64, preset, steps)) < 1e-7
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_iteration_would_diverge_without_its_limit(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
-    x = matrix("decaying").float()
-    expected = torch.from_numpy(newton_schulz(x.double().numpy()))
-    assert error(orthogonalized(x, dtype), expected) < 0.3
-    monkeypatch.setattr(muon, "_MAX_ERROR", float("inf"))
-    assert error(orthogonalized(x, dtype), expected) > 10
-
-
-def test_float32_on_a_gpu_is_taken_for_tensorfloat32() -> None:
-    for device, roundoff in (("cpu", 2.0**-24), ("cuda", 2.0**-11)):
-        assert muon._unit_roundoff(torch.float32, torch.device(device)) == roundoff
-    assert muon._unit_roundoff(torch.float64, torch.device("cuda")) == 2.0**-53
 
 
 def test_batch_of_different_shapes_gives_the_single_results() -> None:
@@ -116,22 +86,6 @@ def test_batch_of_different_shapes_gives_the_single_results() -> None:
         torch.testing.assert_close(result, orthogonalized(x))
 
 
-def test_inputs_are_left_as_they_are() -> None:
-    for dtype in (torch.float64, torch.float32):
-        x = matrix("equal").to(dtype)
-        before = x.clone()
-        orthogonalized(x, dtype)
-        assert torch.equal(x, before)
-
-
-def test_norm_below_its_limit_is_not_scaled_up() -> None:
-    x = 1e-13 * matrix("rank 1")
-    factor = math.prod(a for a, _, _ in PRESETS["quintic"]) / 1e-7
-    torch.testing.assert_close(orthogonalized(x), factor * x, rtol=1e-6, atol=1e-15)
-    for dtype in DTYPES:
-        assert not orthogonalized(torch.zeros(3, 5), dtype).any()
-
-
 def test_gradients_of_any_size_are_normalized() -> None:
     """Also those whose squares are not in the range of the dtype."""
     x = matrix("equal")
@@ -139,6 +93,7 @@ def test_gradients_of_any_size_are_normalized() -> None:
     for dtype in DTYPES:
         for scale in (1e-6, 1e6):
             assert error(orthogonalized((scale * x).float(), dtype), expected) < 0.1
+        assert not orthogonalized(torch.zeros(3, 5), dtype).any()
 
 
 def test_presets_are_those_of_timm() -> None:
@@ -150,12 +105,7 @@ def test_presets_are_those_of_timm() -> None:
     ("wrong", "message"),
     [
         ("cubic", "unknown preset 'cubic'; choose from original, quintic, polar_express"),
-        ([], "expected a preset or triples of finite numbers"),
-        ((3.4, -4.7, 2.0), "expected a preset or triples"),
-        ([(1, 2)], "expected a preset or triples"),
         ([(1, 2, float("nan"))], "expected a preset or triples"),
-        ([("a", "b", "c")], "expected a preset or triples"),
-        (None, "expected a preset or triples"),
     ],
 )
 def test_wrong_coefficients_are_refused(wrong: Any, message: str) -> None:

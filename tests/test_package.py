@@ -1,8 +1,7 @@
-"""Imports, version and architecture of the package."""
+"""Imports and version of the package."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +10,6 @@ import pytest
 
 import nnunet_cpr
 from tests.helpers import ROOT
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 def run(code: str) -> str:
@@ -60,15 +54,3 @@ finally:
 
 def test_citation_has_the_version() -> None:
     assert f"\nversion: {nnunet_cpr.__version__}\n" in (ROOT / "CITATION.cff").read_text()
-
-
-def test_documented_layers_are_the_contract() -> None:
-    """CONTRIBUTING.md's diagram has the layers that import-linter enforces."""
-    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    contracts = {c["id"]: c for c in pyproject["tool"]["importlinter"]["contracts"]}
-    enforced = [set(layer.split(" | ")) for layer in contracts["layers"]["layers"]]
-    page = (ROOT / "CONTRIBUTING.md").read_text()
-    diagram = re.search(r"```text\n(.*?)```", page, re.DOTALL)
-    assert diagram is not None
-    drawn = [set(re.findall(r"[\w/]+", line.split("#")[0])) for line in diagram[1].splitlines()]
-    assert [{name.rstrip("/") for name in line} for line in drawn if line] == enforced

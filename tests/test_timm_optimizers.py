@@ -19,7 +19,7 @@ from nnunet_cpr.vision.tasks import TASKS
 
 NAMES = timm_optimizers.list_names()
 COMPILED = ("kron", "kronc", "kronw")  # compile, and draw from torch's global generator in a step
-STEPS = 20
+STEPS = 12
 
 
 class Net(nn.Sequential):
@@ -34,7 +34,7 @@ def build(model: nn.Module, name: str, has_cpr: bool) -> torch.optim.Optimizer:
     lr = min(0.01, timm_optimizers.default_lr(name))  # LARS: 1
     if not has_cpr:
         return timm_optimizers.build(model.parameters(), name, lr, 1e-4)
-    return CPR(model, kappa="ws5").attach(timm_optimizers.build(model.parameters(), name, lr))
+    return CPR(model, kappa="ws3").attach(timm_optimizers.build(model.parameters(), name, lr))
 
 
 def train(
@@ -84,12 +84,6 @@ def test_compiled_optimizer_resumes_with_a_seed(name: str) -> None:
         check_resume(name, has_cpr, is_seeded=True)
 
 
-def test_cpr_replaces_the_weight_decay() -> None:
-    for name in ("adamw", "sgdw", "adamc"):
-        optimizer = build(Net(), name, has_cpr=True)
-        assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0}
-
-
 def test_state_names_its_writer_and_is_taken_by_no_other_optimizer() -> None:
     lion, adopt = (build(Net(), name, has_cpr=False) for name in ("lion", "adopt"))
     assert lion.state_dict()["param_groups"][0]["timm"].startswith("lion, timm ")
@@ -99,44 +93,19 @@ def test_state_names_its_writer_and_is_taken_by_no_other_optimizer() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "nnUNetTrainerTimm_lion_lr1en4_wd0p1_100epochs",
-        "nnUNetTrainerTimmCPR_adopt_ws2000_lr1en3_on_nnUNetTrainerDA5",
-        "nnUNetTrainerTimm_sgdw_momentum0p99_seed1",
-    ],
-)
-def test_name_of_a_trainer_is_parsed_and_printed(name: str) -> None:
-    settings = parse_trainer_name(name)
-    assert settings is not None and str(settings) == name
-    assert settings.timm == name.split("_")[1]
-
-
-@pytest.mark.parametrize(
     ("name", "message"),
     [
         ("nnUNetTrainerTimm", "names no optimizer of timm; write it first, as nnUNetTrainerTimm_lion"),
-        ("nnUNetTrainerTimm_lr1en3_lion", "names no optimizer of timm; write it first"),
-        ("nnUNetTrainerTimm_zzz", "timm has no optimizer 'zzz'; nnunet-cpr trainers nnUNetTrainerTimm"),
         ("nnUNetTrainerTimm_lyon", "timm has no optimizer 'lyon'; did you mean lion"),
         ("nnUNetTrainerTimm_muon", "use nnUNetTrainerMuon"),
         ("nnUNetTrainerTimm_bnblion", "it needs the package bitsandbytes"),
         ("nnUNetTrainerTimm_lion_momentum0p9", "lion of timm takes no momentum"),
-        ("nnUNetTrainerTimm_lion_ws5", "use nnUNetTrainerTimmCPR or leave it out"),
-        ("nnUNetTrainerTimmCPR_lion_wd1", "uses CPR in place of weight decay and takes no _wd1"),
-        ("nnUNetTrainerCPR_lion", "unknown suffix _lion"),
     ],
 )
 def test_wrong_name_is_refused_in_one_line(name: str, message: str) -> None:
     with pytest.raises(WrongName, match=message) as caught:
         parse_trainer_name(name)
     assert "\n" not in str(caught.value)
-
-
-def test_learning_rate_is_by_default_that_of_timm() -> None:
-    for name, lr in (("lion", 1e-4), ("laprop", 4e-4), ("adafactor", 1e-3)):
-        settings = parse_trainer_name(f"nnUNetTrainerTimm_{name}")
-        assert settings is not None and settings.default_lr == lr
 
 
 def test_vision_runs_take_the_same_names() -> None:

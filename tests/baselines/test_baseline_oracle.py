@@ -22,7 +22,6 @@ from nnunet_cpr.baselines import (
     WeightNormControl,
 )
 from nnunet_cpr.optimizers import FusedAdam, FusedSGD
-from tests.helpers.baseline_kinds import matrix
 from tests.helpers.oracle import OracleAdam, OracleSGD
 
 # Methods in NumPy, written from the papers, independent of the package: for one step of the training the
@@ -337,20 +336,3 @@ def test_agrees_with_the_oracle(kind: str, fused: bool, case: str) -> None:
     without = run_oracle(problem, OracleBaseline(), oracle_optimizer(kind), LR[kind])
     assert all(np.abs(without[n] - expected[n]).max() > 5e-3 for n in "abc")
     np.testing.assert_allclose(points["bias"], without["bias"], rtol=1e-9)
-
-
-def test_adadecay_with_alpha_0_is_decoupled_decay() -> None:
-    p, q = matrix(2.0), matrix(2.0)
-    for x, baseline in ((p, AdaDecay([p], 0.5, 0.0)), (q, DecoupledDecay([q], 0.5))):
-        baseline.attach(torch.optim.SGD([x], lr=0.1)).step()
-    torch.testing.assert_close(p, q)
-
-
-def test_rescaling_leaves_infinite_weights() -> None:
-    p = matrix(2.0)
-    optimizer = NormRescaling([p]).attach(torch.optim.SGD([p], lr=0.0))
-    optimizer.step()
-    p.data[0, 0] = math.inf
-    before = p.detach().clone()
-    optimizer.step()
-    assert torch.equal(p, before)

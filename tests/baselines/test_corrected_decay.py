@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from dynamic_network_architectures.architectures.unet import PlainConvUNet, ResidualEncoderUNet
@@ -11,8 +9,6 @@ from torch import Tensor, nn
 
 from nnunet_cpr.baselines import CorrectedDecay
 from nnunet_cpr.param_groups import regularized
-from tests.helpers.baseline_kinds import corrected_everywhere
-from tests.helpers.matrices import take_same_steps
 
 NNUNET = {
     "input_channels": 1,
@@ -85,15 +81,6 @@ def test_children_of_a_module_that_cannot_be_traced_are() -> None:
     assert normalized(Untraceable()) == ["block.0.weight"]
 
 
-def test_modules_are_not_changed_by_tracing() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
-    before = {name: x.clone() for name, x in model.state_dict().items()}
-    state = torch.get_rng_state()
-    assert normalized(nn.DataParallel(model)) == ["0.weight"] and model.training
-    assert torch.equal(state, torch.get_rng_state())
-    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
-
-
 def test_matrices_can_be_named() -> None:
     model = Graph()
     named = CorrectedDecay(list(model.named_parameters()), normalized=["last.weight", "added.weight"])
@@ -104,21 +91,3 @@ def test_matrices_can_be_named() -> None:
         ValueError, match="normalized: expected names of matrices, got None; or give a module"
     ):
         CorrectedDecay(model.parameters())
-
-
-def test_corrected_decay_is_timms() -> None:
-    """All parameters of timm have corrected decay, so all matrices are counted as normalized here."""
-    optim = pytest.importorskip("timm.optim.adamw")
-    torch.manual_seed(0)
-    ours = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 3)).double()
-    theirs = copy.deepcopy(ours)
-    optimizer = torch.optim.Adam(ours.parameters(), lr=1e-2)
-    corrected_everywhere(ours, 0.3).attach(optimizer)
-    matrices = [p for p in theirs.parameters() if p.ndim >= 2]
-    others = [p for p in theirs.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": 0.3}, {"params": others, "weight_decay": 0.0}]
-    timms = optim.AdamWLegacy(groups, lr=1e-2, corrected_weight_decay=True)
-    for lr in (1e-2, 3e-3, 1e-3):
-        for group in (*optimizer.param_groups, *timms.param_groups):
-            group["lr"] = lr
-        take_same_steps(20, (ours, optimizer), (theirs, timms), rtol=1e-6, atol=1e-8)

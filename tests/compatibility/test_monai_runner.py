@@ -1,4 +1,4 @@
-"""MONAI's nnUNetV2Runner with CPR, compared with nnU-Net's own command."""
+"""MONAI's nnUNetV2Runner with CPR."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ import sys
 import sysconfig
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
-import SimpleITK
 import torch
 
 from nnunet_cpr.datasets import phantom
 from nnunet_cpr.nnunet.commands import nnunet_environment
 from tests.helpers import ROOT
-from tests.helpers.client_training import assert_regularized, assert_same
+from tests.helpers.client_training import assert_regularized
 
 pytest.importorskip("monai")
 
@@ -31,20 +29,14 @@ PIPELINE = ROOT / "tests" / "compatibility" / "monai_pipeline.py"
 CASES = 5
 
 
-def nnunet_command(name: str) -> str:
-    search = sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"]
-    program = shutil.which(name, path=search)
-    assert program is not None, f"{name} is not installed"
-    return program
-
-
 def write_cpu_command(folder: Path) -> None:
     """Write an ``nnUNetv2_train`` that adds ``-device cpu``, which the runner cannot pass on."""
+    search = sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"]
+    program = shutil.which("nnUNetv2_train", path=search)
+    assert program is not None, "nnUNetv2_train is not installed"
     command = folder / "nnUNetv2_train"
     command.parent.mkdir()
-    command.write_text(
-        f'#!/bin/sh\nexec {shlex.quote(nnunet_command("nnUNetv2_train"))} "$@" -device cpu\n'
-    )
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(program)} "$@" -device cpu\n')
     command.chmod(0o755)
 
 
@@ -65,12 +57,7 @@ def write_data_list(folder: Path) -> None:
     (folder / "datalist.json").write_text(json.dumps(entries))
 
 
-def run(command: list[str], environment: dict[str, str]) -> None:
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-
-
-def test_monai_runner_trains_like_nnunet(tmp_path: Path) -> None:
+def test_monai_runner_trains_validates_and_predicts(tmp_path: Path) -> None:
     write_data_list(tmp_path)
     write_cpu_command(tmp_path / "bin")
     environment = nnunet_environment(tmp_path, processes=1)
@@ -80,7 +67,9 @@ def test_monai_runner_trains_like_nnunet(tmp_path: Path) -> None:
         "OMP_NUM_THREADS": "1",  # as the runner sets it
         "PATH": f"{tmp_path / 'bin'}{os.pathsep}{environment['PATH']}",
     }
-    run([sys.executable, str(PIPELINE), str(tmp_path), TRAINER], environment)
+    command = [sys.executable, str(PIPELINE), str(tmp_path), TRAINER]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
     dataset = tmp_path / "nnUNet_raw" / "Dataset007_phantoms"
     assert len(list((dataset / "imagesTr").iterdir())) == CASES
@@ -92,27 +81,7 @@ def test_monai_runner_trains_like_nnunet(tmp_path: Path) -> None:
     first, second = (json.loads((v / "summary.json").read_text())["mean"] for v in validations)
     assert first == second
 
-    environment |= {"nnUNet_results": str(tmp_path / "by_nnunet"), "nnUNet_n_proc_DA": "0"}
-    run(
-        [nnunet_command("nnUNetv2_train"), "7", "3d_fullres", "0", "-tr", TRAINER, "-device", "cpu"],
-        environment,
-    )
-    found, expected = (
-        torch.load(f / "checkpoint_final.pth", weights_only=False)
-        for f in (by_monai, tmp_path / "by_nnunet" / fold)
-    )
+    found = torch.load(by_monai / "checkpoint_final.pth", weights_only=False)
     assert found["trainer_name"] == TRAINER
-    for key in ("network_weights", "optimizer_state"):
-        assert_same(found[key], expected[key], key)
     assert_regularized(found["optimizer_state"], steps=4)
-
-    raw = str(dataset / "imagesTs")
-    model = ["-d", "7", "-c", "3d_fullres", "-f", "0", "-tr", TRAINER, "-device", "cpu"]
-    output = ["-i", raw, "-o", str(tmp_path / "predicted_by_nnunet"), "-npp", "1", "-nps", "1"]
-    run([nnunet_command("nnUNetv2_predict"), *output, *model], environment)
-    name = f"case_{CASES}.nii.gz"
-    by_monai, by_nnunet = (
-        SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(tmp_path / f"predicted_by_{who}" / name))
-        for who in ("monai", "nnunet")
-    )
-    assert np.array_equal(by_monai, by_nnunet)
+    assert (tmp_path / "predicted_by_monai" / f"case_{CASES}.nii.gz").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import types
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -142,14 +141,3 @@ def test_only_scheduler_before_optimizer_warns(pair: str) -> None:
         scheduler.step()
     with pytest.warns(UserWarning, match="how-to-adjust-learning-rate"):
         lr_scheduler.StepLR(PAIRS[pair][0]([matrix_with_gradient()]), step_size=3).step()
-
-
-@each_pair
-def test_overridden_step_warns(pair: str) -> None:
-    optimizer = PAIRS[pair][0]([matrix_with_gradient()])
-    scheduler = lr_scheduler.StepLR(optimizer, step_size=3)
-    step = optimizer.step
-    optimizer.step = types.MethodType(lambda self, *args: step(*args), optimizer)
-    optimizer.step()
-    with pytest.warns(UserWarning, match="`optimizer.step\\(\\)` has been overridden"):
-        scheduler.step()

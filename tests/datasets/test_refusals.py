@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,6 @@ import typer
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli.prepare import prepare
-from nnunet_cpr.datasets.registry import DATA_SETS
 from tests.helpers import archives
 
 app = typer.Typer()
@@ -70,39 +67,10 @@ def test_btcv_reports_every_invalid_case(raw: Path, tmp_path: Path) -> None:
     assert_reported(refused("btcv", tmp_path), expected, raw)
 
 
-def test_brats2020_reports_every_invalid_case(raw: Path, tmp_path: Path) -> None:
-    source = archives.make_brats(tmp_path, cases=4)
-
-    def file(n: int, ending: str) -> Path:
-        return source / f"BraTS20_Training_{n:03d}" / f"BraTS20_Training_{n:03d}_{ending}.nii"
-
-    file(2, "t1ce").unlink()
-    archives.cut(file(3, "t2"))
-    content = bytearray(file(4, "t1").read_bytes())
-    for place in (80, 256, 268, 280):  # pixdim, quatern_b, qoffset_x, srow_x
-        content[place : place + 4] = struct.pack("<f", np.inf)
-    file(4, "t1").write_bytes(content)
-    expected = {
-        "BraTS20_Training_002": "BraTS20_Training_002_t1ce.nii is missing",
-        "BraTS20_Training_003": "_t2.nii cannot be read (Expected 1920 bytes, got",
-        "BraTS20_Training_004": "_t1.nii: expected a finite affine matrix",
-    }
-    assert_reported(refused("brats2020", source), expected, raw)
-
-
-@pytest.mark.parametrize(
-    ("name", "make", "missing", "case"),
-    [
-        ("heart", archives.make_decathlon, "imagesTs/la_001.nii.gz", "la_001"),
-        ("amos22", archives.make_amos, "labelsVa/amos_0008.nii.gz", "amos_0008"),
-    ],
-)
-def test_missing_listed_file_is_reported(
-    name: str, make: object, missing: str, case: str, raw: Path, tmp_path: Path
-) -> None:
-    assert callable(make)
-    (make(tmp_path) / missing).unlink()
-    assert_reported(refused(name, tmp_path), {case: f"{missing} is missing"}, raw)
+def test_missing_listed_file_is_reported(raw: Path, tmp_path: Path) -> None:
+    missing = "labelsVa/amos_0008.nii.gz"
+    (archives.make_amos(tmp_path) / missing).unlink()
+    assert_reported(refused("amos22", tmp_path), {"amos_0008": f"{missing} is missing"}, raw)
 
 
 @pytest.mark.parametrize("content", ["{", '{"labels": {"atrium": 1}}'])
@@ -114,23 +82,6 @@ def test_damaged_dataset_json_is_refused(content: str, raw: Path, tmp_path: Path
     assert os.listdir(raw) == []
 
 
-def test_error_of_nnunets_converter_is_reported(raw: Path, tmp_path: Path) -> None:
-    path = archives.make_decathlon(tmp_path) / "dataset.json"
-    content = json.loads(path.read_text())
-    del content["modality"]
-    path.write_text(json.dumps(content))
-    (line,) = refused("heart", tmp_path)
-    assert "nnUNetv2_convert_MSD_dataset failed" in line and "KeyError: 'modality'" in line
-    assert os.listdir(raw) == []
-
-
-@pytest.mark.parametrize("preset", DATA_SETS)
-def test_other_layouts_are_refused(preset: str, raw: Path, tmp_path: Path) -> None:
-    (line,) = refused(preset, tmp_path)
-    assert line.startswith(f"nnunet-cpr: {tmp_path}: found no ")
-    assert line.endswith("in it; give the folder of the extracted archive")
-
-
 def test_used_dataset_id_is_refused(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = archives.make_btcv(tmp_path)
     preprocessed = tmp_path / "preprocessed"
@@ -140,10 +91,3 @@ def test_used_dataset_id_is_refused(raw: Path, tmp_path: Path, monkeypatch: pyte
         (line,) = refused("btcv", source)
         assert f"{taken} exists; remove it or choose another id with --dataset-id" in line
         taken.rmdir()
-
-
-def test_missing_nnunet_raw_is_refused(raw: Path, tmp_path: Path) -> None:
-    raw.rmdir()
-    assert refused("btcv", tmp_path) == [
-        f"nnunet-cpr: nnUNet_raw: {raw} does not exist; run: mkdir -p {raw}"
-    ]

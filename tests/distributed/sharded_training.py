@@ -138,12 +138,6 @@ def hybrid(model: Net) -> Net:
     return fully_shard(model, mesh=mesh)
 
 
-def tensor_parallel(model: Net) -> Net:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    parallelize_module(model, mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()})
-    return model
-
-
 def fsdp_and_tensor_parallel(model: Net) -> Net:
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
     parallelize_module(model, mesh["tp"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
@@ -151,15 +145,13 @@ def fsdp_and_tensor_parallel(model: Net) -> Net:
 
 
 WAYS: dict[str, Callable[[Net], Net]] = {
-    way.__name__: way for way in (fsdp, hybrid, tensor_parallel, fsdp_and_tensor_parallel)
+    way.__name__: way for way in (fsdp, hybrid, fsdp_and_tensor_parallel)
 }
 
 
 def part_of_the_batch(way: str) -> tuple[int, int]:
     """Return the data-parallel rank and size of this process."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    if way == "tensor_parallel":
-        return 0, 1
     if way == "fsdp_and_tensor_parallel":
         return rank // (size // 2), 2
     return rank, size

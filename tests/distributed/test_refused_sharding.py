@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import DTensor, Partial
 
 from nnunet_cpr import CPR, SGDCPR
 from nnunet_cpr.baselines.registry import BASELINES
@@ -57,24 +54,6 @@ def test_dtensors_are_refused_by_baselines(two: Crew) -> None:
         assert messages.keys() == BASELINES.keys()
         for text in messages.values():
             assert "'first.weight': expected a plain tensor, got a DTensor" in text
-
-
-def partial() -> str:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    p = nn.Parameter(DTensor.from_local(torch.ones(2, 2), mesh, [Partial()]))
-    return message(lambda: CPR([("w", p)]))
-
-
-def test_partial_dtensor_is_refused(two: Crew) -> None:
-    for text in two.run(partial):
-        assert "'w': expected the placement Shard or Replicate, got Partial" in text
-
-
-def test_deepspeed_parameters_are_refused() -> None:
-    p = nn.Parameter(torch.ones(2, 2))
-    p.ds_id = 0  # as ZeRO-3 marks them
-    with pytest.raises(TypeError, match="a flat parameter of DeepSpeed's ZeRO-3"):
-        CPR([("w", p)])
 
 
 def test_optimizer_with_replaced_parameters_is_refused() -> None:

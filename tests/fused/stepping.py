@@ -85,12 +85,10 @@ def assert_same(ours: Any, expected: Any, rtol: float) -> None:
 BOUNDED = {"kappa": KappaKI0(1.0), "mu": 0.1, "fused": True}
 VARIANTS: dict[str, tuple[type, dict[str, Any]]] = {
     "sgd": (SGDCPR, {"lr": 0.02}),
-    "sgd-plain": (SGDCPR, {"lr": 0.02, "momentum": 0.0, "nesterov": False}),
     "sgd-heavy-ball": (SGDCPR, {"lr": 0.02, "momentum": 0.9, "nesterov": False, "maximize": True}),
     "adam": (AdamCPR, {"lr": 0.02}),
     "adam-betas": (AdamCPR, {"lr": 0.02, "betas": (0.0, 0.9), "eps": 1e-3, "maximize": True}),
     "adam-amsgrad": (AdamCPR, {"lr": 0.02, "amsgrad": True}),
     "adam-lr-tensor": (AdamCPR, {"lr": torch.tensor(0.02)}),
-    "adam-ada": (AdamCPR, {"lr": 0.02, "adaptive": True}),
     "adam-ip": (AdamCPR, {"lr": 0.02, "kappa": KappaIP(1)}),
 }

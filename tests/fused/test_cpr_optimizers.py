@@ -6,48 +6,17 @@ import math
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
 
-from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS, MuonCPR
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaWS
 from nnunet_cpr import fused as fused_package
 from tests.fused.stepping import (
     BOUNDED,
     parameters,
     set_gradients,
 )
-
-
-def test_unsupported_settings_take_unfused_steps() -> None:
-    def fused_steps(params: list[Any], build: type, change: Any = None, **o: Any):
-        optimizer = build(params, lr=0.01, **{"kappa": KappaKI0(0.9), "mu": 0.01, **o})
-        held = [p for group in optimizer.param_groups for p in group["params"]]
-        for t in range(10, 13):
-            set_gradients(held, t)
-            if change is not None:
-                change(optimizer)
-            optimizer.step()
-        assert optimizer.cpr.step_count == 3 and optimizer.cpr.lagrange_multiplier.max() > 0
-        return None if optimizer._backend is None else optimizer._backend.reused_measures
-
-    def dampen(optimizer: Any) -> None:
-        optimizer.param_groups[0]["dampening"] = 0.1
-
-    def decay(optimizer: Any) -> None:
-        optimizer.param_groups[1]["weight_decay"] = 0.1
-
-    assert fused_steps(parameters(), SGDCPR) == 2
-    assert fused_steps(parameters(), SGDCPR, regularizer="huber") is None
-    for dtype in (torch.bfloat16, torch.float16):
-        assert fused_steps(parameters(dtype), AdamCPR, eps=1e-4) is None
-        assert not SGDCPR(parameters(dtype), lr=0.1).defaults["fused"]  # torch 2.6's is wrong on a CPU
-    assert fused_steps(parameters(), SGDCPR, fused=False) is None
-    options = {"momentum": 0.9, "nesterov": False}
-    assert fused_steps(parameters(), SGDCPR, dampen, **options) == 0
-    matrix, bias = parameters(shapes=[(5, 4), (4,)])
-    assert fused_steps([{"params": [matrix]}, {"params": [bias]}], AdamCPR, decay) == 0
 
 
 def test_parameter_unfrozen_later_is_stepped() -> None:
@@ -86,21 +55,6 @@ def test_missing_compiler_gives_unfused_steps(monkeypatch: pytest.MonkeyPatch) -
         fused_package._numba_works.cache_clear()
 
 
-def test_a_state_of_another_size_stops_the_step() -> None:
-    """Without the check, a kernel would write beyond the end."""
-    p = parameters(shapes=[(5, 4)])[0]
-    for build in (SGDCPR, AdamCPR, MuonCPR):
-        fused = {} if build is MuonCPR else {"fused": True}
-        optimizer = build([p], lr=0.1, **fused)
-        set_gradients([p], 10)
-        optimizer.step()
-        p.data = torch.ones(50, 40)
-        set_gradients([p], 10)
-        with pytest.raises(RuntimeError, match=r"must match the size|shape"):
-            optimizer.step()
-        p.data = torch.ones(5, 4)
-
-
 def test_gradients_that_come_late_or_broken_at_first() -> None:
     """PyTorch's fused SGD fails at the first and reads stale memory at the second."""
     params = parameters(shapes=[(5, 4), (3, 3)])
@@ -131,16 +85,6 @@ def test_nothing_is_read_from_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
                     cpr.update_and_correct(found_inf=torch.zeros((), device="meta"))
                 optimizer = build(params, lr=0.1, kappa=bound, regularizer=regularizer)
                 assert not optimizer.defaults["fused"]
-
-
-def test_grad_scaler_and_a_group_that_is_not_fused() -> None:
-    p = torch.nn.Parameter(torch.ones(4, 3))
-    optimizer = SGDCPR([p], lr=0.1, momentum=0.0, nesterov=False, fused=True)
-    optimizer.param_groups[0]["fused"] = False
-    p.grad = torch.tensor(8.0).expand(4, 3)
-    optimizer.grad_scale, optimizer.found_inf = torch.tensor(8.0), torch.tensor(0.0)
-    optimizer.step()
-    torch.testing.assert_close(p, torch.full((4, 3), 0.9))
 
 
 def test_kernels_leave_torchs_number_of_threads() -> None:

@@ -180,14 +180,13 @@ def test_nonfinite_matrix_does_not_affect_others(backend: str) -> None:
     assert q.isfinite().all() and p.isfinite().sum() == p.numel() - 1
 
 
-@pytest.mark.parametrize("variant", ["sgd", "adam", "adam-amsgrad"])
-def test_infinite_entry_of_an_unregularized_parameter_stays(variant: str, backend: str) -> None:
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+def test_infinite_entry_of_an_unregularized_parameter_stays(build: type, backend: str) -> None:
     """A mask that is added to logits holds minus infinity, for example."""
-    build, options = VARIANTS[variant]
     matrix, mask = parameters(device=DEVICE[backend], shapes=[(60, 50), (40,)])
     with torch.no_grad():
         mask[::3] = -math.inf
-    optimizer = build([matrix, mask], **{**BOUNDED, **options})
+    optimizer = build([matrix, mask], lr=0.02, **BOUNDED)
     use(optimizer, backend)
     for t in range(2):
         set_gradients([matrix, mask], t)

@@ -8,13 +8,11 @@ import pytest
 import torch
 
 from nnunet_cpr import SGDCPR, AdamCPR, KappaKI0, KappaWS
-from nnunet_cpr.fused import Plan
 from tests.fused.stepping import (
     BOUNDED,
     DEVICE,
     assert_same,
     parameters,
-    run,
     set_gradients,
     use,
 )
@@ -71,18 +69,8 @@ def test_steps_outside_the_backend_discard_sums(backend: str) -> None:
         assert_same(results[0], results[1], rtol=2e-5)
 
 
-def clip(p: torch.Tensor) -> None:
-    p.data.clamp_(-0.5, 0.5)
-
-
-def zero_a_row(p: torch.Tensor) -> None:
-    p.data[0].zero_()
-
-
-@pytest.mark.parametrize(("build", "write"), [(SGDCPR, clip), (AdamCPR, zero_a_row)])
-def test_writes_that_raise_no_version_give_the_unfused_result(
-    build: type, write: Callable[[torch.Tensor], None], backend: str
-) -> None:
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+def test_writes_that_raise_no_version_give_the_unfused_result(build: type, backend: str) -> None:
     results = []
     for way in (backend, "plain"):
         params = parameters(device=DEVICE.get(way, "cpu"), shapes=[(4, 4), (60, 70), (40, 300)])
@@ -92,7 +80,7 @@ def test_writes_that_raise_no_version_give_the_unfused_result(
             set_gradients(params, t + 10)
             optimizer.step()
             for p in params:
-                write(p)
+                p.data.clamp_(-0.5, 0.5)
         results.append(optimizer)
     assert_same(results[0], results[1], rtol=2e-5)
 
@@ -112,15 +100,3 @@ def test_one_element_written_through_data_is_seen_a_step_later(backend: str) -> 
         assert (optimizer.cpr.lagrange_multiplier.item() > 0) == (announce or backend == "triton")
         optimizer.step()
         assert optimizer.cpr.lagrange_multiplier.item() > 0
-
-
-def test_reused_sums_equal_new_sums(backend: str) -> None:
-    for build in (SGDCPR, AdamCPR):
-        optimizer = run(build, backend, lr=0.02, **BOUNDED)
-        matrices = optimizer.cpr.parameters
-        plan = Plan.of([matrices], range(len(matrices)))
-        assert plan is not None
-        reused = optimizer._backend.sums_of_squares(plan).clone()
-        assert torch.equal(type(optimizer._backend)().sums_of_squares(plan), reused)
-        expected = torch.stack([p.detach().double().square().sum() for p in matrices])
-        torch.testing.assert_close(reused.cpu().double(), expected.cpu(), rtol=1e-6, atol=0)

@@ -60,13 +60,13 @@ def make_btcv(folder: Path, cases: int = 4, unseen: int = 1) -> Path:
     return folder / "Abdomen"
 
 
-def make_brats(folder: Path, cases: int = 3, ending: str = ".nii") -> Path:
+def make_brats(folder: Path) -> Path:
     root = folder / "MICCAI_BraTS2020_TrainingData"
-    for n in range(1, cases + 1):
+    for n in (1, 2, 3):
         name = f"BraTS20_Training_{n:03d}"
         for m, modality in enumerate(("flair", "t1", "t1ce", "t2")):
-            write(root / name / f"{name}_{modality}{ending}", picture(10 * n + m))
-        write(root / name / f"{name}_seg{ending}", labels(n, (0, 1, 2, 4), np.int16))
+            write(root / name / f"{name}_{modality}.nii", picture(10 * n + m))
+        write(root / name / f"{name}_seg.nii", labels(n, (0, 1, 2, 4), np.int16))
     (root / "name_mapping.csv").write_text("Grade\n")
     return root
 

@@ -121,23 +121,6 @@ class nnUNetTrainerFixedRate(nnUNetTrainer):
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.network.parameters(), 0.1)
         return optimizer, PolyLRScheduler(optimizer, 0.1, self.num_epochs)
-
-
-class nnUNetTrainerOld(nnUNetTrainer):
-    """Constructor of nnU-Net before 2.5."""
-
-    def __init__(self, plans, configuration, fold, dataset_json, unpack_dataset=True, device=None):
-        super().__init__(plans, configuration, fold, dataset_json, unpack_dataset, device)
-
-
-class nnUNetTrainerOldNetwork(nnUNetTrainer):
-    """Function of the network of nnU-Net 2.2."""
-
-    @staticmethod
-    def build_network_architecture(
-        plans_manager, dataset_json, configuration_manager, num_input_channels, deep_supervision=True
-    ):
-        return None
 '''
 
 

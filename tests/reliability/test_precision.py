@@ -1,10 +1,9 @@
-"""CPR with loss scaling, weight averages and compilation."""
+"""CPR with loss scaling and compilation."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import hypothesis
@@ -15,7 +14,8 @@ from hypothesis import strategies as st
 
 from nnunet_cpr import CPR, AdamCPR, KappaWS
 from tests.helpers.examples import examples
-from tests.helpers.resume_cases import BASELINES, OURS, TORCH, Case, Training, differences
+from tests.helpers.resume_cases import differences
+from tests.reliability.trainings import BASELINES, OURS, TORCH, Case, Training
 
 STEPS = 12
 
@@ -91,50 +91,6 @@ def test_steps_skipped_by_grad_scaler_leave_no_trace(
     assert differences(one["optimizer"], other["optimizer"]) == []
 
 
-# Averages of the weights
-
-
-def average(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Return other weights to swap in, far from the model's."""
-    return [3 * p.detach().clone() for p in model.parameters()]
-
-
-def copied(model: torch.nn.Module, values: list[torch.Tensor]) -> list[torch.Tensor]:
-    backup = [p.detach().clone() for p in model.parameters()]
-    with torch.no_grad():
-        for p, value in zip(model.parameters(), values):
-            p.copy_(value)
-    return backup
-
-
-def exchanged(model: torch.nn.Module, values: list[torch.Tensor]) -> list[torch.Tensor]:
-    backup = [p.data for p in model.parameters()]
-    for p, value in zip(model.parameters(), values):
-        p.data = value
-    return backup
-
-
-def copied_through_data(model: torch.nn.Module, values: list[torch.Tensor]) -> list[torch.Tensor]:
-    backup = [p.detach().clone() for p in model.parameters()]
-    for p, value in zip(model.parameters(), values):
-        p.data.copy_(value)
-    return backup
-
-
-@pytest.mark.parametrize("optimizer", ["SGDCPR", "AdamCPR"])
-@pytest.mark.parametrize("swap", [copied, exchanged, copied_through_data])
-def test_swapping_an_average_in_and_out_changes_nothing(optimizer: str, swap: Callable) -> None:
-    undisturbed, training = Training(Case(optimizer)), Training(Case(optimizer))
-    for t in range(STEPS):
-        undisturbed.step(t)
-        training.step(t)
-        backup = swap(training.model, average(training.model))
-        with torch.no_grad():
-            training.model[4](torch.ones(1, 4))  # evaluates
-        swap(training.model, backup)
-    assert differences(training.state(), undisturbed.state()) == []
-
-
 # torch.compile
 
 
@@ -145,48 +101,6 @@ def _fresh_compiler() -> Any:
         warnings.simplefilter("ignore")
         yield
     torch._dynamo.reset()
-
-
-def compiled_steps(case: Case, backend: str | None) -> Training:
-    training = Training(case)
-    step = training.optimizer.step
-    if backend is not None:
-        step = torch.compile(step, backend=backend)
-    for t in range(8):
-        if case.closure:
-            step(lambda t=t: training._loss(t))
-        else:
-            training.set_gradients(t)
-            step()
-        training.scheduler.step()
-    return training
-
-
-FEW = [
-    Case("SGDCPR"),
-    Case("AdamCPR", None, "KappaIP", {"interval": 1}, closure=True),
-    Case("sgd-bare", "rescale"),
-]
-
-
-@pytest.mark.usefixtures("_fresh_compiler")
-@pytest.mark.parametrize(
-    ("case", "backend"),
-    [
-        *((case, "eager") for case in FEW),
-        *(pytest.param(case, "inductor", marks=pytest.mark.slow) for case in (FEW[0], Case("adamw"))),
-    ],
-    ids=lambda value: value if isinstance(value, str) else value.optimizer,
-)
-def test_compiled_step_equals_eager_step(case: Case, backend: str) -> None:
-    compiled, plain = compiled_steps(case, backend), compiled_steps(case, None)
-    assert compiled.attached.step_count == plain.attached.step_count == 8
-    rtol = 0 if case.optimizer in OURS else 1e-4  # a compiled step of torch's rounds in its own way
-    for p, q in zip(compiled.model.parameters(), plain.model.parameters()):
-        torch.testing.assert_close(p, q, rtol=rtol, atol=0.1 * rtol)
-    one, other = (t.attached._state for t in (compiled, plain))
-    for key, value in one.items():
-        torch.testing.assert_close(value, other[key], rtol=rtol, atol=0.1 * rtol, equal_nan=True)
 
 
 def trained_with_its_step(backend: str | None, whole: bool) -> tuple[CPR, torch.nn.Module]:

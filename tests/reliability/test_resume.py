@@ -19,16 +19,8 @@ from hypothesis import strategies as st
 
 from nnunet_cpr.fused import cpu
 from tests.helpers.examples import examples
-from tests.helpers.resume_cases import (
-    BASELINES,
-    CHUNK,
-    OURS,
-    STEPS,
-    TORCH,
-    Case,
-    Training,
-    differences,
-)
+from tests.helpers.resume_cases import differences
+from tests.reliability.trainings import BASELINES, CHUNK, OURS, STEPS, TORCH, Case, Training
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +34,7 @@ class Worker:
     def __init__(self, folder: Path) -> None:
         self.checkpoint, self.result = folder / "checkpoint.pt", folder / "result.pt"
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "tests.helpers.resume_cases"],
+            [sys.executable, "-W", "ignore", "-m", "tests.reliability.trainings"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

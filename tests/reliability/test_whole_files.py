@@ -1,13 +1,10 @@
-"""Atomic writes, and commands on full or read-only disks."""
+"""Atomic writes, full disks and read-only folders."""
 
 from __future__ import annotations
 
-import errno
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +15,7 @@ from typer.testing import CliRunner
 from nnunet_cpr._files import atomic_torch_save, atomic_write
 from nnunet_cpr.cli import app
 from tests.helpers import archives
-from tests.helpers.report_folds import both, write_fold
+from tests.reports.folds import both, write_fold
 
 
 def test_failed_write_leaves_the_file_unchanged(tmp_path: Path) -> None:
@@ -54,46 +51,10 @@ def test_stale_temp_files_are_removed_on_next_write(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "writing\n"
         process.kill()
-    (left,) = set(os.listdir(tmp_path)) - {"study.yaml"}
-    assert file.read_text() == "before"
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as living:
-        assert living.stdout is not None and living.stdout.readline() == "writing\n"
-        assert left not in os.listdir(tmp_path)
-        with atomic_write(file) as temporary:
-            temporary.write_text("ours")
-        assert len(os.listdir(tmp_path)) == 2, "another process is still writing"
-        living.kill()
-    assert file.read_text() == "ours"
-
-
-def test_temp_files_of_other_machines_are_kept_a_day(tmp_path: Path) -> None:
-    file = tmp_path / "a.json"
-    theirs = tmp_path / ".a.1@elsewhere.tmp.json"
-    mine = [
-        tmp_path / name for name in (".a.json", ".a.old.json", f".ab.9@{socket.gethostname()}.tmp.json")
-    ]
-    for path in (theirs, *mine):
-        path.write_text("")
-    os.utime(theirs, (time.time() - 3600,) * 2)
+    assert len(os.listdir(tmp_path)) == 2 and file.read_text() == "before"
     with atomic_write(file) as temporary:
-        temporary.write_text("")
-    assert theirs.exists()
-    for path in (theirs, *mine):
-        os.utime(path, (0, 0))
-    with atomic_write(file) as temporary:
-        temporary.write_text("")
-    assert not theirs.exists() and all(path.exists() for path in mine)
-
-
-def test_errors_name_the_target_file(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for folder in (tmp_path / "file", tmp_path / "gone"):
-        with pytest.raises(OSError, match="txt") as caught, atomic_write(folder / "a.txt") as temporary:
-            temporary.write_text("content")
-        assert caught.value.filename == str(folder / "a.txt")
-    with pytest.raises(FileNotFoundError, match="other"), atomic_write(tmp_path / "b.txt"):
-        Path("other.txt").read_text()
-    assert os.listdir(tmp_path) == ["file"]
+        temporary.write_text("ours")
+    assert os.listdir(tmp_path) == ["study.yaml"] and file.read_text() == "ours"
 
 
 @pytest.fixture
@@ -131,36 +92,15 @@ def assert_one_error(path: Path, *arguments: object) -> None:
     assert str(path) in errors[0], errors[0]
 
 
-@pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write ``toy.yaml`` and the results of its fold."""
-    folder = tmp_path / "nnUNet_results"
-    for trainer in ("A", "B"):
-        write_fold(folder, trainer, 0, {f"c{n}": both(0.1 * n) for n in range(1, 8)})
-    (tmp_path / "toy.yaml").write_text("datasets: Dataset001_Toy\ntrainers: [A, B]\nfolds: [0]\n")
-    for name in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-    return folder
-
-
-def test_commands_report_a_full_disk(small_disk: Path, results: Path, tmp_path: Path) -> None:
-    with (small_disk / "full").open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError as error:
-            assert error.errno == errno.ENOSPC  # noqa: PT017
-    assert_one_error(small_disk / "my.yaml", "study", "new", "btcv", small_disk / "my.yaml")
-    report = small_disk / "report"
-    assert_one_error(report, "study", "report", tmp_path / "toy.yaml", "-o", report)
-    assert {path.name for path in small_disk.rglob("*") if path.is_file()} == {"full"}
-
-
 def test_commands_report_read_only_folders(
-    small_disk: Path, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for trainer in ("A", "B"):
+        write_fold(tmp_path, trainer, 0, {f"c{n}": both(0.1 * n) for n in range(1, 8)})
+    (tmp_path / "toy.yaml").write_text("datasets: Dataset001_Toy\ntrainers: [A, B]\nfolds: [0]\n")
+    monkeypatch.setenv("nnUNet_results", str(tmp_path))
+    monkeypatch.setenv("nnUNet_raw", str(small_disk))
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     assert_one_error(small_disk / "my.yaml", "study", "new", "btcv", small_disk / "my.yaml")
     assert_one_error(small_disk, "study", "report", tmp_path / "toy.yaml", "-o", small_disk)
-    monkeypatch.setenv("nnUNet_raw", str(small_disk))
     assert_one_error(small_disk, "prepare", "btcv", archives.make_btcv(tmp_path))

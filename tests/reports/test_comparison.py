@@ -12,7 +12,7 @@ from nnunet_cpr.reports.comparison import (
 )
 from nnunet_cpr.reports.results import read_results
 from nnunet_cpr.reports.selection import choose_compared
-from tests.helpers.report_folds import NAN, both, study, write_fold, write_history
+from tests.reports.folds import NAN, both, study, write_fold, write_history
 
 SGD, CPR, ADAM = "nnUNetTrainerSGD", "nnUNetTrainerCPR", "nnUNetTrainerAdamW"
 SEEDS = (1, 2, 3)
@@ -160,8 +160,9 @@ def test_simulated_claims_of_many_methods_are_few():
     assert verdicts(results)["difference"] <= 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize(
+    "seeds", [pytest.param(3, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.release)]
+)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.title)
 def test_simulated_false_claims_are_at_most_five_percent(scenario, seeds):
     counts = verdicts(simulate(scenario, folds=3, seeds=seeds, effect=0, studies=200))
@@ -175,7 +176,7 @@ def test_simulated_non_inferiority_is_falsely_shown_in_few_studies(folds):
     assert shown(worse) <= (17 if folds > 1 else 0)  # 8.5 %
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_each_test_of_a_claim_is_needed():
     """Without one of the three tests some kind of study has more false claims."""
     cases, folds = SCENARIOS[1], SCENARIOS[5]

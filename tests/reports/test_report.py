@@ -12,7 +12,7 @@ from rich.console import Console
 
 from nnunet_cpr.reports import write_report
 from nnunet_cpr.studies.definition import TrainerEntry
-from tests.helpers.report_folds import DATASET, both, study, whole, write_fold
+from tests.reports.folds import DATASET, study, whole
 
 
 class Page(HTMLParser):
@@ -117,18 +117,6 @@ def test_worst_median_and_best_case_have_pictures_or_a_reason(written):
     assert len(reasons) == 3 and all(
         reason.endswith('_0000.nii.gz" does not exist.') for reason in reasons
     )
-
-
-def test_report_of_one_finished_trainer(tmp_path):
-    write_fold(tmp_path, "A", 0, {"a": both(0.8)})
-    _, page, output = report(tmp_path, study("A", "B"), tmp_path)
-    assert "Warning: A: 1 of 2 runs have finished." in output
-    assert "B instead of A: no run with values that both have finished." in page.words
-    folder, page, _ = report(tmp_path, study("A"), tmp_path)
-    assert not any("instead of" in words for words in page.words)
-    assert "Runs and classes: Dataset001_Toy" in page.headings
-    for name in ("comparisons", "classes", "non_inferiority"):
-        assert pd.read_csv(folder / f"{name}.csv").empty
 
 
 BROWSER = next(

@@ -8,7 +8,7 @@ from nnunet_cpr.reports.results import (
     Setting,
     read_results,
 )
-from tests.helpers.report_folds import (
+from tests.reports.folds import (
     DATASET,
     NAN,
     both,
@@ -20,13 +20,9 @@ from tests.helpers.report_folds import (
 SETTING = Setting(DATASET, "3d_fullres", "nnUNetPlans")
 
 
-def read(planned, results):
-    return read_results(planned, results)
-
-
 def test_cases_are_tidy_with_class_names(tmp_path):
     write_fold(tmp_path, "A", 0, {"b": {"1": 0.5, "2": 0.7}, "a": {"1": 0.1, "2": NAN}})
-    cases = read(study("A"), tmp_path).cases
+    cases = read_results(study("A"), tmp_path).cases
     assert cases[["case", "class", "fold", "trainer"]].to_numpy().tolist() == [
         ["a", "liver", 0, "A"],
         ["a", "left_kidney", 0, "A"],
@@ -36,19 +32,12 @@ def test_cases_are_tidy_with_class_names(tmp_path):
     np.testing.assert_array_equal(cases["dice"], [0.1, NAN, 0.5, 0.7])
 
 
-def test_regions_have_names_of_dataset_json(tmp_path):
-    labels = {"background": 0, "whole tumor": [1, 2, 3], "core": [2, 3], "enhancing": 3}
-    dice = {"a": {"(1, 2, 3)": 0.9, "(2, 3)": 0.8, "3": 0.7}}
-    write_fold(tmp_path, "A", 0, dice, labels=labels)
-    assert read(study("A"), tmp_path).cases["class"].tolist() == ["whole tumor", "core", "enhancing"]
-
-
 def test_fold_is_finished_after_validation(tmp_path):
     write_fold(tmp_path, "A", 1, {"a": both(0.5)})
     torn = write_fold(tmp_path, "A", 0, {"a": both(0.5)})
     path = torn / "validation" / "summary.json"
     path.write_text(path.read_text()[:30])
-    results = read(study("A", "B"), tmp_path)
+    results = read_results(study("A", "B"), tmp_path)
     assert results.finished_runs(SETTING, "A") == [(1, -1)] and not results.finished_runs(SETTING, "B")
     assert len(results.notes) == 1 and "fold 0: validation/summary.json unreadable" in results.notes[0]
 
@@ -56,10 +45,10 @@ def test_fold_is_finished_after_validation(tmp_path):
 def test_study_without_results_is_refused(tmp_path):
     write_log(tmp_path / DATASET / "A__nnUNetPlans__3d_fullres" / "fold_0", {0: (1, 1, 0, 5)})
     with pytest.raises(ReportError, match="study toy: no run has finished") as error:
-        read(study("A"), tmp_path)
+        read_results(study("A"), tmp_path)
     assert "\n" not in str(error.value)
     with pytest.raises(ReportError, match="expected a data set"):
-        read(study("A", datasets=()), tmp_path)
+        read_results(study("A", datasets=()), tmp_path)
 
 
 def test_later_log_replaces_repeated_epochs(tmp_path):
@@ -78,7 +67,7 @@ def test_later_log_replaces_repeated_epochs(tmp_path):
 
 
 def warnings(tmp_path, *trainers, **changes):
-    return find_warnings(read(study(*trainers, **changes), tmp_path), SETTING)
+    return find_warnings(read_results(study(*trainers, **changes), tmp_path), SETTING)
 
 
 def test_collapsed_and_missing_runs_are_named(tmp_path):

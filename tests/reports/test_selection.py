@@ -9,7 +9,7 @@ from nnunet_cpr.reports import write_report
 from nnunet_cpr.reports.results import Setting, read_results
 from nnunet_cpr.reports.selection import choose_compared
 from nnunet_cpr.studies.definition import StudyError, TrainerEntry, load
-from tests.helpers.report_folds import DATASET, both, study, write_fold
+from tests.reports.folds import DATASET, both, study, write_fold
 
 SETTING = Setting(DATASET, "3d_fullres", "nnUNetPlans")
 DECAYS = ("nnUNetTrainerSGD_wd1en4", "nnUNetTrainerSGD_wd1en3")

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate
 
-from nnunet_cpr.reports.metrics import p_text
 from nnunet_cpr.reports.statistics import corrected_t_test, crossed_bootstrap, fold_seed_test, holm
 from tests.helpers.examples import examples
 
@@ -131,9 +130,3 @@ def test_holm_matches_hand_calculation():
     assert holm([]) == []
     corrected = holm([NAN, 0.02, NAN])
     assert corrected[1] == 0.02 and math.isnan(corrected[0]) and math.isnan(corrected[2])
-
-
-def test_p_has_two_digits():
-    assert [p_text(p) for p in (1.0, 0.6149, 0.04, 0.00123, 9e-5)] == [
-        "1", "0.61", "0.04", "0.0012", "< 0.0001",
-    ]  # fmt: skip

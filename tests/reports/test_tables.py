@@ -2,8 +2,7 @@
 
 import pytest
 
-from nnunet_cpr.reports.metrics import METRICS
-from nnunet_cpr.reports.results import Setting, read_results
+from nnunet_cpr.reports.results import read_results
 from nnunet_cpr.reports.tables import (
     main_table,
     main_table_notes,
@@ -12,16 +11,11 @@ from nnunet_cpr.reports.tables import (
     to_latex,
     to_markdown,
 )
-from nnunet_cpr.studies.definition import METRIC_NAMES, TrainerEntry
-from tests.helpers.report_folds import DATASET, both, study, write_fold
+from nnunet_cpr.studies.definition import TrainerEntry
+from tests.reports.folds import DATASET, both, study, write_fold
 
-SETTING = Setting(DATASET, "3d_fullres", "nnUNetPlans")
 WD = TrainerEntry("A", "1e-5", "weight_decay", {DATASET: 80.0})
 CPR = TrainerEntry("B", "1k | *", "CPR <x>", {DATASET: 81.5})
-
-
-def read(planned, results):
-    return read_results(planned, results)
 
 
 @pytest.fixture
@@ -30,7 +24,7 @@ def unfinished(tmp_path):
     write_fold(tmp_path, "A", 0, {"a": both(0.7)})
     write_fold(tmp_path, "A", 1, {"b": both(0.8)})
     write_fold(tmp_path, "B", 0, {"a": both(0.72)})
-    return read(study(WD, CPR, source="Somebody et al., table 1"), tmp_path)
+    return read_results(study(WD, CPR, source="Somebody et al., table 1"), tmp_path)
 
 
 def shown(results):
@@ -51,7 +45,7 @@ def test_unfinished_trainers_have_no_best_and_published_numbers_a_column(unfinis
 def test_texts_escape_names_and_mark_the_best(tmp_path):
     write_fold(tmp_path, "A", 0, {"a": both(0.7)})
     write_fold(tmp_path, "B", 0, {"a": both(0.72)})
-    table = shown(read(study(WD, CPR, folds=(0,)), tmp_path))
+    table = shown(read_results(study(WD, CPR, folds=(0,)), tmp_path))
     header, rule, first, second = to_markdown(table).splitlines()
     assert header.startswith(f"| trainer | {DATASET} Dice (%) |") and rule == "| --- | ---: | ---: |"
     assert first == r"| weight\_decay 1e-5 | 70.00 | 80.00 |"
@@ -61,7 +55,3 @@ def test_texts_escape_names_and_mark_the_best(tmp_path):
     latex = to_latex(table, ["a note"])
     assert r"weight\_decay 1e-5 & 70.00 & 80.00 \\" in latex and latex.endswith("% a note\n")
     assert r"1k | * & \textbf{72.00} & 81.50 \\" in latex and r"\toprule" in latex
-
-
-def test_study_files_know_every_metric():
-    assert tuple(METRICS) == METRIC_NAMES

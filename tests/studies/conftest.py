@@ -7,8 +7,8 @@ import pytest
 
 from nnunet_cpr.studies.definition import Run
 from nnunet_cpr.studies.run_state import StudyPaths
-from tests.helpers.study_run import StudyRun, wait_for
 from tests.helpers.workspace import Workspace
+from tests.studies.study_run import StudyRun, wait_for
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -41,12 +40,3 @@ def test_cascade_needs_all_folds_of_its_previous_stage(data: dict[str, str]) -> 
         with pytest.raises(StudyError, match=advice):
             prerequisites(wrong, data)
     assert prerequisites(cascade((0,), "2d"), data) == {}
-
-
-def test_plans_of_users_may_have_other_cascades(data: dict[str, str]) -> None:
-    home = Path(data["nnUNet_preprocessed"]) / "Dataset001_A"
-    plans = {"configurations": {"coarse": {}, "fine": {"previous_stage": "coarse"}}}
-    (home / "nnUNetPlans.json").write_text(json.dumps(plans))
-    (home / "splits_final.json").write_text("[{}, {}]")
-    needed = prerequisites(cascade((0, 1), "fine", "coarse"), data)
-    assert {other.fold for others in needed.values() for other in others} == {0, 1}

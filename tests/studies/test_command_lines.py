@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import subprocess
@@ -16,10 +15,10 @@ from nnunet_cpr.cli import app
 from nnunet_cpr.nnunet.commands import CommandStopped
 from nnunet_cpr.nnunet.stop_signals import StopRequest
 from nnunet_cpr.studies.definition import Run
-from nnunet_cpr.studies.run_state import StudyPaths, claim
+from nnunet_cpr.studies.run_state import StudyPaths
 from nnunet_cpr.studies.worker import Worker
-from tests.helpers.study_run import StudyRun
 from tests.helpers.workspace import PLANS
+from tests.studies.study_run import StudyRun
 
 SGD, CPR = "nnUNetTrainerSGD_1epochs_2iters_seed5", "nnUNetTrainerCPR_ws1_1epochs_2iters_seed5"
 
@@ -72,31 +71,6 @@ def test_lines_run_the_study_s_runs(mine: StudyRun, monkeypatch: pytest.MonkeyPa
         assert (worker.device, worker.options) == ("cpu", ("--npz", "-num_gpus", "2"))
 
 
-def test_lines_with_environment_need_none(mine: StudyRun) -> None:
-    line = invoke("commands", str(mine.file), "--env", "--folds", "0").stdout.splitlines()[0]
-    words = shlex.split(line)
-    program = next(number for number, word in enumerate(words) if word.endswith("nnunet-cpr"))
-    set_variables = dict(word.split("=", 1) for word in words[1:program])
-    assert words[0] == "env"
-    for name in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results", "nnUNet_n_proc_DA"):
-        assert set_variables[name] == os.environ[name]
-    done = subprocess.run(  # with --help instead of a training
-        ["sh", "-c", f"{line} --help"], env={"PATH": os.defpath}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_run_of_another_process_is_left_alone(mine: StudyRun) -> None:
-    """The data set may be given by its number."""
-    results = Path(mine.environment["nnUNet_results"])
-    run = Run(mine.space.dataset, "3d_fullres", PLANS, 0, SGD)
-    number = str(int(run.dataset.removeprefix("Dataset").partition("_")[0]))
-    with claim(run, StudyPaths(results, results / "studies" / "lines")):
-        done = invoke("run-one", "lines", number, "3d_fullres", "0", "-tr", SGD, "-p", PLANS)
-    assert done.exit_code == 0 and done.stdout == ""
-    assert f"{run.key}: nothing done, as another process works on it" in done.stderr
-
-
 def test_signalled_run_has_the_signal_s_status(mine: StudyRun, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(self: Worker, request: StopRequest) -> None:
         signal.raise_signal(signal.SIGUSR2)
@@ -109,7 +83,7 @@ def test_signalled_run_has_the_signal_s_status(mine: StudyRun, monkeypatch: pyte
     assert len(done.stderr.splitlines()) == 1 and "stopped; run the same command" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_line_may_run_twice_and_in_parallel(mine: StudyRun) -> None:
     line = invoke("commands", str(mine.file), "--env", "--device", "cpu").stdout.splitlines()[0]
     parallel = ["xargs", "-d", "\n", "-P", "2", "-I", "LINE", "sh", "-c", "LINE"]

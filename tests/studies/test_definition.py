@@ -12,7 +12,6 @@ from nnunet_cpr import KappaWS
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.studies.definition import (
     PRESETS,
-    Run,
     StudyError,
     json_schema,
     load,
@@ -58,41 +57,22 @@ def write(folder: Path, text: str) -> str:
     return str(folder / "mine.yaml")
 
 
-def test_short_file_uses_defaults(tmp_path: Path) -> None:
-    study = load(write(tmp_path, "datasets: Dataset001_A\ntrainers: [nnUNetTrainer, TheirTrainer]\n"))
-    assert study.name == "mine" and study.reference == "nnUNetTrainer"
-    runs = list(study.runs())
-    assert len(runs) == 10
-    assert runs[1] == Run("Dataset001_A", "3d_fullres", "nnUNetPlans", 0, "TheirTrainer")
-    expected = Path("r/Dataset001_A/TheirTrainer__nnUNetPlans__3d_fullres/fold_0")
-    assert runs[1].folder(Path("r")) == expected
-
-
-@pytest.mark.parametrize("written", ["17", "017", "'17'", "[17]"])
-def test_datasets_are_read_as_numbers(written: str, tmp_path: Path) -> None:
+def test_short_file_has_defaults_and_a_number_for_its_data_set(tmp_path: Path) -> None:
     """YAML 1.1 would read 017 as the octal number 15."""
-    study = load(write(tmp_path, f"datasets: {written}\ntrainers: [B]\n"))
-    assert study.datasets == ("17",)
+    study = load(write(tmp_path, "datasets: 017\ntrainers: [nnUNetTrainer, Theirs]\n"))
+    assert (study.name, study.datasets, study.reference) == ("mine", ("17",), "nnUNetTrainer")
+    assert len(list(study.runs())) == 10
 
 
 @pytest.mark.parametrize(
     ("written", "numbers"),
-    [("1-3", (1, 2, 3)), ("0,4-5", (0, 4, 5)), ("[3]", (3,)), ("3-3", (3,)), ("0", (0,))],
+    [("1-3", (1, 2, 3)), ("0,4-5", (0, 4, 5)), ("[3]", (3,))],
 )
 def test_folds_and_seeds_are_lists_or_ranges(
     written: str, numbers: tuple[int, ...], tmp_path: Path
 ) -> None:
     study = load(write(tmp_path, f"trainers: [B]\nfolds: {written}\nseeds: {written}\n"))
     assert study.folds == study.seeds == numbers
-
-
-def test_seed_1_is_the_first_seed_and_its_number(tmp_path: Path) -> None:
-    assert load(write(tmp_path, "trainers: [B]\nseeds: 1\n")).seeds == (1,)
-    with pytest.raises(StudyError, match="1 is one fold; for 1 fold write 0-0, for fold 1 alone 1-1"):
-        load(write(tmp_path, "trainers: [B]\nfolds: 1\n"))
-
-
-def test_all_is_the_folds_of_nnunets_split(tmp_path: Path) -> None:
     assert load(write(tmp_path, "trainers: [B]\nfolds: all\n")).folds == (0, 1, 2, 3, 4)
 
 
@@ -121,70 +101,28 @@ def test_changed_replaces_values_of_the_file() -> None:
         study.changed(folds=[-2])
 
 
+# More mistakes are in tests/golden/test_command_errors.py.
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [", "expected YAML"),
-        ("- 1", "expected a mapping"),
-        ("datasets: A\ntrainer: B", "unknown entry 'trainer'; choose from trainers, name"),
-        ("datasets: A", "trainers: expected this entry"),
-        ("datasets: A\ntrainers: [B, B]", "expected each trainer once, got B 2 times"),
-        ("datasets: A\ntrainers: [B]\nreference: C", "reference: expected one of the trainers, got 'C'"),
         ("datasets: A\ntrainers: ['B C']", "expected the class name of a trainer"),
         ("datasets: A\ntrainers: [{label: B}]", r"trainers\[0\].trainer: expected this entry"),
-        (
-            "datasets: A\ntrainers: [{trainer: B, published: x}]",
-            r"trainers\[0\].published: expected a valid dict",
-        ),
-        (
-            "datasets: A\ntrainers: [B]\nfolds: [-1]",
-            "expected a number greater than or equal to 0",
-        ),
-        (
-            "datasets: A\ntrainers: [B]\nseeds: 3",
-            "seeds: 3 is one seed; for 3 seeds write 1-3, for seed 3",
-        ),
-        (
-            "datasets: A\ntrainers: [B]\nfolds: 5",
-            "folds: 5 is one fold; for 5 folds write 0-4, for fold 5",
-        ),
-        ("datasets: A\ntrainers: [B]\nseeds: all", "seeds: expected different whole numbers"),
+        ("datasets: A\ntrainers: [B]\nseeds: 3", "3 is one seed; for 3 seeds write 1-3, for seed 3"),
+        ("datasets: A\ntrainers: [B]\nfolds: 5", "5 is one fold; for 5 folds write 0-4, for fold 5"),
         ("datasets: A\ntrainers: [B]\nfolds: 4-2", "folds: expected different whole numbers"),
-        ("datasets: A\ntrainers: [B]\nfolds: []", "folds: expected at least one value"),
-        ("datasets: [A, A]\ntrainers: [B]", "datasets: expected each value once"),
-        ("datasets: true\ntrainers: [B]", r"datasets\[0\]: expected a valid string, got True"),
         ("datasets: A\ntrainers: [B]\nname: a/b", "name: expected a name of letters"),
-        ("datasets: A\ntrainers: !!set [a]", "expected YAML, got: "),
-        (
-            "datasets: A\ntrainers: [{trainer: B, label: x}, {trainer: C, label: x}]",
-            "expected each label once, got x 2 times",
-        ),
-        (
-            "datasets: A\ntrainers: [nnUNetTrainerCPR, nnUNetTrainer]\nseeds: [1]",
-            "seeds: nnUNetTrainer takes no seed; use nnUNetTrainerSGD",
-        ),
+        ("datasets: A\ntrainers: [nnUNetTrainer]\nseeds: [1]", "takes no seed; use nnUNetTrainerSGD"),
         (
             "datasets: A\ntrainers: [nnUNetTrainerCPR_seed1]\nseeds: [1]",
-            "expected trainers without a seed in their names, got nnUNetTrainerCPR_seed1",
+            "trainers without a seed in their",
         ),
-        ("datasets: A\ntrainers: [B]\nmetrics: [iou]", "expected one of dice, hd95, nsd, got 'iou'"),
-        ("datasets: A\ntrainers: [B]\ntolerance: 0", "tolerance: expected a number greater than 0"),
         ("datasets: A\ntrainers: [B]\nmargin: {hd95: -1}", "margin.hd95: expected a number greater"),
-        (
-            "datasets: A\ntrainers: [B]\nnon_inferior_to: C",
-            "non_inferior_to: expected one of the trainers, got 'C'",
-        ),
     ],
 )
 def test_invalid_file_is_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(StudyError, match=message) as caught:
         load(write(tmp_path, text))
     assert "\n" not in str(caught.value)
-
-
-def test_unknown_study_lists_the_presets() -> None:
-    with pytest.raises(StudyError, match="choose from amos22, brats2020"):
-        load("btcw")
 
 
 def test_seeds_become_suffixes(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from nnunet_cpr.studies.worker import Worker
 
 
 class FakeTrainings:
-    """Trainings of half a second that note their fold, GPU and the number of others at their start."""
+    """Short trainings that note their fold, GPU and the number of others at their start."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, third: Path | None = None) -> None:
         self.started: list[tuple[int, str | None, int]] = []
@@ -36,7 +36,7 @@ class FakeTrainings:
                 gpu = worker.environment.get("CUDA_VISIBLE_DEVICES")
                 self.started.append((worker.run.fold, gpu, self.running))
                 self.running += 1
-                time.sleep(0.5)
+                time.sleep(0.2)
                 self.running -= 1
                 if self.third is not None and len(self.started) == 3:
                     self.third.touch()
@@ -129,13 +129,3 @@ def test_options_reach_nnunets_command(run: Run, paths: StudyPaths) -> None:
     ]
     one, two = (Slurm(gpus=n, device="cuda").worker(run, paths, {}).command("--val") for n in (1, 2))
     assert two == [*one, "-num_gpus", "2"]
-
-
-def test_full_disk_is_kept_as_the_reason(run: Run, paths: StudyPaths, monkeypatch) -> None:
-    def full(self: Worker, request: StopRequest) -> None:
-        raise OSError(28, "No space left on device", "/a/file")
-
-    monkeypatch.setattr(Worker, "_train_and_validate", full)
-    with pytest.raises(OSError, match="No space"):
-        Worker(run, paths)()
-    assert "No space left on device: '/a/file'" in paths.failure(run).read_text()

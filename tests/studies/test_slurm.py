@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 from collections.abc import Callable
 from itertools import pairwise
@@ -12,16 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import slurm_cluster
-from tests.helpers.study_run import StudyRun
+from tests.studies import slurm_cluster
+from tests.studies.study_run import StudyRun
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        slurm_cluster.missing_requirement() is not None, reason=str(slurm_cluster.missing_requirement())
-    ),
-]
-TRAINERS = ["nnUNetTrainerCPR_ws4_10epochs_4iters_seed0", "nnUNetTrainerSGD_10epochs_4iters_seed0"]
+pytestmark = pytest.mark.skipif(
+    slurm_cluster.missing_requirement() is not None, reason=str(slurm_cluster.missing_requirement())
+)
 SLOW = "nnUNetTrainerSlowCPR"
 MODULE = """
 import time
@@ -71,36 +66,7 @@ def check_only_running_epochs_are_repeated(found: list[tuple[list[int], int]]) -
         assert earlier[-1] <= later[0] <= earlier[-1] + 1, found
 
 
-def test_killed_slurm_run_continues(study: Callable, waiting: Callable, tmp_path: Path) -> None:
-    mine = study("slurm", TRAINERS, [0])
-    fold = mine.space.fold(TRAINERS[0])
-    given = ("--partition", "tests", "--time", "30", "--jobs", "1", "--sbatch", "comment=ours")
-    options = (*OPTIONS, *given)
-    with slurm_cluster.cluster(tmp_path / "slurm") as environment:
-        # A job has the node's PATH where nnU-Net is, as a cluster's users have.
-        mine.environment.update({k: environment[k] for k in ("SLURM_CONF", "PATH")})
-        said = mine.run(*options)
-        assert "submitted 2 jobs" in said
-        assert "nothing to submit" in mine.run(*options), "submitted twice"
-        assert "in Slurm's queue" in mine.command("status", "--once")
-
-        waiting(lambda: any("Epoch 2" in log.read_text() for log in fold.glob("training_log_*.txt")))
-        assert "running" in mine.command("status", "--once")
-        for number in mine.trainings():  # looks like a dead node to the study
-            os.kill(number, signal.SIGKILL)
-        waiting(lambda: not mine.trainings() or "failed" in mine.command("status", "--once"))
-
-        said = mine.run(*options, "--wait")
-        assert "all done" in said, said
-        status = mine.command("status", "--once")
-        assert "2 of 2 done" in status
-        assert len(list(fold.glob("training_log_*.txt"))) == 2
-
-        mine.run("--executor", "slurm", "--folds", "1-1", *options[2:])
-        assert mine.command("cancel").strip() in ("1 jobs cancelled", "2 jobs cancelled")
-        waiting(lambda: mine.command("cancel").strip() == "0 jobs cancelled")
-
-
+@pytest.mark.release
 def test_training_longer_than_the_time_limit_ends(study: Callable, tmp_path: Path) -> None:
     """The signal comes 20 to 50 seconds after the start, as Slurm checks time limits twice a minute."""
     mine = slow_study(study, tmp_path, epochs=16, seconds=3)
@@ -116,6 +82,7 @@ def test_training_longer_than_the_time_limit_ends(study: Callable, tmp_path: Pat
     print(*(path.read_text() for path in jobs.glob("*.out")), found)  # shown on failure or with -s
 
 
+@pytest.mark.slow
 def test_requeued_and_preempted_jobs_continue_and_cancelled_ones_end(
     study: Callable, waiting: Callable, tmp_path: Path
 ) -> None:
@@ -134,9 +101,11 @@ def test_requeued_and_preempted_jobs_continue_and_cancelled_ones_end(
         # Accepted by Slurm beside ours: a GPU, a constraint and an option without a value.
         settings = ("gres=gpu:a100:1", "constraint=fast", "--no-kill")
         options = [word for setting in settings for word in ("--sbatch", setting)]
-        said = mine.run(*OPTIONS[:2], *OPTIONS[4:], "--time", "30", *options)
-        job = re.findall(r"submitted 1 jobs: (\d+)", said)[0]
+        command = (*OPTIONS[:2], *OPTIONS[4:], "--time", "30", *options)
+        job = re.findall(r"submitted 1 jobs: (\d+)", mine.run(*command))[0]
+        assert "nothing to submit" in mine.run(*command), "submitted twice"
         waiting(lambda: trains(attempt=1))
+        assert "running" in mine.command("status", "--once")
         slurm("scontrol", "requeue", job)
         waiting(lambda: trains(attempt=2))
         urgent = ("--partition=urgent", "--exclusive", "--time=5", f"--output={os.devnull}")

@@ -86,7 +86,7 @@ def test_stopped_study_continues_to_all_results(
     assert "2 of 3 done, 1 failed" in status and "broken on purpose" in status
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_folds_run_side_by_side_after_the_split(study: Callable, waiting: Callable) -> None:
     """nnU-Net's split is made before the folds of a trainer start side by side."""
     mine = study("several", ["nnUNetTrainerSGD_1epochs_2iters"], [0, 1])
@@ -97,21 +97,6 @@ def test_folds_run_side_by_side_after_the_split(study: Callable, waiting: Callab
     assert len(json.loads(split.read_text())) == 5
     assert kept is None or json.loads(split.read_text()) == kept
     assert "2 of 2 done" in mine.command("status")
-
-
-def test_invalid_study_is_refused_before_training(study: Callable) -> None:
-    mine = study("wrong", [CPR], [9])
-    assert "fold 9: Dataset901_Phantoms has folds 0 to 4 only" in mine.run(status=1)  # by the command
-    assert "no plans nnUNetPlansX" in mine.refusal("--plans", "nnUNetPlansX")
-    assert "unknown configuration 2d_x" in mine.refusal("--configuration", "2d_x")
-    assert "data set 77: expected one Dataset077_*" in mine.refusal("--dataset", "77")
-    assert "--folds: expected different whole numbers" in mine.refusal("--folds", "a")
-    assert "--time: expected minutes" in mine.refusal("--executor", "slurm", "--time", "soon")
-    misspelt = study("misspelt", [CPR, CPR.replace("epochs", "epochz")], [0])
-    assert f"did you mean {CPR}?" in misspelt.refusal()
-    assert "for a trainer of your own set nnUNet_extTrainer" in study("no", ["NoTrainer"], [0]).refusal()
-    mine.environment = {k: v for k, v in mine.environment.items() if k != "nnUNet_raw"}
-    assert "nnUNet_raw not set" in mine.refusal()
 
 
 def test_preset_commands_of_a_new_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

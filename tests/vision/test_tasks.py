@@ -41,9 +41,10 @@ def write_split(path: Path, count: int, seed: int) -> None:
     path.write_bytes(pickle.dumps({"fine_labels": labels(count, seed), "data": rows}, protocol=2))
 
 
-def write_cifar100(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write a few images in the published format, and patch torchvision to accept any checksum."""
-    python = folder / "cifar-100-python"
+    python = tmp_path / "data" / "cifar-100-python"
     python.mkdir(parents=True)
     write_split(python / "train", TRAIN, seed=1)
     write_split(python / "test", TEST, seed=2)
@@ -53,17 +54,13 @@ def write_cifar100(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real, "test_list", [["test", None]])
     monkeypatch.setattr(real, "meta", {**real.meta, "md5": None})
     monkeypatch.setattr(cifar100, "_BATCH", BATCH)
+    return tmp_path / "data"
 
 
-def write_corrupted(folder: Path) -> None:
-    folder.mkdir()
-    for number, name in enumerate(CORRUPTIONS):
-        np.save(folder / f"{name}.npy", images(5 * TEST, 100 + number))
-    np.save(folder / "labels.npy", np.array(labels(TEST, 2) * 5))
-
-
-def write_cifar10(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write images of ten classes, of which each has its own gray."""
+    folder = tmp_path / "images"
     monkeypatch.setattr(cifar10, "_TRAIN", 80)
     monkeypatch.setattr(cifar10, "_VALIDATION", 40)
     for part, count in (("train", 12), ("test", 3)):
@@ -72,22 +69,11 @@ def write_cifar10(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             for number in range(count):
                 pixels = np.full((32, 32, 3), 25 * label, np.uint8)
                 Image.fromarray(pixels).save(folder / part / f"class{label}" / f"{number}.png")
+    return folder
 
 
 CPU = torch.device("cpu")
 TEXT = b"To be, or not to be, that is the question: " * 200
-
-
-@pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    write_cifar100(tmp_path / "data", monkeypatch)
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def small_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    write_cifar10(tmp_path / "images", monkeypatch)
-    return tmp_path / "images"
 
 
 @pytest.fixture
@@ -153,7 +139,10 @@ class ParityModel(nn.Module):
 
 def test_accuracy_on_corrupted_images(data: Path) -> None:
     assert cifar100._setup(data, CPU).evaluate_last is None
-    write_corrupted(data / "CIFAR-100-C")
+    (data / "CIFAR-100-C").mkdir()
+    for number, name in enumerate(CORRUPTIONS):
+        np.save(data / "CIFAR-100-C" / f"{name}.npy", images(5 * TEST, 100 + number))
+    np.save(data / "CIFAR-100-C" / "labels.npy", np.array(labels(TEST, 2) * 5))
     evaluate = cifar100._setup(data, CPU).evaluate_last
     assert evaluate is not None
     expected = {
