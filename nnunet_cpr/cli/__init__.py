@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import sys
 import warnings
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -53,11 +52,5 @@ def main() -> None:
     app()
 
 
-def _show_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any, **given: Any
-) -> None:
-    """Show warnings of this package in one line and those of libraries as usual."""
-    text = warnings.formatwarning(message, category, filename, lineno)
-    if Path(filename).is_relative_to(Path(__file__).parents[1]):
-        text = f"nnunet-cpr: warning: {message}\n"
-    print(text, end="", file=sys.stderr)
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"nnunet-cpr: warning: {message}", file=sys.stderr)

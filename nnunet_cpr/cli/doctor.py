@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import islice
 from typing import Annotated
 
 import typer
@@ -47,12 +48,16 @@ def _check_steps(name: str) -> int:
         stop(f"--device: expected cuda or cpu, got {name!r}")
     import torch
 
-    from nnunet_cpr.nnunet.tools.step_check import check_steps, describe_environment, step_ratios
+    from nnunet_cpr.nnunet.tools.doctor import check_installation
+    from nnunet_cpr.nnunet.tools.step_check import check_steps, step_ratios
 
     if name == "cuda" and not torch.cuda.is_available():
         stop("--device: torch finds no CUDA device; run nnunet-cpr doctor for the reason")
     device = torch.device(name)
-    print("```", *describe_environment(device), f"{'':18} {'step':8} difference", sep="\n")
+    print("```")
+    for finding in islice(check_installation(), 5):  # the versions and the GPU
+        print(f"{finding.subject}: {finding.message}")
+    print(f"{device}, {torch.get_num_threads()} threads", f"{'':18} {'step':8} difference", sep="\n")
     problems = 0
     for result in check_steps(device):
         problems += bool(result.problem)

@@ -31,18 +31,17 @@ def export(
     """Copy a trained model so that nnU-Net can predict with it where nnunet-cpr is not installed."""
     import shlex
 
+    from nnunet_cpr.names import WrongName
     from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint
     from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT
     from nnunet_cpr.nnunet.tools.export import ExportError, export_model
 
     names = checkpoint or [FINAL_CHECKPOINT]
-    with report_errors(
-        ExportError, UnusableCheckpoint, OSError, interrupted="interrupted; nothing was written"
-    ):
+    expected = (ExportError, UnusableCheckpoint, WrongName, OSError)
+    with report_errors(*expected, interrupted="interrupted; nothing was written"):
         copy = export_model(model_folder, output, folds.split(",") if folds else None, names)
-    written = sorted(copy.glob("fold_*"))
-    size = sum(file.stat().st_size for file in copy.rglob("*") if file.is_file()) / 1e6
-    print(f"{copy}: {', '.join(fold.name for fold in written)}, {size:,.1f} MB. Predict with it:")
+    exported = sorted(fold.name.removeprefix("fold_") for fold in copy.glob("fold_*"))
     options = [] if names == [FINAL_CHECKPOINT] else ["-chk", names[0]]
-    arguments = ["-m", str(copy), "-f", *(fold.name.removeprefix("fold_") for fold in written), *options]
-    print(f"  nnUNetv2_predict_from_modelfolder {shlex.join(arguments)} -i IMAGES -o SEGMENTATIONS")
+    arguments = shlex.join(["-m", str(copy), "-f", *exported, *options])
+    print(f"{copy}: exported. Predict with it:")
+    print(f"  nnUNetv2_predict_from_modelfolder {arguments} -i IMAGES -o SEGMENTATIONS")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,17 +16,36 @@ from typer import Argument, Option
 
 from nnunet_cpr import vision
 from nnunet_cpr.cli._errors import report_errors, stop
-from nnunet_cpr.cli._options import parse_numbers
+from nnunet_cpr.cli._options import expand_settings, parse_numbers
 
 if TYPE_CHECKING:
     import torch
 
 _SweepFile = Annotated[Path, Argument(metavar="SWEEP.yaml", help="A list of runs, as a YAML file.")]
-_Seeds = Annotated[str | None, Option("--seeds", help="One run for each seed, such as 1,2,3.")]
-_Data = Annotated[Path | None, Option(help="Folder of the data set, if the task needs one.")]
-_Device = Annotated[str | None, Option(help="cuda, cuda:1, cpu or mps; cuda if available.")]
-_Results = Annotated[Path, Option(help="Folder of the runs' folders, the table and the figure.")]
-_RESULTS = Path("vision-results")
+
+
+@dataclass(frozen=True)
+class DrawOptions:
+    """Options of all commands."""
+
+    seeds: Annotated[str | None, Option("--seeds", help="One run for each seed, such as 1,2,3.")] = None
+    results: Annotated[Path, Option(help="Folder of the runs' folders, the table and the figure.")] = (
+        Path("vision-results")
+    )
+
+    def with_seeds(self, sweep: vision.Sweep) -> vision.Sweep:
+        """Return a sweep, with other seeds if they are given."""
+        numbers = parse_numbers("--seeds", self.seeds)
+        return sweep.model_copy(update={"seeds": numbers}) if numbers else sweep
+
+
+@dataclass(frozen=True)
+class TrainOptions(DrawOptions):
+    """Options of trainings."""
+
+    data: Annotated[Path | None, Option(help="Folder of the data set, if the task needs one.")] = None
+    device: Annotated[str | None, Option(help="cuda, cuda:1, cpu or mps; cuda if available.")] = None
+
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,73 +53,69 @@ app = typer.Typer(
 )
 
 
-@app.command()
 def run(
     task: Annotated[str, Argument(help="digits, grokking, text, cifar10 or cifar100.")],
     names: Annotated[
         list[str], Argument(metavar="NAME...", help="Optimizer and settings, such as AdamCPR_ws1000.")
     ],
-    seeds: _Seeds = None,
-    data: _Data = None,
-    results: _Results = _RESULTS,
-    device: _Device = None,
+    options: TrainOptions,
 ) -> None:
     """Train runs of a task; the same command resumes them and does not repeat finished ones."""
-    with _vision_errors():
-        methods = {name: [name] for name in names}
-        sweep = vision.Sweep(task=task, methods=methods, seeds=parse_numbers("--seeds", seeds) or [1])
-        _train_and_draw(sweep, task, data, results, device)
+    methods = {name: [name] for name in names}
+    _train_and_draw(vision.Sweep(task=task, methods=methods, seeds=[1]), task, options)
 
 
-@app.command()
-def sweep(
-    file: _SweepFile,
-    seeds: _Seeds = None,
-    data: _Data = None,
-    results: _Results = _RESULTS,
-    device: _Device = None,
-) -> None:
+def sweep(file: _SweepFile, options: TrainOptions) -> None:
     """Train the runs of a file that are not finished or in use, and draw them."""
-    with _vision_errors():
-        _train_and_draw(_load_sweep(file, seeds), file.stem, data, results, device)
+    _train_and_draw(vision.load_sweep(file), file.stem, options)
 
 
-@app.command()
-def draw(file: _SweepFile, seeds: _Seeds = None, results: _Results = _RESULTS) -> None:
+def draw(file: _SweepFile, options: DrawOptions) -> None:
     """Write the table and the figure of the finished runs of a file."""
-    with _vision_errors():
-        _draw(_load_sweep(file, seeds), file.stem, results)
+    _draw(options.with_seeds(vision.load_sweep(file)), file.stem, options.results)
 
 
-def _load_sweep(file: Path, seeds: str | None) -> vision.Sweep:
-    """Return a sweep, with other seeds if they are given."""
-    found, numbers = vision.load_sweep(file), parse_numbers("--seeds", seeds)
-    return found.model_copy(update={"seeds": numbers}) if numbers else found
+@contextmanager
+def _vision_errors() -> Iterator[None]:
+    """End a command with one line on expected errors, and on how to install what cannot be imported."""
+    from nnunet_cpr.names import WrongName
+
+    expected = (WrongName, vision.CannotTrain, OSError)
+    with report_errors(*expected, interrupted="stopped; run the same command again to continue"):
+        try:
+            yield
+        except ImportError as error:
+            advice = "" if "pip install" in str(error) else "; run: pip install 'nnunet-cpr[vision]'"
+            stop(f"{error}{advice}")
 
 
-def _train_and_draw(
-    sweep: vision.Sweep, name: str, data: Path | None, results: Path, device: str | None
-) -> None:
+for command in (run, sweep, draw):
+    app.command()(expand_settings(_vision_errors()(command)))
+
+
+def _train_and_draw(sweep: vision.Sweep, name: str, options: TrainOptions) -> None:
     """Train runs one after the other, print a line for each, and draw all of them."""
+    sweep = options.with_seeds(sweep)
     task, runs = vision.find_task(sweep.task), sweep.runs()
     # Completing the names reports a wrong one before the first run starts.
     steps = [task.complete(run).total_steps for run in runs]
-    chosen, unfinished = _find_device(device), 0
+    device, unfinished = _find_device(options.device), 0
     console = Console(soft_wrap=True, highlight=False)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=sum(steps))
         for number, run in enumerate(runs):
             title = f"run {number + 1} of {len(runs)}: {run}"
             progress.update(bar, description=title, completed=sum(steps[:number]))
+            step = partial(progress.advance, bar)
             try:
-                result = vision.train(task, run, results, data, chosen, lambda: progress.advance(bar))
+                result = vision.train(task, run, options.results, options.data, device, step)
                 message = "accuracy {accuracy:.2f}, loss {loss:.4f}, {step} steps in {seconds:.0f} s"
                 message = message.format_map(result)
             except (vision.Diverged, vision.InUse) as error:
                 unfinished += 1
                 message = str(error)
             console.print(f"{run}: {message}", markup=False)
-    _draw(sweep, name, results)
+    _draw(sweep, name, options.results)
     if unfinished:
         stop(f"{unfinished} of {len(runs)} runs are not finished, see above")
 
@@ -126,17 +143,3 @@ def _draw(sweep: vision.Sweep, name: str, results: Path) -> None:
     vision.draw_summary(table, sweep.metric, results / f"{name}.png")
     print(table.to_string(index=False, float_format="%.2f"))
     print(results / f"{name}.csv", results / f"{name}.png", sep="\n")
-
-
-@contextmanager
-def _vision_errors() -> Iterator[None]:
-    """End a command with one line on expected errors, and on how to install what cannot be imported."""
-    from nnunet_cpr.names import WrongName
-
-    expected = (WrongName, vision.CannotTrain, OSError)
-    with report_errors(*expected, interrupted="stopped; run the same command again to continue"):
-        try:
-            yield
-        except ImportError as error:
-            advice = "" if "pip install" in str(error) else "; run: pip install 'nnunet-cpr[vision]'"
-            stop(f"{error}{advice}")

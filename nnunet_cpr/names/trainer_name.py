@@ -134,7 +134,7 @@ class TrainerName:
     on: str | None = None
 
     def __post_init__(self) -> None:
-        own, tokens = self.defaults, self._tokens()
+        own, tokens = self.defaults, self.tokens()
         if self.timm is not None:
             try:
                 timm_optimizers.check(self.timm, self.momentum is not None)
@@ -162,9 +162,9 @@ class TrainerName:
 
     def __str__(self) -> str:
         family = [self.family] if self.timm is None else [self.family, self.timm]
-        return "_".join([*family, *self._tokens().values()])
+        return "_".join([*family, *self.tokens().values()])
 
-    def _tokens(self) -> dict[str, str]:
+    def tokens(self) -> dict[str, str]:
         """Return the suffix, without underscore, of each given setting, by field."""
         tokens = ((s.field, s.format(getattr(self, s.field))) for s in self.suffixes)
         return {field: token for field, token in tokens if token is not None}

@@ -60,7 +60,6 @@ class NamedTrainer(nnUNetTrainer, ABC):
     initial_lr: float
     weight_decay: float
     baseline_decay: float
-    _configured: Optimizer | None = None
 
     def __init__(
         self,
@@ -83,8 +82,10 @@ class NamedTrainer(nnUNetTrainer, ABC):
             self.initial_lr = self.settings.default_lr
         self.apply_settings()
         try:
-            if self.device.type == "cpu":
-                _limit_cpu_threads()
+            threads = os.environ.get(CPU_THREADS)
+            if self.device.type == "cpu" and threads:  # for which nnU-Net takes all cores
+                number = int(threads) if threads.isdecimal() else threads
+                torch.set_num_threads(positive_integer(CPU_THREADS, number))
             self._save_interval = checkpoints.save_interval()
         except ValueError as error:
             self._exit(str(error))
@@ -96,12 +97,13 @@ class NamedTrainer(nnUNetTrainer, ABC):
     def apply_settings(self) -> None:
         """Set the hyperparameters that the name gives, which win over those of any base class."""
         settings = self.settings
-        for attribute, value in (
-            ("initial_lr", settings.lr),
-            ("weight_decay", settings.weight_decay),
-            ("num_epochs", settings.epochs),
-            ("num_iterations_per_epoch", settings.iterations),
-        ):
+        named = {
+            "initial_lr": settings.lr,
+            "weight_decay": settings.weight_decay,
+            "num_epochs": settings.epochs,
+            "num_iterations_per_epoch": settings.iterations,
+        }
+        for attribute, value in named.items():
             if value is not None:
                 setattr(self, attribute, value)
 
@@ -134,25 +136,21 @@ class NamedTrainer(nnUNetTrainer, ABC):
 
         Trainers with stages pass the stage; a second call continues the regularization.
         """
+        settings = self.settings
         if not hasattr(self, "baseline_decay"):
-            self.baseline_decay = self.weight_decay
-            if not self.settings.keeps_optimizer and (
-                self.settings.defaults.cpr or self.settings.baseline
-            ):
+            self.apply_settings()  # once more, after those of a user's class
+            self.baseline_decay = decay = self.weight_decay
+            if not settings.keeps_optimizer and (settings.defaults.cpr or settings.baseline):
                 self.weight_decay = 0.0  # replaced by the regularization
-        if self.baseline is None:
-            self.baseline = self.settings.build_baseline(
-                self.network, self.baseline_decay, self.total_steps
-            )
-        if self.settings.keeps_optimizer:
+            self.baseline = settings.build_baseline(self.network, decay, self.total_steps)
+        if settings.keeps_optimizer:
             optimizer, schedule = self._configure_other_optimizer(*args, **kwargs)
         else:
             optimizer = self.build_optimizer()
-            for group in optimizer.param_groups if self.settings.momentum is not None else []:
-                group["momentum"] = self.settings.momentum
+            for group in optimizer.param_groups if settings.momentum is not None else []:
+                group["momentum"] = settings.momentum
             schedule = self._build_schedule(optimizer)
         self._attach_regularization(optimizer)
-        self._configured = optimizer
         return optimizer, schedule
 
     def _configure_other_optimizer(self, *args: Any, **kwargs: Any) -> tuple[Optimizer, Any]:
@@ -160,18 +158,18 @@ class NamedTrainer(nnUNetTrainer, ABC):
         method, other = self._regularization, self.other_trainer().__name__
         with without_weight_decay([] if method is None else method.parameters) as given:
             optimizer, schedule = super().configure_optimizers(*args, **kwargs)
-        if len(given) > 1 and any(group.is_split for group in given):
+        if len(given) > 1 and any(group["is_split"] for group in given):
             self._warn(
                 f"parameter groups of {other} are split for the regularization; a learning rate that it "
                 "sets by the number of a group reaches another"
             )
         if given:  # not a later stage with the same optimizer
-            self._check_is_used("lr", self.settings.lr, {group.learning_rate for group in given})
-            decays = {group.weight_decay for group in given}
-            if self.baseline is None:
-                self._check_is_used("wd", self.settings.weight_decay, decays)
-            elif any(decays) and self.settings.decays:
-                self._check_is_used("wd", self.baseline_decay, decays)
+            self._check_is_used("lr", self.settings.lr, {group["lr"] for group in given})
+            decays = {group["weight_decay"] for group in given}
+            expected = self.settings.weight_decay
+            if self.baseline is not None:
+                expected = self.baseline_decay if any(decays) and self.settings.decays else None
+            self._check_is_used("wd", expected, decays)
         return optimizer, schedule
 
     def _check_is_used(self, suffix: str, value: float | None, used: set[Any]) -> None:
@@ -224,8 +222,8 @@ class NamedTrainer(nnUNetTrainer, ABC):
         folder = Path(self.output_folder)
         if self.local_rank == 0:
             remove_temporary_files(folder, "cpr_*", "checkpoint_*")
-        if isinstance(self.lr_scheduler, WarmupPolyLRScheduler):
-            self.lr_scheduler.step_before_each(self.optimizer)
+        if isinstance(schedule := self.lr_scheduler, WarmupPolyLRScheduler):
+            self.optimizer.register_step_pre_hook(lambda *_: schedule.step_iteration())
         self.print_to_log_file(
             f"Training as {self.other_trainer().__name__} with {type(self.optimizer).__name__} and "
             f"{type(self.lr_scheduler).__name__}"
@@ -238,7 +236,6 @@ class NamedTrainer(nnUNetTrainer, ABC):
                 "load the data; set nnUNet_n_proc_DA=0 if it should be"
             )
         self.epoch_start.path = folder / LATEST_CHECKPOINT
-        self._saved_at = time.monotonic()
 
     def on_epoch_start(self) -> None:
         # Before anything of the epoch, so that a training that is continued here does the same.
@@ -248,7 +245,12 @@ class NamedTrainer(nnUNetTrainer, ABC):
         super().on_epoch_start()
 
     def on_epoch_end(self) -> None:
-        self._check_optimizer()
+        method = self._regularization
+        if method is not None and method.names and not method.step_count:
+            self._exit(
+                f"{type(self).__name__}: {self.other_trainer().__name__} trains with an optimizer that "
+                "is not from configure_optimizers; build it there, so that it can be regularized"
+            )
         super().on_epoch_end()
 
     @property
@@ -268,17 +270,6 @@ class NamedTrainer(nnUNetTrainer, ABC):
                 self.epoch_start.renew(super().save_checkpoint, self.current_epoch + 1)
         finally:
             self.current_epoch += 1
-
-    def _check_optimizer(self) -> None:
-        """End the training if it does not use the optimizer that is regularized."""
-        if self.settings.keeps_optimizer and self._regularization is None:
-            return
-        ours = self._configured
-        if self.optimizer is not ours and (ours is None or not ours.state):  # nor wraps ours
-            self._exit(
-                f"{type(self).__name__}: {self.other_trainer().__name__} trains with an optimizer that "
-                "is not from configure_optimizers; build it there, so that it can be regularized"
-            )
 
     def run_training(self) -> None:
         with self._interruption.watched():
@@ -345,17 +336,3 @@ class NamedTrainer(nnUNetTrainer, ABC):
         if self.settings.seed is None:
             return
         seed_all(self.settings.seed, self.local_rank, stream)
-
-
-def _limit_cpu_threads() -> None:
-    """Let torch use the number of threads in the environment variable; without it, change nothing.
-
-    ``nnUNetv2_train -device cpu`` uses as many threads as the machine has cores, whatever
-    ``OMP_NUM_THREADS`` says. Trainings side by side then wait for each other.
-
-    Raises:
-        ValueError: the environment variable has a wrong value.
-    """
-    value = os.environ.get(CPU_THREADS)
-    if value:
-        torch.set_num_threads(positive_integer(CPU_THREADS, int(value) if value.isdecimal() else value))

@@ -31,7 +31,6 @@ from torch.optim import Optimizer
 
 from nnunet_cpr._files import atomic_torch_save
 from nnunet_cpr._validation import positive_number
-from nnunet_cpr.cpr import CPRSettings
 from nnunet_cpr.nnunet.fold_files import BEST_CHECKPOINT, FINAL_CHECKPOINT, LATEST_CHECKPOINT
 from nnunet_cpr.nnunet.stop_signals import TERMINATION_SIGNALS, handle_signals
 
@@ -307,14 +306,6 @@ def _age(checkpoint: Mapping[str, Any]) -> tuple[float, int]:
     return starts[0], checkpoint["current_epoch"]
 
 
-_NOT_COMPARED = {
-    *("params", "param_names"),  # the names of the network's weights are compared when they are loaded
-    *("lr", "initial_lr"),  # the schedule sets them
-    *("foreach", "fused", "capturable", "differentiable"),  # of the step, not of its result
-    *CPRSettings.KEYS,  # CPR compares them itself, for each parameter
-}
-
-
 def optimizer_differences(
     saved: Mapping[str, Any], optimizer: Optimizer, compare_groups: bool
 ) -> Iterator[str]:
@@ -332,8 +323,6 @@ def optimizer_differences(
         if (key in saved) != (key in own):
             yield f"{'with' if key in saved else 'without'} {title}"
     for group, before in zip(optimizer.param_groups, saved["param_groups"] if compare_groups else ()):
-        if any((key in group) != (key in before) for key in ("momentum", "betas")):
-            yield "with another optimizer"
-        for key in sorted(group.keys() & before.keys() - _NOT_COMPARED):
-            if before[key] != group[key]:
-                yield f"{key}: expected {group[key]}, got {before[key]}"
+        for key in ("momentum", "betas", "weight_decay"):
+            if before.get(key) != group.get(key):
+                yield f"{key}: expected {group.get(key)}, got {before.get(key)}"

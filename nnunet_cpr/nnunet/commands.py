@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sysconfig
@@ -80,25 +79,22 @@ def run(
             state after the end of the command, so that this function waits for them as well.
 
     Raises:
-        CommandFailed: it is not installed, or it failed.
+        CommandFailed: it failed.
+        OSError: it is not installed, or the log cannot be written.
         CommandStopped: there was a request to stop.
     """
     request = StopRequest() if request is None else request
     if request:
         raise CommandStopped
-    scripts = sysconfig.get_path("scripts")
-    search = os.pathsep.join([scripts, environment.get("PATH", os.defpath)])
-    program = shutil.which(command[0], path=search)
-    if program is None:
-        raise CommandFailed(f"{command[0]} is not installed; run: pip install nnunetv2")
+    search = os.pathsep.join([sysconfig.get_path("scripts"), environment.get("PATH", os.defpath)])
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "w") as output:
         process = subprocess.Popen(
-            [program, *command[1:]],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=dict(environment),
+            env={**environment, "PATH": search},
             start_new_session=True,  # a process group, so that its workers can be killed with it
         )
         try:
@@ -115,16 +111,10 @@ def run(
         except BaseException:
             _kill_group(process)
             raise
-    if process.returncode != 0:
-        tail = " | ".join(last_lines(log, 3))
-        status = process.returncode
+    if (status := process.returncode) != 0:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        tail = " | ".join([line for line in lines if line.strip()][-3:])
         raise CommandFailed(f"{command[0]} failed with exit status {status}, see {log}: {tail}")
-
-
-def last_lines(log: Path, count: int) -> list[str]:
-    """Return the last non-empty lines of a log."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [line for line in lines if line.strip()][-count:]
 
 
 def _ended_by_signal(status: int) -> bool:
@@ -138,7 +128,7 @@ def _terminate(
     process.terminate()
     end = time.monotonic() + seconds
     while process.poll() is None or (has_ranks and _group_runs(process.pid)):
-        if time.monotonic() > end or request.is_urgent:
+        if time.monotonic() > end or request.signals.count(signal.SIGINT) > 1:
             break
         time.sleep(0.1)
 

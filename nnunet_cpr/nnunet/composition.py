@@ -13,12 +13,10 @@ import dataclasses
 import functools
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import Any
 
-import torch
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
@@ -32,7 +30,6 @@ from nnunet_cpr.names.trainer_name import (
 )
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 
-_NOT_FOUND = "Could not find requested nnunet trainer"
 _searched: list[str] = []
 """Names that this module searches at the moment; it reports wrong ones itself."""
 
@@ -76,18 +73,41 @@ def resolve_settings(name: str) -> TrainerName | None:
     return _resolve(name)[1]
 
 
-def find_trainer(name: str) -> TrainerName | type[nnUNetTrainer]:
-    """Return the settings of a name of this package, or the class of another trainer.
+def find_trainer(name: str) -> type[nnUNetTrainer]:
+    """Return a trainer as :func:`search_trainer`, and correct misspelt names of this package.
 
     Raises:
         WrongName: the name is misspelt, its parts cannot be combined, or nnU-Net does not find it.
     """
     try:
-        return resolve_settings(name) or search_trainer(name)
-    except WrongName:  # or a trainer of another package whose name resembles ours
-        with contextlib.suppress(WrongName):
-            return search_trainer(name)
+        resolve_settings(name)
+    except WrongName:
+        if found := _search(name):  # a trainer of another package whose name resembles ours
+            return found
         raise
+    return search_trainer(name)
+
+
+def missing_trainers(names: Iterable[str]) -> dict[str, str]:
+    """Return the trainers that nnU-Net does not find, each with the reason.
+
+    Args:
+        names: class names.
+
+    Example:
+        >>> missing_trainers(["nnUNetTrainerSDG", "nnUNetTrainerSGD"])["nnUNetTrainerSDG"][:60]
+        "unknown name 'nnUNetTrainerSDG', did you mean nnUNetTrainerS"
+    """
+    missing: dict[str, str] = {}
+    for name in names:
+        try:
+            find_trainer(name)
+        except WrongName as error:
+            reason = str(error).replace(f" in {name!r}", "").removeprefix(f"{name!r}: ")
+            missing[name] = reason.replace("; ", ", ")
+        except Exception as error:  # the module of another package can fail in any way
+            missing[name] = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+    return missing
 
 
 @functools.cache  # the module of each family asks
@@ -97,15 +117,15 @@ def _resolve(name: str) -> tuple[type[NamedTrainer] | None, TrainerName | None]:
     Raises:
         WrongName: the name is misspelt, or its parts cannot be combined.
     """
-    base, settings = None, None
+    base, settings, reason = None, None, None
     try:
         settings = parse_trainer_name(name)
-    except WrongName:
-        base, settings = _derived_trainer(name)
-        if settings is None:
-            raise
+    except WrongName as error:
+        reason = error
     if settings is None:
         base, settings = _derived_trainer(name)
+        if settings is None and reason:
+            raise reason
     if settings is not None and settings.on is not None:
         _check_composition(name, settings, search_trainer(settings.on))
     return base, settings
@@ -122,23 +142,7 @@ def _is_valid(name: str) -> bool:
 def _create(name: str, base: type[NamedTrainer], settings: TrainerName) -> type[NamedTrainer]:
     bases = (base,) if settings.on is None else (base, search_trainer(settings.on))
     # nnU-Net stores the class name in checkpoints and searches for it again at inference.
-    body = {"settings": settings, "is_created": True, "__doc__": base.__doc__}
-    created: Any = type(name, bases, body)
-
-    # nnU-Net inspects the names of the parameters.
-    def __init__(  # noqa: N807
-        self: Any,
-        plans: dict,
-        configuration: str,
-        fold: int,
-        dataset_json: dict,
-        device: torch.device = torch.device("cuda"),
-    ) -> None:
-        super(created, self).__init__(plans, configuration, fold, dataset_json, device)
-        self.apply_settings()  # once more, since the base may be a user's class
-
-    created.__init__ = __init__
-    return created
+    return type(name, bases, {"settings": settings, "is_created": True, "__doc__": base.__doc__})
 
 
 def _derived_trainer(name: str) -> tuple[type[NamedTrainer] | None, TrainerName | None]:
@@ -160,18 +164,13 @@ def _derived_trainer(name: str) -> tuple[type[NamedTrainer] | None, TrainerName 
             right = names[0] if _is_valid(names[0]) else names[1]
             base = "" if found is nnUNetTrainer else f"_on_{stem}"
             raise WrongName(f"{stem} takes no suffixes; write {right}{base}")
-        as_family = f"{found.settings.family}_{suffixes}{ending}{other}"
+        given = parse_suffixes(TrainerName, suffixes.split("_"), name)
+        if ending:
+            given["on"] = other
         try:
-            given = parse_trainer_name(as_family)
+            return found, dataclasses.replace(found.settings, **given)
         except WrongName as error:
-            raise WrongName(str(error).replace(as_family, name)) from None
-        assert given is not None
-        named = {
-            field.name: getattr(given, field.name)
-            for field in dataclasses.fields(given)
-            if getattr(given, field.name) != field.default
-        }
-        return found, dataclasses.replace(found.settings, **named)
+            raise WrongName(f"{name!r}: {error}") from None
     return None, None
 
 
@@ -199,21 +198,15 @@ def search_trainer(name: str) -> type[nnUNetTrainer]:
 
 @functools.cache  # it imports the modules of external folders again
 def _search(name: str) -> type[nnUNetTrainer] | None:
-    """Search for a trainer as nnU-Net does; return None if there is none of this name.
-
-    Raises:
-        WrongName: what has the name is not a trainer of nnU-Net.
-    """
+    """Search for a trainer as nnU-Net does; return None if there is none of this name."""
     _searched.append(name)
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # nnU-Net prints the searched folders
             return recursive_find_trainer_class_by_name(name)
     except RuntimeError as error:
-        if str(error).startswith(_NOT_FOUND):
+        if str(error).startswith("Could not find requested nnunet trainer"):
             return None
         raise
-    except (AssertionError, TypeError):
-        raise WrongName(f"{name} is not a trainer of nnU-Net") from None
     finally:
         _searched.remove(name)
 
@@ -224,20 +217,19 @@ def _check_composition(name: str, settings: TrainerName, other: type[nnUNetTrain
     Raises:
         WrongName: it cannot.
     """
+    family = _family(other, settings.defaults.cpr)
     if other is nnUNetTrainer:
-        family = settings.family
-        if settings.keeps_optimizer:
-            family = _family(other, settings.defaults.cpr)
-        right = dataclasses.replace(settings, family=family, on=None)
-        raise WrongName(f"{name!r}: nnUNetTrainer is the default; use {right}")
-    if issubclass(other, NamedTrainer):
-        raise WrongName(
-            f"{name!r}: {settings.on} is derived from nnunet-cpr already; append suffixes to its name"
-        )
-    if not settings.keeps_optimizer and _builds_optimizer(other):
-        family = _family(other, settings.defaults.cpr)
+        own = family if settings.keeps_optimizer else settings.family
+        right = dataclasses.replace(settings, family=own, on=None)
+        reason = f"nnUNetTrainer is the default; use {right}"
+    elif issubclass(other, NamedTrainer):
+        reason = f"{settings.on} is derived from nnunet-cpr already; append suffixes to its name"
+    elif not settings.keeps_optimizer and _builds_optimizer(other):
         right = dataclasses.replace(settings, family=family, warmup=None)
-        raise WrongName(f"{name!r}: {settings.on} builds an optimizer of its own; use {right}")
+        reason = f"{settings.on} builds an optimizer of its own; use {right}"
+    else:
+        return
+    raise WrongName(f"{name!r}: {reason}")
 
 
 def _family(trainer: type[nnUNetTrainer], cpr: bool) -> str:

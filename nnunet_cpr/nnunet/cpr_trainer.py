@@ -17,8 +17,6 @@ from nnunet_cpr.nnunet.history import CSV_NAME, History
 from nnunet_cpr.nnunet.progress_figure import FIGURE_NAME, draw_progress
 from nnunet_cpr.nnunet.verdict import judge
 
-_DRAWING_SHARE = 0.005  # of the time of the training
-
 
 class CPRTrainer(NamedTrainer):
     """Base class of the trainers with CPR, whose values it logs, records and plots every epoch.
@@ -34,10 +32,11 @@ class CPRTrainer(NamedTrainer):
     @property
     def cpr_settings(self) -> dict[str, Any]:
         """Keyword arguments of :class:`CPR` and of the optimizers with CPR."""
-        bound = self.settings.bound_for(self.total_steps)  # which another trainer may have set
-        if self.settings.kappa is None:
-            bound = default_bound(self.warmup_steps)
-        return {**self.settings.cpr_settings, "kappa": bound}
+        settings = self.settings
+        bound = (
+            settings.bound_for(self.total_steps) if settings.kappa else default_bound(self.warmup_steps)
+        )
+        return {**settings.cpr_settings, "kappa": bound}
 
     @property
     def _regularization(self) -> CPR:
@@ -61,7 +60,11 @@ class CPRTrainer(NamedTrainer):
     def on_train_start(self) -> None:
         super().on_train_start()
         self._drawn_at = time.monotonic()
-        _prepare_logger(self.logger, self.current_epoch)
+        # nnU-Net's logger accepts only keys that it has, with one value for every epoch so far.
+        values = self.logger.local_logger.my_fantastic_logging
+        for key in LOGGED:
+            logged = values.setdefault(f"cpr_{key}", [])
+            logged += [float("nan")] * (self.current_epoch - len(logged))
         if self.local_rank == 0:
             try:
                 self.history = History.resume(self.output_folder, self.current_epoch, self.cpr.names)
@@ -74,13 +77,11 @@ class CPRTrainer(NamedTrainer):
                 )
         count = len(self.cpr.names)
         self.print_to_log_file(f"Regularizing {count} parameter matrices with {self.cpr!r}")
-        steps = self.total_steps
-        earliest = min((settings.kappa.earliest for settings in self.cpr.settings), default=0)
-        if earliest >= steps:
+        bound, steps = self.cpr.bound, self.total_steps
+        if bound.earliest >= steps:
             self._warn(
-                f"the bounds are set at step {earliest} or later, but this training has {steps} steps: "
-                "nothing will be regularized; choose a smaller "
-                f"_{self.cpr.bound.keyword}<N> in the trainer's name"
+                f"the bounds are set at step {bound.earliest} or later, but this training has {steps} "
+                f"steps: nothing will be regularized; choose a smaller _{bound.keyword}<N>"
             )
 
     def on_epoch_end(self) -> None:
@@ -106,7 +107,7 @@ class CPRTrainer(NamedTrainer):
             except OSError as error:  # a full disk must not end the training
                 self._warn(f"cannot write {CSV_NAME}: {error}; trying again after the next epoch")
 
-    def _draw(self, share: float = _DRAWING_SHARE) -> None:
+    def _draw(self, share: float = 0.005) -> None:
         """Draw the figure, if that takes at most a share of the time since it was drawn last."""
         start = time.monotonic()
         if self.history is None or self._drawing_seconds > share * (start - self._drawn_at):
@@ -131,14 +132,3 @@ class CPRTrainer(NamedTrainer):
 
 LOGGED = ("measure_to_kappa", "lagrange_multiplier_mean", "lagrange_multiplier_max", "active")
 """Metrics of CPR in nnU-Net's logger, and through it in W&B, as ``cpr_<name>``."""
-
-
-def _prepare_logger(logger: Any, epochs_done: int) -> None:
-    """Add the metrics of CPR to nnU-Net's logger, with NaN for the epochs done before.
-
-    The logger accepts only keys that it has, with one value for every epoch so far.
-    """
-    values = logger.local_logger.my_fantastic_logging
-    for key in LOGGED:
-        logged = values.setdefault(f"cpr_{key}", [])
-        logged += [float("nan")] * (epochs_done - len(logged))

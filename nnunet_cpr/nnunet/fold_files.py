@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 import re
 import zipfile
-from collections.abc import Mapping
-from contextlib import suppress
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from statistics import median
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,17 +25,17 @@ RESOURCES = "resources.json"
 
 LOG_COLUMNS = ["epoch", "train_loss", "val_loss", "pseudo_dice", "seconds"]
 
-FLOAT32_MAX = 3.4e38
-
-_MAX_MEASUREMENT = 1e30  # seconds or bytes
-
-_NUMBERS = re.compile(r"(?<![\w.])-?\d+(?:\.\d*)?(?:e[-+]?\d+)?(?![\w.])")
+_ENTRIES = {
+    "train_loss": "train_loss",
+    "val_loss": "val_loss",
+    "Pseudo dice": "pseudo_dice",
+    "Epoch time:": "seconds",
+}
 _ENTRY = re.compile(
-    r"^\S+ \S+: (Epoch time:|Epoch|train_loss|val_loss|Pseudo dice) +([^\n]*)$", re.MULTILINE
+    rf"^\S+ \S+: (Epoch(?= +\d{{1,9}} *$)|{'|'.join(_ENTRIES)}) +([^\n]*)$", re.MULTILINE
 )
 """Entry of nnU-Net's log: ``2026-01-31 12:00:00.123456: train_loss -0.5``."""
-
-
+_NUMBERS = re.compile(r"(?<![\w.])-?\d{1,99}(?:\.\d*)?(?:e[-+]?\d\d?)?(?![\w.])")
 _PREDICTION = re.compile(r"^(\d+-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}): predicting ", re.MULTILINE)
 
 
@@ -47,46 +44,22 @@ def is_complete_checkpoint(path: Path) -> bool:
 
     torch writes zip files, whose list of contents comes last. The contents are not read.
     """
-    try:
-        return path.is_file() and zipfile.is_zipfile(path)
-    except zipfile.BadZipFile:  # its last bytes are corrupted
-        return False
+    return path.is_file() and zipfile.is_zipfile(path)
 
 
-def measurement(value: Any) -> float | None:
-    """Return a number of :data:`RESOURCES`, or None if it is not a finite number of seconds or bytes."""
-    is_number = type(value) in (int, float)
-    return value if is_number and 0 <= value < _MAX_MEASUREMENT else None
+def read_progress(fold: Path) -> tuple[int, float | None, float | None]:
+    """Return the number of finished epochs, the last pseudo Dice and the median duration of an epoch.
 
-
-class LoggedProgress(NamedTuple):
-    """Progress of a training according to its logs.
-
-    Attributes:
-        epochs: number of finished epochs.
-        pseudo_dice: pseudo Dice of the last finished epoch, mean over the classes, or None.
-        seconds: median duration of the finished epochs, or None.
-    """
-
-    epochs: int
-    pseudo_dice: float | None
-    seconds: float | None
-
-
-def read_progress(fold: Path) -> LoggedProgress:
-    """Return the number of finished epochs, the last pseudo Dice and the duration of an epoch.
-
-    It is faster than :func:`read_logs`, because it does not read the losses.
+    The last two are None where they are unknown. It does not import pandas, as :func:`read_logs` does.
     """
     epochs = _read_epochs(fold)
-    seconds = {epoch: _number(entries, "Epoch time:") for epoch, entries in epochs.items()}
-    finished = {epoch: value for epoch, value in seconds.items() if not math.isnan(value)}
+    finished = {epoch: row for epoch, row in epochs.items() if not math.isnan(row["seconds"])}
     if not finished:
-        return LoggedProgress(0, None, None)
+        return 0, None, None
     last = max(finished)
-    dice = _mean_dice(epochs[last])
-    median = float(np.median(list(finished.values())))
-    return LoggedProgress(last + 1, None if math.isnan(dice) else dice, median)
+    dice = finished[last]["pseudo_dice"]
+    seconds = median(row["seconds"] for row in finished.values())
+    return last + 1, None if math.isnan(dice) else dice, seconds
 
 
 def seconds_per_case(fold: Path) -> float:
@@ -99,7 +72,7 @@ def seconds_per_case(fold: Path) -> float:
         starts = _PREDICTION.findall(log.read_text(encoding="utf-8", errors="replace"))
         moments = [datetime.fromisoformat(start).timestamp() for start in starts]
         times += [later - earlier for earlier, later in pairwise(moments)]
-    return float(np.median(times)) if times else math.nan
+    return median(times) if times else math.nan
 
 
 def read_logs(fold: Path) -> pd.DataFrame:
@@ -111,42 +84,22 @@ def read_logs(fold: Path) -> pd.DataFrame:
     """
     import pandas as pd  # slow, and the status of a study does not need it
 
-    rows = []
-    for epoch, entries in sorted(_read_epochs(fold).items()):
-        losses = _number(entries, "train_loss"), _number(entries, "val_loss")
-        rows.append((epoch, *losses, _mean_dice(entries), _number(entries, "Epoch time:")))
+    rows = [{"epoch": epoch, **row} for epoch, row in sorted(_read_epochs(fold).items())]
     return pd.DataFrame(rows, columns=LOG_COLUMNS).astype(dict.fromkeys(LOG_COLUMNS[1:], float))
 
 
-def _read_epochs(fold: Path) -> dict[int, dict[str, str]]:
-    """Return the texts of the entries of each epoch by their names."""
+def _read_epochs(fold: Path) -> dict[int, dict[str, float]]:
+    """Return the entries of each epoch, NaN where the log has none; of several numbers the mean."""
     # The parts of the time in a log's name need not have the same width.
     logs = sorted(
         fold.glob("training_log_*.txt"), key=lambda path: [int(n) for n in re.findall(r"\d+", path.stem)]
     )
-    epochs: dict[int, dict[str, str]] = {}
+    epochs: dict[int, dict[str, float]] = {}
     for log in logs:
-        with suppress(OSError):  # of another user; the epochs of the others are known
-            entries: dict[str, str] = {}  # before the first epoch there are none
-            for name, text in _ENTRY.findall(log.read_text(encoding="utf-8", errors="replace")):
-                if name != "Epoch":
-                    entries[name] = text
-                elif (number := text.strip()).isdecimal() and len(number) < 10:
-                    entries = epochs[int(number)] = {}
+        row: dict[str, float] = {}  # before the first epoch there are none
+        for name, text in _ENTRY.findall(log.read_text(encoding="utf-8", errors="replace")):
+            if name == "Epoch":
+                row = epochs[int(text)] = dict.fromkeys(LOG_COLUMNS[1:], math.nan)
+            elif numbers := _NUMBERS.findall(text):
+                row[_ENTRIES[name]] = sum(map(float, numbers)) / len(numbers)
     return epochs
-
-
-def _mean_dice(entries: Mapping[str, str]) -> float:
-    """Return the mean over the classes, NaN if none is in [0, 1]."""
-    numbers = _NUMBERS.findall(entries.get("Pseudo dice", ""))
-    defined = [value for number in numbers if 0 <= (value := float(number)) <= 1]
-    return sum(defined) / len(defined) if defined else math.nan
-
-
-def _number(entries: Mapping[str, str], name: str) -> float:
-    """Return a number of a log, NaN if it is missing or beyond the range of float32."""
-    try:
-        value = float(entries[name].strip().removesuffix(" s"))
-    except (KeyError, ValueError):
-        return math.nan
-    return value if abs(value) <= FLOAT32_MAX else math.nan

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nnunet_cpr._files import add_path_to_os_errors, atomic_write
-
 if TYPE_CHECKING:  # drawing does not import torch
     from torch import Tensor
 
@@ -61,7 +59,6 @@ class History:
         self._text = io.StringIO(newline="")
         self._rows = csv.writer(self._text)
         self._rows.writerow(COLUMNS)
-        self._size = 0  # of what is in the file, bytes
 
     @classmethod
     def resume(cls, folder: str | os.PathLike[str], epoch: int, names: list[str]) -> History:
@@ -73,56 +70,45 @@ class History:
         Raises:
             OSError: the file can neither be read nor be renamed.
         """
+        path = Path(folder) / CSV_NAME
         history = cls(Path(folder), list(names))
-        path = history.folder / CSV_NAME
         if epoch == 0 or not path.exists():
             return history
         try:
-            recorded = cls.read(folder)
+            recorded = cls.read(folder, epoch)
+            if recorded.names == history.names:
+                return recorded
         except ValueError:
-            recorded = None
-        if recorded is None or recorded.names != history.names:
-            history.backup = path.replace(path.with_name("cpr_history.unreadable.csv"))
-            return history
-        columns = zip(recorded.steps, recorded.measure, recorded.kappa, recorded.multiplier)
-        for number, values in zip(recorded.epochs, columns):
-            if number < epoch:
-                history.add(number, *values)
+            pass
+        history.backup = path.replace(path.with_name("cpr_history.unreadable.csv"))
         return history
 
     @classmethod
-    def read(cls, folder: str | os.PathLike[str]) -> History:
-        """Read the history in ``folder`` without changing the file.
-
-        The last epoch is left out if a killed training has not written all of its rows.
+    def read(cls, folder: str | os.PathLike[str], end: int | None = None) -> History:
+        """Read the history in ``folder``, or its epochs before ``end``, without changing the file.
 
         Raises:
             OSError: the file cannot be read.
             ValueError: it is damaged or has no rows.
         """
         path = Path(folder) / CSV_NAME
-        epochs: dict[tuple[int, int], dict[str, list[float]]] = {}
         try:
-            content = path.read_bytes()
-            lines = content[: content.rfind(b"\n") + 1].decode().splitlines()
-            header, *rows = csv.reader(lines)
+            header, *rows = csv.reader(path.read_text(encoding="utf-8").splitlines())
             if header != COLUMNS:
                 raise ValueError(f"the columns {', '.join(header)}")
-            for number, step, name, measure, kappa, multiplier in rows:
-                values = [float(measure), float(kappa), float(multiplier)]
-                epochs.setdefault((int(number), int(step)), {})[name] = values
-            if not epochs:
-                raise ValueError("no rows")
-            names, last = (list(epochs[key]) for key in (min(epochs), max(epochs)))
-            if names != last == names[: len(last)]:
-                del epochs[max(epochs)]
-            if any(list(by_name) != names for by_name in epochs.values()):
+            numbers, steps, parameters, *values = zip(*rows, strict=True)
+            names = list(dict.fromkeys(parameters))
+            if list(parameters) != names * (len(rows) // len(names)):
                 raise ValueError("epochs without a row of each parameter")
+            each = np.array(values, np.float32).reshape(3, -1, len(names)).swapaxes(0, 1)
+            history, count = cls(Path(folder), names), len(names)
+            for number, step, (measure, kappa, multiplier) in zip(
+                numbers[::count], steps[::count], each
+            ):
+                if end is None or int(number) < end:
+                    history.add(int(number), int(step), measure, kappa, multiplier)
         except (ValueError, csv.Error) as error:
             raise ValueError(f"{path}: expected a CPR history, got: {error}") from error
-        history = cls(Path(folder), names)
-        for (epoch, steps), by_name in epochs.items():
-            history.add(epoch, steps, *np.array(list(by_name.values()), np.float32).T)
         return history
 
     def stack(self, value: str) -> np.ndarray:
@@ -143,7 +129,10 @@ class History:
         measure = cpr.measure if measure is None else measure
         values = (measure, cpr.kappa, cpr.lagrange_multiplier)
         self.add(epoch, cpr.step_count, *(value.cpu().numpy() for value in values))
-        self.write()
+        # Not synced to the disk, which takes longer than all else at the end of an epoch.
+        temporary = self.folder / f"{CSV_NAME}.tmp"
+        temporary.write_text(self._text.getvalue(), encoding="utf-8", newline="")
+        temporary.replace(self.folder / CSV_NAME)
 
     def add(
         self, epoch: int, step: int, measure: np.ndarray, kappa: np.ndarray, multiplier: np.ndarray
@@ -157,19 +146,3 @@ class History:
         for name, *values in zip(self.names, measure, kappa, multiplier):
             # Nine digits restore a float32 exactly.
             self._rows.writerow([epoch, step, name, *(f"{value:.9g}" for value in values)])
-
-    def write(self) -> None:
-        """Write the file, or the rows that it does not have yet.
-
-        Raises:
-            OSError: the file cannot be written. The next call writes the same rows again.
-        """
-        path, content = self.folder / CSV_NAME, self._text.getvalue().encode()
-        if self._size and path.exists():
-            with add_path_to_os_errors(path), open(path, "r+b") as file:
-                file.seek(self._size)
-                file.write(content[self._size :])
-        else:
-            with atomic_write(path) as temporary:
-                temporary.write_bytes(content)
-        self._size = len(content)

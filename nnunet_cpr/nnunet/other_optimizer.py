@@ -4,29 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 
-@dataclass(frozen=True)
-class GivenGroup:
-    """Parameter group as an optimizer was given it.
-
-    Attributes:
-        learning_rate, weight_decay: its values.
-        is_split: True if some of its parameters have no weight decay, but others have.
-    """
-
-    learning_rate: Any
-    weight_decay: Any
-    is_split: bool
-
-
 @contextmanager
-def without_weight_decay(parameters: Iterable[Tensor]) -> Iterator[list[GivenGroup]]:
+def without_weight_decay(parameters: Iterable[Tensor]) -> Iterator[list[dict[str, Any]]]:
     """Give every optimizer that is built in this context no weight decay for some parameters.
 
     Parameter groups with weight decay are split into these parameters and the others. This happens while
@@ -36,7 +21,8 @@ def without_weight_decay(parameters: Iterable[Tensor]) -> Iterator[list[GivenGro
         parameters: the parameters without weight decay.
 
     Yields:
-        The groups as they were given, for use after the context.
+        The settings of each group as it was given, for use after the context. ``is_split`` is True if
+        some of its parameters have no weight decay, but others have.
 
     Example:
         >>> import torch
@@ -46,9 +32,9 @@ def without_weight_decay(parameters: Iterable[Tensor]) -> Iterator[list[GivenGro
         >>> [(len(group["params"]), group["weight_decay"]) for group in optimizer.param_groups]
         [(1, 0.0), (1, 0.1)]
         >>> given
-        [GivenGroup(learning_rate=0.01, weight_decay=0.1, is_split=True)]
+        [{'lr': 0.01, 'weight_decay': 0.1, 'is_split': True}]
     """
-    given_groups: list[GivenGroup] = []
+    given_groups: list[dict[str, Any]] = []
     chosen = {id(parameter) for parameter in parameters}
     add_param_group = Optimizer.add_param_group
 
@@ -59,7 +45,8 @@ def without_weight_decay(parameters: Iterable[Tensor]) -> Iterator[list[GivenGro
         for member in [given] if isinstance(given, Tensor) else given:
             parts[bool(decay) and _id(member) in chosen].append(member)
         others, without = parts
-        given_groups.append(GivenGroup(settings["lr"], decay, bool(others and without)))
+        is_split = bool(others and without)
+        given_groups.append({"lr": settings["lr"], "weight_decay": decay, "is_split": is_split})
         if without:
             add_param_group(self, {**group, "params": without, "weight_decay": 0.0})
         if others or not without:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch.optim import Optimizer
 
-EXPONENT = 0.9
-
 
 def warmup_poly(iteration: int, lr: float, warmup: int, total: int) -> float:
     """Return the learning rate of an iteration: linear warm-up, then polynomial decay to 0.
@@ -22,7 +20,7 @@ def warmup_poly(iteration: int, lr: float, warmup: int, total: int) -> float:
     """
     if iteration < warmup:
         return lr * (iteration + 1) / warmup
-    return lr * (1 - (iteration - warmup) / (total - warmup)) ** EXPONENT
+    return lr * (1 - (iteration - warmup) / (total - warmup)) ** 0.9
 
 
 class WarmupPolyLRScheduler:
@@ -47,10 +45,6 @@ class WarmupPolyLRScheduler:
         self._next = epoch * self.iterations_per_epoch
         self._set()
 
-    def step_before_each(self, optimizer: Optimizer) -> None:
-        """Call :meth:`step_iteration` before each step of an optimizer."""
-        optimizer.register_step_pre_hook(lambda *_: self.step_iteration())
-
     def step_iteration(self) -> None:
         """Set the learning rate of the next iteration."""
         self._set()
@@ -60,7 +54,3 @@ class WarmupPolyLRScheduler:
         lr = warmup_poly(min(self._next, self.total - 1), self.lr, self.warmup, self.total)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-
-    def get_last_lr(self) -> list[float]:
-        """Return the learning rate of each parameter group."""
-        return [group["lr"] for group in self.optimizer.param_groups]

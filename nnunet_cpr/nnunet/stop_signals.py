@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import NoReturn
 
@@ -27,6 +28,7 @@ class Terminated(KeyboardInterrupt):
         self.status = 128 + signal_number
 
 
+@dataclass
 class StopRequest:
     """Signals that have asked this process to end.
 
@@ -34,21 +36,10 @@ class StopRequest:
         signals: the signals in the order of their arrival.
     """
 
-    def __init__(self) -> None:
-        self.signals: list[signal.Signals] = []
+    signals: list[signal.Signals] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.signals)
-
-    @property
-    def is_urgent(self) -> bool:
-        """True after a second Ctrl-C."""
-        return self.signals.count(signal.SIGINT) > 1
-
-    @property
-    def status(self) -> int:
-        """Exit status of the process, 128 + first signal as in shells."""
-        return 128 + self.signals[0]
 
 
 @contextmanager

@@ -35,9 +35,7 @@ def trainer_class(name: str) -> type[NamedTrainer] | None:
         KappaWS(steps=2000)
     """
     settings = resolve_settings(name)
-    if settings is None:
-        return None
-    found: type[NamedTrainer] = getattr(_module(settings.family), name)
+    found: type[NamedTrainer] | None = getattr(_module(settings.family), name) if settings else None
     return found
 
 

@@ -130,13 +130,10 @@ def _judge(
 
 def _levels(measure: np.ndarray, kappa: np.ndarray, has_bound: np.ndarray) -> np.ndarray:
     """Return the median of R / kappa over the last epochs with a bound, NaN without one, ``[J]``."""
-    levels = np.full(len(measure), math.nan)
-    for j, known in enumerate(has_bound):
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            ratio = measure[j, known] / kappa[j, known]
-        if len(ratio):
-            levels[j] = np.median(ratio[-math.ceil(_RECENT * len(ratio)) :])
-    return levels
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratios = [row[known] for row, known in zip(measure / kappa, has_bound)]
+    last = [ratio[-math.ceil(_RECENT * len(ratio)) :] for ratio in ratios]
+    return np.array([np.median(ratio) if len(ratio) else math.nan for ratio in last])
 
 
 def _count(matrices: Any, total: int) -> str:

@@ -46,15 +46,11 @@ def _unset_bounds(results: Results, setting: Setting) -> list[str]:
 
 
 def _missing_runs(results: Results, setting: Setting) -> list[str]:
-    counts = {
-        e.full_title: len(results.finished_runs(setting, e.trainer)) for e in results.study.trainers
-    }
-    planned = results.planned_runs
-    return [
-        f"{title}: {count} of {planned} runs have finished."
-        for title, count in counts.items()
-        if count < planned
-    ]
+    planned, lines = results.planned_runs, []
+    for entry in results.study.trainers:
+        count = len(results.finished_runs(setting, entry.trainer))
+        lines += [f"{entry.full_title}: {count} of {planned} runs have finished."] * (count < planned)
+    return lines
 
 
 def _diverged_trainings(results: Results, setting: Setting) -> list[str]:

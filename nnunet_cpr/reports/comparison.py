@@ -339,7 +339,11 @@ def comparison_table(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """
     rows = [
         {
-            **_key(c),
+            **c.setting._asdict(),
+            "metric": c.metric.name,
+            "unit": c.metric.difference_unit,
+            "reference": c.reference.trainer,
+            "trainer": c.entry.trainer,
             "verdict": c.verdict,
             "folds": " ".join(map(str, c.folds)),
             "seeds": " ".join(str(seed) for seed in c.seeds if seed != UNSEEDED),
@@ -352,29 +356,11 @@ def comparison_table(comparisons: Sequence[Comparison]) -> pd.DataFrame:
 
 def non_inferiority_table(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """Return ``non_inferiority.csv``: one row for each comparison with ``non_inferior_to``."""
-    rows = [
-        {
-            **_key(c),
-            "seeds": len(c.seeds),
-            "difference": c.difference,
-            "advantage_low": c.advantage_low,
-            "margin": c.margin,
-            "p": c.p_non_inferior,
-            "p_holm": c.p_non_inferior_holm,
-            "non_inferior": "shown" if c.is_non_inferior else "not shown",
-        }
-        for c in comparisons
-    ]
-    numbers = ["seeds", "difference", "advantage_low", "margin", "p", "p_holm", "non_inferior"]
-    table = pd.DataFrame(rows, columns=[*_KEY, *numbers])
+    table = comparison_table(comparisons)
+    table = table[[*_KEY, "seeds", "difference", "advantage_low", "margin"]].assign(
+        seeds=[len(c.seeds) for c in comparisons],
+        p=[c.p_non_inferior for c in comparisons],
+        p_holm=[c.p_non_inferior_holm for c in comparisons],
+        non_inferior=["shown" if c.is_non_inferior else "not shown" for c in comparisons],
+    )
     return table.rename(columns={"reference": "non_inferior_to"})
-
-
-def _key(c: Comparison) -> dict[str, str]:
-    return {
-        **c.setting._asdict(),
-        "metric": c.metric.name,
-        "unit": c.metric.difference_unit,
-        "reference": c.reference.trainer,
-        "trainer": c.entry.trainer,
-    }

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from nnunet_cpr._files import read_json
-from nnunet_cpr.nnunet.fold_files import LOG_COLUMNS, RESOURCES, measurement, read_logs
+from nnunet_cpr._files import finite_number, read_json
+from nnunet_cpr.nnunet.fold_files import LOG_COLUMNS, RESOURCES, read_logs
 from nnunet_cpr.nnunet.history import CSV_NAME, has_bounds
 from nnunet_cpr.studies.definition import Run, Study, StudyError
 
@@ -165,7 +165,7 @@ def read_results(study: Study, results: Path, preprocessed: Path | None = None) 
         epochs.append(read_logs(folder).assign(**here)[EPOCHS])
         try:
             measured = read_json(folder / RESOURCES)
-            resources.append({**here, **{k: measurement(measured.get(k)) for k in RESOURCE_NUMBERS}})
+            resources.append({**here, **{k: finite_number(measured.get(k)) for k in RESOURCE_NUMBERS}})
         except FileNotFoundError:
             pass
         except DAMAGE:

@@ -220,8 +220,8 @@ class Study:
         configurations: nnU-Net's names, such as ``3d_fullres``.
         plans: nnU-Net's names, such as ``nnUNetPlans``.
         source: origin of the published numbers.
-        seeds: seeds of the trainings of each fold, also as ``1-3``; empty for one training with
-            nnU-Net's own seeding.
+        seeds: seeds of the runs of each fold, also as ``1-3``; empty for one run with nnU-Net's own
+            seeding.
         metrics: metrics of the tables and comparisons: ``dice``, ``hd95``, ``nsd``.
         tolerance: tolerance of ``nsd`` in mm.
         margin: largest difference that counts as equivalent, for each metric: Dice and NSD in points,

@@ -19,11 +19,6 @@ from filelock import FileLock
 from nnunet_cpr._files import read_json
 from nnunet_cpr._spelling import nearest_first
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
-from nnunet_cpr.nnunet.tools.trainer_search import (
-    EXTERNAL_TRAINERS,
-    external_trainers,
-    missing_trainers,
-)
 from nnunet_cpr.studies.definition import Study, StudyError
 from nnunet_cpr.studies.run_state import parse_trainer, validation_dice, write_json
 
@@ -177,13 +172,16 @@ def _find_trainers(study: Study, results: Path) -> None:
     unfinished = [each for each in study.runs() if validation_dice(each.folder(results)) is None]
     # With one of its seeds, as other trainers take none; the study's names are without it.
     by_entry = {each.entry: each.trainer for each in unfinished}
-    missing = missing_trainers(by_entry.values())
-    if missing:
+    if not by_entry:
+        return
+    from nnunet_cpr.nnunet.composition import missing_trainers  # imports nnU-Net
+
+    if missing := missing_trainers(by_entry.values()):
         names = "; ".join(f"{name} ({hint})" if hint else name for name, hint in missing.items())
         names = re.sub("_seed[0-9]+", "", names) if study.seeds else names
         raise StudyError(
-            f"trainers not found by nnU-Net: {names}; for a trainer of your own set "
-            f"{EXTERNAL_TRAINERS} to its folder, now {external_trainers()}"
+            f"trainers not found by nnU-Net: {names}; for a trainer of your own set nnUNet_extTrainer "
+            f"to its folder, now {os.environ.get('nnUNet_extTrainer') or 'not set'}"
         )
 
 
@@ -241,9 +239,8 @@ def _preprocessed_cases(home: Path, plans: str, configuration: str) -> list[str]
 def _check_folds(study: Study, dataset: str, folders: Mapping[str, str]) -> None:
     """Check that the folds exist, or will exist in nnU-Net's own split."""
     count = count_folds(Path(folders["nnUNet_preprocessed"]) / dataset)
-    for fold in study.folds:
-        if fold >= count:
-            raise StudyError(f"fold {fold}: {dataset} has folds 0 to {count - 1} only")
+    if (last := max(study.folds)) >= count:
+        raise StudyError(f"fold {last}: {dataset} has folds 0 to {count - 1} only")
 
 
 def count_folds(home: Path) -> int:

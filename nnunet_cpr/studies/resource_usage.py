@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from nnunet_cpr._files import read_json
-from nnunet_cpr.nnunet.fold_files import RESOURCES, measurement
+from nnunet_cpr._files import finite_number, read_json
+from nnunet_cpr.nnunet.fold_files import RESOURCES
 from nnunet_cpr.studies.run_state import write_json
 
 _INTERVAL = 5.0
@@ -52,7 +52,7 @@ class ResourceUsage:
         """Add this attempt to the file of earlier ones."""
         earlier = read_json(self._path) if self._path.exists() else {}
         seconds, memory, gpu_memory = (
-            measurement(earlier.get(key)) or 0
+            finite_number(earlier.get(key)) or 0
             for key in ("seconds", "peak_memory_bytes", "peak_gpu_memory_bytes")
         )
         usage = {

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from filelock import FileLock, Timeout
 
-from nnunet_cpr._files import atomic_write, read_json
+from nnunet_cpr._files import atomic_write, finite_number, read_json
 from nnunet_cpr.nnunet import fold_files
 from nnunet_cpr.studies.definition import Run
 
@@ -164,7 +164,7 @@ def _dice_in(path: Path, size: int, changed: int) -> float | None:
 def _recorded_seconds(fold: Path) -> float | None:
     """Return the time of all attempts of a run."""
     path = fold / fold_files.RESOURCES
-    return fold_files.measurement(read_json(path).get("seconds")) if path.exists() else None
+    return finite_number(read_json(path).get("seconds")) if path.exists() else None
 
 
 @lru_cache(maxsize=4096)
@@ -190,7 +190,9 @@ def _planned_epochs(trainer: str) -> int | None:
 
 
 @lru_cache(maxsize=4096)
-def _progress_in(fold: Path, sizes: frozenset[tuple[Path, int]]) -> fold_files.LoggedProgress:
+def _progress_in(
+    fold: Path, sizes: frozenset[tuple[Path, int]]
+) -> tuple[int, float | None, float | None]:
     # Cached by the sizes of the logs, because the live table asks every second.
     return fold_files.read_progress(fold)
 

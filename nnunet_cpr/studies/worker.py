@@ -59,7 +59,7 @@ class Worker:
         # Outside of the context, because submitit's handler of the signal requeues and exits.
         if _must_requeue(request):
             signal.raise_signal(_REQUEUE_SIGNAL)
-        raise SystemExit(request.status)
+        raise SystemExit(128 + request.signals[0])
 
     def train(self, request: StopRequest) -> bool:
         """Train, or continue an earlier attempt, and validate.

@@ -29,12 +29,12 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def complete(place: Path, line: str, shell: str = "fish", **environment: str | None) -> list[str]:
+def complete(place: Path, line: str, **environment: str | None) -> list[str]:
     """Return the completions of the last word of a line."""
     words = line.split(" ")
     variables: dict[str, str | None] = {
         **os.environ,
-        "_NNUNET_CPR_COMPLETE": f"complete_{shell}",
+        "_NNUNET_CPR_COMPLETE": "complete_fish",
         "COMP_WORDS": line,
         "COMP_CWORD": str(len(words) - 1),
         "_TYPER_COMPLETE_ARGS": line,
@@ -56,43 +56,13 @@ def test_commands_and_options_are_completed(place: Path) -> None:
     assert complete(place, "nnunet-cpr study run quick --dry") == ["--dry-run"]
 
 
-@pytest.mark.parametrize("shell", ["bash", "fish"])
-def test_studies_and_presets_are_completed(place: Path, shell: str) -> None:
-    found = complete(place, "nnunet-cpr study status ", shell)
+def test_studies_and_presets_are_completed(place: Path) -> None:
+    found = complete(place, "nnunet-cpr study status ")
     assert {"finished", "heart"} <= set(found) and "not-run" not in found
-    assert complete(place, "nnunet-cpr study report fi", shell) == ["finished"]
-    assert complete(place, "nnunet-cpr study run mi", shell) in ([], [""]), "files are the shell's"
+    assert complete(place, "nnunet-cpr study report fi") == ["finished"]
+    assert complete(place, "nnunet-cpr study run mi") in ([], [""]), "files are the shell's"
 
 
-def test_zsh_completes_study_names(place: Path) -> None:
-    assert complete(place, "nnunet-cpr study run fini", "zsh") == ["""_arguments '*: :(("finished"))'"""]
-    assert complete(place, "nnunet-cpr study run mi", "zsh") == ["_files"]
-
-
-@pytest.mark.parametrize("results", [None, "/nowhere", "mine.yaml"])
-def test_missing_results_are_no_error(place: Path, results: str | None) -> None:
-    found = complete(place, "nnunet-cpr study status ", nnUNet_results=results)
+def test_missing_results_are_no_error(place: Path) -> None:
+    found = complete(place, "nnunet-cpr study status ", nnUNet_results=None)
     assert "heart" in found and "finished" not in found
-
-
-def test_bash_uses_the_completion_script(place: Path) -> None:
-    bin_folder = place / "bin"
-    bin_folder.mkdir()
-    program = bin_folder / "nnunet-cpr"
-    program.write_text(f"#!{sys.executable}\nfrom nnunet_cpr.cli import main\nmain()\n")
-    program.chmod(0o755)
-    script = """
-        eval "$(_NNUNET_CPR_COMPLETE=source_bash nnunet-cpr)"
-        COMP_WORDS=(nnunet-cpr study status fi); COMP_CWORD=3
-        _nnunet_cpr_completion nnunet-cpr
-        echo "${COMPREPLY[@]}"
-        complete -p nnunet-cpr
-    """
-    environment = {**os.environ, "nnUNet_results": str(place / "results")}
-    environment["PATH"] = f"{bin_folder}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=place, env=environment, capture_output=True, text=True
-    )
-    found, registered = done.stdout.splitlines()
-    assert (found, done.stderr) == ("finished", "")
-    assert "-o default" in registered, "bash completes files where no study matches"

@@ -25,14 +25,14 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 FIRST_PAGES = {
     "GPT-2": "reference/paper-experiments/",
     "Kappa-IP": "choose/",
-    "multi GPU": "how-to/training-loop/",
+    "multi GPU": "how-to/(training-loop|survive-time-limits)/",  # the loop's, and nnU-Net's
     "DDP": "how-to/training-loop/",
     "ensemble": "how-to/compare-on-your-data/",
     "pretrained weights": "how-to/fine-tune/",
     "W&B": "how-to/log-metrics/",
     "Windows": "choose/",
 }
-"""The page that a query has to find first."""
+"""The page that a query has to find first, as a regular expression."""
 
 pytestmark = [
     pytest.mark.slow,  # builds the site
@@ -113,4 +113,5 @@ async def first_results(tab: str, site: str, queries: list[str]) -> dict[str, st
 
 def test_first_result_is_the_right_page(site: str, browser: str) -> None:
     found = asyncio.run(first_results(browser, site, list(FIRST_PAGES)))
-    assert found == FIRST_PAGES
+    wrong = {q: page for q, page in found.items() if not re.fullmatch(FIRST_PAGES[q], page)}
+    assert wrong == {}

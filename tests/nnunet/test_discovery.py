@@ -189,9 +189,7 @@ def test_trainers_are_found_in_every_combination(
     new = env.files() - before
     assert not [f for f in new if f.startswith("nnunetv2")]
 
-    doctor = env.run("nnunet-cpr", "doctor")
-    assert f"nnU-Net: {importlib.metadata.version('nnunetv2')}, " in doctor.stdout
-    assert f"nnunet-cpr: {nnunet_cpr.__version__}\n" in doctor.stdout
+    assert f"nnunet-cpr: {nnunet_cpr.__version__}\n" in env.run("nnunet-cpr", "doctor").stdout
 
     # nnU-Net's command gets past the search for its trainer, to the missing data set.
     folders = {f"nnUNet_{n}": str(tmp_path) for n in ("raw", "preprocessed", "results")}
@@ -209,18 +207,6 @@ def test_trainers_are_found_in_every_combination(
     for name in ("nnUNetTrainerCPRMine", TRAINER):
         done = env.run(*train, name, check=False, nnUNet_extTrainer=str(mine), **folders)
         assert f"Using trainer '{name}'" in done.stdout, done.stdout + done.stderr
-
-    # So they are in a worker process that is started anew.
-    script = tmp_path / "workers.py"
-    script.write_text(
-        "import multiprocessing\n"
-        "from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name as find\n"
-        "def name(n): return find(n).__name__\n"
-        "if __name__ == '__main__':\n"
-        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
-        f"        assert pool.map(name, ['{TRAINER}']) == ['{TRAINER}']\n"
-    )
-    env.run("python", str(script))
 
     env.run("python", "-m", "pip", "uninstall", "-y", "nnunet-cpr")
     assert env.files() == before

@@ -49,12 +49,10 @@ def server() -> Iterator[CommandServer]:
 
 
 def _others() -> Iterator[Any]:
-    """Yield all trainers; the first of each of nnU-Net's modules belongs to the slow stage."""
-    modules = set()
+    """Yield all trainers; a few of nnU-Net's own belong to the slow stage."""
+    few = ("nnUNetTrainerAdam", "nnUNetTrainerDA5", "nnUNetTrainerNoDeepSupervision")
     for other in sorted(set(NNUNET) - NOT_TO_COMBINE - NEED_A_GPU):
-        module = NNUNET[other].__module__
-        yield pytest.param(other, marks=pytest.mark.release if module in modules else pytest.mark.slow)
-        modules.add(module)
+        yield pytest.param(other, marks=pytest.mark.slow if other in few else pytest.mark.release)
     for name in (*OTHERS, *FAMILIES):
         yield pytest.param(name, marks=pytest.mark.slow)
 

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.trainer_name import FAMILIES, SUFFIXES
 from nnunet_cpr.nnunet.tools.explanation import explain
 from tests.helpers import ROOT
 from tests.helpers.nnunet_trainers import OTHER_PROJECTS
@@ -34,16 +33,6 @@ def _searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("nnUNet_results", "not-touched")
 
 
-@pytest.mark.parametrize("name", ["nnUNetTrainerMine_seed1", "nnUNetTrainerCPR_mine"])
-def test_derived_trainer_without_docstring_is_explained(name: str, tmp_path: Path) -> None:
-    lines = ["from nnunet_cpr.nnunet.trainer import nnUNetTrainerCPR"]
-    lines += [
-        f"class {own}(nnUNetTrainerCPR): pass" for own in ("nnUNetTrainerMine", "nnUNetTrainerCPR_mine")
-    ]
-    (tmp_path / "mine.py").write_text("\n".join(lines))
-    assert dict(explain(name))["family"] == "nnUNetTrainerCPR: nnU-Net's SGD with CPR"
-
-
 def test_explanation_follows_the_stages_of_the_other_trainer() -> None:
     rows = dict(explain("nnUNetTrainerAttachCPR_on_nnUNet_Primus_M_Trainer"))
     assert rows["optimizer"].startswith("AdamW(betas=(0.9, 0.98)")
@@ -56,14 +45,11 @@ def test_explanation_follows_the_stages_of_the_other_trainer() -> None:
 @pytest.mark.parametrize(
     ("name", "subject", "text"),
     [
-        ("nnUNetTrainerSGD_adadecay2_wd1en3", "weight decay", "0.001, applied by AdaDecay"),
-        ("nnUNetTrainerCPR_ws2p", "bound", "_ws2p, here ws5000: R after a number of steps"),
         (
             "nnUNetTrainerCPR_ws0p5p_on_nnUNetTrainer_100epochs",
             "bound",
             "set at step 125, after 0.5% of the training",
         ),
-        ("nnUNetTrainerSGD_hyperball", "weight decay", "none, replaced by Hyperball"),
         ("nnUNetTrainerCPR_ip20_2epochs", "bound", "not before step 40, after 8.0% of the training"),
         ("nnUNetTrainerAdam", "with CPR", "nnUNetTrainerAttachCPR_on_nnUNetTrainerAdam"),
     ],
@@ -75,13 +61,6 @@ def test_explanation_of_settings(name: str, subject: str, text: str) -> None:
 def test_trainer_that_needs_its_plans_is_refused_in_one_line() -> None:
     with pytest.raises(WrongName, match="cannot be built without its data: KeyError: 'pretrain_info'"):
         explain("nnUNetTrainerCPR_on_nnUNetTrainerPretrained")
-
-
-def test_command_lists_families_and_suffixes() -> None:
-    listed = CliRunner().invoke(app, ["trainers"])
-    assert listed.exit_code == 0
-    for text in (*FAMILIES, *(suffix.syntax for suffix in SUFFIXES), "_on_<Trainer>"):
-        assert text in listed.stdout
 
 
 def test_command_explains_or_corrects_a_name() -> None:

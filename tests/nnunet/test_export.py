@@ -6,21 +6,18 @@ import hashlib
 import json
 import os
 import re
-import resource
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import SimpleITK
 import torch
 import yaml
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
+from nnunet_cpr.names import WrongName
 from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint
 from nnunet_cpr.nnunet.tools.export import ExportError, export_model
 from tests.helpers.workspace import PLANS, Workspace
@@ -58,12 +55,6 @@ def contents(folder: Path) -> dict[str, tuple[str, int]]:
     }
 
 
-def change(path: Path, how: Callable[[dict], object]) -> None:
-    checkpoint = torch.load(path, weights_only=False)
-    how(checkpoint)
-    torch.save(checkpoint, path)
-
-
 @pytest.fixture(scope="module")
 def trained(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a model with two folds and cross-validation results."""
@@ -73,10 +64,10 @@ def trained(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> P
     summary = {"foreground_mean": {"Dice": 0.85123}}
     (first / "validation" / "summary.json").write_text(json.dumps(summary))
     shutil.copytree(first, second)
-    change(
-        second / "checkpoint_final.pth",
-        lambda checkpoint: [weight.mul_(0.9) for weight in checkpoint["network_weights"].values()],
-    )
+    checkpoint = torch.load(second / "checkpoint_final.pth", weights_only=False)
+    for weight in checkpoint["network_weights"].values():
+        weight.mul_(0.9)
+    torch.save(checkpoint, second / "checkpoint_final.pth")
     for folds in ("0_1", "0_1_2"):
         results = space.model(CPR) / f"crossval_results_folds_{folds}"
         results.mkdir()
@@ -94,9 +85,14 @@ def model(trained: Path, tmp_path: Path) -> Path:
 def refused(model: Path, tmp_path: Path) -> Iterator[Callable[..., str]]:
     """Return a function that checks a refusal without written files and returns its message."""
 
-    def refused(*folds: str, output: Path = tmp_path / "exported", names: list[str] = FINAL) -> str:
+    def refused(
+        *folds: str,
+        output: Path = tmp_path / "exported",
+        names: list[str] = FINAL,
+        model: Path = model,
+    ) -> str:
         before = contents(tmp_path)
-        with pytest.raises((ExportError, UnusableCheckpoint, OSError)) as error:
+        with pytest.raises((ExportError, UnusableCheckpoint, WrongName)) as error:
             export_model(model, output, list(folds) or None, names)
         assert contents(tmp_path) == before
         assert "\n" not in str(error.value)
@@ -141,32 +137,23 @@ def test_export_contains_only_what_nnunet_needs(model: Path, tmp_path: Path) -> 
             assert torch.equal(ours["network_weights"][key], weight)
 
 
-def test_models_of_other_trainers_are_refused(model: Path, refused) -> None:
-    change(model / "fold_0" / FINAL[0], lambda c: c.update(trainer_name="nnUNetTrainer_5epochs"))
-    assert "trainer nnUNetTrainer_5epochs of the model is not from nnunet-cpr" in refused()
-    change(model / "fold_0" / FINAL[0], lambda c: c.update(trainer_name="nnUNetTrainerLost"))
-    assert "trainer nnUNetTrainerLost not found by nnU-Net" in refused()
-
-
-@pytest.mark.parametrize("changed", [True, False])
-def test_trainers_with_another_network_are_refused(
-    model: Path, tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch, changed: bool
+def test_trainers_of_others_and_with_another_network_are_refused(
+    model: Path, tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "trainers").mkdir()
-    name = f"nnUNetTrainerExported{changed}"  # nnU-Net imports a module of a name once
-    code = (
+    (tmp_path / "trainers" / "mine.py").write_text(
         "from nnunet_cpr.nnunet.trainer import nnUNetTrainerCPR\n\n\n"
-        f"class {name}(nnUNetTrainerCPR):\n"
-        f"    def {'build_network_architecture' if changed else 'mine'}(*args, **kwargs): ...\n"
+        "class nnUNetTrainerExported(nnUNetTrainerCPR):\n"
+        "    def build_network_architecture(*args, **kwargs): ...\n"
     )
-    (tmp_path / "trainers" / f"mine_{changed}.py".lower()).write_text(code)
     monkeypatch.setenv("nnUNet_extTrainer", str(tmp_path / "trainers"))
-    for fold in ("fold_0", "fold_1"):
-        change(model / fold / FINAL[0], lambda c: c.update(trainer_name=name))
-    if changed:
-        assert f"trainer {name} of the model builds its own network" in refused()
-    else:
-        assert export_model(model, tmp_path / "exported", None, FINAL).is_dir()
+    for name, reason in (
+        ("nnUNetTrainerExported", "of the model builds its own network"),
+        ("nnUNetTrainer_5epochs", "of the model is not from nnunet-cpr"),
+        ("nnUNetTrainerLost", "not found by nnU-Net"),
+    ):
+        model = model.rename(model.with_name(f"{name}__{PLANS}__3d_fullres"))
+        assert f"trainer {name} {reason}" in refused(model=model)
 
 
 def test_truncated_checkpoint_is_refused(model: Path, refused) -> None:
@@ -177,55 +164,23 @@ def test_truncated_checkpoint_is_refused(model: Path, refused) -> None:
 
 def test_missing_files_are_named(model: Path, refused) -> None:
     assert f"{model / 'fold_3' / FINAL[0]} does not exist; choose existing folds" in refused("0", "3")
-    assert "checkpoint_latest.pth does not exist" in refused(names=["checkpoint_latest.pth"])
     assert "does not exist" in refused(names=["../fold_0/checkpoint_final.pth"])
-    assert "does not exist" in refused("../fold_0")
-    (model / "dataset.json").write_text("{")
-    assert refused().startswith(f"{model / 'dataset.json'} cannot be read: ")
-    (model / "plans.json").unlink()
-    assert f"No such file or directory: '{model / 'plans.json'}'" in refused()
-
-
-@pytest.mark.parametrize("name", ["../../elsewhere", "..", None])
-def test_names_in_the_plans_stay_within_the_output(model: Path, refused, name: object) -> None:
-    plans = json.loads((model / "plans.json").read_text())
-    (model / "plans.json").write_text(json.dumps({**plans, "dataset_name": name}))
-    assert f"expected a name valid for a folder, got {name!r}" in refused()
 
 
 def test_unsafe_outputs_are_refused(model: Path, tmp_path: Path, refused) -> None:
     assert "would look like a model trained without CPR" in refused(output=tmp_path / "results")
     (tmp_path / "there" / "Dataset901_Phantoms" / COPY).mkdir(parents=True)
     assert f"{COPY} exists; move it away" in refused(output=tmp_path / "there")
-    (tmp_path / "file").write_text("mine")
-    assert str(tmp_path / "file") in refused(output=tmp_path / "file")
-
-
-def test_failed_write_leaves_nothing(model: Path, refused) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-    try:
-        said = refused()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "File too large" in said and "checkpoint_final.pth" in said
 
 
 def test_command_prints_how_to_predict(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "exported"
-    arguments = [
-        "export",
-        str(model),
-        str(output),
-        "--folds",
-        "1",
-        "--checkpoint",
-        "checkpoint_best.pth",
-    ]
+    options = ["--folds", "1", "--checkpoint", "checkpoint_best.pth"]
+    arguments = ["export", str(model), str(output), *options]
     done = CliRunner().invoke(app, arguments)
     copy = output / "Dataset901_Phantoms" / COPY
     assert done.exit_code == 0, done.output
-    assert done.stdout.startswith(f"{copy}: fold_1, ")
+    assert done.stdout.startswith(f"{copy}: exported. Predict with it:")
     assert f"nnUNetv2_predict_from_modelfolder -m {copy} -f 1 -chk checkpoint_best.pth -i" in done.stdout
     again = CliRunner().invoke(app, arguments)
     assert again.exit_code == 1
@@ -239,24 +194,8 @@ def test_exported_model_predicts_the_same_without_package(
     (tmp_path / "blocked").mkdir()
     (tmp_path / "blocked" / "sitecustomize.py").write_text(WITHOUT_PACKAGE)
     exported = tmp_path / "exported"
-    plain = Workspace(
-        tmp_path,
-        workspace.dataset,
-        {
-            **workspace.environment,
-            "PYTHONPATH": str(tmp_path / "blocked"),
-            "nnUNet_results": str(exported),
-        },
-    )
-    absent = subprocess.run(
-        [sys.executable, "-c", "import nnunet_cpr"],
-        env=plain.environment,
-        capture_output=True,
-        text=True,
-    )
-    assert "No module named 'nnunet_cpr'" in absent.stderr
-
-    before = contents(model)
+    variables = {"PYTHONPATH": str(tmp_path / "blocked"), "nnUNet_results": str(exported)}
+    plain = Workspace(tmp_path, workspace.dataset, {**workspace.environment, **variables})
     workspace.run("nnunet-cpr", "export", str(model), str(exported))
     copy = exported / workspace.dataset / COPY
     images = workspace.folder / "nnUNet_raw" / workspace.dataset / "imagesTs"
@@ -273,14 +212,8 @@ def test_exported_model_predicts_the_same_without_package(
     assert f"Could not find requested nnunet trainer {CPR}" in failed.stderr
     predict(workspace, model, "ours")
     predict(plain, copy, "theirs")
-    assert contents(model) == before
 
     case = "phantom_005"
-    ours, theirs = (
-        SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(tmp_path / folder / f"{case}.nii.gz"))
-        for folder in ("ours", "theirs")
-    )
-    assert ours.shape == theirs.shape and np.array_equal(ours, theirs)
     ours, theirs = (
         np.load(tmp_path / folder / f"{case}.npz")["probabilities"] for folder in ("ours", "theirs")
     )

@@ -47,7 +47,7 @@ def test_epochs_of_nnunet_are_found(tmp_path: Path) -> None:
 
 
 def test_interrupted_epoch_has_what_was_logged(tmp_path: Path) -> None:
-    lines = [*epoch(1), *epoch(2)[:5], "Warning: val_loss 7", f"{STAMP}val_loss 1e39 "]
+    lines = [*epoch(1), *epoch(2)[:5], "Warning: val_loss 7", f"{STAMP}val_loss nan "]
     log, progress = read(tmp_path, lines)
     assert log["train_loss"].tolist() == [-0.15, -0.25]
     assert log.iloc[1][["val_loss", "pseudo_dice", "seconds"]].isna().all()

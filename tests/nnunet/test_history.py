@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,6 @@ import torch
 
 from nnunet_cpr import SGDCPR, KappaWS
 from nnunet_cpr.nnunet.history import COLUMNS, History, has_bounds
-from nnunet_cpr.nnunet.progress_figure import draw_progress
 
 NAMES = ["layer.weight"]
 EPOCHS = 5
@@ -81,11 +78,9 @@ def test_history_starts_anew_without_a_file_or_an_epoch(tmp_path: Path, epoch: i
     "damage",
     [
         lambda content: b"",
-        lambda content: content.replace(b"epoch,", b"a,"),
-        lambda content: content.replace(b"1,2,layer", b"1,x,layer"),
+        lambda content: content[:-20],
         lambda content: content.replace(b"1,2,layer", b"1,2,other"),
         lambda content: content.replace(b"layer", b"other"),
-        lambda content: content + b"\xff\x00\n",
     ],
 )
 def test_file_that_cannot_be_continued_is_renamed(run: History, damage) -> None:
@@ -98,51 +93,9 @@ def test_file_that_cannot_be_continued_is_renamed(run: History, damage) -> None:
     assert History.resume(run.folder, EPOCHS + 1, NAMES).epochs == [EPOCHS]
 
 
-@pytest.mark.parametrize("end", [-20, -1])
-def test_epoch_whose_rows_were_not_all_written_is_left_out(run: History, end: int) -> None:
-    path = run.folder / "cpr_history.csv"
-    path.write_bytes(path.read_bytes()[:end])
-    resumed = History.resume(run.folder, EPOCHS, NAMES)
-    assert resumed.epochs == list(range(EPOCHS - 1)) and resumed.backup is None
-    train(resumed, range(EPOCHS, EPOCHS + 1))
-    assert History.resume(run.folder, EPOCHS + 1, NAMES).epochs == [*range(EPOCHS - 1), EPOCHS]
-
-
-def test_nan_measures_are_kept_and_drawn(tmp_path: Path) -> None:
-    history = History.resume(tmp_path, 0, NAMES)
-    train(history, range(EPOCHS), value=float("nan"))
-    resumed = History.resume(tmp_path, EPOCHS, NAMES)
-    assert_same_epochs(resumed, history, EPOCHS)
-    assert np.isnan(resumed.measure[-1]).all()
-    draw_progress(resumed)
-
-
-@pytest.mark.parametrize("name", ["a,b", 'a"b', "größe"])
-def test_special_characters_in_names_are_kept(name: str, tmp_path: Path) -> None:
+def test_special_characters_in_names_are_kept(tmp_path: Path) -> None:
+    name = 'a,"größe'
     train(History.resume(tmp_path, 0, [name]), range(1))
     resumed = History.resume(tmp_path, 1, [name])
     assert resumed.epochs == [0] and resumed.backup is None
     assert pd.read_csv(tmp_path / "cpr_history.csv")["parameter"].tolist() == [name]
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """Limit the size of written files; the error is EFBIG instead of that of a full disk."""
-    resource = pytest.importorskip("resource")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_rows_of_a_failed_write_are_written_later(run: History) -> None:
-    path = run.folder / "cpr_history.csv"
-    before = path.read_bytes()
-    with files_of_at_most(len(before) + 10), pytest.raises(OSError, match=r"cpr_history.csv"):
-        train(run, range(5, 6))
-    assert path.read_bytes().startswith(before)
-    train(run, range(6, 7))
-    assert path.read_bytes().startswith(before)
-    assert_same_epochs(History.resume(run.folder, 7, NAMES), run, 7)

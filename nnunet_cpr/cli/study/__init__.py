@@ -6,10 +6,9 @@ import typer
 
 from nnunet_cpr.cli._options import expand_settings
 from nnunet_cpr.cli.study._options import STOPPED, study_errors
-from nnunet_cpr.cli.study.commands import commands, run_one
 from nnunet_cpr.cli.study.presets import list_studies, new, presets, schema
 from nnunet_cpr.cli.study.report import report
-from nnunet_cpr.cli.study.run import run
+from nnunet_cpr.cli.study.run import commands, run, run_one
 from nnunet_cpr.cli.study.status import cancel, remove, status, stop
 
 app = typer.Typer(

@@ -106,30 +106,24 @@ class StudyOptions:
             raise studies.StudyError("studies: expected Linux or macOS, got Windows; use WSL")
         folders = studies.nnunet_folders(os.environ, ["nnUNet_results"])
         results = Path(folders["nnUNet_results"])
-        saved = results / "studies"
-        trainers = self.trainers.split(",") if self.trainers else []
-        reference, folds, default_name = trainers[0] if trainers else "", self.folds, ""
-        given = self.study
-        if not given:
-            given, folds, default_name = "quick", folds or "all", "study"
+        saved, given = results / "studies", self.study or "quick"
         if saved_first and self.name and not Path(given).is_file():
             given = self.name if studies.saved_file(saved, self.name).is_file() else given
         file = studies.find_study(given, saved, saved_first)
-        folder = given if file == studies.saved_file(saved, given) else ""
-        study = (
-            studies.load(str(file))
-            .changed(name=default_name)
-            .changed(
-                name=self.name or folder,
-                datasets=self.dataset,
-                folds=parse_numbers("--folds", folds),
-                configurations=self.configuration,
-                plans=self.plans,
-                trainers=trainers,
-                reference=reference,
-                non_inferior_to=reference,
-                seeds=parse_numbers("--seeds", self.seeds),
-            )
+        name = "" if self.study else "study"
+        if file == studies.saved_file(saved, given):
+            name = given
+        trainers = self.trainers.split(",") if self.trainers else [""]
+        study = studies.load(str(file)).changed(
+            name=self.name or name,
+            datasets=self.dataset,
+            folds=parse_numbers("--folds", self.folds or (None if self.study else "all")),
+            configurations=self.configuration,
+            plans=self.plans,
+            trainers=trainers if self.trainers else None,
+            reference=trainers[0],
+            non_inferior_to=trainers[0],
+            seeds=parse_numbers("--seeds", self.seeds),
         )
         previous = studies.saved_file(saved, study.name)
         if not study.datasets and previous.exists():

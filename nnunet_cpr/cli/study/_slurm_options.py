@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from math import ceil
@@ -48,11 +47,15 @@ class SlurmOptions:
             StudyError: an option is invalid.
         """
         given = dict(parse_setting(text) for text in self.sbatch or ())
+        requests_gpus = any(
+            name.startswith("gpus") or (name in ("gres", "tres_per_task") and "gpu" in str(value))
+            for name, value in given.items()
+        )
         settings: dict[str, str | int | bool | None] = {
             "partition": self.partition,
             "mem": self.memory,
             "cpus_per_task": None if "cpus_per_gpu" in given else self.cpus,
-            "gpus_per_node": None if requests_gpus(given) else gpus,
+            "gpus_per_node": None if requests_gpus else gpus,
             **given,
         }
         return studies.Slurm(
@@ -66,19 +69,6 @@ class SlurmOptions:
         )
 
 
-def requests_gpus(settings: Mapping[str, str | bool]) -> bool:
-    """Return True if options of sbatch request GPUs; two of them may request other resources.
-
-    Example:
-        >>> requests_gpus({"gres": "gpu:a100:1"}), requests_gpus({"gres": "scratch:100"})
-        (True, False)
-    """
-    return any(
-        name.startswith("gpus") or (name in ("gres", "tres_per_task") and "gpu" in str(value))
-        for name, value in settings.items()
-    )
-
-
 def parse_minutes(text: str) -> int:
     """Parse Slurm's minutes[:seconds], hours:minutes:seconds or days-hours[:minutes[:seconds]].
 
@@ -89,16 +79,15 @@ def parse_minutes(text: str) -> int:
         >>> parse_minutes("90"), parse_minutes("24:00:00"), parse_minutes("2-12")
         (90, 1440, 3600)
     """
-    if not re.fullmatch(r"(\d{1,4}-)?\d{1,6}(:\d{1,2}){0,2}", text, re.ASCII):
+    matched = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,6})(?::(\d\d?))?(?::(\d\d?))?", text, re.ASCII)
+    if not matched:
         raise studies.StudyError(
             f"--time: expected minutes, hours:minutes:seconds or days-hours:minutes, got {text!r}"
         )
-    days, _, rest = text.rpartition("-")
-    numbers = [int(number) for number in rest.split(":")]
-    if not days and len(numbers) < 3:
-        numbers.insert(0, 0)  # without days or seconds the first number is minutes
-    hours, minutes, seconds = [*numbers, 0, 0][:3]
-    limit = timedelta(days=int(days or 0), hours=hours, minutes=minutes, seconds=seconds)
+    days, hours, minutes, seconds = (int(number or 0) for number in matched.groups())
+    if not (matched[1] or matched[4]):
+        hours, minutes, seconds = 0, hours, minutes  # the first number is minutes
+    limit = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
     return max(1, ceil(limit / timedelta(minutes=1)))
 
 
@@ -115,12 +104,9 @@ def parse_setting(text: str) -> tuple[str, str | bool]:
         >>> parse_setting("--gres=gpu:a100:1"), parse_setting("exclusive"), parse_setting("account me")
         (('gres', 'gpu:a100:1'), ('exclusive', True), ('account', 'me'))
     """
-    matched = re.fullmatch(r"(?:--)?([a-z][a-z-]+)(?:\s*[=\s]\s*(.+))?", text.strip())
-    if not matched:
-        raise studies.StudyError(
-            f"--sbatch: expected an option's long name, such as account=me or exclusive, got {text!r}"
-        )
-    name = matched[1].replace("-", "_")
-    if name in _REFUSED:
-        raise studies.StudyError(f"--sbatch: cannot pass on {text!r}; {_REFUSED[name]}")
+    matched = re.fullmatch(r"(?:--)?([a-z][a-z-]+)(?:[= ](.+))?", text)
+    name = matched[1].replace("-", "_") if matched else ""
+    if not matched or name in _REFUSED:
+        advice = _REFUSED.get(name, "give an option's long name, such as account=me or exclusive")
+        raise studies.StudyError(f"--sbatch: cannot pass on {text!r}; {advice}")
     return name, matched[2] or True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -35,5 +34,5 @@ def report(
         console.print(f"wrote {file}", soft_wrap=True, markup=False)
     if as_json:
         tables = {name: pd.read_csv(folder / f"{name}.csv") for name in ("table", "comparisons")}
-        rows = {name: json.loads(table.to_json(orient="records")) for name, table in tables.items()}
+        rows = {name: table.to_dict("records") for name, table in tables.items()}
         print_json({**rows, "files": files})

@@ -1,17 +1,20 @@
-"""``nnunet-cpr study run``: train and validate the runs of a study, here or on Slurm."""
+"""``nnunet-cpr study run``, ``commands`` and ``run-one``: train and validate the runs of a study."""
 
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 from rich.console import Console
-from typer import Option
+from typer import Argument, Option
 
 from nnunet_cpr import studies
 from nnunet_cpr.cli._errors import report_errors, stop
 from nnunet_cpr.cli._options import DEFAULT_PROCESSES, ProcessesOption
 from nnunet_cpr.cli.study._options import (
+    STOPPED,
     ReplaceOption,
     SelectedStudy,
     StudyOptions,
@@ -45,10 +48,9 @@ def run(
     selected, console = options.select(saved_first=False), Console()
     if executor == "local" and slurm.given():
         stop(f"{', '.join(slurm.given())}: expected --executor slurm as well")
-    jobs = jobs or (16 if executor == "slurm" else 1)
     on_slurm = None
     if executor == "slurm":
-        on_slurm = slurm.executor(jobs, 1 if gpus is None else gpus, training)
+        on_slurm = slurm.executor(jobs or 16, 1 if gpus is None else gpus, training)
     if dry_run:
         with console.status("checking the trainers and data sets"):
             first = check_study(selected, processes, replace)
@@ -58,7 +60,7 @@ def run(
     prepare_study(selected, processes, console, replace)
     if on_slurm is None:
         device = training.device or ("cpu" if gpus == 0 else None)
-        local = studies.Local(jobs, gpu_names(gpus, device), device, training.nnunet_options)
+        local = studies.Local(jobs or 1, gpu_names(gpus, device), device, training.nnunet_options)
         _run_here(local, selected, console)
     else:
         _submit(on_slurm, selected, slurm.wait, console)
@@ -100,14 +102,65 @@ def _submit(executor: studies.Slurm, selected: SelectedStudy, wait: bool, consol
 
 def gpu_names(count: int | None, device: str | None) -> list[str]:
     """Return this machine's GPUs, at most ``count``, as in ``CUDA_VISIBLE_DEVICES``."""
-    visible = 0
-    if device in (None, "cuda"):
-        import torch
+    if device not in (None, "cuda"):
+        return []
+    import torch
 
-        visible = torch.cuda.device_count()
+    visible = torch.cuda.device_count()
     if device == "cuda" and not visible:
         stop("--device: torch finds no CUDA device; run nnunet-cpr doctor for the reason")
-    given = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(visible)))
     if (count or 0) > visible:
         stop(f"--gpus: expected at most {visible} on this machine, got {count}")
+    given = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(visible)))
     return [name.strip() for name in given.split(",")][:visible][:count]
+
+
+def commands(
+    options: StudyOptions,
+    training: TrainingOptions,
+    all_runs: Annotated[bool, Option("--all", help="Finished runs as well.")] = False,
+    env: Annotated[
+        bool, Option("--env", help="Set nnU-Net's variables and give full paths in each line.")
+    ] = False,
+    gpus: Annotated[int, Option(min=1, help="GPUs of each training.")] = 1,
+    processes: ProcessesOption = DEFAULT_PROCESSES,
+    replace: ReplaceOption = False,
+) -> None:
+    """Print a shell command for each unfinished run, for any scheduler. Preprocesses the data first."""
+    selected = options.select()
+    prepare_study(selected, processes, Console(stderr=True), replace)  # stdout has commands only
+    given = [*training.nnunet_options]
+    given += ["--device", training.device] if training.device else []
+    given += ["--gpus", str(gpus)] if gpus > 1 else []
+    ours = {name: value for name, value in sorted(os.environ.items()) if name.startswith("nnUNet_")}
+    variables = ours | selected.folders if env else None
+    needed = studies.prerequisites(selected.study, selected.folders)
+    for run in sorted(selected.study.runs(), key=needed.__contains__):  # cascades come last
+        if all_runs or studies.validation_dice(run.folder(selected.paths.results)) is None:
+            print(studies.command_line(run, selected.study.name, given, variables))
+
+
+def run_one(
+    training: TrainingOptions,
+    study: Annotated[str, Argument(help="Name of the study, for its logs.")],
+    dataset: Annotated[str, Argument(help="Name or number of the data set.")],
+    configuration: Annotated[str, Argument(help="Configuration, such as 3d_fullres.")],
+    fold: Annotated[int, Argument(min=0, help="Fold.")],
+    trainer: Annotated[str, Option("-tr", help="Trainer.")],
+    plans: Annotated[str, Option("-p", help="Plans.")] = "nnUNetPlans",
+    gpus: Annotated[int, Option(min=1, help="GPUs of the training.")] = 1,
+) -> None:
+    """Train or continue one run and validate it, as the lines of `study commands` do."""
+    folders = studies.nnunet_folders(os.environ)
+    results = Path(folders["nnUNet_results"])
+    paths = studies.StudyPaths(results, results / "studies" / study)
+    run = studies.Run(studies.dataset_name(dataset, folders), configuration, plans, fold, trainer)
+    several = ("-num_gpus", str(gpus)) if gpus > 1 else ()
+    options = (*training.nnunet_options, *several)
+    try:
+        is_done = studies.Worker(run, paths, training.device, folders, options)()
+    except SystemExit:  # a signal has stopped the training
+        print(f"nnunet-cpr: {STOPPED}", file=sys.stderr)
+        raise
+    outcome = "done" if is_done else "nothing done, as another process works on it"
+    print(f"{run.key}: {outcome}", file=sys.stderr)

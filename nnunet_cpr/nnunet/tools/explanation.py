@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import io
 import os
@@ -16,14 +15,12 @@ import torch
 from torch import nn
 
 from nnunet_cpr import fused
-from nnunet_cpr._spelling import print_number
 from nnunet_cpr.bounds import KappaIP
-from nnunet_cpr.names import WarmStartShare, WrongName
+from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.trainer_name import FAMILIES, TrainerName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.composition import find_trainer, name_with_cpr
 from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
-from nnunet_cpr.nnunet.trainer import trainer_class
 
 _PLANS: dict[str, Any] = {
     "dataset_name": "Dataset000_None",
@@ -52,9 +49,7 @@ def explain(name: str) -> list[tuple[str, str]]:
     Raises:
         WrongName: there is no such trainer, or it cannot be built without its data.
     """
-    found = find_trainer(name)
-    trainer = trainer_class(name) if isinstance(found, TrainerName) else found
-    assert trainer is not None
+    trainer = find_trainer(name)
     if not issubclass(trainer, NamedTrainer):
         return [("trainer", f"{name} is not from nnunet-cpr"), ("with CPR", str(name_with_cpr(trainer)))]
     settings, other = trainer.settings, trainer.other_trainer()
@@ -91,9 +86,8 @@ def _build(trainer: type[NamedTrainer]) -> tuple[NamedTrainer, list[float]]:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
-        plans, dataset = copy.deepcopy((_PLANS, _DATASET))
         try:
-            built = trainer(plans, "3d_fullres", 0, dataset, torch.device("cpu"))
+            built = trainer({**_PLANS}, "3d_fullres", 0, {**_DATASET}, torch.device("cpu"))
             built.network = nn.Sequential(nn.Conv3d(1, 2, 3), nn.InstanceNorm3d(2, affine=True))
             built.optimizer, built.lr_scheduler = built.configure_optimizers()
             for epoch in range(built.num_epochs):
@@ -113,8 +107,7 @@ def _describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
 
 
 def _describe_schedule(trainer: NamedTrainer, rates: list[float]) -> str:
-    highest = rates.index(max(rates))
-    epochs = sorted({0, highest, len(rates) // 2, len(rates) - 1})
+    epochs = sorted({0, rates.index(max(rates)), len(rates) // 2, len(rates) - 1})
     points = ", ".join(f"{rates[epoch]:.3g} (epoch {epoch})" for epoch in epochs)
     warmup = trainer.warmup_steps
     before = f"linear warm-up over {warmup:,} steps, then " if warmup else ""
@@ -122,47 +115,37 @@ def _describe_schedule(trainer: NamedTrainer, rates: list[float]) -> str:
 
 
 def _describe_weight_decay(trainer: NamedTrainer) -> str:
-    matrices, *others = (group.get("weight_decay", 0) for group in trainer.optimizer.param_groups)
+    decays = [group.get("weight_decay", 0) for group in trainer.optimizer.param_groups]
     if isinstance(trainer, CPRTrainer):
-        rest = others[0] if others else matrices
-        return f"none for regularized parameters, {rest:g} for biases and normalization weights"
-    if trainer.baseline is not None and not trainer.settings.decays:
-        return f"none, replaced by {trainer.baseline.title}"
-    if trainer.baseline is not None:
-        return f"{trainer.baseline_decay:g}, applied by {trainer.baseline.title}"
-    return f"{matrices:g} for all parameters"
+        return f"none for regularized parameters, {decays[-1]:g} for biases and normalization weights"
+    if trainer.baseline is None:
+        return f"{decays[0]:g} for all parameters"
+    title = trainer.baseline.title
+    if trainer.settings.decays:
+        return f"{trainer.baseline_decay:g}, applied by {title}"
+    return f"none, replaced by {title}"
 
 
 def _describe_cpr(trainer: CPRTrainer) -> list[tuple[str, str]]:
-    cpr, share = trainer.cpr, trainer.settings.kappa
+    cpr, bound, regularizer = trainer.cpr, trainer.cpr.bound, trainer.cpr_settings["regularizer"]
     adaptive = ", adaptive bounds" if cpr.adaptive else ""
-    word = f"{cpr.bound}"
-    if isinstance(share, WarmStartShare):
-        word = f"ws{print_number(share.percent)}p, here {cpr.bound}"
-    first = cpr.bound.earliest
-    when = f"set at step {first:,}, after {first / trainer.total_steps:.1%} of the training"
-    if isinstance(cpr.bound, KappaIP):
-        when = when.replace("at step", "at the inflection point, not before step")
+    when = "not before step" if isinstance(bound, KappaIP) else "set at step"
+    passed, word = bound.earliest / trainer.total_steps, trainer.settings.tokens().get("kappa", bound)
     return [
+        ("regularized", f"{regularizer} of each weight matrix with CPR, mu = {cpr.mu:g}{adaptive}"),
         (
-            "regularized",
-            f"{trainer.cpr_settings['regularizer']} of each weight of convolutional and linear layers "
-            f"(not of biases and normalization weights) with CPR, mu = {cpr.mu:g}{adaptive}",
+            "bound",
+            f"_{word}: {bound.title}; {when} {bound.earliest:,}, after {passed:.1%} of the training",
         ),
-        ("bound", f"_{word}: {cpr.bound.title}; {when}"),
     ]
 
 
 def _counterpart(settings: TrainerName) -> str:
     """Return the name of the training that a study compares this one with."""
     family = settings.defaults
-    optimizer = "adam" if family.optimizer == "amos" else family.optimizer
-    other = next(
-        name
-        for name, other in FAMILIES.items()
-        if other.optimizer == optimizer and other.cpr is not family.cpr
-    )
+    optimizer = family.optimizer.replace("amos", "adam")
+    others = (f for f in FAMILIES.values() if f.optimizer == optimizer and f.cpr is not family.cpr)
     cleared: dict[str, Any] = {"weight_decay": None, "baseline": None}
     if family.cpr:
         cleared = {"kappa": None, "regularizer": None, "mu": None, "adaptive": False}
-    return str(dataclasses.replace(settings, family=other, **cleared))
+    return str(dataclasses.replace(settings, family=next(others).name, **cleared))
