@@ -151,6 +151,7 @@ class NamedTrainer(nnUNetTrainer, ABC):
                 group["momentum"] = settings.momentum
             schedule = self._build_schedule(optimizer)
         self._attach_regularization(optimizer)
+        self._configured = optimizer
         return optimizer, schedule
 
     def _configure_other_optimizer(self, *args: Any, **kwargs: Any) -> tuple[Optimizer, Any]:
@@ -245,8 +246,9 @@ class NamedTrainer(nnUNetTrainer, ABC):
         super().on_epoch_start()
 
     def on_epoch_end(self) -> None:
-        method = self._regularization
-        if method is not None and method.names and not method.step_count:
+        # It may wrap ours, which has steps then. Ours has none while the gradient scaler skips them.
+        method, is_ours = self._regularization, self.optimizer is getattr(self, "_configured", None)
+        if method is not None and method.names and not method.step_count and not is_ours:
             self._exit(
                 f"{type(self).__name__}: {self.other_trainer().__name__} trains with an optimizer that "
                 "is not from configure_optimizers; build it there, so that it can be regularized"

@@ -33,10 +33,8 @@ class CPRTrainer(NamedTrainer):
     def cpr_settings(self) -> dict[str, Any]:
         """Keyword arguments of :class:`CPR` and of the optimizers with CPR."""
         settings = self.settings
-        bound = (
-            settings.bound_for(self.total_steps) if settings.kappa else default_bound(self.warmup_steps)
-        )
-        return {**settings.cpr_settings, "kappa": bound}
+        bound = settings.bound_for(self.total_steps) if settings.kappa else None
+        return {**settings.cpr_settings, "kappa": bound or default_bound(self.warmup_steps)}
 
     @property
     def _regularization(self) -> CPR:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import zipfile
+from contextlib import suppress
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -44,7 +45,9 @@ def is_complete_checkpoint(path: Path) -> bool:
 
     torch writes zip files, whose list of contents comes last. The contents are not read.
     """
-    return path.is_file() and zipfile.is_zipfile(path)
+    with suppress(zipfile.BadZipFile):  # its last bytes are corrupted
+        return path.is_file() and zipfile.is_zipfile(path)
+    return False
 
 
 def read_progress(fold: Path) -> tuple[int, float | None, float | None]:
