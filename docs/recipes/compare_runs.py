@@ -4,10 +4,11 @@
     python compare_runs.py runs/mistral-* --before runs/before --out mistral
 
 The table, also written to OUT.csv, has a line for each setting: the number of runs with different seeds,
-mean and standard deviation of the perplexity, mean accuracy of the next token and seconds per step.
+mean and standard deviation of perplexity and accuracy of the next token, and the median time of a step.
 Where lm_eval has written its results to a folder ``accuracy`` of a run, the accuracy of each task is
-added, with ``--before`` as the change in points. OUT.png has the loss on the held-out text over the
-steps, and mean square, growth and Lagrange multiplier of three matrices, one line for each run.
+added in percent, with ``--before`` as the change in points. A cell is empty if one of its runs has no
+value. OUT.png has the losses over the steps, dashed in training and solid on the held-out text, and mean
+square, growth and Lagrange multiplier of three matrices, one line for each run.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import pandas as pd
 from language_options import DYNAMICS, SETTINGS
+from matplotlib import colormaps
 
 from nnunet_cpr._figures import new_figure
 
@@ -42,6 +44,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     for run in args.runs:
         if not (run / SETTINGS).is_file():
             parser.error(f"{run} is not a run: {SETTINGS} is missing")
+    if args.out.is_dir():
+        parser.error(f"--out {args.out} is a folder; add a name for the files in it")
     return args
 
 
@@ -58,18 +62,24 @@ def describe_runs(runs: list[Path]) -> pd.DataFrame:
         ", ".join(f"{option} {row[option]}" for option in varied if pd.notna(row[option]))
         for _, row in settings.iterrows()
     ]
-    return pd.DataFrame(
+    found = pd.DataFrame(
         {"folder": runs, "label": [label or "all" for label in labels], "seed": settings["seed"]}
     )
+    twice = found[found.duplicated(["label", "seed"])]
+    if len(twice):
+        sys.exit(
+            f"{twice['folder'].iloc[0]} has the options and the seed of another run; give one of them"
+        )
+    return found
 
 
 def read_accuracy(folder: Path) -> dict[str, float]:
-    """Return the accuracy in percent of each task in the newest file that lm_eval has written."""
+    """Return the accuracy in percent of each task that lm_eval has measured; the last one counts."""
     files = sorted((folder / "accuracy").rglob("results_*.json"), key=lambda file: file.stat().st_mtime)
-    if not files:
-        return {}
-    results = json.loads(files[-1].read_text())["results"]
-    return {task: 100 * found["acc,none"] for task, found in results.items() if "acc,none" in found}
+    tasks: dict[str, dict[str, float]] = {}
+    for file in files:
+        tasks |= json.loads(file.read_text())["results"]
+    return {task: 100 * found["acc,none"] for task, found in tasks.items() if "acc,none" in found}
 
 
 def tabulate(runs: pd.DataFrame, before: Path | None) -> pd.DataFrame:
@@ -83,22 +93,25 @@ def tabulate(runs: pd.DataFrame, before: Path | None) -> pd.DataFrame:
     for folder in runs["folder"]:
         file = folder / "result.json"
         row = json.loads(file.read_text()) if file.exists() else {}
-        rows.append(row | {task: v - start.get(task, 0.0) for task, v in read_accuracy(folder).items()})
+        measured = read_accuracy(folder)
+        if before:
+            measured = {task: value - start[task] for task, value in measured.items() if task in start}
+        rows.append(row | measured)
     table = pd.concat([runs[["label"]], pd.DataFrame(rows, index=runs.index)], axis=1)
+    table = table.drop(columns="loss", errors="ignore")
     groups = table.groupby("label", sort=False)
-    means = groups.mean()
-    if "perplexity" in means:
-        means.insert(means.columns.get_loc("perplexity") + 1, "std", groups["perplexity"].std())
+    means = groups.agg(lambda values: values.mean(skipna=False))
+    for column in means.columns.drop("seconds_per_step", errors="ignore"):
+        means.insert(means.columns.get_loc(column) + 1, f"{column} std", groups[column].std())
     means.insert(0, "runs", groups.size())
-    return means.drop(columns="loss", errors="ignore")
+    return means
 
 
 def read_losses(folder: Path) -> pd.DataFrame:
-    """Return ``step`` and ``eval_loss`` of a run's evaluations."""
+    """Return ``step``, and ``loss`` or ``eval_loss`` where they were logged."""
     file = folder / "trainer_state.json"
     log = json.loads(file.read_text())["log_history"] if file.exists() else []
-    rows = [row for row in log if "eval_loss" in row]
-    return pd.DataFrame(rows, columns=["step", "eval_loss"]).drop_duplicates("step", keep="last")
+    return pd.DataFrame(log, columns=["step", "loss", "eval_loss"])
 
 
 def read_dynamics(folder: Path) -> pd.DataFrame:
@@ -109,11 +122,12 @@ def read_dynamics(folder: Path) -> pd.DataFrame:
     return table
 
 
-def draw(runs: pd.DataFrame, file: Path, matrices: list[str] | None) -> None:
-    """Draw the losses and the dynamics of the runs that have them."""
+def draw(runs: pd.DataFrame, file: Path, matrices: list[str] | None) -> bool:
+    """Draw the losses and the dynamics of the runs, and return False if none has any."""
     dynamics = {run: read_dynamics(run) for run in runs["folder"] if (run / DYNAMICS).exists()}
+    dynamics = {run: table for run, table in dynamics.items() if len(table)}
     if not dynamics:
-        return
+        return False
     known = list(next(iter(dynamics.values()))["parameter"].unique())
     names = matrices or [known[i] for i in sorted({0, len(known) // 2, len(known) - 1})]
     unknown = [name for name in names if name not in known]
@@ -123,10 +137,15 @@ def draw(runs: pd.DataFrame, file: Path, matrices: list[str] | None) -> None:
         top, *below = figure.subfigures(2, 1, height_ratios=[1, 2.6])
         loss = top.subplots()
         panels = below[0].subplots(len(_ROWS), len(names), sharex=True, squeeze=False)
-        for number, (folder, label) in enumerate(zip(runs["folder"], runs["label"])):
-            colour = f"C{number % 10}"
-            evaluations = read_losses(folder)
-            loss.plot(evaluations["step"], evaluations["eval_loss"], color=colour, label=label)
+        labels = list(runs["label"].unique())
+        colours = colormaps["turbo"].resampled(len(labels)) if len(labels) > 10 else colormaps["tab10"]
+        for folder, label in zip(runs["folder"], runs["label"]):
+            colour = colours(labels.index(label))
+            losses = read_losses(folder).set_index("step")
+            loss.plot(losses["loss"].dropna(), "--", color=colour, linewidth=0.8)
+            is_first = folder == runs["folder"][runs["label"] == label].iloc[0]
+            own = label if is_first else None  # seeds share a line of the legend
+            loss.plot(losses["eval_loss"].dropna(), color=colour, label=own)
             for column, name in enumerate(names):
                 table = dynamics.get(folder, pd.DataFrame(columns=["parameter"]))
                 table = table[table["parameter"] == name]
@@ -137,8 +156,9 @@ def draw(runs: pd.DataFrame, file: Path, matrices: list[str] | None) -> None:
             panels[-1, column].set_xlabel("step")
         for row, title in enumerate(_ROWS.values()):
             panels[row, 0].set_ylabel(title)
-        loss.set(xlabel="step", ylabel="loss on held-out text")
-        loss.legend()
+        loss.set(xlabel="step", ylabel="loss")
+        loss.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    return True
 
 
 def main(argv: list[str] | None = None) -> pd.DataFrame:
@@ -148,9 +168,9 @@ def main(argv: list[str] | None = None) -> pd.DataFrame:
     table = tabulate(runs, args.before)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     print(table.to_string(float_format="{:.4g}".format))
-    table.to_csv(args.out.with_suffix(".csv"))
-    draw(runs, args.out.with_suffix(".png"), args.matrices)
-    print("written:", *sorted(str(f) for f in args.out.parent.glob(f"{args.out.name}.*")))
+    table_file, figure = (args.out.with_name(f"{args.out.name}.{kind}") for kind in ("csv", "png"))
+    table.to_csv(table_file)
+    print("written:", table_file, *([figure] if draw(runs, figure, args.matrices) else []))
     return table
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,8 @@ SETTINGS = "settings.json"
 DYNAMICS = "dynamics.csv"
 """The same: regularization value, bound and multiplier of each matrix over the steps."""
 
-_NOT_SETTINGS = ("out", "processes", "batch_per_device", "accumulate")
-"""Options that do not change what is trained, or say where."""
+_NOT_SETTINGS = ("out", "processes", "batch_per_device", "accumulate", "save_every", "eval_every")
+"""Options that do not change what is trained."""
 
 
 def require(*packages: str) -> None:
@@ -35,6 +36,31 @@ def require(*packages: str) -> None:
             sys.exit(f"{error}; run: pip install 'nnunet-cpr[language]'")
 
 
+def count(text: str) -> int:
+    """Return a whole number of at least 1."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
+    return value
+
+
+def positive(text: str) -> float:
+    """Return a positive, finite number."""
+    if not 0 < (value := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {value}")
+    return value
+
+
+def complete_batch(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Set the passes per step from the samples per step, and exit if they do not fit."""
+    samples = args.batch_per_device * int(os.environ.get("WORLD_SIZE", "1"))
+    if args.batch % samples:
+        parser.error(
+            f"--batch: expected a multiple of {samples}, the samples of a pass on all devices, got "
+            f"{args.batch}; change --batch-per-device"
+        )
+    args.accumulate = args.batch // samples
+
+
 def add_optimizer_options(parser: argparse.ArgumentParser, kappa: str) -> None:
     """Add the options that :func:`build_optimizer` reads; ``kappa`` describes the default bound."""
     add = parser.add_argument_group("optimizer").add_argument
@@ -42,7 +68,7 @@ def add_optimizer_options(parser: argparse.ArgumentParser, kappa: str) -> None:
     add(
         "--kappa", metavar="BOUND", help=f"bound of CPR: k0.1, ki0x4, ws1000 or ip500 (default: {kappa})"
     )
-    add("--mu", type=float, help="update rate of CPR's Lagrange multipliers (default: 1)")
+    add("--mu", type=positive, help="update rate of CPR's Lagrange multipliers (default: 1)")
     add("--weight-decay", type=float, metavar="V", help="of adamw or the method (default: 0.01)")
     add(
         "--method",
@@ -70,6 +96,8 @@ def complete_optimizer_options(
             args.mu = 1.0 if args.mu is None else args.mu
         else:
             args.weight_decay = 0.01 if args.weight_decay is None else args.weight_decay
+            if not 0 <= args.weight_decay < float("inf"):
+                parser.error(f"--weight-decay: expected 0 or more, got {args.weight_decay}")
             if args.method not in (None, "amos") and _find_method(args.method) is None:
                 known = "amos, " + ", ".join(BASELINES)
                 parser.error(f"--method {args.method}: unknown; choose from {known}")
@@ -102,9 +130,12 @@ def build_optimizer(args: argparse.Namespace, model: nn.Module, steps: int, **ad
     from nnunet_cpr import AdamCPR
     from nnunet_cpr.baselines import amos
     from nnunet_cpr.baselines.registry import BASELINES
+    from nnunet_cpr.bounds import as_bound
     from nnunet_cpr.param_groups import regularized
 
     if args.optimizer == "adamcpr":
+        if (earliest := as_bound(args.kappa).earliest) >= steps:
+            sys.exit(f"--kappa {args.kappa}: no bound is set before step {earliest} of {steps}")
         return AdamCPR(model, lr=args.lr, kappa=args.kappa, mu=args.mu, **adam)
     if args.method == "amos":
         return amos(model, args.lr, args.weight_decay)
@@ -158,9 +189,13 @@ def refuse_data_parallel(settings: TrainingArguments) -> None:
         )
 
 
-def last_checkpoint(folder: Path) -> str | None:
-    """Return the newest complete checkpoint: the Trainer writes trainer_state.json last."""
+def last_checkpoint(folder: Path, end: float = float("inf")) -> str | None:
+    """Return the newest complete checkpoint before ``end``, from which the Trainer would train on.
+
+    The Trainer writes trainer_state.json last.
+    """
     complete = [path.parent.name for path in folder.glob("checkpoint-*/trainer_state.json")]
     steps = [name.removeprefix("checkpoint-") for name in complete]  # checkpoint-best has no step
-    newest = max((int(step) for step in steps if step.isdecimal()), default=None)
+    numbers = [int(step) for step in steps if step.isdecimal()]
+    newest = max((number for number in numbers if number < end), default=None)
     return None if newest is None else str(folder / f"checkpoint-{newest}")

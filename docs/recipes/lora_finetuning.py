@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,26 +53,21 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--data", required=True, metavar="FILE", help="pubmedqa, or a jsonl file of prompts and answers")
     add("--out", type=Path, required=True, help="folder of the run")
     add("--model", default="mistralai/Mistral-7B-Instruct-v0.2", help="name on the hub, or a folder")
-    add("--rank", type=int, default=128)
-    add("--alpha", type=float, default=1.0)
-    add("--lr", type=float, default=5e-4)
+    add("--rank", type=options.count, default=128)
+    add("--alpha", type=options.positive, default=1.0)
+    add("--lr", type=options.positive, default=5e-4)
     add("--warmup", type=int, default=50, help="steps of linear warm-up")
-    add("--epochs", type=float, default=1.0)
-    add("--batch", type=int, default=128, help="pairs per step, all devices together")
-    add("--batch-per-device", type=int, default=4, help="pairs per device and pass")
-    add("--max-length", type=int, default=1024, help="tokens; longer pairs are left out")
-    add("--save-every", type=int, default=100, help="steps between checkpoints")
+    add("--epochs", type=options.positive, default=1.0)
+    add("--batch", type=options.count, default=128, help="pairs per step, all devices together")
+    add("--batch-per-device", type=options.count, default=4, help="pairs per device and pass")
+    add("--max-length", type=options.count, default=1024, help="tokens; longer pairs are left out")
+    add("--save-every", type=options.count, default=100, help="steps between checkpoints")
     add("--seed", type=int, default=0)
     add("--bf16", action=argparse.BooleanOptionalAction, default=True, help="mixed precision")
     options.add_optimizer_options(parser, "ws, at twice the warm-up")
     args = parser.parse_args(argv)
     options.complete_optimizer_options(parser, args, f"ws{max(1, 2 * args.warmup)}")
-    pairs_per_pass = args.batch_per_device * int(os.environ.get("WORLD_SIZE", "1"))
-    if args.batch % pairs_per_pass:
-        parser.error(
-            f"--batch: expected a multiple of {pairs_per_pass}, the pairs per pass, got {args.batch}"
-        )
-    args.accumulate = args.batch // pairs_per_pass
+    options.complete_batch(parser, args)
     if args.data != PUBMEDQA and not Path(args.data).is_file():
         parser.error(f"--data {args.data}: the file does not exist")
     return args
@@ -152,8 +146,6 @@ def main(argv: list[str] | None = None) -> Trainer:
         logging_steps=10,
     )
     options.refuse_data_parallel(settings)
-    if settings.process_index == 0:
-        options.start_run(args)
     set_seed(args.seed)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     if tokenizer.pad_token is None:
@@ -173,6 +165,8 @@ def main(argv: list[str] | None = None) -> Trainer:
         processing_class=tokenizer,
         optimizers=(optimizer, None),  # the Trainer builds the scheduler of its settings
     )
+    if trainer.is_world_process_zero():
+        options.start_run(args)
     trainer.train(resume_from_checkpoint=options.last_checkpoint(args.out))
     trainer.save_model()  # the adapter, in the folder itself
     trainer.save_state()

@@ -27,16 +27,17 @@ STEPS, ACCUMULATE = 12, 2
 @pytest.fixture
 def options(text_folder: Path, tokenizer_folder: Path, dataset_cache: Path) -> list[str]:
     model = "--layers 2 --heads 2 --width 16 --block 16"
-    run = f"--steps {STEPS} --batch 4 --accumulate {ACCUMULATE} --save-every 4 --eval-every 4 --lr 1e-2"
+    run = f"--steps {STEPS} --batch {4 * ACCUMULATE} --batch-per-device 4 --lr 1e-2"
+    every = "--save-every 4 --eval-every 4 --no-bf16"
     data = ["--text", str(text_folder), "--tokenizer", str(tokenizer_folder)]
-    return [*model.split(), *run.split(), "--no-bf16", *data]
+    return [*model.split(), *run.split(), *every.split(), *data]
 
 
 def test_resumed_run_is_bit_exact(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = recipe_runs.load("gpt2_openwebtext")
-    options = [*options, "--warmup", "10"]  # Kappa-IP with interval 1
+    options = [*options, "--warmup", "10", "--kappa", "ws6"]  # set after the interruption
     uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
     recipe.main([*options, "--out", str(uninterrupted)])
 
@@ -121,7 +122,7 @@ def test_runs_are_compared_in_a_table_and_a_figure(
     assert table.index[0] == "optimizer adamw, weight_decay 0.1"
     assert decayed["runs"] == 2
     assert decayed["perplexity"] == pytest.approx(expected.mean(), rel=1e-5)
-    assert decayed["std"] == pytest.approx(expected.std(ddof=1), rel=1e-3)
+    assert decayed["perplexity std"] == pytest.approx(expected.std(ddof=1), rel=1e-3)
     assert bounded["perplexity"] == pytest.approx(np.exp(losses["cpr"]), rel=1e-5)
     assert (tmp_path / "both.png").stat().st_size > 10_000
 
@@ -133,6 +134,11 @@ def test_runs_are_compared_in_a_table_and_a_figure(
     assert dynamics["kappa"].isna().all()
     bounds = pd.read_csv(tmp_path / "cpr" / "dynamics.csv")
     cpr = trained["cpr"].optimizer.optimizer.cpr
+    result = (tmp_path / "cpr" / "result.json").read_text()
+    assert recipe.main([*options, *runs["cpr"], "--out", str(tmp_path / "cpr")]) is None  # finished
+    assert (tmp_path / "cpr" / "result.json").read_text() == result
+    with pytest.raises(SystemExit, match="was trained with batch 8, got 4; choose another --out"):
+        recipe.main([*options, *runs["cpr"], "--batch", "4", "--out", str(tmp_path / "cpr")])
     assert bounds["kappa"].tolist()[-8:] == pytest.approx(cpr.kappa.tolist())
     assert (bounds["multiplier"] > 0).any()
 
@@ -143,6 +149,8 @@ def test_runs_are_compared_in_a_table_and_a_figure(
         ("--weight-decay 0.1", "--weight-decay is for --optimizer adamw"),
         ("--optimizer adamw --method lr1en3", "--method lr1en3: unknown; choose from amos, decoupled"),
         ("--kappa ws", "bound"),
+        ("--batch 100", "expected a multiple of 32, the samples of a pass on all devices, got 100"),
+        ("--warmup 20 --steps 20", "--warmup: expected less than the 20 steps, got 20"),
     ],
 )
 def test_wrong_option_of_the_optimizer_is_reported(

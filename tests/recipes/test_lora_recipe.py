@@ -86,6 +86,25 @@ def test_resumed_run_is_bit_exact(
     assert (resumed / "adapter_model.safetensors").exists()
 
 
+def test_accuracy_without_a_value_before_is_empty(tmp_path: Path) -> None:
+    """Tasks measured one after the other are all read; a mean over fewer runs would mislead."""
+    compare = recipe_runs.load("compare_runs")
+    measured = {"before": [("a", 0.5)], "run1": [("a", 0.6), ("b", 0.7)], "run2": [("a", 0.8)]}
+    for name, tasks in measured.items():
+        (tmp_path / name / "accuracy").mkdir(parents=True)
+        settings = {"lr": 0.1, "seed": int(name[3:])} if name != "before" else {}
+        (tmp_path / name / "settings.json").write_text(json.dumps(settings))
+        for task, value in tasks:
+            results = {"results": {task: {"acc,none": value}}}
+            (tmp_path / name / "accuracy" / f"results_{task}.json").write_text(json.dumps(results))
+    words = [str(tmp_path / name) for name in ("run1", "run2")]
+    table = compare.main([*words, "--before", str(tmp_path / "before"), "--out", str(tmp_path / "x0.1")])
+    assert table["a"].item() == pytest.approx(20) and list(table) == ["runs", "a", "a std"]
+    table = compare.main([*words, "--out", str(tmp_path / "x0.1")])
+    assert table["a"].item() == pytest.approx(70) and table["b"].isna().item()
+    assert (tmp_path / "x0.1.csv").exists()
+
+
 TASK = """\
 task: letters
 dataset_path: json

@@ -34,7 +34,7 @@ def test_gpt2_commands_train_and_are_compared(
     pytest.importorskip("accelerate")
     monkeypatch.chdir(tmp_path)
     tiny = "--size tiny --layers 1 --width 16 --block 32 --steps 10 --eval-every 5 --save-every 5"
-    small = f"{tiny} --accumulate 1 --tokenizer bytes --no-bf16 --text {text_folder}".split()
+    small = f"{tiny} --tokenizer bytes --no-bf16 --text {text_folder}".split()
     *runs, comparison, _ = command_lines("GPT-2 on OpenWebText")
     for words in runs:
         recipe_runs.load("gpt2_openwebtext").main([*words[2:], *small])
