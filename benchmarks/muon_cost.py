@@ -1,4 +1,4 @@
-"""What does Muon cost? For those who choose an optimizer: ``python -m benchmarks.muon_cost``.
+"""Ask what Muon costs, for those who choose an optimizer: ``python -m benchmarks.muon_cost``.
 
 Run ``python -m benchmarks.muon_cost --help``.
 """

@@ -1,4 +1,4 @@
-"""What does a CPR step cost beside others? For everyone: ``python -m benchmarks.step_time``."""
+"""Ask what a CPR step costs beside others, for everyone: ``python -m benchmarks.step_time``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often is a verdict of a report wrong? For its readers: ``python -m benchmarks.study_statistics``.
+"""Ask how often a report's verdict is wrong, for its readers: ``python -m benchmarks.study_statistics``.
 
     OMP_NUM_THREADS=1 python -m benchmarks.study_statistics
     OMP_NUM_THREADS=1 python -m benchmarks.study_statistics --non-inferiority

@@ -1,4 +1,4 @@
-"""What does CPR cost a nnU-Net iteration? For nnU-Net users: ``python -m benchmarks.train_step``.
+"""Ask what CPR costs an iteration of nnU-Net, for its users: ``python -m benchmarks.train_step``.
 
 Run ``python -m benchmarks.train_step --help``.
 """

@@ -60,7 +60,7 @@ def test_commands_of_a_large_study_keep_their_limits() -> None:
     assert result.stdout.count("passed") == 3 and "50 runs of 1000 epochs" in result.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_commands_answer_at_once() -> None:
     result = run("command_time", "--repeats", "2", "--check")
     assert result.returncode == 0 and "failed" not in result.stdout, result.stdout + result.stderr

@@ -162,17 +162,20 @@ def test_sigterm_loses_the_running_epoch_only(
 
 @pytest.mark.slow  # 15 seconds each
 @pytest.mark.parametrize(
-    ("numbers", "status"),
+    ("numbers", "statuses"),
     [
-        ([signal.SIGUSR2] * 3, 128 + signal.SIGUSR2),
-        ([signal.SIGINT], -signal.SIGINT),
+        ([signal.SIGUSR2] * 3, {128 + signal.SIGUSR2}),
+        # 1 where tabulate is installed: torch imports it at the exit, and Python forgets the interrupt.
+        ([signal.SIGINT], {-signal.SIGINT, 1}),
     ],
 )
-def test_signals_end_the_data_loaders_too(space: Workspace, numbers: list[int], status: int) -> None:
+def test_signals_end_the_data_loaders_too(
+    space: Workspace, numbers: list[int], statuses: set[int]
+) -> None:
     space.environment["nnUNet_n_proc_DA"] = "2"
     training = Held(space, "epoch 1")
     assert len(training.children) >= 3  # two that augment the training cases, one for validation cases
-    assert training.end(*numbers) == status
+    assert training.end(*numbers) in statuses
     assert training.messages() == [f"nnunet-cpr: {signal.Signals(numbers[0]).name}: {WROTE}"]
     assert space.checkpoint(TRAINER, "checkpoint_latest.pth")["current_epoch"] == 1
 
