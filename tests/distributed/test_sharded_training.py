@@ -62,7 +62,10 @@ def test_other_meshes(four: Crew, way: str, all_reduces: int) -> None:
 
 @pytest.mark.parametrize(
     ("method", "before"),
-    [(Method("SGDCPR"), 1), (Method("AdamCPR", kappa="ip", adaptive=True), 4)],
+    [
+        pytest.param(Method("SGDCPR"), 1, marks=pytest.mark.slow),
+        (Method("AdamCPR", kappa="ip", adaptive=True), 4),
+    ],
     ids=["before the bounds", "after"],
 )
 def test_sharded_checkpoint_resumes_on_any_number_of_processes(

@@ -87,6 +87,7 @@ def test_nothing_is_read_from_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
                 assert not optimizer.defaults["fused"]
 
 
+@pytest.mark.slow  # starts a process
 def test_kernels_leave_torchs_number_of_threads() -> None:
     """Numba's first call in a process sets OpenMP's, on which the rounding of gradients depends."""
     code = """

@@ -29,6 +29,8 @@ LOW = Model(INITIAL, "3d_lowres", fold="all")  # so that the cascade has a predi
 CASCADE = Model(INITIAL, "3d_cascade_fullres")
 RESIDUAL = Model(INITIAL, "3d_fullres", plans="nnUNetResEncUNetMPlans")
 
+pytestmark = pytest.mark.release  # plans and trains six configurations
+
 
 @pytest.fixture(scope="module")
 def space(tmp_path_factory: pytest.TempPathFactory) -> MatrixSpace:
@@ -82,7 +84,6 @@ def check_prediction(space: MatrixSpace, predictions: Path) -> None:
     assert set(np.unique(array(predictions / f"{UNSEEN}.nii.gz"))) <= {0, 1, 2}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("model", "dimensions"), [(FLAT, 2), (FULL, 3)], ids=["2d", "3d_fullres"])
 def test_configurations_train_and_predict(
     space: MatrixSpace, pair: dict[Model, Path], model: Model, dimensions: int
@@ -95,7 +96,6 @@ def test_configurations_train_and_predict(
     assert len(heads) == len(REGIONS)  # none for the background, none for what is ignored
 
 
-@pytest.mark.release
 def test_low_resolution_starts_from_pretrained_weights(space: MatrixSpace, low: Path) -> None:
     check_model(space, LOW, low)
     # The bounds belong to the weights that were loaded, which came after the optimizer was built.
@@ -107,7 +107,6 @@ def test_low_resolution_starts_from_pretrained_weights(space: MatrixSpace, low: 
     np.testing.assert_allclose(history.loc[taken, "kappa"], expected, rtol=1e-5)
 
 
-@pytest.mark.release
 def test_cascade_trains_and_predicts(space: MatrixSpace, low: Path) -> None:
     space.train_model(CASCADE)
     predictions = space.predict(CASCADE, "-prev_stage_predictions", str(low))
@@ -118,7 +117,6 @@ def test_cascade_trains_and_predicts(space: MatrixSpace, low: Path) -> None:
     assert shapes[0][1] == 2 + 2  # channels and the labels of the stage before
 
 
-@pytest.mark.release
 def test_residual_encoder_trains_and_predicts(space: MatrixSpace) -> None:
     space.train_model(RESIDUAL)
     check_model(space, RESIDUAL, space.predict(RESIDUAL))
@@ -126,7 +124,6 @@ def test_residual_encoder_trains_and_predicts(space: MatrixSpace) -> None:
     assert any(".skip." in name for name in names) and any(".stem." in name for name in names)
 
 
-@pytest.mark.release
 def test_ensemble_and_best_configuration_are_found(space: MatrixSpace, pair: dict[Model, Path]) -> None:
     ensemble = space.folder / "predictions" / "ensemble"
     inputs = [str(folder) for folder in pair.values()]

@@ -87,6 +87,7 @@ def test_prediction_finds_the_trainer(trained: Workspace) -> None:
     assert [f.name for f in output.glob("*.nii.gz")] == ["phantom_005.nii.gz"]
 
 
+@pytest.mark.slow  # 10 seconds each
 @pytest.mark.parametrize(
     "name",
     [

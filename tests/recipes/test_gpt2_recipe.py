@@ -81,6 +81,7 @@ def test_too_little_text_is_reported_before_training(
     assert "\n" not in refusal.value.code
 
 
+@pytest.mark.slow  # 4 seconds each
 @pytest.mark.parametrize("method", ["adadecay4", "amos"])
 def test_comparison_method_resumes(
     method: str, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

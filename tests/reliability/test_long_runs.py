@@ -22,6 +22,7 @@ def footprint() -> tuple[int, int]:
     return tensors, sys.getallocatedblocks()
 
 
+@pytest.mark.slow  # 4 seconds each
 @pytest.mark.parametrize(
     "build",
     [

@@ -153,6 +153,7 @@ def test_accuracy_on_corrupted_images(data: Path) -> None:
     assert evaluate(ParityModel()) == pytest.approx({**expected, "corrupted_accuracy": mean})
 
 
+@pytest.mark.slow  # trains the real network
 def test_documented_command_trains(data: Path, tmp_path: Path) -> None:
     page = (ROOT / "docs/reference/vision.md").read_text()
     command = next(
