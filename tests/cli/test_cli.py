@@ -105,6 +105,13 @@ def test_report_errors_prints_one_line(error, status: int, line: str, capsys) ->
         raise ValueError("other")
 
 
+def test_demo_refuses_a_folder_with_files(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    result = runner.invoke(app, ["demo", "--folder", str(tmp_path)])
+    assert result.exit_code == 1 and "expected a new or empty folder" in result.output
+    assert [f.name for f in tmp_path.iterdir()] == ["thesis.tex"]
+
+
 SHORT_DEMO = """
 from nnunet_cpr import cli, demo
 
