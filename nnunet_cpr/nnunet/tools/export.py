@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from nnunet_cpr._files import atomic_directory, atomic_torch_save, read_json
@@ -15,7 +16,7 @@ from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.composition import search_trainer
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT
-from nnunet_cpr.nnunet.history import CSV_NAME, History
+from nnunet_cpr.nnunet.history import History
 from nnunet_cpr.nnunet.verdict import judge
 
 NEEDED = ("network_weights", "init_args", "trainer_name")
@@ -105,12 +106,12 @@ def export_model(model: Path, output: Path, folds: Sequence[str] | None, names: 
 
 def _describe_fold(folder: Path) -> str:
     """Return the row of a fold in the model card: Dice of its validation, and the verdict of CPR."""
-    summary, dice, verdict = folder / "validation" / "summary.json", "", ""
+    summary, dice, verdict = folder / "validation" / "summary.json", "not validated", "not recorded"
     if summary.is_file():
         dice = f"{100 * read_json(summary)['foreground_mean']['Dice']:.2f}"
-    if (folder / CSV_NAME).is_file():
+    with suppress(FileNotFoundError, ValueError):  # without CPR, or damaged, which a training reports
         verdict = judge(History.read(folder)).text
-    return f"| {folder.name} | {dice or 'not validated'} | {verdict or 'not recorded'} |"
+    return f"| {folder.name} | {dice} | {verdict} |"
 
 
 def _trainer_without_cpr(name: str) -> str:
@@ -122,9 +123,7 @@ def _trainer_without_cpr(name: str) -> str:
     """
     trainer = search_trainer(name)
     if not issubclass(trainer, NamedTrainer):
-        raise ExportError(
-            f"trainer {name} of the model is not from nnunet-cpr; there is nothing to export"
-        )
+        raise ExportError(f"trainer {name} of the model is not from nnunet-cpr; nothing to export")
     other = trainer.other_trainer()
     if trainer.build_network_architecture is not other.build_network_architecture:
         raise ExportError(
