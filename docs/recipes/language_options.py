@@ -106,10 +106,12 @@ def complete_optimizer_options(
 
 
 def _find_method(method: str) -> BaselineChoice | None:
-    """Return the method of a word such as ``adadecay4``, the suffix of a run's name."""
+    """Return the method of a word such as ``adadecay4``, one suffix of a run's name."""
     from nnunet_cpr.names import WrongName
     from nnunet_cpr.names.run_name import parse_run_name
 
+    if "_" in method:  # several suffixes, of which the others would be ignored
+        return None
     try:
         return parse_run_name(f"AdamW_{method.replace('.', 'p')}").baseline
     except WrongName:

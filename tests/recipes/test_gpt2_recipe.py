@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -36,21 +37,27 @@ def options(text_folder: Path, tokenizer_folder: Path, dataset_cache: Path) -> l
 def test_resumed_run_is_bit_exact(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = recipe_runs.load("gpt2_openwebtext")
     options = [*options, "--warmup", "10", "--kappa", "ws6"]  # set after the interruption
-    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
-    recipe.main([*options, "--out", str(uninterrupted)])
+    expected = assert_resumed_equals_uninterrupted(options, tmp_path, monkeypatch)
+    assert_regularized(expected["optimizer"], STEPS)  # optimizer steps, not passes
 
+
+def assert_resumed_equals_uninterrupted(
+    options: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """Train with and without an interruption in step 6, and return the last checkpoint."""
+    recipe = recipe_runs.load("gpt2_openwebtext")
+    uninterrupted, resumed = folder / "uninterrupted", folder / "resumed"
+    recipe.main([*options, "--out", str(uninterrupted)])
     with monkeypatch.context() as patch:
         recipe_runs.stop_in_call(patch, transformers.Trainer, "training_step", 6 * ACCUMULATE)
         with pytest.raises(recipe_runs.Stopped):
             recipe.main([*options, "--out", str(resumed)])
     assert [path.name for path in resumed.glob("checkpoint-*")] == ["checkpoint-4"]
     recipe.main([*options, "--out", str(resumed)])
-
     expected = recipe_runs.load_trainer_checkpoint(uninterrupted, STEPS)
-    assert_regularized(expected["optimizer"], STEPS)  # optimizer steps, not passes
     assert_same(recipe_runs.load_trainer_checkpoint(resumed, STEPS), expected)
+    return expected
 
 
 @pytest.mark.parametrize(
@@ -87,17 +94,8 @@ def test_comparison_method_resumes(
     method: str, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pytorch_optimizer")
-    recipe = recipe_runs.load("gpt2_openwebtext")
     options = [*options, "--optimizer", "adamw", "--method", method, "--weight-decay", "0.1"]
-    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
-    recipe.main([*options, "--out", str(uninterrupted)])
-    with monkeypatch.context() as patch:
-        recipe_runs.stop_in_call(patch, transformers.Trainer, "training_step", 6 * ACCUMULATE)
-        with pytest.raises(recipe_runs.Stopped):
-            recipe.main([*options, "--out", str(resumed)])
-    recipe.main([*options, "--out", str(resumed)])
-    expected = recipe_runs.load_trainer_checkpoint(uninterrupted, STEPS)
-    assert_same(recipe_runs.load_trainer_checkpoint(resumed, STEPS), expected)
+    assert_resumed_equals_uninterrupted(options, tmp_path, monkeypatch)
 
 
 def test_runs_are_compared_in_a_table_and_a_figure(
@@ -140,6 +138,7 @@ def test_runs_are_compared_in_a_table_and_a_figure(
     assert (tmp_path / "cpr" / "result.json").read_text() == result
     with pytest.raises(SystemExit, match="was trained with batch 8, got 4; choose another --out"):
         recipe.main([*options, *runs["cpr"], "--batch", "4", "--out", str(tmp_path / "cpr")])
+    assert bounds["parameter"].tolist()[-8:] == cpr.names
     assert bounds["kappa"].tolist()[-8:] == pytest.approx(cpr.kappa.tolist())
     assert (bounds["multiplier"] > 0).any()
 
@@ -149,6 +148,7 @@ def test_runs_are_compared_in_a_table_and_a_figure(
     [
         ("--weight-decay 0.1", "--weight-decay is for --optimizer adamw"),
         ("--optimizer adamw --method lr1en3", "--method lr1en3: unknown; choose from amos, decoupled"),
+        ("--optimizer adamw --method adadecay4_wd0p5", "--method adadecay4_wd0p5: unknown"),
         ("--kappa ws", "bound"),
         ("--batch 100", "expected a multiple of 32, the samples of a pass on all devices, got 100"),
         ("--warmup 20 --steps 20", "--warmup: expected less than the 20 steps, got 20"),

@@ -119,14 +119,28 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 """
 
 
+def less_likely(prompt: str, answers: list[str], model: Path) -> str:
+    """Return the less likely answer; the tokenizer, and with it the answer, varies between sessions."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    network = transformers.AutoModelForCausalLM.from_pretrained(model)
+
+    def log_probability(answer: str) -> float:
+        start, tokens = len(tokenizer(prompt)["input_ids"]), tokenizer(prompt + answer)["input_ids"]
+        with torch.no_grad():
+            scores = network(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        return sum(scores[i - 1, tokens[i]].item() for i in range(start, len(tokens)))
+
+    return min(answers, key=log_probability)
+
+
 @pytest.mark.slow  # starts lm_eval twice
 def test_lm_eval_measures_the_change_of_accuracy(options: list[str], tmp_path: Path) -> None:
-    """The pairs themselves are the task, and a rate of 0.1 makes the model learn its labels."""
+    """The pairs themselves are the task; their answer is the one that the model does not give before."""
     pytest.importorskip("lm_eval")
     recipe = recipe_runs.load("lora_finetuning")
     run, before = tmp_path / "run", tmp_path / "before"
     options = [option for option in options if option not in ("--kappa", "ws4")]
-    labels = [{"prompt": "abc", "answer": " b"}] * 40
+    labels = [{"prompt": "abc", "answer": less_likely("abc", [" a", " b"], tmp_path / "base")}] * 40
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in labels))
     decay = ["--optimizer", "adamw", "--weight-decay", "0.1", "--lr", "0.1", "--epochs", "5"]
     recipe.main([*options, *decay, "--out", str(run)])
