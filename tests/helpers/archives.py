@@ -60,9 +60,9 @@ def make_btcv(folder: Path, cases: int = 4, unseen: int = 1) -> Path:
     return folder / "Abdomen"
 
 
-def make_brats(folder: Path) -> Path:
+def make_brats(folder: Path, cases: int = 3) -> Path:
     root = folder / "MICCAI_BraTS2020_TrainingData"
-    for n in (1, 2, 3):
+    for n in range(1, cases + 1):
         name = f"BraTS20_Training_{n:03d}"
         for m, modality in enumerate(("flair", "t1", "t1ce", "t2")):
             write(root / name / f"{name}_{modality}.nii", picture(10 * n + m))
