@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import multiprocessing
 import pkgutil
 from typing import Any
 
 import nnunetv2.training.nnUNetTrainer as folder
-import torch
+import pytest
 from dynamic_network_architectures.architectures import primus
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
-from nnunet_cpr.nnunet.base_trainer import NamedTrainer
-from tests.helpers.workspace import _ThreadContext
+from nnunet_cpr.nnunet import cpr_trainer
 
 OTHER_PROJECTS = '''
 """Trainers in the style of MedNeXt, U-Mamba and others."""
@@ -138,16 +136,11 @@ def trainers_of_nnunet() -> dict[str, type[nnUNetTrainer]]:
     return dict(sorted(found.items()))
 
 
-def make_small() -> None:
-    """Shorten what does not matter in these tests: transformers, processes, figures, validation."""
-    initialize = nnUNetTrainer.initialize
+def make_small(patch: pytest.MonkeyPatch) -> None:
+    """Shorten what does not matter in these tests: transformers, figures, validation."""
     build = primus.Primus.__init__
     signature = inspect.signature(build)
     small = {"embed_dim": 36, "eva_depth": 2, "eva_numheads": 1}
-
-    def initialize_short(trainer: nnUNetTrainer) -> None:
-        trainer.num_val_iterations_per_epoch = 2
-        initialize(trainer)
 
     def build_small(network: Any, *args: Any, **kwargs: Any) -> None:
         given = signature.bind(network, *args, **kwargs)
@@ -155,16 +148,12 @@ def make_small() -> None:
             given.arguments.update(small)
         build(*given.args, **given.kwargs)
 
-    nnUNetTrainer.initialize = initialize_short
-    NamedTrainer._draw = lambda trainer: None
-    nnUNetTrainer.perform_actual_validation = lambda trainer, save_probabilities=False: None
-    primus.Primus.__init__ = build_small
+    patch.setattr(primus.Primus, "__init__", build_small)
     for size in primus._PRIMUS_CONFIGS.values():
-        size.update(small)
-    contexts = multiprocessing.get_context
-    multiprocessing.get_context = lambda *method: _ThreadContext(contexts(*method))
-    multiprocessing.cpu_count = lambda: 1  # threads of torch
-    torch.set_num_threads(1)
+        for key, value in small.items():
+            patch.setitem(size, key, value)
+    patch.setattr(cpr_trainer, "draw_progress", lambda history: None)
+    patch.setattr(nnUNetTrainer, "perform_actual_validation", lambda self, save_probabilities: None)
 
 
 NNUNET = trainers_of_nnunet()

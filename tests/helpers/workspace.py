@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -43,6 +44,10 @@ class _ThreadContext:
 
     def Pool(self, processes: int) -> ThreadPool:  # noqa: N802
         return ThreadPool(processes)
+
+
+class _Stopped(Exception):
+    pass
 
 
 @dataclass
@@ -114,6 +119,20 @@ class Workspace:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(nnUNetTrainer, "initialize", initialize_short)
             self.run_here(run_training_entry, *self.train_arguments(trainer, *options))
+
+    def begin_here(self, trainer: str, epoch: int) -> None:
+        """Train here and stop by an exception when an epoch begins."""
+        begin = nnUNetTrainer.on_epoch_start
+
+        def stop(trainer: nnUNetTrainer) -> None:
+            if trainer.current_epoch == epoch:
+                raise _Stopped
+            begin(trainer)
+
+        with pytest.MonkeyPatch.context() as patch, suppress(_Stopped):
+            patch.setattr(nnUNetTrainer, "on_epoch_start", stop)
+            self.train_here(trainer)
+        assert not (self.fold(trainer) / "checkpoint_final.pth").exists()
 
     def train_and_kill(self, trainer: str, when: str, *options: str) -> None:
         """Start a training and send SIGKILL to all of its processes once ``when`` is in its log."""

@@ -1,4 +1,4 @@
-"""nnU-Net's commands with every other trainer."""
+"""The functions of nnU-Net's commands with every other trainer."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nnunetv2.inference.predict_from_raw_data import predict_entry_point
 
 from nnunet_cpr.nnunet.tools.export import export_model
 from tests.helpers import ROOT
-from tests.helpers.command_server import CommandServer
-from tests.helpers.nnunet_trainers import NNUNET, NOT_TO_COMBINE, OTHER_PROJECTS, name_on
+from tests.helpers.nnunet_trainers import (
+    NNUNET,
+    NOT_TO_COMBINE,
+    OTHER_PROJECTS,
+    make_small,
+    name_on,
+)
 from tests.helpers.workspace import PLANS, Workspace
 
 NEED_A_GPU = {name for name in NNUNET if name.startswith("nnUNetTrainerBenchmark")}
@@ -34,18 +40,11 @@ OTHERS = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the trainers of other projects."""
-    made = tmp_path_factory.mktemp("trainers")
-    (made / "other_projects.py").write_text(OTHER_PROJECTS)
-    return made
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[CommandServer]:
-    started = CommandServer("tests.helpers.nnunet_trainers:make_small")
-    yield started
-    started.close()
+def search(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return ``nnUNet_extTrainer`` with a folder of the trainers of other projects."""
+    folder = tmp_path_factory.mktemp("trainers")
+    (folder / "other_projects.py").write_text(OTHER_PROJECTS)
+    return os.pathsep.join([str(folder), str(ROOT / "trainers")])
 
 
 def _others() -> Iterator[Any]:
@@ -58,29 +57,28 @@ def _others() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("other", list(_others()))  # 6 seconds each
-def test_training_is_killed_continued_predicts_and_is_exported(
+def test_training_is_stopped_continued_predicts_and_is_exported(
     other: str,
     workspace: Workspace,
-    folder: Path,
-    server: CommandServer,
+    search: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """An exception stops it; test_kills.py kills the process."""
     settings = "_ws3_3epochs_2iters_seed1"
     if other in FAMILIES:
         name, other = f"{other}_3epochs_2iters_seed1", "nnUNetTrainer"
     else:
         name = name_on(other, settings) if other in NNUNET else f"{OTHERS[other]}{settings}_on_{other}"
+    make_small(monkeypatch)
     space = workspace.with_results_in(tmp_path)
-    search = os.pathsep.join([str(folder), str(ROOT / "trainers")])
-    environment = {**space.environment, "nnUNet_extTrainer": search}
-    train = ["nnUNetv2_train", *space.train_arguments(name)]
-    log = tmp_path / "output.txt"
+    space.environment["nnUNet_extTrainer"] = search
 
-    server.run_and_kill(train, environment, log, "Epoch 1")
-    assert not (space.fold(name) / "checkpoint_final.pth").exists()
-    assert server.run([*train, "--c"], environment, log) == 0, log.read_text()[-3000:]
-    said = log.read_text()
+    space.begin_here(name, epoch=1)
+    capsys.readouterr()
+    space.train_here(name, "--c")
+    said = capsys.readouterr().out
     assert f"Training as {other} with" in said and "Epoch 0" not in said
     if "CPR" in name:
         history = space.history(name)
@@ -88,17 +86,14 @@ def test_training_is_killed_continued_predicts_and_is_exported(
         assert other == "nnUNetTrainer" or (history["kappa"] < 1e9).iloc[-1]
     assert space.checkpoint(name)["trainer_name"] == name
 
-    predict = ["nnUNetv2_predict", "-i", str(space_images(workspace)), "-o", str(tmp_path / "out")]
-    model = ["-d", "901", "-c", "3d_fullres", "-f", "0", "-tr", name, "-p", PLANS, "-device", "cpu"]
-    options = ["-npp", "0", "-nps", "0", "--disable_tta"]
-    assert server.run([*predict, *model, *options], environment, log) == 0, log.read_text()[-3000:]
+    images = workspace.folder / "nnUNet_raw" / workspace.dataset / "imagesTs"
+    space.run_here(
+        predict_entry_point, "-i", str(images), "-o", str(tmp_path / "out"), "-d", "901",
+        "-c", "3d_fullres", "-f", "0", "-tr", name, "-p", PLANS, "-device", "cpu",
+        "-npp", "0", "-nps", "0", "--disable_tta",
+    )  # fmt: skip
     assert list((tmp_path / "out").glob("*.nii.gz"))
 
-    if "Primus" not in other:  # whose network is smaller in the commands' processes than in this one
-        monkeypatch.setenv("nnUNet_extTrainer", search)
-        exported = export_model(space.model(name), tmp_path / "exported", None, ["checkpoint_final.pth"])
-        assert exported.name == f"{other}__{PLANS}__3d_fullres"
-
-
-def space_images(workspace: Workspace) -> Path:
-    return workspace.folder / "nnUNet_raw" / workspace.dataset / "imagesTs"
+    space.set_environment(monkeypatch)
+    exported = export_model(space.model(name), tmp_path / "exported", None, ["checkpoint_final.pth"])
+    assert exported.name == f"{other}__{PLANS}__3d_fullres"
