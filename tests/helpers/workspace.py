@@ -13,7 +13,7 @@ import sysconfig
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +22,7 @@ import pandas as pd
 import pytest
 import torch
 from nnunetv2.experiment_planning.plan_and_preprocess_entrypoints import plan_and_preprocess_entry
+from nnunetv2.inference.predict_from_raw_data import predict_entry_point
 from nnunetv2.run.run_training import run_training_entry
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
@@ -31,6 +32,7 @@ from nnunet_cpr.datasets import phantom
 from nnunet_cpr.nnunet.commands import nnunet_environment
 
 PLANS = "nnUNetPlansTiny"
+UNSEEN = "phantom_005"
 
 
 class _ThreadContext:
@@ -52,11 +54,14 @@ class _Stopped(Exception):
 
 @dataclass
 class Workspace:
-    """nnU-Net's three folders and its commands."""
+    """nnU-Net's three folders and its commands, for one data set, configuration, plans and fold."""
 
     folder: Path
     dataset: str
     environment: dict[str, str]
+    configuration: str = "3d_fullres"
+    plans: str = PLANS
+    fold_id: str = "0"
 
     def command(self, name: str, *arguments: str) -> list[str]:
         program = shutil.which(
@@ -103,7 +108,8 @@ class Workspace:
 
     def train_arguments(self, trainer: str, *options: str) -> tuple[str, ...]:
         number = self.dataset[len("Dataset") :][:3]
-        return (number, "3d_fullres", "0", "-tr", trainer, "-p", PLANS, "-device", "cpu", *options)
+        model = ("-tr", trainer, "-p", self.plans, "-device", "cpu")
+        return (number, self.configuration, self.fold_id, *model, *options)
 
     def train(self, trainer: str, *options: str, check: bool = True):
         return self.run("nnUNetv2_train", *self.train_arguments(trainer, *options), check=check)
@@ -134,6 +140,16 @@ class Workspace:
             self.train_here(trainer)
         assert not (self.fold(trainer) / "checkpoint_final.pth").exists()
 
+    def predict_here(self, trainer: str, *options: str) -> Path:
+        """Predict the unseen case here and return the folder of the label map."""
+        number, configuration, fold, *model = self.train_arguments(trainer)
+        images = Path(self.environment["nnUNet_raw"]) / self.dataset / "imagesTs"
+        output = self.folder / "predictions" / self.model(trainer).name
+        selected = ("-d", number, "-c", configuration, "-f", fold, *model, "-npp", "0", "-nps", "0")
+        self.run_here(predict_entry_point, "-i", str(images), "-o", str(output), *selected, *options)
+        assert [path.name for path in output.glob("*.nii.gz")] == [f"{UNSEEN}.nii.gz"]
+        return output
+
     def train_and_kill(self, trainer: str, when: str, *options: str) -> None:
         """Start a training and send SIGKILL to all of its processes once ``when`` is in its log."""
         process = self.start(trainer, *options, output=subprocess.DEVNULL)
@@ -162,7 +178,7 @@ class Workspace:
     def with_results_in(self, folder: Path) -> Workspace:
         """Return a workspace with the same data and other results."""
         environment = {**self.environment, "nnUNet_results": str(folder / "nnUNet_results")}
-        return Workspace(folder, self.dataset, environment)
+        return replace(self, folder=folder, environment=environment)
 
     def build(
         self,
@@ -200,10 +216,11 @@ class Workspace:
         return self.fold(trainer)
 
     def model(self, trainer: str) -> Path:
-        return self.folder / "nnUNet_results" / self.dataset / f"{trainer}__{PLANS}__3d_fullres"
+        name = f"{trainer}__{self.plans}__{self.configuration}"
+        return self.folder / "nnUNet_results" / self.dataset / name
 
     def fold(self, trainer: str) -> Path:
-        return self.model(trainer) / "fold_0"
+        return self.model(trainer) / f"fold_{self.fold_id}"
 
     def logs(self, trainer: str) -> list[Path]:
         return sorted(self.fold(trainer).glob("training_log_*.txt"))

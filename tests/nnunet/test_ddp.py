@@ -25,13 +25,7 @@ RANKS = 2
 
 
 class Distributed(Workspace):
-    """Workspace with its own results and two processes for each training."""
-
-    @classmethod
-    def beside(cls, space: Workspace, folder: Path) -> Distributed:
-        made = cls(folder, space.dataset, {**space.environment})
-        made.environment["nnUNet_results"] = str(folder / "nnUNet_results")
-        return made
+    """Workspace with two processes for each training."""
 
     @property
     def output(self) -> Path:
@@ -68,6 +62,11 @@ class Distributed(Workspace):
                 time.sleep(0.05)
         finally:
             end(process)
+
+
+@pytest.fixture
+def space(workspace: Workspace) -> Distributed:
+    return Distributed(workspace.folder, workspace.dataset, workspace.environment)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -110,17 +109,15 @@ def check_history(space: Distributed, trainer: str, state: dict[str, Any], steps
     assert np.isfinite(last["kappa"]).all() and (last["multiplier"] > 0).any()
 
 
-def test_killed_and_continued_ranks_equal_uninterrupted_ones(
-    workspace: Workspace, tmp_path: Path
-) -> None:
+def test_killed_and_continued_ranks_equal_uninterrupted_ones(space: Distributed, tmp_path: Path) -> None:
     trainer = "nnUNetTrainerCPR_ws6_4epochs_4iters_seed1"
-    whole = Distributed.beside(workspace, tmp_path / "whole")
+    whole = space.with_results_in(tmp_path / "whole")
     states = whole.train_on_all(trainer)
     check_ranks_agree(states)
     check_history(whole, trainer, states[0], [4, 8, 12, 16])
     assert (whole.fold(trainer) / "validation" / "summary.json").exists()
 
-    killed = Distributed.beside(workspace, tmp_path / "killed")
+    killed = space.with_results_in(tmp_path / "killed")
     killed.kill_all(trainer, when="Epoch 2")
     assert not (killed.fold(trainer) / "checkpoint_final.pth").exists()
     continued = killed.train_on_all(trainer, "--c", "--without-validation")
@@ -130,10 +127,10 @@ def test_killed_and_continued_ranks_equal_uninterrupted_ones(
     assert killed.history(trainer).equals(whole.history(trainer))
 
 
-def test_initial_bounds_are_equal_on_all_ranks(workspace: Workspace, tmp_path: Path) -> None:
+def test_initial_bounds_are_equal_on_all_ranks(space: Distributed, tmp_path: Path) -> None:
     """Each rank draws its own weights, which DDP replaces by those of the first rank."""
     trainer = "nnUNetTrainerMuonCPR_ki0x0p9_std_ada_warmup2_1epochs_4iters_seed1"
-    space = Distributed.beside(workspace, tmp_path)
+    space = space.with_results_in(tmp_path)
     states = space.train_on_all(trainer, "--without-validation")
     check_ranks_agree(states)
     check_history(space, trainer, states[0], [4])

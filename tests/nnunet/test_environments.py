@@ -10,9 +10,8 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -73,15 +72,6 @@ class Environment(Workspace):
         return [str(self.bin / name), *arguments]
 
 
-Space = TypeVar("Space", bound=Workspace)
-
-
-def with_results(space: Space, folder: Path) -> Space:
-    """Return a workspace with the same data and commands and other results."""
-    variables = {**space.environment, "nnUNet_results": str(folder / "nnUNet_results")}
-    return replace(space, folder=folder, environment=variables)
-
-
 @pytest.fixture(scope="module", params=[pytest.param(kind, marks=pytest.mark.release) for kind in KINDS])
 def environment(
     request: pytest.FixtureRequest, workspace: Workspace, tmp_path_factory: pytest.TempPathFactory
@@ -92,7 +82,7 @@ def environment(
     variables = {k: v for k, v in workspace.environment.items() if not k.startswith("PYTHON")}
     try:
         subprocess.run([python, "-m", "venv", str(folder / "venv")], check=True)
-        made = Environment(folder, workspace.dataset, variables, folder / "venv" / "bin")
+        made = Environment(folder, workspace.dataset, variables, bin=folder / "venv" / "bin")
         install = ["-m", "pip", "install", "--quiet", "--no-cache-dir", str(ROOT), *dependencies]
         subprocess.run(made.command("python", *install), env=variables, check=True)
         yield made
@@ -103,7 +93,7 @@ def environment(
 def taken_over(begun: Workspace, by: Workspace, folder: Path) -> Workspace:
     """Copy the training for another environment."""
     shutil.copytree(begun.folder / "nnUNet_results", folder / "nnUNet_results")
-    return with_results(by, folder)
+    return by.with_results_in(folder)
 
 
 def check_continued(begun: Workspace, continued: Workspace) -> None:
@@ -125,7 +115,7 @@ def check_continued(begun: Workspace, continued: Workspace) -> None:
 
 def test_killed_training_is_continued_and_predicts(environment: Environment, tmp_path: Path) -> None:
     """A killed training is continued in its environment and in this one."""
-    own = with_results(environment, tmp_path)
+    own = environment.with_results_in(tmp_path)
     own.train_and_kill(TRAINER, "Epoch 2")
     killed = taken_over(own, own, tmp_path / "killed")
     here = Workspace(own.folder, own.dataset, own.environment)

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import SimpleITK as sitk
+import torch
 import yaml
 
 from nnunet_cpr.demo import shrink_plans
@@ -109,18 +110,19 @@ def test_study_of_cascades_on_regions_and_ignore_labels(real_data: Path, tmp_pat
 
     for name in DATA_SETS:
         number = name[len("Dataset") :][:3]
-        model = ("-d", number, "-tr", TRAINER, "-p", PLANS)
-        trainer = ("-tr", TRAINER, "-p", PLANS)
-        run("nnUNetv2_find_best_configuration", number, "-c", *STAGES, *trainer, "-np", "1")
+        model = ("-tr", TRAINER, "-p", PLANS)
+        run("nnUNetv2_find_best_configuration", number, "-c", *STAGES, *model, "-np", "1")
         images, lowres, output = raw / name / "one", tmp_path / name / "low", tmp_path / name / "full"
         images.mkdir()
         case = sorted((raw / name / "imagesTr").iterdir())[0]
         os.link(case, images / case.name)
-        options = ("-f", "0", "-device", "cpu", "-npp", "1", "-nps", "1", *model)
+        options = ("-f", "0", "-device", "cpu", "-npp", "1", "-nps", "1", "-d", number, *model)
         run("nnUNetv2_predict", "-i", str(images), "-o", str(lowres), "-c", STAGES[0], *options)
-        previous = ("-prev_stage_predictions", str(lowres))
-        run(
-            *("nnUNetv2_predict", "-i", str(images), "-o", str(output), "-c", STAGES[1], *options),
-            *previous,
-        )
+        options = (*options, "-prev_stage_predictions", str(lowres))
+        run("nnUNetv2_predict", "-i", str(images), "-o", str(output), "-c", STAGES[1], *options)
         assert len(list(output.glob("*.nii.gz"))) == 1
+        fold = results / name / f"{TRAINER}__{PLANS}__{STAGES[1]}" / "fold_0"
+        weights = torch.load(fold / "checkpoint_final.pth", weights_only=False)["network_weights"]
+        # A channel and two labels of the stage before; with regions no head for the background.
+        assert weights["encoder.stages.0.0.convs.0.conv.weight"].shape[1] == 3
+        assert len(weights["decoder.seg_layers.0.weight"]) == 3 - ("whole" in DATA_SETS[name])

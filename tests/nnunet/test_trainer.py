@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from nnunetv2.inference.predict_from_raw_data import predict_entry_point
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr.nnunet.commands import CPU_THREADS
 from nnunet_cpr.nnunet.cpr_trainer import LOGGED
 from nnunet_cpr.nnunet.history import History
 from nnunet_cpr.nnunet.poly_lr import warmup_poly
-from tests.helpers.workspace import PLANS, Workspace
+from tests.helpers.workspace import Workspace
 
 CPR = "nnUNetTrainerCPR_ws6_4epochs_4iters_seed1"
 
@@ -62,14 +61,7 @@ def test_continued_training_equals_an_uninterrupted_one(trained: Workspace, tmp_
 
 
 def test_prediction_finds_the_trainer(trained: Workspace) -> None:
-    output = trained.folder / "predictions"
-    model = ["-d", "901", "-c", "3d_fullres", "-f", "0", "-tr", CPR, "-p", PLANS]
-    images = trained.folder / "nnUNet_raw" / trained.dataset / "imagesTs"
-    trained.run_here(
-        predict_entry_point, "-i", str(images), "-o", str(output), *model, "-device", "cpu",
-        "-npp", "0", "-nps", "0",
-    )  # fmt: skip
-    assert [f.name for f in output.glob("*.nii.gz")] == ["phantom_005.nii.gz"]
+    trained.predict_here(CPR)
 
 
 @pytest.mark.slow  # 10 seconds each
