@@ -19,6 +19,7 @@ from nnunetv2.experiment_planning.plan_and_preprocess_entrypoints import (
     plan_experiment_entry,
     preprocess_entry,
 )
+from nnunetv2.postprocessing.remove_connected_components import entry_point_apply_postprocessing
 
 from tests.helpers.workspace import UNSEEN, Workspace, make_workspace
 
@@ -73,7 +74,7 @@ def check_record(space: Workspace, trainer: str, dimensions: int = 3) -> None:
     assert (space.fold(trainer) / "cpr_progress.png").stat().st_size > 0
 
 
-def test_ensemble_and_best_configuration_are_found(full: Workspace, predictions: list[Path]) -> None:
+def test_commands_after_the_training_find_the_models(full: Workspace, predictions: list[Path]) -> None:
     ensemble = full.folder / "predictions" / "ensemble"
     inputs = map(str, predictions)
     full.run_here(entry_point_ensemble_folders, "-i", *inputs, "-o", str(ensemble), "-np", "1")
@@ -90,6 +91,16 @@ def test_ensemble_and_best_configuration_are_found(full: Workspace, predictions:
     best = found["best_model_or_ensemble"]
     assert {model["trainer"] for model in best["selected_model_or_models"]} == {WARM}
     assert f"-tr {WARM}" in (results / "inference_instructions.txt").read_text()
+
+    final = full.folder / "predictions" / "final"
+    arguments = ("-i", str(predictions[1]), "-o", str(final), "-np", "1")
+    rules = ("-pp_pkl_file", best["postprocessing_file"], "-plans_json", best["some_plans_file"])
+    full.run_here(entry_point_apply_postprocessing, *arguments, *rules)
+    assert (final / f"{UNSEEN}.nii.gz").exists()
+    summary = full.fold(WARM) / "validation" / "summary.json"
+    summary.unlink()
+    full.train_here(WARM, "--val", "--val_best")
+    assert summary.exists()
 
 
 def test_training_on_all_cases_starts_from_pretrained_weights(
