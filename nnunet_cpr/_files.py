@@ -6,23 +6,16 @@ import errno
 import json
 import math
 import os
-import re
 import shutil
 import socket
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 TEMPORARY_PREFIX = ".nnunet-cpr-tmp-"
 """Prefix of temporary directories; nnU-Net ignores names that do not start with ``Dataset``."""
-
-_DAY = 24 * 60 * 60
-_WRITER = re.compile(r"\.(?P<pid>\d+)@(?P<host>.+)\.tmp")
 
 
 @contextmanager
@@ -30,7 +23,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the same folder, which replaces ``path`` on success.
 
     The content is synced to the disk before the rename, and the folder after it, so that a power cut
-    leaves either the old file or the new one. Temporary files of killed processes are removed first.
+    leaves either the old file or the new one.
 
     Args:
         path: the file to write.
@@ -45,13 +38,10 @@ def atomic_write(path: Path) -> Iterator[Path]:
         >>> [file.name for file in folder.iterdir()]
         ['result.txt']
     """
-    stem = f".{path.stem[:60]}"  # a name may have as many characters as the file system allows
-    temporary = path.with_name(f"{stem}.{os.getpid()}@{socket.gethostname()}.tmp{path.suffix}")
+    writer = f"{os.getpid()}@{socket.gethostname()}"
+    # A name may have as many characters as the file system allows.
+    temporary = path.with_name(f".{path.stem[:60]}.{writer}.tmp{path.suffix}")
     try:
-        for name in os.listdir(path.parent):
-            writer = _WRITER.fullmatch(name.removeprefix(stem).removesuffix(path.suffix))
-            if name.startswith(stem) and writer and _is_stale(path.with_name(name), writer):
-                path.with_name(name).unlink(missing_ok=True)
         yield temporary
         _sync(temporary)
         os.replace(temporary, path)
@@ -74,9 +64,8 @@ def remove_temporary_files(folder: Path, *patterns: str) -> None:
         patterns: glob patterns of their names without suffix, such as ``checkpoint_*``.
     """
     for pattern in patterns:
-        for path in folder.glob(f".{pattern}.tmp*"):
-            if _WRITER.search(path.name):
-                path.unlink(missing_ok=True)
+        for path in folder.glob(f".{pattern}.*@*.tmp*"):
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -179,13 +168,3 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _is_stale(temporary: Path, writer: re.Match[str]) -> bool:
-    """Return True if the process that wrote a temporary file is gone."""
-    if writer["host"] == socket.gethostname() and not psutil.pid_exists(int(writer["pid"][:9])):
-        return True
-    try:
-        return time.time() - temporary.stat().st_mtime > _DAY  # processes of other machines are unknown
-    except FileNotFoundError:
-        return False

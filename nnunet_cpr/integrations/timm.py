@@ -144,33 +144,15 @@ def register() -> None:
     if {"adamcpr", "muoncpr", "sgdcpr"} <= set(list_optimizers()):
         return
     registry: Any = default_registry
-    registry.register(
-        OptimInfo(
-            name="adamcpr",
-            opt_class=TimmAdamCPR,
-            description="Adam with Constrained Parameter Regularization in place of weight decay",
-            has_betas=True,
-        )
-    )
-    registry.register(
-        OptimInfo(
-            name="sgdcpr",
-            opt_class=TimmSGDCPR,
-            description="SGD with Constrained Parameter Regularization in place of weight decay",
-            has_eps=False,
-            has_momentum=True,
-        )
-    )
-    registry.register(
-        OptimInfo(
-            name="muoncpr",
-            opt_class=TimmMuonCPR,
-            description="Muon with Constrained Parameter Regularization in place of weight decay",
-            has_eps=True,
-            has_momentum=True,
-            has_betas=True,
-        )
-    )
+    traits: dict[Any, dict[str, Any]] = {
+        TimmAdamCPR: {"has_betas": True},
+        TimmSGDCPR: {"has_eps": False, "has_momentum": True},
+        TimmMuonCPR: {"has_momentum": True, "has_betas": True},
+    }
+    for opt_class, own in traits.items():
+        title = opt_class.__name__.removeprefix("Timm").removesuffix("CPR")
+        description = f"{title} with Constrained Parameter Regularization in place of weight decay"
+        registry.register(OptimInfo(f"{title.lower()}cpr", opt_class, description, **own))
     # If a later timm does not call this method, the optimizers are built without the model.
     registry.create_optimizer = _provide_model(registry.create_optimizer)
 
