@@ -1,4 +1,4 @@
-"""The flow of nnU-Net's own integration tests with a CPR trainer, as one study over four data sets.
+"""The flow of nnU-Net's own integration tests with a CPR trainer, as a study of each of four data sets.
 
 The data sets are Hippocampus with plain labels, with regions, with an ignore label and with both. Each
 is trained at low resolution and as a cascade in five folds, then the best configuration is found and a
@@ -75,7 +75,10 @@ def add_cascade(home: Path) -> None:
     file.write_text(json.dumps(plans))
 
 
-def test_study_of_cascades_on_regions_and_ignore_labels(real_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", DATA_SETS)  # 6 minutes each
+def test_study_of_cascades_on_regions_and_ignore_labels(
+    name: str, real_data: Path, tmp_path: Path
+) -> None:
     environment = {**nnunet_environment(tmp_path, processes=1), "nnUNet_compile": "f"}
 
     def run(*command: str) -> str:
@@ -87,42 +90,36 @@ def test_study_of_cascades_on_regions_and_ignore_labels(real_data: Path, tmp_pat
         return done.stdout
 
     raw, preprocessed, results = (
-        tmp_path / f"nnUNet_{name}" for name in ("raw", "preprocessed", "results")
+        tmp_path / f"nnUNet_{folder}" for folder in ("raw", "preprocessed", "results")
     )
-    for name, labels in DATA_SETS.items():
-        write_data_set(raw / name, real_data, labels)
-        number = name[len("Dataset") :][:3]
-        run("nnUNetv2_plan_and_preprocess", "-d", number, "-c", "3d_fullres", "--no_pp")
-        shrink_plans(preprocessed / name, "nnUNetPlans", PLANS)
-        add_cascade(preprocessed / name)
+    write_data_set(raw / name, real_data, DATA_SETS[name])
+    number = name[len("Dataset") :][:3]
+    run("nnUNetv2_plan_and_preprocess", "-d", number, "-c", "3d_fullres", "--no_pp")
+    shrink_plans(preprocessed / name, "nnUNetPlans", PLANS)
+    add_cascade(preprocessed / name)
     results.mkdir()
     file = tmp_path / "flow.yaml"
-    definition = {
-        **{"datasets": list(DATA_SETS), "configurations": list(STAGES)[::-1], "plans": PLANS},
-        **{"folds": "all", "trainers": TRAINER},
-    }
-    file.write_text(yaml.safe_dump(definition))
+    definition = {"datasets": name, "configurations": list(STAGES)[::-1], "plans": PLANS}
+    file.write_text(yaml.safe_dump({**definition, "folds": "all", "trainers": TRAINER}))
     said = run("nnunet-cpr", "study", "run", str(file), "--device", "cpu", "--npz", "--jobs", "2")
     assert "all done" in said
     run("nnunet-cpr", "study", "report", str(file))
     table = (results / "studies" / "flow" / "report" / "table.csv").read_text()
-    assert len(table.splitlines()) == 1 + len(DATA_SETS) * len(STAGES)
+    assert len(table.splitlines()) == 1 + len(STAGES)
 
-    for name in DATA_SETS:
-        number = name[len("Dataset") :][:3]
-        model = ("-tr", TRAINER, "-p", PLANS)
-        run("nnUNetv2_find_best_configuration", number, "-c", *STAGES, *model, "-np", "1")
-        images, lowres, output = raw / name / "one", tmp_path / name / "low", tmp_path / name / "full"
-        images.mkdir()
-        case = sorted((raw / name / "imagesTr").iterdir())[0]
-        os.link(case, images / case.name)
-        options = ("-f", "0", "-device", "cpu", "-npp", "1", "-nps", "1", "-d", number, *model)
-        run("nnUNetv2_predict", "-i", str(images), "-o", str(lowres), "-c", STAGES[0], *options)
-        options = (*options, "-prev_stage_predictions", str(lowres))
-        run("nnUNetv2_predict", "-i", str(images), "-o", str(output), "-c", STAGES[1], *options)
-        assert len(list(output.glob("*.nii.gz"))) == 1
-        fold = results / name / f"{TRAINER}__{PLANS}__{STAGES[1]}" / "fold_0"
-        weights = torch.load(fold / "checkpoint_final.pth", weights_only=False)["network_weights"]
-        # A channel and two labels of the stage before; with regions no head for the background.
-        assert weights["encoder.stages.0.0.convs.0.conv.weight"].shape[1] == 3
-        assert len(weights["decoder.seg_layers.0.weight"]) == 3 - ("whole" in DATA_SETS[name])
+    model = ("-tr", TRAINER, "-p", PLANS)
+    run("nnUNetv2_find_best_configuration", number, "-c", *STAGES, *model, "-np", "1")
+    images, lowres, output = (tmp_path / folder for folder in ("images", "low", "full"))
+    images.mkdir()
+    case = sorted((raw / name / "imagesTr").iterdir())[0]
+    os.link(case, images / case.name)
+    options = ("-f", "0", "-device", "cpu", "-npp", "1", "-nps", "1", "-d", number, *model)
+    run("nnUNetv2_predict", "-i", str(images), "-o", str(lowres), "-c", STAGES[0], *options)
+    options = (*options, "-prev_stage_predictions", str(lowres))
+    run("nnUNetv2_predict", "-i", str(images), "-o", str(output), "-c", STAGES[1], *options)
+    assert len(list(output.glob("*.nii.gz"))) == 1
+    fold = results / name / f"{TRAINER}__{PLANS}__{STAGES[1]}" / "fold_0"
+    weights = torch.load(fold / "checkpoint_final.pth", weights_only=False)["network_weights"]
+    # A channel and two labels of the stage before; with regions no head for the background.
+    assert weights["encoder.stages.0.0.convs.0.conv.weight"].shape[1] == 3
+    assert len(weights["decoder.seg_layers.0.weight"]) == 3 - ("whole" in DATA_SETS[name])
