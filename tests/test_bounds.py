@@ -29,20 +29,6 @@ def test_kappa_ip_is_set_at_first_negative_second_difference() -> None:
     assert all(k[1] == math.inf for k in after)
 
 
-def test_kappa_ip_samples_at_multiples_of_its_interval() -> None:
-    # The odd steps would show an inflection point; the even ones first do at the last.
-    measures = [0.0, 9.0, 1.0, 9.0, 4.0, 9.0, 6.0]
-    after = run(KappaIP(2), measures)
-    assert [k[0] for k in after] == [math.inf] * 6 + [6.0]
-
-
-def test_kappa_ip_smooths_samples_but_not_the_bound() -> None:
-    # Unsmoothed: second difference -1 at t = 2. With ema 0.5 the samples are 0, 1, 2: none.
-    assert run(KappaIP(1), [0.0, 2.0, 3.0])[2] == [3.0]
-    assert run(KappaIP(1, ema=0.5), [0.0, 2.0, 3.0])[2] == [math.inf]
-    assert run(KappaIP(1, ema=0.5), [0.0, 2.0, 2.5])[2] == [2.5]
-
-
 def test_kappa_ip_skips_nonfinite_samples() -> None:
     after = run(KappaIP(1), [0.0, 1.0, math.nan, 3.0, 4.0])
     assert [k[0] for k in after][-2:] == [math.inf, 4.0]

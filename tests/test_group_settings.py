@@ -87,18 +87,6 @@ def test_groups_train_like_optimizers_of_their_own(
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
-def test_a_state_of_other_group_settings_is_refused() -> None:
-    groups = [{"params": [matrix()], "mu": 2.0}, {"params": [matrix()]}]
-    saved = SGDCPR(copy.deepcopy(groups)).state_dict()
-    SGDCPR(copy.deepcopy(groups)).load_state_dict(saved)
-    groups[1]["mu"] = 3.0
-    with pytest.raises(ValueError, match=r"mu: expected 3\.0, got 1\.0 for '1\.0'"):
-        SGDCPR(groups).load_state_dict(saved)
-    same = [{"params": [matrix()]}, {"params": [matrix()]}]
-    with pytest.raises(ValueError, match=r"mu: expected 1\.0, got 2\.0 for '0\.0'"):
-        SGDCPR(same).load_state_dict(saved)
-
-
 @pytest.mark.parametrize("build", [SGDCPR, AdamCPR, MuonCPR])
 def test_unknown_group_key_is_refused(build: type) -> None:
     with pytest.raises(TypeError, match="group 0: unknown key 'kapa'; did you mean 'kappa'"):

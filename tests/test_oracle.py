@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -84,6 +82,8 @@ def test_agrees_with_the_oracle(kind: str, bound: str, regularizer: str, adaptiv
         optimizer = AdamCPR(groups, lr=0.005, betas=(0.9, 0.99), **settings)
         expected = run_oracle(problem, oracle, OracleAdam(0.005, (0.9, 0.99)))
     run_ours(problem, params, optimizer)
+    if bound != "ip-ema" and not adaptive:
+        assert len(oracle.kappa) == 3 and max(oracle.lam.values()) > 1e-4, "no bound was reached"
 
     cpr = optimizer.cpr
     assert cpr.names == ["a", "b", "c"]
@@ -95,16 +95,6 @@ def test_agrees_with_the_oracle(kind: str, bound: str, regularizer: str, adaptiv
     np.testing.assert_allclose(cpr.kappa.numpy(), kappa, rtol=1e-5)
     lam = [oracle.lam[n] for n in cpr.names]
     np.testing.assert_allclose(cpr.lagrange_multiplier.numpy(), lam, rtol=1e-3, atol=1e-5)
-
-
-def test_oracle_problem_has_positive_multipliers() -> None:
-    """Check that bounds are reached in the comparison above."""
-    problem = Problem(seed=3)
-    for kind, regularizer in itertools.product(("k", "ki0", "ws", "ip"), MU):
-        bound = ("k", K_BOUND[regularizer]) if kind == "k" else BOUNDS[kind][1]
-        oracle = OracleCPR(bound, regularizer, MU[regularizer], adaptive=False)
-        run_oracle(problem, oracle, OracleSGD(0.02, 0.9))
-        assert len(oracle.kappa) == 3 and max(oracle.lam.values()) > 1e-4, (kind, regularizer)
 
 
 @pytest.mark.parametrize("regularizer", MU)

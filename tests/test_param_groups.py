@@ -71,6 +71,8 @@ def test_nothing_to_regularize_is_a_warning() -> None:
 def test_invalid_params_are_refused() -> None:
     with pytest.raises(TypeError, match="got a tensor"):
         CPR(torch.zeros(2, 2))
+    with pytest.raises(TypeError, match="a parameter group: expected an ordered collection"):
+        CPR([{"params": {nn.Parameter(torch.zeros(2, 2))}}])
     with pytest.raises(TypeError, match="complex"):
         CPR([nn.Parameter(torch.zeros(2, 2, dtype=torch.complex64))])
     with pytest.raises(ValueError, match="expected unique names, got 'w'"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 import sys
 from pathlib import Path
 
@@ -33,15 +32,3 @@ def test_results_that_come_with_the_source_give_a_report(
     assert "**84.30**" in report and "-0.69 to -0.20" in report
     rows = differences.read(file, tmp_path)
     assert any(f"{row.low:+.2f} to {row.high:+.2f}" == "-0.69 to -0.20" for row in rows)
-
-
-def test_evidence_pages_have_the_report_of_each_archived_study(tmp_path: Path) -> None:
-    script = runpy.run_path(str(ROOT / "docs" / "scripts" / "evidence.py"))
-    archives = sorted((ROOT / "benchmarks" / "real_data" / "results").glob("*.tar.xz"))
-    pages = {script["page_of"](path.name.removesuffix(".tar.xz")) for path in archives}
-    assert pages == set(script["PAGES"])
-    archive.unpack([path for path in archives if path.name == "best_adam.tar.xz"], tmp_path)
-    answer, _, details = script["study_section"]("best_adam", tmp_path).partition('??? note "Details"')
-    assert answer.startswith("## best_adam {#best_adam}")
-    assert "Adam + CPR default -0.45 (-0.69 to -0.20)" in answer and "**84.30**" in answer
-    assert "| -0.69 to -0.20 | 0.0043 |" in details and "Anterior" in details

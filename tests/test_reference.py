@@ -15,6 +15,7 @@ import torch
 
 from nnunet_cpr import AdamCPR, KappaK, KappaKI0, KappaWS
 from nnunet_cpr.bounds import Bound
+from tests.helpers.oracle import measure
 
 theirs = pytest.importorskip("pytorch_cpr")
 
@@ -26,21 +27,15 @@ def _start() -> torch.nn.Parameter:
     return torch.nn.Parameter(0.1 * torch.randn(SHAPE, generator=torch.Generator().manual_seed(1)))
 
 
-def _measure(regularizer: str) -> float:
-    from tests.helpers.oracle import measure
-
-    return measure(regularizer, _start().detach().double().numpy())
-
-
-def _their_kappa(bound: Bound, regularizer: str) -> tuple[str, float]:
-    """Return the authors' name and value of a bound; their R is a sum, except for std."""
-    if isinstance(bound, KappaWS):
-        return "warm_start", bound.steps
-    if isinstance(bound, KappaKI0):
-        return "dependent", bound.factor
-    assert isinstance(bound, KappaK)
+def _bounds(regularizer: str) -> dict[str, tuple[Bound, str, float]]:
+    """Return bounds, and the authors' names and values of them; their R is a sum, except for std."""
+    value = 1.5 * measure(regularizer, _start().detach().double().numpy())
     numel = 1 if regularizer == "std" else SHAPE[0] * SHAPE[1]
-    return "uniform", bound.value * numel
+    return {
+        "ws": (KappaWS(20), "warm_start", 20),
+        "k": (KappaK(value), "uniform", value * numel),
+        "ki0": (KappaKI0(1.5), "dependent", 1.5),
+    }
 
 
 CASES = [("l2", True), ("std", False), ("huber", True), ("l1", False)]
@@ -49,11 +44,7 @@ CASES = [("l2", True), ("std", False), ("huber", True), ("l1", False)]
 @pytest.mark.parametrize("bound", ["ws", "k", "ki0"])
 @pytest.mark.parametrize(("regularizer", "foreach"), CASES)
 def test_agrees_with_the_authors_package(bound: str, regularizer: str, foreach: bool) -> None:
-    kappa: Bound = {
-        "ws": KappaWS(20),
-        "k": KappaK(1.5 * _measure(regularizer)),
-        "ki0": KappaKI0(1.5),
-    }[bound]
+    kappa, method, value = _bounds(regularizer)[bound]
     mu = {"l2": 1.0, "std": 1.0, "huber": 0.1, "l1": 0.01}[regularizer]
     generator = torch.Generator().manual_seed(2)
     # A steady pull makes the parameter grow past its bound.
@@ -62,7 +53,6 @@ def test_agrees_with_the_authors_package(bound: str, regularizer: str, foreach: 
 
     p, q = _start(), _start()
     ours = AdamCPR([p], lr=3e-3, kappa=kappa, regularizer=regularizer, mu=mu)
-    method, value = _their_kappa(kappa, regularizer)
     reference = theirs.AdamCPR(
         [{"params": [q], "regularize": True}],
         lr=3e-3,

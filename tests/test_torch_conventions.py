@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 import weakref
 from typing import Any
 
@@ -101,24 +100,12 @@ def test_the_default_dtype_does_not_matter(build: type, monkeypatch: pytest.Monk
     assert all(torch.equal(a, b) for a, b in zip(*results))
 
 
-@BUILDS
-def test_parameters_that_torch_refuses_are_refused(build: type) -> None:
-    for mixed in ([("p", matrix()), matrix()], [{"params": [("p", matrix())]}, {"params": [matrix()]}]):
-        with pytest.raises(ValueError, match="expected names for all parameters or none"):
-            build(mixed)
-    with pytest.raises(TypeError, match="a parameter group: expected an ordered collection"):
-        build([{"params": {matrix()}}])
-    with pytest.raises(ValueError, match="empty parameter list"):
-        build([])
-
-
 # Arguments
 
 
 @BUILDS
+@pytest.mark.filterwarnings("error")
 def test_weight_decay_is_refused_in_one_line(build: type) -> None:
     with pytest.raises(TypeError, match="CPR: expected 0, since CPR replaces it"):
         build([matrix()], weight_decay=1e-2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        build([matrix()], weight_decay=0)
+    build([matrix()], weight_decay=0)

@@ -234,7 +234,6 @@ CASES = {
         lambda p: CosineDecay(p, 0.9, 0.1, steps=200),
         lambda: OracleCosine(0.9, 0.09, 200),
     ),
-    "cosine rises": (lambda p: CosineDecay(p, 0.1, 10, steps=400), lambda: OracleCosine(0.1, 1.0, 400)),
     "adadecay 8": (lambda p: AdaDecay(p, 0.6, 8.0), lambda: OracleAdaDecay(0.6, 8.0)),
     "awd": (lambda p: AdaptiveWeightDecay(p, 2.0), lambda: OracleAWD(2.0)),
     "rescale 0.8": (lambda p: NormRescaling(p, 0.8), lambda: OracleRescaling(0.8)),
@@ -244,10 +243,9 @@ CASES = {
     ),
     "cautious": (lambda p: CautiousDecay(p, 0.6), lambda: OracleCautious(0.6)),
     "independent": (lambda p: IndependentDecay(p, 0.01), lambda: OracleIndependent(0.01, FASTER)),
-    "norm 0.5": (lambda p: WeightNormControl(p, 2.0, 0.5), lambda: OracleNormControl(2.0, 0.5, 0)),
-    "norm after 70": (
-        lambda p: WeightNormControl(p, 2.0, start=70),
-        lambda: OracleNormControl(2.0, 1.0, 70),
+    "norm 0.5 after 70": (
+        lambda p: WeightNormControl(p, 2.0, 0.5, start=70),
+        lambda: OracleNormControl(2.0, 0.5, 70),
     ),
     "hyperball 2": (lambda p: Hyperball(p, 2.0), lambda: OracleHyperball(2.0)),
 }
@@ -297,8 +295,6 @@ def run_ours(problem: Problem, build, kind: str, lr: float, fused: bool) -> tupl
         optimizer = (FusedAdam if fused else torch.optim.Adam)(groups, betas=(0.9, 0.99))
     baseline = build(list(params.items()))
     assert baseline.attach(optimizer) is optimizer
-    if fused and baseline.has_decay:
-        optimizer._torch_step = None  # every step has to be fused
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
     for t in range(STEPS):
         for n, p in params.items():

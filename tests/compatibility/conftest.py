@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 if TYPE_CHECKING:
     from tests.compatibility.optimizer_infos import CPROptimizerInfo
@@ -15,8 +14,3 @@ def info(request: pytest.FixtureRequest) -> CPROptimizerInfo:
     from tests.compatibility.optimizer_infos import optimizer_infos
 
     return next(info for info in optimizer_infos if info.name == request.param)
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 
 def small_model(dtype: torch.dtype = torch.float32, seed: int = 1) -> nn.Sequential:
@@ -37,14 +35,12 @@ def train(model: nn.Module, optimizer: Any, steps: int) -> list[float]:
     return losses
 
 
-def linear_problem(
-    contiguous: bool = True, dtype: torch.dtype = torch.float32
-) -> tuple[list[nn.Parameter], Callable[[], Tensor]]:
+def linear_problem(contiguous: bool = True) -> tuple[list[nn.Parameter], Callable[[], Tensor]]:
     """Return a weight and a bias, and a closure that computes their gradients and the loss."""
     generator = torch.Generator().manual_seed(3)
-    weight = torch.randn(10, 5, 2, generator=generator, dtype=dtype)[..., 0]
-    bias = torch.randn(10, 2, generator=generator, dtype=dtype)[..., 0]
-    inputs = torch.randn(5, generator=generator, dtype=dtype)
+    weight = torch.randn(10, 5, 2, generator=generator)[..., 0]
+    bias = torch.randn(10, 2, generator=generator)[..., 0]
+    inputs = torch.randn(5, generator=generator)
     if contiguous:
         weight, bias = weight.contiguous(), bias.contiguous()
     params = [nn.Parameter(weight), nn.Parameter(bias)]
@@ -59,42 +55,12 @@ def linear_problem(
     return params, closure
 
 
-def minimize(optimizer: Optimizer, closure: Callable[[], Tensor], schedulers: Any = ()) -> float:
-    """Take 20 steps and return the change of the loss."""
-    initial = closure().item()
-    for _ in range(20):
-        loss = optimizer.step(closure)
-        for scheduler in schedulers:
-            if isinstance(scheduler, ReduceLROnPlateau):
-                scheduler.step(loss.item())
-            else:
-                scheduler.step()
-    return closure().item() - initial
-
-
-def assert_right_direction(change: float, kwargs: dict[str, Any]) -> None:
-    """Check the sign of a change of the loss, which ``maximize`` turns around."""
-    assert change > 0 if kwargs.get("maximize") else change < 0, kwargs
-
-
 def matrix_with_gradient(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
     p = nn.Parameter(torch.randn(shape or (2, 3), dtype=dtype))
     p.grad = torch.randn_like(p)
     return p
 
 
-def copies(params: list[nn.Parameter]) -> list[nn.Parameter]:
-    others = [nn.Parameter(p.detach().clone()) for p in params]
-    for other, p in zip(others, params):
-        other.grad = None if p.grad is None else p.grad.clone()
-    return others
-
-
 def assert_all_equal(actual: Any, expected: Any) -> None:
     for one, other in zip(actual, expected, strict=True):
         assert torch.equal(one, other)
-
-
-def named(params: list[nn.Parameter], is_named: bool) -> list[Any]:
-    """Return the parameters, with names if ``is_named``."""
-    return [(f"layer{i}.weight", p) for i, p in enumerate(params)] if is_named else params

@@ -18,7 +18,7 @@ import torch
 from nnunet_cpr.datasets import phantom
 from nnunet_cpr.nnunet.commands import nnunet_environment
 from tests.helpers import ROOT
-from tests.helpers.client_training import assert_regularized
+from tests.helpers.resume_cases import assert_regularized
 
 pytest.importorskip("monai")
 

@@ -17,7 +17,8 @@ from torch import nn
 import nnunet_cpr.integrations.timm  # noqa: F401 (registers the optimizers)
 from nnunet_cpr import SGDCPR, AdamCPR, KappaWS, MuonCPR
 from nnunet_cpr.param_groups import regularized
-from tests.helpers.client_training import assert_same
+from tests.helpers.matrices import set_gradients
+from tests.helpers.resume_cases import differences
 
 CLASSES: dict[str, Any] = {"adamcpr": AdamCPR, "muoncpr": MuonCPR, "sgdcpr": SGDCPR}
 each_name = pytest.mark.parametrize("name", list(CLASSES))
@@ -30,31 +31,22 @@ def vit(seed: int = 0) -> nn.Module:
     return timm.create_model("vit_tiny_patch16_224", **size)
 
 
-def train(model: nn.Module, optimizer: Any, steps: range, scheduler: Any = None) -> None:
+def train(model: nn.Module, optimizer: Any, steps: range, scheduler: Any) -> None:
     for step in steps:
-        generator = torch.Generator().manual_seed(step)
-        images = torch.randn(4, 3, 32, 32, generator=generator)
-        loss = nn.functional.cross_entropy(model(images), torch.arange(4))
-        optimizer.zero_grad()
-        loss.backward()
+        set_gradients(model.parameters(), step)
         optimizer.step()
-        if scheduler is not None:
-            scheduler.step_update(step + 1)
+        scheduler.step_update(step + 1)
 
 
 @each_name
-def test_registry_describes_and_builds_the_optimizer(name: str) -> None:
+def test_registry_describes_and_builds_the_optimizer_with_its_options(name: str) -> None:
     assert set(CLASSES) == set(list_optimizers("*cpr"))
     info = get_optimizer_info(name)
-    expected = {"adamcpr": (1, 1, 0), "muoncpr": (1, 1, 1), "sgdcpr": (0, 0, 1)}[name]
-    assert (info.has_betas, info.has_eps, info.has_momentum) == expected and info.description
+    has = {"adamcpr": (1, 1, 0), "muoncpr": (1, 1, 1), "sgdcpr": (0, 0, 1)}[name]
+    assert (info.has_betas, info.has_eps, info.has_momentum) == has and info.description
     optimizer = create_optimizer_v2(vit(), name)
     assert isinstance(optimizer, CLASSES[name]) and optimizer.cpr.bound == KappaWS(1000)
     copy.deepcopy(optimizer.defaults)  # timm's script logs such a copy
-
-
-@each_name
-def test_options_reach_the_optimizer(name: str) -> None:
     expected: dict[str, Any] = {"kappa": "ki0x2", "regularizer": "std", "mu": 0.5, "adaptive": True}
     expected |= {} if "sgd" in name else {"betas": (0.8, 0.9), "eps": 1e-6}
     expected |= {} if "adam" in name else {"momentum": 0.7}
@@ -73,19 +65,6 @@ def test_models_matrices_are_selected_by_name(grouping: dict[str, Any]) -> None:
     assert dict(zip(cpr.names, cpr.parameters)) == regularized(model)
     assert "blocks.0.attn.qkv.weight" in cpr.names
     assert not {"pos_embed", "cls_token"} & set(cpr.names)
-
-
-@each_name
-def test_training_equals_direct_construction(name: str) -> None:
-    model, twin = vit(), vit()
-    optimizer = create_optimizer_v2(model, name, lr=0.01, kappa="ki0x1", mu=0.5)
-    momentum = {} if name == "adamcpr" else {"momentum": 0.9}
-    direct = CLASSES[name](twin, 0.01, **momentum, kappa="ki0x1", mu=0.5)
-    train(model, optimizer, range(4))
-    train(twin, direct, range(4))
-    assert_same(model.state_dict(), twin.state_dict())
-    assert optimizer.cpr.lagrange_multiplier.max() > 0
-    direct.load_state_dict(optimizer.state_dict())
 
 
 @pytest.mark.parametrize("name", ["muoncpr", "lookahead_adamcpr"])
@@ -108,5 +87,5 @@ def test_resume_from_timms_checkpoint_is_bit_exact(name: str, tmp_path: Path) ->
     assert timm.models.resume_checkpoint(resumed, str(tmp_path / "last.pth.tar"), other) == 1
     scheduler.step_update(9)
     train(resumed, other, range(9, 16), scheduler)
-    assert_same(resumed.state_dict(), model.state_dict())
-    assert_same(other.state_dict(), optimizer.state_dict())
+    assert differences(resumed.state_dict(), model.state_dict()) == []
+    assert differences(other.state_dict(), optimizer.state_dict()) == []

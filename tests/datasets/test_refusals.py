@@ -67,12 +67,6 @@ def test_btcv_reports_every_invalid_case(raw: Path, tmp_path: Path) -> None:
     assert_reported(refused("btcv", tmp_path), expected, raw)
 
 
-def test_missing_listed_file_is_reported(raw: Path, tmp_path: Path) -> None:
-    missing = "labelsVa/amos_0008.nii.gz"
-    (archives.make_amos(tmp_path) / missing).unlink()
-    assert_reported(refused("amos22", tmp_path), {"amos_0008": f"{missing} is missing"}, raw)
-
-
 @pytest.mark.parametrize("content", ["{", '{"labels": {"atrium": 1}}'])
 def test_damaged_dataset_json_is_refused(content: str, raw: Path, tmp_path: Path) -> None:
     path = archives.make_decathlon(tmp_path) / "dataset.json"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -20,54 +19,29 @@ class Crew:
     """Group of ``size`` processes that run functions."""
 
     def __init__(self, size: int) -> None:
-        context = mp.get_context("spawn")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        self._members = []
-        for rank in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, port, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self._members.append((process, ours))
+        context = mp.get_context("spawn")
+        self._members = [context.Pool(1, _join, (rank, size, port)) for rank in range(size)]
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Return the result of ``function(*args)`` of each process.
-
-        Raises:
-            AssertionError: it raised on one of them, or did not come back.
-        """
-        for _, pipe in self._members:
-            pipe.send((function, args))
-        answers = []
-        for rank, (_, pipe) in enumerate(self._members):
-            assert pipe.poll(PATIENCE), f"rank {rank} did not come back from {function.__name__}{args}"
-            answers.append(pipe.recv())
-        for rank, (problem, _) in enumerate(answers):
-            assert problem is None, f"on rank {rank}: {problem}"
-        return [answer for _, answer in answers]
+        """Return the result of ``function(*args)`` of each process, or raise what one of them raises."""
+        answers = [member.apply_async(_run, (function, args)) for member in self._members]
+        return [answer.get(PATIENCE) for answer in answers]
 
     def close(self) -> None:
-        for process, pipe in self._members:
-            pipe.close()
-            process.kill()
-            process.join()
+        for member in self._members:
+            member.terminate()
 
 
-def _serve(rank: int, size: int, port: int, pipe: Any) -> None:
+def _join(rank: int, size: int, port: int) -> None:
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     os.chdir(tempfile.gettempdir())
     dist.init_process_group("gloo", rank=rank, world_size=size)
-    while True:
-        try:
-            function, args = pipe.recv()
-        except (EOFError, ConnectionResetError):
-            break
-        torch.manual_seed(0)
-        try:
-            pipe.send((None, function(*args)))
-        except Exception:  # the test fails with it
-            pipe.send((traceback.format_exc(), None))
-    dist.destroy_process_group()
+
+
+def _run(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    torch.manual_seed(0)
+    return function(*args)

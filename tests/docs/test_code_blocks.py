@@ -8,9 +8,9 @@ import shlex
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import typer.main
@@ -87,21 +87,12 @@ def test_trainer_names_are_valid(page: Path) -> None:
             assert parse_trainer_name(base) is not None
 
 
-@pytest.fixture
-def _registered_bounds() -> Iterator[None]:
-    """Restore the registry, which a page extends."""
-    known = dict(BOUNDS)
-    yield
-    BOUNDS.clear()
-    BOUNDS.update(known)
-
-
 def python_pages() -> list[Path]:
     return [p for p in PAGES if any(b.language == "python" and b.is_run for b in blocks(p))]
 
 
 @pytest.mark.parametrize("page", python_pages(), ids=lambda page: str(page.relative_to(ROOT)))
-@pytest.mark.usefixtures("_registered_bounds")
+@mock.patch.dict(BOUNDS)  # a page extends it
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +13,13 @@ from nnunet_cpr import SGDCPR, AdamCPR
 
 SHAPES = [(6, 5), (4, 3, 2), (7,)]
 STEPS = 5
-KINDS: dict[str, tuple[type, type, dict[str, Any]]] = {
-    "sgd": (SGDCPR, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
-    "adam": (AdamCPR, torch.optim.Adam, {"lr": 0.01}),
+KINDS: dict[str, tuple[type, type, dict[str, Any], list[str]]] = {
+    "sgd": (
+        *(SGDCPR, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+        ["momentum_buffer"],
+    ),
+    "adam": (AdamCPR, torch.optim.Adam, {"lr": 0.01}, ["exp_avg", "exp_avg_sq", "step"]),
 }
-STATES = {"sgd": ["momentum_buffer"], "adam": ["exp_avg", "exp_avg_sq", "step"]}
 # What becomes of a tensor's data; the tensor object stays.
 NEW_DATA: dict[str, Callable[[Tensor], Tensor]] = {
     "to float64": lambda t: t.double(),
@@ -33,63 +35,46 @@ NEW_DATA: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Change(NamedTuple):
-    """Change before a step of parameter ``which``, its gradient or one of its states."""
-
-    step: int
-    of: str
-    which: int
-    how: str
+def parameters() -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(s, generator=generator)) for s in SHAPES]
 
 
-class Training:
-    """Steps on fixed gradients, with a change in between."""
-
-    def __init__(self, kind: type, options: dict[str, Any], ours: bool) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.params = [torch.nn.Parameter(torch.randn(s, generator=generator)) for s in SHAPES]
-        more = {"kappa": "ws1000000"} if ours else {"foreach": False, "fused": False}
-        self.optimizer = kind(self.params, **options, **more)
-
-    def step(self, t: int, change: Change) -> Exception | None:
-        """Take a step and return what it or the change raised."""
-        generator = torch.Generator().manual_seed(100 + t)
-        for p in self.params:
-            values = torch.randn(1000, generator=generator)[: p.numel()].view(p.shape)
-            p.grad = values.to(p.device, p.dtype) if p.is_floating_point() else None
-        try:
-            if change.step == t:
-                self.apply(change)
-            self.optimizer.step()
-        except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as error:
-            return error
-        return None
-
-    def apply(self, change: Change) -> None:
-        p = self.params[change.which]
-        own = {"parameter": p, "gradient": p.grad, **self.optimizer.state[p]}
-        target = own[change.of]
-        if target.ndim or change.how.startswith("to "):  # else the number of steps
-            target.data = NEW_DATA[change.how](target.data)
+def step(optimizer: Any, t: int, of: str, how: str) -> Exception | None:
+    """Take a step, the third with changed data of a parameter; return what it or the change raised."""
+    params = optimizer.param_groups[0]["params"]
+    generator = torch.Generator().manual_seed(100 + t)
+    for p in params:
+        values = torch.randn(1000, generator=generator)[: p.numel()].view(p.shape)
+        p.grad = values.to(p.device, p.dtype) if p.is_floating_point() else None
+    try:
+        if t == 2:
+            p = params[1]
+            target = {"parameter": p, "gradient": p.grad, **optimizer.state[p]}[of]
+            if target.ndim or how.startswith("to "):  # else the number of steps
+                target.data = NEW_DATA[how](target.data)
+        optimizer.step()
+    except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as error:
+        return error
+    return None
 
 
 @pytest.mark.parametrize("how", NEW_DATA)
 @pytest.mark.parametrize("kind", KINDS)
 def test_changed_tensors_give_torchs_step_or_an_error(kind: str, how: str) -> None:
     """Compare with torch's for-loop step until ours raises."""
-    ours_class, torchs_class, options = KINDS[kind]
-    for of in ("parameter", "gradient", *STATES[kind]):
-        change = Change(2, of, 1, how)
-        ours = Training(ours_class, options, ours=True)
-        theirs = Training(torchs_class, options, ours=False)
+    ours_class, torchs_class, options, states = KINDS[kind]
+    for of in ("parameter", "gradient", *states):
+        ours = ours_class(parameters(), **options, kappa="ws1000000")
+        theirs = torchs_class(parameters(), **options, foreach=False, fused=False)
         for t in range(STEPS):
-            if error := ours.step(t, change):
+            if error := step(ours, t, of, how):
                 assert str(error), f"{type(error).__name__} without a message"
                 break
-            expected = theirs.step(t, change)
+            expected = step(theirs, t, of, how)
             assert expected is None, f"torch's step raises {expected!r} and ours does not"
             tolerance = 0.05 if how == "to bfloat16" else 1e-4
-            for p, q in zip(ours.params, theirs.params):
+            for p, q in zip(ours.param_groups[0]["params"], theirs.param_groups[0]["params"]):
                 assert p.is_meta == q.is_meta
                 if not p.is_meta:
                     torch.testing.assert_close(p, q, rtol=tolerance, atol=tolerance)

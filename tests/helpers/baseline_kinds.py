@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from nnunet_cpr.baselines import (
     AdaDecay,
@@ -42,9 +41,3 @@ KINDS: dict[str, Callable[..., Baseline]] = {
     "hyperball": lambda params: Hyperball(params),
 }
 every_baseline = pytest.mark.parametrize("kind", KINDS)
-
-
-def matrix(value: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.nn.Parameter:
-    p = torch.nn.Parameter(torch.full((2, 3), value, dtype=dtype))
-    p.grad = torch.linspace(-1, 1, 6).reshape(2, 3).to(dtype)
-    return p

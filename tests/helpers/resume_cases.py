@@ -1,4 +1,4 @@
-"""Differences between the states of an uninterrupted and a resumed training."""
+"""Checks of the states of trainings."""
 
 from __future__ import annotations
 
@@ -31,3 +31,11 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
 
 def _bytes(t: torch.Tensor) -> torch.Tensor:
     return t.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def assert_regularized(optimizer_state: dict[str, Any], steps: int) -> None:
+    """Check that CPR has taken so many steps, found bounds and corrected something."""
+    state = optimizer_state["cpr"]["state"]
+    assert int(state["step"]) == steps
+    assert bool(state["kappa"].isfinite().any())
+    assert float(state["lagrange_multiplier"].max()) > 0

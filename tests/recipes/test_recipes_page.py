@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-import nnunet_cpr
+from nnunet_cpr import AdamCPR, KappaWS
 from tests.recipes import recipe_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 
 PAGE = (recipe_runs.RECIPES.parent / "how-to" / "libraries.md").read_text()
+
+
+IMPORTED = {"AdamCPR": AdamCPR, "KappaWS": KappaWS}
 
 
 def snippet(word: str) -> str:
@@ -41,26 +44,18 @@ def test_hugging_face_snippet_trains(tmp_path: Path) -> None:
 
 def test_lora_snippet_selects_a_and_b() -> None:
     pytest.importorskip("peft")
-    names: dict[str, Any] = {
-        "base": tiny_gpt2(),
-        "AdamCPR": nnunet_cpr.AdamCPR,
-        "KappaWS": nnunet_cpr.KappaWS,
-    }
+    names: dict[str, Any] = {"base": tiny_gpt2(), **IMPORTED}
     exec(snippet("all-linear"), names)
     selected = names["optimizer"].cpr.names
     assert len(selected) == 8
     trainable = re.search(r"`(\[\(name, p\) .*?\])`", PAGE)
     assert trainable is not None
-    assert nnunet_cpr.AdamCPR(eval(trainable[1], names)).cpr.names == selected
+    assert AdamCPR(eval(trainable[1], names)).cpr.names == selected
 
 
 def test_lightning_snippet_trains() -> None:
     lightning = pytest.importorskip("lightning")
-    names: dict[str, Any] = {
-        "AdamCPR": nnunet_cpr.AdamCPR,
-        "KappaWS": nnunet_cpr.KappaWS,
-        "torch": torch,
-    }
+    names: dict[str, Any] = {"torch": torch, **IMPORTED}
     exec(snippet("def configure_optimizers"), names)
 
     class Module(lightning.LightningModule):

@@ -34,7 +34,21 @@ def assert_one_line(error: BaseException | str) -> None:
     assert len(message) < 2000, message
 
 
-def name_is_read_or_refused(text: str) -> None:
+# Names
+
+FAMILY = st.sampled_from(
+    [*trainers.FAMILIES, "AdamCPR", "SGDCPR", "AdamW", "SGD", "AMOS", "nnUNetTrainer"]
+)
+WORD = st.sampled_from([s.before for s in trainers.SUFFIXES] + [s.after for s in trainers.SUFFIXES])
+NUMBER = st.sampled_from(["", "0", "1", "200", "1en3", "0p5", "1e999", "1e-3", "2k", "9" * 30, "٣", "²"])
+TOKEN = st.builds("_{}{}{}".format, WORD, NUMBER, WORD | st.just("") | st.text(max_size=3))
+
+
+@examples(100, search=3000)
+@given(
+    st.text(max_size=300) | st.builds(lambda f, ts: f + "".join(ts), FAMILY, st.lists(TOKEN, max_size=5))
+)
+def test_any_name_is_parsed_or_refused(text: str) -> None:
     """Check that a name of a trainer, run or bound is parsed, not ours, or refused in one line."""
     for parse in (trainers.parse_trainer_name, runs.parse_run_name):
         try:
@@ -55,24 +69,6 @@ def name_is_read_or_refused(text: str) -> None:
     assert isinstance(bound, Bound)
     printed = str(runs.RunName("AdamCPR", kappa=bound)).removeprefix("AdamCPR_")
     assert as_bound(printed) == bound
-
-
-# Names
-
-FAMILY = st.sampled_from(
-    [*trainers.FAMILIES, "AdamCPR", "SGDCPR", "AdamW", "SGD", "AMOS", "nnUNetTrainer"]
-)
-WORD = st.sampled_from([s.before for s in trainers.SUFFIXES] + [s.after for s in trainers.SUFFIXES])
-NUMBER = st.sampled_from(["", "0", "1", "200", "1en3", "0p5", "1e999", "1e-3", "2k", "9" * 30, "٣", "²"])
-TOKEN = st.builds("_{}{}{}".format, WORD, NUMBER, WORD | st.just("") | st.text(max_size=3))
-
-
-@examples(100, search=3000)
-@given(
-    st.text(max_size=300) | st.builds(lambda f, ts: f + "".join(ts), FAMILY, st.lists(TOKEN, max_size=5))
-)
-def test_any_name_is_parsed_or_refused(text: str) -> None:
-    name_is_read_or_refused(text)
 
 
 # Studies
@@ -128,42 +124,30 @@ RUNNING = {"host": os.uname().nodename, "pid": 1, "trainer": "A"}
 LABELS = {"labels": {"background": 0, "liver": 1, "both": [1, 2]}, "file_ending": ".nii.gz"}
 
 
+LOG = ["\n2026-01-01 10:00:00.0: ", "Epoch ", "Epoch time: ", " s", "train_loss ", "Pseudo dice ["] + [
+    *("nan", "inf", "1e999", "9" * 5000, "0.5", "٣", "], ", "3")
+]
+FILES = {
+    "validation/summary.json": torn(SUMMARY),
+    RESOURCES: torn(SEEN),
+    ".study_running.json": torn(RUNNING),
+    "../dataset.json": torn(LABELS),
+    "cpr_history.csv": st.binary(max_size=200),
+    "training_log_2026_1_1_00_00_00.txt": st.binary(max_size=100)
+    | st.lists(st.sampled_from(LOG), max_size=30).map(lambda words: "".join(words).encode()),
+}
+
+
 @examples(40, search=300)
-@given(
-    summary=torn(SUMMARY),
-    resources=torn(SEEN),
-    running=torn(RUNNING),
-    labels=torn(LABELS),
-    history=st.binary(max_size=200),
-    log=st.binary(max_size=100)
-    | st.lists(
-        st.sampled_from(
-            ["\n2026-01-01 10:00:00.0: ", "Epoch ", "Epoch time: ", " s", "train_loss ", "Pseudo dice ["]
-            + ["nan", "inf", "1e999", "9" * 5000, "0.5", "٣", "], ", "3"]
-        ),
-        max_size=30,
-    ).map(lambda words: "".join(words).encode()),
-)
-def test_damaged_fold_stops_neither_status_nor_report(
-    summary: bytes,
-    resources: bytes,
-    running: bytes,
-    labels: bytes,
-    history: bytes,
-    log: bytes,
-    tmp_path: Path,
-) -> None:
+@given(files=st.fixed_dictionaries(FILES))
+def test_damaged_fold_stops_neither_status_nor_report(files: dict[str, bytes], tmp_path: Path) -> None:
     fold = RUN.folder(tmp_path)
     good = Run(RUN.dataset, RUN.configuration, RUN.plans, 0, "B").folder(tmp_path)
     for folder in (fold, good):
         (folder / "validation").mkdir(parents=True, exist_ok=True)
     (good / "validation" / "summary.json").write_text(json.dumps(SUMMARY))
-    (fold / "validation" / "summary.json").write_bytes(summary)
-    (fold / RESOURCES).write_bytes(resources)
-    (fold / ".study_running.json").write_bytes(running)
-    (fold.parent / "dataset.json").write_bytes(labels)
-    (fold / "cpr_history.csv").write_bytes(history)
-    (fold / "training_log_2026_1_1_00_00_00.txt").write_bytes(log)
+    for name, content in files.items():
+        (fold / name).write_bytes(content)
 
     paths = StudyPaths(tmp_path, tmp_path / "studies" / "s")
     status_table(STUDY, states(STUDY, paths))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import hypothesis
@@ -12,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnunet_cpr import CPR, AdamCPR, KappaWS
+from nnunet_cpr import CPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS
+from nnunet_cpr.bounds import Bound
 from tests.helpers.examples import examples
 from tests.helpers.resume_cases import differences
 from tests.reliability.trainings import BASELINES, OURS, TORCH, Case, Training
@@ -29,15 +29,7 @@ WAYS = [name for name in (*OURS, *TORCH) if name != "lbfgs"]
 @given(
     optimizer=st.sampled_from(WAYS),
     baseline=st.sampled_from([None, None, *BASELINES]),
-    bound=st.sampled_from(
-        [
-            ("KappaK", {"value": 0.01}),
-            ("KappaKI0", {"factor": 0.9}),
-            ("KappaWS", {"steps": 3}),
-            ("KappaIP", {"interval": 1}),
-            ("KappaIP", {"interval": 2, "ema": 0.5}),
-        ]
-    ),
+    bound=st.sampled_from([KappaK(0.01), KappaKI0(0.9), KappaWS(3), KappaIP(1), KappaIP(2, ema=0.5)]),
     regularizer=st.sampled_from(["l2", "l2", "l1", "std", "huber"]),
     adaptive=st.booleans(),
     overflows=st.sets(st.integers(0, STEPS + 3), max_size=8),
@@ -47,7 +39,7 @@ WAYS = [name for name in (*OURS, *TORCH) if name != "lbfgs"]
 def test_steps_skipped_by_grad_scaler_leave_no_trace(
     optimizer: str,
     baseline: str | None,
-    bound: tuple[str, dict],
+    bound: Bound,
     regularizer: str,
     adaptive: bool,
     overflows: set[int],
@@ -58,7 +50,7 @@ def test_steps_skipped_by_grad_scaler_leave_no_trace(
     baseline = None if optimizer in OURS else baseline
     if optimizer == "sgd-fused":  # torch's own takes momentum from stale memory if the first is skipped
         overflows = overflows - {0}
-    case = Case(optimizer, baseline, *bound, regularizer=regularizer, adaptive=adaptive)
+    case = Case(optimizer, baseline, bound, regularizer=regularizer, adaptive=adaptive)
     scaled, plain = Training(case), Training(case)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
     good = [t for t in range(STEPS) if t not in overflows]
@@ -97,9 +89,7 @@ def test_steps_skipped_by_grad_scaler_leave_no_trace(
 @pytest.fixture
 def _fresh_compiler() -> Any:
     torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    yield
     torch._dynamo.reset()
 
 
@@ -126,6 +116,7 @@ def trained_with_its_step(backend: str | None, whole: bool) -> tuple[CPR, torch.
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("backend", "whole"),
     [

@@ -1,26 +1,23 @@
 """Small trainings of every kind that can be stopped after any step and resumed.
 
-A case is plain data, so that another process can be told of it. Run as a program, this module resumes
-trainings from checkpoints and saves their final states. It reads requests, each a line of JSON, and
-answers each with a line that is empty or says what went wrong.
+A case is plain data, so that another process can be told of it.
 """
 
 from __future__ import annotations
 
-import copy
-import json
-import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from nnunet_cpr import CPR, SGDCPR, AdamCPR, MuonCPR, bounds
-from nnunet_cpr._attachment import RegularizationMethod
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, MuonCPR
+from nnunet_cpr._attachment import attached_method
 from nnunet_cpr.baselines import WeightNormControl
+from nnunet_cpr.bounds import Bound
 from nnunet_cpr.fused import cpu
-from nnunet_cpr.optimizers import FusedAdam, FusedSGD
+from nnunet_cpr.optimizers import FusedAdam, FusedSGD, Muon
+from tests.fused.stepping import use
 from tests.helpers.baseline_kinds import KINDS
 
 STEPS = 14
@@ -34,6 +31,7 @@ TORCH: dict[str, Any] = {
     "adamw": lambda p, **o: torch.optim.AdamW(p, lr=0.02, weight_decay=0, eps=1e-4, **o),
     "adam-fused": lambda p, **o: torch.optim.Adam(p, lr=0.02, eps=1e-4, fused=True, **o),
     "nadam": lambda p, **o: torch.optim.NAdam(p, lr=0.02, eps=1e-4, **o),
+    "Muon": lambda p, **o: Muon(p, lr=0.02, eps=1e-4, **o),
     "FusedSGD": lambda p, **o: FusedSGD(p, lr=0.05, momentum=0.9, **o),
     "FusedAdam": lambda p, **o: FusedAdam(p, lr=0.02, eps=1e-4, **o),
     "lbfgs": lambda p, **o: torch.optim.LBFGS(p, lr=1e-3, max_iter=3, history_size=4, **o),
@@ -57,8 +55,7 @@ class Case:
 
     optimizer: str = "SGDCPR"
     baseline: str | None = None
-    bound: str = "KappaWS"
-    bound_settings: dict[str, float] = field(default_factory=lambda: {"steps": 3})
+    bound: Bound | str = "ws3"
     regularizer: str = "l2"
     adaptive: bool = False
     dtype: str = "float32"
@@ -89,11 +86,9 @@ class Training:
         if case.channels_last:
             self.model.to(memory_format=torch.channels_last)
         self.optimizer = self._build()
-        self.attached: RegularizationMethod = next(
-            hook.__self__ for hook in self.optimizer._optimizer_state_dict_post_hooks.values()
-        )
-        if case.backend != "chosen" and case.optimizer in OURS:
-            self._use_backend()
+        self.attached: Any = attached_method(self.optimizer)
+        if case.backend != "chosen":
+            use(self.optimizer, case.backend)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 5, 0.5)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled=case.scaler)
         self.scaler.scale(torch.zeros(()))  # else it has no scale yet
@@ -108,9 +103,8 @@ class Training:
         case, model = self.case, self.model
         if case.baseline is not None:
             return BASELINES[case.baseline](model).attach(TORCH[case.optimizer](model.parameters()))
-        bound = getattr(bounds, case.bound)(**case.bound_settings)
         settings = {
-            "kappa": bound,
+            "kappa": case.bound,
             "regularizer": case.regularizer,
             "adaptive": case.adaptive,
             "mu": 0.05,
@@ -120,15 +114,6 @@ class Training:
         if case.optimizer in OURS:
             return OURS[case.optimizer](model, **settings)
         return CPR(model, **settings).attach(TORCH[case.optimizer](model.parameters()))
-
-    def _use_backend(self) -> None:
-        kind: Any = None
-        if self.case.backend == "triton":
-            from nnunet_cpr.fused import triton
-
-            triton.CHUNK = triton.BLOCK  # the interpreter is slow
-            kind = triton.TritonBackend
-        self.optimizer._find_backend = lambda device: kind  # type: ignore[attr-defined]
 
     # Steps
 
@@ -191,32 +176,24 @@ class Training:
         for part, value in state.items():
             getattr(self, part).load_state_dict(value)
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return a copy of the complete state."""
-        return copy.deepcopy(self.state())
 
-
-def serve(request: dict) -> None:
-    training = Training(Case(**request["case"]), seed=77)  # other weights, which loading replaces
-    training.load(Path(request["checkpoint"]), **request["options"])
-    if request["again_at"] is not None:  # and is interrupted once more
-        training.run(request["begin"], request["again_at"])
-        # To another file: with mmap a torch optimizer's state still lies in the first one.
-        training.save(Path(request["result"]))
-        training = Training(training.case, seed=78)
-        training.load(Path(request["result"]))
-        request["begin"] = request["again_at"]
-    training.run(request["begin"])
-    torch.save(training.state(), request["result"])
-
-
-if __name__ == "__main__":
-    cpu.CHUNK = CHUNK  # so that the CPU kernels split small matrices
+def split_small_matrices() -> None:
+    """Prepare a process that resumes trainings: CPU kernels split small matrices."""
+    cpu.CHUNK = CHUNK
     torch.set_num_threads(1)
-    for line in sys.stdin:
-        try:
-            serve(json.loads(line))
-            answer = ""
-        except Exception as error:  # the test fails with it
-            answer = " ".join(f"{type(error).__name__}: {error}".split())
-        print(answer, flush=True)
+
+
+def resume(
+    case: Case, checkpoint: Path, result: Path, begin: int, again_at: int | None, **options: Any
+) -> None:
+    """Continue a training from a checkpoint before step ``begin``, and save its final state."""
+    training = Training(case, seed=77)  # other weights, which loading replaces
+    training.load(checkpoint, **options)
+    if again_at is not None:  # and is interrupted once more
+        training.run(begin, again_at)
+        # To another file: with mmap a torch optimizer's state still lies in the first one.
+        training.save(result)
+        training, begin = Training(case, seed=78), again_at
+        training.load(result)
+    training.run(begin)
+    training.save(result)

@@ -111,17 +111,6 @@ def test_cifar100_batches_equal_a_plain_loop(data: Path) -> None:
         assert classes.tolist() == [labels(TRAIN, 1)[i] for i in chosen]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_epoch_does_not_synchronize_the_gpu(data: Path) -> None:
-    prepared = cifar100._setup(data, torch.device("cuda"))
-    list(prepared.batches())  # copies the mean and standard deviation once
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        list(prepared.batches())
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 class ParityModel(nn.Module):
     """Model that is correct if the first pixel of an image is even."""
 
@@ -169,14 +158,6 @@ def test_documented_command_trains(data: Path, tmp_path: Path) -> None:
 
 
 # CIFAR-10
-
-
-def test_cifar10_reads_small_images_of_both_parts(small_images: Path) -> None:
-    batches = list(cifar10._setup(small_images, CPU).batches())
-    assert [(tuple(x.shape), len(labels)) for x, labels in batches] == [((64, 3, 16, 16), 64)]
-    gray = torch.tensor(cifar10._STD) * batches[0][0][:, :, 8, 8] + torch.tensor(cifar10._MEAN)
-    expected = (25 / 255 * batches[0][1].float())[:, None].expand(-1, 3)
-    torch.testing.assert_close(gray, expected)
 
 
 def test_cifar10_learns_and_reports_validation_images(small_images: Path, tmp_path: Path) -> None:
