@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 
 from nnunet_cpr.reports.comparison import Comparison, compare_with
-from nnunet_cpr.reports.results import CASES, EPOCHS, MEASURED, Results
+from nnunet_cpr.reports.results import CASES, EPOCHS, Results
 from nnunet_cpr.reports.selection import choose_compared
 from nnunet_cpr.reports.statistics import LEVEL
 from nnunet_cpr.studies.definition import DEFAULT_MARGIN, Study, TrainerEntry
@@ -130,7 +130,6 @@ def simulate(
             Path(),
             cases,
             pd.DataFrame(columns=EPOCHS),
-            pd.DataFrame(columns=MEASURED),
             [],
             [],
             {"Dataset001_A": 1 / 4},
@@ -140,7 +139,7 @@ def simulate(
 def compare(results: Results) -> list[Comparison]:
     """Return the comparisons of a report."""
     compared = choose_compared(results)
-    return compare_with(compared, compared.reference)
+    return compare_with([compared], compared.reference)
 
 
 def verdicts(results: Iterator[Results]) -> Counter[str]:

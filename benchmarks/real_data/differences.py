@@ -64,7 +64,7 @@ def read(file: str, results: Path) -> list[Row]:
     report = results / "studies" / study.name / "report" / "comparisons.csv"
     entries = {entry.trainer: entry for entry in study.trainers}
     if study.select:
-        compared = choose_compared(read_results(study, results))
+        compared = choose_compared(read_results(study, results).parts()[0])
         entries |= {entry.trainer: entry for entry in compared.entries}
     return [
         Row(

@@ -2,7 +2,7 @@
 
     python -m benchmarks.vision.robustness cifar10.csv cifar10-steps.csv --task cifar10
 
-The files are the tables that ``nnunet-cpr vision draw`` writes, each drawn in a column of axes
+The files are the tables that ``nnunet-cpr vision sweep`` writes, each drawn in a column of axes
 (:mod:`benchmarks.weight_decay_curves`), with the standard deviation over the seeds.
 """
 

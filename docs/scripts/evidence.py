@@ -285,7 +285,7 @@ def vision_page(results: Path) -> Iterator[str]:
         yield f"## {name} {{#{name}}}"
         yield _comment(VISION / f"{name}.yaml")
         yield _command(
-            f"nnunet-cpr vision draw benchmarks/vision/{name}.yaml",
+            f"nnunet-cpr vision sweep benchmarks/vision/{name}.yaml",
             f"python -m benchmarks.vision.compare benchmarks/vision/{name}.yaml",
         )
         yield from _figure(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ from typing import NoReturn
 
 import typer
 
-from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES
 from nnunet_cpr.nnunet.stop_signals import Terminated, raise_on_termination
 
 
@@ -29,13 +27,10 @@ def stop(message: str, status: int = 1) -> NoReturn:
 
 
 def _describe(error: Exception) -> str:
-    """Return an error as text; a path is given with the variable of nnU-Net's folder it is in."""
-    path = getattr(error, "filename", None)
-    if not (isinstance(error, OSError) and path and error.strerror):
-        return str(error)
-    folders = {name: os.environ.get(name) for name in FOLDER_VARIABLES}
-    inside = [f"{name}: " for name, value in folders.items() if value and str(path).startswith(value)]
-    return f"{''.join(inside)}{path}: {error.strerror}"
+    """Return an error as text; an error of a file begins with its path."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 @contextmanager

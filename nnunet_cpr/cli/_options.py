@@ -1,18 +1,17 @@
 """Options that several commands share.
 
-Options that belong together are the fields of a dataclass, which :func:`expand_settings` turns into
-options of the command line. Single ones are ``Annotated`` types.
+The options of a command are the fields of a dataclass, which :func:`expand_options` turns into options
+of the command line. Those that several dataclasses have are ``Annotated`` types.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import json
 from collections.abc import Callable
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -41,43 +40,38 @@ def print_json(content: Any) -> None:
     print(json.dumps(json.loads(text, parse_constant=lambda _: None), indent=1))
 
 
-def expand_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that takes the fields of each dataclass among its parameters as options.
+def expand_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that takes each field of its parameter ``options`` as an option.
 
     Args:
-        command: function for Typer; a parameter whose type is a dataclass becomes its fields, which are
-            annotated as Typer's options are.
+        command: function for Typer; the type of ``options`` is a dataclass whose fields are annotated as
+            Typer's options are.
 
     Example:
-        >>> @dataclasses.dataclass
-        ... class Settings:
+        >>> from dataclasses import dataclass
+        >>> @dataclass
+        ... class Options:
         ...     steps: Annotated[int, typer.Option(help="Number of steps.")] = 10
-        >>> @expand_settings
-        ... def train(name: str, settings: Settings) -> None:
-        ...     print(name, settings)
+        >>> @expand_options
+        ... def train(options: Options, name: str) -> None:
+        ...     print(name, options)
         >>> list(inspect.signature(train).parameters)
-        ['name', 'steps']
+        ['steps', 'name']
         >>> train(name="SGD", steps=5)
-        SGD Settings(steps=5)
+        SGD Options(steps=5)
     """
-    settings: dict[str, Any] = {}  # dataclasses by parameter
-    parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        kind: Any = parameter.annotation
-        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-            settings[parameter.name] = kind
-            parameters += inspect.signature(kind, eval_str=True).parameters.values()
-        else:
-            parameters.append(parameter)
+    others = dict(inspect.signature(command, eval_str=True).parameters)
+    kind = others.pop("options").annotation
+    fields = inspect.signature(kind).parameters
+    types = get_type_hints(kind, include_extras=True)  # of its base classes, in their modules, too
 
     @functools.wraps(command)
     def expanded(**given: Any) -> None:
-        for name, kind in settings.items():
-            given[name] = kind(
-                **{field.name: given.pop(field.name) for field in dataclasses.fields(kind)}
-            )
+        given["options"] = kind(**{name: given.pop(name) for name in fields})
         command(**given)
 
+    options = [each.replace(annotation=types[name]) for name, each in fields.items()]
+    parameters = [*options, *others.values()]
     keyword_only = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
     expanded.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
     return expanded

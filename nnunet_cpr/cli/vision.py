@@ -16,33 +16,20 @@ from typer import Argument, Option
 
 from nnunet_cpr import vision
 from nnunet_cpr.cli._errors import report_errors, stop
-from nnunet_cpr.cli._options import expand_settings, parse_numbers
+from nnunet_cpr.cli._options import expand_options, parse_numbers
 
 if TYPE_CHECKING:
     import torch
 
-_SweepFile = Annotated[Path, Argument(metavar="SWEEP.yaml", help="A list of runs, as a YAML file.")]
-
 
 @dataclass(frozen=True)
-class DrawOptions:
+class VisionOptions:
     """Options of all commands."""
 
     seeds: Annotated[str | None, Option("--seeds", help="One run for each seed, such as 1,2,3.")] = None
     results: Annotated[Path, Option(help="Folder of the runs' folders, the table and the figure.")] = (
         Path("vision-results")
     )
-
-    def with_seeds(self, sweep: vision.Sweep) -> vision.Sweep:
-        """Return a sweep, with other seeds if they are given."""
-        numbers = parse_numbers("--seeds", self.seeds)
-        return sweep.model_copy(update={"seeds": numbers}) if numbers else sweep
-
-
-@dataclass(frozen=True)
-class TrainOptions(DrawOptions):
-    """Options of trainings."""
-
     data: Annotated[Path | None, Option(help="Folder of the data set, if the task needs one.")] = None
     device: Annotated[str | None, Option(help="cuda, cuda:1, cpu or mps; cuda if available.")] = None
 
@@ -58,21 +45,19 @@ def run(
     names: Annotated[
         list[str], Argument(metavar="NAME...", help="Optimizer and settings, such as AdamCPR_ws1000.")
     ],
-    options: TrainOptions,
+    options: VisionOptions,
 ) -> None:
     """Train runs of a task; the same command resumes them and does not repeat finished ones."""
     methods = {name: [name] for name in names}
     _train_and_draw(vision.Sweep(task=task, methods=methods, seeds=[1]), task, options)
 
 
-def sweep(file: _SweepFile, options: TrainOptions) -> None:
-    """Train the runs of a file that are not finished or in use, and draw them."""
+def sweep(
+    file: Annotated[Path, Argument(metavar="SWEEP.yaml", help="A list of runs, as a YAML file.")],
+    options: VisionOptions,
+) -> None:
+    """Train the runs of a file that are not finished or in use, and draw all finished ones."""
     _train_and_draw(vision.load_sweep(file), file.stem, options)
-
-
-def draw(file: _SweepFile, options: DrawOptions) -> None:
-    """Write the table and the figure of the finished runs of a file."""
-    _draw(options.with_seeds(vision.load_sweep(file)), file.stem, options.results)
 
 
 @contextmanager
@@ -89,13 +74,16 @@ def _vision_errors() -> Iterator[None]:
             stop(f"{error}{advice}")
 
 
-for command in (run, sweep, draw):
-    app.command()(expand_settings(_vision_errors()(command)))
+for command in (run, sweep):
+    app.command()(expand_options(_vision_errors()(command)))
 
 
-def _train_and_draw(sweep: vision.Sweep, name: str, options: TrainOptions) -> None:
+def _train_and_draw(sweep: vision.Sweep, name: str, options: VisionOptions) -> None:
     """Train runs one after the other, print a line for each, and draw all of them."""
-    sweep = options.with_seeds(sweep)
+    from nnunet_cpr._files import atomic_write
+
+    if seeds := parse_numbers("--seeds", options.seeds):
+        sweep = sweep.model_copy(update={"seeds": seeds})
     task, runs = vision.find_task(sweep.task), sweep.runs()
     # Completing the names reports a wrong one before the first run starts.
     steps = [task.complete(run).total_steps for run in runs]
@@ -115,7 +103,13 @@ def _train_and_draw(sweep: vision.Sweep, name: str, options: TrainOptions) -> No
                 unfinished += 1
                 message = str(error)
             console.print(f"{run}: {message}", markup=False)
-    _draw(sweep, name, options.results)
+    table = vision.summarize(sweep, options.results)
+    file, figure = (options.results / f"{name}.{suffix}" for suffix in ("csv", "png"))
+    with atomic_write(file) as temporary:
+        table.to_csv(temporary, index=False, float_format="%.6g")
+    vision.draw_summary(table, sweep.metric, figure)
+    print(table.to_string(index=False, float_format="%.2f"))
+    print(file, figure, sep="\n")
     if unfinished:
         stop(f"{unfinished} of {len(runs)} runs are not finished, see above")
 
@@ -129,17 +123,3 @@ def _find_device(name: str | None) -> torch.device:
     except (RuntimeError, NotImplementedError, AssertionError) as error:
         stop(f"--device {name} is not usable: {str(error).splitlines()[0]}")
     return torch.device(name)
-
-
-def _draw(sweep: vision.Sweep, name: str, results: Path) -> None:
-    """Write and print the table of a sweep, and draw it."""
-    from nnunet_cpr._files import atomic_write
-
-    table = vision.summarize(sweep, results)
-    if not (table["n"] + table["diverged"]).any():
-        stop(f"--results {results}: no finished runs of {name}")
-    with atomic_write(results / f"{name}.csv") as temporary:
-        table.to_csv(temporary, index=False, float_format="%.6g")
-    vision.draw_summary(table, sweep.metric, results / f"{name}.png")
-    print(table.to_string(index=False, float_format="%.2f"))
-    print(results / f"{name}.csv", results / f"{name}.png", sep="\n")

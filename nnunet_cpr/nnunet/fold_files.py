@@ -22,7 +22,7 @@ CHECKPOINTS = (FINAL_CHECKPOINT, LATEST_CHECKPOINT, BEST_CHECKPOINT)
 """nnU-Net's checkpoints in the order in which ``--c`` looks for them."""
 
 RESOURCES = "resources.json"
-"""Seconds and peak memory, bytes, of a fold's training and validation, from the study's worker."""
+"""Seconds of a fold's training and validation, from the study's worker."""
 
 LOG_COLUMNS = ["epoch", "train_loss", "val_loss", "pseudo_dice", "seconds"]
 

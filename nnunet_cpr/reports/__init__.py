@@ -9,7 +9,6 @@ from rich.console import Console
 
 from nnunet_cpr._files import atomic_write
 from nnunet_cpr.reports.comparison import (
-    class_differences,
     compare_with,
     comparison_table,
     non_inferiority_table,
@@ -49,23 +48,22 @@ def write_report(
         ReportError: the study has no data set, or no fold has finished.
         OSError: a file cannot be written.
     """
-    found = add_surface_metrics(read_results(study, results, preprocessed), raw, preprocessed)
-    compared = choose_compared(found)
-    comparisons = compare_with(compared, compared.reference)
-    tested = comparisons
-    if compared.non_inferior_to is not compared.reference:
-        tested = compare_with(compared, compared.non_inferior_to)
-    numbers = main_table(found)
-    table = shown_main_table(found, numbers)
+    found = add_surface_metrics(read_results(study, results, preprocessed), preprocessed)
+    parts = found.parts()
+    compared = [choose_compared(part) for part in parts]
+    reference, non_inferior_to = compared[0].reference, compared[0].non_inferior_to
+    comparisons = tested = compare_with(compared, reference)
+    if non_inferior_to != reference:
+        tested = compare_with(compared, non_inferior_to)
+    table, answer = shown_main_table(parts), answers(parts, comparisons, tested)
     notes = [*main_table_notes(found), *selection_notes(compared), *found.notes]
-    sections = build_sections(compared, table, notes, comparisons, tested, raw)
+    sections = build_sections(compared, answer, table, notes, comparisons, raw)
     documents = {
         "report.html": render_html(study.name, sections),
         "report.md": render_markdown(study.name, sections),
         "report.tex": to_latex(table, notes),
-        "table.csv": _csv(numbers),
+        "table.csv": _csv(pd.concat(map(main_table, parts))),
         "comparisons.csv": _csv(comparison_table(comparisons)),
-        "classes.csv": _csv(class_differences(compared)),
         "non_inferiority.csv": _csv(non_inferiority_table(tested)),
         "cases.csv": _csv(found.cases.assign(seed=found.cases["seed"].replace(UNSEEDED, None))),
     }
@@ -76,7 +74,7 @@ def write_report(
     for name, content in files.items():
         with atomic_write(output / name) as path:
             path.write_bytes(content)
-    for line in answers(found, comparisons, tested):
+    for line in answer:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(table.cells.to_string(), markup=False, highlight=False, soft_wrap=True)
     for line in notes:

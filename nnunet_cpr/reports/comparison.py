@@ -10,8 +10,8 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from nnunet_cpr.reports.metrics import METRICS, Metric, p_text
-from nnunet_cpr.reports.results import UNSEEDED, Results, Setting, case_means, run_means
+from nnunet_cpr.reports.metrics import Metric, p_text
+from nnunet_cpr.reports.results import UNSEEDED, Setting, case_means, run_means
 from nnunet_cpr.reports.selection import Compared
 from nnunet_cpr.reports.statistics import (
     LEVEL,
@@ -136,17 +136,14 @@ class Comparison:
         return f"not statistically significant ({_corrected(self.p_holm)})"
 
 
-def compare_with(compared: Compared, reference: TrainerEntry) -> list[Comparison]:
+def compare_with(parts: Sequence[Compared], reference: TrainerEntry) -> list[Comparison]:
     """Return the comparisons of all other trainers with one of them, by setting and metric."""
-    results = compared.results
     found = []
-    for setting in results.settings:
-        cases = results.rows_for(results.cases, setting)
-        failures = _find_failures(compared, setting, cases)
-        for metric in (METRICS[name] for name in results.study.metrics if name in cases):
-            values = _Values(cases, metric)
-            others = [entry for entry in compared.entries if entry is not reference]
-            found += [_compare(results, setting, values, entry, reference, failures) for entry in others]
+    for compared in parts:
+        for metric in compared.results.metrics:
+            values = _Values(compared, metric)
+            others = [entry for entry in compared.entries if entry != reference]
+            found += [_compare(values, entry, reference) for entry in others]
     p_holm, p_non_inferior = holm([c.p for c in found]), holm([c.p_non_inferior for c in found])
     corrected = [
         replace(c, p_holm=p, p_non_inferior_holm=p_one_sided)
@@ -186,27 +183,22 @@ class _Values:
     Attributes:
         by_case: rows (fold, case), columns (trainer, seed).
         by_run: the means of the main table, by (trainer, fold, seed).
+        failures: why trainers have no verdict, by their names.
     """
 
-    def __init__(self, cases: pd.DataFrame, metric: Metric) -> None:
-        self.metric = metric
-        by_case = case_means(cases, metric.name).set_index(["fold", "case", "trainer", "seed"])
-        self.by_case = (metric.scale * by_case[metric.name].unstack(["trainer", "seed"])).round(
-            _ROUNDING
-        )
+    def __init__(self, compared: Compared, metric: Metric) -> None:
+        self.results, self.metric = compared.results, metric
+        cases, keys = self.results.cases, ["fold", "case", "trainer", "seed"]
+        by_case = case_means(cases, metric.name).set_index(keys)[metric.name]
+        self.by_case = (metric.scale * by_case.unstack(["trainer", "seed"])).round(_ROUNDING)
         by_run = run_means(cases, metric.name).set_index(["trainer", "fold", "seed"])
         self.by_run = metric.scale * by_run[metric.name]
+        self.failures = _find_failures(compared)
 
 
-def _compare(
-    results: Results,
-    setting: Setting,
-    values: _Values,
-    entry: TrainerEntry,
-    reference: TrainerEntry,
-    failures: dict[str, str],
-) -> Comparison:
-    finished = [set(results.finished_runs(setting, each.trainer)) for each in (entry, reference)]
+def _compare(values: _Values, entry: TrainerEntry, reference: TrainerEntry) -> Comparison:
+    results, metric, failures = values.results, values.metric, values.failures
+    finished = [set(results.finished_runs(each.trainer)) for each in (entry, reference)]
     folds, seeds = results.largest_rectangle(set.intersection(*finished))
     by_case = values.by_case[values.by_case.index.get_level_values("fold").isin(folds)]
     other, base = (
@@ -222,8 +214,8 @@ def _compare(
         for each in (entry, reference)
     ]
     trainings = training_means(complete)
-    metric, margin = values.metric, results.study.margin[values.metric.name]
-    corrected = corrected_t_test(trainings, results.ratios[setting.dataset])
+    margin = results.study.margin[metric.name]
+    corrected = corrected_t_test(trainings, results.ratios[results.setting.dataset])
     crossed = fold_seed_test(trainings)
     gains = [replace(test, mean=metric.sign * test.mean) for test in (corrected, crossed)]
     p_worse = [gain.probability_below(-margin) for gain in gains]
@@ -233,7 +225,7 @@ def _compare(
     )
     cases_left_out = int((np.isnan(other) != np.isnan(base)).any(axis=1).sum())
     return Comparison(
-        setting=setting,
+        setting=results.setting,
         metric=metric,
         entry=entry,
         reference=reference,
@@ -263,15 +255,17 @@ def _compare(
     )
 
 
-def _find_failures(compared: Compared, setting: Setting, cases: pd.DataFrame) -> dict[str, str]:
+def _find_failures(compared: Compared) -> dict[str, str]:
     """Return the trainers that learned nothing or were not regularized, and why they have no verdict."""
-    failures = {}
-    unbounded = {run.entry for of, run in compared.results.unbounded if of == setting}
+    failures, results = {}, compared.results
+    setting, folds = results.setting, results.study.folds
+    runs = [r for r in results.unbounded if (r.dataset, r.configuration, r.plans) == setting]
+    unbounded = {run.entry for run in runs}
     for entry in compared.entries:
-        folds = compared.results.study.folds
-        if unbounded & {compared.trainer(setting, entry, fold) for fold in folds}:
+        if unbounded & {compared.trainer(entry, fold) for fold in folds}:
             failures[entry.trainer] = f"no verdict, as bounds of {entry.full_title} were never set"
-    dice = cases.dropna(subset=["dice"]).groupby(["trainer", "class"], sort=False)["dice"]
+    known = results.cases.dropna(subset=["dice"])
+    dice = known.groupby(["trainer", "class"], sort=False)["dice"]
     for (trainer, name), low, high, count in dice.agg(["min", "max", "size"]).itertuples():
         if low == high and count > 1:
             title = next(e.full_title for e in compared.entries if e.trainer == trainer)
@@ -303,27 +297,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-# Tables of all comparisons
-
-
-def class_differences(compared: Compared) -> pd.DataFrame:
-    """Return ``classes.csv``: the differences to the reference for each class, without correction.
-
-    ``cases_left_out`` is the number of cases with a value from one of the two trainers only; then the
-    difference is NaN, as one without these cases would leave out false positives.
-    """
-    tables = []
-    for name, cases in compared.results.cases.groupby("class", sort=False):
-        of_class = replace(compared, results=replace(compared.results, cases=cases))
-        table = comparison_table(compare_with(of_class, compared.reference))
-        tables.append(table.reindex(columns=_OF_CLASS).assign(**{"class": name}))
-    table = pd.concat(tables)
-    table.loc[table["cases_left_out"] > 0, _OF_CLASS[-3:]] = np.nan
-    return table
-
-
 _KEY = ["dataset", "configuration", "plans", "metric", "unit", "reference", "trainer"]
-_OF_CLASS = [*_KEY, "class", "cases", "cases_left_out", "difference", "interval_low", "interval_high"]
 _NUMBERS = [
     *("difference", "interval_low", "interval_high", "bootstrap_low", "bootstrap_high"),
     *("p_corrected_t", "p_fold_seed", "p", "p_holm", "margin", "p_better", "p_equivalent", "p_worse"),

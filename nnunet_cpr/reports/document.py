@@ -10,16 +10,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from nnunet_cpr.reports.checks import find_warnings
 from nnunet_cpr.reports.comparison import Comparison
-from nnunet_cpr.reports.figures import Picture, draw_curves, draw_differences, draw_runs, drawn_trainers
+from nnunet_cpr.reports.figures import Picture, draw_curves, draw_differences, draw_runs
 from nnunet_cpr.reports.pictures import draw_extreme_cases
-from nnunet_cpr.reports.results import Results, Setting, unique
+from nnunet_cpr.reports.results import Results, unique
 from nnunet_cpr.reports.selection import Compared
 from nnunet_cpr.reports.tables import (
     Table,
     class_table,
     comparison_numbers,
     escape_markdown,
-    metrics_of,
     time_table,
     to_html,
     to_markdown,
@@ -61,29 +60,23 @@ class Section:
 
 
 def answers(
-    results: Results, comparisons: Sequence[Comparison], tested: Sequence[Comparison]
+    parts: Sequence[Results], comparisons: Sequence[Comparison], tested: Sequence[Comparison]
 ) -> list[str]:
     """Return the result in words: warnings, a sentence for each comparison, and non-inferiority.
 
     Args:
-        results: results of the study.
+        parts: results of each setting of the study.
         comparisons: comparisons with the reference.
         tested: comparisons with the trainer to which others may be non-inferior.
     """
-    several = len(results.settings) > 1
-
-    def prefix(setting: Setting) -> str:
-        return f"{results.title(setting)}: " if several else ""
-
-    lines = [
-        f"Warning: {prefix(s)}{line}" for s in results.settings for line in find_warnings(results, s)
-    ]
-    sentences = [f"{prefix(c.setting)}{c.sentence}" for c in _by_interest(comparisons)[:MAX_SENTENCES]]
+    prefix = {part.setting: f"{part.title}: " if len(parts) > 1 else "" for part in parts}
+    lines = [f"Warning: {prefix[p.setting]}{line}" for p in parts for line in find_warnings(p)]
+    sentences = [f"{prefix[c.setting]}{c.sentence}" for c in _by_interest(comparisons)[:MAX_SENTENCES]]
     if more := len(comparisons) - len(sentences):
         sentences.append(f"{more} more comparisons are in the table of differences.")
     for metric in unique([c.metric for c in tested]):
         of_metric = [c for c in tested if c.metric == metric]
-        shown = [f"{prefix(c.setting)}{c.entry.full_title}" for c in of_metric if c.is_non_inferior]
+        shown = [f"{prefix[c.setting]}{c.entry.full_title}" for c in of_metric if c.is_non_inferior]
         first = of_metric[0]
         sentences.append(
             f"Shown to be not worse than {first.reference.full_title} by more than "
@@ -100,47 +93,40 @@ def _by_interest(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def build_sections(
-    compared: Compared,
+    parts: Sequence[Compared],
+    answer: list[str],
     main: Table,
     notes: list[str],
     comparisons: Sequence[Comparison],
-    tested: Sequence[Comparison],
     raw: Path | None,
 ) -> list[Section]:
     """Return the sections of a report: the answer, one table and one figure, then everything else."""
-    results = compared.study_results
-    result = Section("Result", answers(results, comparisons, tested), [main], is_open=True)
-    groups = _groups(comparisons)
-    result.pictures = [draw_differences(each, results.title(each[0].setting)) for each in groups[:1]]
+    result = Section("Result", answer, [main], is_open=True)
     sections = [result, Section("Notes", [CAVEAT, *notes, METHODS], is_open=True)]
-    for setting in results.settings:
-        here = [c for c in comparisons if c.setting == setting]
-        is_first = bool(groups) and groups[0][0].setting == setting  # its figure is that of the result
-        sections += _details(compared, setting, here, is_first, raw)
+    for part in parts:
+        here = [c for c in comparisons if c.setting == part.study_results.setting]
+        sections += _details(part, here, raw)
+    drawn = [each for each in sections if each.title.startswith("Differences") and each.pictures]
+    result.pictures = [drawn[0].pictures.pop(0)] if drawn else []
     return sections
 
 
-def _details(
-    compared: Compared,
-    setting: Setting,
-    comparisons: list[Comparison],
-    is_first: bool,
-    raw: Path | None,
-) -> Iterator[Section]:
+def _details(compared: Compared, comparisons: list[Comparison], raw: Path | None) -> Iterator[Section]:
     """Yield the sections of one setting."""
-    results = compared.study_results
-    title = results.title(setting)
-    if all(not results.finished_runs(setting, e.trainer) for e in results.study.trainers):
+    part = compared.study_results
+    title = part.title
+    if part.cases.empty:
         yield Section(title, ["No run has finished."])
         return
-    metrics, shown = metrics_of(results), drawn_trainers(results)
     if comparisons:
-        figures = [draw_differences(each, title) for each in _groups(comparisons)[is_first:]]
+        known = [c for c in comparisons if c.cases]
+        by_metric = [[c for c in known if c.metric == m] for m in unique([c.metric for c in known])]
+        figures = [draw_differences(each, title) for each in by_metric]
         yield Section(
             f"Differences: {title}", tables=[comparison_numbers(comparisons)], pictures=figures
         )
-    runs = [draw_runs(results, setting, metric, shown) for metric in metrics]
-    classes = [class_table(results, setting, metric) for metric in metrics]
+    runs = [draw_runs(part, metric) for metric in part.metrics]
+    classes = [class_table(part, metric) for metric in part.metrics]
     yield Section(f"Runs and classes: {title}", tables=classes, pictures=runs)
     best = max((c for c in comparisons if c.cases), key=lambda c: c.gain, default=None)
     if best is not None and raw is not None:
@@ -148,17 +134,8 @@ def _details(
         names = f"{best.entry.full_title} and {best.reference.full_title}"
         text = f"{names}: the slice with the most wrong voxels."
         yield Section(f"Pictures of cases: {title}", [text, *notes], pictures=pictures)
-    curves = draw_curves(results, setting, shown)
-    times = time_table(results, setting)
-    if curves is not None or len(times.cells):
-        yield Section(f"Curves, time and memory: {title}", [], [times], [curves] if curves else [])
-
-
-def _groups(comparisons: Sequence[Comparison]) -> list[list[Comparison]]:
-    """Return the comparisons that have a difference, by setting and metric."""
-    known = [c for c in comparisons if c.cases]
-    keys = unique([(c.setting, c.metric) for c in known])
-    return [[c for c in known if (c.setting, c.metric) == key] for key in keys]
+    if not part.epochs.empty:
+        yield Section(f"Curves and times: {title}", [], [time_table(part)], [draw_curves(part)])
 
 
 def render_html(study_name: str, sections: Sequence[Section]) -> str:

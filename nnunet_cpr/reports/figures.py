@@ -17,9 +17,9 @@ from matplotlib.ticker import MaxNLocator
 
 from nnunet_cpr._figures import styled_figure
 from nnunet_cpr.reports.comparison import Comparison
-from nnunet_cpr.reports.metrics import METRICS, Metric, difference_text
-from nnunet_cpr.reports.results import Results, Setting, run_means
-from nnunet_cpr.studies.definition import TrainerEntry
+from nnunet_cpr.reports.metrics import Metric, difference_text
+from nnunet_cpr.reports.results import Results, run_means
+from nnunet_cpr.studies.definition import Study, TrainerEntry
 
 MAX_DRAWN = 8
 """Maximum number of trainers beside the reference in figures."""
@@ -72,15 +72,10 @@ def draw(
             picture.files[suffix] = content.getvalue()
 
 
-def drawn_trainers(results: Results) -> list[TrainerEntry]:
-    """Return the trainers in figures: the reference and up to :data:`MAX_DRAWN` with the best mean."""
-    study = results.study
-    metric = METRICS[study.metrics[0]] if study.metrics[0] in results.cases else METRICS["dice"]
-    means = metric.sign * run_means(results.cases, metric.name).groupby("trainer")[metric.name].mean()
+def drawn_trainers(study: Study) -> list[TrainerEntry]:
+    """Return the trainers in figures: the reference and the first :data:`MAX_DRAWN` of the others."""
     others = [entry for entry in study.trainers if entry.trainer != study.reference]
-    others.sort(key=lambda entry: -means.get(entry.trainer, -np.inf))
-    names = {study.reference, *(entry.trainer for entry in others[:MAX_DRAWN])}
-    return [entry for entry in study.trainers if entry.trainer in names]
+    return [study.entry(study.reference), *others[:MAX_DRAWN]]
 
 
 def draw_differences(comparisons: Sequence[Comparison], title: str) -> Picture:
@@ -115,28 +110,22 @@ def draw_differences(comparisons: Sequence[Comparison], title: str) -> Picture:
         axes.set_title(title, fontsize=9)
         axes.legend(loc="best", fontsize=7)
         axes.spines[["top", "right"]].set_visible(False)
-    texts = [
-        f"{c.entry.full_title} {difference_text(c.difference)} "
-        f"({difference_text(c.interval_low)} to {difference_text(c.interval_high)})"
-        for c in comparisons
-    ]
     picture.alt = (
         f"Differences of {metric.title} to {first.reference.full_title} in {metric.difference_unit}, "
-        f"with 95 % intervals: {'; '.join(texts)}."
+        "with 95 % intervals; the numbers are in the table."
     )
     return picture
 
 
-def draw_runs(results: Results, setting: Setting, metric: Metric, shown: list[TrainerEntry]) -> Picture:
+def draw_runs(part: Results, metric: Metric) -> Picture:
     """Draw the foreground mean of every run: a line joins the trainers of one fold and seed."""
-    means = results.rows_for(run_means(results.cases, metric.name), setting)
+    means = run_means(part.cases, metric.name)
     table = metric.scale * means.pivot(index="trainer", columns=["fold", "seed"], values=metric.name)
-    entries = [entry for entry in shown if entry.trainer in table.index]
+    entries = [entry for entry in drawn_trainers(part.study) if entry.trainer in table.index]
     table = table.reindex([entry.trainer for entry in entries])
-    folds = list(results.study.folds)
-    with draw("-".join(["runs", *setting, metric.name]), (7, 3.6)) as (figure, picture):
+    with draw("-".join(["runs", *part.setting, metric.name]), (7, 3.6)) as (figure, picture):
         axes = figure.subplots()
-        for position, fold in enumerate(folds):
+        for position, fold in enumerate(part.study.folds):
             color = matplotlib.colormaps["tab10"](position % 10)
             if fold in table:
                 lines = axes.plot(table[fold].to_numpy(), "o-", color=color, linewidth=0.6, markersize=4)
@@ -148,43 +137,31 @@ def draw_runs(results: Results, setting: Setting, metric: Metric, shown: list[Tr
         axes.set_ylabel(metric.heading)
         axes.legend(fontsize=7)
         axes.spines[["top", "right"]].set_visible(False)
-    texts = [
-        f"{entry.full_title} {low:.2f} to {high:.2f}"
-        for entry, low, high in zip(entries, table.min(axis=1), table.max(axis=1))
-    ]
-    picture.alt = f"{metric.heading} of the runs: {'; '.join(texts)}."
+    picture.alt = f"{metric.heading} of the runs of each trainer."
     return picture
 
 
-def draw_curves(results: Results, setting: Setting, shown: list[TrainerEntry]) -> Picture | None:
+def draw_curves(part: Results) -> Picture:
     """Draw losses and pseudo Dice over the epochs: mean and range of each trainer's runs."""
-    epochs = results.rows_for(results.epochs, setting)
-    if epochs.empty:
-        return None
-    width = -(-(int(epochs["epoch"].max()) + 1) // _MAX_POINTS)
-    binned = epochs.assign(epoch=epochs["epoch"] // width * width)
+    width = -(-(int(part.epochs["epoch"].max()) + 1) // _MAX_POINTS)
+    binned = part.epochs.assign(epoch=part.epochs["epoch"] // width * width)
     table = binned.groupby(["trainer", "epoch"])[list(_CURVES)].agg(["mean", "min", "max"])
-    texts = []
-    with draw("-".join(["curves", *setting]), (9, 3.2)) as (figure, picture):
+    entries = [entry for entry in drawn_trainers(part.study) if entry.trainer in table.index]
+    with draw("-".join(["curves", *part.setting]), (9, 3.2)) as (figure, picture):
         panels = figure.subplots(1, len(_CURVES))
-        for entry in shown:
-            if entry.trainer not in table.index:
-                continue
-            mine = table.loc[entry.trainer]
+        for entry in entries:
             for axes, (column, label) in zip(panels, _CURVES.items()):
-                values = mine[column]
+                values = table.loc[entry.trainer][column]
                 (line,) = axes.plot(values.index, values["mean"], label=_short(entry.full_title))
                 axes.fill_between(
                     values.index, values["min"], values["max"], color=line.get_color(), alpha=0.15
                 )
                 axes.set(xlabel="epoch", ylabel=label)
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            dice = mine["pseudo_dice"]["mean"]
-            texts.append(f"{entry.full_title} {dice.iloc[0]:.3f} to {dice.iloc[-1]:.3f}")
         figure.legend(
             *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=7
         )
-    picture.alt = f"Losses and pseudo Dice over the epochs; pseudo Dice: {'; '.join(texts)}."
+    picture.alt = "Losses and pseudo Dice over the epochs."
     return picture
 
 

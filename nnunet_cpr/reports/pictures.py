@@ -48,7 +48,7 @@ def draw_extreme_cases(
 
 def _gains(results: Results, c: Comparison) -> pd.Series:
     """Return other - reference of the Dice of each case in percent, sorted, by (fold, case)."""
-    cases = results.rows_for(results.cases, c.setting)
+    cases = results.cases
     cases = cases[(cases["seed"] == c.seeds[0]) & cases["fold"].isin(c.folds)]
     dice = 100 * cases.groupby(["trainer", "fold", "case"])["dice"].mean()
     return (dice[c.entry.trainer] - dice[c.reference.trainer]).dropna().sort_values(kind="stable")
@@ -60,8 +60,7 @@ def _find_files(
     """Return the ``dataset.json``, and the first channel, ground truth and predictions by title."""
     folders = {}
     for entry in (c.reference, c.entry):
-        trainer = compared.trainer(c.setting, entry, fold)
-        run = compared.study_results.run(c.setting, fold, trainer, c.seeds[0])
+        run = compared.study_results.run(fold, compared.trainer(entry, fold), c.seeds[0])
         folders[entry.full_title] = run.folder(compared.study_results.folder)
     dataset = read_dataset_json(folders[c.entry.full_title])
     name = f"{case}{dataset.get('file_ending', '.nii.gz')}"

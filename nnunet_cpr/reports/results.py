@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, product
 from pathlib import Path
@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from nnunet_cpr._files import finite_number, read_json
-from nnunet_cpr.nnunet.fold_files import LOG_COLUMNS, RESOURCES, read_logs
+from nnunet_cpr._files import read_json
+from nnunet_cpr.nnunet.fold_files import LOG_COLUMNS, read_logs
 from nnunet_cpr.nnunet.history import CSV_NAME, has_bounds
+from nnunet_cpr.reports.metrics import METRICS, Metric
 from nnunet_cpr.studies.definition import Run, Study, StudyError
 
 
@@ -36,8 +37,6 @@ RUN = [*SETTING, "trainer", "fold", "seed"]
 """Columns that identify a run; ``seed`` is :data:`UNSEEDED` in a study without seeds."""
 CASES = [*SETTING, "fold", "seed", "case", "class", "trainer", "dice"]
 EPOCHS = [*SETTING, "fold", "seed", "trainer", *LOG_COLUMNS]
-RESOURCE_NUMBERS = ["seconds", "peak_memory_bytes", "peak_gpu_memory_bytes"]
-MEASURED = [*SETTING, "fold", "seed", "trainer", *RESOURCE_NUMBERS]
 UNSEEDED = -1
 DAMAGE = (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError)
 """Errors that a damaged ``summary.json`` can raise."""
@@ -45,7 +44,7 @@ DAMAGE = (OSError, ValueError, ArithmeticError, LookupError, TypeError, Attribut
 
 @dataclass(frozen=True)
 class Results:
-    """Content of a report.
+    """Content of a report, of all settings of a study or, as a part, of one.
 
     Attributes:
         study: the study.
@@ -56,26 +55,46 @@ class Results:
             study, ``seed`` is :data:`UNSEEDED` in a study without seeds.
         epochs: one row for each epoch in the training logs, of unfinished runs too; ``pseudo_dice``
             is the mean over the classes, in [0, 1].
-        resources: time (seconds) and memory (bytes) of the runs that have recorded them.
         unbounded: runs with CPR whose bounds were never set.
         notes: one line for each file or metric that is missing or unreadable.
         ratios: test cases of a fold per other case, by data set.
+        title: of a part, the data set's name, with configuration and plans if there are several.
     """
 
     study: Study
     folder: Path
     cases: pd.DataFrame
     epochs: pd.DataFrame
-    resources: pd.DataFrame
-    unbounded: list[tuple[Setting, Run]]
+    unbounded: list[Run]
     notes: list[str]
     ratios: dict[str, float]
+    title: str = ""
+
+    def parts(self) -> list[Results]:
+        """Return the results of each data set, configuration and plans, in the study's order."""
+        study, parts = self.study, []
+        is_said = [True, len(study.configurations) > 1, len(study.plans) > 1]
+        for setting in product(study.datasets, study.configurations, study.plans):
+            datasets, configurations, plans = ((name,) for name in setting)
+            part = replace(
+                self,
+                study=replace(study, datasets=datasets, configurations=configurations, plans=plans),
+                cases=self.cases[(self.cases[SETTING] == list(setting)).all(axis=1)],
+                epochs=self.epochs[(self.epochs[SETTING] == list(setting)).all(axis=1)],
+                title=", ".join(name for name, said in zip(setting, is_said) if said),
+            )
+            parts.append(part)
+        return parts
 
     @property
-    def settings(self) -> list[Setting]:
-        """Data sets x configurations x plans, in the study's order."""
-        study = self.study
-        return [Setting(*s) for s in product(study.datasets, study.configurations, study.plans)]
+    def setting(self) -> Setting:
+        """Data set, configuration and plans of a part."""
+        return Setting(self.study.datasets[0], self.study.configurations[0], self.study.plans[0])
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """Metrics of the study that have been read or computed."""
+        return [METRICS[name] for name in self.study.metrics if name in self.cases]
 
     @property
     def seeds(self) -> list[int]:
@@ -87,24 +106,19 @@ class Results:
         """Number of runs of each trainer in each setting."""
         return len(self.study.folds) * len(self.seeds)
 
-    def run(self, setting: Setting, fold: int, trainer: str, seed: int = UNSEEDED) -> Run:
-        """Return a run of the study."""
-        return self.study.run(*setting, fold, trainer, None if seed == UNSEEDED else seed)
+    def run(self, fold: int, trainer: str, seed: int) -> Run:
+        """Return a run of a part."""
+        return self.study.run(*self.setting, fold, trainer, None if seed == UNSEEDED else seed)
 
-    def finished_runs(self, setting: Setting, trainer: str) -> list[tuple[int, int]]:
-        """Return fold and seed of the runs that have been validated, in the study's order."""
-        done = self._finished_runs
+    def finished_runs(self, trainer: str) -> list[tuple[int, int]]:
+        """Return fold and seed of the runs of a part that have been validated, in the study's order."""
         runs = product(self.study.folds, self.seeds)
-        return [(fold, seed) for fold, seed in runs if (*setting, trainer, fold, seed) in done]
+        return [(fold, seed) for fold, seed in runs if (trainer, fold, seed) in self._finished_runs]
 
     @cached_property
     def _finished_runs(self) -> set[tuple[Any, ...]]:
-        return set(self.cases[RUN].drop_duplicates().itertuples(index=False, name=None))
-
-    def fold_folders(self, setting: Setting, trainer: str) -> list[Path]:
-        """Return nnU-Net's folders of the finished runs of a trainer."""
-        runs = self.finished_runs(setting, trainer)
-        return [self.run(setting, fold, trainer, seed).folder(self.folder) for fold, seed in runs]
+        runs = self.cases[["trainer", "fold", "seed"]].drop_duplicates()
+        return set(runs.itertuples(index=False, name=None))
 
     def largest_rectangle(self, runs: Collection[tuple[int, int]]) -> tuple[list[int], list[int]]:
         """Return folds and seeds all of whose runs are given, as many runs as possible.
@@ -119,17 +133,6 @@ class Results:
                 if count * len(seeds) > len(best[0]) * len(best[1]):
                     best = (list(folds), seeds)
         return best
-
-    def rows_for(self, table: pd.DataFrame, setting: Setting) -> pd.DataFrame:
-        """Return the rows of a table that belong to a setting."""
-        if len(self.settings) == 1:
-            return table
-        return table[(table[SETTING] == list(setting)).all(axis=1)]
-
-    def title(self, setting: Setting) -> str:
-        """Return the data set's name, with configuration and plans if there are several."""
-        several = [True, len(self.study.configurations) > 1, len(self.study.plans) > 1]
-        return ", ".join(part for part, said in zip(setting, several) if said)
 
 
 def read_results(study: Study, results: Path, preprocessed: Path | None = None) -> Results:
@@ -146,14 +149,13 @@ def read_results(study: Study, results: Path, preprocessed: Path | None = None) 
     if not study.datasets:
         raise ReportError(f"study {study.name}: expected a data set, got none; add --dataset")
     cases, epochs = [pd.DataFrame(columns=CASES)], [pd.DataFrame(columns=EPOCHS)]
-    resources: list[dict[str, Any]] = []
-    unbounded: list[tuple[Setting, Run]] = []
+    unbounded: list[Run] = []
     notes: list[str] = []
     for run in study.runs():
         folder = run.folder(results)
-        setting = Setting(run.dataset, run.configuration, run.plans)
+        setting = dict(zip(SETTING, (run.dataset, run.configuration, run.plans)))
         seed = UNSEEDED if run.seed is None else run.seed
-        here = {**setting._asdict(), "fold": run.fold, "seed": seed, "trainer": run.entry}
+        here = {**setting, "fold": run.fold, "seed": seed, "trainer": run.entry}
         try:
             cases.append(pd.DataFrame(read_cases(folder)).assign(**here)[CASES])
         except FileNotFoundError:
@@ -161,15 +163,8 @@ def read_results(study: Study, results: Path, preprocessed: Path | None = None) 
         except DAMAGE:
             notes.append(f"{_title(run)}: validation/summary.json unreadable; counts as unfinished")
         if (folder / CSV_NAME).is_file() and not has_bounds(folder / CSV_NAME):
-            unbounded.append((setting, run))
+            unbounded.append(run)
         epochs.append(read_logs(folder).assign(**here)[EPOCHS])
-        try:
-            measured = read_json(folder / RESOURCES)
-            resources.append({**here, **{k: finite_number(measured.get(k)) for k in RESOURCE_NUMBERS}})
-        except FileNotFoundError:
-            pass
-        except DAMAGE:
-            notes.append(f"{_title(run)}: {RESOURCES} unreadable")
     if len(cases) == 1:
         raise ReportError(
             f"study {study.name}: no run has finished; expected a validation/summary.json "
@@ -180,7 +175,6 @@ def read_results(study: Study, results: Path, preprocessed: Path | None = None) 
         results,
         pd.concat(cases[1:], ignore_index=True),
         pd.concat([table for table in epochs if len(table)] or epochs[:1], ignore_index=True),
-        pd.DataFrame(resources, columns=MEASURED).astype(dict.fromkeys(RESOURCE_NUMBERS, float)),
         unbounded,
         notes,
         {name: _test_ratio(name, study.folds, preprocessed) for name in study.datasets},

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 import pandas as pd
 
-from nnunet_cpr.reports.metrics import METRICS
-from nnunet_cpr.reports.results import Results, Setting, run_means, unique
+from nnunet_cpr.reports.results import Results, run_means, unique
 from nnunet_cpr.studies.definition import TrainerEntry
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The trainers that a report compares: those of the study, or the selected settings of its methods.
+    """The trainers that are compared in a part: those of the study, or selected settings of its methods.
 
     Attributes:
-        study_results: results of the study.
+        study_results: results of the study in this part.
         results: the results to compare; after a selection ``trainer`` in the cases is an entry's name.
         entries: the study's trainers, or one entry for each method.
         reference, non_inferior_to: the entries of the study's trainers of these names.
-        picks: the selected trainer of each setting, method and fold; empty without a selection.
+        picks: the selected trainer of each method and fold; empty without a selection.
     """
 
     study_results: Results
@@ -32,15 +32,15 @@ class Compared:
     entries: tuple[TrainerEntry, ...]
     reference: TrainerEntry
     non_inferior_to: TrainerEntry
-    picks: dict[tuple[Setting, str, int], str]
+    picks: dict[tuple[str, int], str]
 
-    def trainer(self, setting: Setting, entry: TrainerEntry, fold: int) -> str:
+    def trainer(self, entry: TrainerEntry, fold: int) -> str:
         """Return the trainer of an entry in a fold."""
-        return self.picks.get((setting, entry.group, fold), entry.trainer)
+        return self.picks.get((entry.group, fold), entry.trainer)
 
 
 def choose_compared(results: Results) -> Compared:
-    """Return the trainers to compare, after the selection if the study asks for one.
+    """Return the trainers to compare in a part, after the selection if the study asks for one.
 
     For each fold, the setting of each group with the best mean on the other folds is selected. The mean
     is that of the study's first metric over the runs of the other folds, with the seeds that all
@@ -53,29 +53,27 @@ def choose_compared(results: Results) -> Compared:
         reference, non_inferior_to = study.entry(study.reference), study.entry(study.non_inferior_to)
         return Compared(results, results, study.trainers, reference, non_inferior_to, {})
     entries = _entries(study.trainers)
-    metric = METRICS[study.metrics[0]]
-    means = run_means(results.cases, metric.name)
-    parts, picks = [results.cases.iloc[:0]], {}
-    for setting in results.settings:
-        of_setting, cases = results.rows_for(means, setting), results.rows_for(results.cases, setting)
-        for group, entry in entries.items():
-            trainers = [entry.trainer for entry in study.trainers if entry.group == group]
-            finished = [set(results.finished_runs(setting, trainer)) for trainer in trainers]
-            common, seeds = results.largest_rectangle(set.intersection(*finished))
-            mine = of_setting[of_setting["seed"].isin(seeds)]
-            for fold in common:
-                others = mine["fold"].isin([f for f in common if f != fold])
-                by_trainer = metric.sign * mine[others].groupby("trainer")[metric.name].mean()
-                scores = [by_trainer.get(trainer, np.nan) for trainer in trainers]
-                if np.isnan(scores).all():
-                    continue
-                best = trainers[int(np.nanargmax(scores))]
-                picks[setting, group, fold] = best
-                chosen = cases[(cases["trainer"] == best) & (cases["fold"] == fold)]
-                parts.append(chosen.assign(trainer=entry.trainer))
+    cases, metric = results.cases, results.metrics[0]
+    means = run_means(cases, metric.name)
+    chosen_cases, picks = [cases.iloc[:0]], {}
+    for group, entry in entries.items():
+        trainers = [entry.trainer for entry in study.trainers if entry.group == group]
+        finished = [set(results.finished_runs(trainer)) for trainer in trainers]
+        common, seeds = results.largest_rectangle(set.intersection(*finished))
+        mine = means[means["seed"].isin(seeds)]
+        for fold in common:
+            others = mine["fold"].isin([f for f in common if f != fold])
+            by_trainer = metric.sign * mine[others].groupby("trainer")[metric.name].mean()
+            scores = [by_trainer.get(trainer, np.nan) for trainer in trainers]
+            if np.isnan(scores).all():
+                continue
+            best = trainers[int(np.nanargmax(scores))]
+            picks[group, fold] = best
+            chosen = cases[(cases["trainer"] == best) & (cases["fold"] == fold)]
+            chosen_cases.append(chosen.assign(trainer=entry.trainer))
     return Compared(
         results,
-        replace(results, cases=pd.concat(parts, ignore_index=True)),
+        replace(results, cases=pd.concat(chosen_cases, ignore_index=True)),
         tuple(entries.values()),
         entries[study.entry(study.reference).group],
         entries[study.entry(study.non_inferior_to).group],
@@ -95,9 +93,9 @@ def _entries(trainers: tuple[TrainerEntry, ...]) -> dict[str, TrainerEntry]:
     return entries
 
 
-def selection_notes(compared: Compared) -> list[str]:
-    """Return notes with the selected settings; none if no group has several."""
-    study = compared.results.study
+def selection_notes(compared: Sequence[Compared]) -> list[str]:
+    """Return notes with the selected settings of all parts; none if no group has several."""
+    study = compared[0].results.study
     settings = Counter(entry.group for entry in study.trainers)
     if not study.select or max(settings.values()) == 1:
         return []
@@ -105,13 +103,13 @@ def selection_notes(compared: Compared) -> list[str]:
         "The best values of the table were found on the test cases and are too good. The comparisons "
         "are between settings that were selected on the other folds:"
     ]
-    for setting, (group, count) in product(compared.results.settings, settings.items()):
+    for part, (group, count) in product(compared, settings.items()):
         folds: dict[str, list[str]] = {}
-        for (of_setting, of_group, fold), trainer in compared.picks.items():
-            if (of_setting, of_group) == (setting, group):
+        for (of_group, fold), trainer in part.picks.items():
+            if of_group == group:
                 folds.setdefault(study.entry(trainer).title, []).append(str(fold))
         chosen = "; ".join(f"{title} (fold {', '.join(of_title)})" for title, of_title in folds.items())
         none = "no setting was selected; expected two folds that all its settings have finished"
         if count > 1:
-            notes.append(f"{compared.results.title(setting)}, {group}: {chosen or none}.")
+            notes.append(f"{part.results.title}, {group}: {chosen or none}.")
     return notes

@@ -41,7 +41,7 @@ _Job = tuple[Path, Path, list[_Labels], int | None, float]
 """Prediction, truth, classes, ignore label and tolerance of a case."""
 
 
-def add_surface_metrics(results: Results, raw: Path | None, preprocessed: Path | None) -> Results:
+def add_surface_metrics(results: Results, preprocessed: Path | None) -> Results:
     """Return results whose cases have the columns hd95 (mm) and nsd (in [0, 1]).
 
     Results of a study that has neither of these metrics are returned as they are; without MONAI with a
@@ -49,7 +49,7 @@ def add_surface_metrics(results: Results, raw: Path | None, preprocessed: Path |
 
     Args:
         results: results of a study.
-        raw, preprocessed: nnU-Net's folders, for the ground truth.
+        preprocessed: nnU-Net's folder, for the ground truth.
     """
     study = results.study
     if not {"hd95", "nsd"} & set(study.metrics):
@@ -61,10 +61,8 @@ def add_surface_metrics(results: Results, raw: Path | None, preprocessed: Path |
     for key in results.cases[RUN].drop_duplicates().itertuples(index=False):
         seed = None if key.seed == UNSEEDED else key.seed
         run = study.run(key.dataset, key.configuration, key.plans, key.fold, key.trainer, seed)
-        truths = [preprocessed and preprocessed / run.dataset / "gt_segmentations"]
-        truths.append(raw and raw / run.dataset / "labelsTr")
-        folder = run.folder(results.folder)
-        table, of_run = fold_surface_metrics(folder, [t for t in truths if t], study.tolerance)
+        truths = preprocessed and preprocessed / run.dataset / "gt_segmentations"
+        table, of_run = fold_surface_metrics(run.folder(results.folder), truths, study.tolerance)
         tables.append(table.assign(**key._asdict()))
         notes += [f"{run.trainer}, fold {run.fold}: {note}" for note in of_run]
     cases = results.cases.merge(pd.concat(tables), how="left", on=[*RUN, "case", "class"])
@@ -72,7 +70,7 @@ def add_surface_metrics(results: Results, raw: Path | None, preprocessed: Path |
 
 
 def fold_surface_metrics(
-    fold: Path, truths: Sequence[Path], tolerance: float = DEFAULT_TOLERANCE
+    fold: Path, truths: Path | None, tolerance: float = DEFAULT_TOLERANCE
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return HD95 and NSD of each class of each validation case of a fold.
 
@@ -81,7 +79,8 @@ def fold_surface_metrics(
 
     Args:
         fold: nnU-Net's ``fold_X`` with ``validation/summary.json`` and the predictions.
-        truths: folders with the ground truth; the path in ``summary.json`` comes before them.
+        truths: folder with the ground truth, for results of another machine, where the paths in
+            ``summary.json`` do not exist.
         tolerance: tolerance of the NSD in mm.
 
     Returns:
@@ -103,9 +102,8 @@ def fold_surface_metrics(
     jobs: dict[str, _Job] = {}
     for row in rows:
         if row["case"] not in found:
-            name = Path(row["prediction_file"]).name
-            candidates = [Path(row["reference_file"]), *(folder / name for folder in truths)]
-            truth = next((path for path in candidates if path.is_file()), candidates[-1])
+            name, truth = Path(row["prediction_file"]).name, Path(row["reference_file"])
+            truth = truth if truth.is_file() or truths is None else truths / name
             job: _Job = (summary.with_name(name), truth, [], ignore, tolerance)
             jobs.setdefault(row["case"], job)[2].append(row["labels"])
     for case, outcome in zip(jobs, _compute(list(jobs.values()))):

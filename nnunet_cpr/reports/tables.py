@@ -6,17 +6,15 @@ import html
 import math
 import re
 from collections.abc import Sequence
-from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint, seconds_per_case
 from nnunet_cpr.reports.comparison import Comparison
-from nnunet_cpr.reports.metrics import METRICS, Metric, difference_text, p_text, value_text
-from nnunet_cpr.reports.results import Results, Setting, class_means, run_means, unique
+from nnunet_cpr.reports.metrics import Metric, difference_text, p_text, value_text
+from nnunet_cpr.reports.results import Results, class_means, run_means, unique
+from nnunet_cpr.studies.run_state import recorded_seconds
 
 _DEVIATIONS = {"folds": "fold", "seeds": "seed"}
 _BEST = r"\*\*(\S+)\*\*"
@@ -32,50 +30,50 @@ class Table(NamedTuple):
 # Content
 
 
-def metrics_of(results: Results) -> list[Metric]:
-    """Return the metrics of the study that have been read or computed."""
-    return [METRICS[name] for name in results.study.metrics if name in results.cases]
-
-
-def main_table(results: Results) -> pd.DataFrame:
-    """Return ``table.csv``: the foreground mean of every trainer in every setting.
+def main_table(part: Results) -> pd.DataFrame:
+    """Return the rows of a setting in ``table.csv``: the foreground mean of every trainer.
 
     Returns:
-        One row for each setting and trainer. For each metric there is the mean over the finished runs
+        One row for each trainer. For each metric there is the mean over the finished runs
         (``dice_percent``), the standard deviation (n - 1) of the folds' means over seeds
         (``deviation_folds_points``) and of the seeds' means over folds (``deviation_seeds_points``), and
-        ``best``, which marks the best value of a setting if all trainers have finished the same runs.
-        The columns of other metrics than Dice start with their name. ``published_percent`` is the
-        published Dice of the data set.
+        ``best``, which marks the best value if all trainers have finished the same runs; values that are
+        equal as shown are equally good. The columns of other metrics than Dice start with their name.
+        ``published_percent`` is the published Dice of the data set.
     """
-    study = results.study
-    means = {metric: run_means(results.cases, metric.name) for metric in metrics_of(results)}
+    means = {metric: run_means(part.cases, metric.name) for metric in part.metrics}
     rows = []
-    for setting, entry in product(results.settings, study.trainers):
-        runs = results.finished_runs(setting, entry.trainer)
+    for entry in part.study.trainers:
+        runs = part.finished_runs(entry.trainer)
         numbers: dict[str, float] = {}
         for metric, table in means.items():
-            mine = results.rows_for(table, setting)
-            mine = mine[mine["trainer"] == entry.trainer]
-            numbers |= _numbers(metric, metric.scale * mine.set_index(["fold", "seed"])[metric.name])
+            mine = table[table["trainer"] == entry.trainer].set_index(["fold", "seed"])
+            numbers |= _numbers(metric, metric.scale * mine[metric.name])
         rows.append(
             {
-                **setting._asdict(),
+                **part.setting._asdict(),
                 "group": entry.group,
                 "label": entry.title,
                 "trainer": entry.trainer,
                 **numbers,
                 "folds": " ".join(map(str, unique([fold for fold, _ in runs]))),
                 "runs": len(runs),
-                "runs_planned": results.planned_runs,
-                "published_percent": entry.published.get(setting.dataset, np.nan),
-                "finished": str(runs) if runs else None,
+                "runs_planned": part.planned_runs,
+                "published_percent": entry.published.get(part.setting.dataset, np.nan),
             }
         )
     table = pd.DataFrame(rows)
     for metric in means:
-        table[_key(metric, "best")] = _best(table, metric)
-    return table.drop(columns="finished")
+        shown = metric.sign * table[metric.column].round(2)
+        is_comparable = shown.count() > 1 and not _has_different_runs(part)
+        table[_key(metric, "best")] = is_comparable & (shown != 0) & (shown == shown.max())
+    return table
+
+
+def _has_different_runs(part: Results) -> bool:
+    """Return True if trainers of a setting have finished different runs."""
+    runs = [part.finished_runs(entry.trainer) for entry in part.study.trainers]
+    return len({tuple(each) for each in runs if each}) > 1
 
 
 def _key(metric: Metric, name: str) -> str:
@@ -95,35 +93,21 @@ def _numbers(metric: Metric, runs: pd.Series) -> dict[str, float]:
     return {metric.column: float(runs.mean()), **deviations}
 
 
-def _best(table: pd.DataFrame, metric: Metric) -> pd.Series:
-    """Return True for the best value of a setting; values that are equal as shown are equally good."""
-    shown = metric.sign * table[metric.column].round(2)
-    setting = [table[name] for name in Setting._fields]
-    is_same = table["finished"].groupby(setting, sort=False).transform("nunique") <= 1
-    is_several = shown.groupby(setting, sort=False).transform("count") > 1
-    return (
-        is_same
-        & is_several
-        & (shown != 0)
-        & (shown == shown.groupby(setting, sort=False).transform("max"))
-    )
-
-
-def shown_main_table(results: Results, numbers: pd.DataFrame) -> Table:
+def shown_main_table(parts: Sequence[Results]) -> Table:
     """Return the main table as text: trainers down, settings and metrics across."""
-    study = results.study
-    index = pd.Index([entry.full_title for entry in study.trainers], name="trainer")
+    metrics = parts[0].metrics
     cells = {}
-    for setting in results.settings:
-        rows = results.rows_for(numbers, setting)
-        for metric in metrics_of(results):
-            column = (results.title(setting), metric.heading)
-            cells[column] = [_value(metric, row) for _, row in rows.iterrows()]
-        if rows["published_percent"].notna().any():
-            column = (results.title(setting), "published Dice (%)")
-            cells[column] = list(map(value_text, rows["published_percent"]))
-    caption = f"Foreground mean of {', '.join(metric.heading for metric in metrics_of(results))}"
-    table = pd.DataFrame(cells, index=index)
+    for part in parts:
+        numbers = main_table(part)
+        for metric in metrics:
+            column = (part.title, metric.heading)
+            cells[column] = [_value(metric, row) for _, row in numbers.iterrows()]
+        if numbers["published_percent"].notna().any():
+            column = (part.title, "published Dice (%)")
+            cells[column] = list(map(value_text, numbers["published_percent"]))
+    caption = f"Foreground mean of {', '.join(metric.heading for metric in metrics)}"
+    titles = [entry.full_title for entry in parts[0].study.trainers]
+    table = pd.DataFrame(cells, index=pd.Index(titles, name="trainer"))
     if all(heading == "Dice (%)" for _, heading in cells):
         table = table.droplevel(1, axis=1)
     return Table(caption, table)
@@ -140,7 +124,7 @@ def _value(metric: Metric, row: pd.Series) -> str:
 
 
 def main_table_notes(results: Results) -> list[str]:
-    """Return the notes of the main table."""
+    """Return the notes of the main table of all settings."""
     study = results.study
     sources = [
         name for name, values in (("folds", study.folds), ("seeds", study.seeds)) if len(values) > 1
@@ -148,19 +132,13 @@ def main_table_notes(results: Results) -> list[str]:
     note = "Mean over all runs (folds and seeds)" if study.seeds else "Mean over folds"
     if sources:
         note += " ± standard deviation over " + " ± over ".join(sources)
-    lower = [metric.title for metric in metrics_of(results) if metric.sign < 0]
+    lower = [metric.title for metric in results.metrics if metric.sign < 0]
     notes = [f"{note}. {', '.join(lower)}: lower is better." if lower else f"{note}."]
-    if any(len(_finished(results, setting)) > 1 for setting in results.settings):
+    if any(map(_has_different_runs, results.parts())):
         notes.append("Means over different runs cannot be compared, so no value is marked as the best.")
     if any(dataset in entry.published for entry in study.trainers for dataset in study.datasets):
         notes.append(f"Published numbers: {study.source or 'source not given'}.")
     return notes
-
-
-def _finished(results: Results, setting: Setting) -> set[str]:
-    """Return the different sets of runs that trainers of a setting have finished."""
-    runs = [results.finished_runs(setting, entry.trainer) for entry in results.study.trainers]
-    return {str(each) for each in runs if each}
 
 
 def comparison_numbers(comparisons: Sequence[Comparison]) -> Table:
@@ -185,47 +163,34 @@ def comparison_numbers(comparisons: Sequence[Comparison]) -> Table:
     return Table(caption, pd.DataFrame(rows, index=index))
 
 
-def class_table(results: Results, setting: Setting, metric: Metric) -> Table:
+def class_table(part: Results, metric: Metric) -> Table:
     """Return the mean of each class over the trainer's finished runs, trainers down, classes across."""
-    means = results.rows_for(class_means(results.cases, metric.name), setting)
+    means = class_means(part.cases, metric.name)
     values = metric.scale * means.pivot_table(
         index="trainer", columns="class", values=metric.name, dropna=False, sort=False, observed=True
     )
     values = values.reindex(columns=unique(means["class"]))
     caption = f"{metric.heading} of each class, mean over the runs that a trainer has finished"
-    return Table(caption, _titled(results, values.map(value_text)))
+    return Table(caption, _titled(part, values.map(value_text)))
 
 
-def time_table(results: Results, setting: Setting) -> Table:
-    """Return the times of epochs, runs and predictions, the memory and the size of each trainer."""
-    epochs = results.rows_for(results.epochs, setting)
-    resources = results.rows_for(results.resources, setting).groupby("trainer")
+def time_table(part: Results) -> Table:
+    """Return the times of epochs and runs of each trainer."""
+    epochs, whole = part.epochs, {}
     by_run = epochs.groupby(["trainer", "fold", "seed"])["seconds"].sum(min_count=1)
-    folders = {e.trainer: results.fold_folders(setting, e.trainer) for e in results.study.trainers}
-    cases = {name: [seconds_per_case(fold) for fold in own] for name, own in folders.items()}
+    for trainer in (entry.trainer for entry in part.study.trainers):
+        runs = [part.run(fold, trainer, seed) for fold, seed in part.finished_runs(trainer)]
+        seconds = [recorded_seconds(run.folder(part.folder)) for run in runs]
+        whole[trainer] = pd.Series(seconds, dtype=float).mean()
     numbers = pd.DataFrame(
         {
             "epoch, median (s)": epochs.groupby("trainer")["seconds"].median(),
             "training of a run, mean (min)": by_run.groupby("trainer").mean() / 60,
-            "with validation, mean (min)": resources["seconds"].mean() / 60,
-            "prediction of a case (s)": pd.Series({k: pd.Series(v).mean() for k, v in cases.items()}),
-            "parameters (M)": pd.Series({k: _parameters(v) / 1e6 for k, v in folders.items()}),
-            "peak memory (GiB)": resources["peak_memory_bytes"].max() / 2**30,
-            "peak GPU memory (GiB)": resources["peak_gpu_memory_bytes"].max() / 2**30,
+            "with validation, mean (min)": pd.Series(whole) / 60,
         }
     ).astype(float)
-    caption = "Time and memory; comparable only on the same, otherwise idle machine"
-    return Table(caption, _titled(results, numbers.map(lambda x: "-" if x != x else f"{x:.1f}")))
-
-
-def _parameters(folds: Sequence[Path]) -> float:
-    """Return the number of parameters in the first final checkpoint that is still there, or NaN."""
-    from nnunet_cpr.nnunet.checkpoints import count_parameters  # imports torch
-
-    checkpoints = (fold / FINAL_CHECKPOINT for fold in folds)
-    return next(
-        (float(count_parameters(path)) for path in checkpoints if is_complete_checkpoint(path)), math.nan
-    )
+    caption = "Times; comparable only on the same, otherwise idle machine"
+    return Table(caption, _titled(part, numbers.map(lambda x: "-" if x != x else f"{x:.1f}")))
 
 
 def _titled(results: Results, by_trainer: pd.DataFrame) -> pd.DataFrame:

@@ -9,12 +9,10 @@ from .definition import (
     load,
     preset_names,
     save,
-    saved_file,
-    saved_names,
+    saved_files,
 )
 from .executors import Local, Slurm, cancel_slurm_jobs, command_line
 from .preparation import (
-    check_splits,
     check_study_data,
     dataset_name,
     nnunet_folders,
@@ -36,7 +34,6 @@ __all__ = [
     "StudyPaths",
     "Worker",
     "cancel_slurm_jobs",
-    "check_splits",
     "check_study_data",
     "command_line",
     "dataset_name",
@@ -51,8 +48,7 @@ __all__ = [
     "preset_names",
     "running_command",
     "save",
-    "saved_file",
-    "saved_names",
+    "saved_files",
     "states",
     "status_table",
     "stop_command",

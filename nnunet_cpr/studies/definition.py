@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
@@ -181,28 +181,6 @@ class TrainerEntry:
         return f"{self.group} {self.title}" if self.group else self.title
 
 
-def _check_seeded(trainers: Sequence[str]) -> None:
-    """Raise ValueError for trainers that certainly take no ``_seed<N>``."""
-    from nnunet_cpr.names import WrongName
-    from nnunet_cpr.names.trainer_name import parse_trainer_name
-
-    for trainer in trainers:
-        try:
-            settings = parse_trainer_name(trainer)
-        except WrongName:
-            continue  # reported with all other wrong trainers
-        if trainer == "nnUNetTrainer":
-            raise ValueError(
-                "seeds: nnUNetTrainer takes no seed; use nnUNetTrainerSGD, which is nnU-Net's own with "
-                "a seed, or leave out seeds"
-            )
-        if settings is not None and settings.seed is not None:
-            raise ValueError(
-                f"seeds: expected trainers without a seed in their names, got {_shorten(trainer)}; "
-                "the study appends it"
-            )
-
-
 def _as_entry(value: Any) -> Any:
     return {"trainer": value} if isinstance(value, str) else value
 
@@ -273,15 +251,9 @@ class Study:
             if (name := getattr(self, key)) not in names:
                 raise ValueError(f"{key}: expected one of the trainers, got {_shown(name)}")
         object.__setattr__(self, "margin", {**_as_margins(DEFAULT_MARGIN), **self.margin})
-        if self.seeds:
-            _check_seeded(names)
-        if self.select:
-            self._check_select()
-
-    def _check_select(self) -> None:
-        if any(not entry.group for entry in self.trainers):
+        if self.select and any(not entry.group for entry in self.trainers):
             raise ValueError("select: expected a group for each trainer, the method of its settings")
-        if len(self.folds) < 2:
+        if self.select and len(self.folds) < 2:
             raise ValueError("select: expected at least 2 folds, as settings are selected on the others")
 
     def runs(self) -> Iterator[Run]:
@@ -375,19 +347,13 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
-def saved_file(studies: Path, name: str) -> Path:
-    """Return the file with the study of this name as it was run.
+def saved_files(studies: Path) -> dict[str, Path]:
+    """Return the definitions of the studies that have been run, by name.
 
     Args:
         studies: ``nnUNet_results/studies``.
-        name: name of the study.
     """
-    return studies / name / "study.yaml"
-
-
-def saved_names(studies: Path) -> list[str]:
-    """Return the names of the studies that have been run."""
-    return sorted(path.parent.name for path in studies.glob("*/study.yaml"))
+    return {path.parent.name: path for path in sorted(studies.glob("*/study.yaml"))}
 
 
 def find_study(given: str, studies: Path | None = None, saved_first: bool = False) -> Path:
@@ -401,16 +367,16 @@ def find_study(given: str, studies: Path | None = None, saved_first: bool = Fals
     Raises:
         StudyError: there is none; the message lists the names.
     """
-    candidates, places = [PRESETS / f"{given}.yaml"], "a file"
-    if studies is not None:
-        candidates.insert(0 if saved_first else 1, saved_file(studies, given))
-        places = f"a file, a study in {studies} ({', '.join(saved_names(studies)) or 'none'})"
-    is_name = Path(given).name == given and given not in ("", "..")
-    for path in [Path(given), *(candidates if is_name else [])]:
-        if path.is_file():
-            return path
-    presets = ", ".join(preset_names())
-    raise StudyError(f"study {given!r}: expected {places} or a preset; choose from {presets}")
+    presets = {name: PRESETS / f"{name}.yaml" for name in preset_names()}
+    saved = {} if studies is None else saved_files(studies)
+    known = presets | saved if saved_first else saved | presets
+    file = Path(given) if Path(given).is_file() else known.get(given)
+    if file is None:
+        raise StudyError(
+            f"study {given!r}: expected a file, a study in nnUNet_results/studies or a preset; choose "
+            f"from {', '.join([*saved, *presets])}"
+        )
+    return file
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -460,10 +426,7 @@ def _first_error(error: pydantic.ValidationError, where: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    try:
-        return _shorten(repr(value) if isinstance(value, str) else reprlib.repr(value))
-    except ValueError:  # Python prints no integer of more than 4,300 digits
-        return "a number of thousands of digits"
+    return _shorten(repr(value) if isinstance(value, str) else reprlib.repr(value))
 
 
 def _shorten(text: str, longest: int = 80) -> str:

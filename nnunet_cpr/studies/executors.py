@@ -30,7 +30,6 @@ from nnunet_cpr.studies.run_state import (
     Stage,
     StudyPaths,
     is_running,
-    recorded_gpus,
     state_of,
     validation_dice,
     write_json,
@@ -41,8 +40,6 @@ _POLL_SECONDS = 1.0
 _MAX_TIMEOUTS = 100
 """Number of times that a run's job may reach its time limit and queue itself again."""
 _SLURM_JOBS = "slurm_jobs.json"
-_SIGNAL_TIMER_SECONDS = 30
-"""Interval of Slurm's check of time limits; it sends a signal up to so much earlier than requested."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ class Local:
             KeyboardInterrupt: all trainings have been stopped; the next call continues them.
         """
         waiting = [run for run in runs if state_of(run, paths).stage is not Stage.DONE]
-        # What a killed command has left running comes first, as it occupies a GPU.
+        # What a killed command has left running comes first, as it occupies a slot.
         waiting.sort(key=lambda run: not is_running(run, paths))
         free = [self.gpus[slot % len(self.gpus)] if self.gpus else None for slot in range(self.at_once)]
         training: dict[Future[None], str | None] = {}
@@ -99,8 +96,7 @@ class Local:
                         break  # done, or what the others need has failed
                     for run in ready[: len(free)]:
                         waiting.remove(run)
-                        recorded = recorded_gpus(run, paths)
-                        gpu = free.pop(free.index(recorded) if recorded in free else 0)
+                        gpu = free.pop(0)
                         worker = self.worker(run, gpu, paths, folders)
                         training[pool.submit(_train_to_the_end, worker, request)] = gpu
                     for future in wait(training, _POLL_SECONDS, FIRST_COMPLETED).done:
@@ -153,9 +149,6 @@ def _train_to_the_end(worker: Worker, request: StopRequest) -> None:
 class Slurm:
     """Executor for a Slurm cluster; a job that reaches its time limit queues itself again.
 
-    Raises:
-        StudyError: the time limit is too short.
-
     Attributes:
         settings: options of ``sbatch``, by their long names with underscores; True for an option without
             a value.
@@ -174,14 +167,6 @@ class Slurm:
     signal_delay: int = 90
     device: str | None = None
     options: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        shortest = self.signal_delay + _SIGNAL_TIMER_SECONDS
-        if self.minutes * 60 <= shortest:
-            raise StudyError(
-                f"--time: expected more than {shortest} s, as jobs requeue {self.signal_delay} s before "
-                f"the limit, got {self.minutes * 60} s; give a longer --time or a shorter --signal-delay"
-            )
 
     def submit(
         self,
@@ -296,25 +281,21 @@ def _read_slurm_jobs(paths: StudyPaths) -> dict[str, str]:
     return read_json(path) if path.exists() else {}
 
 
-def command_line(
-    run: Run, study: str, options: Sequence[str] = (), environment: Mapping[str, str] | None = None
-) -> str:
+def command_line(run: Run, study: str, options: Sequence[str], environment: Mapping[str, str]) -> str:
     """Return a line for a shell that trains or continues a run and validates it.
 
     Args:
         run: the run.
         study: name of the study, whose folder has the logs.
         options: options of ``nnunet-cpr study run-one``.
-        environment: variables to set; the line then has the full path of ``nnunet-cpr`` as well.
+        environment: variables to set, for jobs that do not inherit the environment.
 
     Example:
         >>> run = Run("Dataset004_Hippocampus", "2d", "nnUNetPlans", 0, "nnUNetTrainerCPR")
-        >>> command_line(run, "mine")
-        'nnunet-cpr study run-one mine Dataset004_Hippocampus 2d 0 -tr nnUNetTrainerCPR -p nnUNetPlans'
+        >>> command_line(run, "mine", ["--npz"], {"nnUNet_raw": "/raw"}).partition("run-one ")[2]
+        'mine Dataset004_Hippocampus 2d 0 -tr nnUNetTrainerCPR -p nnUNetPlans --npz'
     """
-    program = ["nnunet-cpr"]
-    if environment is not None:
-        variables = [f"{name}={value}" for name, value in environment.items()]
-        program = ["env", *variables, f"{sysconfig.get_path('scripts')}/nnunet-cpr"]
+    variables = [f"{name}={value}" for name, value in environment.items()]
+    program = ["env", *variables, f"{sysconfig.get_path('scripts')}/nnunet-cpr"]
     selected = [run.dataset, run.configuration, str(run.fold), "-tr", run.trainer, "-p", run.plans]
     return shlex.join([*program, "study", "run-one", study, *selected, *options])

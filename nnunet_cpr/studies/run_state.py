@@ -10,7 +10,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
@@ -48,30 +48,26 @@ class State:
     """Stage and progress of a run.
 
     Attributes:
-        epoch: number of finished epochs.
+        epoch: number of finished epochs; None if it is unknown.
         epochs: planned number of epochs; None if the trainer's name does not give it.
         pseudo_dice: nnU-Net's pseudo Dice of the last epoch, mean over the classes, in [0, 1].
-        epoch_seconds: median time of an epoch.
         dice: mean foreground Dice of the validation, in [0, 1].
         seconds: time of all attempts of a finished run with its validation, if it is recorded.
-        validated: number of cases that the running validation has predicted.
         reason: error of a failed run.
     """
 
     stage: Stage
-    epoch: int = 0
+    epoch: int | None = 0
     epochs: int | None = None
     pseudo_dice: float | None = None
-    epoch_seconds: float | None = None
     dice: float | None = None
     seconds: float | None = None
-    validated: int = 0
     reason: str = ""
 
     @property
-    def is_validating(self) -> bool:
-        """True if the run is trained and now validated."""
-        return self.stage is Stage.RUNNING and self.epoch == self.epochs
+    def progress(self) -> str:
+        """Finished and planned epochs, such as "3/10", with "?" for what is unknown."""
+        return "/".join("?" if epochs is None else str(epochs) for epochs in (self.epoch, self.epochs))
 
 
 @dataclass(frozen=True)
@@ -85,6 +81,11 @@ class StudyPaths:
 
     results: Path
     study: Path
+
+    @property
+    def file(self) -> Path:
+        """Definition of the study as it was run."""
+        return self.study / "study.yaml"
 
     @property
     def logs(self) -> Path:
@@ -115,31 +116,20 @@ def state_of(run: Run, paths: StudyPaths, queued: frozenset[str] = frozenset()) 
     """
     folder = run.folder(paths.results)
     planned, dice = _planned_epochs(run.trainer), validation_dice(folder)
-    whole = None if dice is None else _recorded_seconds(folder)
-    if planned and whole:  # reading the logs of many finished runs takes longer than all else
-        return State(Stage.DONE, planned, planned, dice=dice, seconds=whole)
-    sizes = frozenset((log, log.stat().st_size) for log in folder.glob("training_log_*.txt"))
-    epoch, pseudo_dice, seconds = _progress_in(folder, sizes)
-    state = State(Stage.WAITING, epoch, planned, pseudo_dice, seconds)
-    if dice is not None:
-        return replace(state, stage=Stage.DONE, dice=dice)
+    if dice is not None:  # without its logs, as reading those of many runs takes long
+        seconds = recorded_seconds(folder)
+        return State(Stage.DONE, planned, planned, dice=dice, seconds=seconds)
+    epoch, pseudo_dice, _ = fold_files.read_progress(folder)
+    failure, reason = paths.failure(run), ""
     if is_running(run, paths):
-        return replace(state, stage=Stage.RUNNING, validated=_count_validated(folder))
-    if run.key in queued:
-        return replace(state, stage=Stage.QUEUED)
-    if paths.failure(run).exists():
-        return replace(state, stage=Stage.FAILED, reason=paths.failure(run).read_text().strip())
-    return replace(state, stage=Stage.STOPPED if epoch else Stage.WAITING)
-
-
-def _count_validated(fold: Path) -> int:
-    """Return the number of cases that the running process has predicted; earlier ones begin again."""
-    record = fold / _PROCESS
-    if not record.exists():
-        return 0
-    started, files = record.stat().st_mtime, (fold / "validation").glob("*")
-    cases = {path.name.partition(".")[0] for path in files if path.stat().st_mtime >= started}
-    return len(cases - {"summary"})
+        stage = Stage.RUNNING
+    elif run.key in queued:
+        stage = Stage.QUEUED
+    elif failure.exists():
+        stage, reason = Stage.FAILED, failure.read_text().strip()
+    else:
+        stage = Stage.STOPPED if epoch else Stage.WAITING
+    return State(stage, epoch, planned, pseudo_dice, reason=reason)
 
 
 def validation_dice(fold: Path) -> float | None:
@@ -161,10 +151,17 @@ def _dice_in(path: Path, size: int, changed: int) -> float | None:
     return dice if 0 <= dice <= 1 or math.isnan(dice) else None
 
 
-def _recorded_seconds(fold: Path) -> float | None:
-    """Return the time of all attempts of a run."""
-    path = fold / fold_files.RESOURCES
-    return finite_number(read_json(path).get("seconds")) if path.exists() else None
+def recorded_seconds(fold: Path) -> float | None:
+    """Return the time of all attempts of a run with its validation, None if it is not recorded."""
+    try:
+        return finite_number(read_json(fold / fold_files.RESOURCES)["seconds"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def add_seconds(fold: Path, seconds: float) -> None:
+    """Record the time of an attempt in addition to that of earlier ones."""
+    write_json(fold / fold_files.RESOURCES, {"seconds": (recorded_seconds(fold) or 0) + seconds})
 
 
 @lru_cache(maxsize=4096)
@@ -187,14 +184,6 @@ def _planned_epochs(trainer: str) -> int | None:
     if named := re.search(r"_(\d{1,9})epochs?(?:_|$)", base):
         return int(named[1])
     return 1000 if base == "nnUNetTrainer" else None
-
-
-@lru_cache(maxsize=4096)
-def _progress_in(
-    fold: Path, sizes: frozenset[tuple[Path, int]]
-) -> tuple[int, float | None, float | None]:
-    # Cached by the sizes of the logs, because the live table asks every second.
-    return fold_files.read_progress(fold)
 
 
 # Running processes
@@ -249,18 +238,10 @@ def stop_command(paths: StudyPaths) -> int:
     return count
 
 
-def record_process(run: Run, paths: StudyPaths, pid: int, gpus: str | None = None) -> None:
-    """Record the process of a training, which may outlive its worker, and its GPUs."""
-    record = {"host": socket.gethostname(), "pid": pid, "trainer": run.trainer, "gpus": gpus}
+def record_process(run: Run, paths: StudyPaths, pid: int) -> None:
+    """Record the process of a training, which may outlive its worker."""
+    record = {"host": socket.gethostname(), "pid": pid, "trainer": run.trainer}
     write_json(run.folder(paths.results) / _PROCESS, record)
-
-
-def recorded_gpus(run: Run, paths: StudyPaths) -> str | None:
-    """Return the recorded GPUs of a running training, as in ``CUDA_VISIBLE_DEVICES``."""
-    try:
-        return read_json(run.folder(paths.results) / _PROCESS)["gpus"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None  # the training is about to begin, or has ended
 
 
 def is_running(run: Run, paths: StudyPaths) -> bool:

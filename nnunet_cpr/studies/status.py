@@ -112,14 +112,13 @@ def _run_rows(found: Mapping[Run, State], titles: Mapping[str, str]) -> Iterator
     columns = _differing(found, _COLUMNS)
     yield *columns, "trainer", "epoch", "pseudo Dice", "Dice", ""
     for run, state in found.items():
-        stage = _progress(state) if state.is_validating else state.stage.value
         yield (
             *(str(getattr(run, name)) for name in columns),
             titles[run.entry],
-            f"{state.epoch}/{state.epochs or '?'}",
+            state.progress,
             _dice(state.pseudo_dice),
             _dice(state.dice),
-            f"[{_COLOURS.get(state.stage, 'default')}]{stage}[/]",
+            f"[{_COLOURS.get(state.stage, 'default')}]{state.stage.value}[/]",
         )
 
 
@@ -134,17 +133,10 @@ def _trainer_rows(found: Mapping[Run, State], titles: Mapping[str, str]) -> Iter
     for group, members in groups.items():
         done = sum(state.stage is Stage.DONE for state in members.values())
         running = [(run, state) for run, state in members.items() if state.stage is Stage.RUNNING]
-        progress = [f"{run.fold_and_seed}: {_progress(state)}" for run, state in running[:1]]
+        progress = [f"{run.fold_and_seed}: epoch {state.progress}" for run, state in running[:1]]
         others = "; ".join([summary(members.values()).partition(", ")[2], *progress])
         left = time_left(members, 1)
         yield *group, f"{done}/{len(members)}", others, "" if left is None else str(left)
-
-
-def _progress(state: State) -> str:
-    """Return the progress of a running run in words."""
-    if state.is_validating:
-        return f"validating, {state.validated} cases"
-    return f"epoch {state.epoch}/{state.epochs or '?'}"
 
 
 def time_left(found: Mapping[Run, State], jobs: int) -> timedelta | None:
@@ -159,9 +151,8 @@ def time_left(found: Mapping[Run, State], jobs: int) -> timedelta | None:
     """
     measured: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for run, state in found.items():
-        seconds = state.seconds or (state.epoch_seconds or 0.0) * state.epoch
-        if state.stage is Stage.DONE and seconds and state.epoch:
-            each = seconds / state.epoch / _iterations(run.trainer)
+        if state.seconds and state.epochs:
+            each = state.seconds / state.epochs / _iterations(run.trainer)
             measured[run.dataset, run.configuration, run.plans].append(each)
     total = 0.0
     for run, state in found.items():
@@ -177,8 +168,9 @@ def steps_left(run: Run, state: State) -> int | None:
     """Return the number of training steps left, None if the number of epochs is unknown."""
     if state.stage is Stage.DONE:
         return 0
-    iterations = _iterations(run.trainer)
-    return None if state.epochs is None else max(0, state.epochs - state.epoch) * iterations
+    if state.epochs is None:
+        return None
+    return max(0, state.epochs - (state.epoch or 0)) * _iterations(run.trainer)
 
 
 def dry_run_lines(study: Study, paths: StudyPaths, commands: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -196,7 +188,7 @@ def dry_run_lines(study: Study, paths: StudyPaths, commands: Sequence[Sequence[s
     for run, state in found.items():
         yield (
             f"nnUNetv2_train {run.dataset} {run.configuration} {run.fold} -tr {run.trainer} "
-            f"-p {run.plans}: {state.stage.value}, epoch {state.epoch} of {state.epochs or '?'}"
+            f"-p {run.plans}: {state.stage.value}, epoch {state.progress}"
         )
     steps = [steps_left(*each) for each in found.items()]
     unknown = steps.count(None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -15,8 +16,7 @@ from nnunet_cpr.nnunet.commands import CommandFailed, CommandStopped
 from nnunet_cpr.nnunet.fold_files import CHECKPOINTS, FINAL_CHECKPOINT, is_complete_checkpoint
 from nnunet_cpr.nnunet.stop_signals import StopRequest, record_stop_signals
 from nnunet_cpr.studies.definition import Run
-from nnunet_cpr.studies.resource_usage import ResourceUsage
-from nnunet_cpr.studies.run_state import StudyPaths, claim, record_process, validation_dice
+from nnunet_cpr.studies.run_state import StudyPaths, add_seconds, claim, record_process, validation_dice
 
 _REQUEUE_SIGNAL = signal.Signals[f"SIG{submitit.JobEnvironment.USR_SIG}"]
 """Signal whose handler by submitit requeues a Slurm job."""
@@ -114,21 +114,19 @@ class Worker:
             )
 
     def _run_nnunet(self, option: str, request: StopRequest) -> None:
-        usage = ResourceUsage(self.run.folder(self.paths.results))
-        gpus = self.environment.get("CUDA_VISIBLE_DEVICES")
+        start = time.monotonic()
         try:
             commands.run(
                 self.command(option),
                 self.paths.log(self.run),
                 {**os.environ, **self.environment},
-                on_wait=usage.measure,
-                on_start=lambda pid: record_process(self.run, self.paths, pid, gpus),
+                on_start=lambda pid: record_process(self.run, self.paths, pid),
                 request=request,
                 stop_seconds=self.stop_seconds,
                 has_ranks="-num_gpus" in self.options,
             )
         finally:
-            usage.save()
+            add_seconds(self.run.folder(self.paths.results), time.monotonic() - start)
 
 
 def _must_requeue(request: StopRequest) -> bool:

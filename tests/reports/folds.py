@@ -39,11 +39,10 @@ def write_fold(
     fold: int,
     dice: Mapping[str, Mapping[str, float]],
     dataset: str = DATASET,
-    configuration: str = "3d_fullres",
-    labels: Mapping[str, object] | None = LABELS,
+    labels: Mapping[str, object] = LABELS,
 ) -> Path:
     """Write a validated fold; ``dice`` is {case: {class's key in nnU-Net's file: Dice}}."""
-    run = Run(dataset, configuration, "nnUNetPlans", fold, trainer)
+    run = Run(dataset, "3d_fullres", "nnUNetPlans", fold, trainer)
     folder = run.folder(results)
     cases = [
         {
@@ -59,8 +58,7 @@ def write_fold(
         "foreground_mean": {"Dice": fmean(values) if values else math.nan},
     }
     write_json(folder / "validation" / "summary.json", summary)
-    if labels is not None:
-        write_json(folder.parent / "dataset.json", {"labels": labels, "file_ending": ".nii.gz"})
+    write_json(folder.parent / "dataset.json", {"labels": labels, "file_ending": ".nii.gz"})
     return folder
 
 
@@ -68,11 +66,7 @@ def both(value: float) -> dict[str, float]:
     return {"1": value, "2": value}
 
 
-def write_log(
-    folder: Path,
-    epochs: Mapping[int, tuple[float, float, float, float]],
-    name: str = "2026_1_2_03_04_05",
-) -> None:
+def write_log(folder: Path, epochs: Mapping[int, tuple[float, float, float, float]]) -> None:
     """Write a log; ``epochs`` is {epoch: (training loss, validation loss, pseudo Dice, seconds)}."""
     folder.mkdir(parents=True, exist_ok=True)
     stamp = "2026-01-02 03:04:05.678901:"
@@ -87,26 +81,21 @@ def write_log(
             f"{stamp} Pseudo dice [np.float32({dice}), np.float32(nan), {dice}] ",
             f"{stamp} Epoch time: {seconds} s ",
         ]
-    (folder / f"training_log_{name}.txt").write_text("\n".join(lines) + "\n")
+    (folder / "training_log_2026_1_2_03_04_05.txt").write_text("\n".join(lines) + "\n")
 
 
-def write_history(folder: Path, epochs: int = 5, matrices: int = 4, bound_from: int = 2) -> None:
-    lines = ["epoch,step,parameter,measure,kappa,multiplier"]
-    for epoch in range(epochs):
-        for matrix in range(matrices):
-            bounded = epoch >= bound_from
-            kappa, multiplier = (0.1, 0.01 * matrix * epoch) if bounded else ("inf", 0)
-            measure = 0.1 + 0.001 * (matrix - 1)
-            lines.append(f"{epoch},{10 * epoch},stage.{matrix}.weight,{measure},{kappa},{multiplier}")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "cpr_history.csv").write_text("\n".join(lines) + "\n")
+def write_history(folder: Path, kappa: float) -> None:
+    text = f"epoch,step,parameter,measure,kappa,multiplier\n0,10,stage.0.weight,0.1,{kappa},0\n"
+    (folder / "cpr_history.csv").write_text(text)
 
 
-def write_volume(array: np.ndarray, path: Path) -> None:
-    """Write an array [z, y, x] as an image with voxels of 1 x 1 x 2 mm."""
+def write_volume(
+    array: np.ndarray, path: Path, spacing: tuple[float, float, float] = (2.0, 1.0, 1.0)
+) -> None:
+    """Write an array [z, y, x] as an image with voxels of this size in mm along each axis."""
     path.parent.mkdir(parents=True, exist_ok=True)
     image = sitk.GetImageFromArray(array)
-    image.SetSpacing((1.0, 1.0, 2.0))
+    image.SetSpacing(spacing[::-1])
     sitk.WriteImage(image, str(path))
 
 
@@ -130,7 +119,8 @@ def whole(folder: Path, planned: Study, cases: int = 8, epochs: int = 6) -> tupl
                 write_volume(
                     image.astype(np.float32), raw / dataset / "imagesTr" / f"{name}_0000.nii.gz"
                 )
-                write_volume(sphere(9), raw / dataset / "labelsTr" / f"{name}.nii.gz")
+                for folder in (raw / dataset / "labelsTr", preprocessed / dataset / "gt_segmentations"):
+                    write_volume(sphere(9), folder / f"{name}.nii.gz")
             for position, row in enumerate(planned.trainers):
                 gains = rng.normal(0.004 * position, 0.02, cases)
                 dice = {name: both(min(hard[name] + gain, 1)) for name, gain in zip(names, gains)}
@@ -138,7 +128,7 @@ def whole(folder: Path, planned: Study, cases: int = 8, epochs: int = 6) -> tupl
                 for name in names[:3]:
                     write_volume(sphere(8 + position), run / "validation" / f"{name}.nii.gz")
                 write_log(run, {e: (-0.1 * e, 0.1 - 0.1 * e, 0.1 * e, 20.0) for e in range(epochs)})
-                write_json(run / "resources.json", {"seconds": 5000.0, "peak_memory_bytes": 3 * 2**30})
+                write_json(run / "resources.json", {"seconds": 5000.0})
                 if "CPR" in row.trainer:
-                    write_history(run, epochs)
+                    write_history(run, kappa=0.1)
     return results, raw, preprocessed

@@ -1,17 +1,12 @@
 """Nested selection of settings."""
 
-import io
-
 import pytest
-from rich.console import Console
 
-from nnunet_cpr.reports import write_report
-from nnunet_cpr.reports.results import Setting, read_results
+from nnunet_cpr.reports.results import read_results
 from nnunet_cpr.reports.selection import choose_compared
 from nnunet_cpr.studies.definition import StudyError, TrainerEntry, load
-from tests.reports.folds import DATASET, both, study, write_fold
+from tests.reports.folds import both, study, write_fold
 
-SETTING = Setting(DATASET, "3d_fullres", "nnUNetPlans")
 DECAYS = ("nnUNetTrainerSGD_wd1en4", "nnUNetTrainerSGD_wd1en3")
 CPR = ("nnUNetTrainerCPR_ws1000", "nnUNetTrainerCPR_ws2000")
 TRAINERS = tuple(TrainerEntry(t, t[-6:], "weight decay") for t in DECAYS) + tuple(
@@ -44,26 +39,14 @@ def test_setting_is_selected_on_the_other_folds(tmp_path):
             CPR[1]: [0.6, 0.6, 0.6],
         },
     )
-    selection = choose_compared(read_results(planned(), tmp_path))
-    assert [selection.picks[SETTING, "weight decay", fold] for fold in range(3)] == [DECAYS[1]] * 3
-    assert [selection.picks[SETTING, "CPR", fold] for fold in range(3)] == [CPR[0]] * 3
+    selection = choose_compared(read_results(planned(), tmp_path).parts()[0])
+    assert [selection.picks["weight decay", fold] for fold in range(3)] == [DECAYS[1]] * 3
+    assert [selection.picks["CPR", fold] for fold in range(3)] == [CPR[0]] * 3
     decay, cpr = selection.entries
     assert selection.reference is decay
     of_decay = selection.results.cases[selection.results.cases["trainer"] == decay.trainer]
     assert of_decay.groupby("fold")["dice"].first().tolist() == pytest.approx([0.65, 0.8, 0.8])
-    assert selection.trainer(SETTING, cpr, 2) == CPR[0]
-
-
-def test_report_shows_the_selected_settings(tmp_path):
-    write(tmp_path, {trainer.trainer: [0.8, 0.7, 0.6 + 0.1 * i] for i, trainer in enumerate(TRAINERS)})
-    console = Console(file=io.StringIO(), width=200)
-    files = write_report(planned(), tmp_path, None, None, tmp_path / "report", console)
-    pages = [path.read_text() for path in files if path.suffix in (".html", ".md")]
-    for text in [*pages, console.file.getvalue()]:
-        text = " ".join(text.replace("\\", "").split())
-        assert "found on the test cases" in text
-        assert f"{DATASET}, weight decay: wd1en3 (fold 0, 1); wd1en4 (fold 2)." in text
-        assert "CPR (selected)" in text and "weight decay (selected)" in text
+    assert selection.trainer(cpr, 2) == CPR[0]
 
 
 def test_selection_needs_groups_and_folds(tmp_path):

@@ -9,7 +9,6 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-import SimpleITK as sitk
 from rich.console import Console
 
 from nnunet_cpr.reports import surface_metrics as module
@@ -19,7 +18,7 @@ from nnunet_cpr.reports.surface_metrics import (
     compute_surface_metrics,
     fold_surface_metrics,
 )
-from tests.reports.folds import LABELS, study, whole, write_fold
+from tests.reports.folds import study, whole, write_fold, write_volume
 
 SPACING = (2.5, 0.7, 1.3)
 
@@ -55,21 +54,14 @@ def ball(shift=0, label=1):
     return (((z - 4) ** 2 + (y - 6) ** 2 + (x - 6 - shift) ** 2 < 14) * label).astype(np.uint8)
 
 
-def write_labels(array, path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image = sitk.GetImageFromArray(array)
-    image.SetSpacing([float(mm) for mm in SPACING[::-1]])
-    sitk.WriteImage(image, str(path))
-
-
-def make_fold(folder, cases, keys=("1", "2"), labels=LABELS):
+def make_fold(folder, cases, keys=("1", "2")):
     """Write a fold from {case: (prediction, truth)} and return the arguments of the function."""
     dice = {case: dict.fromkeys(keys, 0.5) for case in cases}
-    fold = write_fold(folder / "nnUNet_results", "nnUNetTrainer", 0, dice, labels=labels)
+    fold = write_fold(folder / "nnUNet_results", "nnUNetTrainer", 0, dice)
     for case, (prediction, truth) in cases.items():
-        write_labels(prediction, fold / "validation" / f"{case}.nii.gz")
-        write_labels(truth, folder / "labelsTr" / f"{case}.nii.gz")
-    return fold, [folder / "labelsTr"]
+        write_volume(prediction, fold / "validation" / f"{case}.nii.gz", SPACING)
+        write_volume(truth, folder / "labelsTr" / f"{case}.nii.gz", SPACING)
+    return fold, folder / "labelsTr"
 
 
 @pytest.fixture
@@ -96,7 +88,7 @@ def test_unusable_files_become_notes(tmp_path):
     names = ["good", "missing", "small"]
     args = make_fold(tmp_path, {name: (ball(1), ball()) for name in names}, ("1",))
     (args[0] / "validation" / "missing.nii.gz").unlink()
-    write_labels(ball()[:, :-1], args[0] / "validation" / "small.nii.gz")
+    write_volume(ball()[:, :-1], args[0] / "validation" / "small.nii.gz", SPACING)
     table, notes = fold_surface_metrics(*args)
     assert [note.partition(":")[0] for note in notes] == ["missing", "small"]
     assert "missing.nii.gz" in notes[0] and "(8, 13, 16), the ground truth (8, 14, 16)" in notes[1]

@@ -4,7 +4,6 @@ import pytest
 
 from nnunet_cpr.reports.results import read_results
 from nnunet_cpr.reports.tables import (
-    main_table,
     main_table_notes,
     shown_main_table,
     to_html,
@@ -27,12 +26,8 @@ def unfinished(tmp_path):
     return read_results(study(WD, CPR, source="Somebody et al., table 1"), tmp_path)
 
 
-def shown(results):
-    return shown_main_table(results, main_table(results))
-
-
 def test_unfinished_trainers_have_no_best_and_published_numbers_a_column(unfinished):
-    table = shown(unfinished)
+    table = shown_main_table(unfinished.parts())
     assert table.cells.to_numpy().tolist() == [
         ["75.00 ± 7.07", "80.00"],
         ["72.00 (1 of 2 runs)", "81.50"],
@@ -45,7 +40,7 @@ def test_unfinished_trainers_have_no_best_and_published_numbers_a_column(unfinis
 def test_texts_escape_names_and_mark_the_best(tmp_path):
     write_fold(tmp_path, "A", 0, {"a": both(0.7)})
     write_fold(tmp_path, "B", 0, {"a": both(0.72)})
-    table = shown(read_results(study(WD, CPR, folds=(0,)), tmp_path))
+    table = shown_main_table(read_results(study(WD, CPR, folds=(0,)), tmp_path).parts())
     header, rule, first, second = to_markdown(table).splitlines()
     assert header.startswith(f"| trainer | {DATASET} Dice (%) |") and rule == "| --- | ---: | ---: |"
     assert first == r"| weight\_decay 1e-5 | 70.00 | 80.00 |"

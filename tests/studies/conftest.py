@@ -8,17 +8,12 @@ import pytest
 from nnunet_cpr.studies.definition import Run
 from nnunet_cpr.studies.run_state import StudyPaths
 from tests.helpers.workspace import Workspace
-from tests.studies.study_run import StudyRun, wait_for
+from tests.studies.study_run import StudyRun
 
 
 @pytest.fixture
 def study(workspace: Workspace) -> Callable[..., StudyRun]:
     return lambda *arguments: StudyRun(workspace, *arguments)
-
-
-@pytest.fixture
-def waiting() -> Callable[..., None]:
-    return wait_for
 
 
 @pytest.fixture

@@ -8,15 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import pytest
+import psutil
 import yaml
-from typer.testing import CliRunner
 
-from nnunet_cpr.cli import app
-from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES
 from nnunet_cpr.studies.definition import Study, load
 from tests.helpers.workspace import PLANS, Workspace
 
@@ -50,19 +46,6 @@ class StudyRun:
         assert process.returncode == status, out + err
         return out + err
 
-    def preview(self) -> str:
-        """Return the output of a dry run in this process."""
-        with pytest.MonkeyPatch.context() as patch:
-            for name in FOLDER_VARIABLES:
-                patch.delenv(name, raising=False)
-            for name, value in self.environment.items():
-                if name.startswith("nnUNet_"):
-                    patch.setenv(name, value)
-            patch.setenv("COLUMNS", "200")
-            done = CliRunner().invoke(app, ["study", "run", str(self.file), "--dry-run"])
-        assert done.exit_code == 0, done.output
-        return done.output
-
     def command(self, name: str, *options: str) -> str:
         done = subprocess.run(
             [*COMMAND, "study", name, str(self.file), *options],
@@ -74,14 +57,10 @@ class StudyRun:
     def trainings(self) -> list[int]:
         """Return the numbers of all nnU-Net processes that work in this test's folder."""
         found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                command = (process / "cmdline").read_bytes()
-                environment = (process / "environ").read_bytes()
-            except OSError:
-                continue
-            if b"nnUNetv2_train" in command and str(self.space.folder).encode() in environment:
-                found.append(int(process.name))
+        for process in psutil.process_iter(["cmdline", "environ"]):
+            command, variables = process.info["cmdline"], process.info["environ"]
+            if "nnUNetv2_train" in str(command) and str(self.space.folder) in str(variables):
+                found.append(process.pid)
         return found
 
     def kill_everything(self, process: subprocess.Popen[str]) -> None:

@@ -47,9 +47,9 @@ def test_lines_are_the_unfinished_runs(mine: StudyRun, monkeypatch: pytest.Monke
     )
     lines = invoke("commands", str(mine.file)).stdout.splitlines()
     assert len(lines) == 3
-    assert lines[-1] == (
-        f"nnunet-cpr study run-one lines {mine.space.dataset} 3d_fullres 1 -tr {CPR} -p {PLANS}"
-    )
+    variables, _, line = lines[-1].partition("nnunet-cpr study ")
+    assert f"'nnUNet_results={mine.environment['nnUNet_results']}'" in variables
+    assert line == f"run-one lines {mine.space.dataset} 3d_fullres 1 -tr {CPR} -p {PLANS}"
     assert len(invoke("commands", str(mine.file), "--all").stdout.splitlines()) == 4
 
 
@@ -63,7 +63,8 @@ def test_lines_run_the_study_s_runs(mine: StudyRun, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Worker, "__call__", work)
     options = ("--device", "cpu", "--npz", "--gpus", "2")
     for line in invoke("commands", str(mine.file), *options).stdout.splitlines():
-        assert invoke(*shlex.split(line)[2:]).exit_code == 0
+        words = shlex.split(line)
+        assert invoke(*words[words.index("run-one") :]).exit_code == 0
     assert [worker.run.key for worker in workers] == [run.key for run in mine.study().runs()]
     results = Path(mine.environment["nnUNet_results"])
     for worker in workers:
@@ -85,7 +86,7 @@ def test_signalled_run_has_the_signal_s_status(mine: StudyRun, monkeypatch: pyte
 
 @pytest.mark.release
 def test_line_may_run_twice_and_in_parallel(mine: StudyRun) -> None:
-    line = invoke("commands", str(mine.file), "--env", "--device", "cpu").stdout.splitlines()[0]
+    line = invoke("commands", str(mine.file), "--device", "cpu").stdout.splitlines()[0]
     parallel = ["xargs", "-d", "\n", "-P", "2", "-I", "LINE", "sh", "-c", "LINE"]
     done = subprocess.run(parallel, input=f"{line}\n" * 3, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr

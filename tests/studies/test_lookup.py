@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
-from nnunet_cpr.cli.study._options import StudyOptions, prepare_study
+from nnunet_cpr.cli.study._options import PreparationOptions
 from nnunet_cpr.nnunet.commands import nnunet_environment
 from nnunet_cpr.studies.definition import load
 
@@ -43,18 +43,9 @@ def command(studies: Path) -> Callable[..., str]:
 
 def write(path: Path, folds: list[int], dataset: str | int = "Dataset501_Mine") -> None:
     path.parent.mkdir(exist_ok=True)
-    path.write_text(yaml.safe_dump({"datasets": dataset, "folds": folds, "trainers": TRAINERS}))
-
-
-def test_status_cancel_and_report_take_the_name_of_a_run_study(
-    command: Callable[..., str], studies: Path
-) -> None:
-    write(studies / "mine" / "study.yaml", [0, 1, 2])
-    said = command("status", "mine", "--once")
-    assert "Study mine: 0 of 6 done" in said
-    assert command("cancel", "mine").strip() == "0 jobs cancelled"
-    assert "study 'mine'" not in command("report", "mine", status=1)
-    assert "0 of 2 done" in command("status", "mine", "--once", "--folds", "1-1")
+    name = {"name": path.parent.name} if path.name == "study.yaml" else {}
+    content = {"datasets": dataset, "folds": folds, "trainers": TRAINERS, **name}
+    path.write_text(yaml.safe_dump(content))
 
 
 def test_run_study_is_preferred_to_a_preset_except_by_run(
@@ -62,18 +53,11 @@ def test_run_study_is_preferred_to_a_preset_except_by_run(
 ) -> None:
     write(studies / "heart" / "study.yaml", [4])
     assert "Study heart: 0 of 2 done" in command("status", "heart", "--once")
+    assert command("cancel", "heart").strip() == "0 jobs cancelled"
+    assert "study 'heart'" not in command("report", "heart", status=1)
     assert "Dataset002_Heart: not found" in command("run", "heart", "--replace", status=1)
-    (tmp_path / "heart").write_text((studies / "heart" / "study.yaml").read_text())
     write(tmp_path / "heart", [0, 1])
     assert "0 of 4 done" in command("status", "heart", "--once"), "a file comes first"
-
-
-def test_name_option_selects_a_study_that_has_been_run(
-    command: Callable[..., str], studies: Path
-) -> None:
-    write(studies / "other" / "study.yaml", [0])
-    assert "Study other: 0 of 2 done" in command("status", "heart", "--name", "other", "--once")
-    assert "Study new: 0 of 45 done" in command("status", "heart", "--name", "new", "--once")
 
 
 def test_list_shows_the_progress_of_all_studies(command: Callable[..., str], studies: Path) -> None:
@@ -84,10 +68,6 @@ def test_list_shows_the_progress_of_all_studies(command: Callable[..., str], stu
     first, second = command("list").splitlines()
     assert first.split() == ["a", "0", "of", "4", "done;", "Dataset501_Mine"]
     assert second.startswith("b ") and "0 of 2 done" in second
-    (studies / "a" / "study.yaml").write_text("future: 1")
-    first, second = command("list").splitlines()
-    assert first.startswith("a ") and "future" in first
-    assert second.startswith("b ") and "0 of 2 done" in second
 
 
 def test_folds_and_seeds_of_several_commands_are_saved_together(
@@ -95,11 +75,10 @@ def test_folds_and_seeds_of_several_commands_are_saved_together(
 ) -> None:
     monkeypatch.setattr("nnunet_cpr.studies.check_study_data", lambda *_: [])
     monkeypatch.setattr("nnunet_cpr.studies.prepare_study_data", lambda *_: None)
-    monkeypatch.setattr("nnunet_cpr.studies.check_splits", lambda *_: None)
 
     def saved(**options: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        selected = StudyOptions("mine.yaml", ["501"], **options).select(saved_first=False)
-        prepare_study(selected, 1, Console(quiet=True))
+        given = PreparationOptions("mine.yaml", ["501"], **options)
+        given.prepare(given.select(saved_first=False), Console(quiet=True))
         study = load(str(studies / "mine" / "study.yaml"))
         return study.folds, study.seeds
 

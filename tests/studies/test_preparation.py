@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -72,9 +73,17 @@ def study_of(trainer: str, **options: Any) -> Study:
     return Study("s", ["Dataset001_A"], [trainer], folds=(0, 1), configurations=("2d",), **options)
 
 
-def test_trainers_without_a_seed_are_refused(data: dict[str, str]) -> None:
-    with pytest.raises(StudyError, match="write nnUNetTrainerSGD_on_nnUNetTrainerDA5"):
-        preparation.check_study_data(study_of("nnUNetTrainerDA5", seeds=(1, 2, 3)), data, 1)
+@pytest.mark.parametrize(
+    ("trainer", "hint"),
+    [
+        ("nnUNetTrainer", "write nnUNetTrainerSGD_seed3); the study appends _seed<N>;"),
+        ("nnUNetTrainerDA5", "write nnUNetTrainerSGD_seed3_on_nnUNetTrainerDA5)"),
+        ("nnUNetTrainerCPR_seed1", "_seed1 and _seed3 contradict each other"),
+    ],
+)
+def test_trainers_that_take_no_seed_are_refused(data: dict[str, str], trainer: str, hint: str) -> None:
+    with pytest.raises(StudyError, match=re.escape(hint)):
+        preparation.check_study_data(study_of(trainer, seeds=(1, 2, 3)), data, 1)
 
 
 def test_data_set_without_enough_cases_needs_a_split_of_its_own(
@@ -91,28 +100,8 @@ def test_data_set_without_enough_cases_needs_a_split_of_its_own(
         preparation.check_study_data(study, data, 1)
 
 
-def test_changed_splits_are_refused(data: dict[str, str], tmp_path: Path) -> None:
-    splits = tmp_path / "nnUNet_preprocessed" / "Dataset001_A" / "splits_final.json"
-    study, record = study_of("nnUNetTrainer"), tmp_path / "splits.json"
-    split = [{"train": ["a", "b"], "val": ["c", "d"]}, {"train": ["c", "d"], "val": ["a", "b"]}]
-    splits.write_text(json.dumps(split))
-    preparation.check_splits(study, data, record)
-    splits.write_text(json.dumps(split[::-1]))
-    with pytest.raises(
-        StudyError, match=r"splits_final\.json: has changed since study s began; restore"
-    ):
-        preparation.check_splits(study, data, record)
-    preparation.check_splits(study, data, record, replace=True)
-    preparation.check_splits(study, data, record)
-
-
-def test_notes_name_trainers_that_never_regularize_and_missing_packages(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_notes_name_trainers_that_never_regularize() -> None:
     assert list(preparation.notes(study_of("nnUNetTrainerCPR"))) == []
     assert list(preparation.notes(study_of("nnUNetTrainerSGD_2epochs_5iters"))) == []
     (note,) = preparation.notes(study_of("nnUNetTrainerCPR_2epochs_5iters"))
     assert "would be set at step 1,000, but it trains 10 steps: no matrix is regularized" in note
-    monkeypatch.setattr(preparation, "find_spec", lambda name: None)
-    (note,) = preparation.notes(study_of("nnUNetTrainerSGD", metrics=("dice", "hd95")))
-    assert note.endswith("run: pip install 'nnunet-cpr[surface]'")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.studies import slurm_cluster
-from tests.studies.study_run import StudyRun
+from tests.studies.study_run import StudyRun, wait_for
 
 pytestmark = pytest.mark.skipif(
     slurm_cluster.missing_requirement() is not None, reason=str(slurm_cluster.missing_requirement())
@@ -84,7 +84,7 @@ def test_training_longer_than_the_time_limit_ends(study: Callable, tmp_path: Pat
 
 @pytest.mark.slow
 def test_requeued_and_preempted_jobs_continue_and_cancelled_ones_end(
-    study: Callable, waiting: Callable, tmp_path: Path
+    study: Callable, tmp_path: Path
 ) -> None:
     mine = slow_study(study, tmp_path, epochs=1000, seconds=0.5)
 
@@ -104,18 +104,18 @@ def test_requeued_and_preempted_jobs_continue_and_cancelled_ones_end(
         command = (*OPTIONS[:2], *OPTIONS[4:], "--time", "30", *options)
         job = re.findall(r"submitted 1 jobs: (\d+)", mine.run(*command))[0]
         assert "nothing to submit" in mine.run(*command), "submitted twice"
-        waiting(lambda: trains(attempt=1))
+        wait_for(lambda: trains(attempt=1))
         assert "running" in mine.command("status", "--once")
         slurm("scontrol", "requeue", job)
-        waiting(lambda: trains(attempt=2))
+        wait_for(lambda: trains(attempt=2))
         urgent = ("--partition=urgent", "--exclusive", "--time=5", f"--output={os.devnull}")
         slurm("sbatch", *urgent, "--wrap", "sleep 1")
-        waiting(lambda: trains(attempt=3))
+        wait_for(lambda: trains(attempt=3))
         slurm("scancel", "--signal=USR2", job)
-        waiting(lambda: trains(attempt=4))
+        wait_for(lambda: trains(attempt=4))
         assert mine.command("cancel").strip() == "1 jobs cancelled"
-        waiting(lambda: slurm("squeue", "--noheader") == "")
-        waiting(lambda: not mine.trainings())
+        wait_for(lambda: slurm("squeue", "--noheader") == "")
+        wait_for(lambda: not mine.trainings())
         assert "1 stopped" in mine.command("status", "--once")
     found = attempts(mine)
     assert len(found) == 4

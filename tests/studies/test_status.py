@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -14,12 +13,12 @@ from rich.console import Console
 from nnunet_cpr.studies.definition import Run, Study, TrainerEntry
 from nnunet_cpr.studies.run_state import Stage, State, StudyPaths, claim
 from nnunet_cpr.studies.status import states, status_table, summary, time_left
+from tests.reports.folds import write_log
 from tests.studies.study_run import StudyRun
 
 SGD = "nnUNetTrainerSGD_10epochs_4iters_seed77"
 CPR = "nnUNetTrainerCPR_ws4_10epochs_4iters_seed77"
-LOG = "2026-01-01 10:00:00.0: Epoch {epoch}\n2026-01-01 10:00:00.0: Epoch time: 12.0 s\n"
-WAITING, DONE = State(Stage.WAITING, epochs=10), State(Stage.DONE, 10, 10, epoch_seconds=60.0)
+WAITING, DONE = State(Stage.WAITING, epochs=10), State(Stage.DONE, 10, 10, seconds=600.0)
 
 
 def run(fold: int, trainer: str = "nnUNetTrainerSGD_10epochs", dataset: str = "Dataset001_A") -> Run:
@@ -27,14 +26,12 @@ def run(fold: int, trainer: str = "nnUNetTrainerSGD_10epochs", dataset: str = "D
 
 
 def test_time_left_is_measured_by_finished_runs() -> None:
-    running = State(Stage.RUNNING, 4, 10, epoch_seconds=1.0)
+    running = State(Stage.RUNNING, 4, 10)
     assert time_left({run(0): running, run(1): WAITING}, 1) is None, "no run has finished"
     found = {run(0): DONE, run(1): running, run(2): WAITING}
     assert time_left(found, 1) == timedelta(minutes=16)
     assert time_left(found, 2) == timedelta(minutes=8)
     assert time_left({run(0): DONE}, 1) is None
-    with_validation = replace(DONE, seconds=1200.0)
-    assert time_left({**found, run(0): with_validation}, 1) == timedelta(minutes=32)
     # The time counts for each training step, and for the same data only.
     fewer_steps = run(3, "nnUNetTrainerCPR_10epochs_25iters")
     assert time_left({run(0): DONE, fewer_steps: WAITING}, 1) == timedelta(minutes=1)
@@ -59,7 +56,7 @@ def test_narrow_terminal_shows_one_line_for_each_trainer() -> None:
     found = dict.fromkeys(study.runs(), WAITING)
     first, second, third, _ = found
     found[first] = DONE
-    found[second] = State(Stage.RUNNING, 10, 10, validated=7)
+    found[second] = State(Stage.RUNNING, 7, 10)
     found[third] = State(Stage.FAILED, reason="out of memory")
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(status_table(study, found, width=80, started=datetime.now() - timedelta(days=2)))
@@ -69,7 +66,7 @@ def test_narrow_terminal_shows_one_line_for_each_trainer() -> None:
     cells = [[cell.strip() for cell in row[1:-1]] for row in rows]
     assert [row[:3] for row in cells] == [
         ["SGD", "1/2", "1 failed"],
-        ["CPR_ws4", "0/2", "1 running; fold 0: validating, 7 cases"],
+        ["CPR_ws4", "0/2", "1 running; fold 0: epoch 7/10"],
     ]
 
 
@@ -88,14 +85,11 @@ def test_dry_run_shows_the_state_of_each_run(mine: StudyRun, tmp_path: Path) -> 
     results = Path(mine.environment["nnUNet_results"])
     paths = StudyPaths(results, results / "studies" / "previewed")
     first, *_, last = mine.study().runs()
-    folder = last.folder(results)
-    folder.mkdir(parents=True)
-    log = "".join(LOG.format(epoch=epoch) for epoch in range(4))
-    (folder / "training_log_2026_1_1_10_00_00.txt").write_text(log)
+    write_log(last.folder(results), {epoch: (-0.1, -0.2, 0.5, 12.0) for epoch in range(4)})
     paths.logs.mkdir(parents=True)
     paths.failure(last).write_text("out of memory\n")
     with claim(first, paths):
-        said = mine.preview()
-    assert said.count("waiting, epoch 0 of 10") == 2
-    assert "running, epoch 0 of 10" in said and "failed, epoch 4 of 10" in said
+        said = mine.command("run", "--dry-run")
+    assert said.count("waiting, epoch 0/10") == 2
+    assert "running, epoch 0/10" in said and "failed, epoch 4/10" in said
     assert "0 of 4 done, 1 running, 1 failed; 144 training steps left" in said  # 36 epochs

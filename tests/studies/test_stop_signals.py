@@ -22,6 +22,7 @@ from nnunet_cpr.studies.definition import Run
 from nnunet_cpr.studies.executors import Local
 from nnunet_cpr.studies.run_state import Stage, StudyPaths, claim, is_running, state_of
 from nnunet_cpr.studies.worker import Worker
+from tests.studies.study_run import wait_for
 
 SAVING = """
 sleep 1000 &
@@ -32,19 +33,12 @@ while :; do sleep 0.05; done
 """
 
 
-def wait_until(is_true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not is_true():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-
-
 @contextmanager
 def signals_when(condition: Callable[[], bool], *numbers: signal.Signals) -> Iterator[None]:
     """Send signals to this process once a condition holds."""
 
     def send() -> None:
-        wait_until(condition)
+        wait_for(condition)
         for number in numbers:
             os.kill(os.getpid(), number)
             time.sleep(0.1)
@@ -90,7 +84,7 @@ def test_signal_waits_for_the_state_of_the_training(
                 Local(device="cpu").run([run], paths, {}, lambda: None, lambda: stopping.append(1))
             assert getattr(interrupted.value, "status", 130) == 128 + number and stopping == [1]
     assert (tmp_path / "state").exists()
-    wait_until(lambda: not child_runs(tmp_path))
+    wait_for(lambda: not child_runs(tmp_path))
     assert not is_running(run, paths) and state_of(run, paths).stage is not Stage.FAILED
     assert signal.getsignal(number) is before
 

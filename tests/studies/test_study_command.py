@@ -9,10 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from nnunet_cpr.cli import app
-from nnunet_cpr.nnunet.commands import nnunet_environment
+from tests.studies.study_run import wait_for
 
 CPR = "nnUNetTrainerCPR_ws4_8epochs_4iters_seed0"
 THEIRS = "TheirTrainer"
@@ -32,9 +30,7 @@ class {THEIRS}(nnUNetTrainer):
 
 
 @pytest.mark.slow
-def test_stopped_study_continues_to_all_results(
-    study: Callable, waiting: Callable, tmp_path: Path
-) -> None:
+def test_stopped_study_continues_to_all_results(study: Callable, tmp_path: Path) -> None:
     """Two of the trainers come from another package, and one of these fails."""
     mine = study("stopped", [CPR, BROKEN, THEIRS], [0])
     (tmp_path / "theirs.py").write_text(FILE)
@@ -47,7 +43,7 @@ def test_stopped_study_continues_to_all_results(
         return len(logs) == attempt and logs[-1].read_text().count(": Epoch ") > epochs
 
     process = mine.start()
-    waiting(lambda: is_training(attempt=1, epochs=1), process)
+    wait_for(lambda: is_training(attempt=1, epochs=1), process)
     process.send_signal(signal.SIGINT)  # Ctrl-C
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130 and "continue from the last checkpoints" in err
@@ -56,13 +52,13 @@ def test_stopped_study_continues_to_all_results(
     assert "stopped" in mine.command("status", "--once")
 
     process = mine.start()
-    waiting(lambda: is_training(attempt=2, epochs=1), process)
+    wait_for(lambda: is_training(attempt=2, epochs=1), process)
     assert "running" in mine.command("status", "--once")
     mine.kill_everything(process)
     assert "stopped" in mine.command("status", "--once")
 
     process = mine.start()
-    waiting(lambda: is_training(attempt=3, epochs=0), process)
+    wait_for(lambda: is_training(attempt=3, epochs=0), process)
     os.kill(process.pid, signal.SIGKILL)  # only the command: the training continues
     process.wait()
     assert mine.trainings() != []
@@ -87,7 +83,7 @@ def test_stopped_study_continues_to_all_results(
 
 
 @pytest.mark.release
-def test_folds_run_side_by_side_after_the_split(study: Callable, waiting: Callable) -> None:
+def test_folds_run_side_by_side_after_the_split(study: Callable) -> None:
     """nnU-Net's split is made before the folds of a trainer start side by side."""
     mine = study("several", ["nnUNetTrainerSGD_1epochs_2iters"], [0, 1])
     split = mine.space.folder / "nnUNet_preprocessed" / mine.space.dataset / "splits_final.json"
@@ -97,25 +93,3 @@ def test_folds_run_side_by_side_after_the_split(study: Callable, waiting: Callab
     assert len(json.loads(split.read_text())) == 5
     assert kept is None or json.loads(split.read_text()) == kept
     assert "2 of 2 done" in mine.command("status")
-
-
-def test_preset_commands_of_a_new_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in nnunet_environment(tmp_path, processes=1).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
-
-    def command(*arguments: str, status: int = 0) -> str:
-        done = CliRunner().invoke(app, ["study", *arguments])
-        assert done.exit_code == status, done.output
-        return done.output
-
-    assert "The row of Heart" in command("presets")
-    command("new", "quick", "mine.yaml")
-    assert "mine.yaml: file exists" in command("new", "quick", "mine.yaml", status=1)
-    assert "unknown preset 'quik'" in command("new", "quik", "other.yaml", status=1)
-    options = ("mine.yaml", "--dataset", "Dataset004_Hippocampus", "--folds", "0,1")
-    assert "0 of 4 done" in command("status", *options, "--once")
-    assert len(command("report", *options, status=1).strip().splitlines()) == 1
-    (tmp_path / "nnUNet_raw").mkdir()
-    assert "Dataset004_Hippocampus: not found in nnUNet_raw" in command("run", *options, status=1)
-    assert command("cancel", "mine.yaml").strip() == "0 jobs cancelled"

@@ -1,10 +1,8 @@
 """``nnunet-cpr study``: cross-validation studies."""
 
-from collections.abc import Callable
-
 import typer
 
-from nnunet_cpr.cli._options import expand_settings
+from nnunet_cpr.cli._options import expand_options
 from nnunet_cpr.cli.study._options import STOPPED, study_errors
 from nnunet_cpr.cli.study.presets import list_studies, new, presets, schema
 from nnunet_cpr.cli.study.report import report
@@ -15,14 +13,11 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Compare trainers by cross-validation: run the trainings, watch them, report the results.",
 )
-
-
-def _add(command: Callable[..., None], name: str | None = None) -> None:
-    interrupted = {run: STOPPED, run_one: STOPPED, status: "stopped watching; training runs go on"}
-    app.command(name)(expand_settings(study_errors(interrupted.get(command, "stopped"))(command)))
-
-
-_add(presets)
-_add(list_studies, "list")
-for each in (new, schema, run, commands, run_one, status, report, stop, cancel, remove):
-    _add(each)
+for training in (run, run_one):
+    app.command()(expand_options(study_errors(STOPPED)(training)))
+app.command()(expand_options(study_errors("stopped watching; training runs go on")(status)))
+for with_options in (commands, report):
+    app.command()(expand_options(study_errors()(with_options)))
+app.command("list")(study_errors()(list_studies))
+for simple in (presets, new, schema, stop, cancel, remove):
+    app.command()(study_errors()(simple))

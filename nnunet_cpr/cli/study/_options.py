@@ -15,10 +15,9 @@ from typer import Argument, BadParameter, Option
 
 from nnunet_cpr import studies
 from nnunet_cpr.cli._errors import report_errors
-from nnunet_cpr.cli._options import parse_numbers
+from nnunet_cpr.cli._options import DEFAULT_PROCESSES, ProcessesOption, parse_numbers
 
 STOPPED = "stopped; run the same command again to continue from the last checkpoints"
-_PRESETS = Path(__file__).parents[2] / "studies" / "presets"
 
 
 @contextmanager
@@ -30,26 +29,11 @@ def study_errors(interrupted: str = "stopped") -> Iterator[None]:
         yield
 
 
-def complete_study(incomplete: str) -> list[str]:
-    """Return presets and studies that have been run; the shell completes files where none matches."""
-    results = os.environ.get("nnUNet_results", "")
-    saved = Path(results, "studies").glob("*/study.yaml") if results else ()
-    names = {path.stem for path in _PRESETS.glob("*.yaml")} | {path.parent.name for path in saved}
-    return sorted(name for name in names if name.startswith(incomplete))
-
-
 StudyArgument = Annotated[
     str,
-    Argument(
-        metavar="STUDY",
-        help="YAML file, preset, or name of a study in nnUNet_results/studies.",
-        autocompletion=complete_study,
-    ),
+    Argument(metavar="STUDY", help="YAML file, preset, or name of a study in nnUNet_results/studies."),
 ]
 NameOption = Annotated[str | None, Option("--name", help="Replace the study's name and folder.")]
-ReplaceOption = Annotated[
-    bool, Option("--replace", help="Replace the definition of an earlier study of this name.")
-]
 _Values = list[str] | None
 
 
@@ -59,13 +43,11 @@ class SelectedStudy(NamedTuple):
     Attributes:
         paths: the study's folders.
         folders: those of nnU-Net's folders that are set, by the names of their environment variables.
-        is_part: True if ``--folds`` or ``--seeds`` selects a part of the study.
     """
 
     study: studies.Study
     paths: studies.StudyPaths
     folders: dict[str, str]
-    is_part: bool
 
 
 @dataclass(frozen=True)
@@ -91,8 +73,6 @@ class StudyOptions:
     def select(self, saved_first: bool = True) -> SelectedStudy:
         """Return the study that the options select.
 
-        A study without a data set, such as ``quick``, keeps the one that it was run with.
-
         Args:
             saved_first: prefer the study in ``nnUNet_results/studies``, which is what was run, to a
                 preset of the same name.
@@ -102,20 +82,12 @@ class StudyOptions:
         """
         if not (self.study or self.trainers):
             raise BadParameter("expected STUDY, or --trainers A,B with --dataset")
-        if sys.platform == "win32":
-            raise studies.StudyError("studies: expected Linux or macOS, got Windows; use WSL")
         folders = studies.nnunet_folders(os.environ, ["nnUNet_results"])
         results = Path(folders["nnUNet_results"])
-        saved, given = results / "studies", self.study or "quick"
-        if saved_first and self.name and not Path(given).is_file():
-            given = self.name if studies.saved_file(saved, self.name).is_file() else given
-        file = studies.find_study(given, saved, saved_first)
-        name = "" if self.study else "study"
-        if file == studies.saved_file(saved, given):
-            name = given
+        file = studies.find_study(self.study or "quick", results / "studies", saved_first)
         trainers = self.trainers.split(",") if self.trainers else [""]
         study = studies.load(str(file)).changed(
-            name=self.name or name,
+            name=self.name or ("" if self.study else "study"),
             datasets=self.dataset,
             folds=parse_numbers("--folds", self.folds or (None if self.study else "all")),
             configurations=self.configuration,
@@ -125,13 +97,9 @@ class StudyOptions:
             non_inferior_to=trainers[0],
             seeds=parse_numbers("--seeds", self.seeds),
         )
-        previous = studies.saved_file(saved, study.name)
-        if not study.datasets and previous.exists():
-            study = study.changed(datasets=studies.load(str(previous)).datasets)
         names = [studies.dataset_name(dataset, folders) for dataset in study.datasets]
-        paths = studies.StudyPaths(results, saved / study.name)
-        is_part = bool(self.folds or self.seeds)
-        return SelectedStudy(study.changed(datasets=names), paths, folders, is_part)
+        paths = studies.StudyPaths(results, results / "studies" / study.name)
+        return SelectedStudy(study.changed(datasets=names), paths, folders)
 
 
 @dataclass(frozen=True)
@@ -149,46 +117,54 @@ class TrainingOptions:
         return ("--npz",) if self.npz else ()
 
 
-def check_study(selected: SelectedStudy, processes: int, replace: bool = False) -> list[list[str]]:
-    """Check a study without changing a file, and return the commands that prepare its data.
+@dataclass(frozen=True)
+class PreparationOptions(TrainingOptions, StudyOptions):
+    """Options of the commands that prepare the data of a study and train it."""
 
-    Raises:
-        StudyError: a trainer, a data set, its plans or a fold is missing, or an earlier study of this
-            name has other ones and is not to be replaced.
-    """
-    study, paths, folders, _ = selected
-    file = paths.study / "study.yaml"
-    lost = [] if replace or not file.exists() else study.lost_from(studies.load(str(file)))
-    if lost:
-        raise studies.StudyError(
-            f"study {study.name} exists with other {' and '.join(lost)}; choose another --name, or "
-            "--replace"
-        )
-    commands = studies.check_study_data(study, folders, processes)
-    studies.prerequisites(study, folders)
-    return commands
+    processes: ProcessesOption = DEFAULT_PROCESSES
+    replace: Annotated[
+        bool, Option("--replace", help="Replace the definition of an earlier study of this name.")
+    ] = False
 
+    def check(self, selected: SelectedStudy) -> list[list[str]]:
+        """Check a study without changing a file, and return the commands that prepare its data.
 
-def prepare_study(
-    selected: SelectedStudy, processes: int, console: Console, replace: bool = False
-) -> None:
-    """Check a study, plan and preprocess its data, and save it for commands that name it.
+        Raises:
+            StudyError: a trainer, a data set, its plans or a fold is missing, or an earlier study of
+                this name has other ones and is not to be replaced.
+        """
+        study, _, folders = selected
+        lost = study.lost_from(self._earlier(selected))
+        if lost:
+            raise studies.StudyError(
+                f"study {study.name} exists with other {' and '.join(lost)}; choose another --name, or "
+                "--replace"
+            )
+        commands = studies.check_study_data(study, folders, self.processes)
+        studies.prerequisites(study, folders)
+        return commands
 
-    Raises:
-        StudyError: as :func:`check_study`, or the folds have changed since the study began.
-        CommandFailed: nnU-Net's planning or preprocessing failed.
-    """
-    study, paths, folders, is_part = selected
-    with console.status("checking the trainers and data sets, then planning and preprocessing"):
-        check_study(selected, processes, replace)
-        paths.logs.mkdir(parents=True, exist_ok=True)
-        studies.prepare_study_data(study, folders, paths.logs, processes)
-    studies.check_splits(study, folders, paths.study / "splits.json", replace)
-    for note in studies.notes(study):
-        print(f"nnunet-cpr: warning: {note}", file=sys.stderr)
-    file = paths.study / "study.yaml"
-    earlier = studies.load(str(file)) if is_part and file.exists() and not replace else study
-    if earlier.changed(folds=study.folds, seeds=study.seeds) == study:  # commands that add to one study
-        folds, seeds = ({*study.folds, *earlier.folds}, {*study.seeds, *earlier.seeds})
-        study = study.changed(folds=sorted(folds), seeds=sorted(seeds))
-    studies.save(study, file)
+    def prepare(self, selected: SelectedStudy, console: Console) -> None:
+        """Check a study, plan and preprocess its data, and save it for commands that name it.
+
+        Raises:
+            StudyError: as :meth:`check`.
+            CommandFailed: nnU-Net's planning or preprocessing failed.
+        """
+        study, paths, folders = selected
+        with console.status("checking the trainers and data sets, then planning and preprocessing"):
+            self.check(selected)
+            paths.logs.mkdir(parents=True, exist_ok=True)
+            studies.prepare_study_data(study, folders, paths.logs, self.processes)
+        for note in studies.notes(study):
+            print(f"nnunet-cpr: warning: {note}", file=sys.stderr)
+        earlier = self._earlier(selected) if self.folds or self.seeds else study
+        if earlier.changed(folds=study.folds, seeds=study.seeds) == study:  # commands of one study
+            folds, seeds = ({*study.folds, *earlier.folds}, {*study.seeds, *earlier.seeds})
+            study = study.changed(folds=sorted(folds), seeds=sorted(seeds))
+        studies.save(study, paths.file)
+
+    def _earlier(self, selected: SelectedStudy) -> studies.Study:
+        """Return the study of this name that was run before and is not to be replaced, or this one."""
+        study, paths, _ = selected
+        return study if self.replace or not paths.file.exists() else studies.load(str(paths.file))

@@ -26,14 +26,11 @@ def new(
     file: Annotated[Path, Argument(help="New study file.")],
 ) -> None:
     """Copy a preset to a new study file."""
-    from nnunet_cpr._files import atomic_write
-
     if preset not in studies.preset_names():
         stop(f"unknown preset {preset!r}; choose from {', '.join(studies.preset_names())}")
     if file.exists():
         stop(f"{file}: file exists; choose another name")
-    with atomic_write(file) as temporary:
-        temporary.write_bytes((studies.PRESETS / f"{preset}.yaml").read_bytes())
+    file.write_bytes((studies.PRESETS / f"{preset}.yaml").read_bytes())
     print(f"edit {file}, then: nnunet-cpr study run {file}")
 
 
@@ -45,12 +42,7 @@ def schema() -> None:
 def list_studies() -> None:
     """List the studies in nnUNet_results/studies with their progress."""
     results = Path(studies.nnunet_folders(os.environ, ["nnUNet_results"])["nnUNet_results"])
-    saved = results / "studies"
-    for name in studies.saved_names(saved):
-        try:
-            study = studies.load(str(studies.saved_file(saved, name)))
-            found = studies.states(study, studies.StudyPaths(results, saved / name))
-            text = f"{studies.summary(found.values())}; {', '.join(study.datasets)}"
-        except (studies.StudyError, OSError) as error:
-            text = str(error)
-        print(f"{name:<20} {text}")
+    for name, file in studies.saved_files(results / "studies").items():
+        study = studies.load(str(file))
+        found = studies.states(study, studies.StudyPaths(results, file.parent))
+        print(f"{name:<20} {studies.summary(found.values())}; {', '.join(study.datasets)}")

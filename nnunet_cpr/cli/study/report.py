@@ -25,7 +25,7 @@ def report(
 
     from nnunet_cpr.reports import write_report
 
-    study, paths, folders, _ = options.select()
+    study, paths, folders = options.select()
     data = [folders.get(name) for name in ("nnUNet_raw", "nnUNet_preprocessed")]
     raw, preprocessed = (Path(folder) if folder else None for folder in data)
     folder, console = output or paths.study / "report", Console(quiet=as_json)

@@ -5,66 +5,40 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from rich.console import Console
 from typer import Argument, Option
 
 from nnunet_cpr import studies
 from nnunet_cpr.cli._errors import report_errors, stop
-from nnunet_cpr.cli._options import DEFAULT_PROCESSES, ProcessesOption
-from nnunet_cpr.cli.study._options import (
-    STOPPED,
-    ReplaceOption,
-    SelectedStudy,
-    StudyOptions,
-    TrainingOptions,
-    check_study,
-    prepare_study,
-)
-from nnunet_cpr.cli.study._slurm_options import SlurmOptions
+from nnunet_cpr.cli.study._options import STOPPED, PreparationOptions, SelectedStudy, TrainingOptions
+from nnunet_cpr.cli.study._run_options import RunOptions
 from nnunet_cpr.cli.study.status import live_table, watch
 
 
-def run(
-    options: StudyOptions,
-    *,
-    executor: Annotated[Literal["local", "slurm"], Option(help="Where to train.")] = "local",
-    jobs: Annotated[
-        int | None, Option("--jobs", "-j", min=1, help="Trainings at a time: 1, or 16 on Slurm.")
-    ] = None,
-    gpus: Annotated[
-        int | None, Option(min=0, help="GPUs to share, by default all; on Slurm of each job, 1.")
-    ] = None,
-    training: TrainingOptions,
-    processes: ProcessesOption = DEFAULT_PROCESSES,
-    slurm: SlurmOptions,
-    replace: ReplaceOption = False,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Show the commands and training steps; change nothing.")
-    ] = False,
-) -> None:
+def run(options: RunOptions) -> None:
     """Train and validate all unfinished runs. Run it again to continue after a stop."""
     selected, console = options.select(saved_first=False), Console()
-    if executor == "local" and slurm.given():
-        stop(f"{', '.join(slurm.given())}: expected --executor slurm as well")
-    on_slurm = None
-    if executor == "slurm":
-        on_slurm = slurm.executor(jobs or 16, 1 if gpus is None else gpus, training)
-    if dry_run:
+    if options.executor == "local" and options.given_for_slurm():
+        stop(f"{', '.join(options.given_for_slurm())}: expected --executor slurm as well")
+    slurm = options.slurm() if options.executor == "slurm" else None
+    if options.dry_run:
         with console.status("checking the trainers and data sets"):
-            first = check_study(selected, processes, replace)
+            first = options.check(selected)
         for line in studies.dry_run_lines(selected.study, selected.paths, first):
             console.print(line, soft_wrap=True, markup=False)
         return
-    prepare_study(selected, processes, console, replace)
-    if on_slurm is None:
-        device = training.device or ("cpu" if gpus == 0 else None)
-        local = studies.Local(jobs or 1, gpu_names(gpus, device), device, training.nnunet_options)
-        _run_here(local, selected, console)
+    options.prepare(selected, console)
+    if slurm is None:
+        device = options.device or ("cpu" if options.gpus == 0 else None)
+        gpus = gpu_names(options.gpus, device)
+        _run_here(
+            studies.Local(options.jobs or 1, gpus, device, options.nnunet_options), selected, console
+        )
     else:
-        _submit(on_slurm, selected, slurm.wait, console)
-        if not slurm.wait:
+        _submit(slurm, selected, options.wait, console)
+        if not options.wait:
             return
     found = studies.states(selected.study, selected.paths).values()
     if any(state.stage is not studies.Stage.DONE for state in found):
@@ -74,7 +48,7 @@ def run(
 
 
 def _run_here(executor: studies.Local, selected: SelectedStudy, console: Console) -> None:
-    study, paths, folders, _ = selected
+    study, paths, folders = selected
     found = studies.states(study, paths).values()
     if others := sum(state.stage is studies.Stage.RUNNING for state in found):
         console.print(f"{others} runs are trained by another command; this one waits for them")
@@ -87,7 +61,7 @@ def _run_here(executor: studies.Local, selected: SelectedStudy, console: Console
 
 
 def _submit(executor: studies.Slurm, selected: SelectedStudy, wait: bool, console: Console) -> None:
-    study, paths, folders, _ = selected
+    study, paths, folders = selected
     needed = studies.prerequisites(study, folders)
     numbers = executor.submit(list(study.runs()), paths, folders, needed)
     jobs = f"submitted {len(numbers)} jobs: {', '.join(numbers.values())}"
@@ -107,41 +81,31 @@ def gpu_names(count: int | None, device: str | None) -> list[str]:
     import torch
 
     visible = torch.cuda.device_count()
-    if device == "cuda" and not visible:
-        stop("--device: torch finds no CUDA device; run nnunet-cpr doctor for the reason")
-    if (count or 0) > visible:
-        stop(f"--gpus: expected at most {visible} on this machine, got {count}")
     given = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(visible)))
     return [name.strip() for name in given.split(",")][:visible][:count]
 
 
 def commands(
-    options: StudyOptions,
-    training: TrainingOptions,
+    options: PreparationOptions,
     all_runs: Annotated[bool, Option("--all", help="Finished runs as well.")] = False,
-    env: Annotated[
-        bool, Option("--env", help="Set nnU-Net's variables and give full paths in each line.")
-    ] = False,
     gpus: Annotated[int, Option(min=1, help="GPUs of each training.")] = 1,
-    processes: ProcessesOption = DEFAULT_PROCESSES,
-    replace: ReplaceOption = False,
 ) -> None:
     """Print a shell command for each unfinished run, for any scheduler. Preprocesses the data first."""
     selected = options.select()
-    prepare_study(selected, processes, Console(stderr=True), replace)  # stdout has commands only
-    given = [*training.nnunet_options]
-    given += ["--device", training.device] if training.device else []
+    options.prepare(selected, Console(stderr=True))  # stdout has commands only
+    given = [*options.nnunet_options]
+    given += ["--device", options.device] if options.device else []
     given += ["--gpus", str(gpus)] if gpus > 1 else []
-    ours = {name: value for name, value in sorted(os.environ.items()) if name.startswith("nnUNet_")}
-    variables = ours | selected.folders if env else None
+    variables = {key: value for key, value in sorted(os.environ.items()) if key.startswith("nnUNet_")}
     needed = studies.prerequisites(selected.study, selected.folders)
     for run in sorted(selected.study.runs(), key=needed.__contains__):  # cascades come last
         if all_runs or studies.validation_dice(run.folder(selected.paths.results)) is None:
-            print(studies.command_line(run, selected.study.name, given, variables))
+            name = selected.study.name
+            print(studies.command_line(run, name, given, variables | selected.folders))
 
 
 def run_one(
-    training: TrainingOptions,
+    options: TrainingOptions,
     study: Annotated[str, Argument(help="Name of the study, for its logs.")],
     dataset: Annotated[str, Argument(help="Name or number of the data set.")],
     configuration: Annotated[str, Argument(help="Configuration, such as 3d_fullres.")],
@@ -156,9 +120,9 @@ def run_one(
     paths = studies.StudyPaths(results, results / "studies" / study)
     run = studies.Run(studies.dataset_name(dataset, folders), configuration, plans, fold, trainer)
     several = ("-num_gpus", str(gpus)) if gpus > 1 else ()
-    options = (*training.nnunet_options, *several)
+    worker = studies.Worker(run, paths, options.device, folders, (*options.nnunet_options, *several))
     try:
-        is_done = studies.Worker(run, paths, training.device, folders, options)()
+        is_done = worker()
     except SystemExit:  # a signal has stopped the training
         print(f"nnunet-cpr: {STOPPED}", file=sys.stderr)
         raise

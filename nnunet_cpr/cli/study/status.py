@@ -94,8 +94,6 @@ def remove(study: StudyArgument, name: NameOption = None) -> None:
     busy = (studies.Stage.RUNNING, studies.Stage.QUEUED)
     if any(state.stage in busy for state in studies.states(*selected[:2]).values()):
         refuse(f"study {selected.study.name}: runs are in progress; stop or cancel them first")
-    if not selected.paths.study.is_dir():
-        refuse(f"study {selected.study.name}: {selected.paths.study} does not exist")
     shutil.rmtree(selected.paths.study)
     print(f"deleted {selected.paths.study}; the results of its runs are kept")
 

@@ -1,4 +1,4 @@
-"""Options of Slurm jobs."""
+"""Options of ``nnunet-cpr study run`` and the executor for Slurm that they describe."""
 
 from __future__ import annotations
 
@@ -6,24 +6,17 @@ import re
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from math import ceil
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Option
 
 from nnunet_cpr import studies
-from nnunet_cpr.cli.study._options import TrainingOptions
-
-_REFUSED = {
-    "time": "use --time",
-    "signal": "use --signal-delay",
-    "array": "use --jobs",
-    "no_requeue": "leave it out, as jobs requeue at their time limit",
-}
+from nnunet_cpr.cli.study._options import PreparationOptions
 
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """Options of ``study run --executor slurm``."""
+    """Options of Slurm jobs."""
 
     partition: Annotated[str | None, Option(help="Slurm partition.")] = None
     time: Annotated[str, Option(help="Time limit of a Slurm job, such as 24:00:00 or 2-0.")] = "48:00:00"
@@ -35,18 +28,39 @@ class SlurmOptions:
     signal_delay: Annotated[int, Option(min=10, help="Seconds before the time limit to requeue.")] = 90
     wait: Annotated[bool, Option("--wait", help="Wait until all Slurm jobs have ended.")] = False
 
-    def given(self) -> list[str]:
-        """Return the names of the options that differ from their defaults."""
-        changed = (field.name for field in fields(self) if getattr(self, field.name) != field.default)
+
+@dataclass(frozen=True)
+class RunOptions(SlurmOptions, PreparationOptions):
+    """Options of ``study run``."""
+
+    executor: Annotated[Literal["local", "slurm"], Option(help="Where to train.")] = "local"
+    jobs: Annotated[
+        int | None, Option("--jobs", "-j", min=1, help="Trainings at a time: 1, or 16 on Slurm.")
+    ] = None
+    gpus: Annotated[
+        int | None, Option(min=0, help="GPUs to share, by default all; on Slurm of each job, 1.")
+    ] = None
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Show the commands and training steps; change nothing.")
+    ] = False
+
+    def given_for_slurm(self) -> list[str]:
+        """Return the names of the options of Slurm that differ from their defaults."""
+        changed = (
+            field.name for field in fields(SlurmOptions) if getattr(self, field.name) != field.default
+        )
         return [f"--{name.replace('_', '-')}" for name in changed]
 
-    def executor(self, jobs: int, gpus: int, training: TrainingOptions) -> studies.Slurm:
-        """Return the executor.
+    def slurm(self) -> studies.Slurm:
+        """Return the executor for Slurm.
 
         Raises:
-            StudyError: an option is invalid.
+            StudyError: the time limit is invalid.
         """
-        given = dict(parse_setting(text) for text in self.sbatch or ())
+        gpus, given = 1 if self.gpus is None else self.gpus, {}
+        for option in self.sbatch or ():
+            name, _, value = option.removeprefix("--").partition("=")
+            given[name.replace("-", "_")] = value or True
         requests_gpus = any(
             name.startswith("gpus") or (name in ("gres", "tres_per_task") and "gpu" in str(value))
             for name, value in given.items()
@@ -62,10 +76,10 @@ class SlurmOptions:
             settings={name: value for name, value in settings.items() if value},
             minutes=parse_minutes(self.time),
             gpus=gpus,
-            at_once=jobs,
+            at_once=self.jobs or 16,
             signal_delay=self.signal_delay,
-            device=training.device,
-            options=training.nnunet_options,
+            device=self.device,
+            options=self.nnunet_options,
         )
 
 
@@ -89,24 +103,3 @@ def parse_minutes(text: str) -> int:
         hours, minutes, seconds = 0, hours, minutes  # the first number is minutes
     limit = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
     return max(1, ceil(limit / timedelta(minutes=1)))
-
-
-def parse_setting(text: str) -> tuple[str, str | bool]:
-    """Parse an option of sbatch by its long name, with or without leading dashes and value.
-
-    Returns:
-        Its name with underscores, and its value or True.
-
-    Raises:
-        StudyError: it is not an option, or one that the command sets itself.
-
-    Example:
-        >>> parse_setting("--gres=gpu:a100:1"), parse_setting("exclusive"), parse_setting("account me")
-        (('gres', 'gpu:a100:1'), ('exclusive', True), ('account', 'me'))
-    """
-    matched = re.fullmatch(r"(?:--)?([a-z][a-z-]+)(?:[= ](.+))?", text)
-    name = matched[1].replace("-", "_") if matched else ""
-    if not matched or name in _REFUSED:
-        advice = _REFUSED.get(name, "give an option's long name, such as account=me or exclusive")
-        raise studies.StudyError(f"--sbatch: cannot pass on {text!r}; {advice}")
-    return name, matched[2] or True
