@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import NoReturn
 
 import typer
 
+from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES
 from nnunet_cpr.nnunet.stop_signals import Terminated, raise_on_termination
 
 
@@ -27,10 +29,14 @@ def stop(message: str, status: int = 1) -> NoReturn:
 
 
 def _describe(error: Exception) -> str:
-    """Return an error as text; an error of a file begins with its path."""
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
+    """Return an error as text; a path is given with the variable of nnU-Net's folder it is in."""
+    if not (isinstance(error, OSError) and error.filename and error.strerror):
+        return str(error)
+    folders = {name: os.environ.get(name) for name in FOLDER_VARIABLES}
+    inside = [
+        f"{key}: " for key, value in folders.items() if value and str(error.filename).startswith(value)
+    ]
+    return f"{''.join(inside)}{error.filename}: {error.strerror}"
 
 
 @contextmanager

@@ -13,7 +13,12 @@ def find_warnings(part: Results) -> list[str]:
     Args:
         part: results of one setting.
     """
-    return [*_classes_of_zero(part), *_missing_runs(part), *_diverged_trainings(part)]
+    return [
+        *_classes_of_zero(part),
+        *_unset_bounds(part),
+        *_missing_runs(part),
+        *_diverged_trainings(part),
+    ]
 
 
 def _classes_of_zero(part: Results) -> list[str]:
@@ -26,6 +31,14 @@ def _classes_of_zero(part: Results) -> list[str]:
         title = part.study.entry(str(trainer)).full_title
         lines += [f"{title}: Dice of 0 in all cases of class {name} ({where})."] if runs else []
     return lines
+
+
+def _unset_bounds(part: Results) -> list[str]:
+    return [
+        f"{part.study.entry(run.entry).full_title}, {run.fold_and_seed}: the bounds of CPR were never "
+        "set, so nothing was regularized."
+        for run in part.unbounded
+    ]
 
 
 def _missing_runs(part: Results) -> list[str]:

@@ -258,11 +258,9 @@ def _compare(values: _Values, entry: TrainerEntry, reference: TrainerEntry) -> C
 def _find_failures(compared: Compared) -> dict[str, str]:
     """Return the trainers that learned nothing or were not regularized, and why they have no verdict."""
     failures, results = {}, compared.results
-    setting, folds = results.setting, results.study.folds
-    runs = [r for r in results.unbounded if (r.dataset, r.configuration, r.plans) == setting]
-    unbounded = {run.entry for run in runs}
+    unbounded = {run.entry for run in results.unbounded}
     for entry in compared.entries:
-        if unbounded & {compared.trainer(entry, fold) for fold in folds}:
+        if unbounded & {compared.trainer(entry, fold) for fold in results.study.folds}:
             failures[entry.trainer] = f"no verdict, as bounds of {entry.full_title} were never set"
     known = results.cases.dropna(subset=["dice"])
     dice = known.groupby(["trainer", "class"], sort=False)["dice"]

@@ -81,6 +81,11 @@ class Results:
                 study=replace(study, datasets=datasets, configurations=configurations, plans=plans),
                 cases=self.cases[(self.cases[SETTING] == list(setting)).all(axis=1)],
                 epochs=self.epochs[(self.epochs[SETTING] == list(setting)).all(axis=1)],
+                unbounded=[
+                    run
+                    for run in self.unbounded
+                    if (run.dataset, run.configuration, run.plans) == setting
+                ],
                 title=", ".join(name for name, said in zip(setting, is_said) if said),
             )
             parts.append(part)

@@ -6,11 +6,13 @@ import html
 import math
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint, seconds_per_case
 from nnunet_cpr.reports.comparison import Comparison
 from nnunet_cpr.reports.metrics import Metric, difference_text, p_text, value_text
 from nnunet_cpr.reports.results import Results, class_means, run_means, unique
@@ -175,22 +177,35 @@ def class_table(part: Results, metric: Metric) -> Table:
 
 
 def time_table(part: Results) -> Table:
-    """Return the times of epochs and runs of each trainer."""
-    epochs, whole = part.epochs, {}
-    by_run = epochs.groupby(["trainer", "fold", "seed"])["seconds"].sum(min_count=1)
+    """Return the times of epochs, runs and predictions, and the size, of each trainer."""
+    rows = {}
     for trainer in (entry.trainer for entry in part.study.trainers):
+        epochs = part.epochs[part.epochs["trainer"] == trainer]
+        trainings = epochs.groupby(["fold", "seed"])["seconds"].sum(min_count=1)
         runs = [part.run(fold, trainer, seed) for fold, seed in part.finished_runs(trainer)]
-        seconds = [recorded_seconds(run.folder(part.folder)) for run in runs]
-        whole[trainer] = pd.Series(seconds, dtype=float).mean()
-    numbers = pd.DataFrame(
-        {
-            "epoch, median (s)": epochs.groupby("trainer")["seconds"].median(),
-            "training of a run, mean (min)": by_run.groupby("trainer").mean() / 60,
-            "with validation, mean (min)": pd.Series(whole) / 60,
+        folders = [run.folder(part.folder) for run in runs]
+        whole = pd.Series([recorded_seconds(folder) for folder in folders], dtype=float)
+        predictions = pd.Series([seconds_per_case(folder) for folder in folders], dtype=float)
+        rows[trainer] = {
+            "epoch, median (s)": epochs["seconds"].median(),
+            "training of a run, mean (min)": trainings.mean() / 60,
+            "with validation, mean (min)": whole.mean() / 60,
+            "prediction of a case (s)": predictions.mean(),
+            "parameters (M)": _parameters(folders) / 1e6,
         }
-    ).astype(float)
+    numbers = pd.DataFrame.from_dict(rows, orient="index").dropna(how="all")
     caption = "Times; comparable only on the same, otherwise idle machine"
     return Table(caption, _titled(part, numbers.map(lambda x: "-" if x != x else f"{x:.1f}")))
+
+
+def _parameters(folds: Sequence[Path]) -> float:
+    """Return the number of parameters in the first final checkpoint that is still there, or NaN."""
+    from nnunet_cpr.nnunet.checkpoints import count_parameters  # imports torch
+
+    checkpoints = (fold / FINAL_CHECKPOINT for fold in folds)
+    return next(
+        (float(count_parameters(path)) for path in checkpoints if is_complete_checkpoint(path)), math.nan
+    )
 
 
 def _titled(results: Results, by_trainer: pd.DataFrame) -> pd.DataFrame:

@@ -13,6 +13,7 @@ from .definition import (
 )
 from .executors import Local, Slurm, cancel_slurm_jobs, command_line
 from .preparation import (
+    check_splits,
     check_study_data,
     dataset_name,
     nnunet_folders,
@@ -34,6 +35,7 @@ __all__ = [
     "StudyPaths",
     "Worker",
     "cancel_slurm_jobs",
+    "check_splits",
     "check_study_data",
     "command_line",
     "dataset_name",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 
@@ -122,8 +124,31 @@ def prepare_study_data(study: Study, folders: Mapping[str, str], logs: Path, pro
         _check_folds(study, dataset, folders)
 
 
+def check_splits(study: Study, folders: Mapping[str, str], record: Path) -> None:
+    """Check that the folds are those with which a study began, and record those of new data sets.
+
+    Args:
+        study: the study, whose data are prepared.
+        folders: nnU-Net's folders.
+        record: the study's own file of the folds by data set.
+
+    Raises:
+        StudyError: a ``splits_final.json`` has changed.
+    """
+    recorded = read_json(record) if record.exists() else {}
+    for dataset in study.datasets:
+        file = Path(folders["nnUNet_preprocessed"]) / dataset / _SPLITS
+        splits = read_json(file)
+        if recorded.setdefault(dataset, splits) != splits:
+            raise StudyError(
+                f"{file}: has changed since study {study.name} began; restore it, or delete the study's "
+                f"runs of {dataset} and {record}"
+            )
+    write_json(record, recorded)
+
+
 def notes(study: Study) -> Iterator[str]:
-    """Yield a line for each trainer whose bounds are never set."""
+    """Yield a line for each trainer whose bounds are never set, and for a metric without its package."""
     for entry in study.trainers:
         ours = parse_trainer(entry.trainer)
         if ours is not None and ours.defaults.cpr and ours.bound.earliest >= ours.total_steps:
@@ -131,6 +156,11 @@ def notes(study: Study) -> Iterator[str]:
                 f"{entry.trainer}: its bounds would be set at step {ours.bound.earliest:,}, but it "
                 f"trains {ours.total_steps:,} steps: no matrix is regularized; choose a smaller _ws<N>"
             )
+    if {*study.metrics} - {"dice"} and find_spec("monai") is None:
+        yield (
+            f"metrics {', '.join(study.metrics)}: MONAI is not installed, so the report will have Dice "
+            "only; run: pip install 'nnunet-cpr[surface]'"
+        )
 
 
 def _find_trainers(study: Study, results: Path) -> None:
@@ -169,14 +199,17 @@ def _preparation_command(
         return [*command, *in_parallel] if missing else []
     raw = Path(folders["nnUNet_raw"])
     if not (raw / dataset / "dataset.json").exists():
+        if not raw.is_dir():
+            raise StudyError(f"nnUNet_raw: {raw} does not exist; run: mkdir -p {shlex.quote(str(raw))}")
         others = ", ".join(nearest_first(f"Dataset000_{dataset}", _data_sets(folders)))
         raise StudyError(
             f"{dataset}: not found in nnUNet_raw, which has {others or 'no data set'}; put it there in "
             "nnU-Net's raw format (nnunet-cpr prepare converts archives of challenges)"
         )
     if plans not in _PLANNERS:
+        known = ", ".join(nearest_first(plans, _PLANNERS))
         raise StudyError(
-            f"{dataset}: no plans {plans}; choose from {', '.join(_PLANNERS)}, or run "
+            f"{dataset}: no plans {plans}; choose from {known}, or run "
             f"nnUNetv2_plan_experiment to write {home / f'{plans}.json'}"
         )
     command = ["nnUNetv2_plan_and_preprocess", "-d", number, "-pl", _PLANNERS[plans], "-c"]

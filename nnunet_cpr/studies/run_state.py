@@ -53,6 +53,7 @@ class State:
         pseudo_dice: nnU-Net's pseudo Dice of the last epoch, mean over the classes, in [0, 1].
         dice: mean foreground Dice of the validation, in [0, 1].
         seconds: time of all attempts of a finished run with its validation, if it is recorded.
+        validated: number of cases that the running validation has predicted.
         reason: error of a failed run.
     """
 
@@ -62,12 +63,19 @@ class State:
     pseudo_dice: float | None = None
     dice: float | None = None
     seconds: float | None = None
+    validated: int = 0
     reason: str = ""
 
     @property
     def progress(self) -> str:
         """Finished and planned epochs, such as "3/10", with "?" for what is unknown."""
         return "/".join("?" if epochs is None else str(epochs) for epochs in (self.epoch, self.epochs))
+
+    @property
+    def activity(self) -> str:
+        """Stage in words; of a run that is trained, how far its validation is."""
+        is_validating = self.stage is Stage.RUNNING and self.epoch == self.epochs
+        return f"validating, {self.validated} cases" if is_validating else self.stage.value
 
 
 @dataclass(frozen=True)
@@ -129,7 +137,18 @@ def state_of(run: Run, paths: StudyPaths, queued: frozenset[str] = frozenset()) 
         stage, reason = Stage.FAILED, failure.read_text().strip()
     else:
         stage = Stage.STOPPED if epoch else Stage.WAITING
-    return State(stage, epoch, planned, pseudo_dice, reason=reason)
+    validated = _count_validated(folder) if epoch == planned else 0
+    return State(stage, epoch, planned, pseudo_dice, validated=validated, reason=reason)
+
+
+def _count_validated(fold: Path) -> int:
+    """Return the number of cases that the running process has predicted; earlier ones begin again."""
+    record = fold / _PROCESS
+    if not record.exists():
+        return 0
+    started, files = record.stat().st_mtime, (fold / "validation").glob("*")
+    cases = {path.name.partition(".")[0] for path in files if path.stat().st_mtime >= started}
+    return len(cases - {"summary"})
 
 
 def validation_dice(fold: Path) -> float | None:

@@ -118,7 +118,7 @@ def _run_rows(found: Mapping[Run, State], titles: Mapping[str, str]) -> Iterator
             state.progress,
             _dice(state.pseudo_dice),
             _dice(state.dice),
-            f"[{_COLOURS.get(state.stage, 'default')}]{state.stage.value}[/]",
+            f"[{_COLOURS.get(state.stage, 'default')}]{state.activity}[/]",
         )
 
 
@@ -133,7 +133,10 @@ def _trainer_rows(found: Mapping[Run, State], titles: Mapping[str, str]) -> Iter
     for group, members in groups.items():
         done = sum(state.stage is Stage.DONE for state in members.values())
         running = [(run, state) for run, state in members.items() if state.stage is Stage.RUNNING]
-        progress = [f"{run.fold_and_seed}: epoch {state.progress}" for run, state in running[:1]]
+        progress = [
+            f"{run.fold_and_seed}: epoch {state.progress}, {state.activity}"
+            for run, state in running[:1]
+        ]
         others = "; ".join([summary(members.values()).partition(", ")[2], *progress])
         left = time_left(members, 1)
         yield *group, f"{done}/{len(members)}", others, "" if left is None else str(left)

@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from nnunet_cpr import __version__
 from nnunet_cpr.cli import app
+from nnunet_cpr.cli._errors import report_errors
 from nnunet_cpr.names.trainer_name import FAMILIES
 from nnunet_cpr.nnunet.commands import run
 
@@ -19,6 +21,16 @@ runner = CliRunner()
 
 def test_version_is_printed() -> None:
     assert runner.invoke(app, ["--version"]).stdout.strip() == __version__
+
+
+def test_path_of_an_error_has_the_variable_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("nnUNet_results", str(tmp_path))
+    with pytest.raises(typer.Exit), report_errors(OSError):
+        (tmp_path / "studies").rmdir()
+    said = f"nnunet-cpr: nnUNet_results: {tmp_path}/studies: No such file or directory\n"
+    assert capsys.readouterr().err == said
 
 
 def test_doctor_finds_no_problem_here() -> None:

@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import wilcoxon
 
 from benchmarks.study_statistics import PARTS, SCENARIOS, claims_by_parts, shown, simulate, verdicts
+from nnunet_cpr.reports.checks import find_warnings
 from nnunet_cpr.reports.comparison import compare_with, non_inferiority_table
 from nnunet_cpr.reports.results import read_results
 from nnunet_cpr.reports.selection import choose_compared
@@ -134,6 +135,9 @@ def test_bounds_that_were_never_set_have_no_verdict(tmp_path):
             write_history(run.folder(tmp_path), kappa=math.inf if run.fold else 0.1)
     found = compared(tmp_path)[CPR]
     assert found.verdict == "undecided" and f"as bounds of {CPR} were never set" in found.sentence
+    (part,) = read_results(study(SGD, CPR, seeds=SEEDS), tmp_path).parts()
+    unset = [line for line in find_warnings(part) if "the bounds of CPR were never set" in line]
+    assert len(unset) == sum(run.fold > 0 for run in part.unbounded) > 0
 
 
 # Simulated studies with known truth; docs/concepts/study-statistics.md has 1,000 of each kind.

@@ -75,6 +75,7 @@ def test_folds_and_seeds_of_several_commands_are_saved_together(
 ) -> None:
     monkeypatch.setattr("nnunet_cpr.studies.check_study_data", lambda *_: [])
     monkeypatch.setattr("nnunet_cpr.studies.prepare_study_data", lambda *_: None)
+    monkeypatch.setattr("nnunet_cpr.studies.check_splits", lambda *_: None)
 
     def saved(**options: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         given = PreparationOptions("mine.yaml", ["501"], **options)

@@ -100,8 +100,25 @@ def test_data_set_without_enough_cases_needs_a_split_of_its_own(
         preparation.check_study_data(study, data, 1)
 
 
-def test_notes_name_trainers_that_never_regularize() -> None:
+def test_changed_splits_are_refused(data: dict[str, str], tmp_path: Path) -> None:
+    splits = tmp_path / "nnUNet_preprocessed" / "Dataset001_A" / "splits_final.json"
+    study, record = study_of("nnUNetTrainer"), tmp_path / "splits.json"
+    split = [{"train": ["a", "b"], "val": ["c", "d"]}, {"train": ["c", "d"], "val": ["a", "b"]}]
+    for _ in range(2):
+        splits.write_text(json.dumps(split))
+        preparation.check_splits(study, data, record)
+    splits.write_text(json.dumps(split[::-1]))
+    with pytest.raises(StudyError, match=r"splits_final\.json: has changed since study s began"):
+        preparation.check_splits(study, data, record)
+
+
+def test_notes_name_trainers_that_never_regularize_and_missing_packages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert list(preparation.notes(study_of("nnUNetTrainerCPR"))) == []
     assert list(preparation.notes(study_of("nnUNetTrainerSGD_2epochs_5iters"))) == []
     (note,) = preparation.notes(study_of("nnUNetTrainerCPR_2epochs_5iters"))
     assert "would be set at step 1,000, but it trains 10 steps: no matrix is regularized" in note
+    monkeypatch.setattr(preparation, "find_spec", lambda name: None)
+    (note,) = preparation.notes(study_of("nnUNetTrainerSGD", metrics=("dice", "hd95")))
+    assert note.endswith("run: pip install 'nnunet-cpr[surface]'")

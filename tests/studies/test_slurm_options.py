@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from nnunet_cpr.cli.study._run_options import RunOptions, parse_minutes
 from nnunet_cpr.cli.study.run import gpu_names
@@ -79,6 +80,8 @@ def test_gpus_are_those_that_cuda_shows(monkeypatch: pytest.MonkeyPatch) -> None
     assert gpu_names(1, "cuda") == ["1"] and gpu_names(None, "cpu") == []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert gpu_names(None, None) == ["0", "1"]
+    with pytest.raises(typer.Exit):
+        gpu_names(3, None)
 
 
 def test_slurm_that_does_not_answer_is_no_empty_queue(

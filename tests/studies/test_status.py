@@ -56,7 +56,7 @@ def test_narrow_terminal_shows_one_line_for_each_trainer() -> None:
     found = dict.fromkeys(study.runs(), WAITING)
     first, second, third, _ = found
     found[first] = DONE
-    found[second] = State(Stage.RUNNING, 7, 10)
+    found[second] = State(Stage.RUNNING, 10, 10, validated=7)
     found[third] = State(Stage.FAILED, reason="out of memory")
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(status_table(study, found, width=80, started=datetime.now() - timedelta(days=2)))
@@ -66,7 +66,7 @@ def test_narrow_terminal_shows_one_line_for_each_trainer() -> None:
     cells = [[cell.strip() for cell in row[1:-1]] for row in rows]
     assert [row[:3] for row in cells] == [
         ["SGD", "1/2", "1 failed"],
-        ["CPR_ws4", "0/2", "1 running; fold 0: epoch 7/10"],
+        ["CPR_ws4", "0/2", "1 running; fold 0: epoch 10/10, validating, 7 cases"],
     ]
 
 

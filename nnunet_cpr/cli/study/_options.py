@@ -148,7 +148,7 @@ class PreparationOptions(TrainingOptions, StudyOptions):
         """Check a study, plan and preprocess its data, and save it for commands that name it.
 
         Raises:
-            StudyError: as :meth:`check`.
+            StudyError: as :meth:`check`, or the folds have changed since the study began.
             CommandFailed: nnU-Net's planning or preprocessing failed.
         """
         study, paths, folders = selected
@@ -156,6 +156,7 @@ class PreparationOptions(TrainingOptions, StudyOptions):
             self.check(selected)
             paths.logs.mkdir(parents=True, exist_ok=True)
             studies.prepare_study_data(study, folders, paths.logs, self.processes)
+        studies.check_splits(study, folders, paths.study / "splits.json")
         for note in studies.notes(study):
             print(f"nnunet-cpr: warning: {note}", file=sys.stderr)
         earlier = self._earlier(selected) if self.folds or self.seeds else study

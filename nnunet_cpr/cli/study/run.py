@@ -81,6 +81,10 @@ def gpu_names(count: int | None, device: str | None) -> list[str]:
     import torch
 
     visible = torch.cuda.device_count()
+    if device == "cuda" and not visible:
+        stop("--device: torch finds no CUDA device; run nnunet-cpr doctor for the reason")
+    if (count or 0) > visible:
+        stop(f"--gpus: expected at most {visible} on this machine, got {count}")
     given = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(visible)))
     return [name.strip() for name in given.split(",")][:visible][:count]
 
