@@ -50,19 +50,18 @@ def is_complete_checkpoint(path: Path) -> bool:
     return False
 
 
-def read_progress(fold: Path) -> tuple[int, float | None, float | None]:
-    """Return the number of finished epochs, the last pseudo Dice and the median duration of an epoch.
+def read_progress(fold: Path) -> tuple[int, float | None]:
+    """Return the number of finished epochs and the last pseudo Dice, None if it is unknown.
 
-    The last two are None where they are unknown. It does not import pandas, as :func:`read_logs` does.
+    It does not import pandas, as :func:`read_logs` does.
     """
     epochs = _read_epochs(fold)
     finished = {epoch: row for epoch, row in epochs.items() if not math.isnan(row["seconds"])}
     if not finished:
-        return 0, None, None
+        return 0, None
     last = max(finished)
     dice = finished[last]["pseudo_dice"]
-    seconds = median(row["seconds"] for row in finished.values())
-    return last + 1, None if math.isnan(dice) else dice, seconds
+    return last + 1, None if math.isnan(dice) else dice
 
 
 def seconds_per_case(fold: Path) -> float:

@@ -127,7 +127,7 @@ def state_of(run: Run, paths: StudyPaths, queued: frozenset[str] = frozenset()) 
     if dice is not None:  # without its logs, as reading those of many runs takes long
         seconds = recorded_seconds(folder)
         return State(Stage.DONE, planned, planned, dice=dice, seconds=seconds)
-    epoch, pseudo_dice, _ = fold_files.read_progress(folder)
+    epoch, pseudo_dice = fold_files.read_progress(folder)
     failure, reason = paths.failure(run), ""
     if is_running(run, paths):
         stage = Stage.RUNNING
