@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 
 import pytest
 import torch
@@ -191,10 +190,3 @@ def test_decay_of_amos_applies_to_matrices_only() -> None:
         assert torch.equal(plain.get_parameter(name), p)
         shrunk = p * (1 - 0.1 * 0.5) if name in ("0.weight", "2.weight") else p
         torch.testing.assert_close(decayed.get_parameter(name), shrunk)
-
-
-def test_missing_package_of_amos_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
-    with pytest.raises(ImportError, match=r"pip install 'nnunet-cpr\[baselines\]'") as error:
-        amos(small_model())
-    assert "\n" not in str(error.value)

@@ -5,7 +5,6 @@ A process of its own: nnU-Net reads the names of its folders once, when it is im
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -16,15 +15,7 @@ import torch
 from monai.apps.nnunet import nnUNetV2Runner
 from nnunetv2.inference import predict_from_raw_data
 
-
-def shrink(plans_file: Path) -> None:
-    """Make the planned network and patches small enough for a CPU."""
-    plans = json.loads(plans_file.read_text())
-    configuration = plans["configurations"]["3d_fullres"]
-    configuration |= {"batch_size": 2, "patch_size": [24, 24, 24]}
-    network = configuration["architecture"]["arch_kwargs"]
-    network["features_per_stage"] = [4] * network["n_stages"]
-    plans_file.write_text(json.dumps(plans))
+from nnunet_cpr.demo import shrink_plans
 
 
 def main(folder: Path, trainer: str) -> None:
@@ -41,7 +32,7 @@ def main(folder: Path, trainer: str) -> None:
     runner.convert_dataset()
     runner.plan_and_process(npfp=1, c=("3d_fullres",), n_proc=(1,))
     dataset = Path(os.environ["nnUNet_preprocessed"]) / "Dataset007_phantoms"
-    shrink(dataset / "nnUNetPlans.json")
+    shrink_plans(dataset, "nnUNetPlans", "nnUNetPlans")
 
     os.environ["nnUNet_n_proc_DA"] = "0"  # repeatable training; nnU-Net cannot plan with it
     runner.train_single_model(config="3d_fullres", fold=0)

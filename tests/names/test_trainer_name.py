@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,13 +72,6 @@ def test_parse_inverts_str(name: TrainerName, random) -> None:
     family, suffixes = "_".join(own.split("_")[:first]), own.split("_")[first:]
     random.shuffle(suffixes)
     assert parse_trainer_name("_".join([family, *suffixes]) + ending + other) == name
-
-
-@pytest.mark.parametrize(
-    ("value", "spelt"), [(1e-5, "1en5"), (0.005, "5en3"), (0.1, "0p1"), (1.0, "1"), (2.5e-4, "2p5en4")]
-)
-def test_numbers_are_spelt_as_in_nnunet(value: float, spelt: str) -> None:
-    assert str(TrainerName("nnUNetTrainerCPR", lr=value)) == f"nnUNetTrainerCPR_lr{spelt}"
 
 
 # More wrong names are in tests/golden/trainer_names.py.

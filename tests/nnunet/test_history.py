@@ -91,11 +91,3 @@ def test_file_that_cannot_be_continued_is_renamed(run: History, damage) -> None:
     assert resumed.backup.read_bytes() == damaged
     train(resumed, range(EPOCHS, EPOCHS + 1))
     assert History.resume(run.folder, EPOCHS + 1, NAMES).epochs == [EPOCHS]
-
-
-def test_special_characters_in_names_are_kept(tmp_path: Path) -> None:
-    name = 'a,"größe'
-    train(History.resume(tmp_path, 0, [name]), range(1))
-    resumed = History.resume(tmp_path, 1, [name])
-    assert resumed.epochs == [0] and resumed.backup is None
-    assert pd.read_csv(tmp_path / "cpr_history.csv")["parameter"].tolist() == [name]

@@ -58,11 +58,3 @@ def test_resumed_run_is_bit_exact(
     expected = saved(uninterrupted)
     assert_regularized(expected["optimizer_states"][0], 5 * EPOCHS)
     assert differences(saved(resumed), expected) == []
-
-
-def test_text_shorter_than_a_sample_is_refused_in_one_line(options: list[str], tmp_path: Path) -> None:
-    words = [*options, "--length", "630", "--out", str(tmp_path / "run")]
-    with pytest.raises(SystemExit, match="expected at least 631 bytes, got 630; use a") as refusal:
-        recipe_runs.load("lightning_module").main(words)
-    assert "\n" not in refusal.value.code
-    assert not (tmp_path / "run").exists()

@@ -33,30 +33,6 @@ def test_failed_write_leaves_the_file_unchanged(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a.txt"] and file.read_text() == "after"
 
 
-KILLED = """
-import sys, time
-from pathlib import Path
-from nnunet_cpr._files import atomic_write
-with atomic_write(Path(sys.argv[1])) as temporary:
-    temporary.write_text("half")
-    print("writing", flush=True)
-    time.sleep(600)
-"""
-
-
-def test_killed_write_leaves_the_file_unchanged(tmp_path: Path) -> None:
-    file = tmp_path / "study.yaml"
-    file.write_text("before")
-    command = [sys.executable, "-c", KILLED, str(file)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "writing\n"
-        process.kill()
-    assert file.read_text() == "before"
-    with atomic_write(file) as temporary:
-        temporary.write_text("ours")
-    assert file.read_text() == "ours"
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Mount a disk of 256 KiB."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,17 +81,3 @@ def test_signalled_run_has_the_signal_s_status(mine: StudyRun, monkeypatch: pyte
     done = invoke("run-one", "lines", run.dataset, "3d_fullres", "0", "-tr", SGD, "-p", PLANS)
     assert done.exit_code == 128 + signal.SIGUSR2
     assert len(done.stderr.splitlines()) == 1 and "stopped; run the same command" in done.stderr
-
-
-@pytest.mark.release
-def test_line_may_run_twice_and_in_parallel(mine: StudyRun) -> None:
-    line = invoke("commands", str(mine.file), "--device", "cpu").stdout.splitlines()[0]
-    parallel = ["xargs", "-d", "\n", "-P", "2", "-I", "LINE", "sh", "-c", "LINE"]
-    done = subprocess.run(parallel, input=f"{line}\n" * 3, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("nothing done") == 2
-    run = next(iter(mine.study().runs()))
-    folder = run.folder(Path(mine.environment["nnUNet_results"]))
-    assert len(list(folder.glob("training_log_*"))) == 1
-    assert (folder / "validation" / "summary.json").exists()
-    assert len(invoke("commands", str(mine.file)).stdout.splitlines()) == 3
