@@ -17,8 +17,11 @@ from nnunet_cpr.fused import Backend, Plan, Rule, common_layouts, find_backend, 
 from nnunet_cpr.optimizers._groups import copy_loaded_state, torch_groups, torch_may_fuse
 from nnunet_cpr.param_groups import Params
 
-_TOLERANCE = 32
+TOLERANCE = 32
 """Largest difference from torch's step in units of the dtype's precision: kernels reorder operations."""
+
+_SHAPES = ((70, 300), (5, 3), (1, 1), (7,))
+"""Shapes of the parameters of a comparison."""
 
 _agrees: dict[Any, bool] = {}
 """Results of :func:`_agrees_with_torch` in this process."""
@@ -199,15 +202,23 @@ def _agrees_with_torch(build: Any, backend_class: type[Backend], like: Tensor) -
     A kernel with wrong results, because of a bug in a compiler, driver or GPU, would silently spoil a
     training. Each optimizer, device and dtype is tried once in a process.
     """
+
+    def with_cpr(params: list[torch.nn.Parameter]) -> Any:
+        optimizer: Any = CPR(params, kappa="ki0x0p9", mu=0.1).attach(build(params, lr=0.05))
+        # Kernels have SGD with momentum only; half precision loses small second moments.
+        optimizer.param_groups[0].update(momentum=0.9, betas=(0.9, 0.9), eps=1e-2)
+        return optimizer
+
     key = build, backend_class, like.device, like.dtype
     if key not in _agrees:
         _agrees[key] = True  # for the trial itself
         try:
-            worst = _difference(build, backend_class, like)
+            worst, is_fused = step_difference(with_cpr, like.device, like.dtype, lambda _: backend_class)
+            assert is_fused
             result = f"a difference of {worst:.3g} times the precision of {like.dtype}"
         except Exception as error:  # compilers raise errors of many classes
             worst, result = float("inf"), f"{type(error).__name__}: {error}"
-        _agrees[key] = worst <= _TOLERANCE
+        _agrees[key] = worst <= TOLERANCE
         if not _agrees[key]:
             warnings.warn(
                 f"CPR's fused step on {like.device}: expected torch's result, got {result}; the slower "
@@ -218,28 +229,49 @@ def _agrees_with_torch(build: Any, backend_class: type[Backend], like: Tensor) -
     return _agrees[key]
 
 
-def _difference(build: Any, backend_class: type[Backend], like: Tensor) -> float:
-    """Return the largest difference after two steps, in units of the dtype's precision."""
-    steps = []
-    for is_fused in (True, False):
-        generator = torch.Generator("cpu").manual_seed(0)  # leaves the global generator alone
-        tensors = [
-            torch.randn(s, generator=generator, device="cpu")
-            for s in ((70, 300), (5, 3), (1, 1), (7,)) * 3
-        ]
-        dtype = like.dtype if is_fused else torch.float64
-        tensors = [t.to(like.device, like.dtype).to(dtype) for t in tensors]
-        params = [torch.nn.Parameter(t) for t in tensors[:4]]
-        optimizer: Any = CPR(params, kappa="ki0x0p9", mu=0.1).attach(build(params, lr=0.05))
-        optimizer._find_backend = lambda device, own=is_fused: backend_class if own else None
-        # Kernels have SGD with momentum only; half precision loses small second moments.
-        optimizer.param_groups[0].update(momentum=0.9, betas=(0.9, 0.9), eps=1e-2)
-        for grads in (tensors[4:8], tensors[8:]):
-            for p, grad in zip(params, grads):
-                p.grad = grad
-            optimizer.step()
-        assert (optimizer._backend is not None) == is_fused
-        steps.append(torch.cat([p.detach().double().flatten() for p in params]))
-    found, expected = steps
-    worst = ((found - expected).abs() / (expected.abs() + 1)).max() / torch.finfo(like.dtype).eps
-    return float(worst.nan_to_num(float("inf")))
+def step_difference(
+    build: Callable[[list[torch.nn.Parameter]], Any],
+    device: torch.device,
+    dtype: torch.dtype,
+    find: Callable[[torch.device], type[Backend] | None],
+) -> tuple[float, bool]:
+    """Compare three steps of an optimizer with unfused ones in float64 on the CPU.
+
+    Args:
+        build: function that returns the optimizer of parameters.
+        device, dtype: of parameters, gradients and state.
+        find: function that returns the backend of the fused steps for a device.
+
+    Returns:
+        The largest difference of a parameter in units of the dtype's precision, and True if the steps
+        were fused.
+    """
+    found, is_fused = _take_steps(build, device, dtype, find)
+    expected, _ = _take_steps(build, torch.device("cpu"), dtype, None)
+    worst = ((found - expected).abs() / (expected.abs() + 1)).max() / torch.finfo(dtype).eps
+    return float(worst.nan_to_num(float("inf"))), is_fused
+
+
+def _take_steps(
+    build: Callable[[list[torch.nn.Parameter]], Any],
+    device: torch.device,
+    dtype: torch.dtype,
+    find: Callable[[torch.device], type[Backend] | None] | None,
+) -> tuple[Tensor, bool]:
+    """Return the parameters after three steps in float64, and True if the steps were fused.
+
+    Without ``find`` the steps are unfused and in float64, from the same start.
+    """
+    generator = torch.Generator("cpu").manual_seed(0)  # leaves the global generator alone
+    values = [torch.randn(s, generator=generator, device="cpu") for _ in range(4) for s in _SHAPES]
+    own = torch.float64 if find is None else dtype
+    values = [value.to(dtype).to(device, own) for value in values]
+    params = [torch.nn.Parameter(value) for value in values[: len(_SHAPES)]]
+    optimizer = build(params)
+    optimizer._find_backend = find or (lambda device: None)
+    for step in range(1, 4):
+        for p, gradient in zip(params, values[step * len(_SHAPES) :]):
+            p.grad = gradient
+        optimizer.step()
+    is_fused = getattr(optimizer, "_backend", None) is not None
+    return torch.cat([p.detach().cpu().double().flatten() for p in params]), is_fused
