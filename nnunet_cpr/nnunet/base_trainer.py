@@ -13,6 +13,7 @@ import traceback
 from abc import ABC
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
+from unittest import mock
 
 import torch
 from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
@@ -268,8 +269,9 @@ class NamedTrainer(nnUNetTrainer, ABC):
         try:
             if time.monotonic() - self._saved_at >= self._save_interval:
                 self.save_checkpoint(str(self.epoch_start.path))
-            with self._interruption.deferred():
-                self.epoch_start.renew(super().save_checkpoint, self.current_epoch + 1)
+            logged = self.logger.get_checkpoint()  # thousands of numbers, which are slow to pickle
+            with self._interruption.deferred(), mock.patch.object(self.logger, "get_checkpoint", dict):
+                self.epoch_start.renew(super().save_checkpoint, self.current_epoch + 1, logged)
         finally:
             self.current_epoch += 1
 

@@ -98,14 +98,18 @@ class EpochStart:
         self.epoch: int | None = None
         self._memory = io.BytesIO()
 
-    def renew(self, save: Callable[[Any], None], epoch: int) -> None:
+    def renew(
+        self, save: Callable[[Any], None], epoch: int, logged: Mapping[str, list[Any]] | None = None
+    ) -> None:
         """Replace the checkpoint.
 
         Args:
             save: function that saves the present state to a file object.
             epoch: number of the epoch that starts.
+            logged: entry ``logging`` of the checkpoint, if the function leaves it out.
         """
         self.epoch = None
+        self._logged = {key: list(values) for key, values in (logged or {}).items()}
         self._memory.seek(0)
         # Checksums would take longer than the copy; write_file adds them.
         before = torch.serialization.get_crc32_options()
@@ -128,6 +132,7 @@ class EpochStart:
         self._memory.seek(0)
         with restricted_loading():
             checkpoint = torch.load(self._memory, map_location="cpu")
+        checkpoint["logging"] = self._logged
         atomic_torch_save(checkpoint, self.path)
         place = f"{self.path.parent.name}/{self.path.name}"
         return f"wrote {place} (start of epoch {self.epoch}); continue with --c"

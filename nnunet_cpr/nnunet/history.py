@@ -29,8 +29,12 @@ def has_bounds(path: Path) -> bool:
     Raises:
         OSError: the file cannot be read.
     """
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[1:]
-    return any(line.split(",")[-2:-1] not in ([], ["inf"]) for line in reversed(lines))
+    return any(line.split(",")[-2] != "inf" for line in reversed(_read_lines(path)[1:]))
+
+
+def _read_lines(path: Path) -> list[str]:
+    """Return the lines of a history, without one that a kill has cut off."""
+    return path.read_text(encoding="utf-8", errors="replace").rpartition("\n")[0].splitlines()
 
 
 @dataclass
@@ -56,6 +60,7 @@ class History:
     backup: Path | None = None
 
     def __post_init__(self) -> None:
+        self._is_written = False
         self._text = io.StringIO(newline="")
         self._rows = csv.writer(self._text)
         self._rows.writerow(COLUMNS)
@@ -87,17 +92,20 @@ class History:
     def read(cls, folder: str | os.PathLike[str], end: int | None = None) -> History:
         """Read the history in ``folder``, or its epochs before ``end``, without changing the file.
 
+        A last epoch of which a kill has cut off rows is left out.
+
         Raises:
             OSError: the file cannot be read.
             ValueError: it is damaged or has no rows.
         """
         path = Path(folder) / CSV_NAME
         try:
-            header, *rows = csv.reader(path.read_text(encoding="utf-8").splitlines())
+            header, *rows = csv.reader(_read_lines(path))
             if header != COLUMNS:
                 raise ValueError(f"the columns {', '.join(header)}")
+            names = list(dict.fromkeys(row[2] for row in rows))
+            rows = rows[: len(rows) - len(rows) % max(1, len(names))]
             numbers, steps, parameters, *values = zip(*rows, strict=True)
-            names = list(dict.fromkeys(parameters))
             if list(parameters) != names * (len(rows) // len(names)):
                 raise ValueError("epochs without a row of each parameter")
             each = np.array(values, np.float32).reshape(3, -1, len(names)).swapaxes(0, 1)
@@ -128,11 +136,19 @@ class History:
         """
         measure = cpr.measure if measure is None else measure
         values = (measure, cpr.kappa, cpr.lagrange_multiplier)
+        path, start = self.folder / CSV_NAME, self._text.tell()
         self.add(epoch, cpr.step_count, *(value.cpu().numpy() for value in values))
         # Not synced to the disk, which takes longer than all else at the end of an epoch.
-        temporary = self.folder / f"{CSV_NAME}.tmp"
-        temporary.write_text(self._text.getvalue(), encoding="utf-8", newline="")
-        temporary.replace(self.folder / CSV_NAME)
+        if self._is_written:
+            self._is_written = False  # an error may leave a part of a row
+            with path.open("r+", encoding="utf-8", newline="") as file:
+                file.seek(0, os.SEEK_END)
+                file.write(self._text.getvalue()[start:])
+        else:  # in place of what an earlier training has left, or an error
+            temporary = path.with_suffix(".csv.tmp")
+            temporary.write_text(self._text.getvalue(), encoding="utf-8", newline="")
+            temporary.replace(path)
+        self._is_written = True
 
     def add(
         self, epoch: int, step: int, measure: np.ndarray, kappa: np.ndarray, multiplier: np.ndarray

@@ -64,6 +64,17 @@ def test_resume_drops_epochs_that_are_trained_again(run: History) -> None:
     assert pd.read_csv(run.folder / "cpr_history.csv")["epoch"].tolist() == [0, 1, 2, 3]
 
 
+def test_epoch_of_which_a_kill_has_cut_off_rows_is_left_out(tmp_path: Path) -> None:
+    path, history = tmp_path / "cpr_history.csv", History(tmp_path, ["first.weight", "last.weight"])
+    for epoch, value in enumerate((np.inf, 1.0)):
+        history.add(epoch, 250 * (epoch + 1), *np.full((3, 2), value, np.float32))
+    whole = history._text.getvalue().encode()
+    for cut in (b"1\r\n", b"1,500,last.weight,1,1,1\r\n"):
+        path.write_bytes(whole.removesuffix(cut))
+        assert_same_epochs(History.read(tmp_path), history, 1)
+    assert has_bounds(path)
+
+
 @pytest.mark.parametrize("epoch", [0, 7])
 def test_history_starts_anew_without_a_file_or_an_epoch(tmp_path: Path, epoch: int) -> None:
     if epoch == 0:
@@ -78,7 +89,6 @@ def test_history_starts_anew_without_a_file_or_an_epoch(tmp_path: Path, epoch: i
     "damage",
     [
         lambda content: b"",
-        lambda content: content[:-20],
         lambda content: content.replace(b"1,2,layer", b"1,2,other"),
         lambda content: content.replace(b"layer", b"other"),
     ],
