@@ -29,7 +29,8 @@ def has_bounds(path: Path) -> bool:
     Raises:
         OSError: the file cannot be read.
     """
-    return any(line.split(",")[-2] != "inf" for line in reversed(_read_lines(path)[1:]))
+    lines = reversed(_read_lines(path)[1:])
+    return any(line.split(",")[-2:-1] not in ([], ["inf"]) for line in lines)
 
 
 def _read_lines(path: Path) -> list[str]:

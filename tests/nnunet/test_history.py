@@ -52,7 +52,7 @@ def test_file_contains_all_values(run: History) -> None:
     # Nine digits give a float32 back exactly.
     assert table["measure"].astype(np.float32).tolist() == [m[0] for m in run.measure]
     assert has_bounds(path)
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]) + "\n")
     assert not has_bounds(path)
 
 
