@@ -88,7 +88,7 @@ class EpochStart:
 
     Example:
         >>> start = EpochStart(Path("checkpoint_latest.pth"))
-        >>> start.renew(lambda file: torch.save({"current_epoch": 3}, file), epoch=3)
+        >>> start.renew(lambda file: torch.save({"current_epoch": 3}, file), epoch=3, logged={})
         >>> start.epoch
         3
     """
@@ -97,19 +97,18 @@ class EpochStart:
         self.path = path
         self.epoch: int | None = None
         self._memory = io.BytesIO()
+        self._logged: dict[str, list[Any]] = {}
 
-    def renew(
-        self, save: Callable[[Any], None], epoch: int, logged: Mapping[str, list[Any]] | None = None
-    ) -> None:
+    def renew(self, save: Callable[[Any], None], epoch: int, logged: Mapping[str, list[Any]]) -> None:
         """Replace the checkpoint.
 
         Args:
-            save: function that saves the present state to a file object.
+            save: function that saves the present state, but not what was logged, to a file object.
             epoch: number of the epoch that starts.
-            logged: entry ``logging`` of the checkpoint, if the function leaves it out.
+            logged: entry ``logging`` of the checkpoint, a list by name.
         """
         self.epoch = None
-        self._logged = {key: list(values) for key, values in (logged or {}).items()}
+        self._logged = {key: list(values) for key, values in logged.items()}
         self._memory.seek(0)
         # Checksums would take longer than the copy; write_file adds them.
         before = torch.serialization.get_crc32_options()

@@ -57,7 +57,8 @@ class RunOptions(SlurmOptions, PreparationOptions):
         Raises:
             StudyError: the time limit is invalid.
         """
-        gpus, given = 1 if self.gpus is None else self.gpus, {}
+        gpus = 1 if self.gpus is None else self.gpus
+        given: dict[str, str | bool] = {}
         for option in self.sbatch or ():
             name, _, value = option.removeprefix("--").partition("=")
             given[name.replace("-", "_")] = value or True
