@@ -103,6 +103,10 @@ def _authors(foreach: bool) -> Callable[[Named], Optimizer]:
     def build(named: Named) -> Optimizer:
         import pytorch_cpr
 
+        # Its step calls this by the older of two names, which some versions of torch lack.
+        if not hasattr(Optimizer, "_cuda_graph_capture_health_check"):
+            check = Optimizer._accelerator_graph_capture_health_check
+            pytorch_cpr.AdamCPR._cuda_graph_capture_health_check = check
         matrices = [p for _, p in named if p.ndim >= 2]
         others = [p for _, p in named if p.ndim < 2]
         groups = [{"params": matrices, "regularize": True}]

@@ -19,12 +19,15 @@ import torch
 import typer
 
 _DEVICE = ["--device", "cuda", "--output", "OUTPUT", "--check"]
+_CLI = ["-c", "from nnunet_cpr.cli import main; main()"]
+_TRAIN_STEP = ["-m", "benchmarks.train_step", *_DEVICE, "--seconds", "20"]
 STEPS = {
-    "tests": ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/fused", "tests/test_gpu.py"],
-    "step_time": ["-m", "benchmarks.step_time", *_DEVICE],
-    "train_step": ["-m", "benchmarks.train_step", *_DEVICE, "--no-compiled"],
-    "train_step_compiled": ["-m", "benchmarks.train_step", "--device", "cuda", "--seconds", "60"],
-    "muon_cost": ["-m", "benchmarks.muon_cost", *_DEVICE, "--no-compiled"],
+    "doctor": [*_CLI, "doctor", "--device", "cuda"],
+    "tests": ["-m", "pytest", "-q", "-n", "4", "--dist", "loadfile", "tests/fused", "tests/test_gpu.py"],
+    "step_time": ["-m", "benchmarks.step_time", *_DEVICE, "--seconds", "3", "--no-sweeps"],
+    "train_step": [*_TRAIN_STEP, "--no-compiled"],
+    "train_step_compiled": _TRAIN_STEP,
+    "muon_cost": ["-m", "benchmarks.muon_cost", *_DEVICE, "--seconds", "10", "--no-compiled"],
 }
 STUDY = "study"
 DEFINITION = Path(__file__).parent / "real_data" / "studies" / "gpu.yaml"
@@ -97,7 +100,7 @@ def run_study(
     for name in ("raw", "preprocessed", "results"):
         environment[f"nnUNet_{name}"] = str(work / name)
         (work / name).mkdir(parents=True, exist_ok=True)
-    cli = [sys.executable, "-W", "ignore", "-c", "from nnunet_cpr.cli import main; main()"]
+    cli = [sys.executable, "-W", "ignore", *_CLI]
     if not (work / "raw" / "Dataset004_Hippocampus" / "dataset.json").is_file():
         subprocess.run([*cli, "prepare", "hippocampus", str(data)], env=environment, check=True)
     end = time.monotonic() + 60 * minutes

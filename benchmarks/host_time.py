@@ -23,7 +23,7 @@ from rich.console import Console
 
 from benchmarks.competitors import BASE, COMPETITORS
 from benchmarks.limits import CheckOption, Limit, check_limits
-from benchmarks.measure import Timing, gradients, in_turn, parameters
+from benchmarks.measure import Timing, gradients, in_turn, parameters, processor_time
 from benchmarks.shapes import Shapes
 from nnunet_cpr.fused import triton
 from nnunet_cpr.optimizers._fused_step import FusedStep
@@ -65,7 +65,7 @@ def host_time(family: str, tensors: int, seconds: float, least: int = 15) -> Tim
                 for (_, p), grad in zip(named, grads):
                     p.grad = grad
                 steps[competitor.name] = competitor.build(named).step
-        return in_turn(steps, BASE[family], "cpu", seconds, least, processor_time=True)[OURS[family]]
+        return in_turn(steps, BASE[family], seconds, least, clock=processor_time)[OURS[family]]
 
 
 @contextmanager

@@ -31,36 +31,91 @@ class Timing:
     ratio_high: float
     """Third quartile."""
     rounds: int
+    host_milliseconds: float | None = None
+    """Time until the call returns, where :attr:`milliseconds` is the time on a GPU."""
     kept_bytes: int | None = None
     """Memory kept between steps, minus that of the base."""
     temporary_bytes: int | None = None
     """Peak of the memory that a step allocates and frees."""
 
 
+Clock = Callable[[Callable[[], Any]], float]
+"""Function that runs an action and returns its time in seconds."""
+
+
+def processor_time(action: Callable[[], Any]) -> float:
+    """Return the processor time of this thread, which other programs disturb less."""
+    start = time.thread_time()
+    action()
+    return time.thread_time() - start
+
+
+def wall_time(action: Callable[[], Any]) -> float:
+    """Return the time until an action and all work of a GPU are done."""
+    is_on_gpu = torch.cuda.is_initialized()
+    if is_on_gpu:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    action()
+    if is_on_gpu:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def host_time(action: Callable[[], Any]) -> float:
+    """Return the time until the call of an action returns, while an idle GPU begins its work."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+class GPUTime:
+    """Time on the GPU of an action, as in a training in which the host is ahead of the GPU.
+
+    A kernel that sleeps keeps the GPU busy while the host prepares the action. An action that waits for
+    the GPU has its waiting time counted, too.
+    """
+
+    CYCLES_PER_SECOND = 2.5e9
+    """More than the clock rate of a GPU, so that it sleeps long enough."""
+
+    def __init__(self, host_seconds: float) -> None:
+        self._cycles = int(self.CYCLES_PER_SECOND * (2 * host_seconds + 1e-3))
+
+    def __call__(self, action: Callable[[], Any]) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        torch.cuda._sleep(self._cycles)
+        start.record()
+        action()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+
+
 def in_turn(
     actions: Mapping[str, Callable[[], Any]],
     base: str,
-    device: str,
     seconds: float,
     least: int = 7,
     most: int = 200,
-    processor_time: bool = False,
+    clock: Clock | Mapping[str, Clock] = wall_time,
 ) -> dict[str, Timing]:
     """Time each action once a round, in random order, until the time is over.
 
     Args:
         actions: functions to time, by name.
         base: name of the reference of the ratios.
-        device: ``cpu`` or ``cuda``.
         seconds: duration of the measurement.
         least: minimum number of rounds.
         most: maximum number of rounds.
-        processor_time: measure the processor time of this thread, which other programs disturb less.
+        clock: what is measured of an action, or of each action by its name.
     """
     for action in actions.values():
         for _ in range(min(3, least)):
             action()
-    clock = time.thread_time if processor_time else time.perf_counter
+    clocks = clock if isinstance(clock, Mapping) else dict.fromkeys(actions, clock)
     times: dict[str, list[float]] = {name: [] for name in actions}
     order = list(actions)
     shuffle = random.Random(0).shuffle
@@ -71,21 +126,26 @@ def in_turn(
         while len(times[base]) < least or (time.monotonic() < end and len(times[base]) < most):
             shuffle(order)
             for name in order:
-                times[name].append(_time(actions[name], device, clock))
+                times[name].append(clocks[name](actions[name]))
     finally:
         if enabled:
             gc.enable()
     return {name: _timing(times[name], times[base]) for name in actions}
 
 
-def _time(action: Callable[[], Any], device: str, clock: Callable[[], float]) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = clock()
-    action()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return clock() - start
+def gpu_steps_in_turn(
+    steps: Mapping[str, Callable[[], Any]], base: str, seconds: float, least: int
+) -> dict[str, Timing]:
+    """Time the optimizer steps on a GPU as :func:`in_turn`, and the host's part of each."""
+    for step in steps.values():
+        for _ in range(3):
+            step()
+    host = {name: statistics.median(host_time(step) for _ in range(5)) for name, step in steps.items()}
+    clocks = {name: GPUTime(seconds) for name, seconds in host.items()}
+    timings = in_turn(steps, base, seconds, least, clock=clocks)
+    for name, timing in timings.items():
+        timing.host_milliseconds = 1e3 * host[name]
+    return timings
 
 
 def _timing(times: list[float], base: list[float]) -> Timing:
@@ -113,7 +173,10 @@ def gradients(shapes: Shapes, device: str) -> list[torch.Tensor]:
 def step_times(
     competitors: list[Competitor], base: str, shapes: Shapes, device: str, seconds: float, least: int
 ) -> dict[str, Timing]:
-    """Return the times of the competitors' optimizer steps, each on its own parameters."""
+    """Return the times of the competitors' optimizer steps, each on its own parameters.
+
+    On a GPU they are its own times; those of the host are separate.
+    """
     grads = gradients(shapes, device)
     steps: dict[str, Callable[[], Any]] = {}
     for competitor in competitors:
@@ -121,7 +184,8 @@ def step_times(
         for (_, p), grad in zip(named, grads):
             p.grad = grad
         steps[competitor.name] = competitor.build(named).step
-    return in_turn(steps, base, device, seconds, least)
+    measure = gpu_steps_in_turn if device == "cuda" else in_turn
+    return measure(steps, base, seconds, least)
 
 
 def memory(competitor: Competitor, shapes: Shapes, device: str) -> tuple[int, int]:
@@ -142,20 +206,22 @@ def memory(competitor: Competitor, shapes: Shapes, device: str) -> tuple[int, in
 
 
 def _allocated(action: Callable[[], Any], device: str) -> tuple[int, int]:
-    """Return the bytes allocated after an action, and their peak, from torch's profiler."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if device == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    """Return the bytes that an action has allocated at its end, and at most."""
     gc.collect()
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        action()
+        return torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before
+    activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         action()
         gc.collect()
     events = profile.profiler.kineto_results.events()
-    wanted = torch.device(device).type.upper()
     changes = [
         (event.start_ns(), event.nbytes())
         for event in events
-        if event.name() == "[memory]" and wanted in str(event.device_type())
+        if event.name() == "[memory]" and "CPU" in str(event.device_type())
     ]
     total = peak = 0
     for _, change in sorted(changes, key=lambda pair: pair[0]):

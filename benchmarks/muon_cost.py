@@ -19,7 +19,14 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks.limits import CheckOption, Limit, check_limits
-from benchmarks.measure import Timing, as_json, in_turn, machine, require_device
+from benchmarks.measure import (
+    Timing,
+    as_json,
+    gpu_steps_in_turn,
+    in_turn,
+    machine,
+    require_device,
+)
 from benchmarks.train_step import Iteration, ratio_with_the_rest_shared, set_environment
 from nnunet_cpr import SGDCPR, MuonCPR
 from nnunet_cpr._files import atomic_write
@@ -57,9 +64,10 @@ def main(
         set_environment(Path(folder), compiled)
         iterations = {name: Iteration(name, device, edge) for name in TRAINERS}
         network = iterations[SGD].trainer.network
-        steps = in_turn(_steps(network, device), BASE, device, seconds, rounds)
+        measure = gpu_steps_in_turn if device == "cuda" else in_turn
+        steps = measure(_steps(network, device), BASE, seconds, rounds)
         console.print(_table(f"One optimizer step, {device}", BASE, steps))
-        trained = in_turn({n: i.run for n, i in iterations.items()}, SGD, device, seconds, rounds)
+        trained = in_turn({n: i.run for n, i in iterations.items()}, SGD, seconds, rounds)
     console.print(_table(f"One iteration on 2 patches of {edge}^3, {device}", SGD, trained))
     shared = {n: ratio_with_the_rest_shared(iterations, trained, SGD, n) for n in TRAINERS[1:]}
     for name, ratio in shared.items():
@@ -124,11 +132,12 @@ class _Step:
 def _table(title: str, base: str, timings: dict[str, Timing]) -> Table:
     table = Table(title=title)
     table.add_column("")
-    for heading in ("ms", f"/ {base}", "quartiles", "rounds"):
+    for heading in ("ms", "host ms", f"/ {base}", "quartiles", "rounds"):
         table.add_column(heading, justify="right")
     for name, t in timings.items():
         quartiles = f"{t.ratio_low:.3f} to {t.ratio_high:.3f}"
-        table.add_row(name, f"{t.milliseconds:.4g}", f"{t.ratio:.3f}", quartiles, str(t.rounds))
+        host = "" if t.host_milliseconds is None else f"{t.host_milliseconds:.3g}"
+        table.add_row(name, f"{t.milliseconds:.4g}", host, f"{t.ratio:.3f}", quartiles, str(t.rounds))
     return table
 
 

@@ -1,13 +1,19 @@
-"""Tests that need a GPU: synchronization, kernel launches, CUDA graphs, mixed precision."""
+"""Tests that need a GPU: agreement with the CPU, synchronization, launches, graphs, mixed precision."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
-from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaKI0, KappaWS, MuonCPR
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaKI0, KappaWS, MuonCPR
+from nnunet_cpr.optimizers import FusedAdam, FusedSGD
+from tests.helpers.baseline_kinds import KINDS
+from tests.helpers.resume_cases import differences
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -27,8 +33,130 @@ def set_gradients(params: list[torch.nn.Parameter], t: int) -> None:
         p.grad = torch.randn(p.shape, generator=generator, device="cuda")
 
 
+REGULARIZERS = ["l2", "l1", "std", "huber"]
+OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    "SGDCPR": partial(SGDCPR, momentum=0.9),
+    "AdamCPR": partial(AdamCPR, eps=1e-3),
+    "MuonCPR": partial(MuonCPR, ns_dtype="float32"),
+}
+PLAIN: dict[str, Callable[..., Any]] = {
+    "FusedSGD": partial(FusedSGD, lr=0.02, momentum=0.9),
+    "FusedAdam": partial(FusedAdam, lr=0.02, eps=1e-3),
+    "SGD": partial(torch.optim.SGD, lr=0.02, momentum=0.9),
+}
+
+
+def attached(kind: str, build: Callable[..., Any], params: list[torch.nn.Parameter]) -> Any:
+    return KINDS[kind](params).attach(build(params))
+
+
+BOUNDS = {"ws": KappaWS(2), "ip": KappaIP(1, ema=0.5), "ki0": KappaKI0(0.9)}
+WAYS: dict[str, Callable[..., Any]] = {
+    f"{name} {regularizer} {word}": partial(
+        build, lr=0.02, kappa=bound, regularizer=regularizer, mu=0.1, adaptive=True
+    )
+    for name, build in OPTIMIZERS.items()
+    for regularizer in REGULARIZERS
+    for word, bound in BOUNDS.items()
+}
+WAYS |= {
+    f"{name} {kind}": partial(attached, kind, build) for name, build in PLAIN.items() for kind in KINDS
+}
+
+
+def steps(optimizer: Any, first: int, end: int) -> Any:
+    """Take steps whose gradients are the same on each device."""
+    for t in range(first, end):
+        generator = torch.Generator().manual_seed(100 + t)
+        for p in [p for group in optimizer.param_groups for p in group["params"]]:
+            p.grad = torch.randn(p.shape, generator=generator).to(p.device)
+        optimizer.step()
+    return optimizer
+
+
+def matrices(device: str) -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(64, 33), (65,), (8, 4, 3, 3), (200, 300)]
+    return [torch.nn.Parameter(torch.randn(s, generator=generator).to(device)) for s in shapes]
+
+
+def assert_agree(ours: list[torch.Tensor], theirs: list[torch.Tensor], rtol: float) -> None:
+    for p, q in zip(ours, theirs):
+        torch.testing.assert_close(p.cpu(), q.cpu(), rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_steps_on_a_gpu_agree_with_the_cpu(way: str) -> None:
+    on_gpu, on_cpu = (matrices(device) for device in ("cuda", "cpu"))
+    ours, theirs = steps(WAYS[way](on_gpu), 0, 6), steps(WAYS[way](on_cpu), 0, 6)
+    assert_agree(on_gpu, on_cpu, 1e-2 if "Muon" in way else 1e-4)
+    if "CPR" in way:
+        for name in ("kappa", "lagrange_multiplier"):
+            assert_agree([getattr(ours.cpr, name)], [getattr(theirs.cpr, name)], 1e-3)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("there", ["cuda", "cpu"])
+def test_state_moves_between_devices(name: str, there: str) -> None:
+    build = partial(OPTIMIZERS[name], lr=0.02, kappa=KappaWS(2), mu=0.1)
+    here = "cpu" if there == "cuda" else "cuda"
+    before = matrices(here)
+    state = steps(build(before), 0, 4).state_dict()
+    after = [torch.nn.Parameter(p.detach().to(there)) for p in before]
+    moved = build(after)
+    moved.load_state_dict(state)
+    steps(moved, 4, 8)
+    whole = matrices("cpu")
+    steps(build(whole), 0, 8)
+    assert_agree(after, whole, 1e-2 if name == "MuonCPR" else 1e-4)
+    assert moved.cpr.step_count == 8 and moved.cpr.kappa.device.type == there
+
+
 @pytest.mark.parametrize("build", BUILDS)
-@pytest.mark.parametrize("regularizer", ["l2", "l1", "std", "huber"])
+def test_same_run_gives_the_same_bits(build: type) -> None:
+    runs = []
+    for _ in range(2):
+        params = parameters(30)
+        optimizer = build(params, lr=0.01, kappa=KappaKI0(0.5), mu=0.01)
+        steps(optimizer, 0, 10)
+        runs.append([*params, optimizer.cpr.lagrange_multiplier])
+    assert differences(*runs) == []
+    assert runs[0][-1].max() > 0
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("fused", [None, True])
+@pytest.mark.parametrize("unscale_first", [False, True])
+def test_mixed_precision_with_a_gradient_scaler(
+    build: type, fused: bool | None, unscale_first: bool
+) -> None:
+    """An overflow in step 5 changes nothing."""
+    if fused and unscale_first:
+        pytest.skip("as in torch, a fused step unscales by itself")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.Linear(50, 3)).cuda()
+    optimizer = build(model, lr=1e-3, kappa=KappaWS(2), mu=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)
+    for t in range(10):
+        data = torch.randn(7, 40, device="cuda")
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(data).float().square().mean() * (1e30 if t == 5 else 1.0)
+        scaler.scale(loss).backward()
+        before = [p.detach().clone() for p in model.parameters()]
+        if unscale_first:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        if t == 5:
+            assert differences(list(model.parameters()), [*map(torch.nn.Parameter, before)]) == []
+    assert optimizer.cpr.step_count == 9
+    assert all(p.isfinite().all() for p in model.parameters())
+    assert optimizer.cpr.metrics()["skipped_updates"] == 0
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
 def test_step_never_synchronizes_with_the_gpu(build: type, regularizer: str) -> None:
     params = parameters(20)
     optimizer = build(params, lr=0.01, kappa=KappaWS(3), regularizer=regularizer, adaptive=True)

@@ -1,4 +1,7 @@
-"""Comparison of a fused step on a GPU with torch's before it is used, in Triton's interpreter."""
+"""Comparison of a fused step on a GPU with torch's before it is used.
+
+Without a GPU the kernels run in Triton's interpreter.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import torch
 
 from nnunet_cpr import SGDCPR, AdamCPR
 from nnunet_cpr.optimizers import _fused_step
-from tests.fused.stepping import BOUNDED, parameters, set_gradients, use
+from tests.fused.stepping import BOUNDED, DEVICE, parameters, set_gradients, use
 from tests.helpers import ROOT
 
 
@@ -23,7 +26,7 @@ def _not_checked_yet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def steps(build: type, backend: str) -> Any:
-    params = parameters(shapes=[(60, 50), (5, 4), (7,)])
+    params = parameters(device=DEVICE.get(backend, "cpu"), shapes=[(60, 50), (5, 4), (7,)])
     optimizer = build(params, lr=0.02, **BOUNDED)
     use(optimizer, backend)
     for t in range(3):
