@@ -76,8 +76,12 @@ class Bound(ABC):
 
 
 def _set_(kappa: Tensor, where: Tensor, value: Tensor) -> None:
-    """Set bounds that are not set yet, where ``where`` is True and the value is finite."""
-    kappa.copy_(value.where(where & kappa.isinf() & value.isfinite(), kappa))
+    """Set bounds that are not set yet, where ``where`` is True and the value is finite.
+
+    Comparisons are one operation each on a GPU; ``isfinite`` takes four.
+    """
+    is_set = where & (kappa == math.inf) & (value.abs() < math.inf)
+    kappa.copy_(value.where(is_set, kappa))
 
 
 @dataclass(frozen=True)

@@ -76,11 +76,17 @@ class L2(Regularizer):
     def sums(self, params: list[Tensor]) -> Tensor:
         if all(p.device.type == "cpu" for p in params):
             return sums_of_squares(params)[None]
-        norms = torch._foreach_norm(params, dtype=accumulator(params[0].device))
-        return _stack(norms).square()[None]
+        device = params[0].device
+        norms = torch._foreach_norm(params, dtype=accumulator(device))
+        if len({p.device for p in params}) > 1:
+            return _stack(norms).square()[None]
+        return torch.stack(norms).square_()[None]
 
     def correct_(self, params: list[Tensor], multiplier: Tensor, sums: Tensor, numel: Tensor) -> None:
-        _subtract_(params, 2 * multiplier, lambda p, _: p)
+        if multiplier.is_cpu:
+            _subtract_(params, 2 * multiplier, lambda p, _: p)
+        else:  # one call for all: on a GPU the time of the host counts
+            torch._foreach_addcmul_(params, params, (2 * multiplier).unbind(), value=-1)
 
 
 class L1(Regularizer):
