@@ -31,8 +31,6 @@ torch.set_num_threads(1)
 os.environ |= {"OMP_NUM_THREADS": "1", "NNUNET_CPR_CPU_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 # A shell's background jobs ignore Ctrl-C, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 
 
 # Same inputs in every run

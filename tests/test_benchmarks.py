@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,6 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-m", f"benchmarks.{module}", *arguments],
         cwd=ROOT,
-        env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
         capture_output=True,
         text=True,
         timeout=600,

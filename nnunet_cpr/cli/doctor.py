@@ -49,7 +49,7 @@ def _check_steps(name: str) -> int:
     import torch
 
     from nnunet_cpr.nnunet.tools.doctor import check_installation
-    from nnunet_cpr.nnunet.tools.step_check import check_steps, step_ratios
+    from nnunet_cpr.nnunet.tools.step_check import check_steps, step_times
 
     if name == "cuda" and not torch.cuda.is_available():
         stop("--device: torch finds no CUDA device; run nnunet-cpr doctor for the reason")
@@ -62,8 +62,9 @@ def _check_steps(name: str) -> int:
     for result in check_steps(device):
         problems += bool(result.problem)
         print(result)
-    for optimizer, ratio in step_ratios(device).items():
-        print(f"{optimizer} for nnU-Net's 31 M parameters: {ratio:.2f} of torch's fused step")
+    for optimizer, (ours, torchs) in step_times(device).items():
+        text = f"{optimizer} for nnU-Net's 31 M parameters"
+        print(f"{text}: {ours:.3g} ms, torch's fused step {torchs:.3g} ms")
     print("```")
     print("If something is wrong, or on a device that is new here, paste this into an issue.")
     return problems

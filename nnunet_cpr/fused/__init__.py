@@ -5,6 +5,10 @@ one. A :class:`~nnunet_cpr.fused.backend.Plan` lists the tensors of a step. If t
 kernel has the settings, the unfused step is taken: the regularization method corrects, then torch's
 optimizer updates. The backends are tested against it.
 
+There is none for GPUs. There the time of the host counts, which waits for the gradients in mixed
+precision and then lets the GPU wait: listing all tensors in Python takes longer than the separate
+correction, and torch's own fused step lists them in C++.
+
 To add a backend: write a subclass of ``Backend`` and return it from :func:`find_backend`.
 """
 
@@ -13,7 +17,6 @@ from __future__ import annotations
 import os
 import warnings
 from functools import lru_cache
-from importlib.util import find_spec
 
 import torch
 
@@ -48,11 +51,6 @@ def find_backend(device: torch.device) -> type[Backend] | None:
         from nnunet_cpr.fused.cpu import CPUBackend
 
         return CPUBackend
-    # A graph would replay the addresses of the present tensors.
-    if device.type == "cuda" and _has_triton() and not torch.cuda.is_current_stream_capturing():
-        from nnunet_cpr.fused.triton import TritonBackend
-
-        return TritonBackend
     return None
 
 
@@ -73,14 +71,3 @@ def _numba_works() -> bool:
             stacklevel=2,
         )
         return False
-
-
-@lru_cache
-def _has_triton() -> bool:
-    """Return True if Triton is installed, 3.3 or later; its earlier interpreters compute otherwise."""
-    if find_spec("triton") is None:
-        return False
-    import triton
-    from packaging.version import Version
-
-    return Version(triton.__version__) >= Version("3.3")

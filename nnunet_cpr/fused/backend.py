@@ -143,12 +143,9 @@ class Backend(ABC):
 
     Attributes:
         dtypes: dtypes of parameters, gradients and moments that the kernels support.
-        is_proven: True if the tests have run the kernels on the device; if not, they are compared with
-            torch's step before a training relies on them.
     """
 
     dtypes: ClassVar[Collection[torch.dtype]]
-    is_proven: ClassVar[bool]
 
     @abstractmethod
     def sums_of_squares(self, matrices: Plan) -> Tensor:

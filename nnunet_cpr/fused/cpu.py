@@ -42,7 +42,6 @@ class CPUBackend(Backend):
     """
 
     dtypes = (torch.float32,)
-    is_proven = True
 
     def __init__(self) -> None:
         self._sums_of: Any = None  # fingerprint of the matrices that the sums belong to

@@ -10,30 +10,23 @@ import torch
 from nnunet_cpr import SGDCPR, AdamCPR, KappaIP, KappaKI0
 from nnunet_cpr.fused.cpu import CPUBackend
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = {"cpu": "cpu", "triton": "cuda" if HAS_GPU else "cpu"}
-
 # Chunks of these tests are 2048 elements: some tensors have several, with a rest or without, or one
 # element in the last.
 SHAPES = [(64, 100), (17,), (3, 1000, 3), (5, 7), (2, 2048), (4097, 1), (1, 1), (0, 4), (3, 4, 5, 2)]
 
 
 def use(optimizer: Any, backend: str) -> None:
-    """Make the optimizer use a backend; without a GPU it would not choose Triton."""
-    kind: Any = CPUBackend if backend == "cpu" else None
-    if backend == "triton":
-        from nnunet_cpr.fused.triton import TritonBackend
-
-        kind = TritonBackend
+    """Make the optimizer use the backend ``cpu``, or none."""
+    kind = CPUBackend if backend == "cpu" else None
     optimizer._find_backend = lambda device: kind
 
 
 def parameters(
-    dtype: torch.dtype = torch.float32, device: str = "cpu", shapes: list[tuple[int, ...]] = SHAPES
+    dtype: torch.dtype = torch.float32, shapes: list[tuple[int, ...]] = SHAPES
 ) -> list[torch.nn.Parameter]:
     generator = torch.Generator().manual_seed(0)
     values = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
-    return [torch.nn.Parameter(v.to(device, dtype)) for v in values]
+    return [torch.nn.Parameter(v.to(dtype)) for v in values]
 
 
 def set_gradients(params: list[torch.nn.Parameter], t: int, scale: float = 1.0) -> None:
@@ -53,7 +46,7 @@ def run(
     steps: int = 8,
     **options: Any,
 ) -> Any:
-    params = parameters(dtype, DEVICE.get(backend, "cpu"))
+    params = parameters(dtype)
     optimizer = build(params, **options)
     use(optimizer, backend)
     for t in range(steps):

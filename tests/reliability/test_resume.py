@@ -140,13 +140,6 @@ def test_baseline_resumes_bit_identical_in_another_process(
     check(worker, case, stop)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is off where a GPU is")
-def test_triton_step_resumes_bit_identical_in_another_process(worker: Worker) -> None:
-    pytest.importorskip("triton", minversion="3.3")
-    bound = KappaIP(2, ema=0.5)
-    check(worker, Case("SGDCPR", None, bound, dtype="bfloat16", backend="triton"), 5)
-
-
 # Other ways to load
 
 

@@ -60,7 +60,7 @@ class Case:
     adaptive: bool = False
     dtype: str = "float32"
     backend: str = "chosen"
-    """``chosen`` by the optimizer, ``plain`` (unfused) or ``triton`` (in its interpreter)."""
+    """``chosen`` by the optimizer, or ``plain`` (unfused)."""
     channels_last: bool = False
     closure: bool = False
     breaks_at: int | None = None
@@ -109,8 +109,6 @@ class Training:
             "adaptive": case.adaptive,
             "mu": 0.05,
         }
-        if case.backend == "triton":
-            settings["fused"] = True  # by itself it is not on a CPU in half precision
         if case.optimizer in OURS:
             return OURS[case.optimizer](model, **settings)
         return CPR(model, **settings).attach(TORCH[case.optimizer](model.parameters()))
