@@ -50,12 +50,14 @@ class NamedTrainer(nnUNetTrainer, ABC):
 
     Attributes:
         settings: settings parsed from the class name.
+        is_family: True for the class of a family, which others derive from.
         is_created: True if the class was created for a name with suffixes.
         baseline: comparison method attached to the optimizer, None if the name has none.
         epoch_start: checkpoint of the start of the running epoch, empty on other ranks than 0.
     """
 
     settings: ClassVar[TrainerName]
+    is_family: ClassVar[bool] = False
     is_created: ClassVar[bool] = False
     baseline: Baseline | None = None
     initial_lr: float

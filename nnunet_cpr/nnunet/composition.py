@@ -12,6 +12,8 @@ import contextlib
 import dataclasses
 import functools
 import io
+import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from multiprocessing import parent_process
@@ -34,6 +36,22 @@ _searched: list[str] = []
 """Names that this module searches at the moment; it reports wrong ones itself."""
 
 
+class TakenName(WrongName):
+    """Name of a trainer family under which nnU-Net finds somebody else's class.
+
+    Attributes:
+        remedy: shell command that shows where that class is.
+    """
+
+    def __init__(self, family: str, file: Path) -> None:
+        other = family.replace("nnUNetTrainer", "nnUNetTrainerMy", 1)
+        super().__init__(
+            f"{family}: this name of nnunet-cpr is taken by a class in {file}; rename that class, for "
+            f"example to {other}"
+        )
+        self.remedy = f"grep -nw {family} {shlex.quote(str(file))}"
+
+
 def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrainer]]:
     """Return the ``__getattr__`` of a module that defines a trainer family.
 
@@ -45,6 +63,7 @@ def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrain
         ``family`` of that name with its settings. It raises AttributeError for other names; for a wrong
         name of a trainer of this package, nnU-Net's command ends with one line that corrects it.
     """
+    family.is_family = True
 
     def __getattr__(name: str) -> type[NamedTrainer]:  # noqa: N807
         if name.startswith("__") or name in FAMILIES:
@@ -81,6 +100,8 @@ def find_trainer(name: str) -> type[nnUNetTrainer]:
     """
     try:
         resolve_settings(name)
+    except TakenName:
+        raise
     except WrongName:
         if found := _search(name):  # a trainer of another package whose name resembles ours
             return found
@@ -122,6 +143,7 @@ def _resolve(name: str) -> tuple[type[NamedTrainer] | None, TrainerName | None]:
         settings = parse_trainer_name(name)
     except WrongName as error:
         reason = error
+    check_not_taken(name, is_ours=settings is not None)
     if settings is None:
         base, settings = _derived_trainer(name)
         if settings is None and reason:
@@ -129,6 +151,35 @@ def _resolve(name: str) -> tuple[type[NamedTrainer] | None, TrainerName | None]:
     if settings is not None and settings.on is not None:
         _check_composition(name, settings, search_trainer(settings.on))
     return base, settings
+
+
+def check_not_taken(name: str, is_ours: bool = True) -> None:
+    """Check that nnU-Net finds our class under the name of each family in a trainer's name.
+
+    Where somebody else's class has that name, the name alone trains theirs, and with suffixes ours.
+
+    Args:
+        name: name of a trainer.
+        is_ours: False for a trainer of others, whose name may begin with that of a family.
+
+    Raises:
+        TakenName: it finds somebody else's class.
+    """
+    own, _, other = TrainerName.split(name)
+    for part in (own, other) if is_ours or own in FAMILIES else (other,):
+        family = part.partition("_")[0]
+        found = _search(family) if family in FAMILIES else None
+        if found is not None and "is_family" not in vars(found):
+            raise TakenName(family, _file_of(found))
+
+
+def _file_of(trainer: type[nnUNetTrainer]) -> Path:
+    """Return the file of a class, whose module nnU-Net forgets if it is in an external folder."""
+    relative = Path(*trainer.__module__.split(".")).with_suffix(".py")
+    folders = os.environ.get("nnUNet_extTrainer", "").split(os.pathsep)
+    files = [Path(folder) / relative for folder in folders if folder]
+    module = sys.modules.get(trainer.__module__)
+    return next(filter(Path.is_file, files), Path(getattr(module, "__file__", None) or relative))
 
 
 def _is_valid(name: str) -> bool:
@@ -200,6 +251,8 @@ def search_trainer(name: str) -> type[nnUNetTrainer]:
 def _search(name: str) -> type[nnUNetTrainer] | None:
     """Search for a trainer as nnU-Net does; return None if there is none of this name."""
     _searched.append(name)
+    for family in FAMILIES:  # a file of this name in another folder would not be imported
+        sys.modules.pop(family, None)
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # nnU-Net prints the searched folders
             return recursive_find_trainer_class_by_name(name)

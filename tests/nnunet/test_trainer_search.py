@@ -1,15 +1,20 @@
-"""Search for several trainers at once."""
+"""Search for several trainers at once, and names of ours that a user's class has."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
+from typer.testing import CliRunner
 
+from nnunet_cpr.cli import app
 from nnunet_cpr.nnunet import composition
-from nnunet_cpr.nnunet.composition import missing_trainers
+from nnunet_cpr.nnunet.composition import missing_trainers, resolve_settings
+from nnunet_cpr.nnunet.tools.doctor import check_installation
 from tests.helpers import ROOT
 
 OURS = "nnUNetTrainerCPR_ws200_100epochs"
@@ -32,13 +37,28 @@ def __getattr__(name):
 """
 
 
+TAKING = """
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+from nnunet_cpr.nnunet.trainer import nnUNetTrainer{0} as Ours, nnUNetTrainerCPR
+
+class nnUNetTrainer{0}({1}):
+    pass
+
+class nnUNetTrainer{0}_big(nnUNetTrainer):
+    pass
+"""
+
+
+def forget_searches() -> None:
+    for search in (composition._search, composition._resolve):
+        search.cache_clear()
+
+
 @pytest.fixture(autouse=True)
 def _forget_searches() -> Iterator[None]:
-    for search in (composition._search, composition._resolve):
-        search.cache_clear()
+    forget_searches()
     yield
-    for search in (composition._search, composition._resolve):
-        search.cache_clear()
+    forget_searches()
 
 
 def test_trainers_of_all_folders_are_found_and_others_have_reasons(
@@ -56,3 +76,54 @@ def test_trainers_of_all_folders_are_found_and_others_have_reasons(
     (tmp_path / "a_broken.py").write_text("import missing_module_of_theirs\n")
     reason = missing_trainers(["Theirs4"])["Theirs4"]
     assert reason == "ModuleNotFoundError: No module named 'missing_module_of_theirs'"
+
+
+@pytest.fixture
+def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a user's folder that nnU-Net searches before ours."""
+    monkeypatch.setenv("nnUNet_extTrainer", os.pathsep.join([str(tmp_path), str(ROOT / "trainers")]))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "file", "base"),
+    [
+        ("nnUNetTrainerAdamW", "AdamW", "mine.py", "nnUNetTrainer"),
+        ("nnUNetTrainerAdamW_warmup2_2epochs_3iters_seed1", "AdamW", "mine.py", "Ours"),
+        ("nnUNetTrainerAdamW_seed1_on_nnUNetTrainerDA5", "AdamW", "mine.py", "nnUNetTrainer"),
+        ("nnUNetTrainerCPR_on_nnUNetTrainerAdamW", "AdamW", "mine.py", "nnUNetTrainer"),
+        ("nnUNetTrainerTimm", "Timm", "mine.py", "Ours"),
+        ("nnUNetTrainerAMOS_seed1", "AMOS", "nnUNetTrainerAMOS.py", "nnUNetTrainer"),
+    ],
+)
+def test_family_that_a_users_class_has_taken_is_refused_in_one_line(
+    theirs: Path, monkeypatch: pytest.MonkeyPatch, name: str, taken: str, file: str, base: str
+) -> None:
+    (theirs / file).write_text(TAKING.format(taken, base))
+    line = (
+        f"nnUNetTrainer{taken}: this name of nnunet-cpr is taken by a class in {theirs / file}; rename "
+        f"that class, for example to nnUNetTrainerMy{taken}"
+    )
+    if name != "nnUNetTrainerTimm":  # whose optimizers are listed
+        said = CliRunner().invoke(app, ["trainers", name])
+        assert (said.exit_code, said.stdout, said.stderr) == (1, "", f"nnunet-cpr: {line}\n")
+    assert missing_trainers([name]) == {name: line.replace("; ", ", ")}  # of a study
+    if name != f"nnUNetTrainer{taken}":  # whose class nnU-Net trains without us
+        forget_searches()
+        monkeypatch.setattr(sys, "argv", ["nnUNetv2_train"])
+        with pytest.raises(SystemExit, match=f"^nnunet-cpr: {line}$"):
+            recursive_find_trainer_class_by_name(name)
+    (finding,) = (each for each in check_installation() if each.subject == "trainers")
+    assert (finding.message, finding.remedy) == (line, f"grep -nw nnUNetTrainer{taken} {theirs / file}")
+
+
+def test_names_beside_those_of_families_are_not_taken(theirs: Path) -> None:
+    (theirs / "mine.py").write_text(
+        TAKING.format("CPR", "nnUNetTrainer").replace("class nnUNetTrainerCPR(", "class Mine(")
+    )
+    assert resolve_settings("nnUNetTrainerCPR_seed1") is not None, "their module imports ours"
+    assert missing_trainers(["nnUNetTrainerCPR_big", "nnUNetTrainerCPR"]) == {}
+    (theirs / "taking.py").write_text(TAKING.format("AdamW", "nnUNetTrainer"))
+    assert missing_trainers(["nnUNetTrainerAdamW_big"]) == {}, (
+        "a trainer of theirs, as its name is not ours"
+    )

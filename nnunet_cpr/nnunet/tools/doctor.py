@@ -1,4 +1,4 @@
-"""Checks of the installation, each with a command that fixes a problem."""
+"""Checks of the installation, each with a command that fixes or shows a problem."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 from nnunet_cpr import __version__
 from nnunet_cpr.names.trainer_name import FAMILIES
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES
+from nnunet_cpr.nnunet.composition import TakenName, check_not_taken
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Finding:
     Attributes:
         subject: checked component.
         message: state of the component.
-        remedy: shell command that fixes the problem, None if there is none.
+        remedy: shell command that fixes or shows the problem, None if there is none.
         is_open: True for something that the user has yet to set, which is no problem.
     """
 
@@ -72,6 +73,9 @@ def _trainers() -> Finding:
             warnings.simplefilter("ignore")
             for name in names:
                 recursive_find_trainer_class_by_name(name)
+                check_not_taken(name)
+    except TakenName as error:
+        return Finding("trainers", str(error), error.remedy)
     except Exception as error:  # any error is the finding
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
         remedy = "pip install --force-reinstall --no-deps nnunet-cpr"
