@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
 import time
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import submitit
 
@@ -100,7 +103,7 @@ class Worker:
         fold = self.run.folder(self.paths.results)
         for path in (fold / name for name in CHECKPOINTS):
             # nnU-Net was killed while it wrote the file, and could not load it.
-            if path.exists() and not is_complete_checkpoint(path):
+            if path.exists() and _is_torn(path):
                 path.unlink()
         if not (fold / FINAL_CHECKPOINT).exists():
             (fold / "validation" / "summary.json").unlink(missing_ok=True)  # of an earlier training
@@ -127,6 +130,15 @@ class Worker:
             )
         finally:
             add_seconds(self.run.folder(self.paths.results), time.monotonic() - start)
+
+
+def _is_torn(path: Path) -> bool:
+    """Return True if a checkpoint was not written to its end.
+
+    Raises:
+        OSError: it cannot be read, which says nothing about it.
+    """
+    return not is_complete_checkpoint(path) and not zipfile.is_zipfile(io.BytesIO(path.read_bytes()))
 
 
 def _must_requeue(request: StopRequest) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -90,6 +92,24 @@ def test_damaged_checkpoint_and_earlier_result_are_removed(
     monkeypatch.setattr(Worker, "_run_nnunet", train)
     assert Worker(run, paths, "cpu")()
     assert options == ["--c", "--val"] and state_of(run, paths).dice == 0.75
+
+
+def test_checkpoints_that_cannot_be_read_are_kept(
+    run: Run, paths: StudyPaths, fold: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of the disk or the network says nothing about the file."""
+    finish(fold)
+    (fold / "validation" / "summary.json").unlink()
+
+    def fail(path: Path, *arguments: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr("zipfile.is_zipfile", lambda file: False)  # as it answers then
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(OSError, match=r"Input/output error.*checkpoint_final\.pth"):
+        Worker(run, paths)()
+    assert (fold / "checkpoint_final.pth").exists()
+    assert "Input/output error" in state_of(run, paths).reason
 
 
 def test_only_one_process_claims_a_run(run: Run, paths: StudyPaths) -> None:
