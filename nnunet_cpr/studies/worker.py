@@ -8,7 +8,8 @@ import signal
 import subprocess
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,12 @@ import submitit
 
 from nnunet_cpr.nnunet import commands
 from nnunet_cpr.nnunet.commands import CommandFailed, CommandStopped
-from nnunet_cpr.nnunet.fold_files import CHECKPOINTS, FINAL_CHECKPOINT, is_complete_checkpoint
+from nnunet_cpr.nnunet.fold_files import (
+    CHECKPOINTS,
+    FINAL_CHECKPOINT,
+    is_complete_checkpoint,
+    read_progress,
+)
 from nnunet_cpr.nnunet.stop_signals import StopRequest, record_stop_signals
 from nnunet_cpr.studies.definition import Run
 from nnunet_cpr.studies.run_state import StudyPaths, add_seconds, claim, record_process, validation_dice
@@ -39,6 +45,7 @@ class Worker:
         environment: environment variables to set for nnU-Net.
         options: further options of ``nnUNetv2_train``.
         stop_seconds: time that nnU-Net has to end after SIGTERM.
+        has_stalled: True if the Slurm job before this one reached its time limit without progress.
     """
 
     run: Run
@@ -47,13 +54,18 @@ class Worker:
     environment: Mapping[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     stop_seconds: float = 60.0
+    has_stalled: bool = False
 
     def __call__(self) -> bool:
         """Train or continue the run until it is done or a signal arrives, as :meth:`train` does.
 
         Raises:
             SystemExit: a signal has stopped the training; its status is 128 + signal.
+            CommandFailed: two jobs reached their time limit without progress; the error is kept.
+            CalledProcessError: Slurm has refused to requeue the job; the error is kept.
         """
+        fold = self.run.folder(self.paths.results)
+        before, _ = read_progress(fold)
         with record_stop_signals() as request:
             try:
                 return self.train(request)
@@ -61,7 +73,15 @@ class Worker:
                 pass
         # Outside of the context, because submitit's handler of the signal requeues and exits.
         if _must_requeue(request):
-            signal.raise_signal(_REQUEUE_SIGNAL)
+            with self._keeping_failures():
+                stalls = _REQUEUE_SIGNAL in request.signals and read_progress(fold)[0] == before
+                if stalls and self.has_stalled:
+                    raise CommandFailed(
+                        "expected an epoch or the whole validation within the time limit of a job, got "
+                        "neither in two jobs; give a longer --time"
+                    )
+                self.has_stalled = stalls
+                signal.raise_signal(_REQUEUE_SIGNAL)
         raise SystemExit(128 + request.signals[0])
 
     def train(self, request: StopRequest) -> bool:
@@ -75,13 +95,18 @@ class Worker:
             CommandStopped: there was a request to stop.
             OSError: a file cannot be written; the error is kept as well if possible.
         """
+        with self._keeping_failures(), claim(self.run, self.paths) as claimed:
+            if claimed:
+                self.paths.failure(self.run).unlink(missing_ok=True)
+                self._train_and_validate(request)
+        return claimed
+
+    @contextmanager
+    def _keeping_failures(self) -> Iterator[None]:
+        """Keep errors for ``study status``."""
         try:
-            with claim(self.run, self.paths) as claimed:
-                if claimed:
-                    self.paths.failure(self.run).unlink(missing_ok=True)
-                    self._train_and_validate(request)
-                return claimed
-        except (CommandFailed, OSError) as error:
+            yield
+        except (CommandFailed, OSError, subprocess.CalledProcessError) as error:
             self.paths.logs.mkdir(parents=True, exist_ok=True)
             self.paths.failure(self.run).write_text(f"{error}\n")
             raise

@@ -72,6 +72,19 @@ def test_times_are_those_of_slurm() -> None:
         parse_minutes("1:2:3:4")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"time": "1"}, "--time: expected more than the 90 s before its end at which .* got 60 s"),
+        ({"sbatch": ["signal=B:USR1@60"]}, "--sbatch signal: .* use --signal-delay"),
+    ],
+)
+def test_jobs_that_could_not_save_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(StudyError, match=message):
+        RunOptions(**options).slurm()
+    RunOptions(time="1", signal_delay=10).slurm()
+
+
 def test_gpus_are_those_that_cuda_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     for visible, count, names in (("2,-1,0", 1, ["2"]), ("1, 0", 2, ["1", "0"])):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from types import FrameType
 import psutil
 import pytest
 
-from nnunet_cpr.nnunet.commands import CommandStopped
+from nnunet_cpr.nnunet.commands import CommandFailed, CommandStopped
 from nnunet_cpr.nnunet.commands import run as run_command
 from nnunet_cpr.nnunet.stop_signals import raise_on_termination, record_stop_signals
 from nnunet_cpr.studies.definition import Run
@@ -30,6 +31,12 @@ echo $! > child
 trap 'sleep 0.3; echo saved > state; exit 143' TERM
 echo > started
 while :; do sleep 0.05; done
+"""
+
+
+EPOCH = """
+stamp='2026-01-02 03:04:05.678901:'
+printf "$stamp Epoch 0 \\n$stamp Epoch time: 5 s \\n" > '{}/training_log_2026_1_2.txt'
 """
 
 
@@ -154,6 +161,35 @@ def test_slurm_job_requeues_unless_cancelled(
     assert (tmp_path / "state").exists()
     with claim(run, paths) as ours:
         assert ours
+
+
+@pytest.mark.parametrize(("epoch", "end"), [("", CommandFailed), (EPOCH, Requeued)])
+def test_second_job_without_progress_at_its_limit_has_failed(
+    run: Run, paths: StudyPaths, training: Callable, slurm: Callable, tmp_path: Path, epoch: str, end
+) -> None:
+    worker = Worker(run, paths, "cpu")
+    for expected in (Requeued, end):
+        (tmp_path / "started").unlink(missing_ok=True)
+        training(epoch.format(run.folder(paths.results)) + SAVING)
+        epoch = epoch.replace("Epoch 0", "Epoch 1").replace("2.txt", "3.txt")
+        with signals_when((tmp_path / "started").exists, signal.SIGUSR2), pytest.raises(expected):
+            worker()
+        worker = worker.checkpoint().function
+    has_failed = state_of(run, paths).stage is Stage.FAILED
+    assert has_failed == (end is CommandFailed)
+    assert has_failed == ("give a longer --time" in state_of(run, paths).reason)
+
+
+def test_refused_requeue_is_the_reason_of_the_failure(
+    run: Run, paths: StudyPaths, training: Callable, slurm: Callable, tmp_path: Path
+) -> None:
+    training(SAVING)
+    signal.signal(signal.SIGUSR2, lambda *_: subprocess.run(["false"], check=True))
+    refused = pytest.raises(subprocess.CalledProcessError)
+    with signals_when((tmp_path / "started").exists, signal.SIGUSR2), refused:
+        Worker(run, paths, "cpu")()
+    state = state_of(run, paths)
+    assert state.stage is Stage.FAILED and "'false'" in state.reason
 
 
 def test_forked_process_dies_of_a_signal() -> None:

@@ -55,13 +55,21 @@ class RunOptions(SlurmOptions, PreparationOptions):
         """Return the executor for Slurm.
 
         Raises:
-            StudyError: the time limit is invalid.
+            StudyError: the time limit or an option is invalid.
         """
         gpus = 1 if self.gpus is None else self.gpus
+        minutes = parse_minutes(self.time)
+        if 60 * minutes <= self.signal_delay:
+            raise studies.StudyError(
+                f"--time: expected more than the {self.signal_delay} s before its end at which a job "
+                f"requeues, got {60 * minutes} s; give a longer one or a shorter --signal-delay"
+            )
         given: dict[str, str | bool] = {}
         for option in self.sbatch or ():
             name, _, value = option.removeprefix("--").partition("=")
             given[name.replace("-", "_")] = value or True
+        if "signal" in given:
+            raise studies.StudyError("--sbatch signal: jobs need a signal of ours; use --signal-delay")
         requests_gpus = any(
             name.startswith("gpus") or (name in ("gres", "tres_per_task") and "gpu" in str(value))
             for name, value in given.items()
@@ -75,7 +83,7 @@ class RunOptions(SlurmOptions, PreparationOptions):
         }
         return studies.Slurm(
             settings={name: value for name, value in settings.items() if value},
-            minutes=parse_minutes(self.time),
+            minutes=minutes,
             gpus=gpus,
             at_once=self.jobs or 16,
             signal_delay=self.signal_delay,
