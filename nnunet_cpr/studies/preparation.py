@@ -94,6 +94,9 @@ def check_study_data(study: Study, folders: Mapping[str, str], processes: int) -
     ]
     for dataset in study.datasets:
         _check_folds(study, dataset, folders)
+        home, raw = (Path(folders[name]) / dataset for name in ("nnUNet_preprocessed", "nnUNet_raw"))
+        if not (home / _SPLITS).exists():
+            _check_case_count(home, _planned_cases(raw / "dataset.json"))
     return [command for command in commands if command]
 
 
@@ -254,10 +257,23 @@ def _split(home: Path, study: Study) -> None:
     from nnunetv2.utilities.crossval_split import generate_crossval_split
 
     cases = _preprocessed_cases(home, study.plans[0], study.configurations[0])
-    if len(cases) < _FOLDS:
-        raise StudyError(
-            f"{home.name}: expected at least {_FOLDS} training cases for nnU-Net's {_FOLDS} folds, "
-            f"got {len(cases)}; write a split of your own to {home / _SPLITS}"
-        )
+    _check_case_count(home, len(cases))
     splits = generate_crossval_split(cases, seed=12345, n_splits=_FOLDS)
     write_json(home / _SPLITS, [{k: list(map(str, v)) for k, v in split.items()} for split in splits])
+
+
+def _planned_cases(description: Path) -> int:
+    """Return the number of cases in a ``dataset.json``, enough if nnU-Net's own check will refuse it."""
+    try:
+        return int(read_json(description)["numTraining"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return _FOLDS
+
+
+def _check_case_count(home: Path, count: int) -> None:
+    """Check that nnU-Net can split so many cases into its folds."""
+    if count < _FOLDS:
+        raise StudyError(
+            f"{home.name}: expected at least {_FOLDS} training cases for nnU-Net's {_FOLDS} folds, "
+            f"got {count}; write a split of your own to {home / _SPLITS}"
+        )

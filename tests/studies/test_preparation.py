@@ -100,6 +100,19 @@ def test_data_set_without_enough_cases_needs_a_split_of_its_own(
         preparation.check_study_data(study, data, 1)
 
 
+def test_too_few_cases_are_refused_before_preprocessing(tmp_path: Path) -> None:
+    folders = {n: str(tmp_path / n) for n in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")}
+    raw, home = (tmp_path / n / "Dataset001_A" for n in ("nnUNet_raw", "nnUNet_preprocessed"))
+    for folder in (raw, home):
+        folder.mkdir(parents=True)
+    (raw / "dataset.json").write_text(json.dumps({"numTraining": 4}))
+    study = study_of("nnUNetTrainer")
+    with pytest.raises(StudyError, match=r"at least 5 training cases for .* got 4; write a split"):
+        preparation.check_study_data(study, folders, 1)
+    (home / "splits_final.json").write_text(json.dumps([{"train": ["a", "b"], "val": ["c"]}] * 2))
+    assert preparation.check_study_data(study, folders, 1)[0][0] == "nnUNetv2_plan_and_preprocess"
+
+
 def test_changed_splits_are_refused(data: dict[str, str], tmp_path: Path) -> None:
     splits = tmp_path / "nnUNet_preprocessed" / "Dataset001_A" / "splits_final.json"
     study, record = study_of("nnUNetTrainer"), tmp_path / "splits.json"
