@@ -8,6 +8,8 @@ import math
 import multiprocessing
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -23,6 +25,7 @@ from nnunet_cpr.reports.results import (
     DAMAGE,
     RUN,
     UNSEEDED,
+    ReportError,
     Results,
     class_key,
     read_cases,
@@ -50,12 +53,17 @@ def add_surface_metrics(results: Results, preprocessed: Path | None) -> Results:
     Args:
         results: results of a study.
         preprocessed: nnU-Net's folder, for the ground truth.
+
+    Raises:
+        ReportError: MONAI is missing, and the study has no other metric.
     """
     study = results.study
     if not {"hd95", "nsd"} & set(study.metrics):
         return results
     if find_spec("monai") is None:
         note = "HD95 and NSD are missing: they need MONAI; run pip install 'nnunet-cpr[surface]'"
+        if "dice" not in study.metrics:
+            raise ReportError(note)
         return replace(results, notes=[*results.notes, note])
     tables, notes = [], []
     for key in results.cases[RUN].drop_duplicates().itertuples(index=False):
@@ -111,8 +119,11 @@ def fold_surface_metrics(
             notes.append(f"{case}: no HD95 and NSD; {outcome}")
         else:
             found[case] = outcome
-    if jobs:
-        _write_cache(cache, belongs_to, found)
+    try:
+        if jobs:
+            _write_cache(cache, belongs_to, found)
+    except OSError as error:  # of a folder of another user
+        notes.append(f"HD95 and NSD are not cached in {cache}: {error.strerror}")
     values = [found.get(row["case"], {}).get(row["labels"], (math.nan, math.nan)) for row in rows]
     table = pd.DataFrame(rows)[["case", "class"]]
     return table.assign(hd95=[hd95 for hd95, _ in values], nsd=[nsd for _, nsd in values]), notes
@@ -191,7 +202,11 @@ def _compute(jobs: list[_Job]) -> list[_Metrics | str]:
     with ProcessPoolExecutor(
         processes, multiprocessing.get_context("spawn"), _use_one_thread
     ) as executor:
-        return list(executor.map(_measure, *zip(*jobs)))
+        outcomes: list[_Metrics | str] = []
+        with suppress(BrokenProcessPool):
+            outcomes.extend(executor.map(_measure, *zip(*jobs)))
+        lost = len(jobs) - len(outcomes)
+        return outcomes + ["a process was killed; is the memory too small?"] * lost
 
 
 def _use_one_thread() -> None:

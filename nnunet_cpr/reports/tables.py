@@ -39,8 +39,9 @@ def main_table(part: Results) -> pd.DataFrame:
         One row for each trainer. For each metric there is the mean over the finished runs
         (``dice_percent``), the standard deviation (n - 1) of the folds' means over seeds
         (``deviation_folds_points``) and of the seeds' means over folds (``deviation_seeds_points``), and
-        ``best``, which marks the best value if all trainers have finished the same runs; values that are
-        equal as shown are equally good. The columns of other metrics than Dice start with their name.
+        ``best``, which marks the best value if all trainers have finished the same runs and no case
+        lacks the metric; values that are equal as shown are equally good. The columns of other metrics
+        than Dice start with their name.
         ``published_percent`` is the published Dice of the data set.
     """
     means = {metric: run_means(part.cases, metric.name) for metric in part.metrics}
@@ -68,6 +69,7 @@ def main_table(part: Results) -> pd.DataFrame:
     for metric in means:
         shown = metric.sign * table[metric.column].round(2)
         is_comparable = shown.count() > 1 and not _has_different_runs(part)
+        is_comparable &= not (part.cases["dice"].notna() & part.cases[metric.name].isna()).any()
         table[_key(metric, "best")] = is_comparable & (shown != 0) & (shown == shown.max())
     return table
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
+import re
+import signal
 
 import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
 
+from nnunet_cpr.reports import ReportError, write_report
 from nnunet_cpr.reports import surface_metrics as module
-from nnunet_cpr.reports import write_report
 from nnunet_cpr.reports.surface_metrics import (
     CACHE_NAME,
     compute_surface_metrics,
     fold_surface_metrics,
 )
-from tests.reports.folds import study, whole, write_fold, write_volume
+from tests.reports.folds import LABELS, study, whole, write_fold, write_volume
 
 SPACING = (2.5, 0.7, 1.3)
 
@@ -46,6 +49,20 @@ def test_empty_masks_follow_the_convention():
     assert compute_surface_metrics(empty[:1], full[:1], (99, 1, 1)) == (math.hypot(4, 12), 0)
 
 
+def test_shifted_cubes_have_the_shift_along_each_axis():
+    truth = np.zeros((12, 12, 30), bool)
+    truth[3:7, 3:7, 3:7] = True
+    for axis, shift in enumerate(SPACING):
+        prediction = np.roll(truth, 1, axis=axis)
+        assert compute_surface_metrics(prediction, truth, SPACING, shift) == (pytest.approx(shift), 1)
+        assert compute_surface_metrics(prediction, truth, SPACING, 0.9 * shift)[1] < 1
+    truth[:, :, 10:29] = True
+    prediction = truth.copy()
+    prediction[5, 5, 8] = True  # less than 5 % of the surface
+    hd95, nsd = compute_surface_metrics(prediction, truth, SPACING, 0.1)
+    assert hd95 == 0 and 0.9 < nsd < 1
+
+
 # Whole folds
 
 
@@ -54,10 +71,10 @@ def ball(shift=0, label=1):
     return (((z - 4) ** 2 + (y - 6) ** 2 + (x - 6 - shift) ** 2 < 14) * label).astype(np.uint8)
 
 
-def make_fold(folder, cases, keys=("1", "2")):
+def make_fold(folder, cases, keys=("1", "2"), labels=LABELS):
     """Write a fold from {case: (prediction, truth)} and return the arguments of the function."""
     dice = {case: dict.fromkeys(keys, 0.5) for case in cases}
-    fold = write_fold(folder / "nnUNet_results", "nnUNetTrainer", 0, dice)
+    fold = write_fold(folder / "nnUNet_results", "nnUNetTrainer", 0, dice, labels=labels)
     for case, (prediction, truth) in cases.items():
         write_volume(prediction, fold / "validation" / f"{case}.nii.gz", SPACING)
         write_volume(truth, folder / "labelsTr" / f"{case}.nii.gz", SPACING)
@@ -95,6 +112,43 @@ def test_unusable_files_become_notes(tmp_path):
     assert table.set_index("case")["nsd"].notna().to_dict() == {n: n == "good" for n in names}
 
 
+def test_regions_and_ignored_voxels_are_those_of_nnunet(tmp_path):
+    labels = {"background": 0, "whole tumor": [1, 2], "core": 2, "ignore": 3}
+    truth, prediction = ball(), ball(1, 2)
+    truth[ball(3) > 0] = 2
+    truth[:, 10:, 12:], prediction[:, 11:, 13:] = 3, 1  # counts as background
+    args = make_fold(tmp_path, {"a": (prediction, truth)}, ("(1, 2)", "2"), labels)
+    table, notes = fold_surface_metrics(*args)
+    assert table["class"].tolist() == ["whole tumor", "core"] and notes == []
+    prediction[truth == 3], truth[truth == 3] = 0, 0
+    expected = [
+        compute_surface_metrics(prediction >= label, truth >= label, SPACING) for label in (1, 2)
+    ]
+    np.testing.assert_allclose(table[["hd95", "nsd"]], expected, rtol=1e-6)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Killer:
+    """File whose reader is killed, as by a system without memory."""
+
+    def __reduce__(self):
+        return die, ()
+
+
+def test_killed_process_costs_a_note(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "available_cores", lambda: 2)
+    args = make_fold(tmp_path, {f"c{i:02}": (ball(1), ball()) for i in range(16)}, ("1",))
+    table, notes = fold_surface_metrics(*args)
+    assert notes == [] and table["nsd"].nunique() == 1, "the processes work"
+    none = tmp_path / "none"
+    jobs = [*[(none, none, [(1,)], None, 2.0)] * 16, (Killer(), none, [(1,)], None, 2.0)]
+    outcomes = module._compute(jobs)
+    assert len(outcomes) == 17 and outcomes[-1].startswith("a process was killed")
+
+
 # The cache
 
 
@@ -122,6 +176,14 @@ def test_cache_is_read_until_something_has_changed(fold, monkeypatch):
     assert fold_surface_metrics(*fold)[0].loc[2, "hd95"] < 10
     poison(fold).write_text('{"cases": []}')
     assert fold_surface_metrics(*fold)[0].loc[2, "hd95"] < 10
+
+
+def test_cache_that_cannot_be_written_is_a_note(fold):
+    cache = fold[0] / "validation" / CACHE_NAME
+    cache.mkdir()  # refuses the write for root too
+    table, notes = fold_surface_metrics(*fold)
+    assert notes == [f"HD95 and NSD are not cached in {cache}: Is a directory"]
+    assert table["nsd"].notna().sum() == 3
 
 
 # In a report
@@ -152,3 +214,18 @@ def test_report_compares_every_metric(tmp_path):
         assert (
             f"Shown to be not worse than A by more than {margin}: no trainer." in console.file.getvalue()
         )
+
+
+@pytest.mark.parametrize("metrics", [("dice", "hd95"), ("hd95",)])
+def test_missing_monai_is_said(tmp_path, monkeypatch, metrics):
+    planned, console = study("A", "B", metrics=metrics), Console(file=io.StringIO(), width=300)
+    results, raw, preprocessed = whole(tmp_path, planned, cases=4)
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    advice = "they need MONAI; run pip install 'nnunet-cpr[surface]'"
+    if "dice" not in metrics:
+        with pytest.raises(ReportError, match=re.escape(advice)):
+            write_report(planned, results, raw, preprocessed, tmp_path / "report", console)
+        return
+    files = write_report(planned, results, raw, preprocessed, tmp_path / "report", console)
+    assert pd.read_csv(files[0].parent / "comparisons.csv")["metric"].tolist() == ["dice"]
+    assert advice in console.file.getvalue()

@@ -4,6 +4,7 @@ import pytest
 
 from nnunet_cpr.reports.results import read_results
 from nnunet_cpr.reports.tables import (
+    main_table,
     main_table_notes,
     shown_main_table,
     to_html,
@@ -11,7 +12,7 @@ from nnunet_cpr.reports.tables import (
     to_markdown,
 )
 from nnunet_cpr.studies.definition import TrainerEntry
-from tests.reports.folds import DATASET, both, study, write_fold
+from tests.reports.folds import DATASET, NAN, both, study, write_fold
 
 WD = TrainerEntry("A", "1e-5", "weight_decay", {DATASET: 80.0})
 CPR = TrainerEntry("B", "1k | *", "CPR <x>", {DATASET: 81.5})
@@ -35,6 +36,21 @@ def test_unfinished_trainers_have_no_best_and_published_numbers_a_column(unfinis
     assert list(table.cells.columns) == [(DATASET, "Dice (%)"), (DATASET, "published Dice (%)")]
     assert list(table.cells.index) == ["weight_decay 1e-5", "CPR <x> 1k | *"]
     assert main_table_notes(unfinished)[-1] == "Published numbers: Somebody et al., table 1."
+
+
+def test_smallest_distance_is_best_if_no_case_lacks_it(tmp_path):
+    for trainer, dice in (("A", 0.8), ("B", 0.7)):
+        for fold in (0, 1):
+            write_fold(tmp_path, trainer, fold, {f"a{fold}": both(dice)})
+    results = read_results(study("A", "B", metrics=("dice", "hd95")), tmp_path)
+    results.cases["hd95"] = 10 * results.cases["dice"]
+    table = main_table(results.parts()[0])
+    assert table["hd95_mm"].tolist() == pytest.approx([8, 7])
+    assert table["hd95_best"].tolist() == [False, True] and table["best"].tolist() == [True, False]
+    # The hard case of B has a Dice, but its prediction is gone.
+    results.cases.loc[results.cases["trainer"].eq("B") & results.cases["fold"].eq(1), "hd95"] = NAN
+    table = main_table(results.parts()[0])
+    assert not table["hd95_best"].any() and table["best"].tolist() == [True, False]
 
 
 def test_texts_escape_names_and_mark_the_best(tmp_path):
