@@ -308,7 +308,13 @@ class NamedTrainer(nnUNetTrainer, ABC):
             else:
                 checkpoint = checkpoints.read(path)
             written_by = checkpoint["trainer_name"]
-            differences = checkpoints.optimizer_differences(
+            own, saved = self.my_init_kwargs, checkpoint["init_args"]
+            differences = [
+                f"{key}: expected {own.get(key)}, got {saved.get(key)}"
+                for key in ("configuration", "fold")
+                if own.get(key) != saved.get(key)
+            ]
+            differences += checkpoints.optimizer_differences(
                 checkpoint["optimizer_state"], self.optimizer, not self.settings.keeps_optimizer
             )
             for difference in differences:

@@ -13,6 +13,7 @@ import io
 import os
 import pickle
 import signal
+import stat
 import sys
 import threading
 import zipfile
@@ -247,8 +248,12 @@ def read(path: Path, needed: Sequence[str] = ENTRIES) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # torch does not compare the checksums that it writes
+            # It loads arbitrary values for a file that is marked as a folder.
+            marks = [file.external_attr & stat.FILE_ATTRIBUTE_DIRECTORY for file in archive.infolist()]
         if damaged is not None:
             raise zipfile.BadZipFile(f"the checksum of {damaged!r} is wrong")
+        if any(marks):
+            raise zipfile.BadZipFile("a file in it is marked as a folder")
         with restricted_loading():
             checkpoint = torch.load(path, map_location="cpu")
     except pickle.UnpicklingError as error:
@@ -327,6 +332,6 @@ def optimizer_differences(
         if (key in saved) != (key in own):
             yield f"{'with' if key in saved else 'without'} {title}"
     for group, before in zip(optimizer.param_groups, saved["param_groups"] if compare_groups else ()):
-        for key in ("momentum", "betas", "weight_decay"):
+        for key in ("momentum", "betas", "weight_decay", "adamw_for"):
             if before.get(key) != group.get(key):
                 yield f"{key}: expected {group.get(key)}, got {before.get(key)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,8 +108,17 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def mark(path: Path) -> None:
+    """Mark a tensor as a folder in the list of contents, which has no checksum."""
+    content = bytearray(path.read_bytes())
+    entry = content.rindex(b"PK\x01\x02", 0, content.rindex(b"/data/0"))
+    content[entry + 38] |= stat.FILE_ATTRIBUTE_DIRECTORY
+    path.write_bytes(content)
+
+
 @pytest.mark.parametrize(
-    ("torn", "damage"), [("checkpoint_final.pth", halve), ("checkpoint_latest.pth", flip)]
+    ("torn", "damage"),
+    [("checkpoint_final.pth", halve), ("checkpoint_latest.pth", flip), ("checkpoint_final.pth", mark)],
 )
 def test_continuing_falls_back_from_a_damaged_checkpoint(
     space: Workspace, put, monkeypatch, capsys, torn: str, damage: Callable[[Path], None]
@@ -224,6 +234,7 @@ REFUSED = [
     (STOCK, "nnUNetTrainerSGD_wd1en3", {}, "weight_decay: expected 0.001, got 3e-05"),
     ("nnUNetTrainerAdamW", "nnUNetTrainerSGD", {}, "momentum: expected 0.99, got None"),
     (CPR, "nnUNetTrainerCPR_ws2", {}, "kappa: expected 'KappaWS(steps=2)', got 'KappaWS(steps=1)'"),
+    (CPR, CPR, {"fold": 1}, f"was written by {CPR}, expected {CPR}: fold: expected 0, got 1"),
     (CPR, CPR, {"features": 8}, "does not match this training: Error(s) in loading state_dict for "
         "PlainConvUNet: size mismatch for encoder.stages.0.0.convs.0.conv.weight: "),
 ]  # fmt: skip
@@ -245,6 +256,18 @@ def test_other_checkpoints_are_refused(
     assert said.endswith("to start a new training from its weights, pass it to -pretrained_weights")
     if reason.split(":")[0] not in CPRSettings.KEYS and "features" not in differing:
         assert not differences(dict(trainer.network.state_dict()), before)
+
+
+def test_other_options_of_muon_are_refused(space: Workspace, monkeypatch, capsys) -> None:
+    name = "nnUNetTrainerMuonCPR_ws1"
+    path = write(space, name, monkeypatch)
+    trainer = space.build(name, monkeypatch)
+    monkeypatch.setattr(type(trainer), "muon_options", {"adamw_for": ("head",)})
+    trainer.optimizer, _ = trainer.configure_optimizers()
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        trainer.load_checkpoint(str(path))
+    assert "adamw_for: expected ('head',), got ('first', 'head', 'depthwise')" in refusal(capsys)
 
 
 def test_pretrained_weights_load_weights_only(space: Workspace, monkeypatch) -> None:
