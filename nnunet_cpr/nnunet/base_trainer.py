@@ -161,7 +161,13 @@ class NamedTrainer(nnUNetTrainer, ABC):
         """Call the other trainer's method, without weight decay of the regularized parameters."""
         method, other = self._regularization, self.other_trainer().__name__
         with without_weight_decay([] if method is None else method.parameters) as given:
-            optimizer, schedule = super().configure_optimizers(*args, **kwargs)
+            configured = super().configure_optimizers(*args, **kwargs)
+        optimizer, schedule = configured if isinstance(configured, tuple | list) else (configured, None)
+        if not isinstance(optimizer, Optimizer) or schedule is None:
+            self._exit(
+                f"{type(self).__name__}: expected one optimizer and one schedule from {other}, got "
+                f"{type(optimizer).__name__} and {type(schedule).__name__}; it cannot be combined"
+            )
         if len(given) > 1 and any(group["is_split"] for group in given):
             self._warn(
                 f"parameter groups of {other} are split for the regularization; a learning rate that it "

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
@@ -52,6 +53,21 @@ class nnUNetTrainerPart(nnUNetTrainer):
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW([next(self.network.parameters())], self.initial_lr)
         return optimizer, PolyLRScheduler(optimizer, self.initial_lr, self.num_epochs)
+
+
+class nnUNetTrainerLists(nnUNetTrainer):
+    # Lists, as Lightning takes them.
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.network.parameters(), self.initial_lr)
+        return [optimizer], [PolyLRScheduler(optimizer, self.initial_lr, self.num_epochs)]
+
+
+class nnUNetTrainerAlone(nnUNetTrainerLists):
+    # No schedule.
+
+    def configure_optimizers(self):
+        return super().configure_optimizers()[0][0]
 
 
 class nnUNetTrainerBeside(nnUNetTrainer):
@@ -152,6 +168,11 @@ def test_attached_cpr_replaces_weight_decay_of_parameter_matrices(
         ),
         ("Plain_decoupled_wd1en2_on_nnUNetTrainerMedNeXtLike", ""),
         ("AttachCPR_on_nnUNetTrainerPart", "the optimizer does not have"),
+        (
+            "AttachCPR_on_nnUNetTrainerLists",
+            "expected one optimizer and one schedule from nnUNetTrainerLists, got list and list",
+        ),
+        ("Plain_seed1_on_nnUNetTrainerAlone", "got AdamW and NoneType; it cannot be combined"),
     ],
 )
 def test_settings_that_the_other_trainer_ignores_are_refused(
@@ -168,6 +189,23 @@ def test_settings_that_the_other_trainer_ignores_are_refused(
         workspace.build(f"nnUNetTrainer{name}", monkeypatch)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"nnunet-cpr: nnUNetTrainer{name}: ") and message in line
+
+
+def test_second_stage_continues_bounds_and_multipliers(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = workspace.build("nnUNetTrainerAttachCPR_ws1_on_nnUNetTrainerStages", monkeypatch)
+    first = built.optimizer
+    for _ in range(4):
+        for p in built.network.parameters():
+            p.grad = -p.detach()  # lets them grow
+        first.step()
+    before = first.state_dict()["cpr"]["state"]
+    assert before["kappa"].isfinite().all() and (before["lagrange_multiplier"] > 0).any()
+    second, _ = built.configure_optimizers("second")
+    assert second is not first and "cpr" not in first.state_dict()
+    for key, value in second.state_dict()["cpr"]["state"].items():
+        assert torch.equal(value, before[key])
 
 
 def test_optimizer_from_elsewhere_is_refused_after_an_epoch(
