@@ -116,7 +116,7 @@ class History:
             ):
                 if end is None or int(number) < end:
                     history.add(int(number), int(step), measure, kappa, multiplier)
-        except (ValueError, csv.Error) as error:
+        except (ValueError, LookupError, csv.Error) as error:
             raise ValueError(f"{path}: expected a CPR history, got: {error}") from error
         return history
 

@@ -175,14 +175,15 @@ def test_unsafe_outputs_are_refused(model: Path, tmp_path: Path, refused) -> Non
 
 def test_command_prints_how_to_predict(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "exported"
-    (model / "fold_1" / "cpr_history.csv").write_text("damaged")  # a record, which no prediction needs
+    for name in ("cpr_history.csv", "validation/summary.json"):  # records, which no prediction needs
+        (model / "fold_1" / name).write_text("{")
     options = ["--folds", "1", "--checkpoint", "checkpoint_best.pth"]
     arguments = ["export", str(model), str(output), *options]
     done = CliRunner().invoke(app, arguments)
     copy = output / "Dataset901_Phantoms" / COPY
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith(f"{copy}: exported. Predict with it:")
-    assert "| fold_1 | 85.12 | not recorded |" in (copy / "model_card.md").read_text()
+    assert "| fold_1 | not validated | not recorded |" in (copy / "model_card.md").read_text()
     assert f"nnUNetv2_predict_from_modelfolder -m {copy} -f 1 -chk checkpoint_best.pth -i" in done.stdout
     again = CliRunner().invoke(app, arguments)
     assert again.exit_code == 1

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,8 @@ def test_history_starts_anew_without_a_file_or_an_epoch(tmp_path: Path, epoch: i
         lambda content: b"",
         lambda content: content.replace(b"1,2,layer", b"1,2,other"),
         lambda content: content.replace(b"layer", b"other"),
+        lambda content: content.replace(b"1,2,layer", b"\r\n1"),
+        lambda content: b"\xff\x00" * 99 + b"\n",
     ],
 )
 def test_file_that_cannot_be_continued_is_renamed(run: History, damage) -> None:
@@ -101,3 +104,21 @@ def test_file_that_cannot_be_continued_is_renamed(run: History, damage) -> None:
     assert resumed.backup.read_bytes() == damaged
     train(resumed, range(EPOCHS, EPOCHS + 1))
     assert History.resume(run.folder, EPOCHS + 1, NAMES).epochs == [EPOCHS]
+
+
+def test_rows_of_a_failed_write_are_written_later(run: History) -> None:
+    """A full disk may take a part of a row."""
+    path = run.folder / "cpr_history.csv"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for epoch in (EPOCHS, EPOCHS + 1):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, hard))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                train(run, range(epoch, epoch + 1))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert_same_epochs(History.resume(run.folder, epoch, NAMES), run, EPOCHS)  # as after a kill
+    train(run, range(EPOCHS + 2, EPOCHS + 3))
+    resumed = History.resume(run.folder, EPOCHS + 3, NAMES)
+    assert resumed.backup is None
+    assert_same_epochs(resumed, run, EPOCHS + 3)

@@ -107,7 +107,7 @@ def export_model(model: Path, output: Path, folds: Sequence[str] | None, names: 
 def _describe_fold(folder: Path) -> str:
     """Return the row of a fold in the model card: Dice of its validation, and the verdict of CPR."""
     summary, dice, verdict = folder / "validation" / "summary.json", "not validated", "not recorded"
-    if summary.is_file():
+    with suppress(FileNotFoundError, ValueError, LookupError, TypeError):  # a killed one may be damaged
         dice = f"{100 * read_json(summary)['foreground_mean']['Dice']:.2f}"
     with suppress(FileNotFoundError, ValueError):  # without CPR, or damaged, which a training reports
         verdict = judge(History.read(folder)).text
