@@ -106,7 +106,7 @@ class TrainerName:
             or its regularization.
 
     Raises:
-        WrongName: settings contradict each other.
+        WrongName: settings contradict each other, or a name cannot express one of them.
 
     Example:
         >>> str(TrainerName("nnUNetTrainerCPR", mu=0.5, epochs=100))
@@ -135,6 +135,9 @@ class TrainerName:
 
     def __post_init__(self) -> None:
         own, tokens = self.defaults, self.tokens()
+        for suffix in self.suffixes:
+            if suffix.field != "kappa":  # a class may have a bound that no name has
+                self._check_has_suffix(suffix.field)
         if self.timm is not None:
             try:
                 timm_optimizers.check(self.timm, self.momentum is not None)
@@ -161,8 +164,14 @@ class TrainerName:
             )
 
     def __str__(self) -> str:
+        self._check_has_suffix("kappa")
         family = [self.family] if self.timm is None else [self.family, self.timm]
         return "_".join([*family, *self.tokens().values()])
+
+    def _check_has_suffix(self, field: str) -> None:
+        value = getattr(self, field)
+        if value is not None and value is not False and field not in self.tokens():
+            raise WrongName(f"{field}: expected what a name can express, got {value!r}")
 
     def tokens(self) -> dict[str, str]:
         """Return the suffix, without underscore, of each given setting, by field."""

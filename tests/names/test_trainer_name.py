@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nnunet_cpr import KappaIP, KappaK, KappaKI0, KappaWS
 from nnunet_cpr.baselines.registry import BASELINES
-from nnunet_cpr.names import BaselineChoice, WarmStartShare
+from nnunet_cpr.names import BaselineChoice, WarmStartShare, WrongName
 from nnunet_cpr.names.suffixes import REGULARIZER_WORDS
 from nnunet_cpr.names.trainer_name import FAMILIES, MUON_LR, SUFFIXES, TrainerName, parse_trainer_name
 from nnunet_cpr.optimizers.muon import DEFAULT_LR
@@ -87,3 +88,16 @@ def test_documentation_lists_every_suffix() -> None:
 
 def test_names_repeat_what_they_cannot_import_without_torch() -> None:
     assert tuple(REGULARIZERS) == REGULARIZER_WORDS and MUON_LR == DEFAULT_LR
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"lr": -1.0}, {"mu": 0.0}, {"regularizer": "l3"}, {"epochs": 0}, {"seed": -1}),
+        *({"kappa": KappaIP(10, ema=0.5)}, {"on": "nnUNetTrainerSGD"}),
+    ],
+)
+def test_settings_that_a_name_cannot_express_are_refused(settings: dict) -> None:
+    """They would be trained under the name of other settings."""
+    with pytest.raises(WrongName, match=f"^{next(iter(settings))}: expected what a name can express"):
+        str(TrainerName("nnUNetTrainerCPR", **settings))
