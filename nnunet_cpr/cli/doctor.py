@@ -28,7 +28,11 @@ def doctor(
 
 def _check_installation(as_json: bool) -> int:
     """Print a command for each problem and return their number."""
-    from nnunet_cpr.nnunet.tools.doctor import check_installation
+    try:
+        from nnunet_cpr.nnunet.tools.doctor import check_installation
+    except (ImportError, OSError) as error:  # torch raises an OSError for a library that is missing
+        package = (getattr(error, "name", None) or "torch").partition(".")[0]
+        stop(f"{error}; run: pip install --upgrade --force-reinstall {package}")
 
     with Console(stderr=True).status("checking the installation"):
         findings = list(check_installation())

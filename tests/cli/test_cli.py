@@ -68,6 +68,16 @@ def test_doctor_remedies_missing_trainers(monkeypatch) -> None:
     assert "1 problem found" in result.output
 
 
+def test_doctor_remedies_an_old_nnunet_and_a_torch_that_cannot_be_imported(monkeypatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.7.0")
+    said = runner.invoke(app, ["doctor"]).output
+    assert "wrong nnU-Net: 2.7.0, too old\n      run: pip install --upgrade 'nnunetv2>=2.8.0'" in said
+    monkeypatch.setitem(sys.modules, "nnunet_cpr.nnunet.tools.doctor", None)
+    result = runner.invoke(app, ["doctor"])
+    assert result.exit_code == 1 and len(result.output.splitlines()) == 1
+    assert result.output.endswith("; run: pip install --upgrade --force-reinstall nnunet_cpr\n")
+
+
 def test_doctor_remedies_a_missing_folder(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("nnUNet_raw", str(tmp_path / "gone"))
     result = runner.invoke(app, ["doctor"])

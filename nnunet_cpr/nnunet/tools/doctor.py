@@ -8,6 +8,7 @@ import importlib.util
 import io
 import os
 import platform
+import re
 import shlex
 import shutil
 import warnings
@@ -46,7 +47,7 @@ def check_installation() -> Iterator[Finding]:
     yield Finding("nnunet-cpr", __version__)
     yield Finding("torch", f"{torch.__version__}, CUDA {torch.version.cuda}")
     yield _accelerator()
-    yield Finding("nnU-Net", importlib.metadata.version("nnunetv2"))
+    yield _nnunet()
     yield Finding("timm", importlib.metadata.version("timm"))
     yield _trainers()
     yield from (_folder(name) for name in FOLDER_VARIABLES)
@@ -62,6 +63,13 @@ def _accelerator() -> Finding:
         message = f"torch {torch.__version__} cannot use the installed NVIDIA driver"
         return Finding("GPU", message, "pip install --upgrade --force-reinstall torch")
     return Finding("GPU", f"none available to torch ({triton} Triton): train with -device cpu")
+
+
+def _nnunet() -> Finding:
+    version = importlib.metadata.version("nnunetv2")
+    is_old = [int(number) for number in re.findall(r"\d+", version)[:2]] < [2, 8]
+    remedy = "pip install --upgrade 'nnunetv2>=2.8.0'" if is_old else None
+    return Finding("nnU-Net", f"{version}, too old" if is_old else version, remedy)
 
 
 def _trainers() -> Finding:
