@@ -61,6 +61,34 @@ def test_verdict_names_the_state_of_the_bounds(
     assert bool(verdict.advice) == (kind is not Kind.HELD)
 
 
+@pytest.mark.parametrize(
+    ("factor", "active", "kind"),
+    [
+        *((1.5, (1, MATRICES), Kind.HELD), (1.5, (2, MATRICES), Kind.TOO_TIGHT)),
+        *((0.9, (MATRICES, 1), Kind.TOO_LOOSE), (0.9, (MATRICES, 2), Kind.HELD)),
+    ],
+)
+def test_a_tenth_of_the_matrices_does_not_decide(
+    factor: float, active: tuple[int, int], kind: Kind
+) -> None:
+    """So many matrices have R times a factor, and so many a multiplier."""
+    changed, has_multiplier = (np.arange(MATRICES)[:, None] < count for count in active)
+    measure = np.where(changed, factor, 1.0) * growing_r()
+    assert judge(history_of(measure, bounded(), ACTIVE * has_multiplier)).kind is kind
+
+
+def test_arbitrary_values_have_a_verdict() -> None:
+    """It is given at the end of a training, which it must not end with an error."""
+    values = [0, 1, -1, 1e-45, 3e38, np.nan, np.inf, -np.inf]
+    grid = np.array(np.meshgrid(values, values, values)).reshape(3, -1)
+    with np.errstate(all="raise", under="ignore"):
+        for epochs in (1, 2, 8):
+            for triple in grid.T:
+                judge(history_of(*(np.full((2, epochs), value) for value in triple)))
+            judge(history_of(*(row.reshape(-1, epochs) for row in grid)))
+    assert "no parameter matrix is regularized" in judge(history_of(*[np.ones((0, 3))] * 3)).text
+
+
 def test_parameters_that_never_change_are_not_counted() -> None:
     """The bound of such a parameter, such as 10 times its R, says nothing."""
     measure, multiplier = growing_r(), np.tile(ACTIVE, (MATRICES, 1))
@@ -70,6 +98,14 @@ def test_parameters_that_never_change_are_not_counted() -> None:
     verdict = judge(history)
     assert verdict.kind is Kind.HELD and "all 6 matrices active" in verdict.text
     assert "(4 that never changed not counted)" in verdict.text and "never active" not in verdict.text
+
+
+def test_bounds_that_are_never_set_are_reported_at_the_start(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workspace.build("nnUNetTrainerCPR_1epochs_2iters", monkeypatch).on_train_start()
+    said = "the bounds are set at step 1000 or later, but this training has 2 steps: nothing will be"
+    assert said in capsys.readouterr().err
 
 
 def test_seed_with_processes_is_reported(

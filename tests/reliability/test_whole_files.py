@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from nnunet_cpr._files import atomic_torch_save, atomic_write
+from nnunet_cpr._files import atomic_directory, atomic_torch_save, atomic_write
 from nnunet_cpr.cli import app
 from tests.helpers import archives
 from tests.reports.folds import both, write_fold
@@ -31,6 +31,37 @@ def test_failed_write_leaves_the_file_unchanged(tmp_path: Path) -> None:
             temporary.suffix == ".txt" and temporary.parent == tmp_path
         )  # writers choose the format by it
     assert os.listdir(tmp_path) == ["a.txt"] and file.read_text() == "after"
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from nnunet_cpr._files import atomic_directory
+with atomic_directory(Path(sys.argv[1])) as folder:
+    folder.mkdir()
+    print("writing", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_directory_of_a_killed_process_is_removed_by_the_next(tmp_path: Path) -> None:
+    """One that another process is writing is kept."""
+    processes = []
+    for name in ("killed", "living"):
+        command = [sys.executable, "-c", KILLED, str(tmp_path / name)]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        assert processes[-1].stdout is not None and processes[-1].stdout.readline() == "writing\n"
+    killed, living = processes
+    killed.kill()
+    killed.wait()
+    try:
+        with atomic_directory(tmp_path / "next") as folder:
+            assert len(os.listdir(tmp_path)) == 2
+            folder.mkdir()
+        assert len(os.listdir(tmp_path)) == 2 and (tmp_path / "next").is_dir()
+    finally:
+        living.kill()
+        living.communicate()
 
 
 @pytest.fixture

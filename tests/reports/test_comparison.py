@@ -100,6 +100,14 @@ def test_false_positives_in_empty_cases_withhold_the_verdict(tmp_path):
     assert "no verdict, as 18 cases with a Dice from one of the two only are left out" in c.sentence
 
 
+def test_constant_differences_have_no_verdict(tmp_path):
+    for trainer, dice in ((SGD, 0.7), (CPR, 0.71)):
+        cases = dice + np.linspace(0, 0.1, 6)
+        write_runs(tmp_path, trainer, {seed: {0: cases, 1: cases} for seed in SEEDS})
+    found = compared(tmp_path)[CPR]
+    assert found.verdict == "undecided" and "all runs differ by exactly the same" in found.sentence
+
+
 def test_bootstrap_withholds_a_verdict_of_equal_trainings(tmp_path):
     """Only the cases vary, which the t-tests cannot see."""
     difference = np.random.default_rng(3).normal(0.01, 0.05, 10)

@@ -6,13 +6,16 @@ import re
 import shutil
 import subprocess
 
+import numpy as np
 import pandas as pd
 import pytest
+import SimpleITK as sitk
 from rich.console import Console
 
 from nnunet_cpr.reports import write_report
+from nnunet_cpr.reports.pictures import read_slices
 from nnunet_cpr.studies.definition import TrainerEntry
-from tests.reports.folds import DATASET, study, whole
+from tests.reports.folds import DATASET, NAN, study, whole, write_fold
 
 
 class Page:
@@ -103,6 +106,49 @@ def test_worst_median_and_best_case_have_pictures_or_a_reason(written):
     assert len(reasons) == 3 and all(
         reason.endswith('_0000.nii.gz" does not exist.') for reason in reasons
     )
+
+
+@pytest.mark.parametrize("orientation", ["LPS", "RAS", "SAR", "PIR"])
+@pytest.mark.parametrize("spacing", [(1.0, 1.5, 2.0), (1.0, 3.0, 2.0), (3.0, 1.5, 2.0)])
+def test_pictures_are_upright_in_every_orientation(tmp_path, orientation, spacing):
+    """The marker is on the patient's left, anterior and superior side."""
+    image = np.zeros((20, 24, 30), np.int16)  # z, y, x in LPS
+    image[12:14, 8:10, 19:22] = 100
+    truth, wrong = np.zeros_like(image), np.zeros_like(image)
+    truth[6:14, 8:16, 10:22] = wrong[6:14, 8:16, 10:22] = 1
+    wrong[13, 9, 20] = 0
+    files = {}
+    for name, array in {"image": image, "truth": truth, "wrong": wrong, "right": truth}.items():
+        volume = sitk.GetImageFromArray(array)
+        volume.SetSpacing(spacing)
+        files[name] = tmp_path / f"{name}.nii.gz"
+        sitk.WriteImage(sitk.DICOMOrient(volume, orientation), str(files[name]))
+    grey, labels, aspect = read_slices(files)
+    across = int(np.argmax(spacing))  # the axis x, y or z with the largest voxels
+    width, height = np.delete(spacing, across)
+    assert aspect == pytest.approx(height / width)
+    rows, columns = np.nonzero(grey == 100)
+    is_left = columns.mean() > grey.shape[1] / 2  # of the picture: right
+    assert rows.mean() < 0.4 * grey.shape[0], "anterior or superior on top"
+    assert is_left == (across > 0), (
+        "the patient's left side on the right; sagittal: anterior on the left"
+    )
+    assert [np.count_nonzero(each != labels[0]) for each in labels] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("kind", ["one trainer", "one has finished", "no foreground", "two data sets"])
+def test_unusual_studies_have_a_report_without_nan(tmp_path, kind):
+    trainers = ("A",) if kind == "one trainer" else ("A", "B")
+    datasets = (DATASET, "Dataset002_Other") if kind == "two data sets" else (DATASET,)
+    cases = {
+        f"c{i}": {"1": 0.7 + 0.01 * i, "2": NAN if kind == "no foreground" else 0.5} for i in range(6)
+    }
+    for dataset in datasets:
+        for trainer in trainers[: 1 if kind == "one has finished" else None]:
+            write_fold(tmp_path, trainer, 0, cases, dataset)
+    _, page, output = report(tmp_path, study(*trainers, datasets=datasets, folds=(0,)), tmp_path)
+    assert "72.50" in output or "61.25" in output
+    assert [words for words in page.words if "nan" in words.lower().split()] == []
 
 
 BROWSER = next(

@@ -2,7 +2,7 @@ import pytest
 
 from nnunet_cpr.reports.checks import find_warnings
 from nnunet_cpr.reports.results import ReportError, read_results
-from tests.reports.folds import DATASET, NAN, both, study, write_fold, write_log
+from tests.reports.folds import DATASET, NAN, both, study, write_fold, write_json, write_log
 
 
 def test_fold_is_finished_after_validation(tmp_path):
@@ -23,6 +23,22 @@ def test_study_without_results_is_refused(tmp_path):
     assert "\n" not in str(error.value)
     with pytest.raises(ReportError, match="expected a data set"):
         read_results(study("A", datasets=()), tmp_path)
+
+
+def test_ratio_of_test_to_training_cases_is_that_of_the_split(tmp_path):
+    """It widens every interval. The second fold trains on a subset; the third is not in the study."""
+    write_fold(tmp_path, "A", 0, {"a": both(0.5)})
+    splits = [("abcd", "ef"), ("ab", "d"), ("e", "abc")]
+    file = tmp_path / "preprocessed" / DATASET / "splits_final.json"
+    write_json(file, [{"train": list(train), "val": list(val)} for train, val in splits])
+
+    def ratio(preprocessed):
+        return read_results(study("A"), tmp_path, preprocessed).ratios[DATASET]
+
+    assert ratio(None) == 1 / 4
+    assert ratio(tmp_path / "preprocessed") == pytest.approx((2 / 4 + 1 / 5) / 2)
+    write_json(file, [{"train": []}])
+    assert ratio(tmp_path / "preprocessed") == 1 / 4
 
 
 # Warnings
