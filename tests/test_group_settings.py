@@ -95,6 +95,8 @@ def test_unknown_group_key_is_refused(build: type) -> None:
     with pytest.raises(TypeError, match=f"group 1: unknown key '{other}'"):
         build([{"params": [matrix()]}, {"params": [matrix()], other: 0.9}])
     build([{"params": [matrix()], "name": "encoder", "initial_lr": 0.1, "lr_scale": 0.5}])
+    with pytest.raises(TypeError, match=r"'rho'; for SAM .*attach CPR to it: CPR.*sam\.base_opt"):
+        build([{"params": [matrix()], "rho": 0.05}])
 
 
 # Spellings

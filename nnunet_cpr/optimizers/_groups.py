@@ -49,6 +49,11 @@ def cpr_and_groups(
             for key in sorted(map(str, group.keys() - known - _FOREIGN_KEYS)):
                 close = difflib.get_close_matches(key, known, n=1, cutoff=0.8)  # layer_decay: 0.61
                 advice = f"; did you mean {close[0]!r}?" if close else ""
+                if key == "rho":  # SAM builds its base optimizer with its own parameter groups
+                    advice = (
+                        "; for SAM build its base optimizer without CPR and attach CPR to it: "
+                        "CPR(params).attach(sam.base_optimizer)"
+                    )
                 raise TypeError(f"parameter group {i}: unknown key {key!r}{advice}")
     cpr = CPR(params, **given)
     groups = [
