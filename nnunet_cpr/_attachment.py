@@ -23,7 +23,7 @@ from nnunet_cpr import _state_dict
 from nnunet_cpr._device import to_device
 from nnunet_cpr._distributed import is_checkpoint_imported, is_state_initialization
 from nnunet_cpr._validation import list_names
-from nnunet_cpr.param_groups import Params, regularized
+from nnunet_cpr.param_groups import Params, find_doubtful, param_groups, regularized
 
 _DECAYS = ("weight_decay", "lambd")
 """Settings of weight decay in parameter groups; ASGD has both."""
@@ -51,13 +51,21 @@ class RegularizationMethod(ABC):
     """Settings of parameter groups that are checked when they change."""
 
     def __init__(self, params: Params) -> None:
-        chosen = regularized(params)
+        groups = param_groups(params)
+        chosen = regularized(groups)
         self.names = list(chosen)
         self.parameters = list(chosen.values())
         if not chosen:
             warnings.warn(
                 f"params: no parameter to regularize for {self.title}; expected trainable parameters "
                 "with two or more dimensions that are not embeddings, biases or normalization weights",
+                stacklevel=3,
+            )
+        if doubtful := find_doubtful(groups):
+            warnings.warn(
+                f"params: {self.title} regularizes {list_names(doubtful)}, which may be embeddings or "
+                "normalization weights, by their names or because all elements are 1; give the module, "
+                "or put them into a group with regularize=False, or True to keep them",
                 stacklevel=3,
             )
         # A weak reference, so that the optimizer and its state are freed without garbage collection.

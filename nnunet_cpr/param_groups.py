@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
-from nnunet_cpr._distributed import check_not_flattened
+from nnunet_cpr._distributed import check_not_flattened, local_tensors
 
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
 """Module, parameters, named parameters, or parameter groups."""
@@ -42,6 +43,7 @@ _EMBEDDING_NAME = re.compile(
     r"wte|wpe|embed_(tokens|positions)|tok_emb|((word|tok|token|token_type|position|segment)_)?embeddings?"
     r"(_\d+)?"
 )
+_PERHAPS_EMBEDDING = re.compile(r"(\w*_)?emb(ed|edder|eddings?)?(_\w+)?", re.IGNORECASE)
 _PEFT_EMBEDDING = re.compile(r"(^|\.)(trainable_tokens_delta|lora_embedding_[AB])(\.|$)")
 
 
@@ -50,9 +52,11 @@ class ParamGroups(list[dict[str, Any]]):
 
     Attributes:
         has_names: True if the names were given, False if they are positions.
+        is_module: True if they are the parameters of a module.
     """
 
     has_names: bool = False
+    is_module: bool = False
 
 
 def param_groups(params: Params) -> ParamGroups:
@@ -143,6 +147,36 @@ def regularized(params: Params) -> dict[str, Tensor]:
     return {name: p for name, p, _ in select(param_groups(params))}
 
 
+def find_doubtful(groups: ParamGroups) -> list[str]:
+    """Return the regularized parameters that may be embeddings or normalization weights.
+
+    A name such as ``decoder_embed`` is that of an embedding or a linear layer. A matrix of ones may be
+    the weights of normalization layers that ``torch.func`` has stacked. Nothing is in doubt about groups
+    with ``regularize=True``; matrices of ones that are all there is have rather been set by hand.
+    """
+    chosen = [
+        (name, p)
+        for name, p, group in select(groups)
+        if groups.is_module or group.get("regularize") is not True
+    ]
+    embeddings = [
+        name
+        for name, p in chosen
+        if p.ndim == 2 and not groups.is_module and _PERHAPS_EMBEDDING.fullmatch(_owner(name))
+    ]
+    ones = [name for name, p in chosen if _has_only_ones(p)]
+    if not groups.has_names and len(ones) == len(chosen):
+        ones = []
+    return list(dict.fromkeys(embeddings + ones))
+
+
+def _has_only_ones(p: Tensor) -> bool:
+    (local,) = local_tensors([p.detach()])
+    if local.is_meta or local.numel() == 0:
+        return False
+    return bool(local[(0,) * local.ndim] == 1) and bool((local == 1).all())  # mostly the first tells
+
+
 def _is_selected(group: Mapping[str, Any], groups: ParamGroups) -> bool:
     decays = [g.get("weight_decay", 0) for g in groups]
     excluded_by_decay = group.get("weight_decay") == 0 and any(d > 0 for d in decays)
@@ -156,13 +190,18 @@ def _is_matrix(name: str, p: Tensor) -> bool:
 
 def _is_excluded_by_name(name: str, p: Tensor) -> bool:
     """Return True if the name is that of an embedding or a normalization weight."""
-    # The module that the parameter belongs to, without PEFT's wrappers.
-    *_, owner, _ = ["", *re.sub(r"\.modules_to_save\.\w+", "", name).split(".")]
+    owner = _owner(name)
     return (
         _NORMALIZATION_NAME.fullmatch(owner) is not None
         or (p.ndim == 2 and _EMBEDDING_NAME.fullmatch(owner) is not None)
         or _PEFT_EMBEDDING.search(name) is not None
     )
+
+
+def _owner(name: str) -> str:
+    """Return the name of the module of a parameter, without wrappers of PEFT and parametrizations."""
+    *_, owner, _ = ["", *re.sub(r"\.(modules_to_save|parametrizations)\.\w+", "", name).split(".")]
+    return owner
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -186,7 +225,7 @@ def _module_groups(module: nn.Module) -> ParamGroups:
         {"params": [(name, p) for name, p in named if id(p) in excluded], "regularize": False},
     ]
     groups = ParamGroups(group for group in parts if group["params"])
-    groups.has_names = True
+    groups.has_names = groups.is_module = True
     return groups
 
 
@@ -195,7 +234,7 @@ def _excluded(root: nn.Module) -> set[int]:
     ids: set[int] = set()
     for module in root.modules():
         if isinstance(module, _NEVER_REGULARIZED):
-            ids.update(id(p) for p in module.parameters(recurse=False))
+            ids.update(id(p) for p in module.parameters(recurse=is_parametrized(module)))
         # PEFT's layers hold the layer that they adapt.
         if isinstance(getattr(module, "base_layer", None), _NEVER_REGULARIZED):
             ids.update(id(p) for p in module.parameters())

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -79,7 +81,38 @@ def test_invalid_params_are_refused() -> None:
         CPR([("w", nn.Parameter(torch.zeros(2, 2))), ("w", nn.Parameter(torch.zeros(2, 2)))])
 
 
-@pytest.mark.parametrize("give", [lambda m: m, lambda m: m.named_parameters()])
+EITHER = pytest.mark.parametrize("give", [lambda m: m, lambda m: m.named_parameters()])
+
+
+class Listing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.tied = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.tied.weight = self.body.weight
+
+    def no_weight_decay(self) -> set[str]:
+        return {"tied.weight"}
+
+
+def test_listed_parameters_are_found_when_tied_or_compiled() -> None:
+    model = Listing()
+    assert regularized(model) == {}
+    model.body = torch.compile(nn.Linear(4, 4), backend="eager")
+    model.no_weight_decay = lambda: {"body.weight"}
+    assert list(regularized(model)) == ["tied.weight"]
+
+
+@EITHER
+def test_parametrized_embeddings_and_normalizations_are_not_regularized(give: Callable) -> None:
+    model = nn.ModuleDict({"embedding": nn.Embedding(9, 4), "norm": nn.LayerNorm((4, 4))})
+    model["linear"] = nn.Linear(4, 4)
+    for layer in model.values():
+        nn.utils.parametrizations.weight_norm(layer)
+    found = {name.partition(".")[0] for name in regularized(give(model))}
+    assert found == {"linear"}
+
+
+@EITHER
 def test_embeddings_adapted_by_peft_are_not_regularized(give: Callable[[nn.Module], Any]) -> None:
     peft = pytest.importorskip("peft")
     model = nn.ModuleDict(
@@ -107,3 +140,31 @@ def test_names_tell_normalizations_and_embeddings_without_a_module() -> None:
     assert len(regularized([group])) == len(owners + kept)
     patches = [("patch_embedding.weight", nn.Parameter(torch.randn(3, 4, 2, 2)))]
     assert list(regularized(patches)) == ["patch_embedding.weight"]
+
+
+# Doubts
+
+
+def test_names_of_embeddings_or_linear_layers_are_reported() -> None:
+    model = nn.ModuleDict({"decoder_embed": nn.Linear(4, 3), "out": nn.Linear(3, 2)})
+    with pytest.warns(UserWarning, match="CPR regularizes 'decoder_embed.weight', which may") as caught:
+        optimizer = SGDCPR(model.named_parameters())
+    assert len(caught) == 1 and optimizer.cpr.names == ["decoder_embed.weight", "out.weight"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SGDCPR(model)
+        SGDCPR([{"params": list(model.named_parameters()), "regularize": True}])
+
+
+def test_stacked_normalizations_are_excluded_by_name_or_reported() -> None:
+    layers = [nn.Sequential(OrderedDict(norm=nn.LayerNorm(4), out=nn.Linear(4, 2))) for _ in range(3)]
+    params, _ = torch.func.stack_module_state(layers)
+    assert list(regularized(params.items())) == ["out.weight"]
+    module = nn.ParameterDict({"scales": torch.ones(3, 4)})
+    for doubtful, name in ((list(params.values()), "0"), (module, "scales")):
+        with pytest.warns(UserWarning, match=f"regularizes '{name}', which may .*all elements are 1"):
+            CPR(doubtful)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CPR([nn.Parameter(torch.ones(3, 4))])  # alone and without a name: set by hand
+        CPR([{"params": module.named_parameters(), "regularize": True}])
