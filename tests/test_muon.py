@@ -11,7 +11,7 @@ import torch
 from dynamic_network_architectures.architectures.unet import PlainConvUNet
 from torch import nn
 
-from nnunet_cpr import CPR, KappaKI0, MuonCPR
+from nnunet_cpr import CPR, AdamCPR, KappaKI0, MuonCPR
 from nnunet_cpr.optimizers import Muon
 from nnunet_cpr.optimizers import muon as muon_module
 from nnunet_cpr.optimizers.muon import kinds
@@ -294,15 +294,17 @@ def test_wrong_settings_are_refused_in_one_line(wrong: dict, message: str) -> No
     assert "\n" not in str(caught.value)
 
 
-def test_sparse_gradients_are_refused_before_a_change() -> None:
+@pytest.mark.parametrize("build", [Muon, AdamCPR])
+def test_sparse_gradients_are_refused_before_a_change(build: type) -> None:
     model = nn.ModuleDict({"linear": nn.Linear(3, 3), "embedding": nn.Embedding(6, 3, sparse=True)})
-    optimizer = Muon([{"params": [*part.parameters()]} for part in model.values()])
+    optimizer = build([{"params": [*part.parameters()]} for part in model.values()])
     model["linear"](model["embedding"](torch.tensor([1]))).sum().backward()
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(RuntimeError, match="Muon does not support sparse gradients"):
+    with pytest.raises(RuntimeError, match=f"{build.__name__} does not support sparse gradients"):
         optimizer.step()
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     assert not any(tensor.any() for state in optimizer.state.values() for tensor in state.values())
+    assert build is Muon or optimizer.cpr.step_count == 0
 
 
 def test_sharded_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ class FusedStep(ABC):
     (``RegularizationMethod.has_decay``). Without a method, a step is torch's.
     """
 
+    takes_sparse_gradients = True
     calls_method = True
     """True: a step calls the attached method, which needs no hook."""
     param_groups: list[dict[str, Any]]
@@ -68,9 +69,19 @@ class FusedStep(ABC):
         if method is not None and method.begin_step(cast(torch.optim.Optimizer, self)):
             if self._take_fused_step(method):
                 return loss
+            self._check_layouts()
             method.update_and_correct(getattr(self, "found_inf", None))
         self._take_torchs_step()
         return loss
+
+    def _check_layouts(self) -> None:
+        """Raise torch's error about sparse gradients before the first group is stepped."""
+        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if not self.takes_sparse_gradients and any(grad.is_sparse for grad in grads):
+            raise RuntimeError(
+                f"{type(self).__name__} does not support sparse gradients; build embeddings with "
+                "sparse=False"
+            )
 
     def _take_fused_step(self, method: RegularizationMethod) -> bool:
         """Take the step in a kernel; return False if there is none for it."""

@@ -36,6 +36,8 @@ class FusedAdam(FusedStep, torch.optim.Adam):
         >>> optimizer.step()
     """
 
+    takes_sparse_gradients = False
+
     def _kernel(
         self, group: dict[str, Any], params: list[Tensor]
     ) -> tuple[Rule, list[list[Tensor]], list[Tensor]] | None:
