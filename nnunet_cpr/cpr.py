@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from nnunet_cpr._attachment import RegularizationMethod
 from nnunet_cpr._device import to_device
 from nnunet_cpr._distributed import Shards, local_tensors
-from nnunet_cpr._validation import positive_number
+from nnunet_cpr._validation import positive_number, short_repr
 from nnunet_cpr.bounds import Bound, KappaWS, as_bound
 from nnunet_cpr.param_groups import Params, param_groups, select
 from nnunet_cpr.regularizers import L2, Regularizer, accumulator, get_regularizer
@@ -37,12 +37,14 @@ class CPRSettings:
         """Return the settings from the values of :data:`KEYS` in arguments or a parameter group.
 
         Raises:
-            TypeError: ``kappa`` is neither a bound nor a string.
+            TypeError: ``kappa`` is neither a bound nor a string, or ``adaptive`` is not a bool.
             ValueError: invalid value.
         """
         mu = positive_number("mu", given["mu"], float32=True)  # the dtype of the multipliers
-        regularizer = get_regularizer(given["regularizer"])
-        return cls(as_bound(given["kappa"]), regularizer, mu, bool(given["adaptive"]))
+        regularizer, adaptive = get_regularizer(given["regularizer"]), given["adaptive"]
+        if not isinstance(adaptive, bool):
+            raise TypeError(f"adaptive: expected True or False, got {short_repr(adaptive)}")
+        return cls(as_bound(given["kappa"]), regularizer, mu, adaptive)
 
     def plain(self) -> dict[str, Any]:
         """Return the settings as plain values that :meth:`parse` reads, for parameter groups."""
@@ -106,7 +108,7 @@ class CPR(RegularizationMethod):
         settings: one :class:`CPRSettings` for each matrix, in the order of ``names``.
 
     Raises:
-        TypeError: ``params`` or ``kappa`` has the wrong type.
+        TypeError: ``params``, ``kappa`` or ``adaptive`` has the wrong type.
         ValueError: unknown regularizer, or ``mu`` is not positive and finite.
 
     Warns:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from nnunet_cpr._distributed import check_not_flattened, local_tensors
+from nnunet_cpr._validation import positive_number
 
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
 """Module, parameters, named parameters, or parameter groups."""
@@ -67,7 +68,8 @@ def param_groups(params: Params) -> ParamGroups:
 
     Raises:
         TypeError: ``params`` is none of the four kinds, or a group contains a set.
-        ValueError: ``params`` is empty, or only some of the parameters have names.
+        ValueError: ``params`` is empty, only some of the parameters have names, or the ``weight_decay``
+            of a group is not a number of 0 or above.
 
     Example:
         >>> [[name for name, _ in group["params"]] for group in param_groups(nn.Linear(3, 2))]
@@ -86,6 +88,9 @@ def param_groups(params: Params) -> ParamGroups:
     if not isinstance(items[0], Mapping):
         items, prefixes = [{"params": items}], [""]
     members = [_members(group) for group in items]
+    for decay in [group.get("weight_decay", 0) for group in items]:
+        if not isinstance(decay, Tensor):
+            positive_number("weight_decay of a parameter group", decay, allow_zero=True)
     are_named = {isinstance(member, tuple) for group in members for member in group}
     if len(are_named) > 1:
         raise ValueError("params: expected names for all parameters or none; some names are missing")

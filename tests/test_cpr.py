@@ -46,6 +46,7 @@ def test_gpu_path_equals_cpu_path(regularizer: str, monkeypatch: pytest.MonkeyPa
     [
         ({"kappa": None}, r"kappa: expected a bound such as .* got None"),
         ({"mu": 0}, "mu: expected a positive finite number"),
+        ({"adaptive": "no"}, "adaptive: expected True or False, got 'no'"),
         ({"regularizer": "l3"}, "unknown regularizer 'l3'; choose from l2, l1, std, huber"),
     ],
 )
