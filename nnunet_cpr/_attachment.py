@@ -300,7 +300,16 @@ class RegularizationMethod(ABC):
                 f"attach {self.title} afterwards"
             )
         own = self.state_dict()
-        self._pending_state = _state_dict.validated_tensors(self.title, saved[0], own)
+        pending = _state_dict.validated_tensors(self.title, saved[0], own)
+        moved = [pair for pair in zip(saved[0]["names"], self.names) if pair[0] != pair[1]]
+        if state_dict["state"] and moved:
+            before, now = moved[0]
+            raise ValueError(
+                f"cannot load the {self.title} state: expected the parameters in the saved order, by "
+                f"which torch matches momenta, got {now!r} in place of {before!r}; build the optimizer "
+                "with the parameters in the saved order"
+            )
+        self._pending_state = pending
         state_dict["param_groups"] = [
             {key: value for key, value in group.items() if key != self.state_key} for group in groups
         ]

@@ -77,6 +77,30 @@ def test_mismatched_state_is_refused_without_changes(
     assert torch.equal(after["cpr"]["state"]["step"], before["cpr"]["state"]["step"])
 
 
+@pytest.mark.parametrize("attached", [False, True])
+def test_state_in_another_order_is_refused(attached: bool) -> None:
+    """CPR's state goes by name, torch's by order."""
+
+    def start(names: str) -> tuple[torch.nn.Module, torch.optim.Optimizer, CPR]:
+        model = torch.nn.ModuleDict({name: torch.nn.Linear(4, 4) for name in names})
+        if not attached:
+            optimizer = SGDCPR(model)
+            return model, optimizer, optimizer.cpr
+        cpr = CPR(model)
+        return model, cpr.attach(torch.optim.Adam(model.parameters())), cpr
+
+    model, optimizer, cpr = start("ab")
+    _, other, other_cpr = start("ba")
+    other.load_state_dict(optimizer.state_dict())  # there are no momenta yet
+    set_gradients(model.parameters(), 0)
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"saved order, .*, got 'b\.weight' in place of 'a\.weight'"):
+        other.load_state_dict(optimizer.state_dict())
+    assert other_cpr.step_count == 0 and not other.state
+    other_cpr.load_state_dict(cpr.state_dict())
+    assert other_cpr.step_count == 1
+
+
 def test_a_state_saved_without_cpr_is_refused(model: torch.nn.Module) -> None:
     optimizer = SGDCPR(model, lr=0.1)
     state = torch.optim.SGD(model.parameters(), lr=0.1).state_dict()
