@@ -12,7 +12,7 @@ from nnunet_cpr._validation import list_names, short_repr
 VERSION = 1
 
 
-def validated_tensors(title: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Tensor]:
+def validated_tensors(title: str, saved: Any, own: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return copies of the tensors of a saved state, in the order of the present names.
 
     Args:
@@ -21,9 +21,19 @@ def validated_tensors(title: str, saved: Mapping[str, Any], own: Mapping[str, An
         own: the present ``state_dict()``.
 
     Raises:
-        ValueError: the version, names, shapes or settings of the saved state differ.
+        ValueError: the version, names, shapes or settings of the saved state differ, or it is damaged.
     """
     problem = f"cannot load the {title} state"
+    try:
+        return _validated_tensors(problem, saved, own)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        reason = short_repr(f"{type(error).__name__}: {error}")
+        raise ValueError(f"{problem}: it is damaged ({reason}); load another checkpoint") from error
+
+
+def _validated_tensors(
+    problem: str, saved: Mapping[str, Any], own: Mapping[str, Any]
+) -> dict[str, Tensor]:
     if saved["version"] != VERSION:
         raise ValueError(f"{problem}: expected version {VERSION}, got {short_repr(saved['version'])}")
     before, now = _by_name(saved), _by_name(own)
@@ -39,6 +49,13 @@ def validated_tensors(title: str, saved: Mapping[str, Any], own: Mapping[str, An
             if found != value:
                 difference = f"expected {short_repr(value)}, got {short_repr(found)}"
                 raise ValueError(f"{problem}: {key}: {difference} for {name!r}")
+    for key, value in own["state"].items():
+        found = saved["state"][key]
+        if (found.dtype, found.shape) != (value.dtype, value.shape):
+            raise ValueError(
+                f"{problem}: {key}: expected {value.dtype} of shape {list(value.shape)}, got "
+                f"{found.dtype} of shape {list(found.shape)}; load the state as it was saved"
+            )
     order = [saved["names"].index(name) for name in own["names"]]
     tensors = {key: saved["state"][key].to(value.device) for key, value in own["state"].items()}
     return {key: value[order] if value.ndim else value.clone() for key, value in tensors.items()}

@@ -59,6 +59,10 @@ def test_optimizers_with_attachment_refuse_to_be_copied(model: torch.nn.Module, 
         (lambda s: s["config"].update(kappa="KappaWS(steps=7)"), r"kappa: .*got 'KappaWS\(steps=7\)'"),
         (lambda s: s["names"].__setitem__(0, "x"), r"it lacks '0\.weight' and it has 'x', which is not"),
         (lambda s: s["shapes"].__setitem__(0, [1, 2]), r"shape: .*, got \[1, 2\] for '0\.weight'"),
+        (lambda s: s["shapes"].pop(), r"it is damaged \('IndexError: list index out of range'\)"),
+        (lambda s: s["state"].pop("kappa"), "it is damaged .*kappa"),
+        (lambda s: s["state"].update(kappa=torch.ones(9)), r"kappa: expected .* \[3\], got .* \[9\]"),
+        (lambda s: s["state"].update(kappa=s["state"]["kappa"].half()), "kappa: .* got torch.float16"),
     ],
 )
 def test_mismatched_state_is_refused_without_changes(
