@@ -220,6 +220,14 @@ class RegularizationMethod(ABC):
                     f"regularizes; build the optimizer with {key}=0"
                 )
 
+    def _check_devices(self) -> None:
+        for name, p in zip(self.names, self.parameters):
+            if p.is_meta:
+                raise RuntimeError(
+                    f"parameter {name!r} is on the meta device, which has no values; allocate the "
+                    "model's memory, for example with to_empty(), before building the optimizer"
+                )
+
     def begin_step(self, optimizer: Optimizer) -> bool:
         """Check the optimizer before a step; return True if an update must precede the step.
 
@@ -235,6 +243,7 @@ class RegularizationMethod(ABC):
         ]
         if groups != self._checked:
             self._check_optimizer(optimizer)
+            self._check_devices()
             self._checked = groups
         if self._state["step"].device != self.parameters[0].device:
             self._move_state_to_parameters()

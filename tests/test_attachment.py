@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from nnunet_cpr import CPR, SGDCPR
+from nnunet_cpr import CPR, SGDCPR, AdamCPR
 from tests.helpers.matrices import (
     matrix,
     set_gradients,
@@ -41,6 +41,17 @@ def test_parameters_that_come_later_are_refused(model: torch.nn.Module) -> None:
     optimizer.add_param_group({"params": [("late", matrix())]})
     with pytest.raises(ValueError, match=r"group 1: expected no group .*, got a new group; build"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+def test_an_optimizer_of_a_meta_model_refuses_to_step(build: type) -> None:
+    """``to_empty`` makes new parameters, so such an optimizer would train nothing."""
+    model = torch.nn.Linear(4, 3, device="meta")
+    optimizer = build(model)
+    model.to_empty(device="cpu")
+    with pytest.raises(RuntimeError, match=r"'weight' is on the meta device, .* before building"):
+        optimizer.step()
+    assert optimizer.cpr.step_count == 0
 
 
 @pytest.mark.parametrize("do", [copy.deepcopy, pickle.dumps])
