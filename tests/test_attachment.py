@@ -43,6 +43,65 @@ def test_parameters_that_come_later_are_refused(model: torch.nn.Module) -> None:
         optimizer.step()
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight_decay": 0.1}, r"applies weight decay to '0\.weight'.*with weight_decay=0"),
+        (
+            {"kappa": "ws5"},
+            "group 0: expected .*'ws1000'.* as at construction, got .*'ws5'.*; build a new",
+        ),
+        ({"mu": 2.0}, "group 0: expected .* as at construction, got .*'mu': 2.0"),
+    ],
+)
+def test_later_settings_are_refused(model: torch.nn.Module, change: dict, message: str) -> None:
+    optimizer = SGDCPR(model, lr=0.1)
+    set_gradients(model.parameters(), 0)
+    optimizer.step()
+    before = copy.deepcopy(model.state_dict())
+    optimizer.param_groups[0].update(change)
+    with pytest.raises(ValueError, match=message):
+        optimizer.step()
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_detached_cpr_does_nothing(model: torch.nn.Module, ours: bool) -> None:
+    twin = copy.deepcopy(model)
+    if ours:
+        optimizer = SGDCPR(model, lr=0.1, kappa="k1en3")
+        cpr = optimizer.cpr
+    else:
+        cpr = CPR(model, kappa="k1en3")
+        optimizer = cpr.attach(torch.optim.SGD(model.parameters(), 0.1, 0.99, nesterov=True))
+    cpr.detach()
+    plain = torch.optim.SGD(twin.parameters(), 0.1, 0.99, nesterov=True)
+    for t in range(3):
+        set_gradients(model.parameters(), t)
+        set_gradients(twin.parameters(), t)
+        optimizer.step()
+        plain.step()
+    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=1e-10, atol=1e-12)
+    assert cpr.step_count == 0 and "cpr" not in optimizer.state_dict()
+
+
+def test_closure_is_evaluated_before_one_correction(model: torch.nn.Module) -> None:
+    cpr = CPR(model, kappa="ki0x0p9")
+    optimizer = cpr.attach(torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=4))
+    measured = []
+
+    def closure() -> torch.Tensor:
+        measured.append((cpr.step_count, cpr.measure.clone()))
+        set_gradients(model.parameters(), 0)
+        return torch.ones(())
+
+    first = cpr.measure
+    optimizer.step(closure)
+    assert len(measured) > 1 and cpr.step_count == 1
+    assert measured[0][0] == 0 and torch.equal(measured[0][1], first)
+    assert {count for count, _ in measured[1:]} == {1}
+
+
 @pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
 def test_an_optimizer_of_a_meta_model_refuses_to_step(build: type) -> None:
     """``to_empty`` makes new parameters, so such an optimizer would train nothing."""
@@ -121,3 +180,13 @@ def test_a_state_saved_without_cpr_is_refused(model: torch.nn.Module) -> None:
     state = torch.optim.SGD(model.parameters(), lr=0.1).state_dict()
     with pytest.raises(ValueError, match="saved without CPR"):
         optimizer.load_state_dict(state)
+
+
+def test_torchs_optimizer_ignores_the_state_of_cpr(model: torch.nn.Module) -> None:
+    ours = AdamCPR(model, lr=0.1)
+    set_gradients(model.parameters(), 0)
+    ours.step()
+    stock = torch.optim.Adam(model.parameters(), lr=0.1)
+    stock.load_state_dict(ours.state_dict())
+    for p in model.parameters():
+        assert torch.equal(stock.state[p]["exp_avg"], ours.state[p]["exp_avg"])

@@ -99,6 +99,30 @@ def test_unknown_group_key_is_refused(build: type) -> None:
         build([{"params": [matrix()], "rho": 0.05}])
 
 
+def test_a_state_of_other_group_settings_is_refused() -> None:
+    groups = [{"params": [matrix()], "mu": 2.0}, {"params": [matrix()]}]
+    saved = SGDCPR(copy.deepcopy(groups)).state_dict()
+    for other, message in (
+        (3.0, r"mu: expected 3\.0, got 1\.0 for '1\.0'"),
+        (2.0, "expected 2.0, got 1"),
+    ):
+        groups[1]["mu"] = other
+        with pytest.raises(ValueError, match=message):
+            SGDCPR(groups).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+def test_groups_of_an_optimizer_build_another(build: type) -> None:
+    groups = [{"params": [matrix()], "kappa": KappaIP(5, ema=0.5)}, {"params": [matrix()]}]
+    first = build(groups, mu=0.5)
+    plain = [{key: own[key] for key in ("kappa", "regularizer", "mu")} for own in first.param_groups]
+    word = "KappaIP(interval=5, ema=0.5)"
+    assert plain == [{"kappa": k, "regularizer": "l2", "mu": 0.5} for k in (word, "ws1000")]
+    second = build([{**own} for own in first.param_groups])
+    assert second.cpr.settings == first.cpr.settings
+    second.load_state_dict(first.state_dict())
+
+
 # Spellings
 
 
