@@ -16,6 +16,7 @@ import dataclasses
 import gc
 import json
 import math
+import pickle
 import time
 import warnings
 from collections.abc import Callable
@@ -116,7 +117,11 @@ def read_result(folder: Path) -> dict[str, Any] | None:
             return dict(result)
     except (ValueError, KeyError, TypeError):
         pass
-    raise OSError(f"{path} is damaged; delete {folder} to train the run again")
+    raise _damaged(path)
+
+
+def _damaged(path: Path) -> OSError:
+    return OSError(f"{path} is damaged; delete {path.parent} to train the run again")
 
 
 def _check_same_run(path: Path, saved: dict[str, Any], run: RunName) -> None:
@@ -240,17 +245,21 @@ class _Training:
             "optimizer": self.optimizer.state_dict(),
             **{key: getattr(self, key) for key in _PROGRESS},
         }
-        atomic_torch_save(state, self.folder / CHECKPOINT)
+        # Before the checkpoint, from which a run that is killed in between writes them again.
         tables = {HISTORY: pd.DataFrame(self.history)}
         if self.dynamics:
             tables[DYNAMICS] = pd.DataFrame(self.dynamics, columns=DYNAMICS_COLUMNS)
         for name, table in tables.items():
             with atomic_write(self.folder / name) as path:
                 table.to_csv(path, index=False, float_format="%.9g")
+        atomic_torch_save(state, self.folder / CHECKPOINT)
 
     def _resume(self) -> None:
         path = self.folder / CHECKPOINT
-        saved = torch.load(path, map_location=self.device, weights_only=True)
+        try:
+            saved = torch.load(path, map_location=self.device, weights_only=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError):  # depending on where it is damaged
+            raise _damaged(path) from None
         _check_same_run(path, saved, self.name)
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])

@@ -117,6 +117,37 @@ def test_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
         train(TASK, SGD, tmp_path)
 
 
+@pytest.mark.parametrize("file", [CHECKPOINT, RESULT])
+@pytest.mark.parametrize("content", [b"", b"{", b"PK" * 99])
+def test_damaged_file_is_named(file: str, content: bytes, tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, TASK, SGD)
+    folder.mkdir(parents=True)
+    (folder / file).write_bytes(content)
+    with pytest.raises(OSError, match=rf"{file} is damaged; delete \S+ to train the run again") as error:
+        train(TASK, SGD, tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_run_killed_while_saving_has_whole_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(TASK, SGD, tmp_path / "whole")
+    write = pd.DataFrame.to_csv
+
+    def killed(table: pd.DataFrame, *arguments: object, **options: object) -> None:
+        if table["step"].iloc[-1] == TASK.steps:
+            raise Stopped
+        write(table, *arguments, **options)
+
+    monkeypatch.setattr(pd.DataFrame, "to_csv", killed)
+    with pytest.raises(Stopped):
+        train(TASK, SGD, tmp_path / "parts")
+    monkeypatch.undo()
+    train(TASK, SGD, tmp_path / "parts")
+    whole, parts = (run_folder(tmp_path / f, TASK, SGD) / HISTORY for f in ("whole", "parts"))
+    assert whole.read_bytes() == parts.read_bytes()
+
+
 def test_gradients_are_clipped(tmp_path: Path) -> None:
     untrained = train(TASK, parse_run_name("SGD_lr1en9_4steps_warmup0_wd0"), tmp_path)
     clipping = dataclasses.replace(TASK, clip=1e-9)
