@@ -151,6 +151,16 @@ def test_mismatched_state_is_refused_without_changes(
     assert torch.equal(after["cpr"]["state"]["step"], before["cpr"]["state"]["step"])
 
 
+def test_state_that_torch_refuses_leaves_cpr_unchanged(model: torch.nn.Module) -> None:
+    optimizer = SGDCPR(model)
+    state = optimizer.state_dict()
+    state["cpr"]["state"]["step"] += 5
+    state["param_groups"][0]["params"].pop()
+    with pytest.raises(ValueError, match="parameter group"):
+        optimizer.load_state_dict(state)
+    assert optimizer.cpr.step_count == 0
+
+
 @pytest.mark.parametrize("attached", [False, True])
 def test_state_in_another_order_is_refused(attached: bool) -> None:
     """CPR's state goes by name, torch's by order."""

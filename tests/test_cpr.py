@@ -67,6 +67,30 @@ def test_l2_limits_and_counts_large_corrections() -> None:
     assert optimizer.cpr.metrics()["limited_corrections"] == 1
 
 
+def test_values_that_are_not_finite_are_left_out_until_they_are() -> None:
+    p = matrix(2.0)
+    optimizer = SGDCPR([p], lr=0.0, kappa=KappaWS(1))
+    optimizer.step()
+    p.detach()[0, 0] = math.nan
+    optimizer.step()
+    assert optimizer.cpr.kappa.isinf().all()
+    p.detach()[0, 0] = 2.0
+    optimizer.step()
+    assert optimizer.cpr.kappa.item() == pytest.approx(4.0)
+    p.detach().mul_(1.1)
+    p.grad[0, 0] = math.nan  # reaches the matrix with the step, which CPR takes before
+    optimizer.step()
+    multiplier = optimizer.cpr.lagrange_multiplier
+    optimizer.step()
+    assert torch.equal(optimizer.cpr.lagrange_multiplier, multiplier) and multiplier > 0
+
+
+@pytest.mark.parametrize(("regularizer", "expected"), [("l2", 1e-8), ("huber", 5e-9), ("l1", 1e-4)])
+def test_small_half_precision_weights_are_measured(regularizer: str, expected: float) -> None:
+    p = torch.nn.Parameter(torch.full((100, 100), 1e-4, dtype=torch.float16))
+    assert CPR([p], regularizer=regularizer).measure.item() == pytest.approx(expected, rel=1e-2)
+
+
 def test_metrics_report_bounds_and_skipped_updates(model: torch.nn.Module) -> None:
     optimizer = SGDCPR(model, lr=0.1, kappa=KappaWS(1))
     first = optimizer.cpr.metrics()

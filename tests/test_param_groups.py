@@ -75,6 +75,8 @@ def test_invalid_params_are_refused() -> None:
         CPR(torch.zeros(2, 2))
     with pytest.raises(TypeError, match="a parameter group: expected an ordered collection"):
         CPR([{"params": {nn.Parameter(torch.zeros(2, 2))}}])
+    with pytest.raises(ValueError, match="expected names for all parameters or none"):
+        CPR([("w", nn.Parameter(torch.zeros(2, 2))), nn.Parameter(torch.zeros(2, 2))])
     for decay in (-0.1, None):
         with pytest.raises(ValueError, match="weight_decay of a parameter group: expected a finite"):
             CPR([{"params": [nn.Parameter(torch.zeros(2, 2))], "weight_decay": decay}])

@@ -100,6 +100,22 @@ def test_the_default_dtype_does_not_matter(build: type, monkeypatch: pytest.Monk
     assert all(torch.equal(a, b) for a, b in zip(*results))
 
 
+@pytest.mark.parametrize("fused", [None, False])
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+def test_the_default_device_does_not_matter(build: type, fused: bool | None) -> None:
+    m = model()
+    for p in m.parameters():
+        p.grad = torch.ones_like(p)
+    torch.set_default_device("meta")
+    try:
+        optimizer = build(m, lr=0.1, fused=fused)
+        for _ in range(3):
+            optimizer.step()
+    finally:
+        torch.set_default_device(None)
+    assert all(p.isfinite().all() for p in m.parameters())
+
+
 # Arguments
 
 

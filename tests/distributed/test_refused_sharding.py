@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor, Partial
 
 from nnunet_cpr import CPR, SGDCPR
 from nnunet_cpr.baselines.registry import BASELINES
@@ -36,6 +38,24 @@ def test_flat_parameters_of_fsdp1_are_refused(two: Crew) -> None:
         for text in messages:
             assert "flat parameter of FullyShardedDataParallel" in text
             assert "fully_shard" in text and "\n" not in text
+
+
+def test_flat_parameters_of_deepspeed_are_refused() -> None:
+    p = nn.Parameter(torch.ones(2, 2))
+    p.ds_id = 0  # as ZeRO-3 marks them
+    with pytest.raises(TypeError, match=r"'w': .* flat parameter of DeepSpeed's ZeRO-3; .*fully_shard"):
+        CPR([("w", p)])
+
+
+def partial() -> str:
+    mesh = init_device_mesh("cpu", (2,))
+    p = nn.Parameter(DTensor.from_local(torch.ones(2, 2), mesh, [Partial()]))
+    return message(lambda: CPR([("w", p)]))
+
+
+def test_partial_dtensor_is_refused(two: Crew) -> None:
+    for text in two.run(partial):
+        assert "'w': expected the placement Shard or Replicate, got Partial" in text
 
 
 def baselines_of_shards() -> dict[str, str]:
