@@ -64,7 +64,7 @@ class Epochs:
         begin = time.perf_counter()
         self._trainer._record_epoch()
         recorded = time.perf_counter()
-        self._trainer._save_start_of_epoch()
+        self._trainer._keep_start_of_epoch()
         end = time.perf_counter()
         for logged in self._trainer.logger.get_checkpoint().values():
             del logged[self._trainer.current_epoch :]
@@ -73,7 +73,7 @@ class Epochs:
     def write(self) -> float:
         """Write the copy as at SIGTERM and return the seconds."""
         begin = time.perf_counter()
-        self._trainer.epoch_start.write_file()
+        self._trainer.checkpoint_policy.end()
         return time.perf_counter() - begin
 
 

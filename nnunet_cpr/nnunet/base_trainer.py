@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import traceback
-from abc import ABC
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
-from unittest import mock
 
 import torch
 from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
@@ -23,16 +22,19 @@ from torch.optim import Optimizer
 
 from nnunet_cpr import timm_optimizers
 from nnunet_cpr._attachment import RegularizationMethod, attached_method
-from nnunet_cpr._files import atomic_write, remove_temporary_files
+from nnunet_cpr._files import remove_temporary_files
 from nnunet_cpr._seeding import seed_all
 from nnunet_cpr._spelling import print_number
 from nnunet_cpr._validation import positive_integer
 from nnunet_cpr.baselines import Baseline
 from nnunet_cpr.names.trainer_name import DEFAULT_LR, TrainerName
 from nnunet_cpr.nnunet import checkpoints
-from nnunet_cpr.nnunet.checkpoints import START_ANEW, EpochStart, Interruption, UnusableCheckpoint
+from nnunet_cpr.nnunet.checkpoint_policy import STARTED, CheckpointPolicy
+from nnunet_cpr.nnunet.checkpoints import START_ANEW, UnusableCheckpoint
 from nnunet_cpr.nnunet.commands import CPU_THREADS
-from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, LATEST_CHECKPOINT
+from nnunet_cpr.nnunet.fold_claim import FoldInUse, claimed
+from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT
+from nnunet_cpr.nnunet.interruption import Interruption
 from nnunet_cpr.nnunet.other_optimizer import without_weight_decay
 from nnunet_cpr.nnunet.poly_lr import WarmupPolyLRScheduler
 
@@ -40,7 +42,13 @@ ADAM_BETAS = (0.9, 0.99)
 """Coefficients of Adam's running averages in the paper's segmentation runs."""
 
 
-class NamedTrainer(nnUNetTrainer, ABC):
+class _NoLog:
+    """nnU-Net's logger for a checkpoint without what was logged."""
+
+    get_checkpoint = dict
+
+
+class NamedTrainer(nnUNetTrainer):
     """nnU-Net's trainer with the settings of its class name.
 
     A family either builds its optimizer (:meth:`build_optimizer`) or keeps that of the other trainer in
@@ -53,7 +61,7 @@ class NamedTrainer(nnUNetTrainer, ABC):
         is_family: True for the class of a family, which others derive from.
         is_created: True if the class was created for a name with suffixes.
         baseline: comparison method attached to the optimizer, None if the name has none.
-        epoch_start: checkpoint of the start of the running epoch, empty on other ranks than 0.
+        checkpoint_policy: what is saved when, and what ``--c`` continues from.
     """
 
     settings: ClassVar[TrainerName]
@@ -63,6 +71,7 @@ class NamedTrainer(nnUNetTrainer, ABC):
     initial_lr: float
     weight_decay: float
     baseline_decay: float
+    logger: Any
 
     def __init__(
         self,
@@ -89,12 +98,11 @@ class NamedTrainer(nnUNetTrainer, ABC):
             if self.device.type == "cpu" and threads:  # for which nnU-Net takes all cores
                 number = int(threads) if threads.isdecimal() else threads
                 torch.set_num_threads(positive_integer(CPU_THREADS, number))
-            self._save_interval = checkpoints.save_interval()
+            self.checkpoint_policy = CheckpointPolicy(self._warn)
         except ValueError as error:
             self._exit(str(error))
-        self.epoch_start = EpochStart(Path(self.output_folder) / LATEST_CHECKPOINT)
-        self._interruption = Interruption(self.epoch_start.write_file, self._warn)
-        self._saved_at = time.monotonic()
+        self.my_init_kwargs[STARTED] = self.checkpoint_policy.started
+        self._interruption = Interruption(self.checkpoint_policy.end, self._warn)
         self._seed(0)  # the network's initial weights
 
     def apply_settings(self) -> None:
@@ -245,12 +253,12 @@ class NamedTrainer(nnUNetTrainer, ABC):
                 f"_seed{self.settings.seed} does not make this training reproducible, because processes "
                 "load the data; set nnUNet_n_proc_DA=0 if it should be"
             )
-        self.epoch_start.path = folder / LATEST_CHECKPOINT
+        self.checkpoint_policy.begin(folder)
 
     def on_epoch_start(self) -> None:
         # Before anything of the epoch, so that a training that is continued here does the same.
         if self.local_rank == 0 and self._saves_as_nnunet:
-            self._save_start_of_epoch()
+            self._keep_start_of_epoch()
         self._seed(1 + self.current_epoch)
         super().on_epoch_start()
 
@@ -271,83 +279,103 @@ class NamedTrainer(nnUNetTrainer, ABC):
         is_nnunets = self.other_trainer().save_checkpoint is nnUNetTrainer.save_checkpoint
         return is_own and is_nnunets and not self.disable_checkpointing
 
-    def _save_start_of_epoch(self) -> None:
-        """Keep the state in memory, and write it if the save interval has passed."""
+    def _keep_start_of_epoch(self) -> None:
+        logger, self.logger = self.logger, _NoLog()  # thousands of numbers, which are slow to pickle
         self.current_epoch -= 1  # nnU-Net stores the next epoch; its on_train_end does the same
         try:
-            if time.monotonic() - self._saved_at >= self._save_interval:
-                self.save_checkpoint(str(self.epoch_start.path))
-            logged = self.logger.get_checkpoint()  # thousands of numbers, which are slow to pickle
-            with self._interruption.deferred(), mock.patch.object(self.logger, "get_checkpoint", dict):
-                self.epoch_start.renew(super().save_checkpoint, self.current_epoch + 1, logged)
+            with self._interruption.deferred(), self._exit_if_not_written():
+                self.checkpoint_policy.start_epoch(
+                    super().save_checkpoint, self.current_epoch + 1, logger.get_checkpoint()
+                )
         finally:
+            self.logger = logger
             self.current_epoch += 1
 
+    @contextmanager
+    def _exit_if_not_written(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError) as error:  # torch's writer does not say what failed
+            self._exit(
+                f"cannot write a checkpoint in {self.output_folder}, is the disk full? "
+                f"Continue with --c ({checkpoints.one_line(error)})"
+            )
+
     def run_training(self) -> None:
-        with self._interruption.watched():
-            super().run_training()
+        claim = claimed(Path(self.output_folder)) if self.local_rank == 0 else nullcontext()
+        try:
+            with self._interruption.watched(), claim:
+                super().run_training()
+        except FoldInUse as error:
+            self._exit(str(error))
 
     def save_checkpoint(self, filename: str) -> None:
         if self.local_rank != 0 or not self._saves_as_nnunet:
             super().save_checkpoint(filename)
             return
-        path = Path(filename)
-        try:
-            with self._interruption.deferred():
-                # Not to the temporary path, whose name torch would store in the file.
-                with atomic_write(path) as temporary, open(temporary, "wb") as file:
-                    super().save_checkpoint(file)
-                if path.name in (LATEST_CHECKPOINT, FINAL_CHECKPOINT):
-                    self.epoch_start.epoch = None  # it is older
-        except (OSError, RuntimeError) as error:  # torch's writer does not say what failed
-            reason = checkpoints.one_line(error)
-            self._exit(f"cannot write {path}, is the disk full? Continue with --c ({reason})")
-        self._saved_at = time.monotonic()
+        with self._interruption.deferred(), self._exit_if_not_written():
+            self.checkpoint_policy.save(Path(filename), super().save_checkpoint, self.current_epoch + 1)
 
-    def load_checkpoint(self, filename_or_checkpoint: str) -> None:
+    def load_checkpoint(
+        self, filename_or_checkpoint: str | dict[str, Any] | None = None, **renamed: Any
+    ) -> None:
+        # The main branch of nnU-Net gives the argument another name, or the content in its place.
+        given = next(iter(renamed.values()), filename_or_checkpoint)
         if not self.was_initialized:
             self.initialize()
-        path = Path(filename_or_checkpoint)
+        path = Path(given) if isinstance(given, str) else Path(self.output_folder) / FINAL_CHECKPOINT
         try:
             if self.continues:
-                path, checkpoint = checkpoints.read_newest(path, self._warn)
+                path, checkpoint = self.checkpoint_policy.continue_from(path)
+                given = str(path)
             else:
-                checkpoint = checkpoints.read(path)
-            written_by = checkpoint["trainer_name"]
-            own, saved = self.my_init_kwargs, checkpoint["init_args"]
-            differences = [
-                f"{key}: expected {own.get(key)}, got {saved.get(key)}"
-                for key in ("configuration", "fold")
-                if own.get(key) != saved.get(key)
-            ]
-            differences += checkpoints.optimizer_differences(
-                checkpoint["optimizer_state"], self.optimizer, not self.settings.keeps_optimizer
-            )
-            for difference in differences:
-                raise UnusableCheckpoint(
-                    path,
-                    f"was written by {written_by}, expected {type(self).__name__}: {difference}; "
-                    f"{START_ANEW}",
-                )
+                checkpoint = given if isinstance(given, dict) else checkpoints.read(path)
+            self._check_written_by(path, checkpoint)
             with checkpoints.restricted_loading():
-                super().load_checkpoint(str(path))
+                super().load_checkpoint(given)
         except UnusableCheckpoint as error:
             self._exit(str(error))
         except Exception as error:  # of another network, or crafted
             self.print_to_log_file(traceback.format_exc(), also_print_to_console=False)
             reason = checkpoints.one_line(error)
             self._exit(f"{path} does not match this training: {reason}; {START_ANEW}")
+        self.my_init_kwargs[STARTED] = self.checkpoint_policy.started  # nnU-Net takes those of the file
+        written_by = checkpoint["trainer_name"]
         if written_by != type(self).__name__:
             self._warn(f"continuing {path}, which was written by {written_by}")
 
+    def _check_written_by(self, path: Path, checkpoint: dict[str, Any]) -> None:
+        """Check that a checkpoint is of this fold, configuration and optimizer.
+
+        Raises:
+            UnusableCheckpoint: it is not.
+        """
+        own, saved = self.my_init_kwargs, checkpoint["init_args"]
+        differences = [
+            f"{key}: expected {own.get(key)}, got {saved.get(key)}"
+            for key in ("configuration", "fold")
+            if own.get(key) != saved.get(key)
+        ]
+        differences += checkpoints.optimizer_differences(
+            checkpoint["optimizer_state"], self.optimizer, not self.settings.keeps_optimizer
+        )
+        for difference in differences:
+            raise UnusableCheckpoint(
+                path,
+                f"was written by {checkpoint['trainer_name']}, expected {type(self).__name__}: "
+                f"{difference}; {START_ANEW}",
+            )
+
     def _warn(self, message: str) -> None:
-        """Write a message to the log and in one line to stderr."""
+        """Write a message of rank 0 to the log and in one line to stderr."""
         if self.local_rank == 0:
             self.print_to_log_file(f"WARNING! {message}", also_print_to_console=False)
             print(f"nnunet-cpr: {message}", file=sys.stderr)
 
     def _exit(self, message: str) -> NoReturn:
         self._warn(message)
+        if self.local_rank != 0:  # the others may go on, and would wait for this one
+            print(f"nnunet-cpr: rank {self.local_rank}: {message}", file=sys.stderr)
         raise SystemExit(1)
 
     def _seed(self, stream: int) -> None:

@@ -127,7 +127,7 @@ def take_steps(trainer: Any, first: int, count: int) -> None:
     """Take steps with fixed gradients; the learning rate is that of an epoch of one step each."""
     for step in range(first, first + count):
         trainer.lr_scheduler.step(step)
-        _set_gradients(trainer, step)
+        set_gradients(trainer, step)
         trainer.optimizer.step()
 
 
@@ -136,7 +136,7 @@ def take_steps_at(trainer: Any, epoch: int, count: int = 4) -> list[float]:
     before = [p.detach().clone() for p in trainer.network.parameters()]
     trainer.lr_scheduler.step(epoch)
     for step in range(count):
-        _set_gradients(trainer, step)
+        set_gradients(trainer, step)
         trainer.optimizer.step()
     moved = [(p - old).norm().item() for p, old in zip(trainer.network.parameters(), before)]
     shapes = [p.ndim for p in before]
@@ -145,7 +145,7 @@ def take_steps_at(trainer: Any, epoch: int, count: int = 4) -> list[float]:
     ]
 
 
-def _set_gradients(trainer: Any, step: int) -> None:
+def set_gradients(trainer: Any, step: int) -> None:
     for j, p in enumerate(trainer.network.parameters()):
         growth = 0.3 * wave(p, 1.0 + j)
         p.grad = 0.2 * wave(p, 0.7 * (step + 1) + j) - 1.5 * growth / (step + 1)

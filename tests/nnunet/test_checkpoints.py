@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -17,8 +18,8 @@ from nnunetv2.run.run_training import maybe_load_checkpoint
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr.cpr import CPRSettings
-from nnunet_cpr.nnunet import checkpoints
-from nnunet_cpr.nnunet.checkpoints import SAVE_MINUTES
+from nnunet_cpr.nnunet import checkpoints, fold_claim
+from nnunet_cpr.nnunet.checkpoint_policy import SAVE_MINUTES, STARTED, CheckpointPolicy
 from tests.helpers.resume_cases import differences
 from tests.helpers.workspace import Workspace
 
@@ -85,7 +86,8 @@ def test_failed_write_keeps_the_previous_checkpoint(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert stopped.value.code == 1
-    assert refusal(capsys).startswith(f"nnunet-cpr: cannot write {path}, is the disk full?")
+    said = f"nnunet-cpr: cannot write a checkpoint in {path.parent}, is the disk full?"
+    assert refusal(capsys).startswith(said)
     assert path.read_bytes() == before
     assert [f.name for f in path.parent.iterdir() if "checkpoint" in f.name] == [path.name]
     left = path.with_name(".checkpoint_latest.1@host.tmp.pth")  # of a killed training
@@ -128,7 +130,7 @@ def test_continuing_falls_back_from_a_damaged_checkpoint(
     trainer = continued(space, monkeypatch)
     assert trainer.current_epoch == 7
     said = refusal(capsys)
-    assert f"{space.fold(CPR) / torn} is damaged or cannot be read: " in said
+    assert f"{space.fold(CPR) / torn} is damaged: " in said
     assert said.endswith("; it is skipped")
     assert said.removeprefix("nnunet-cpr: ") in space.logs(CPR)[-1].read_text()
     halve(space.fold(CPR) / "checkpoint_best.pth")
@@ -137,23 +139,24 @@ def test_continuing_falls_back_from_a_damaged_checkpoint(
     assert "has no checkpoint that can be read; train without --c" in capsys.readouterr().err
 
 
-def test_renewed_state_is_what_a_checkpoint_has(
+def test_copied_state_is_what_a_checkpoint_has(
     space: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     trainer = space.build(CPR, monkeypatch)
+    trainer.checkpoint_policy.begin(space.fold(CPR))
     trainer.current_epoch = 3
     for p in trainer.network.parameters():
         p.grad = torch.ones_like(p)
     trainer.optimizer.step()
     for _ in range(2):  # the second time into the same memory
-        trainer._save_start_of_epoch()
+        trainer._keep_start_of_epoch()
     expected = tmp_path / "expected.pth"
     trainer.current_epoch = 2  # nnU-Net stores the next one
     trainer.save_checkpoint(str(expected))
     trainer.current_epoch = 3
     trainer.optimizer.step()  # not in the state that was kept
-    assert trainer.epoch_start.epoch == trainer.current_epoch == 3
-    assert trainer.epoch_start.write_file() == (
+    assert trainer.checkpoint_policy.copied_epochs == trainer.current_epoch == 3
+    assert trainer.checkpoint_policy.end() == (
         "wrote fold_0/checkpoint_latest.pth (start of epoch 3); continue with --c"
     )
     path = space.fold(CPR) / "checkpoint_latest.pth"
@@ -161,48 +164,125 @@ def test_renewed_state_is_what_a_checkpoint_has(
     assert path.stat().st_size == pytest.approx(expected.stat().st_size, rel=0.01)
 
 
-def test_checkpoint_is_written_after_the_save_interval(
-    space: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = space.fold(CPR) / "checkpoint_latest.pth"
-    space.build(CPR, monkeypatch).on_epoch_start()
-    assert not path.exists()
-    monkeypatch.setenv(SAVE_MINUTES, "0")
-    trainer = space.build(CPR, monkeypatch)
-    trainer.current_epoch = 2
-    trainer.on_epoch_start()
-    assert torch.load(path, weights_only=False)["current_epoch"] == 2
+def test_wrong_save_interval_is_refused(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SAVE_MINUTES, "often")
     with pytest.raises(SystemExit):
         space.build(CPR, monkeypatch)
 
 
-def save_epochs(path: Path, epochs: int, start: float = 1e9) -> None:
-    """Write the number of epochs and their times, as nnU-Net does."""
-    logging = {"epoch_start_timestamps": [start + i for i in range(epochs)]}
-    others = dict.fromkeys(checkpoints.ENTRIES)
-    torch.save({**others, "current_epoch": epochs, "logging": logging}, path)
+@pytest.mark.parametrize("error", [OSError(errno.ESTALE, "Stale file handle"), MemoryError("no memory")])
+def test_error_of_the_machine_ends_the_command(
+    space: Workspace, put, monkeypatch, capsys, error: Exception
+) -> None:
+    """An older checkpoint would repeat epochs that are not lost."""
+    latest = put("checkpoint_latest.pth", lambda checkpoint: checkpoint.update(current_epoch=9))
+    put("checkpoint_best.pth", lambda checkpoint: checkpoint.update(current_epoch=7))
+    load = torch.load
+
+    def fail(file: Any, **options: Any) -> Any:
+        if file == latest:
+            raise error
+        return load(file, **options)
+
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(SystemExit):
+        continued(space, monkeypatch)
+    said = refusal(capsys)
+    assert said.startswith(f"nnunet-cpr: {latest} cannot be read: ") and said.endswith("; try again")
+
+
+def test_trainer_whose_checkpoints_cannot_be_continued_is_told_at_once(
+    space: Workspace, monkeypatch, capsys
+) -> None:
+    trainer = space.build(CPR, monkeypatch)
+    trainer.my_init_kwargs["folder"] = Path("weights")
+    trainer.checkpoint_policy.begin(space.fold(CPR))
+    capsys.readouterr()
+    for _ in range(2):
+        trainer._keep_start_of_epoch()
+    said = refusal(capsys)
+    assert "cannot be continued with --c" in said and "pathlib" in said
+
+
+def test_too_little_memory_for_the_copy_does_not_end_the_training(
+    space: Workspace, monkeypatch, capsys
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise MemoryError
+
+    trainer = space.build(CPR, monkeypatch)
+    capsys.readouterr()
+    monkeypatch.setattr(nnUNetTrainer, "save_checkpoint", fail)
+    trainer._keep_start_of_epoch()
+    assert "too little memory for a copy of the state" in refusal(capsys)
+    assert trainer.checkpoint_policy.end() == "ended without writing a checkpoint; continue with --c"
+
+
+def test_second_process_in_a_fold_is_refused(space: Workspace, monkeypatch, capsys) -> None:
+    folder = space.fold(CPR)
+    folder.mkdir(parents=True)
+    (folder / fold_claim.CLAIM).write_text(fold_claim._description(os.getppid()))
+    temporary = folder / ".checkpoint_latest.1@host.tmp.pth"
+    temporary.touch()
+    trainer = space.build(CPR, monkeypatch)
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        trainer.run_training()
+    assert f"process {os.getppid()} trains in {folder}; wait for it" in refusal(capsys)
+    assert temporary.exists()
+    for ended in (f"{fold_claim._description(os.getpid())}1", "torn"):
+        (folder / fold_claim.CLAIM).write_text(ended)
+        with fold_claim.claimed(folder):
+            pass
+    assert not (folder / fold_claim.CLAIM).exists()
+
+
+def test_arguments_of_nnunets_main_branch_are_accepted(space: Workspace, put, monkeypatch) -> None:
+    path = put("checkpoint_latest.pth")
+    for given in (str(path), {"read by": "nnU-Net"}):
+        trainer = space.build(CPR, monkeypatch, continues=True)
+        trainer.load_checkpoint(checkpoint=given)
+        assert trainer.current_epoch == torch.load(path, weights_only=False)["current_epoch"]
+
+
+def save_epochs(path: Path, epochs: int, start: float | None = 1e9, own: float | None = None) -> None:
+    """Write the number of epochs and the start of the training, as nnU-Net and as we do."""
+    times = [start + i for i in range(epochs)] if start is not None else []
+    entries = {"current_epoch": epochs, "logging": {"epoch_start_timestamps": times}}
+    arguments = {} if own is None else {STARTED: own}
+    torch.save({**dict.fromkeys(checkpoints.ENTRIES), **entries, "init_args": arguments}, path)
+
+
+def save_all(folder: Path, files: dict[str, tuple[Any, ...]]) -> None:
+    for name, entries in files.items():
+        save_epochs(folder / f"checkpoint_{name}.pth", *entries)
 
 
 @pytest.mark.parametrize(
-    ("finished", "expected"),
+    ("files", "expected"),
     [
-        ({"latest": 4, "best": 9}, "best"),
-        ({"final": 9, "latest": 9, "best": 9}, "final"),
+        ({"latest": (4,), "best": (9,)}, "best"),
+        ({"final": (9,), "latest": (9,), "best": (9,)}, "final"),
+        ({"final": (2,), "best": (2,), "latest": (7,)}, "latest"),
+        # A training that is started anew leaves the files of the one before until it saves.
+        ({"final": (9, 1e9, 1e9), "latest": (0, None, 1.1e9)}, "latest"),
+        ({"final": (9,), "latest": (3, 1.1e9)}, "latest"),
+        # Stopped by a signal in its first epoch, continued, and killed after it has saved the best.
+        ({"latest": (0, None, 1e9), "best": (20, 1e9, 1e9)}, "best"),
+        ({"latest": (0, None), "best": (20,)}, "best"),  # of 0.2.0
     ],
 )
 def test_continuing_takes_the_newest_checkpoint(
-    tmp_path: Path, finished: dict[str, int], expected: str
+    tmp_path: Path, files: dict[str, tuple[Any, ...]], expected: str
 ) -> None:
-    for name, epochs in finished.items():
-        save_epochs(tmp_path / f"checkpoint_{name}.pth", epochs)
-    chosen = next(n for n in ("final", "latest", "best") if n in finished)  # by nnU-Net
-    newest, _ = checkpoints.read_newest(tmp_path / f"checkpoint_{chosen}.pth", print)
+    save_all(tmp_path, files)
+    chosen = next(n for n in ("final", "latest", "best") if n in files)  # by nnU-Net
+    said: list[str] = []
+    newest, _ = CheckpointPolicy(said.append).continue_from(tmp_path / f"checkpoint_{chosen}.pth")
     assert newest.name == f"checkpoint_{expected}.pth"
-    # A training that is started anew leaves the final checkpoint of the one before until its end.
-    save_epochs(tmp_path / "checkpoint_latest.pth", 0, start=1.1e9)
-    newest, _ = checkpoints.read_newest(tmp_path / "checkpoint_final.pth", print)
-    assert newest.name == "checkpoint_latest.pth"
+    epochs = files[expected][0]
+    line = f"continuing checkpoint_{expected}.pth ({epochs} epochs) in place of checkpoint_{chosen}.pth"
+    assert said == ([] if chosen == expected else [line])
 
 
 def write(space: Workspace, name: str, monkeypatch: pytest.MonkeyPatch, **differing: int) -> Path:

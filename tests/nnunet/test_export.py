@@ -159,7 +159,7 @@ def test_trainers_of_others_and_with_another_network_are_refused(
 def test_truncated_checkpoint_is_refused(model: Path, refused) -> None:
     torn = model / "fold_1" / FINAL[0]
     os.truncate(torn, 1000)
-    assert refused() == f"{torn} is damaged or cannot be read: File is not a zip file"
+    assert refused() == f"{torn} is damaged: File is not a zip file"
 
 
 def test_missing_files_are_named(model: Path, refused) -> None:

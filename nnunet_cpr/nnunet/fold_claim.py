@@ -1,0 +1,55 @@
+"""Claim of a fold's folder by the process that trains in it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+CLAIM = ".training_process"
+"""File with the host, process id and start time of the process that trains in the folder."""
+
+
+class FoldInUse(RuntimeError):
+    """Folder in which another process trains; the message is one line."""
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Claim a folder for this process.
+
+    A claim holds while its process is alive, so that one that was killed leaves none. (A lock of the
+    operating system would be inherited by the data loaders, which may outlive the training.) Processes
+    of other machines cannot be asked; their claims are replaced.
+
+    Raises:
+        FoldInUse: another process of this machine trains there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path, own = folder / CLAIM, _description(os.getpid())
+    with suppress(OSError):
+        holder = path.read_text()
+        if holder != own and _is_alive(holder):
+            pid = holder.split()[1]
+            raise FoldInUse(f"process {pid} trains in {folder}; wait for it, or end it: kill {pid}")
+    path.write_text(own)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _description(pid: int) -> str:
+    return f"{socket.gethostname()} {pid} {psutil.Process(pid).create_time():.2f}"
+
+
+def _is_alive(holder: str) -> bool:
+    try:
+        return _description(int(holder.split()[1])) == holder
+    except (IndexError, ValueError, psutil.Error):  # it has ended, or the file is no claim
+        return False

@@ -1,0 +1,300 @@
+"""The life of a training: saves, signals, kills, damaged files, ``--c``, in any order.
+
+A state machine plays it with nnU-Net's own methods on a network of a few weights and a clock of its own.
+The model is a table of the states of uninterrupted trainings; the files are read with ``torch.load``.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import os
+import shutil
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings, strategies
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from nnunetv2.run.run_training import maybe_load_checkpoint
+from nnunetv2.training.nnUNetTrainer import nnUNetTrainer as nnunet_module
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+from nnunet_cpr import _files
+from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, fold_claim
+from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from tests.golden.tiny_trainer import build_trainer, nnunet_folders, set_gradients, set_weights
+from tests.helpers import examples
+from tests.helpers.resume_cases import differences
+
+pytestmark = [pytest.mark.slow, pytest.mark.release]
+
+EPOCHS, STEPS = 12, 2
+NAME = f"nnUNetTrainerSGD_{EPOCHS}epochs_{STEPS}iters"
+INTERVAL = 10.0  # minutes
+FILES = ("checkpoint_final.pth", "checkpoint_latest.pth", "checkpoint_best.pth")
+RUN = "run of the test"
+"""Entry of ``init_args`` that tells a file's training apart; nnU-Net keeps it."""
+
+minutes = strategies.sampled_from([0.5, 4.0, 11.0, 25.0])
+
+
+class Killed(BaseException):
+    """Kill of the process in the middle of a call."""
+
+
+def raise_killed(*arguments: Any) -> None:
+    raise Killed
+
+
+def raise_disk_full(*arguments: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def raise_stale(*arguments: Any, **options: Any) -> None:
+    raise OSError(errno.ESTALE, "Stale file handle")
+
+
+def start_weights(trainer: Any, run: int) -> None:
+    set_weights(trainer)
+    with torch.no_grad():
+        for p in trainer.network.parameters():
+            p.mul_(1 + run / 8)
+
+
+def state_of(trainer: Any) -> Any:
+    return copy.deepcopy([dict(trainer.network.state_dict()), trainer.optimizer.state_dict()["state"]])
+
+
+def take_step(trainer: Any, epoch: int, step: int) -> None:
+    trainer.lr_scheduler.step(epoch)
+    set_gradients(trainer, STEPS * epoch + step)
+    trainer.optimizer.step()
+
+
+class TrainingLife(RuleBasedStateMachine):
+    """One fold's folder, and at most one process that trains in it."""
+
+    uninterrupted: dict[int, list[Any]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = ExitStack()
+        self.root = Path(tempfile.mkdtemp())
+        self.stack.enter_context(nnunet_folders(self.root))
+        self.patch = self.stack.enter_context(pytest.MonkeyPatch.context())
+        self.now = 1e9
+        clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now)
+        self.patch.setattr(checkpoint_policy, "time", clock)
+        self.patch.setattr(nnunet_module, "time", clock.time)
+        self.patch.setattr(nnUNetTrainer, "on_train_start", lambda trainer: None)
+        self.said: list[str] = []
+        self.patch.setattr(NamedTrainer, "_warn", lambda _, message: self.said.append(message))
+        self.trainer: Any = None
+        self.is_in_epoch = False
+        self.runs = 0
+        self.reached: dict[tuple[int, int], float] = {}  # when a training first had so many epochs
+        self.longest_epoch = 0.0
+
+    def teardown(self) -> None:
+        self.stack.close()
+        shutil.rmtree(self.root)
+
+    # The model
+
+    @property
+    def run(self) -> int:
+        return self.trainer.my_init_kwargs[RUN]
+
+    def expected(self, run: int, epochs: int) -> Any:
+        if run not in self.uninterrupted:
+            trainer = build_trainer(NAME)
+            start_weights(trainer, run)
+            states = self.uninterrupted.setdefault(run, [])
+            for epoch in range(EPOCHS + 1):
+                states.append(state_of(trainer))
+                for step in range(STEPS if epoch < EPOCHS else 0):
+                    take_step(trainer, epoch, step)
+        return self.uninterrupted[run][epochs]
+
+    @property
+    def folder(self) -> Path:
+        return next((self.root / "nnUNet_results").glob("*/*/fold_0"), self.root / "none")
+
+    def files(self) -> dict[str, tuple[int, int] | None]:
+        """Return training and epochs of each file, None for a damaged one."""
+        found: dict[str, tuple[int, int] | None] = {}
+        for path in filter(Path.exists, map(self.folder.joinpath, FILES)):
+            try:
+                content = torch.load(path, weights_only=False)
+                found[path.name] = content["init_args"][RUN], content["current_epoch"]
+            except Exception:
+                found[path.name] = None
+        return found
+
+    def newest(self) -> tuple[int, int] | None:
+        return max(filter(None, self.files().values()), default=None)
+
+    def check_loss(self) -> None:
+        """At most the interval and one epoch of this training are lost by a kill now."""
+        newest = self.newest()
+        kept = newest[1] if newest is not None and newest[0] == self.run else 0
+        lost = self.now - self.reached[self.run, kept]
+        assert lost <= 60 * INTERVAL + self.longest_epoch
+
+    def end_process(self) -> None:
+        self.trainer, self.is_in_epoch = None, False
+        self.claim.close()
+
+    def begin(self, trainer: Any, setup: float) -> None:
+        self.trainer = trainer
+        self.now += 60 * setup
+        self.claim = ExitStack()
+        self.claim.enter_context(fold_claim.claimed(Path(trainer.output_folder)))
+        trainer.on_train_start()
+        trainer.logger.plot_progress_png = lambda folder: None
+        self.reached.setdefault((self.run, trainer.current_epoch), self.now)
+        if trainer.current_epoch in [epochs for run, epochs in self.reached if run == self.run]:
+            self.reached[self.run, trainer.current_epoch] = self.now  # the time before is gone
+
+    # What happens
+
+    @precondition(lambda self: self.trainer is None)
+    @rule(setup=minutes)
+    def start(self, setup: float) -> None:
+        trainer = build_trainer(NAME)
+        trainer.my_init_kwargs[RUN] = self.runs
+        start_weights(trainer, self.runs)
+        self.runs += 1
+        self.begin(trainer, setup)
+
+    @precondition(lambda self: self.trainer is None and self.files())
+    @rule(setup=minutes)
+    def continue_(self, setup: float) -> None:
+        files, newest, before = self.files(), self.newest(), len(self.said)
+        trainer = build_trainer(NAME, continues=True)
+        if newest is None:
+            with pytest.raises(SystemExit):
+                maybe_load_checkpoint(trainer, True, False)
+            return
+        maybe_load_checkpoint(trainer, True, False)
+        run, epochs = newest
+        assert (trainer.my_init_kwargs[RUN], trainer.current_epoch) == (run, epochs), files
+        assert not differences(state_of(trainer), self.expected(run, epochs))
+        said = self.said[before:]
+        chosen = next(name for name in FILES if name in files)  # by nnU-Net
+        damaged = [name for name, content in files.items() if content is None]
+        if chosen != FILES[2]:
+            assert all(any(name in line and "skipped" in line for line in said) for name in damaged)
+        if files[chosen] not in (None, newest):
+            assert any(f"({epochs} epochs) in place of {chosen}" in line for line in said)
+        if epochs < EPOCHS:
+            self.begin(trainer, setup)
+
+    @precondition(lambda self: self.trainer and not self.is_in_epoch)
+    @rule()
+    def begin_epoch(self) -> None:
+        self.trainer.on_epoch_start()
+        self.is_in_epoch = True
+        take_step(self.trainer, self.trainer.current_epoch, 0)
+
+    def end_epoch(self, is_better: bool, minutes: float) -> None:
+        trainer, epoch = self.trainer, self.trainer.current_epoch
+        take_step(trainer, epoch, 1)
+        self.now += 60 * minutes
+        self.longest_epoch = max(self.longest_epoch, 60 * minutes)
+        self.check_loss()
+        for key in ("train_losses", "val_losses", "lrs"):
+            trainer.logger.log(key, 0.5, epoch)
+        trainer.logger.log("dice_per_class_or_region", [0.5], epoch)
+        trainer.logger.log("mean_fg_dice", 0.1 * (epoch + 1) if is_better else 0.0, epoch)
+        self.reached[self.run, epoch + 1] = self.now
+        trainer.on_epoch_end()
+        self.is_in_epoch = False
+        if trainer.current_epoch == EPOCHS:
+            trainer.on_train_end()
+            assert self.files()["checkpoint_final.pth"] == (self.run, EPOCHS)
+            self.end_process()
+
+    @precondition(lambda self: self.is_in_epoch)
+    @rule(is_better=strategies.booleans(), minutes=minutes)
+    def finish_epoch(self, is_better: bool, minutes: float) -> None:
+        self.end_epoch(is_better, minutes)
+
+    @precondition(lambda self: self.is_in_epoch)
+    @rule(minutes=minutes, fail=strategies.sampled_from([raise_killed, raise_disk_full]))
+    def fail_while_saving(self, minutes: float, fail: Any) -> None:
+        before = self.newest()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_files, "_sync", fail)
+            try:
+                self.end_epoch(True, minutes)
+            except (Killed, SystemExit):
+                self.end_process()
+                assert self.newest() == before
+
+    @precondition(lambda self: self.trainer)
+    @rule()
+    def signal(self) -> None:
+        """Lose the running epoch only."""
+        run, epochs, has_begun = self.run, self.trainer.current_epoch, self.is_in_epoch
+        self.trainer.checkpoint_policy.end()
+        self.end_process()
+        if has_begun or epochs:
+            assert self.newest() == (run, epochs)
+
+    @precondition(lambda self: self.trainer)
+    @rule()
+    def kill(self) -> None:
+        self.check_loss()
+        self.end_process()
+
+    @precondition(lambda self: self.trainer is None and self.files())
+    @rule(name=strategies.sampled_from(FILES))
+    def truncate(self, name: str) -> None:
+        path = self.folder / name
+        if path.exists():
+            os.truncate(path, path.stat().st_size // 2)
+
+    @precondition(lambda self: self.trainer is None and any(self.files().values()))
+    @rule()
+    def continue_with_a_read_error(self) -> None:
+        """Stop, since a file that cannot be read at the moment is not lost."""
+        trainer = build_trainer(NAME, continues=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(checkpoints.torch, "load", raise_stale)
+            with pytest.raises(SystemExit):
+                maybe_load_checkpoint(trainer, True, False)
+        assert "try again" in self.said[-1]
+
+    @precondition(lambda self: self.trainer)
+    @rule()
+    def train_in_a_second_process(self) -> None:
+        claim = self.folder / fold_claim.CLAIM
+        own = claim.read_text()
+        claim.write_text(fold_claim._description(os.getppid()))  # for the second, the first is another
+        with pytest.raises(fold_claim.FoldInUse), fold_claim.claimed(self.folder):
+            pass
+        claim.write_text(own)
+
+    @precondition(lambda self: self.trainer is None)
+    @rule()
+    def start_with_a_state_that_cannot_be_continued(self) -> None:
+        trainer = build_trainer(NAME)
+        trainer.my_init_kwargs[RUN] = trainer.my_init_kwargs["weights"] = Path("weights")
+        trainer.on_train_start()
+        trainer.on_epoch_start()
+        assert "cannot be continued with --c" in self.said[-1]
+
+
+def play(count: int = 20, search: int = 2000, **options: Any) -> None:
+    chosen = settings(examples.examples(count, search), stateful_step_count=30, **options)
+    run_state_machine_as_test(TrainingLife, settings=chosen)
+
+
+def test_any_life_continues_where_it_ended() -> None:
+    play()

@@ -1,0 +1,93 @@
+"""Defects that the state machine of a training's life must find when they are put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import Phase
+
+from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, fold_claim
+from nnunet_cpr.nnunet.checkpoint_policy import CheckpointPolicy
+from tests.nnunet.test_training_life import play
+
+pytestmark = pytest.mark.release
+
+Patch = pytest.MonkeyPatch
+
+
+def first_epoch_counts_as_infinitely_new(patch: Patch) -> None:
+    """0.2.0: continue at epoch 0 after a signal there, twenty epochs with a better Dice, and a kill."""
+
+    def age(checkpoint: Any) -> tuple[float, int]:
+        starts = checkpoint["logging"].get("epoch_start_timestamps") or [float("inf")]
+        return starts[0], checkpoint["current_epoch"]
+
+    patch.setattr(checkpoint_policy, "_age", age)
+
+
+def start_of_the_training_is_not_known(patch: Patch) -> None:
+    """Continue an old training in whose folder another one was started."""
+    patch.setattr(checkpoint_policy, "_started", lambda checkpoint: None)
+
+
+def read_error_is_taken_for_damage(patch: Patch) -> None:
+    read = checkpoints.read
+
+    def read_or_skip(path: Path) -> Any:
+        try:
+            return read(path)
+        except checkpoints.UnusableCheckpoint as error:
+            raise checkpoints.DamagedCheckpoint(path, str(error)) from error
+
+    patch.setattr(checkpoints, "read", read_or_skip)
+
+
+def two_processes_train_in_a_fold(patch: Patch) -> None:
+    patch.setattr(fold_claim, "_is_alive", lambda holder: False)
+
+
+def first_copy_is_not_read_back(patch: Patch) -> None:
+    patch.setattr(CheckpointPolicy, "_check_copy", lambda policy: None)
+
+
+def files_outside_the_fold_restart_the_interval(patch: Patch) -> None:
+    """Let each epoch restart the interval, as a save that ``--c`` does not continue from."""
+    start = CheckpointPolicy.start_epoch
+
+    def restart(policy: Any, *arguments: Any) -> None:
+        start(policy, *arguments)
+        policy._saved_at = checkpoint_policy.time.monotonic()
+
+    patch.setattr(CheckpointPolicy, "start_epoch", restart)
+
+
+def copy_is_not_renewed(patch: Patch) -> None:
+    copy = CheckpointPolicy._copy
+
+    def copy_once(policy: Any, *arguments: Any) -> None:
+        if policy.copied_epochs is None:
+            copy(policy, *arguments)
+
+    patch.setattr(CheckpointPolicy, "_copy", copy_once)
+
+
+@pytest.mark.parametrize(
+    "put_back",
+    [
+        first_epoch_counts_as_infinitely_new,
+        start_of_the_training_is_not_known,
+        read_error_is_taken_for_damage,
+        two_processes_train_in_a_fold,
+        first_copy_is_not_read_back,
+        files_outside_the_fold_restart_the_interval,
+        copy_is_not_renewed,
+    ],
+)
+def test_state_machine_finds_the_defect(put_back: Callable[[Patch], None]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        put_back(patch)
+        with pytest.raises((AssertionError, pytest.fail.Exception)):
+            play(200, 200, phases=[Phase.generate], report_multiple_bugs=False)
