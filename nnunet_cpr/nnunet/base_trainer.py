@@ -24,7 +24,6 @@ from nnunet_cpr import timm_optimizers
 from nnunet_cpr._attachment import RegularizationMethod, attached_method
 from nnunet_cpr._files import remove_temporary_files
 from nnunet_cpr._seeding import seed_all
-from nnunet_cpr._spelling import print_number
 from nnunet_cpr._validation import positive_integer
 from nnunet_cpr.baselines import Baseline
 from nnunet_cpr.names.trainer_name import DEFAULT_LR, TrainerName
@@ -37,6 +36,7 @@ from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT
 from nnunet_cpr.nnunet.interruption import Interruption
 from nnunet_cpr.nnunet.other_optimizer import without_weight_decay
 from nnunet_cpr.nnunet.poly_lr import WarmupPolyLRScheduler
+from nnunet_cpr.nnunet.settings_check import unmet_settings
 
 ADAM_BETAS = (0.9, 0.99)
 """Coefficients of Adam's running averages in the paper's segmentation runs."""
@@ -71,7 +71,9 @@ class NamedTrainer(nnUNetTrainer):
     initial_lr: float
     weight_decay: float
     baseline_decay: float
+    _given_decays: set[Any] = set()  # noqa: RUF012 (replaced, never changed)
     logger: Any
+    _checked: tuple[Any, ...] | None = None
 
     def __init__(
         self,
@@ -104,6 +106,10 @@ class NamedTrainer(nnUNetTrainer):
         self.my_init_kwargs[STARTED] = self.checkpoint_policy.started
         self._interruption = Interruption(self.checkpoint_policy.end, self._warn)
         self._seed(0)  # the network's initial weights
+
+    def initialize(self) -> None:
+        super().initialize()
+        self._check_settings(0)
 
     def apply_settings(self) -> None:
         """Set the hyperparameters that the name gives, which win over those of any base class."""
@@ -158,6 +164,7 @@ class NamedTrainer(nnUNetTrainer):
             optimizer, schedule = self._configure_other_optimizer(*args, **kwargs)
         else:
             optimizer = self.build_optimizer()
+            self._given_decays = {group.get("weight_decay", 0) for group in optimizer.param_groups}
             for group in optimizer.param_groups if settings.momentum is not None else []:
                 group["momentum"] = settings.momentum
             schedule = self._build_schedule(optimizer)
@@ -182,22 +189,8 @@ class NamedTrainer(nnUNetTrainer):
                 "sets by the number of a group reaches another"
             )
         if given:  # not a later stage with the same optimizer
-            self._check_is_used("lr", self.settings.lr, {group["lr"] for group in given})
-            decays = {group["weight_decay"] for group in given}
-            expected = self.settings.weight_decay
-            if self.baseline is not None:
-                expected = self.baseline_decay if any(decays) and self.settings.decays else None
-            self._check_is_used("wd", expected, decays)
+            self._given_decays = {group["weight_decay"] for group in given}
         return optimizer, schedule
-
-    def _check_is_used(self, suffix: str, value: float | None, used: set[Any]) -> None:
-        """End the training if the other trainer gives its optimizer another value."""
-        if value is not None and value not in used:
-            self._exit(
-                f"{type(self).__name__}: {self.other_trainer().__name__} uses "
-                f"{' and '.join(print_number(other) for other in sorted(used))} in place of "
-                f"_{suffix}{print_number(value)}; choose _{suffix}<V> accordingly, or leave it out"
-            )
 
     @property
     def _regularization(self) -> RegularizationMethod | None:
@@ -254,6 +247,7 @@ class NamedTrainer(nnUNetTrainer):
                 "load the data; set nnUNet_n_proc_DA=0 if it should be"
             )
         self.checkpoint_policy.begin(folder)
+        self._check_settings(0 if self.current_epoch == 0 else None)
 
     def on_epoch_start(self) -> None:
         # Before anything of the epoch, so that a training that is continued here does the same.
@@ -262,15 +256,20 @@ class NamedTrainer(nnUNetTrainer):
         self._seed(1 + self.current_epoch)
         super().on_epoch_start()
 
-    def on_epoch_end(self) -> None:
-        # It may wrap ours, which has steps then. Ours has none while the gradient scaler skips them.
-        method, is_ours = self._regularization, self.optimizer is getattr(self, "_configured", None)
-        if method is not None and method.names and not method.step_count and not is_ours:
-            self._exit(
-                f"{type(self).__name__}: {self.other_trainer().__name__} trains with an optimizer that "
-                "is not from configure_optimizers; build it there, so that it can be regularized"
-            )
-        super().on_epoch_end()
+    def on_train_epoch_start(self) -> None:
+        super().on_train_epoch_start()
+        self._check_settings(self.current_epoch)
+
+    def _check_settings(self, first_epoch: int | None) -> None:
+        """End the training if a setting of its name is not in force, where something has changed."""
+        used = self.optimizer, self.lr_scheduler, self.num_epochs, self.num_iterations_per_epoch
+        if all(own is before for own, before in zip(used, self._checked or (None,))):
+            return
+        self._checked = used
+        for problem in unmet_settings(
+            self, self._configured, self._regularization is not None, self._given_decays, first_epoch
+        ):
+            self._exit(f"{type(self).__name__}: {problem}")
 
     @property
     def _saves_as_nnunet(self) -> bool:

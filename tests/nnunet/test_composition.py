@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
@@ -45,6 +47,14 @@ class nnUNetTrainerLate(nnUNetTrainer):
     def initialize(self):
         super().initialize()
         self.optimizer = torch.optim.AdamW(self.network.parameters(), 1e-3)
+
+
+class nnUNetTrainerShort(nnUNetTrainer):
+    # A length that is set when the training starts.
+
+    def on_train_start(self):
+        super().on_train_start()
+        self.num_epochs = 5
 
 
 class nnUNetTrainerPart(nnUNetTrainer):
@@ -208,13 +218,52 @@ def test_second_stage_continues_bounds_and_multipliers(
         assert torch.equal(value, before[key])
 
 
-def test_optimizer_from_elsewhere_is_refused_after_an_epoch(
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Muon_lr5en3_warmup3_10epochs_on_nnUNetTrainerLate", "AdamW in place of Muon; build it there"),
+        ("SGD_on_nnUNetTrainerLate", "not from configure_optimizers, AdamW in place of SGD"),
+        ("CPR_on_nnUNetTrainerLate", "not from configure_optimizers, AdamW in place of SGDCPR"),
+        ("AttachCPR_on_nnUNetTrainerLate", "not from configure_optimizers, AdamW in place of SGD"),
+        (
+            "Plain_lr5en3_20epochs_on_nnUNetTrainer_warmup",
+            "of 20 epochs, which ends with a rate of",
+        ),
+        ("Plain_20epochs_on_nnUNetTrainer_warmup", "choose more epochs"),
+        ("Plain_90epochs_on_nnUNetTrainerShort", "uses 5 in place of _90epochs"),
+        ("Plain_lr5en3_60epochs_on_nnUNetTrainer_warmup", ""),
+        ("Plain_on_nnUNetTrainerLate", ""),
+        ("CPR_ws5_3epochs_on_nnUNetTrainerUMambaLike", ""),
+    ],
+)
+def test_setting_that_is_not_in_force_is_refused_before_the_first_step(
+    name: str, message: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(nnUNetTrainer, "on_train_start", lambda trainer: None)
+
+    def begin() -> None:
+        built = workspace.build(f"nnUNetTrainer{name}", monkeypatch)
+        built.on_train_start()
+        built.on_train_epoch_start()
+
+    if not message:
+        begin()
+        return
+    with pytest.raises(SystemExit):
+        begin()
+    said = [line for line in capsys.readouterr().err.splitlines() if message in line]
+    assert len(said) == 1 and said[0].startswith(f"nnunet-cpr: nnUNetTrainer{name}: ")
+
+
+def test_optimizer_that_is_replaced_later_is_refused(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    built = workspace.build("nnUNetTrainerCPR_on_nnUNetTrainerLate", monkeypatch)
+    built = workspace.build("nnUNetTrainerCPR_on_nnUNetTrainerUMambaLike", monkeypatch)
+    built.on_train_epoch_start()
+    built.optimizer = torch.optim.SGD(built.network.parameters(), 0.1)
     with pytest.raises(SystemExit):
-        NamedTrainer.on_epoch_end(built)
-    assert "trains with an optimizer that is not from configure_optim" in capsys.readouterr().err
+        built.on_train_epoch_start()
+    assert "SGD in place of SGDCPR" in capsys.readouterr().err
 
 
 def test_trainer_with_files_beside_a_checkpoint_saves_as_it_does(

@@ -269,7 +269,7 @@ class TrainingLife(RuleBasedStateMachine):
             patch.setattr(checkpoints.torch, "load", raise_stale)
             with pytest.raises(SystemExit):
                 maybe_load_checkpoint(trainer, True, False)
-        assert "try again" in self.said[-1]
+        assert any("try again" in line for line in self.said[-1:])
 
     @precondition(lambda self: self.trainer)
     @rule()
@@ -288,7 +288,7 @@ class TrainingLife(RuleBasedStateMachine):
         trainer.my_init_kwargs[RUN] = trainer.my_init_kwargs["weights"] = Path("weights")
         trainer.on_train_start()
         trainer.on_epoch_start()
-        assert "cannot be continued with --c" in self.said[-1]
+        assert any("cannot be continued with --c" in line for line in self.said[-1:])
 
 
 def play(count: int = 20, search: int = 2000, **options: Any) -> None:

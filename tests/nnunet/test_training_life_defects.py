@@ -90,4 +90,4 @@ def test_state_machine_finds_the_defect(put_back: Callable[[Patch], None]) -> No
     with pytest.MonkeyPatch.context() as patch:
         put_back(patch)
         with pytest.raises((AssertionError, pytest.fail.Exception)):
-            play(200, 200, phases=[Phase.generate], report_multiple_bugs=False)
+            play(60, 60, phases=[Phase.generate], report_multiple_bugs=False)
