@@ -241,7 +241,12 @@ class NamedTrainer(nnUNetTrainer):
         )
         if self.baseline is not None:
             self.print_to_log_file(f"Regularizing with {self.baseline!r}")
-        if self.settings.seed is not None and get_allowed_n_proc_DA() != 0:
+        if self.settings.seed is not None and self.device.type == "cuda":
+            self._warn(
+                f"_seed{self.settings.seed} does not make this training reproducible: on a GPU each run "
+                "rounds sums differently; repeat it with several seeds"
+            )
+        elif self.settings.seed is not None and get_allowed_n_proc_DA() != 0:
             self._warn(
                 f"_seed{self.settings.seed} does not make this training reproducible, because processes "
                 "load the data; set nnUNet_n_proc_DA=0 if it should be"

@@ -145,3 +145,21 @@ def test_number_of_threads_on_the_cpu_can_be_set(
     else:
         said = capsys.readouterr().err.strip().splitlines()[-1]
         assert said == f"nnunet-cpr: {CPU_THREADS}: expected a positive whole number, got 'two'"
+
+
+def test_seed_that_does_not_reproduce_is_reported(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = workspace.build("nnUNetTrainerSGD_seed5", monkeypatch)
+    trainer.on_train_start()
+    assert "reproducible" not in capsys.readouterr().err
+    trainer.device = torch.device("cuda")
+    trainer.on_train_start()
+    said = capsys.readouterr().err
+    assert (
+        "_seed5 does not make this training reproducible: on a GPU" in said and "n_proc_DA" not in said
+    )
+    trainer.device = torch.device("cpu")
+    monkeypatch.setattr("nnunet_cpr.nnunet.base_trainer.get_allowed_n_proc_DA", lambda: 2)
+    trainer.on_train_start()
+    assert "set nnUNet_n_proc_DA=0" in capsys.readouterr().err

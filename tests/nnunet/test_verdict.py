@@ -106,14 +106,3 @@ def test_bounds_that_are_never_set_are_reported_at_the_start(
     workspace.build("nnUNetTrainerCPR_1epochs_2iters", monkeypatch).on_train_start()
     said = "the bounds are set at step 1000 or later, but this training has 2 steps: nothing will be"
     assert said in capsys.readouterr().err
-
-
-def test_seed_with_processes_is_reported(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trainer = workspace.build("nnUNetTrainerSGD_seed5", monkeypatch)
-    trainer.on_train_start()
-    assert "reproducible" not in capsys.readouterr().err
-    monkeypatch.setattr("nnunet_cpr.nnunet.base_trainer.get_allowed_n_proc_DA", lambda: 2)
-    trainer.on_train_start()
-    assert "_seed5 does not make this training reproducible" in capsys.readouterr().err
