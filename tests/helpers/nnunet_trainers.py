@@ -44,9 +44,11 @@ class Small(nn.Module):
 
 
 class nnUNetTrainerMedNeXtLike(nnUNetTrainer):
-    """AdamW of its own, constant learning rate, other clipping, old form of the network's function."""
+    """AdamW of its own, constant learning rate, other clipping, old forms of nnU-Net's functions."""
 
-    def __init__(self, plans, configuration, fold, dataset_json, device=torch.device("cuda")):
+    def __init__(
+        self, plans, configuration, fold, dataset_json, unpack_dataset=True, device=torch.device("cuda")
+    ):
         super().__init__(plans, configuration, fold, dataset_json, device)
         self.initial_lr = 1e-3
         self.num_epochs = 3

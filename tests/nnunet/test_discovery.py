@@ -22,14 +22,16 @@ DISCOVERY = ROOT / "nnunet_cpr" / "nnunet" / "discovery" / "nnunet_cpr_discovery
 TRAINER = "nnUNetTrainerCPR_ws20_3epochs"
 
 
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
-    """Create the discovery module, the package and a folder of trainers as in site-packages."""
+@pytest.fixture(params=["nnunet_cpr_trainers", "trainers"])
+def installed(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, str]:
+    """Create the discovery module, the package and a folder of trainers, of a wheel or a checkout."""
     module = tmp_path / "nnunet_cpr_discovery.py"
     shutil.copy(DISCOVERY, module)
     (tmp_path / "nnunet_cpr").mkdir()
     (tmp_path / "nnunet_cpr" / "__init__.py").touch()
-    trainers = tmp_path / "nnunet_cpr_trainers"
+    trainers = tmp_path / request.param
     shutil.copytree(ROOT / "trainers", trainers)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     return module, str(trainers)
