@@ -136,6 +136,17 @@ def test_pictures_are_upright_in_every_orientation(tmp_path, orientation, spacin
     assert [np.count_nonzero(each != labels[0]) for each in labels] == [0, 1, 0]
 
 
+def test_picture_of_a_colour_image_shows_its_first_channel(tmp_path):
+    colours, labels = np.zeros((40, 60, 3), np.uint8), np.zeros((40, 60), np.uint8)
+    colours[..., 0], labels[10:20, 10:20] = 7, 1
+    files = {name: tmp_path / f"{name}.png" for name in ("image", "truth", "ours")}
+    sitk.WriteImage(sitk.GetImageFromArray(colours, isVector=True), str(files["image"]))
+    for name in ("truth", "ours"):
+        sitk.WriteImage(sitk.GetImageFromArray(labels), str(files[name]))
+    grey, maps, aspect = read_slices(files)
+    assert (grey == 7).all() and [each.sum() for each in maps] == [100, 100] and aspect == 1
+
+
 @pytest.mark.parametrize("kind", ["one trainer", "one has finished", "no foreground", "two data sets"])
 def test_unusual_studies_have_a_report_without_nan(tmp_path, kind):
     trainers = ("A",) if kind == "one trainer" else ("A", "B")

@@ -12,6 +12,7 @@ import signal
 import numpy as np
 import pandas as pd
 import pytest
+import SimpleITK as sitk
 from rich.console import Console
 
 from nnunet_cpr.reports import ReportError, write_report
@@ -125,6 +126,16 @@ def test_regions_and_ignored_voxels_are_those_of_nnunet(tmp_path):
         compute_surface_metrics(prediction >= label, truth >= label, SPACING) for label in (1, 2)
     ]
     np.testing.assert_allclose(table[["hd95", "nsd"]], expected, rtol=1e-6)
+
+
+def test_png_is_measured_in_pixels(tmp_path):
+    truth = np.zeros((20, 20), np.uint8)
+    truth[4:14, 4:14] = 1
+    masks = {"prediction.png": np.roll(truth, 3, axis=1), "truth.png": truth}
+    for name, mask in masks.items():
+        sitk.WriteImage(sitk.GetImageFromArray(mask), str(tmp_path / name))
+    found = module._measure(*(tmp_path / name for name in masks), [(1,)], None, 2.0)
+    assert found == {(1,): compute_surface_metrics(*(mask > 0 for mask in masks.values()), (1, 1))}
 
 
 def die():

@@ -75,7 +75,8 @@ def test_folds_and_seeds_of_several_commands_are_saved_together(
 ) -> None:
     monkeypatch.setattr("nnunet_cpr.studies.check_study_data", lambda *_: [])
     monkeypatch.setattr("nnunet_cpr.studies.prepare_study_data", lambda *_: None)
-    monkeypatch.setattr("nnunet_cpr.studies.check_splits", lambda *_: None)
+    records: list[Path] = []
+    monkeypatch.setattr("nnunet_cpr.studies.check_splits", lambda *given: records.append(given[2]))
 
     def saved(**options: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         given = PreparationOptions("mine.yaml", ["501"], **options)
@@ -89,6 +90,7 @@ def test_folds_and_seeds_of_several_commands_are_saved_together(
     assert saved(seeds="5-5", folds="0") == ((0, 1), (5,))
     assert saved(seeds="2-2", folds="2-2") == ((0, 1, 2), (2, 5))
     assert saved() == ((0, 1, 2), ()), "without options, the file says what the study is"
+    assert records == 5 * [studies / "mine" / "splits.json"], "each has compared the splits"
 
 
 def test_other_study_of_the_same_name_is_not_overwritten(

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from nnunet_cpr.nnunet.commands import CommandFailed
+from nnunet_cpr.nnunet.fold_files import RESOURCES
 from nnunet_cpr.nnunet.stop_signals import StopRequest
 from nnunet_cpr.studies.definition import Run
 from nnunet_cpr.studies.run_state import (
@@ -27,6 +29,7 @@ from nnunet_cpr.studies.run_state import (
     state_of,
     stop_command,
 )
+from nnunet_cpr.studies.status import time_left
 from nnunet_cpr.studies.worker import Worker
 from tests.reports.folds import write_log
 
@@ -166,6 +169,17 @@ def test_worker_records_the_time_of_all_attempts(
     assert worker()
     assert "--val" in paths.log(run).read_text() and "--c " not in paths.log(run).read_text()
     assert (state_of(run, paths).seconds or 0) > seconds
+
+
+@pytest.mark.parametrize("seconds", ["NaN", "1e999", "null"])
+def test_time_that_is_no_number_is_unknown(
+    run: Run, paths: StudyPaths, fold: Path, seconds: str
+) -> None:
+    finish(fold)
+    (fold / RESOURCES).write_text(f'{{"seconds": {seconds}}}')
+    states = [state_of(each, paths) for each in (run, replace(run, fold=1))]
+    assert [state.stage for state in states] == [Stage.DONE, Stage.WAITING]
+    assert time_left({run: states[0], replace(run, fold=1): states[1]}, 1) is None
 
 
 def test_command_of_a_study_is_stopped(paths: StudyPaths) -> None:
