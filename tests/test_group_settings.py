@@ -62,11 +62,12 @@ def test_groups_train_like_optimizers_of_their_own(
 ) -> None:
     """Train with and without saving and loading in between."""
 
-    def built(groups: list[dict[str, Any]]) -> Any:
+    def built(groups: list[dict[str, Any]], **settings: Any) -> Any:
+        settings = {"mu": 0.05, **settings}
         if not attached:
-            return build(groups, lr=0.05, mu=0.05)
+            return build(groups, lr=0.05, **settings)
         plain = torch.optim.Adam([p for g in groups for p in g["params"]], lr=0.05)
-        return CPR(groups, mu=0.05).attach(plain)
+        return CPR(groups, **settings).attach(plain)
 
     together, apart = parts(), parts()
     groups = [{"params": ps, **own} for ps, own in zip(together, of_groups)]
@@ -80,7 +81,7 @@ def test_groups_train_like_optimizers_of_their_own(
     resumed.load_state_dict(torch.load(file, weights_only=True))
     train([resumed], flat, stop, 9)
 
-    several = [built([{"params": ps, **own}]) for ps, own in zip(apart, of_groups)]
+    several = [built([{"params": ps}], **own) for ps, own in zip(apart, of_groups)]
     train(several, [p for ps in apart for p in ps], 0, 9)
     for p, q in zip(flat, [p for ps in apart for p in ps]):
         # The multipliers are float32, and a vector of mu is multiplied before the addition.

@@ -14,7 +14,7 @@ import torch
 from filelock import FileLock
 
 from nnunet_cpr.names.run_name import parse_run_name
-from nnunet_cpr.vision.task import CannotTrain, InUse, Setup, Task
+from nnunet_cpr.vision.task import CannotTrain, Diverged, InUse, Setup, Task
 from nnunet_cpr.vision.training import (
     CHECKPOINT,
     DYNAMICS,
@@ -104,6 +104,12 @@ def test_run_writes_its_files(tmp_path: Path) -> None:
     assert set(dynamics["parameter"]) == {"0.weight", "2.weight", "5.weight"}
     assert np.isinf(dynamics.query("step <= 8")["kappa"]).all()
     assert (dynamics.query("step > 9")["multiplier"] > 0).any()
+
+
+def test_diverged_run_is_not_repeated(tmp_path: Path) -> None:
+    for task in (TASK, REFUSES):
+        with pytest.raises(Diverged, match="SGD_lr1e38 diverged: its loss is not finite before step"):
+            train(task, parse_run_name("SGD_lr1e38"), tmp_path)
 
 
 def test_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
