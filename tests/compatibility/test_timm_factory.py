@@ -54,6 +54,9 @@ def test_registry_describes_and_builds_the_optimizer_with_its_options(name: str)
         assert {key: group[key] for key in expected} == expected
     with pytest.raises(TypeError, match="kapa"):
         create_optimizer_v2(vit(), name, lr=1e-3, kapa="ws9")
+    flag = {"adamcpr": "amsgrad", "muoncpr": "adaptive", "sgdcpr": "nesterov"}[name]
+    with pytest.raises(ValueError, match=f"{flag}: expected a number, True or False, got 'false'"):
+        create_optimizer_v2(vit(), name, lr=1e-3, **{flag: "false"})  # as from a command line
 
 
 @pytest.mark.parametrize(
@@ -61,10 +64,11 @@ def test_registry_describes_and_builds_the_optimizer_with_its_options(name: str)
 )
 def test_models_matrices_are_selected_by_name(grouping: dict[str, Any]) -> None:
     model = vit()
+    model.table = nn.Embedding(5, 4)  # whose name does not tell its kind
     cpr = create_optimizer_v2(model, "adamcpr", **grouping).cpr
     assert dict(zip(cpr.names, cpr.parameters)) == regularized(model)
     assert "blocks.0.attn.qkv.weight" in cpr.names
-    assert not {"pos_embed", "cls_token"} & set(cpr.names)
+    assert not {"pos_embed", "cls_token", "table.weight"} & set(cpr.names)
 
 
 @pytest.mark.parametrize("name", ["muoncpr", "lookahead_adamcpr"])
