@@ -58,6 +58,24 @@ def test_continued_training_equals_an_uninterrupted_one(trained: Workspace, tmp_
     assert len(ours["logging"]["cpr_active"]) == 4
 
 
+def test_checkpoint_of_another_configuration_is_refused(
+    workspace: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """The networks of two configurations may have equal shapes."""
+    trainer = workspace.build("nnUNetTrainerCPR_ws1", monkeypatch)
+    path = tmp_path / "checkpoint_final.pth"
+    trainer.save_checkpoint(str(path))
+    saved = torch.load(path, weights_only=False)
+    saved["init_args"]["configuration"] = "3d_lowres"
+    torch.save(saved, path)
+    with pytest.raises(SystemExit):
+        trainer.load_checkpoint(str(path))
+    assert "configuration: expected 3d_fullres, got 3d_lowres; " in capsys.readouterr().err
+
+
 def test_prediction_finds_the_trainer(trained: Workspace) -> None:
     trained.predict_here(CPR)
 
