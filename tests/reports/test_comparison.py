@@ -148,6 +148,14 @@ def test_bounds_that_were_never_set_have_no_verdict(tmp_path):
     assert len(unset) == sum(run.fold > 0 for run in part.unbounded) > 0
 
 
+def test_trainer_that_has_learned_nothing_has_no_verdict(tmp_path):
+    write_runs(tmp_path, SGD, noisy(0.8))
+    write_runs(tmp_path, CPR, {seed: {fold: np.zeros(12) for fold in (0, 1)} for seed in SEEDS})
+    found = compared(tmp_path)[CPR]
+    assert found.verdict == "undecided" and not found.is_non_inferior
+    assert f"the Dice of {CPR} is 0.00 % in all cases of class" in found.sentence
+
+
 # Simulated studies with known truth; docs/concepts/study-statistics.md has 1,000 of each kind.
 
 
