@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import math
 import os
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +40,7 @@ def assert_reported(lines: list[str], expected: dict[str, str], raw: Path) -> No
 
 
 def test_btcv_reports_every_invalid_case(raw: Path, tmp_path: Path) -> None:
-    training = archives.make_btcv(tmp_path, cases=8) / "RawData" / "Training"
+    training = archives.make_btcv(tmp_path, cases=9) / "RawData" / "Training"
 
     def image(n: int) -> Path:
         return training / "img" / f"img{n:04d}.nii.gz"
@@ -55,6 +58,9 @@ def test_btcv_reports_every_invalid_case(raw: Path, tmp_path: Path) -> None:
     archives.write(label(6), values(6)[:-1])
     archives.write(label(7), values(7), origin=(-171.5, 20.25, -297.625))
     sitk.WriteImage(sitk.GetImageFromArray(archives.picture(8)[0]), str(image(8)))
+    header = bytearray(gzip.decompress(image(9).read_bytes()))
+    struct.pack_into("<f", header, 292, math.inf)  # the x of the sform's offset
+    image(9).write_bytes(gzip.compress(header))
     expected = {
         "img0002": "label0002.nii.gz is missing",
         "img0003": "label0003.nii.gz cannot be read (Compressed file ended",
@@ -63,6 +69,7 @@ def test_btcv_reports_every_invalid_case(raw: Path, tmp_path: Path) -> None:
         "img0006": "img0006.nii.gz, got size (12, 10, 7) instead of (12, 10, 8)",
         "img0007": "img0007.nii.gz, got voxels up to 2.5 mm away",
         "img0008": "expected 3 dimensions, got 2",
+        "img0009": "expected a finite affine matrix in the header",
     }
     assert_reported(refused("btcv", tmp_path), expected, raw)
 
