@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -8,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from nnunet_cpr import __version__
 from nnunet_cpr.cli import app
 from nnunet_cpr.cli._errors import report_errors
+from nnunet_cpr.demo import run_demo
 from nnunet_cpr.names.trainer_name import FAMILIES
 from nnunet_cpr.nnunet.commands import run
 
@@ -99,6 +102,19 @@ def test_interrupt_kills_the_command(tmp_path: Path) -> None:
         run([Path(sys.executable).name, "-c", code], tmp_path / "log", {}, on_wait=interrupt)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
+
+
+def test_demo_into_a_file_prints_a_line_for_each_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nnunet_cpr.demo.run", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run_demo(tmp_path, Console(file=io.StringIO()))
+    stages = ["generating 10 phantoms and an unseen one", "planning and preprocessing"]
+    assert capsys.readouterr().out.splitlines() == stages
 
 
 SHORT_DEMO = """
