@@ -38,7 +38,7 @@ def test_sdist_and_wheel_are_complete(tmp_path: Path) -> None:
     package = {name for name in tracked("nnunet_cpr") if "/discovery/" not in name}
     trainers = {f"nnunet_cpr_trainers/{Path(name).name}" for name in tracked("trainers")}
     info = {name for name in wheel if name.startswith(f"nnunet_cpr-{VERSION}.dist-info/")}
-    discovery = {"nnunet_cpr.pth", "nnunet_cpr_discovery.py"}
+    discovery = {"nnunet_cpr.pth", "nnunet_cpr.start", "nnunet_cpr_discovery.py"}
     assert wheel - info == package | trainers | discovery
     assert f"nnunet_cpr-{VERSION}.dist-info/licenses/LICENSE" in info
 

@@ -9,19 +9,16 @@ import copy
 import math
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from nnunet_cpr._spelling import print_number
 from nnunet_cpr.nnunet.poly_lr import WarmupPolyLRScheduler
 
-if TYPE_CHECKING:
-    from nnunet_cpr.nnunet.base_trainer import NamedTrainer
-
 
 def unmet_settings(
-    trainer: NamedTrainer,
+    trainer: Any,
     configured: Any,
     has_method: bool,
     given_decays: set[Any],
@@ -43,7 +40,7 @@ def unmet_settings(
     =====================  =============================================================================
 
     Args:
-        trainer: the trainer with its optimizer and schedule.
+        trainer: a ``NamedTrainer`` with its optimizer and schedule.
         configured: the optimizer that ``configure_optimizers`` has returned.
         has_method: True if a regularization method is attached to it.
         given_decays: weight decays of the parameter groups with which it was built.
@@ -75,7 +72,7 @@ def unmet_settings(
         yield from _unmet_rate(trainer, other, first_epoch)
 
 
-def _weight_decay(trainer: NamedTrainer, given_decays: set[Any]) -> float | None:
+def _weight_decay(trainer: Any, given_decays: set[Any]) -> float | None:
     """Return the weight decay that the optimizer must be given, None if it does not matter."""
     settings = trainer.settings
     if trainer.baseline is None:
@@ -85,7 +82,7 @@ def _weight_decay(trainer: NamedTrainer, given_decays: set[Any]) -> float | None
     return trainer.baseline_decay if replaces else None
 
 
-def _unmet_rate(trainer: NamedTrainer, other: str, first_epoch: int) -> Iterator[str]:
+def _unmet_rate(trainer: Any, other: str, first_epoch: int) -> Iterator[str]:
     settings = trainer.settings
     # A trainer with stages has another schedule after its warm-up.
     warmup = getattr(trainer, "warmup_duration_whole_net", 0) if first_epoch == 0 else 0
@@ -114,7 +111,7 @@ def _in_place_of(other: str, used: Iterable[Any], suffix: str, wanted: float) ->
     return f"{other} uses {found or 'none'} in place of _{written}; {advice}"
 
 
-def _learning_rates(trainer: NamedTrainer, epochs: range) -> list[float]:
+def _learning_rates(trainer: Any, epochs: range) -> list[float]:
     """Return the highest learning rate of the parameter groups in each epoch."""
     schedule: Any = trainer.lr_scheduler
     if isinstance(schedule, WarmupPolyLRScheduler):

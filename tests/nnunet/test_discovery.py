@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-import runpy
+import pkgutil
 import shutil
 import subprocess
 import sys
@@ -23,36 +23,69 @@ TRAINER = "nnUNetTrainerCPR_ws20_3epochs"
 
 
 @pytest.fixture(params=["nnunet_cpr_trainers", "trainers"])
-def installed(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Path, str]:
-    """Create the discovery module, the package and a folder of trainers, of a wheel or a checkout."""
-    module = tmp_path / "nnunet_cpr_discovery.py"
-    shutil.copy(DISCOVERY, module)
+def installed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Create the discovery module, the package and the trainers of a wheel or a checkout.
+
+    Return the folder of trainers.
+    """
+    shutil.copy(DISCOVERY, tmp_path)
     (tmp_path / "nnunet_cpr").mkdir()
     (tmp_path / "nnunet_cpr" / "__init__.py").touch()
     trainers = tmp_path / request.param
     shutil.copytree(ROOT / "trainers", trainers)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    return module, str(trainers)
+    monkeypatch.delitem(sys.modules, "nnunet_cpr_discovery")
+    return str(trainers)
 
 
+def start(ending: str) -> None:
+    """Do what Python does at startup with the file of that ending."""
+    text = DISCOVERY.with_name(f"nnunet_cpr.{ending}").read_text().rstrip()
+    if ending == "start":
+        pkgutil.resolve_name(text)()
+    else:
+        exec(text)
+
+
+@pytest.mark.parametrize("ending", ["pth", "start"])
 @pytest.mark.parametrize("before", [None, "", "/mine", f"/mine{os.pathsep}/yours"])
-def test_trainer_folder_is_appended_once(installed, monkeypatch, before: str | None) -> None:
-    module, trainers = installed
+def test_trainer_folder_is_appended_once(
+    installed: str, monkeypatch: pytest.MonkeyPatch, before: str | None, ending: str
+) -> None:
     monkeypatch.delenv("nnUNet_extTrainer", raising=False)
     if before is not None:
         monkeypatch.setenv("nnUNet_extTrainer", before)
-    expected = os.pathsep.join([*([before] if before else []), trainers])
+    expected = os.pathsep.join([*([before] if before else []), installed])
     for _ in range(2):  # a child process inherits what its parent has set
-        runpy.run_path(str(module))
+        start(ending)
         assert os.environ["nnUNet_extTrainer"] == expected
+
+
+@pytest.mark.parametrize("name", ["nnunet_cpr_trainers", "trainers"])
+def test_copies_of_the_trainer_folder_leave_the_list(
+    installed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """A parent process in another environment has listed its own; folders of users stay."""
+    other, mine, taking = (tmp_path / folder / name for folder in ("other", "mine", "taking"))
+    shutil.copytree(ROOT / "trainers", other)
+    mine.mkdir(parents=True)
+    taking.mkdir(parents=True)
+    (taking / "nnUNetTrainerCPR.py").write_text("from nnunet_cpr.nnunet.trainer import *\n")
+    users = [str(mine), str(taking), str(tmp_path / "missing" / name)]
+    first, *rest = users
+    for listed, expected in [
+        ([str(other), *users], [*users, installed]),
+        ([first, f"{other}{os.sep}", installed, *rest, installed], [first, installed, *rest]),
+    ]:
+        monkeypatch.setenv("nnUNet_extTrainer", os.pathsep.join(listed))
+        start("start")
+        assert os.environ["nnUNet_extTrainer"].split(os.pathsep) == expected
 
 
 def test_discovery_imports_the_standard_library_only() -> None:
     code = (
         "import sys; before = set(sys.modules); import runpy; "
-        f"runpy.run_path({str(DISCOVERY)!r}); print(*sorted(set(sys.modules) - before))"
+        f"runpy.run_path({str(DISCOVERY)!r})['register'](); print(*sorted(set(sys.modules) - before))"
     )
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
     assert all(name.split(".")[0] in sys.stdlib_module_names for name in done.stdout.split())
@@ -190,6 +223,7 @@ def test_trainers_are_found_in_every_combination(
         env.install(*(str(wheel) for wheel in distributions.glob("*.whl")))
     new = env.files() - before
     assert not [f for f in new if f.startswith("nnunetv2")]
+    assert {"nnunet_cpr.pth", "nnunet_cpr.start", "nnunet_cpr_discovery.py"} <= new
 
     assert f"nnunet-cpr: {nnunet_cpr.__version__}\n" in env.run("nnunet-cpr", "doctor").stdout
 

@@ -1,12 +1,15 @@
 """Discovery of the trainers by nnU-Net, in every Python process and without any setup.
 
-``nnunet_cpr.pth`` imports this module at interpreter startup. It appends the folder of trainers to
-``nnUNet_extTrainer``, the list of folders that nnU-Net searches after its own. Only the standard library
-may be imported here.
+``nnunet_cpr.start`` (Python 3.15 and later) and ``nnunet_cpr.pth`` (before) call :func:`register` at
+interpreter startup. It appends the folder of trainers to ``nnUNet_extTrainer``, the list of folders that
+nnU-Net searches after its own. Only the standard library may be imported here.
 """
 
 import os
 from importlib.machinery import PathFinder
+
+FOLDERS = ("nnunet_cpr_trainers", "trainers")
+"""Names of the folder of trainers: in an installed wheel, in a checkout."""
 
 
 def trainer_folder() -> "str | None":
@@ -15,20 +18,36 @@ def trainer_folder() -> "str | None":
     if package is None or not package.submodule_search_locations:
         return None
     parent = os.path.dirname(os.path.abspath(next(iter(package.submodule_search_locations))))
-    # "nnunet_cpr_trainers" in an installed wheel, "trainers" in a checkout.
-    for name in ("nnunet_cpr_trainers", "trainers"):
+    for name in FOLDERS:
         folder = os.path.join(parent, name)
         if os.path.isfile(os.path.join(folder, "nnUNetTrainerCPR.py")):
             return folder
     return None
 
 
+def is_copy(folder: str) -> bool:
+    """Return True for a folder of this package's trainers, of any version and environment.
+
+    The class of a user may have the name of ours, but does not create classes for names with suffixes.
+    """
+    if os.path.basename(os.path.abspath(folder)) not in FOLDERS:
+        return False
+    try:
+        with open(os.path.join(folder, "nnUNetTrainerCPR.py"), encoding="utf-8", errors="replace") as f:
+            return "\n__getattr__ = with_suffixes(nnUNetTrainerCPR)\n" in f.read()
+    except OSError:
+        return False
+
+
 def register() -> None:
-    """Append the folder of trainers to ``nnUNet_extTrainer``, unless it is listed."""
+    """Append the folder of trainers to ``nnUNet_extTrainer``, unless it is listed.
+
+    Other copies of it leave the list, such as that of the environment of a parent process: nnU-Net would
+    take their trainers, which may not fit the package of this environment.
+    """
     folder = trainer_folder()
+    if folder is None:
+        return
     folders = [f for f in os.environ.get("nnUNet_extTrainer", "").split(os.pathsep) if f]
-    if folder is not None and folder not in folders:
-        os.environ["nnUNet_extTrainer"] = os.pathsep.join([*folders, folder])
-
-
-register()
+    kept = [f for f in dict.fromkeys([*folders, folder]) if f == folder or not is_copy(f)]
+    os.environ["nnUNet_extTrainer"] = os.pathsep.join(kept)
