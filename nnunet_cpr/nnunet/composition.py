@@ -193,7 +193,9 @@ def _is_valid(name: str) -> bool:
 def _create(name: str, base: type[NamedTrainer], settings: TrainerName) -> type[NamedTrainer]:
     bases = (base,) if settings.on is None else (base, search_trainer(settings.on))
     # nnU-Net stores the class name in checkpoints and searches for it again at inference.
-    return type(name, bases, {"settings": settings, "is_created": True, "__doc__": base.__doc__})
+    attributes = {"settings": settings, "is_created": True, "__doc__": base.__doc__}
+    # The module named explicitly, as a metaclass such as ABCMeta would enter its own.
+    return type(name, bases, {"__module__": __name__, **attributes})
 
 
 def _derived_trainer(name: str) -> tuple[type[NamedTrainer] | None, TrainerName | None]:

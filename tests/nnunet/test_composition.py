@@ -21,6 +21,8 @@ from tests.helpers.pages import DOCS, blocks
 from tests.helpers.workspace import Workspace
 
 MINE = """
+from abc import ABC
+
 import torch
 from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
@@ -35,6 +37,10 @@ class nnUNetTrainerMine(nnUNetTrainerCPR, nnUNetTrainerDA5):
         super().__init__(plans, configuration, fold, dataset_json, device)
         self.initial_lr = 5e-3
         self.num_epochs = 7
+
+
+class nnUNetTrainerAbstract(nnUNetTrainer, ABC):
+    pass
 
 
 class nnUNetTrainerMyAdam(nnUNetTrainerAttachCPR, nnUNetTrainerAdam):
@@ -120,6 +126,12 @@ def test_each_trainer_of_nnunet_has_one_name_with_cpr(other: str) -> None:
         right = f"builds an optimizer of its own; use nnUNetTrainerAttachCPR_ws50_on_{other}"
         with pytest.raises(WrongName, match=right):
             trainer_class(f"nnUNetTrainerAdamCPR_ws50_warmup9_on_{other}")
+
+
+@pytest.mark.parametrize("ending", ["", "_on_nnUNetTrainerDA5", "_on_nnUNetTrainerAbstract"])
+def test_created_classes_name_a_module_of_this_package(ending: str) -> None:
+    created = trainer_class(f"nnUNetTrainerCPR_ws50{ending}")
+    assert created is not None and created.__module__ == "nnunet_cpr.nnunet.composition"
 
 
 def test_documentation_lists_every_trainer_of_nnunet() -> None:
