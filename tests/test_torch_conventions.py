@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -124,3 +126,95 @@ def test_weight_decay_is_refused_in_one_line(build: type) -> None:
     with pytest.raises(TypeError, match="CPR: expected 0, since CPR replaces it"):
         build([matrix()], weight_decay=1e-2)
     build([matrix()], weight_decay=0)
+
+
+# Deviations (docs/reference/deviations-from-torch.md)
+
+TORCHS = [
+    pytest.param(SGDCPR, partial(torch.optim.SGD, momentum=0.99, nesterov=True), id="SGD"),
+    pytest.param(AdamCPR, torch.optim.Adam, id="Adam"),
+]
+
+
+@pytest.mark.parametrize(("ours", "torchs"), TORCHS)
+@pytest.mark.parametrize(
+    ("parameter", "gradient"),
+    [
+        (lambda t: t.repeat_interleave(2, 1)[:, ::2], lambda t: t),
+        (lambda t: t, lambda t: t.T.contiguous().T),
+        (lambda t: t, lambda t: t.to_sparse()),
+        (lambda t: t, lambda t: t[0].clone()),  # broadcast
+        (lambda t: t, lambda t: t[:, :2].clone()),
+        (lambda t: t, lambda t: t.double()),
+    ],
+)
+def test_fused_step_of_unlike_gradients_is_torchs_unfused_step(
+    ours: Any, torchs: Any, parameter: Callable[..., Any], gradient: Callable[..., Any]
+) -> None:
+    results = []
+    for build in (partial(ours, fused=True), partial(torchs, fused=False)):
+        torch.manual_seed(0)
+        p = nn.Parameter(parameter(torch.randn(4, 3)))
+        given = gradient(torch.randn(4, 3))
+        p.grad = given if given.is_sparse else torch.ones_like(p)
+        p.grad.data = given  # of any dtype and shape
+        try:
+            build([p], lr=0.1).step()
+            results.append(p.detach())
+            assert p.grad.layout == given.layout
+            assert p.grad.is_sparse or p.grad.stride() == given.stride()
+        except RuntimeError as error:
+            results.append(type(error))
+    if isinstance(results[1], type):
+        assert results[0] is results[1]
+    else:
+        torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize(("ours", "torchs"), TORCHS)
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+def test_parameter_twice_in_a_group_is_stepped_twice(ours: Any, torchs: Any) -> None:
+    results = []
+    for build in (ours, partial(torchs, fused=True)):
+        p = matrix()
+        optimizer = build([p, p], lr=0.1)
+        if ours is SGDCPR and build is not ours:
+            optimizer.step()  # the gradient is 0
+        for _ in range(3):
+            p.grad = torch.ones_like(p)
+            optimizer.step()
+        results.append(p.detach())
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda o: o.add_param_group({"params": [matrix()]}), "group 2: .* got a new group"),
+        (lambda o: o.param_groups.pop(), "group 1: .* got no group"),
+        (lambda o: o.param_groups[0]["params"].pop(), "the optimizer does not have '0.0'"),
+        (lambda o: o.param_groups.reverse(), "group 0: .* got .*k2"),
+        (lambda o: o.param_groups[0].update(weight_decay=-0.1), "applies weight decay to '0.0'"),
+        (lambda o: o.param_groups[1].update(weight_decay=0.1), None),  # nothing regularized
+    ],
+)
+def test_groups_changed_after_construction_are_refused_at_the_step(
+    build: type, change: Callable[[Any], Any], message: str | None
+) -> None:
+    optimizer: Any = build(
+        [{"params": [matrix()]}, {"params": [nn.Parameter(torch.ones(3))], "kappa": "k2"}]
+    )
+    steps(optimizer)
+    change(optimizer)
+    if message is None:
+        steps(optimizer)
+        return
+    with pytest.raises(ValueError, match=message):
+        steps(optimizer)
+
+
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+def test_negative_decay_of_a_group_is_refused(build: type) -> None:
+    with pytest.raises(ValueError, match=r"weight_decay of a parameter group: .* got -0\.1"):
+        build([{"params": [matrix()], "weight_decay": -0.1}])
