@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -37,6 +37,13 @@ from nnunet_cpr.nnunet.interruption import Interruption
 from nnunet_cpr.nnunet.other_optimizer import without_weight_decay
 from nnunet_cpr.nnunet.poly_lr import WarmupPolyLRScheduler
 from nnunet_cpr.nnunet.settings_check import unmet_settings
+
+KEPT_NAMES = (
+    *("settings", "is_family", "is_created", "continues", "checkpoint_policy"),
+    *("baseline", "baseline_decay", "cpr", "cpr_settings", "history"),
+    *("build_optimizer", "build_timm_optimizer", "apply_settings", "other_trainer"),
+)
+"""Public names on a trainer that nnU-Net's does not have; another trainer cannot use them."""
 
 ADAM_BETAS = (0.9, 0.99)
 """Coefficients of Adam's running averages in the paper's segmentation runs."""
@@ -83,15 +90,24 @@ class NamedTrainer(nnUNetTrainer):
         dataset_json: dict,
         device: torch.device = torch.device("cuda"),
     ) -> None:
-        self.continues: bool = plans.get("continue_training", False)  # --c; nnU-Net removes the entry
-        # By keyword, since other trainers may have their parameters in another order.
-        super().__init__(
-            plans=plans,
-            configuration=configuration,
-            fold=fold,
-            dataset_json=dataset_json,
-            device=device,
+        continues: bool = plans.get("continue_training", False)  # --c; nnU-Net removes the entry
+        try:
+            # By keyword, since other trainers may have their parameters in another order.
+            super().__init__(
+                plans=plans,
+                configuration=configuration,
+                fold=fold,
+                dataset_json=dataset_json,
+                device=device,
+            )
+        except AttributeError as error:  # of a property of ours
+            self._refuse_names(name for name in KEPT_NAMES if f"'{name}'" in str(error))
+            raise
+        others = [base for base in type(self).__mro__ if not issubclass(base, NamedTrainer)]
+        self._refuse_names(
+            name for name in KEPT_NAMES if any(name in vars(holder) for holder in (self, *others))
         )
+        self.continues = continues
         if self.initial_lr == DEFAULT_LR:
             self.initial_lr = self.settings.default_lr
         self.apply_settings()
@@ -106,6 +122,14 @@ class NamedTrainer(nnUNetTrainer):
         self.my_init_kwargs[STARTED] = self.checkpoint_policy.started
         self._interruption = Interruption(self.checkpoint_policy.end, self._warn)
         self._seed(0)  # the network's initial weights
+
+    def _refuse_names(self, taken: Iterable[str]) -> None:
+        """End the training if another trainer uses a name that this package keeps on trainers."""
+        for name in taken:
+            other = type(self).other_trainer().__name__
+            self._exit(
+                f"{other}: the attribute {name!r} has another meaning in nnunet-cpr; rename it there"
+            )
 
     def initialize(self) -> None:
         super().initialize()
@@ -137,12 +161,12 @@ class NamedTrainer(nnUNetTrainer):
         return timm_optimizers.build(parameters, self.settings.timm, self.initial_lr, weight_decay)
 
     @property
-    def total_steps(self) -> int:
+    def _total_steps(self) -> int:
         """Number of optimizer steps of the training."""
         return self.num_epochs * self.num_iterations_per_epoch
 
     @property
-    def warmup_steps(self) -> int:
+    def _warmup_steps(self) -> int:
         """Steps of linear learning-rate warm-up."""
         if self.settings.keeps_optimizer:  # the attribute of nnU-Net's trainers with warm-up, in epochs
             return getattr(self, "warmup_duration_whole_net", 0) * self.num_iterations_per_epoch
@@ -159,7 +183,7 @@ class NamedTrainer(nnUNetTrainer):
             self.baseline_decay = decay = self.weight_decay
             if not settings.keeps_optimizer and (settings.defaults.cpr or settings.baseline):
                 self.weight_decay = 0.0  # replaced by the regularization
-            self.baseline = settings.build_baseline(self.network, decay, self.total_steps)
+            self.baseline = settings.build_baseline(self.network, decay, self._total_steps)
         if settings.keeps_optimizer:
             optimizer, schedule = self._configure_other_optimizer(*args, **kwargs)
         else:
@@ -207,17 +231,17 @@ class NamedTrainer(nnUNetTrainer):
                 self._exit(f"{type(self).__name__}: {error}")
 
     def _build_schedule(self, optimizer: Optimizer) -> Any:
-        if self.warmup_steps == 0:
+        if self._warmup_steps == 0:
             return PolyLRScheduler(optimizer, self.initial_lr, self.num_epochs)
-        if self.warmup_steps >= self.total_steps:
+        if self._warmup_steps >= self._total_steps:
             self._exit(
                 f"{type(self).__name__}: expected a learning-rate warm-up shorter than the training of "
-                f"{self.total_steps} steps, got {self.warmup_steps} steps; choose _warmup<N>"
+                f"{self._total_steps} steps, got {self._warmup_steps} steps; choose _warmup<N>"
             )
         return WarmupPolyLRScheduler(
             optimizer,
             self.initial_lr,
-            self.warmup_steps,
+            self._warmup_steps,
             self.num_epochs,
             self.num_iterations_per_epoch,
         )

@@ -33,8 +33,8 @@ class CPRTrainer(NamedTrainer):
     def cpr_settings(self) -> dict[str, Any]:
         """Keyword arguments of :class:`CPR` and of the optimizers with CPR."""
         settings = self.settings
-        bound = settings.bound_for(self.total_steps) if settings.kappa else None
-        return {**settings.cpr_settings, "kappa": bound or default_bound(self.warmup_steps)}
+        bound = settings.bound_for(self._total_steps) if settings.kappa else None
+        return {**settings.cpr_settings, "kappa": bound or default_bound(self._warmup_steps)}
 
     @property
     def _regularization(self) -> CPR:
@@ -75,7 +75,7 @@ class CPRTrainer(NamedTrainer):
                 )
         count = len(self.cpr.names)
         self.print_to_log_file(f"Regularizing {count} parameter matrices with {self.cpr!r}")
-        bound, steps = self.cpr.bound, self.total_steps
+        bound, steps = self.cpr.bound, self._total_steps
         if bound.earliest >= steps:
             self._warn(
                 f"the bounds are set at step {bound.earliest} or later, but this training has {steps} "

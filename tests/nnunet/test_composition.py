@@ -12,7 +12,7 @@ import torch
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from nnunet_cpr.nnunet.base_trainer import KEPT_NAMES, NamedTrainer
 from nnunet_cpr.nnunet.composition import resolve_settings
 from nnunet_cpr.nnunet.trainer import trainer_class
 from tests.helpers import ROOT
@@ -22,6 +22,8 @@ from tests.helpers.workspace import Workspace
 
 MINE = """
 from abc import ABC
+
+import os
 
 import torch
 from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
@@ -53,6 +55,14 @@ class nnUNetTrainerLate(nnUNetTrainer):
     def initialize(self):
         super().initialize()
         self.optimizer = torch.optim.AdamW(self.network.parameters(), 1e-3)
+
+
+class nnUNetTrainerTaking(nnUNetTrainer):
+    # An attribute with one of our names.
+
+    def __init__(self, plans, configuration, fold, dataset_json, device=torch.device("cuda")):
+        super().__init__(plans, configuration, fold, dataset_json, device)
+        setattr(self, os.environ["TAKEN"], [500, 1000])
 
 
 class nnUNetTrainerShort(nnUNetTrainer):
@@ -265,6 +275,22 @@ def test_setting_that_is_not_in_force_is_refused_before_the_first_step(
         begin()
     said = [line for line in capsys.readouterr().err.splitlines() if message in line]
     assert len(said) == 1 and said[0].startswith(f"nnunet-cpr: nnUNetTrainer{name}: ")
+
+
+@pytest.mark.parametrize("name", [*KEPT_NAMES, "warmup_steps", "total_steps", "epoch_start"])
+def test_attributes_of_other_trainers_are_kept_or_refused(
+    name: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("TAKEN", name)
+    trainer = "nnUNetTrainerCPR_ws5_3epochs_on_nnUNetTrainerTaking"
+    if name not in KEPT_NAMES:
+        built = workspace.build(trainer, monkeypatch)
+        built.on_train_epoch_start()
+        assert getattr(built, name) == [500, 1000]
+        return
+    with pytest.raises(SystemExit):
+        workspace.build(trainer, monkeypatch)
+    assert f"nnUNetTrainerTaking: the attribute '{name}' has another meaning" in capsys.readouterr().err
 
 
 def test_optimizer_that_is_replaced_later_is_refused(

@@ -168,6 +168,7 @@ def test_number_of_threads_on_the_cpu_can_be_set(
 def test_seed_that_does_not_reproduce_is_reported(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(nnUNetTrainer, "on_train_start", lambda trainer: None)
     trainer = workspace.build("nnUNetTrainerSGD_seed5", monkeypatch)
     trainer.on_train_start()
     assert "reproducible" not in capsys.readouterr().err

@@ -41,6 +41,8 @@ RUN = "run of the test"
 """Entry of ``init_args`` that tells a file's training apart; nnU-Net keeps it."""
 
 minutes = strategies.sampled_from([0.5, 4.0, 11.0, 25.0])
+one_epoch = strategies.tuples(strategies.booleans(), minutes)
+several_epochs = strategies.lists(one_epoch, min_size=1, max_size=5)
 
 
 class Killed(BaseException):
@@ -224,6 +226,18 @@ class TrainingLife(RuleBasedStateMachine):
     @rule(is_better=strategies.booleans(), minutes=minutes)
     def finish_epoch(self, is_better: bool, minutes: float) -> None:
         self.end_epoch(is_better, minutes)
+
+    @precondition(lambda self: self.trainer and not self.is_in_epoch)
+    @rule(
+        epochs=strategies.lists(
+            strategies.tuples(strategies.booleans(), minutes), min_size=1, max_size=5
+        )
+    )
+    def train(self, epochs: list[tuple[bool, float]]) -> None:
+        for is_better, duration in epochs:
+            if self.trainer is not None:
+                self.begin_epoch()
+                self.end_epoch(is_better, duration)
 
     @precondition(lambda self: self.is_in_epoch)
     @rule(minutes=minutes, fail=strategies.sampled_from([raise_killed, raise_disk_full]))

@@ -61,7 +61,7 @@ def explain(name: str) -> list[tuple[str, str]]:
         *([("like", f"{other.__name__} ({other.__module__}), {kept}")] if settings.on else []),
         ("optimizer", _describe_optimizer(built.optimizer)),
         ("learning rate", _describe_schedule(built, rates)),
-        ("length", f"{length}, {built.total_steps:,} steps"),
+        ("length", f"{length}, {built._total_steps:,} steps"),
         ("weight decay", _describe_weight_decay(built)),
         *(_describe_cpr(built) if isinstance(built, CPRTrainer) else []),
         ("compare with", _counterpart(settings)),
@@ -109,7 +109,7 @@ def _describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
 def _describe_schedule(trainer: NamedTrainer, rates: list[float]) -> str:
     epochs = sorted({0, rates.index(max(rates)), len(rates) // 2, len(rates) - 1})
     points = ", ".join(f"{rates[epoch]:.3g} (epoch {epoch})" for epoch in epochs)
-    warmup = trainer.warmup_steps
+    warmup = trainer._warmup_steps
     before = f"linear warm-up over {warmup:,} steps, then " if warmup else ""
     return f"{before}{type(trainer.lr_scheduler).__name__}: {points}"
 
@@ -130,7 +130,7 @@ def _describe_cpr(trainer: CPRTrainer) -> list[tuple[str, str]]:
     cpr, bound, regularizer = trainer.cpr, trainer.cpr.bound, trainer.cpr_settings["regularizer"]
     adaptive = ", adaptive bounds" if cpr.adaptive else ""
     when = "not before step" if isinstance(bound, KappaIP) else "set at step"
-    passed, word = bound.earliest / trainer.total_steps, trainer.settings.tokens().get("kappa", bound)
+    passed, word = bound.earliest / trainer._total_steps, trainer.settings.tokens().get("kappa", bound)
     return [
         ("regularized", f"{regularizer} of each weight matrix with CPR, mu = {cpr.mu:g}{adaptive}"),
         (
