@@ -133,7 +133,9 @@ def test_png_is_measured_in_pixels(tmp_path):
     truth[4:14, 4:14] = 1
     masks = {"prediction.png": np.roll(truth, 3, axis=1), "truth.png": truth}
     for name, mask in masks.items():
-        sitk.WriteImage(sitk.GetImageFromArray(mask), str(tmp_path / name))
+        image = sitk.GetImageFromArray(mask)
+        image.SetSpacing((0.5, 0.5))  # which a PNG can store
+        sitk.WriteImage(image, str(tmp_path / name))
     found = module._measure(*(tmp_path / name for name in masks), [(1,)], None, 2.0)
     assert found == {(1,): compute_surface_metrics(*(mask > 0 for mask in masks.values()), (1, 1))}
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from nnunet_cpr.studies.definition import Run, Study, TrainerEntry
 from nnunet_cpr.studies.run_state import Stage, State, StudyPaths, claim
-from nnunet_cpr.studies.status import states, status_table, summary, time_left
+from nnunet_cpr.studies.status import dry_run_lines, states, status_table, summary, time_left
 from tests.reports.folds import write_log
 from tests.studies.study_run import StudyRun
 
@@ -71,6 +71,12 @@ def test_narrow_terminal_shows_one_line_for_each_trainer() -> None:
 
 
 # Dry run
+
+
+def test_dry_run_warns_of_bounds_after_the_end(paths: StudyPaths) -> None:
+    study = Study("s", ["Dataset001_A"], ["nnUNetTrainerCPR_2epochs_5iters"], folds=[0])
+    first, *_ = dry_run_lines(study, paths, [])
+    assert first.startswith("warning: ") and "would be set at step 1,000, but it trains 10" in first
 
 
 @pytest.fixture
