@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
 import json
 import os
@@ -98,14 +99,19 @@ def nnunet_folders(folder: Path) -> Iterator[None]:
         yield
 
 
-def build_trainer(name: str, continues: bool = False) -> Any:
-    """Build a trainer as nnU-Net does, up to ``initialize``."""
+@functools.cache  # nnU-Net reads all of its modules
+def find_trainer(name: str) -> Any:
+    """Return a trainer class as nnU-Net finds it."""
     from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer  # noqa: F401
     from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
+    return recursive_find_trainer_class_by_name(name)
+
+
+def build_trainer(name: str, continues: bool = False) -> Any:
+    """Build a trainer as nnU-Net does, up to ``initialize``."""
     with contextlib.redirect_stdout(io.StringIO()):
-        found = recursive_find_trainer_class_by_name(name)
-        trainer = found(
+        trainer = find_trainer(name)(
             plans={**copy.deepcopy(_PLANS), "continue_training": continues},
             configuration="3d_fullres",
             fold=0,

@@ -97,7 +97,7 @@ class TrainingLife(RuleBasedStateMachine):
         self.said: list[str] = []
         self.patch.setattr(NamedTrainer, "_warn", lambda _, message: self.said.append(message))
         self.trainer: Any = None
-        self.is_in_epoch = False
+        self.is_in_epoch = self.is_refused = False
         self.runs = 0
         self.reached: dict[tuple[int, int], float] = {}  # when a training first had so many epochs
         self.longest_epoch = 0.0
@@ -254,12 +254,15 @@ class TrainingLife(RuleBasedStateMachine):
     @precondition(lambda self: self.trainer)
     @rule()
     def signal(self) -> None:
-        """Lose the running epoch only."""
-        run, epochs, has_begun = self.run, self.trainer.current_epoch, self.is_in_epoch
+        """Lose the running epoch only, which lasts until the next one begins."""
+        run, epochs = self.run, self.trainer.current_epoch
+        kept = self.trainer.checkpoint_policy.copied_epochs
         self.trainer.checkpoint_policy.end()
-        self.end_process()
-        if has_begun or epochs:
+        if self.is_in_epoch:
             assert self.newest() == (run, epochs)
+        elif kept is not None:
+            assert self.newest() in ((run, epochs), (run, epochs - 1))
+        self.end_process()
 
     @precondition(lambda self: self.trainer)
     @rule()
@@ -295,9 +298,10 @@ class TrainingLife(RuleBasedStateMachine):
             pass
         claim.write_text(own)
 
-    @precondition(lambda self: self.trainer is None)
+    @precondition(lambda self: self.trainer is None and not self.is_refused)
     @rule()
     def start_with_a_state_that_cannot_be_continued(self) -> None:
+        self.is_refused = True  # once is enough
         trainer = build_trainer(NAME)
         trainer.my_init_kwargs[RUN] = trainer.my_init_kwargs["weights"] = Path("weights")
         trainer.on_train_start()
@@ -305,7 +309,7 @@ class TrainingLife(RuleBasedStateMachine):
         assert any("cannot be continued with --c" in line for line in self.said[-1:])
 
 
-def play(count: int = 20, search: int = 2000, **options: Any) -> None:
+def play(count: int = 40, search: int = 2000, **options: Any) -> None:
     chosen = settings(examples.examples(count, search), stateful_step_count=30, **options)
     run_state_machine_as_test(TrainingLife, settings=chosen)
 
