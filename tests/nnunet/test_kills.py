@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from nnunet_cpr.nnunet.checkpoint_policy import SAVE_MINUTES
 from tests.helpers.resume_cases import differences
 from tests.helpers.workspace import Workspace
 
@@ -30,7 +31,6 @@ class {TRAINER}(nnUNetTrainerCPR):
 
     def __init__(self, plans, configuration, fold, dataset_json, device):
         super().__init__(plans, configuration, fold, dataset_json, device)
-        self.save_every = 1
         self.num_val_iterations_per_epoch = 4
 """
 
@@ -69,6 +69,7 @@ def test_kills_do_not_change_the_result(kills: int, workspace: Workspace, tmp_pa
     spaces = [workspace.with_results_in(tmp_path / name) for name in ("whole", "first", "second")]
     for space in spaces:
         space.environment["nnUNet_extTrainer"] = str(tmp_path / "trainers")
+        space.environment[SAVE_MINUTES] = "0"  # after every epoch
         space.folder.mkdir()
     whole, *killed = spaces
     start = time.monotonic()
