@@ -1,4 +1,4 @@
-"""What of a training is saved when, and what ``--c`` continues from."""
+"""Policy of what is saved when, and of what ``--c`` continues from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STARTED = "nnunet_cpr_started"
 """Entry of a checkpoint's ``init_args``: when its training was started, in seconds since 1970."""
 
 _CANDIDATES = (FINAL_CHECKPOINT, BEST_CHECKPOINT, LATEST_CHECKPOINT)
-"""Of equally new ones the first is taken: nnU-Net writes the latest before it updates the best Dice."""
+"""Order of preference among equally new ones: the latest is written before the best Dice is updated."""
 
 Save = Callable[[Any], None]
 """nnU-Net's ``save_checkpoint``, which takes a file object, too."""

@@ -1,4 +1,4 @@
-"""Where fused steps are not taken: no cache for Numba, or turned off."""
+"""Fused steps that are turned off, or for which Numba has no cache."""
 
 from __future__ import annotations
 

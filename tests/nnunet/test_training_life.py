@@ -97,7 +97,8 @@ class TrainingLife(RuleBasedStateMachine):
         self.said: list[str] = []
         self.patch.setattr(NamedTrainer, "_warn", lambda _, message: self.said.append(message))
         self.trainer: Any = None
-        self.is_in_epoch = self.is_refused = False
+        self.is_in_epoch = False
+        self.done: set[str] = set()  # rules that are played once in an example
         self.runs = 0
         self.reached: dict[tuple[int, int], float] = {}  # when a training first had so many epochs
         self.seconds: dict[tuple[int, int], float] = {}  # of an epoch
@@ -151,6 +152,9 @@ class TrainingLife(RuleBasedStateMachine):
             (self.seconds.get((self.run, epoch), 0) for epoch in epochs), default=0
         )
 
+    def is_new(self, name: str) -> bool:
+        return name not in self.done
+
     def end_process(self) -> None:
         self.trainer, self.is_in_epoch = None, False
         self.claim.close()
@@ -169,13 +173,16 @@ class TrainingLife(RuleBasedStateMachine):
     # What happens
 
     @precondition(lambda self: self.trainer is None)
-    @rule(setup=minutes)
-    def start(self, setup: float) -> None:
+    @rule(setup=minutes, stops_at_once=strategies.booleans())
+    def start(self, setup: float, stops_at_once: bool) -> None:
         trainer = build_trainer(NAME)
         trainer.my_init_kwargs[RUN] = self.runs
         start_weights(trainer, self.runs)
         self.runs += 1
         self.begin(trainer, setup)
+        if stops_at_once:
+            self.begin_epoch()
+            self.signal()
 
     @precondition(lambda self: self.trainer is None and self.files())
     @rule(setup=minutes)
@@ -280,10 +287,13 @@ class TrainingLife(RuleBasedStateMachine):
         if path.exists():
             os.truncate(path, path.stat().st_size // 2)
 
-    @precondition(lambda self: self.trainer is None and any(self.files().values()))
+    @precondition(
+        lambda self: self.trainer is None and self.is_new("read") and any(self.files().values())
+    )
     @rule()
     def continue_with_a_read_error(self) -> None:
         """Stop, since a file that cannot be read at the moment is not lost."""
+        self.done.add("read")
         trainer = build_trainer(NAME, continues=True)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(checkpoints.torch, "load", raise_stale)
@@ -291,9 +301,10 @@ class TrainingLife(RuleBasedStateMachine):
                 maybe_load_checkpoint(trainer, True, False)
         assert any("try again" in line for line in self.said[-1:])
 
-    @precondition(lambda self: self.trainer)
+    @precondition(lambda self: self.trainer and self.is_new("second"))
     @rule()
     def train_in_a_second_process(self) -> None:
+        self.done.add("second")
         claim = self.folder / fold_claim.CLAIM
         own = claim.read_text()
         claim.write_text(fold_claim._description(os.getppid()))  # for the second, the first is another
@@ -301,10 +312,10 @@ class TrainingLife(RuleBasedStateMachine):
             pass
         claim.write_text(own)
 
-    @precondition(lambda self: self.trainer is None and not self.is_refused)
+    @precondition(lambda self: self.trainer is None and self.is_new("unreadable"))
     @rule()
     def start_with_a_state_that_cannot_be_continued(self) -> None:
-        self.is_refused = True  # once is enough
+        self.done.add("unreadable")
         trainer = build_trainer(NAME)
         trainer.my_init_kwargs[RUN] = trainer.my_init_kwargs["weights"] = Path("weights")
         trainer.on_train_start()
@@ -313,7 +324,7 @@ class TrainingLife(RuleBasedStateMachine):
 
 
 def play(count: int = 40, search: int = 2000, **options: Any) -> None:
-    chosen = settings(examples.examples(count, search), stateful_step_count=30, **options)
+    chosen = settings(examples.examples(count, search), stateful_step_count=40, **options)
     run_state_machine_as_test(TrainingLife, settings=chosen)
 
 
