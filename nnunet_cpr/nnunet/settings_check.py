@@ -49,8 +49,8 @@ def unmet_settings(
     """
     settings, other = trainer.settings, trainer.other_trainer().__name__
     optimizer: Any = trainer.optimizer
-    needs_ours = has_method or not settings.keeps_optimizer
-    if needs_ours and optimizer is not configured and configured not in vars(optimizer).values():
+    is_ours = optimizer is configured or any(each is configured for each in vars(optimizer).values())
+    if not is_ours and (has_method or not settings.keeps_optimizer):
         yield (
             f"{other} trains with an optimizer that is not from configure_optimizers, "
             f"{type(optimizer).__name__} in place of {type(configured).__name__}; build it there"
@@ -98,7 +98,8 @@ def _unmet_rate(trainer: Any, other: str, first_epoch: int) -> Iterator[str]:
         )
         return
     # A later schedule may begin anew, or where the one before has ended.
-    highest = {max(rates), *([max(_learning_rates(trainer, range(end)))] if first_epoch else [])}
+    anew = _learning_rates(trainer, range(end)) if first_epoch else []
+    highest = {max(rates), *([max(anew)] if anew else [])}
     wanted = settings.lr if settings.keeps_optimizer else trainer.initial_lr
     if wanted is not None and not any(math.isclose(rate, wanted, rel_tol=1e-3) for rate in highest):
         yield _in_place_of(other, {max(rates)}, "lr<V>", wanted)
@@ -112,7 +113,10 @@ def _in_place_of(other: str, used: Iterable[Any], suffix: str, wanted: float) ->
 
 
 def _learning_rates(trainer: Any, epochs: range) -> list[float]:
-    """Return the highest learning rate of the parameter groups in each epoch."""
+    """Return the highest learning rate of the parameter groups in each epoch.
+
+    It is empty for a schedule that a copy cannot show, for example one that follows the loss.
+    """
     schedule: Any = trainer.lr_scheduler
     if isinstance(schedule, WarmupPolyLRScheduler):
         return [schedule.lr]  # its warm-up is shorter than the training
@@ -122,15 +126,22 @@ def _learning_rates(trainer: Any, epochs: range) -> list[float]:
         for group in trainer.optimizer.param_groups
     ]
     stand_in = torch.optim.SGD(groups, lr=0.0)
-    copied = copy.deepcopy(schedule, {id(trainer.optimizer): stand_in})
+    try:
+        copied = copy.deepcopy(schedule, {id(trainer.optimizer): stand_in})
+        return list(_follow(copied, stand_in, trainer, epochs))
+    except Exception:  # a class of another package may refuse in any way
+        return []
+
+
+def _follow(
+    copied: Any, stand_in: torch.optim.Optimizer, trainer: Any, epochs: range
+) -> Iterator[float]:
     # nnU-Net steps it in each epoch, other trainers may in each iteration.
     code = getattr(type(trainer).train_step, "__code__", None)
     steps_in_iterations = code is not None and "lr_scheduler" in code.co_names
-    rates = []
     for epoch in epochs:
         highest = 0.0
         for _ in range(trainer.num_iterations_per_epoch if steps_in_iterations else 1):
             copied.step() if steps_in_iterations else copied.step(epoch)
             highest = max([highest, *(float(group["lr"]) for group in stand_in.param_groups)])
-        rates.append(highest)
-    return rates
+        yield highest
