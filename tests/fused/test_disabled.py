@@ -23,6 +23,7 @@ optimizer.step()
 """
 
 
+@pytest.mark.slow
 def test_unwritable_cache_of_numba_is_reported_with_the_variable(tmp_path: Path) -> None:
     (tmp_path / "file").touch()  # root may write to any folder
     locators = "UserProvidedCacheLocator,UserWideCacheLocator"  # not the folder of the package

@@ -43,6 +43,7 @@ def test_checkpoint_contains_bounds_and_multipliers(trained: Workspace) -> None:
         assert len(checkpoint["logging"][f"cpr_{key}"]) == 4
 
 
+@pytest.mark.slow
 def test_continued_training_equals_an_uninterrupted_one(trained: Workspace, tmp_path: Path) -> None:
     """An exception stops it; test_kills.py kills the process."""
     other = trained.with_results_in(tmp_path)
@@ -76,6 +77,7 @@ def test_checkpoint_of_another_configuration_is_refused(
     assert "configuration: expected 3d_fullres, got 3d_lowres; " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_prediction_finds_the_trainer(trained: Workspace) -> None:
     trained.predict_here(CPR)
 

@@ -88,12 +88,17 @@ def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("name", "taken", "file", "base"),
     [
-        ("nnUNetTrainerAdamW", "AdamW", "mine.py", "nnUNetTrainer"),
         ("nnUNetTrainerAdamW_warmup2_2epochs_3iters_seed1", "AdamW", "mine.py", "Ours"),
-        ("nnUNetTrainerAdamW_seed1_on_nnUNetTrainerDA5", "AdamW", "mine.py", "nnUNetTrainer"),
-        ("nnUNetTrainerCPR_on_nnUNetTrainerAdamW", "AdamW", "mine.py", "nnUNetTrainer"),
-        ("nnUNetTrainerTimm", "Timm", "mine.py", "Ours"),
-        ("nnUNetTrainerAMOS_seed1", "AMOS", "nnUNetTrainerAMOS.py", "nnUNetTrainer"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("nnUNetTrainerAdamW", "AdamW", "mine.py", "nnUNetTrainer"),
+                ("nnUNetTrainerAdamW_seed1_on_nnUNetTrainerDA5", "AdamW", "mine.py", "nnUNetTrainer"),
+                ("nnUNetTrainerCPR_on_nnUNetTrainerAdamW", "AdamW", "mine.py", "nnUNetTrainer"),
+                ("nnUNetTrainerTimm", "Timm", "mine.py", "Ours"),
+                ("nnUNetTrainerAMOS_seed1", "AMOS", "nnUNetTrainerAMOS.py", "nnUNetTrainer"),
+            )
+        ),
     ],
 )
 def test_family_that_a_users_class_has_taken_is_refused_in_one_line(
