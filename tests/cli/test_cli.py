@@ -104,6 +104,7 @@ def test_interrupt_kills_the_command(tmp_path: Path) -> None:
         os.kill(int(pid_file.read_text()), 0)
 
 
+@pytest.mark.slow
 def test_demo_into_a_file_prints_a_line_for_each_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

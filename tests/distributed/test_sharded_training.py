@@ -60,10 +60,11 @@ def test_other_meshes(four: Crew, way: str, all_reduces: int) -> None:
         assert count == all_reduces * STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "before"),
     [
-        pytest.param(Method("SGDCPR"), 1, marks=pytest.mark.slow),
+        (Method("SGDCPR"), 1),
         (Method("AdamCPR", kappa="ip1", adaptive=True), 4),
     ],
     ids=["before the bounds", "after"],

@@ -91,6 +91,7 @@ def test_discovery_imports_the_standard_library_only() -> None:
     assert all(name.split(".")[0] in sys.stdlib_module_names for name in done.stdout.split())
 
 
+@pytest.mark.slow
 def test_trainer_modules_import_little_more_than_nnunet() -> None:
     modules = sorted(path.stem for path in (ROOT / "trainers").glob("*.py"))
     assert modules == sorted(FAMILIES)

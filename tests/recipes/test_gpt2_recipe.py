@@ -79,6 +79,7 @@ def test_too_little_text_is_reported_before_training(
     assert "\n" not in refusal.value.code
 
 
+@pytest.mark.slow
 def test_runs_are_compared_in_a_table_and_a_figure(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def options(tokenizer_folder: Path, dataset_cache: Path, tmp_path: Path) -> list
     return ["--data", str(data), "--model", str(tmp_path / "base"), *run.split(), *schedule.split()]
 
 
+@pytest.mark.slow
 def test_resumed_run_is_bit_exact(
     options: list[str],
     tmp_path: Path,

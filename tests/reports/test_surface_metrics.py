@@ -151,6 +151,7 @@ class Killer:
         return die, ()
 
 
+@pytest.mark.slow
 def test_killed_process_costs_a_note(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "available_cores", lambda: 2)
     args = make_fold(tmp_path, {f"c{i:02}": (ball(1), ball()) for i in range(16)}, ("1",))
