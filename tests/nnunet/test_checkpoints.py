@@ -164,6 +164,18 @@ def test_copied_state_is_what_a_checkpoint_has(
     assert path.stat().st_size == pytest.approx(expected.stat().st_size, rel=0.01)
 
 
+@pytest.mark.parametrize(("minutes", "is_written"), [("0", True), ("10", False), (None, False)])
+def test_start_of_an_epoch_is_written_after_the_save_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: str | None, is_written: bool
+) -> None:
+    if minutes is not None:
+        monkeypatch.setenv(SAVE_MINUTES, minutes)
+    policy = CheckpointPolicy(print)
+    policy.begin(tmp_path)
+    policy.start_epoch(lambda file: torch.save({"current_epoch": 2}, file), 2, {})
+    assert (tmp_path / "checkpoint_latest.pth").exists() == is_written
+
+
 def test_wrong_save_interval_is_refused(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SAVE_MINUTES, "often")
     with pytest.raises(SystemExit):

@@ -14,6 +14,7 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.nnunet.base_trainer import KEPT_NAMES, NamedTrainer
 from nnunet_cpr.nnunet.composition import resolve_settings
+from nnunet_cpr.nnunet.tools.explanation import explain
 from nnunet_cpr.nnunet.trainer import trainer_class
 from tests.helpers import ROOT
 from tests.helpers.nnunet_trainers import NNUNET, NOT_TO_COMBINE, OTHER_PROJECTS, name_on
@@ -275,6 +276,28 @@ def test_setting_that_is_not_in_force_is_refused_before_the_first_step(
         begin()
     said = [line for line in capsys.readouterr().err.splitlines() if message in line]
     assert len(said) == 1 and said[0].startswith(f"nnunet-cpr: nnUNetTrainer{name}: ")
+
+
+@pytest.mark.slow  # half a minute
+def test_learning_rate_on_each_trainer_of_nnunet_is_in_force_or_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Build each with a stub network; those with 50 epochs of warm-up never reach the rate in 20."""
+    outcomes = []
+    for other in NNUNET:
+        if "Benchmark" in other or other.startswith("_"):  # names cannot have the latter
+            continue
+        explain(f"nnUNetTrainerPlain_on_{other}")  # without settings nothing is refused
+        try:
+            rows = dict(explain(f"nnUNetTrainerPlain_lr5en3_20epochs_on_{other}"))
+        except SystemExit:
+            said = capsys.readouterr().err
+            assert "in place of _lr5en3" in said or "choose more epochs" in said
+            outcomes.append("refused")
+        else:
+            assert "0.005 (epoch" in rows["learning rate"], other
+            outcomes.append("in force")
+    assert {"refused", "in force"} == set(outcomes) and len(outcomes) > 50
 
 
 @pytest.mark.parametrize("name", [*KEPT_NAMES, "warmup_steps", "total_steps", "epoch_start"])
