@@ -6,7 +6,6 @@ values and the types in :data:`SAFE_GLOBALS` are loaded.
 
 from __future__ import annotations
 
-import os
 import pickle
 import stat
 import zipfile
@@ -18,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch.optim import Optimizer
+
+from nnunet_cpr.nnunet.environment import changed_environment
 
 START_ANEW = "to start a new training from its weights, pass it to -pretrained_weights"
 
@@ -56,15 +57,9 @@ def restricted_loading() -> Iterator[None]:
 
     nnU-Net asks torch to load everything; these variables overrule it.
     """
-    force, force_not = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
-    before = {name: os.environ.pop(name, None) for name in (force, force_not)}
-    os.environ[force] = "1"
-    try:
-        with torch.serialization.safe_globals(list(SAFE_GLOBALS)):
-            yield
-    finally:
-        del os.environ[force]
-        os.environ.update({name: value for name, value in before.items() if value is not None})
+    variables = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": None}
+    with changed_environment(variables), torch.serialization.safe_globals(list(SAFE_GLOBALS)):
+        yield
 
 
 def read(path: Path, needed: Sequence[str] = ENTRIES) -> dict[str, Any]:

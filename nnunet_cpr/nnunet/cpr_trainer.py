@@ -19,15 +19,24 @@ from nnunet_cpr.nnunet.verdict import judge
 
 
 class CPRTrainer(NamedTrainer):
-    """Base class of the trainers with CPR, whose values it logs, records and plots every epoch.
+    """Base class of the trainers with CPR, whose values it logs, records and plots every epoch."""
 
-    Attributes:
-        history: record of the training on rank 0, None on other ranks and before the training starts.
-    """
+    __cpr: CPR | None = None
+    __history: History | None = None
+    __drawn_at = 0.0
+    __drawing_seconds = 2.0  # assumed for the first time
 
-    cpr: CPR
-    history: History | None = None
-    _drawing_seconds = 2.0  # assumed for the first time
+    @property
+    def cpr(self) -> CPR:
+        """CPR of the optimizer, or the one to be attached to it."""
+        if self.__cpr is None:
+            self.__cpr = CPR(self.network, **self.cpr_settings)
+        return self.__cpr
+
+    @property
+    def history(self) -> History | None:
+        """Record of the training on rank 0, None on other ranks and before the training starts."""
+        return self.__history
 
     @property
     def cpr_settings(self) -> dict[str, Any]:
@@ -38,8 +47,6 @@ class CPRTrainer(NamedTrainer):
 
     @property
     def _regularization(self) -> CPR:
-        if not hasattr(self, "cpr"):
-            self.cpr = CPR(self.network, **self.cpr_settings)
         return self.cpr
 
     def _attach_regularization(self, optimizer: Optimizer) -> None:
@@ -53,11 +60,11 @@ class CPRTrainer(NamedTrainer):
                 f"{type(optimizer).__name__} without CPR; derive the class from nnUNetTrainerAttachCPR, "
                 "which attaches CPR to any optimizer of configure_optimizers"
             )
-        self.cpr = method
+        self.__cpr = method
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        self._drawn_at = time.monotonic()
+        self.__drawn_at = time.monotonic()
         # nnU-Net's logger accepts only keys that it has, with one value for every epoch so far.
         values = self.logger.local_logger.my_fantastic_logging
         for key in LOGGED:
@@ -65,13 +72,13 @@ class CPRTrainer(NamedTrainer):
             logged += [float("nan")] * (self.current_epoch - len(logged))
         if self.local_rank == 0:
             try:
-                self.history = History.resume(self.output_folder, self.current_epoch, self.cpr.names)
+                self.__history = History.resume(self.output_folder, self.current_epoch, self.cpr.names)
             except OSError as error:
                 self._exit(f"cannot continue {error.filename}: {error.strerror}")
-            if self.history.backup is not None:
+            if self.__history.backup is not None:
                 self._warn(
                     f"{CSV_NAME} is damaged or of other parameters; the previous file is kept as "
-                    f"{self.history.backup.name}"
+                    f"{self.__history.backup.name}"
                 )
         count = len(self.cpr.names)
         self.print_to_log_file(f"Regularizing {count} parameter matrices with {self.cpr!r}")
@@ -108,14 +115,14 @@ class CPRTrainer(NamedTrainer):
     def _draw(self, share: float = 0.005) -> None:
         """Draw the figure, if that takes at most a share of the time since it was drawn last."""
         start = time.monotonic()
-        if self.history is None or self._drawing_seconds > share * (start - self._drawn_at):
+        if self.history is None or self.__drawing_seconds > share * (start - self.__drawn_at):
             return
         try:
             draw_progress(self.history)
         except Exception as error:  # a figure must not end the training
             self._warn(f"cannot draw {FIGURE_NAME}: {type(error).__name__}: {one_line(error)}")
-        self._drawn_at = time.monotonic()
-        self._drawing_seconds = self._drawn_at - start
+        self.__drawn_at = time.monotonic()
+        self.__drawing_seconds = self.__drawn_at - start
 
     def run_training(self) -> None:
         super().run_training()

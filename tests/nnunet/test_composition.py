@@ -12,8 +12,10 @@ import torch
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.nnunet.base_trainer import KEPT_NAMES, NamedTrainer
+from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.composition import resolve_settings
+from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
+from nnunet_cpr.nnunet.guarded_trainer import kept_names
 from nnunet_cpr.nnunet.tools.explanation import explain
 from nnunet_cpr.nnunet.trainer import trainer_class
 from tests.helpers import ROOT
@@ -300,20 +302,43 @@ def test_learning_rate_on_each_trainer_of_nnunet_is_in_force_or_refused(
     assert {"refused", "in force"} == set(outcomes) and len(outcomes) > 50
 
 
-@pytest.mark.parametrize("name", [*KEPT_NAMES, "warmup_steps", "total_steps", "epoch_start"])
-def test_attributes_of_other_trainers_are_kept_or_refused(
-    name: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: Any
+@pytest.mark.parametrize("name", ["warmup_steps", "total_steps", "epoch_start"])
+def test_attributes_of_other_trainers_keep_their_meaning(
+    name: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TAKEN", name)
-    trainer = "nnUNetTrainerCPR_ws5_3epochs_on_nnUNetTrainerTaking"
-    if name not in KEPT_NAMES:
-        built = workspace.build(trainer, monkeypatch)
-        built.on_train_epoch_start()
-        assert getattr(built, name) == [500, 1000]
-        return
+    built = workspace.build("nnUNetTrainerCPR_ws5_3epochs_on_nnUNetTrainerTaking", monkeypatch)
+    built.on_train_epoch_start()
+    assert getattr(built, name) == [500, 1000]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("cpr", "history", "_warn") else pytest.mark.slow)
+        for name in sorted(kept_names(CPRTrainer))
+    ],
+)
+def test_names_of_this_package_on_a_trainer_are_refused(
+    name: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In ``__init__``, in the class, and later on the object."""
+    monkeypatch.setenv("TAKEN", name)
+    refused = f"nnUNetTrainerTaking: the attribute '{name}' has another meaning in nnunet-cpr"
     with pytest.raises(SystemExit):
-        workspace.build(trainer, monkeypatch)
-    assert f"nnUNetTrainerTaking: the attribute '{name}' has another meaning" in capsys.readouterr().err
+        workspace.build("nnUNetTrainerCPR_ws5_3epochs_on_nnUNetTrainerTaking", monkeypatch)
+    assert refused in capsys.readouterr().err
+
+    monkeypatch.setenv("TAKEN", "no_name_of_ours")
+    built = workspace.build("nnUNetTrainerCPR_ws5_3epochs_on_nnUNetTrainerTaking", monkeypatch)
+    with pytest.raises(SystemExit):
+        setattr(built, name, True)
+    assert refused in capsys.readouterr().err
+
+    monkeypatch.setattr(type(built).other_trainer(), name, True, raising=False)
+    with pytest.raises(SystemExit):
+        workspace.build("nnUNetTrainerCPR_ws5_3epochs_on_nnUNetTrainerTaking", monkeypatch)
+    assert refused in capsys.readouterr().err
 
 
 def test_optimizer_that_is_replaced_later_is_refused(

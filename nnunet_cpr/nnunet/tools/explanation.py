@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import os
 import tempfile
 import warnings
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -21,6 +19,7 @@ from nnunet_cpr.names.trainer_name import FAMILIES, TrainerName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.composition import find_trainer, name_with_cpr
 from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
+from nnunet_cpr.nnunet.environment import changed_environment
 
 _PLANS: dict[str, Any] = {
     "dataset_name": "Dataset000_None",
@@ -81,7 +80,7 @@ def _build(trainer: type[NamedTrainer]) -> tuple[NamedTrainer, list[float]]:
     with (
         tempfile.TemporaryDirectory() as folder,
         # Without steps, importing Numba for fused ones would be in vain.
-        mock.patch.dict(os.environ, {"nnUNet_results": folder, fused.SWITCH: "0"}),
+        changed_environment({"nnUNet_results": folder, fused.SWITCH: "0"}),
         contextlib.redirect_stdout(io.StringIO()),
         warnings.catch_warnings(),
     ):

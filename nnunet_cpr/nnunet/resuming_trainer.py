@@ -1,0 +1,148 @@
+"""nnU-Net's trainer whose training is saved, ended and continued by one policy."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+from nnunet_cpr._files import remove_temporary_files
+from nnunet_cpr.nnunet import checkpoints
+from nnunet_cpr.nnunet.checkpoint_policy import STARTED, CheckpointPolicy
+from nnunet_cpr.nnunet.checkpoints import START_ANEW, UnusableCheckpoint
+from nnunet_cpr.nnunet.fold_claim import FoldInUse, claimed
+from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT
+from nnunet_cpr.nnunet.guarded_trainer import GuardedTrainer
+from nnunet_cpr.nnunet.interruption import Interruption
+
+
+class _NoLog:
+    """nnU-Net's logger for a checkpoint without what was logged."""
+
+    get_checkpoint = dict
+
+
+class ResumingTrainer(GuardedTrainer):
+    """nnU-Net's trainer that loses no work.
+
+    :class:`CheckpointPolicy` decides what is saved when, and what ``--c`` continues from;
+    :class:`Interruption` ends the training at a signal, and :func:`claimed` keeps other processes out of
+    the fold's folder. This class calls them where nnU-Net trains, saves and loads.
+    """
+
+    logger: Any
+
+    def __init__(self, **arguments: Any) -> None:
+        # nnU-Net's command for --c; its trainer removes the entry.
+        self.__continues: bool = arguments["plans"].get("continue_training", False)
+        super().__init__(**arguments)
+        try:
+            self.__policy = CheckpointPolicy(self._warn)
+        except ValueError as error:
+            self._exit(str(error))
+        self.my_init_kwargs[STARTED] = self.__policy.started
+        self.__interruption = Interruption(self.__policy.end, self._warn)
+
+    @property
+    def checkpoint_policy(self) -> CheckpointPolicy:
+        """Policy of what is saved when, and of what ``--c`` continues from."""
+        return self.__policy
+
+    def run_training(self) -> None:
+        claim = claimed(Path(self.output_folder)) if self.local_rank == 0 else nullcontext()
+        try:
+            with self.__interruption.watched(), claim:
+                super().run_training()
+        except FoldInUse as error:
+            self._exit(str(error))
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        folder = Path(self.output_folder)
+        if self.local_rank == 0:
+            remove_temporary_files(folder, "cpr_*", "checkpoint_*")
+        self.__policy.begin(folder)
+
+    def on_epoch_start(self) -> None:
+        # Before anything of the epoch, so that a training that is continued here does the same.
+        if self.local_rank == 0 and self.__saves_as_nnunet:
+            self._keep_start_of_epoch()
+        super().on_epoch_start()
+
+    @property
+    def __saves_as_nnunet(self) -> bool:
+        """True if nnU-Net's own method saves; those of other trainers may write several files."""
+        is_own = type(self).save_checkpoint is ResumingTrainer.save_checkpoint
+        is_nnunets = self.other_trainer().save_checkpoint is nnUNetTrainer.save_checkpoint
+        return is_own and is_nnunets and not self.disable_checkpointing
+
+    def _keep_start_of_epoch(self) -> None:
+        logger, self.logger = self.logger, _NoLog()  # thousands of numbers, which are slow to pickle
+        self.current_epoch -= 1  # nnU-Net stores the next epoch; its on_train_end does the same
+        try:
+            with self.__interruption.deferred(), self.__exit_if_not_written():
+                self.__policy.start_epoch(
+                    super().save_checkpoint, self.current_epoch + 1, logger.get_checkpoint()
+                )
+        finally:
+            self.logger = logger
+            self.current_epoch += 1
+
+    def save_checkpoint(self, filename: str) -> None:
+        if self.local_rank != 0 or not self.__saves_as_nnunet:
+            super().save_checkpoint(filename)
+            return
+        with self.__interruption.deferred(), self.__exit_if_not_written():
+            self.__policy.save(Path(filename), super().save_checkpoint, self.current_epoch + 1)
+
+    @contextmanager
+    def __exit_if_not_written(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError) as error:  # torch's writer does not say what failed
+            self._exit(
+                f"cannot write a checkpoint in {self.output_folder}, is the disk full? "
+                f"Continue with --c ({checkpoints.one_line(error)})"
+            )
+
+    def load_checkpoint(
+        self, filename_or_checkpoint: str | dict[str, Any] | None = None, **renamed: Any
+    ) -> None:
+        # The main branch of nnU-Net gives the argument another name, or the content in its place.
+        given = next(iter(renamed.values()), filename_or_checkpoint)
+        if not self.was_initialized:
+            self.initialize()
+        path = Path(given) if isinstance(given, str) else Path(self.output_folder) / FINAL_CHECKPOINT
+        try:
+            if self.__continues:
+                path, checkpoint = self.__policy.continue_from(path)
+                given = str(path)
+            else:
+                checkpoint = given if isinstance(given, dict) else checkpoints.read(path)
+            for difference in self._differences(checkpoint):
+                written_by = f"was written by {checkpoint['trainer_name']}"
+                expected = f"expected {type(self).__name__}: {difference}"
+                raise UnusableCheckpoint(path, f"{written_by}, {expected}; {START_ANEW}")
+            with checkpoints.restricted_loading():
+                super().load_checkpoint(given)
+        except UnusableCheckpoint as error:
+            self._exit(str(error))
+        except Exception as error:  # of another network, or crafted
+            self.print_to_log_file(traceback.format_exc(), also_print_to_console=False)
+            reason = checkpoints.one_line(error)
+            self._exit(f"{path} does not match this training: {reason}; {START_ANEW}")
+        self.my_init_kwargs[STARTED] = self.__policy.started  # nnU-Net takes those of the file
+        written_by = checkpoint["trainer_name"]
+        if written_by != type(self).__name__:
+            self._warn(f"continuing {path}, which was written by {written_by}")
+
+    def _differences(self, checkpoint: dict[str, Any]) -> Iterator[str]:
+        """Yield each difference between this training and that of a checkpoint."""
+        own, saved = self.my_init_kwargs, checkpoint["init_args"]
+        for key in ("configuration", "fold"):
+            if own.get(key) != saved.get(key):
+                yield f"{key}: expected {own.get(key)}, got {saved.get(key)}"
