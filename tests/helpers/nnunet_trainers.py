@@ -121,6 +121,85 @@ class nnUNetTrainerFixedRate(nnUNetTrainer):
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.network.parameters(), 0.1)
         return optimizer, PolyLRScheduler(optimizer, 0.1, self.num_epochs)
+
+
+class nnUNetTrainerLate(nnUNetTrainer):
+    """An optimizer that is not from configure_optimizers."""
+
+    def initialize(self):
+        super().initialize()
+        self.optimizer = torch.optim.AdamW(self.network.parameters(), 1e-3)
+
+
+class nnUNetTrainerShort(nnUNetTrainer):
+    """A length that is set when the training starts."""
+
+    def on_train_start(self):
+        super().on_train_start()
+        self.num_epochs = 5
+
+
+class nnUNetTrainerPart(nnUNetTrainer):
+    """An optimizer of the first parameter only."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW([next(self.network.parameters())], self.initial_lr)
+        return optimizer, PolyLRScheduler(optimizer, self.initial_lr, self.num_epochs)
+
+
+class nnUNetTrainerLists(nnUNetTrainer):
+    """Lists, as Lightning takes them."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.network.parameters(), self.initial_lr)
+        return [optimizer], [PolyLRScheduler(optimizer, self.initial_lr, self.num_epochs)]
+
+
+class nnUNetTrainerAlone(nnUNetTrainerLists):
+    """No schedule."""
+
+    def configure_optimizers(self):
+        return super().configure_optimizers()[0][0]
+
+
+class nnUNetTrainerBeside(nnUNetTrainer):
+    """A file beside each checkpoint."""
+
+    def save_checkpoint(self, filename):
+        super().save_checkpoint(filename)
+        torch.save({"epoch": self.current_epoch}, filename.replace(".pth", "_ema.pth"))
+
+
+class nnUNetTrainerLayers(nnUNetTrainer):
+    """A learning rate for each layer, as in fine-tuning."""
+
+    def configure_optimizers(self):
+        groups = [
+            {"params": [p], "lr": self.initial_lr * 0.5**depth}
+            for depth, p in enumerate(reversed(list(self.network.parameters())))
+        ]
+        optimizer = torch.optim.AdamW(groups, self.initial_lr, weight_decay=self.weight_decay)
+        return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.num_epochs)
+
+
+class nnUNetTrainerCycle(nnUNetTrainer):
+    """A schedule of its own for each iteration."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(
+            self.network.parameters(), self.initial_lr, momentum=0.9, weight_decay=self.weight_decay
+        )
+        steps = self.num_epochs * self.num_iterations_per_epoch
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.initial_lr, steps)
+        return optimizer, schedule
+
+    def on_train_epoch_start(self):
+        self.network.train()
+
+    def train_step(self, batch):
+        loss = super().train_step(batch)
+        self.lr_scheduler.step()
+        return loss
 '''
 
 

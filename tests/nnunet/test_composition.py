@@ -16,7 +16,6 @@ from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.composition import resolve_settings
 from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
 from nnunet_cpr.nnunet.guarded_trainer import kept_names
-from nnunet_cpr.nnunet.tools.explanation import explain
 from nnunet_cpr.nnunet.trainer import trainer_class
 from tests.helpers import ROOT
 from tests.helpers.nnunet_trainers import NNUNET, NOT_TO_COMBINE, OTHER_PROJECTS, name_on
@@ -52,59 +51,12 @@ class nnUNetTrainerMyAdam(nnUNetTrainerAttachCPR, nnUNetTrainerAdam):
     pass
 
 
-class nnUNetTrainerLate(nnUNetTrainer):
-    # An optimizer that is not from configure_optimizers.
-
-    def initialize(self):
-        super().initialize()
-        self.optimizer = torch.optim.AdamW(self.network.parameters(), 1e-3)
-
-
 class nnUNetTrainerTaking(nnUNetTrainer):
     # An attribute with one of our names.
 
     def __init__(self, plans, configuration, fold, dataset_json, device=torch.device("cuda")):
         super().__init__(plans, configuration, fold, dataset_json, device)
         setattr(self, os.environ["TAKEN"], [500, 1000])
-
-
-class nnUNetTrainerShort(nnUNetTrainer):
-    # A length that is set when the training starts.
-
-    def on_train_start(self):
-        super().on_train_start()
-        self.num_epochs = 5
-
-
-class nnUNetTrainerPart(nnUNetTrainer):
-    # An optimizer of the first parameter only.
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.AdamW([next(self.network.parameters())], self.initial_lr)
-        return optimizer, PolyLRScheduler(optimizer, self.initial_lr, self.num_epochs)
-
-
-class nnUNetTrainerLists(nnUNetTrainer):
-    # Lists, as Lightning takes them.
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.network.parameters(), self.initial_lr)
-        return [optimizer], [PolyLRScheduler(optimizer, self.initial_lr, self.num_epochs)]
-
-
-class nnUNetTrainerAlone(nnUNetTrainerLists):
-    # No schedule.
-
-    def configure_optimizers(self):
-        return super().configure_optimizers()[0][0]
-
-
-class nnUNetTrainerBeside(nnUNetTrainer):
-    # A file beside each checkpoint.
-
-    def save_checkpoint(self, filename):
-        super().save_checkpoint(filename)
-        torch.save({"epoch": self.current_epoch}, filename.replace(".pth", "_ema.pth"))
 
 
 class nnUNetTrainerWithout(nnUNetTrainerCPR):
@@ -278,28 +230,6 @@ def test_setting_that_is_not_in_force_is_refused_before_the_first_step(
         begin()
     said = [line for line in capsys.readouterr().err.splitlines() if message in line]
     assert len(said) == 1 and said[0].startswith(f"nnunet-cpr: nnUNetTrainer{name}: ")
-
-
-@pytest.mark.slow  # half a minute
-def test_learning_rate_on_each_trainer_of_nnunet_is_in_force_or_refused(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Build each with a stub network; those with 50 epochs of warm-up never reach the rate in 20."""
-    outcomes = []
-    for other in NNUNET:
-        if "Benchmark" in other or other.startswith("_"):  # names cannot have the latter
-            continue
-        explain(f"nnUNetTrainerPlain_on_{other}")  # without settings nothing is refused
-        try:
-            rows = dict(explain(f"nnUNetTrainerPlain_lr5en3_20epochs_on_{other}"))
-        except SystemExit:
-            said = capsys.readouterr().err
-            assert "in place of _lr5en3" in said or "choose more epochs" in said
-            outcomes.append("refused")
-        else:
-            assert "0.005 (epoch" in rows["learning rate"], other
-            outcomes.append("in force")
-    assert {"refused", "in force"} == set(outcomes) and len(outcomes) > 50
 
 
 @pytest.mark.parametrize("name", ["warmup_steps", "total_steps", "epoch_start"])

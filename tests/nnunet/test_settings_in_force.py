@@ -1,0 +1,215 @@
+"""Each setting of a name is in force in the objects that train, or refused, whatever the other trainer.
+
+Each trainer is built with a stub network, and its schedule followed from epoch to epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+from nnunet_cpr._attachment import attached_method
+from nnunet_cpr.bounds import KappaWS
+from nnunet_cpr.names import WrongName
+from nnunet_cpr.names.trainer_name import TrainerName
+from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from nnunet_cpr.nnunet.composition import find_trainer
+from nnunet_cpr.nnunet.tools import explanation
+from tests.helpers import ROOT
+from tests.helpers.nnunet_trainers import NNUNET, OTHER_PROJECTS
+
+ALL = "all"
+PUBLISHED: dict[str, tuple[Any, Any]] = {
+    "nnUNetTrainerMedNeXtLike": ({"weight_decay"}, set()),
+    "nnUNetTrainerUMambaLike": (set(), set()),
+    "nnUNetTrainerStages": (set(), set()),
+    "nnUNetTrainerFixedRate": ({"lr", "weight_decay"}, {"lr"}),
+    "nnUNetTrainerLate": (ALL, ALL),
+    "nnUNetTrainerShort": ({"epochs"}, {"epochs"}),
+    "nnUNetTrainerPart": ({"weight_decay"}, set()),
+    "nnUNetTrainerLists": (ALL, ALL),
+    "nnUNetTrainerAlone": (ALL, ALL),
+    "nnUNetTrainerBeside": (set(), set()),
+    "nnUNetTrainerLayers": (set(), set()),
+    "nnUNetTrainerCycle": (set(), set()),
+}
+"""Settings that a trainer in the style of another project refuses, without CPR and with it."""
+
+OTHERS = [
+    name
+    for name, trainer in NNUNET.items()
+    if "Benchmark" not in name and not name.startswith("_") and ".pretraining." not in trainer.__module__
+]
+"""Without benchmarks, which refuse a CPU, classes that a name cannot have, and those that nnU-Net's main
+branch has for its command for fine-tuning, which need its plans."""
+
+
+@dataclasses.dataclass
+class Built:
+    """A trainer with its optimizer and schedule, after its last epoch."""
+
+    trainer: NamedTrainer
+    rates: list[float]  # highest of all parameter groups, of each epoch
+    weights: torch.Tensor  # initial ones
+
+    def values(self, key: str) -> set[float]:
+        return {group.get(key) for group in self.trainer.optimizer.param_groups}
+
+    @property
+    def method(self) -> Any:
+        return attached_method(self.trainer.optimizer)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A value of a field of ``TrainerName``, the test that it is in force, and its word in refusals."""
+
+    value: Any
+    is_in_force: Callable[[Built], bool]
+    word: str
+
+
+SETTINGS = {
+    "lr": Setting(5e-3, lambda built: max(built.rates) == pytest.approx(5e-3, rel=1e-3), "_lr5en3"),
+    "epochs": Setting(20, lambda built: len(built.rates) == 20 == built.trainer.num_epochs, "epochs"),
+    "iterations": Setting(
+        7, lambda built: built.trainer.num_iterations_per_epoch == 7, "in place of _7iters"
+    ),
+    "momentum": Setting(0.8, lambda built: built.values("momentum") == {0.8}, "_momentum0p8"),
+    "weight_decay": Setting(1e-4, lambda built: 1e-4 in built.values("weight_decay"), "_wd1en4"),
+    "seed": Setting(3, lambda built: torch.equal(built.weights, _seeded(3)), "seed"),
+    "kappa": Setting(KappaWS(5), lambda built: built.method.bound == KappaWS(5), "ws5"),
+    "regularizer": Setting(
+        "l1", lambda built: "l1" in repr(built.method.regularizer).lower(), "regularizer"
+    ),
+    "mu": Setting(0.5, lambda built: built.method.mu == 0.5, "mu"),
+}
+AS_A_WHOLE = ("it cannot be combined", "; build it there", "the optimizer does not have")
+"""Words of the refusals of a trainer with whatever settings."""
+
+GENERAL = ("lr", "epochs", "iterations", "seed")
+FAMILIES = {
+    "nnUNetTrainerPlain": (*GENERAL, "weight_decay"),
+    "nnUNetTrainerAttachCPR": (*GENERAL, "kappa", "regularizer", "mu"),
+    "nnUNetTrainerSGD": (*GENERAL, "momentum", "weight_decay"),
+    "nnUNetTrainerCPR": (*GENERAL, "momentum", "kappa", "regularizer", "mu"),
+}
+
+
+def _network() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Conv3d(1, 2, 3), torch.nn.InstanceNorm3d(2, affine=True))
+
+
+def _seeded(seed: int) -> torch.Tensor:
+    """Return the initial weights of a training with a seed."""
+    built = _build(str(TrainerName("nnUNetTrainerSGD", seed=seed, epochs=1)))
+    return built.weights
+
+
+def _build(name: str) -> Built:
+    trainer = find_trainer(name)
+    assert issubclass(trainer, NamedTrainer)
+    with contextlib.redirect_stdout(io.StringIO()):
+        built = trainer(
+            {**explanation._PLANS}, "3d_fullres", 0, {**explanation._DATASET}, torch.device("cpu")
+        )
+        network = _network()
+        weights = network[0].weight.detach().clone()
+        build = lambda: setattr(built, "network", network)  # noqa: E731
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(nnUNetTrainer, "initialize", lambda trainer: _initialize(trainer, build))
+            patch.setattr(nnUNetTrainer, "on_train_start", lambda trainer: None)
+            built.initialize()
+            built.on_train_start()
+        rates = []
+        while built.current_epoch < built.num_epochs:
+            built.on_train_epoch_start()
+            rates.append(max(group["lr"] for group in built.optimizer.param_groups))
+            if "train_step" in vars(built.other_trainer()) and hasattr(
+                built.lr_scheduler, "total_steps"
+            ):
+                for _ in range(built.num_iterations_per_epoch):
+                    built.lr_scheduler.step()
+                    rates[-1] = max(rates[-1], *(g["lr"] for g in built.optimizer.param_groups))
+            built.current_epoch += 1
+    return Built(built, rates, weights)
+
+
+def _initialize(trainer: Any, build: Callable[[], None]) -> None:
+    build()
+    trainer.optimizer, trainer.lr_scheduler = trainer.configure_optimizers()
+
+
+@pytest.fixture(autouse=True)
+def _searched(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("trainers", numbered=True)
+    (folder / "other_projects.py").write_text(OTHER_PROJECTS)
+    monkeypatch.setenv("nnUNet_extTrainer", os.pathsep.join([str(folder), str(ROOT / "trainers")]))
+    monkeypatch.setenv("nnUNet_results", str(tmp_path))
+
+
+def _refused(family: str, other: str, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Build a trainer with all settings except those that it refuses, and return these.
+
+    The others must be in force.
+    """
+    given, refused = list(FAMILIES[family]), set()
+    while True:
+        values = {key: SETTINGS[key].value for key in given}
+        name = str(TrainerName(family, on=other, **values))
+        try:
+            built = _build(name)
+            break
+        except (SystemExit, WrongName) as error:
+            said = capsys.readouterr().err or str(error)
+        line = said.strip().splitlines()[-1].replace(name, "")
+        named = [key for key in given if SETTINGS[key].word in line]
+        if not named:
+            assert any(words in line for words in AS_A_WHOLE), line
+            return ALL
+        given.remove(named[0])
+        refused.add(named[0])
+    ignored = [key for key in given if not SETTINGS[key].is_in_force(built)]
+    assert not ignored, f"{name} ignores {ignored}"
+    return refused
+
+
+def _families(other: type[nnUNetTrainer]) -> tuple[str, str]:
+    if other.configure_optimizers is nnUNetTrainer.configure_optimizers:
+        return "nnUNetTrainerSGD", "nnUNetTrainerCPR"
+    return "nnUNetTrainerPlain", "nnUNetTrainerAttachCPR"
+
+
+@pytest.mark.slow
+def test_settings_on_trainers_of_nnunet_are_in_force_or_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Those with 50 epochs of learning-rate warm-up cannot have 20 epochs, others refuse nothing."""
+    refusing = set()
+    for other in OTHERS:
+        for family in _families(NNUNET[other]):
+            refused = _refused(family, other, capsys)
+            assert refused in (set(), {"epochs"})
+            refusing |= {other} if refused else set()
+    with_warmup = {name for name in OTHERS if "Primus" in name or name.endswith("_warmup")}
+    assert refusing == with_warmup and len(OTHERS) > 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", PUBLISHED)
+def test_settings_on_published_trainers_are_in_force_or_refused(
+    other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    families = _families(find_trainer(other))
+    assert tuple(_refused(family, other, capsys) for family in families) == PUBLISHED[other]
