@@ -8,19 +8,14 @@ to trainers that users have derived from a family: ``nnUNetTrainerMine_ws50``.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import io
-import os
-import shlex
 import sys
 from collections.abc import Callable, Iterable
 from multiprocessing import parent_process
 from pathlib import Path
 
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
-from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.trainer_name import (
@@ -31,25 +26,13 @@ from nnunet_cpr.names.trainer_name import (
     split_suffixes,
 )
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
-
-_searched: list[str] = []
-"""Names that this module searches at the moment; it reports wrong ones itself."""
-
-
-class TakenName(WrongName):
-    """Name of a trainer family under which nnU-Net finds somebody else's class.
-
-    Attributes:
-        remedy: shell command that shows where that class is.
-    """
-
-    def __init__(self, family: str, file: Path) -> None:
-        other = family.replace("nnUNetTrainer", "nnUNetTrainerMy", 1)
-        super().__init__(
-            f"{family}: this name of nnunet-cpr is taken by a class in {file}; rename that class, for "
-            f"example to {other}"
-        )
-        self.remedy = f"grep -nw {family} {shlex.quote(str(file))}"
+from nnunet_cpr.nnunet.trainer_search import (
+    TakenName,
+    check_not_taken,
+    is_searching,
+    search,
+    search_trainer,
+)
 
 
 def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrainer]]:
@@ -72,7 +55,7 @@ def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrain
             base, settings = _resolve(name)
         except WrongName as error:
             is_command = Path(sys.argv[0]).name.startswith("nnUNetv2_")
-            if is_command and parent_process() is None and not _searched and not _search(name):
+            if is_command and parent_process() is None and not is_searching() and not search(name):
                 # In place of nnU-Net's traceback, which does not say what is wrong.
                 raise SystemExit(f"nnunet-cpr: {error}") from None
             raise AttributeError(name) from None
@@ -103,7 +86,7 @@ def find_trainer(name: str) -> type[nnUNetTrainer]:
     except TakenName:
         raise
     except WrongName:
-        if found := _search(name):  # a trainer of another package whose name resembles ours
+        if found := search(name):  # a trainer of another package whose name resembles ours
             return found
         raise
     return search_trainer(name)
@@ -153,35 +136,6 @@ def _resolve(name: str) -> tuple[type[NamedTrainer] | None, TrainerName | None]:
     return base, settings
 
 
-def check_not_taken(name: str, is_ours: bool = True) -> None:
-    """Check that nnU-Net finds our class under the name of each family in a trainer's name.
-
-    Where somebody else's class has that name, the name alone trains theirs, and with suffixes ours.
-
-    Args:
-        name: name of a trainer.
-        is_ours: False for a trainer of others, whose name may begin with that of a family.
-
-    Raises:
-        TakenName: it finds somebody else's class.
-    """
-    own, _, other = TrainerName.split(name)
-    for part in (own, other) if is_ours or own in FAMILIES else (other,):
-        family = part.partition("_")[0]
-        found = _search(family) if family in FAMILIES else None
-        if found is not None and "is_family" not in vars(found):
-            raise TakenName(family, _file_of(found))
-
-
-def _file_of(trainer: type[nnUNetTrainer]) -> Path:
-    """Return the file of a class, whose module nnU-Net forgets if it is in an external folder."""
-    relative = Path(*trainer.__module__.split(".")).with_suffix(".py")
-    folders = os.environ.get("nnUNet_extTrainer", "").split(os.pathsep)
-    files = [Path(folder) / relative for folder in folders if folder]
-    module = sys.modules.get(trainer.__module__)
-    return next(filter(Path.is_file, files), Path(getattr(module, "__file__", None) or relative))
-
-
 def _is_valid(name: str) -> bool:
     """Return True for the name of a trainer of this package."""
     try:
@@ -208,7 +162,7 @@ def _derived_trainer(name: str) -> tuple[type[NamedTrainer] | None, TrainerName 
     splits = list(split_suffixes(TrainerName, own))
     for stem, suffixes in splits:
         # A class that this module creates would hide that its suffixes contradict the others.
-        found = None if _is_valid(stem) else _search(stem)
+        found = None if _is_valid(stem) else search(stem)
         if found is None or vars(found).get("is_created"):
             continue
         parse_suffixes(TrainerName, splits[-1][1].split("_"), name)  # none contradicts another
@@ -231,39 +185,6 @@ def name_with_cpr(trainer: type[nnUNetTrainer]) -> TrainerName:
     """Return the name that puts CPR on another trainer."""
     on = None if trainer is nnUNetTrainer else trainer.__name__
     return TrainerName(_family(trainer, cpr=True), on=on)
-
-
-def search_trainer(name: str) -> type[nnUNetTrainer]:
-    """Return a trainer by its class name.
-
-    Raises:
-        WrongName: it is not a trainer, or nnU-Net does not find it.
-    """
-    found = _search(name)
-    if found is None:
-        full = f"nnUNetTrainer{name}"
-        advice = "list its folder in nnUNet_extTrainer, or correct its name"
-        if not name.startswith("nnUNetTrainer") and _search(full):
-            advice = f"did you mean {full}?"
-        raise WrongName(f"trainer {name} not found by nnU-Net; {advice}")
-    return found
-
-
-@functools.cache  # it imports the modules of external folders again
-def _search(name: str) -> type[nnUNetTrainer] | None:
-    """Search for a trainer as nnU-Net does; return None if there is none of this name."""
-    _searched.append(name)
-    for family in FAMILIES:  # a file of this name in another folder would not be imported
-        sys.modules.pop(family, None)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # nnU-Net prints the searched folders
-            return recursive_find_trainer_class_by_name(name)
-    except RuntimeError as error:
-        if str(error).startswith("Could not find requested nnunet trainer"):
-            return None
-        raise
-    finally:
-        _searched.remove(name)
 
 
 def _check_composition(name: str, settings: TrainerName, other: type[nnUNetTrainer]) -> None:

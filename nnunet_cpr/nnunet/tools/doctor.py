@@ -21,7 +21,7 @@ from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 from nnunet_cpr import __version__
 from nnunet_cpr.names.trainer_name import FAMILIES
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES
-from nnunet_cpr.nnunet.composition import TakenName, check_not_taken
+from nnunet_cpr.nnunet.trainer_search import TakenName, check_not_taken
 
 
 @dataclass(frozen=True)
