@@ -11,6 +11,9 @@ import nnunetv2.training.nnUNetTrainer as folder
 import pytest
 from dynamic_network_architectures.architectures import primus
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+from nnunetv2.training.nnUNetTrainer.variants.lr_schedule.nnUNetTrainer_warmup import (
+    nnUNetTrainer_warmup,
+)
 
 from nnunet_cpr.nnunet import cpr_trainer
 
@@ -218,7 +221,7 @@ def trainers_of_nnunet() -> dict[str, type[nnUNetTrainer]]:
 
 
 def make_small(patch: pytest.MonkeyPatch) -> None:
-    """Shorten what does not matter in these tests: transformers, figures, validation."""
+    """Shorten what does not matter in these tests: transformers, warm-up, figures, validation."""
     build = primus.Primus.__init__
     signature = inspect.signature(build)
     small = {"embed_dim": 36, "eva_depth": 2, "eva_numheads": 1}
@@ -230,6 +233,13 @@ def make_small(patch: pytest.MonkeyPatch) -> None:
         build(*given.args, **given.kwargs)
 
     patch.setattr(primus.Primus, "__init__", build_small)
+    begin = nnUNetTrainer_warmup.__init__
+
+    def begin_short(trainer: Any, *args: Any, **kwargs: Any) -> None:
+        begin(trainer, *args, **kwargs)
+        trainer.warmup_duration_whole_net = 1
+
+    patch.setattr(nnUNetTrainer_warmup, "__init__", begin_short)
     for size in primus._PRIMUS_CONFIGS.values():
         for key, value in small.items():
             patch.setitem(size, key, value)
