@@ -12,9 +12,8 @@ from dynamic_network_architectures.architectures.unet import PlainConvUNet
 from torch import nn
 
 from nnunet_cpr import CPR, AdamCPR, KappaKI0, MuonCPR
-from nnunet_cpr.optimizers import Muon
-from nnunet_cpr.optimizers import muon as muon_module
-from nnunet_cpr.optimizers.muon import kinds
+from nnunet_cpr.optimizers import Muon, muon_rules
+from nnunet_cpr.optimizers.muon_rules import kinds
 from nnunet_cpr.param_groups import regularized
 from tests.helpers.matrices import set_gradients
 from tests.helpers.oracle import OracleAdam, OracleCPR, OracleMuon
@@ -308,7 +307,7 @@ def test_sparse_gradients_are_refused_before_a_change(build: type) -> None:
 
 
 def test_sharded_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(muon_module, "is_sharded", lambda p: True)
+    monkeypatch.setattr(muon_rules, "is_sharded", lambda p: True)
     with pytest.raises(TypeError, match="expected a plain tensor, got a DTensor, which Muon does not"):
         Muon([nn.Parameter(torch.ones(3, 3))])
 

@@ -7,7 +7,7 @@ import torch
 from timm.optim import muon as timm_muon
 from torch import Tensor
 
-from nnunet_cpr.optimizers.muon import PRESETS, orthogonalize, resolve_coefficients
+from nnunet_cpr.optimizers.newton_schulz import PRESETS, orthogonalize, resolve_coefficients
 from tests.helpers.oracle import newton_schulz
 
 ROWS, COLUMNS = 48, 200

@@ -6,7 +6,8 @@ it from ``_fused_step.FusedStep``, as :class:`FusedSGD`, and name the kernel's s
 """
 
 from nnunet_cpr.optimizers.adam_cpr import AdamCPR, FusedAdam
-from nnunet_cpr.optimizers.muon import Muon, MuonCPR
+from nnunet_cpr.optimizers.muon import Muon
+from nnunet_cpr.optimizers.muon_cpr import MuonCPR
 from nnunet_cpr.optimizers.sgd_cpr import SGDCPR, FusedSGD
 
 __all__ = ["SGDCPR", "AdamCPR", "FusedAdam", "FusedSGD", "Muon", "MuonCPR"]
