@@ -14,7 +14,12 @@ from torch.optim.adamw import adamw
 from nnunet_cpr._validation import positive_integer, positive_number, short_repr
 from nnunet_cpr.optimizers._groups import copy_loaded_state
 from nnunet_cpr.optimizers.muon_rules import ADAMW, ADAMW_KINDS, MUON_TRANSPOSED, check_kinds, with_rules
-from nnunet_cpr.optimizers.newton_schulz import Coefficients, orthogonalize, resolve_coefficients
+from nnunet_cpr.optimizers.newton_schulz import (
+    Coefficients,
+    batch_key,
+    orthogonalize,
+    resolve_coefficients,
+)
 from nnunet_cpr.param_groups import Params
 
 DEFAULT_LR = 3e-3
@@ -35,7 +40,7 @@ class Muon(torch.optim.Optimizer):
 
     The weight of a convolutional or linear layer is a matrix with one row for each output channel. Its
     update is the momentum, orthogonalized by the Newton-Schulz iteration: all its singular values
-    become about 1. Matrices with equal shorter sides are orthogonalized together.
+    become about 1. Matrices of similar shapes are orthogonalized together.
 
     Orthogonalized are the parameters that CPR would regularize (:mod:`nnunet_cpr.param_groups`), except
     for the kinds in ``adamw_for`` and those with a single row or column. ``rules`` of a parameter group
@@ -176,38 +181,41 @@ class Muon(torch.optim.Optimizer):
 
     def _step_matrices(self, group: dict[str, Any], matrices: list[tuple[Tensor, bool]]) -> None:
         """Take Muon's step for parameters and their transposition (True for input channels first)."""
-        lr, momentum = float(group["lr"]), group["momentum"]
+        lr = float(group["lr"])
         params = [p for p, _ in matrices]
-        buffers = []
         for p in params:
             state = self.state[p]
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-            buffers.append(state["momentum_buffer"])
-        torch._foreach_lerp_(buffers, _gradients(params), 1 - momentum)
+        buffers = [self.state[p]["momentum_buffer"] for p in params]
+        torch._foreach_lerp_(buffers, _gradients(params), 1 - group["momentum"])
         if group["weight_decay"]:
             torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
 
-        alike: dict[Any, list[tuple[Tensor, bool, Tensor]]] = {}
-        for (p, is_transposed), buffer in zip(matrices, buffers):
+        batches: dict[Any, list[tuple[Tensor, bool]]] = {}
+        for p, is_transposed in matrices:
             rows = p.shape[1 if is_transposed else 0]
-            side = min(rows, p.numel() // rows)
-            alike.setdefault((side, p.device), []).append((p, is_transposed, buffer))
+            key = batch_key(rows, p.numel() // rows), p.device
+            batches.setdefault(key, []).append((p, is_transposed))
         coefficients = resolve_coefficients(group["ns_coefficients"], group["ns_steps"])
-        for members in alike.values():
-            directions = [buffer for _, _, buffer in members]
-            if group["nesterov"]:
-                grads = _gradients(p for p, _, _ in members)
-                directions = [torch.lerp(g, d, momentum) for g, d in zip(grads, directions)]
+        for batch in batches.values():
             updates = orthogonalize(
-                [_as_matrix(d, own[1]) for d, own in zip(directions, members)],
+                [_as_matrix(self._direction(group, p), is_transposed) for p, is_transposed in batch],
                 coefficients,
                 eps=group["eps"],
                 dtype=getattr(torch, group["ns_dtype"]),
             )
-            for (p, is_transposed, _), update in zip(members, updates):
+            for (p, is_transposed), update in zip(batch, updates):
                 scale = ADJUSTMENTS[group["adjust_lr"]](*update.shape)
                 p.add_(_as_weight(update, p, is_transposed).to(p.dtype), alpha=-lr * scale)
+
+    def _direction(self, group: dict[str, Any], p: Tensor) -> Tensor:
+        """Return the momentum of a parameter, with ``nesterov`` its average with the gradient."""
+        buffer: Tensor = self.state[p]["momentum_buffer"]
+        if not group["nesterov"]:
+            return buffer
+        (grad,) = _gradients([p])
+        return torch.lerp(grad, buffer, group["momentum"])
 
     def _step_others(self, group: dict[str, Any], params: list[Tensor]) -> None:
         """Take AdamW's step."""
