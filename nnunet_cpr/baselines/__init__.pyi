@@ -1,17 +1,8 @@
 from ._amos import amos
 from ._base import Baseline
-from ._methods import (
-    AdaDecay,
-    AdaptiveWeightDecay,
-    CautiousDecay,
-    CorrectedDecay,
-    CosineDecay,
-    DecoupledDecay,
-    Hyperball,
-    IndependentDecay,
-    NormRescaling,
-    WeightNormControl,
-)
+from ._decays import CorrectedDecay, CosineDecay, DecoupledDecay, IndependentDecay
+from ._gradient_decays import AdaDecay, AdaptiveWeightDecay, CautiousDecay
+from ._norms import Hyperball, NormRescaling, WeightNormControl
 
 __all__ = [
     "AdaDecay",

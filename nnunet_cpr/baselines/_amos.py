@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from nnunet_cpr.baselines._methods import DecoupledDecay
+from nnunet_cpr.baselines._decays import DecoupledDecay
 from nnunet_cpr.param_groups import Params, param_groups
 
 

@@ -1,0 +1,220 @@
+"""Comparison methods that decay each matrix as a whole, on a schedule of their own."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nnunet_cpr._validation import list_names
+from nnunet_cpr.baselines._base import Baseline
+from nnunet_cpr.baselines._normalized import matrices_before_normalization
+from nnunet_cpr.param_groups import Params, unwrap
+from nnunet_cpr.regularizers import L2
+
+Sums = Callable[[], Tensor]
+
+
+@dataclass(eq=False, repr=False)
+class DecoupledDecay(Baseline):
+    """Weight decay of AdamW for any optimizer: theta <- (1 - lr * weight_decay) theta.
+
+    Described by Loshchilov and Hutter (2019).
+
+    Args:
+        params: as in :class:`~nnunet_cpr.cpr.CPR`.
+        weight_decay: coefficient, multiplied by the learning rate of each step.
+
+    Raises:
+        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.cpr.CPR`, or ``weight_decay`` is
+            negative or not finite.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        >>> optimizer = DecoupledDecay(model, weight_decay=1e-2).attach(optimizer)
+    """
+
+    weight_decay: float = 1e-2
+
+    has_decay = True
+
+    def _coefficients(self, sums_of_squares: Sums, taken: Tensor) -> float | Tensor:
+        """Return the coefficient of this step, one for all matrices or for each.
+
+        Args:
+            sums_of_squares: as in :meth:`update_decay`.
+            taken: 1 if the step is taken, 0 if it is skipped.
+        """
+        return self.weight_decay
+
+    def update_decay(self, sums_of_squares: Sums, found_inf: Tensor | None = None) -> Tensor:
+        taken = self._taken(found_inf)
+        decay = self._rates() * self._coefficients(sums_of_squares, taken) * taken
+        self._state["step"] += taken
+        return decay
+
+    def _decays(self, found_inf: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+        """Update the state; return each matrix with a gradient, and its decay."""
+        decay = self.update_decay(lambda: L2().sums(self.parameters)[0], found_inf)
+        return [(p, decay[j]) for j, p in enumerate(self.parameters) if p.grad is not None]
+
+    def _around_step(self, found_inf: Tensor | None) -> Iterator[None]:
+        for p, decay in self._decays(found_inf):
+            # As a difference, since 1 - decay loses digits of a small decay in half precision.
+            p.addcmul_(p, decay.to(p), value=-1)
+        yield
+
+
+@dataclass(eq=False, repr=False)
+class CosineDecay(DecoupledDecay):
+    """Weight decay with a cosine schedule from ``weight_decay`` to ``final`` times that.
+
+    The paper (appendix on CIFAR-100) compares schedules that decrease to 0.1 and 0.01 times and increase
+    to 10 and 100 times the initial value, after Caron et al. (2021).
+
+    Args:
+        params: as in :class:`~nnunet_cpr.cpr.CPR`.
+        weight_decay: initial coefficient.
+        final: final coefficient as a multiple of the initial one.
+        steps: optimizer steps of the whole training; later steps keep the final value.
+
+    Raises:
+        TypeError, ValueError: as :class:`DecoupledDecay`, or ``final`` or ``steps`` is not positive.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        >>> optimizer = CosineDecay(model, weight_decay=1e-2, final=0.1, steps=1000).attach(optimizer)
+    """
+
+    final: float = 0.1
+    steps: int = field(kw_only=True)
+
+    def _coefficients(self, sums_of_squares: Sums, taken: Tensor) -> Tensor:
+        done = (self._state["step"].float() / self.steps).clamp(max=1)
+        factor = self.final + (1 - self.final) * (1 + torch.cos(math.pi * done)) / 2
+        return self.weight_decay * factor
+
+
+@dataclass(eq=False, repr=False)
+class IndependentDecay(DecoupledDecay):
+    r"""Weight decay that follows the schedule of the learning rate, but not its size.
+
+    .. math::
+        \theta \leftarrow (1 - \mathrm{wd}\, \mathrm{lr} / \mathrm{lr}_{\max})\, \theta
+
+    This is the update of AdamW with the schedule multiplier :math:`\eta_t = \mathrm{lr} /
+    \mathrm{lr}_{\max}` apart from the step size (Loshchilov and Hutter, arXiv 1711.05101, Algorithm 2,
+    line 12), which optimi implements as ``decouple_lr``. A coefficient of AdamW corresponds to the
+    coefficient times the highest learning rate here.
+
+    Args:
+        params: as in :class:`~nnunet_cpr.cpr.CPR`.
+        weight_decay: share of a matrix that a step with the highest learning rate subtracts.
+        max_lr: highest learning rate of the training. By default that of each parameter group when this
+            method is attached for the first time: its ``max_lr`` or ``initial_lr``, which schedulers of
+            torch set, else its ``lr``.
+
+    Raises:
+        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.cpr.CPR`, or a setting is negative or
+            not finite.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        >>> optimizer = IndependentDecay(model, weight_decay=1e-5).attach(optimizer)
+    """
+
+    weight_decay: float = 1e-5
+    max_lr: float | None = None
+
+    _matrix_state = ("max_lr",)
+
+    def attach(self, optimizer: Optimizer) -> Optimizer:
+        super().attach(optimizer)
+        group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        groups = [group_of[id(p)] for p in self.parameters]
+        highest = [self.max_lr or g.get("max_lr", g.get("initial_lr", g["lr"])) for g in groups]
+        known = self._state["max_lr"]  # not 0 if the method was attached before
+        self._state["max_lr"] = torch.where(known > 0, known, known.new_tensor(highest))
+        if not self._state["max_lr"].all():
+            self.detach()
+            raise ValueError("max_lr: expected the highest learning rate, got lr=0; give max_lr")
+        return optimizer
+
+    def _rates(self) -> Tensor:
+        return super()._rates() / self._state["max_lr"]
+
+
+class CorrectedDecay(IndependentDecay):
+    r"""Decoupled weight decay, proportional to the square of the learning rate for normalized matrices.
+
+    A matrix that is followed by a normalization decays by
+
+    .. math::
+        \theta \leftarrow (1 - \mathrm{lr}\, \mathrm{wd}\, \mathrm{lr} / \mathrm{lr}_{\max})\, \theta
+
+    and every other one as in :class:`DecoupledDecay` (Defazio, arXiv 2506.02285: AdamC and SGDC). The
+    ratio of the norms of gradient and weights then does not depend on the schedule. The formula is
+    that of timm's ``corrected_weight_decay``, which applies it to all parameters.
+
+    Args:
+        params: as in :class:`~nnunet_cpr.cpr.CPR`; a module unless ``normalized`` is given.
+        weight_decay: coefficient, multiplied by the learning rate of each step.
+        max_lr: as in :class:`IndependentDecay`.
+        normalized: names of the matrices that are followed by a normalization. By default they are found
+            in the graph of the module, see :func:`matrices_before_normalization`. The paper counts all
+            matrices but the output layer's.
+
+    Attributes:
+        normalized: names of the matrices that are followed by a normalization.
+
+    Raises:
+        TypeError, ValueError: as :class:`IndependentDecay`, or ``normalized`` has a name that is not
+            that of a regularized matrix, or is not given without a module.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 2, 1))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> decay = CorrectedDecay(model, weight_decay=1e-4)
+        >>> optimizer = decay.attach(optimizer)
+        >>> decay.normalized
+        ['0.weight']
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        weight_decay: float = 1e-2,
+        max_lr: float | None = None,
+        normalized: Iterable[str] | None = None,
+    ) -> None:
+        super().__init__(params, weight_decay, max_lr)
+        if normalized is None:
+            if not isinstance(params, nn.Module):
+                raise ValueError("normalized: expected names of matrices, got None; or give a module")
+            found = matrices_before_normalization(unwrap(params))
+            normalized = [name for name, p in zip(self.names, self.parameters) if id(p) in found]
+        chosen = set(normalized)
+        unknown = sorted(chosen - set(self.names))
+        if unknown:
+            raise ValueError(f"normalized: expected names of matrices, got {list_names(unknown)}")
+        if self.names and not chosen:
+            warnings.warn("no normalized matrix: this decays like DecoupledDecay", stacklevel=2)
+        self.normalized = [name for name in self.names if name in chosen]
+        self._is_normalized = [name in chosen for name in self.names]
+
+    def _config(self) -> dict[str, Any]:
+        return {**super()._config(), "normalized": self._is_normalized}
+
+    def _rates(self) -> Tensor:
+        lr, share = DecoupledDecay._rates(self), super()._rates()
+        is_normalized = self._constant("is_normalized", self._is_normalized, torch.bool)
+        return torch.where(is_normalized, lr * share, lr)
