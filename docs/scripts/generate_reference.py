@@ -19,9 +19,9 @@ from typing import Any
 
 import typer.main
 
-from nnunet_cpr import timm_optimizers
 from nnunet_cpr._spelling import OTHER_TRAINER
 from nnunet_cpr.cli import app
+from nnunet_cpr.integrations import from_timm
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.trainer_name import FAMILIES, SUFFIXES, parse_trainer_name
 from nnunet_cpr.studies.definition import METRIC_NAMES, Study, TrainerEntry
@@ -62,8 +62,8 @@ def _complete(family: str) -> str:
 def timm_names() -> str:
     """Return the names of timm's optimizers, those that train here and the others by reason."""
     by_reason: dict[str, list[str]] = {}
-    for name in timm_optimizers.list_names():
-        by_reason.setdefault(timm_optimizers.refusal(name), []).append(f"`{name}`")
+    for name in from_timm.list_names():
+        by_reason.setdefault(from_timm.refusal(name), []).append(f"`{name}`")
     usable = by_reason.pop("")
     lines = [f"- {len(usable)} train here: {', '.join(usable)}."]
     lines += [f"- Not {', '.join(names)}: {reason}." for reason, names in by_reason.items()]

@@ -32,10 +32,14 @@ def trainers(
         _print_pairs([*((suffix.syntax, suffix.meaning) for suffix in SUFFIXES), last])
         return
     if name in FAMILIES and FAMILIES[name].optimizer == "timm":
-        from nnunet_cpr import timm_optimizers as timm
+        from nnunet_cpr.integrations import from_timm
 
-        known = [(each, timm.refusal(each), timm.describe(each)) for each in timm.list_names()]
-        _print_pairs([(f"{name}_{each}", f"no: {no}" if no else title) for each, no, title in known])
+        rows = []
+        for optimizer in from_timm.list_names():
+            refusal = from_timm.refusal(optimizer)
+            text = f"no: {refusal}" if refusal else from_timm.describe(optimizer)
+            rows.append((f"{name}_{optimizer}", text))
+        _print_pairs(rows)
         return
     with report_errors(WrongName):
         with Console(stderr=True).status("building the trainer"):

@@ -1,4 +1,4 @@
-"""``adamcpr``, ``muoncpr`` and ``sgdcpr`` for timm, which importing this module registers.
+"""CPR's optimizers in timm: ``adamcpr``, ``muoncpr``, ``sgdcpr``, registered by importing this module.
 
 timm passes parameter groups to an optimizer, but not the model. CPR needs the model for the names of the
 parameters in its state dict, and to leave out embeddings when timm has built no group without weight

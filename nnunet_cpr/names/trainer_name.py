@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from nnunet_cpr import timm_optimizers
 from nnunet_cpr._spelling import OTHER_TRAINER, WrongName
 from nnunet_cpr.baselines.registry import BASELINES
 from nnunet_cpr.bounds import Bound, KappaWS
+from nnunet_cpr.integrations import from_timm
 from nnunet_cpr.names.suffixes import (
     SUFFIXES,
     BaselineChoice,
@@ -140,7 +140,7 @@ class TrainerName:
                 self._check_has_suffix(suffix.field)
         if self.timm is not None:
             try:
-                timm_optimizers.check(self.timm, self.momentum is not None)
+                from_timm.check(self.timm, self.momentum is not None)
             except ValueError as error:
                 raise WrongName(str(error)) from None
         with_cpr = [f.name for f in self.families.values() if f.cpr and f.optimizer == own.optimizer]
@@ -191,7 +191,7 @@ class TrainerName:
     @property
     def default_lr(self) -> float:
         """Highest learning rate without a suffix."""
-        return self.defaults.lr if self.timm is None else timm_optimizers.default_lr(self.timm)
+        return self.defaults.lr if self.timm is None else from_timm.default_lr(self.timm)
 
     @property
     def keeps_optimizer(self) -> bool:

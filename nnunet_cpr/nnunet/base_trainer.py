@@ -15,11 +15,11 @@ from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.utilities.default_n_proc_DA import get_allowed_n_proc_DA
 from torch.optim import Optimizer
 
-from nnunet_cpr import timm_optimizers
 from nnunet_cpr._attachment import RegularizationMethod, attached_method
 from nnunet_cpr._seeding import seed_all
 from nnunet_cpr._validation import positive_integer
 from nnunet_cpr.baselines import Baseline
+from nnunet_cpr.integrations import from_timm
 from nnunet_cpr.names.trainer_name import DEFAULT_LR, TrainerName
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.commands import CPU_THREADS
@@ -122,7 +122,7 @@ class NamedTrainer(ResumingTrainer):
             family = self.settings.family
             self._exit(f"{family} names no optimizer of timm; write it first, as {family}_lion")
         parameters = self.network.parameters()
-        return timm_optimizers.build(parameters, self.settings.timm, self.initial_lr, weight_decay)
+        return from_timm.build(parameters, self.settings.timm, self.initial_lr, weight_decay)
 
     @property
     def _total_steps(self) -> int:

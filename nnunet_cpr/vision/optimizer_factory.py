@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from nnunet_cpr import timm_optimizers
 from nnunet_cpr._attachment import RegularizationMethod
 from nnunet_cpr.baselines import amos
 from nnunet_cpr.cpr import CPR
+from nnunet_cpr.integrations import from_timm
 from nnunet_cpr.names.run_name import RunName
 from nnunet_cpr.optimizers import SGDCPR, AdamCPR, FusedAdam, FusedSGD, Muon, MuonCPR
 from nnunet_cpr.param_groups import regularized
@@ -41,7 +41,7 @@ def build_optimizer(model: nn.Module, name: RunName, task: Task) -> Optimizer:
     weight_decay = name.weight_decay or 0.0
     if name.timm is not None:
         decay = 0.0 if name.defaults.cpr or name.baseline else weight_decay
-        chosen = timm_optimizers.build(model.parameters(), name.timm, name.lr, decay, name.momentum)
+        chosen = from_timm.build(model.parameters(), name.timm, name.lr, decay, name.momentum)
         method: RegularizationMethod | None = name.build_baseline(model, weight_decay)
         if name.defaults.cpr:
             method = CPR(model, **name.cpr_settings)

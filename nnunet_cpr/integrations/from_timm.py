@@ -1,4 +1,4 @@
-"""Optimizers of timm by the names of its registry, for trainers of nnU-Net and for vision runs.
+"""timm's optimizers by the names of its registry, for trainers of nnU-Net and for vision runs.
 
 timm is imported when one of them is named. Its learning rate is set by the trainer's schedule, and its
 weight decay is that of the name for all parameters, as in nnU-Net's own optimizer.

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from nnunet_cpr import CPR, timm_optimizers
+from nnunet_cpr import CPR
 from nnunet_cpr._attachment import attached_method
+from nnunet_cpr.integrations import from_timm
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.run_name import parse_run_name
 from nnunet_cpr.names.trainer_name import parse_trainer_name
@@ -18,7 +19,7 @@ from nnunet_cpr.vision.optimizer_factory import build_optimizer
 from nnunet_cpr.vision.tasks import TASKS
 from tests.helpers.matrices import set_gradients
 
-NAMES = timm_optimizers.list_names()
+NAMES = from_timm.list_names()
 COMPILED = ("kron", "kronc", "kronw")  # compile, and draw from torch's global generator in a step
 STEPS = 12
 
@@ -32,10 +33,10 @@ class Net(nn.Sequential):
 
 
 def build(model: nn.Module, name: str, has_cpr: bool) -> torch.optim.Optimizer:
-    lr = min(0.01, timm_optimizers.default_lr(name))  # LARS: 1
+    lr = min(0.01, from_timm.default_lr(name))  # LARS: 1
     if not has_cpr:
-        return timm_optimizers.build(model.parameters(), name, lr, 1e-4)
-    return CPR(model, kappa="ws3").attach(timm_optimizers.build(model.parameters(), name, lr))
+        return from_timm.build(model.parameters(), name, lr, 1e-4)
+    return CPR(model, kappa="ws3").attach(from_timm.build(model.parameters(), name, lr))
 
 
 def train(
@@ -68,9 +69,9 @@ def check_resume(name: str, has_cpr: bool, is_seeded: bool = False) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in COMPILED])
 def test_each_optimizer_resumes_or_is_refused(name: str) -> None:
-    if timm_optimizers.refusal(name):
+    if from_timm.refusal(name):
         with pytest.raises(ValueError, match=f"^{name} of timm cannot train here: "):
-            timm_optimizers.check(name)
+            from_timm.check(name)
         return
     for has_cpr in (False, True):
         check_resume(name, has_cpr)
