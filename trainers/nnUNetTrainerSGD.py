@@ -2,7 +2,7 @@
 
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
-from nnunet_cpr.names.trainer_name import TrainerName
+from nnunet_cpr.names.value import TrainerName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.composition import with_suffixes
 from nnunet_cpr.optimizers import FusedSGD

@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from nnunet_cpr.names.trainer_name import TrainerName, parse_trainer_name
+from nnunet_cpr.names.trainer_name import parse_trainer_name
+from nnunet_cpr.names.value import TrainerName
 from nnunet_cpr.reports.results import RUN, UNSEEDED, read_results, run_means
 from nnunet_cpr.studies.definition import load
 

@@ -23,7 +23,9 @@ from nnunet_cpr._spelling import OTHER_TRAINER
 from nnunet_cpr.cli import app
 from nnunet_cpr.integrations import from_timm
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.trainer_name import FAMILIES, SUFFIXES, parse_trainer_name
+from nnunet_cpr.names.families import FAMILIES
+from nnunet_cpr.names.suffixes import SUFFIXES
+from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.studies.definition import METRIC_NAMES, Study, TrainerEntry
 
 REFERENCE = Path(__file__).parents[1] / "reference"

@@ -22,7 +22,8 @@ def trainers(
     """List the trainers and suffixes, or explain what the trainer of a name does."""
     from nnunet_cpr._spelling import NUMBER_HELP, OTHER_TRAINER
     from nnunet_cpr.names import WrongName
-    from nnunet_cpr.names.trainer_name import FAMILIES, SUFFIXES
+    from nnunet_cpr.names.families import FAMILIES
+    from nnunet_cpr.names.suffixes import SUFFIXES
 
     if name is None:
         print("families")

@@ -1,4 +1,4 @@
-"""Parts of a name: the family and the suffixes, each the notation of one setting."""
+"""Suffixes of names, each the notation of one setting."""
 
 from __future__ import annotations
 
@@ -23,27 +23,6 @@ _NOTATIONS: dict[str, tuple[re.Pattern[str], Callable[[str], Any], Callable[[Any
     "<Trainer>": (re.compile(".*"), str, str),
 }
 """For each placeholder, the pattern of its text, and the functions that parse and print it."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """First part of a name, with its default settings.
-
-    Attributes:
-        name: the first part itself.
-        optimizer: ``sgd``, ``adam``, ``muon``, ``amos``, or ``other`` for that of the base trainer.
-        title: the family in a few words.
-        cpr: True if it trains with CPR.
-        warmup: steps of learning-rate warm-up.
-        lr: highest learning rate.
-    """
-
-    name: str
-    optimizer: str
-    title: str = ""
-    cpr: bool = False
-    warmup: int = 0
-    lr: float = 1e-2
 
 
 def number_below(limit: float, name: str, value: float) -> float:
@@ -116,7 +95,7 @@ class Suffix:
     """Notation of one setting: ``before`` + text of the placeholder + ``after``.
 
     Attributes:
-        field: field of :class:`~nnunet_cpr.names.trainer_name.TrainerName`.
+        field: field of :class:`~nnunet_cpr.names.value.TrainerName`.
         meaning: the setting in a few words.
         before, after: fixed text.
         placeholder: ``<N>`` for a whole number, ``<V>`` for a number, ``<Trainer>`` for a class name,

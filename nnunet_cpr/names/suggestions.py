@@ -6,7 +6,8 @@ import difflib
 from collections.abc import Mapping, Sequence
 
 from nnunet_cpr._spelling import NUMBER_HELP, OTHER_TRAINER, split_word
-from nnunet_cpr.names.suffixes import Family, Suffix, find_suffix
+from nnunet_cpr.names.families import Family
+from nnunet_cpr.names.suffixes import Suffix, find_suffix
 
 _SPELLED_OUT = {"warmstart": "ws", "learningrate": "lr", "weightdecay": "wd"}
 """Words that users may write in place of a suffix, which resemble another one."""
@@ -21,7 +22,7 @@ def nearest_family(families: Mapping[str, Family], prefix: str, word: str) -> st
         word: the first part of the name, which begins in the same way.
 
     Example:
-        >>> from nnunet_cpr.names.trainer_name import FAMILIES
+        >>> from nnunet_cpr.names.families import FAMILIES
         >>> nearest_family(FAMILIES, "nnUNetTrainer", "nnUNetTrainerCRP")
         'nnUNetTrainerCPR'
     """
@@ -46,7 +47,7 @@ def suggest_suffix(suffixes: Sequence[Suffix], prefix: str, token: str, name: st
         name: the whole name.
 
     Example:
-        >>> from nnunet_cpr.names.trainer_name import SUFFIXES
+        >>> from nnunet_cpr.names.suffixes import SUFFIXES
         >>> suggest_suffix(SUFFIXES, "nnUNetTrainer", "ws2k", "nnUNetTrainerCPR_ws2k_mu2")
         'did you mean nnUNetTrainerCPR_ws2000_mu2?'
     """

@@ -1,7 +1,7 @@
 """Base class of the trainers in ``trainers/``.
 
 A trainer family is a short subclass in ``trainers/`` that builds the optimizer. Its name and defaults
-are listed in ``FAMILIES`` of :mod:`nnunet_cpr.names.trainer_name`.
+are listed in ``FAMILIES`` of :mod:`nnunet_cpr.names.families`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from nnunet_cpr._seeding import seed_all
 from nnunet_cpr._validation import positive_integer
 from nnunet_cpr.baselines import Baseline
 from nnunet_cpr.integrations import from_timm
-from nnunet_cpr.names.trainer_name import DEFAULT_LR, TrainerName
+from nnunet_cpr.names.families import DEFAULT_LR
+from nnunet_cpr.names.value import TrainerName
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.commands import CPU_THREADS
 from nnunet_cpr.nnunet.other_optimizer import without_weight_decay

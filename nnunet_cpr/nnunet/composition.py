@@ -18,13 +18,9 @@ from pathlib import Path
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.trainer_name import (
-    FAMILIES,
-    TrainerName,
-    parse_suffixes,
-    parse_trainer_name,
-    split_suffixes,
-)
+from nnunet_cpr.names.families import FAMILIES
+from nnunet_cpr.names.trainer_name import parse_suffixes, parse_trainer_name, split_suffixes
+from nnunet_cpr.names.value import TrainerName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.trainer_search import (
     TakenName,

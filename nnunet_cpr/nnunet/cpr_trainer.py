@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from nnunet_cpr._attachment import attached_method
 from nnunet_cpr.cpr import CPR
-from nnunet_cpr.names.trainer_name import default_bound
+from nnunet_cpr.names.value import default_bound
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.checkpoints import one_line
 from nnunet_cpr.nnunet.history import CSV_NAME, History

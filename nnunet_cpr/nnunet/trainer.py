@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import nnunet_cpr
-from nnunet_cpr.names.trainer_name import FAMILIES
+from nnunet_cpr.names.families import FAMILIES
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.composition import resolve_settings
 

@@ -24,7 +24,7 @@ from nnunet_cpr.nnunet import fold_files
 from nnunet_cpr.studies.definition import Run
 
 if TYPE_CHECKING:
-    from nnunet_cpr.names.trainer_name import TrainerName
+    from nnunet_cpr.names.value import TrainerName
 
 _PROCESS = ".study_running.json"
 _LOCK = ".study.lock"

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from nnunet_cpr import KappaIP, KappaK, KappaKI0, KappaWS
 from nnunet_cpr.baselines.registry import BASELINES
 from nnunet_cpr.names import BaselineChoice, WarmStartShare, WrongName
-from nnunet_cpr.names.suffixes import REGULARIZER_WORDS
-from nnunet_cpr.names.trainer_name import FAMILIES, MUON_LR, SUFFIXES, TrainerName, parse_trainer_name
+from nnunet_cpr.names.families import FAMILIES, MUON_LR
+from nnunet_cpr.names.suffixes import REGULARIZER_WORDS, SUFFIXES
+from nnunet_cpr.names.trainer_name import parse_trainer_name
+from nnunet_cpr.names.value import TrainerName
 from nnunet_cpr.optimizers.muon import DEFAULT_LR
 from nnunet_cpr.regularizers import REGULARIZERS
 from tests.helpers.examples import examples

@@ -16,6 +16,8 @@ from nnunet_cpr.bounds import Bound, as_bound
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names import run_name as runs
 from nnunet_cpr.names import trainer_name as trainers
+from nnunet_cpr.names.families import FAMILIES
+from nnunet_cpr.names.suffixes import SUFFIXES
 from nnunet_cpr.nnunet.fold_files import RESOURCES
 from nnunet_cpr.reports.results import read_results
 from nnunet_cpr.studies.definition import Run, Study, StudyError, TrainerEntry, load
@@ -36,10 +38,8 @@ def assert_one_line(error: BaseException | str) -> None:
 
 # Names
 
-FAMILY = st.sampled_from(
-    [*trainers.FAMILIES, "AdamCPR", "SGDCPR", "AdamW", "SGD", "AMOS", "nnUNetTrainer"]
-)
-WORD = st.sampled_from([s.before for s in trainers.SUFFIXES] + [s.after for s in trainers.SUFFIXES])
+FAMILY = st.sampled_from([*FAMILIES, "AdamCPR", "SGDCPR", "AdamW", "SGD", "AMOS", "nnUNetTrainer"])
+WORD = st.sampled_from([s.before for s in SUFFIXES] + [s.after for s in SUFFIXES])
 NUMBER = st.sampled_from(["", "0", "1", "200", "1en3", "0p5", "1e999", "1e-3", "2k", "9" * 30, "٣", "²"])
 TOKEN = st.builds("_{}{}{}".format, WORD, NUMBER, WORD | st.just("") | st.text(max_size=3))
 

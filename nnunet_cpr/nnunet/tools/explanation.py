@@ -15,7 +15,8 @@ from torch import nn
 from nnunet_cpr import fused
 from nnunet_cpr.bounds import KappaIP
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.trainer_name import FAMILIES, TrainerName
+from nnunet_cpr.names.families import FAMILIES
+from nnunet_cpr.names.value import TrainerName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.composition import find_trainer, name_with_cpr
 from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer

@@ -1,0 +1,213 @@
+"""Settings that a name holds, which can be built only if a name can express them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from nnunet_cpr._spelling import OTHER_TRAINER, WrongName
+from nnunet_cpr.baselines.registry import BASELINES
+from nnunet_cpr.bounds import Bound, KappaWS
+from nnunet_cpr.integrations import from_timm
+from nnunet_cpr.names.families import DEFAULT_EPOCHS, DEFAULT_ITERATIONS, FAMILIES, Family
+from nnunet_cpr.names.suffixes import SUFFIXES, BaselineChoice, Suffix, WarmStartShare
+
+if TYPE_CHECKING:
+    from nnunet_cpr.baselines import Baseline
+    from nnunet_cpr.param_groups import Params
+
+_WITHOUT_MOMENTUM = ("adam", "amos", "other")
+
+
+def _base_trainer(name: str) -> str:
+    # nnU-Net's folder names cannot contain leading or double underscores of a class name.
+    is_valid = name.isidentifier() and "__" not in f"_{name}" and OTHER_TRAINER not in name
+    if not is_valid or name.partition("_")[0] in FAMILIES:
+        raise WrongName(
+            f"expected the class name of a trainer after {OTHER_TRAINER}, not of nnunet-cpr and without "
+            f"leading or double underscores, got {name!r}; write all settings before {OTHER_TRAINER}"
+        )
+    return name
+
+
+BASE_TRAINER = Suffix("on", "base trainer", OTHER_TRAINER[1:], "<Trainer>", build=_base_trainer)
+
+
+def default_bound(warmup: int) -> KappaWS:
+    """Return the bound of a name without one, for a learning-rate warm-up of this many steps.
+
+    It is set 1,000 steps after the warm-up, but not after more than twice the warm-up, which agrees with
+    the paper's tables for segmentation and for vision.
+
+    Example:
+        >>> default_bound(2000), default_bound(500), default_bound(0)
+        (KappaWS(steps=3000), KappaWS(steps=1000), KappaWS(steps=1000))
+    """
+    return KappaWS(warmup + min(1000, warmup) if warmup else 1000)
+
+
+@dataclass(frozen=True)
+class TrainerName:
+    """Settings of a trainer; None stands for the default of the family.
+
+    ``str()`` returns the name, with the suffixes in the order of :data:`SUFFIXES`.
+
+    Attributes:
+        family: key of :data:`FAMILIES`.
+        timm: name of the optimizer of a ``Timm`` family, which is the first suffix.
+        kappa, regularizer, mu, adaptive: arguments of CPR; ``kappa`` may be a share of the training.
+        baseline: comparison method.
+        lr: highest learning rate.
+        momentum: coefficient of the momentum of SGD or Muon.
+        weight_decay: weight decay of the optimizer or the comparison method.
+        warmup: steps of learning-rate warm-up.
+        seed: seed of the random number generators.
+        epochs: number of epochs.
+        iterations: optimizer steps per epoch.
+        on: class name of the base trainer, of which the training keeps everything except the optimizer
+            or its regularization.
+
+    Raises:
+        WrongName: settings contradict each other, or a name cannot express one of them.
+
+    Example:
+        >>> str(TrainerName("nnUNetTrainerCPR", mu=0.5, epochs=100))
+        'nnUNetTrainerCPR_mu0p5_100epochs'
+    """
+
+    families: ClassVar[dict[str, Family]] = FAMILIES
+    suffixes: ClassVar[tuple[Suffix, ...]] = (*SUFFIXES, BASE_TRAINER)
+    prefix: ClassVar[str] = "nnUNetTrainer"
+
+    family: str
+    timm: str | None = None
+    kappa: Bound | WarmStartShare | None = None
+    regularizer: str | None = None
+    mu: float | None = None
+    adaptive: bool = False
+    baseline: BaselineChoice | None = None
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    warmup: int | None = None
+    seed: int | None = None
+    epochs: int | None = None
+    iterations: int | None = None
+    on: str | None = None
+
+    def __post_init__(self) -> None:
+        own, tokens = self.defaults, self.tokens()
+        for suffix in self.suffixes:
+            if suffix.field != "kappa":  # a class may have a bound that no name has
+                self._check_has_suffix(suffix.field)
+        if self.timm is not None:
+            try:
+                from_timm.check(self.timm, self.momentum is not None)
+            except ValueError as error:
+                raise WrongName(str(error)) from None
+        with_cpr = [f.name for f in self.families.values() if f.cpr and f.optimizer == own.optimizer]
+        use_cpr = f"use {with_cpr[0]} or " if with_cpr else ""
+        rules = (
+            (not own.cpr, ("kappa", "regularizer", "mu", "adaptive"), "trains without CPR", use_cpr),
+            (own.cpr, ("baseline", "weight_decay"), "uses CPR in place of weight decay", ""),
+            (own.optimizer in _WITHOUT_MOMENTUM, ("momentum",), "does not build SGD or Muon", ""),
+            (own.optimizer == "amos", ("baseline",), "has a decay of its own", ""),
+            (own.optimizer == "other", ("warmup",), "keeps the base trainer's learning rates", ""),
+            (not self.decays, ("weight_decay",), f"has no decay beside _{tokens.get('baseline')}", ""),
+        )
+        for is_refused, fields, reason, advice in rules:
+            given = " ".join(f"_{tokens[field]}" for field in fields if field in tokens)
+            if is_refused and given:
+                raise WrongName(f"{own.name} {reason} and takes no {given}; {advice}leave it out")
+        if self.warmup_steps >= self.total_steps:
+            raise WrongName(
+                f"the learning-rate warm-up of {self.warmup_steps} steps is not shorter than the "
+                f"training of {self.total_steps} steps; choose a shorter one with _warmup<N>"
+            )
+
+    def __str__(self) -> str:
+        self._check_has_suffix("kappa")
+        family = [self.family] if self.timm is None else [self.family, self.timm]
+        return "_".join([*family, *self.tokens().values()])
+
+    def _check_has_suffix(self, field: str) -> None:
+        value = getattr(self, field)
+        if value is not None and value is not False and field not in self.tokens():
+            raise WrongName(f"{field}: expected what a name can express, got {value!r}")
+
+    def tokens(self) -> dict[str, str]:
+        """Return the suffix, without underscore, of each given setting, by field."""
+        tokens = ((s.field, s.format(getattr(self, s.field))) for s in self.suffixes)
+        return {field: token for field, token in tokens if token is not None}
+
+    @staticmethod
+    def split(name: str) -> tuple[str, str, str]:
+        """Return the part with the settings, ``_on_`` and the base trainer, or "" twice."""
+        return name.partition(OTHER_TRAINER)
+
+    @property
+    def defaults(self) -> Family:
+        """Family with its default settings."""
+        return self.families[self.family]
+
+    @property
+    def default_lr(self) -> float:
+        """Highest learning rate without a suffix."""
+        return self.defaults.lr if self.timm is None else from_timm.default_lr(self.timm)
+
+    @property
+    def keeps_optimizer(self) -> bool:
+        """True if the training uses the optimizer of the base trainer."""
+        return self.defaults.optimizer == "other"
+
+    @property
+    def decays(self) -> bool:
+        """True if the method has a weight decay."""
+        has_own = self.baseline is None or BASELINES[self.baseline.keyword].decays
+        return has_own and not self.defaults.cpr
+
+    @property
+    def total_steps(self) -> int:
+        """Number of optimizer steps of the training."""
+        return (self.epochs or DEFAULT_EPOCHS) * (self.iterations or DEFAULT_ITERATIONS)
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps of linear learning-rate warm-up."""
+        return self.defaults.warmup if self.warmup is None else self.warmup
+
+    @property
+    def bound(self) -> Bound:
+        """Bound of CPR."""
+        return self.bound_for(self.total_steps)
+
+    def bound_for(self, total_steps: int) -> Bound:
+        """Return the bound of CPR for a training of this length, which may differ from the name's."""
+        if isinstance(self.kappa, WarmStartShare):
+            return self.kappa.resolve(total_steps)
+        return self.kappa or default_bound(self.warmup_steps)
+
+    @property
+    def cpr_settings(self) -> dict[str, Any]:
+        """Keyword arguments of :class:`SGDCPR`, :class:`AdamCPR` and :class:`MuonCPR`."""
+        return {
+            "kappa": self.bound,
+            "regularizer": self.regularizer or "l2",
+            "mu": self.mu or 1.0,
+            "adaptive": self.adaptive,
+        }
+
+    def build_baseline(
+        self, params: Params, weight_decay: float, total_steps: int | None = None
+    ) -> Baseline | None:
+        """Return the comparison method, not attached yet, or None if the name has none.
+
+        Args:
+            params: the parameters to regularize.
+            weight_decay: weight decay of the method.
+            total_steps: number of optimizer steps of the training; None for that of the name.
+        """
+        if self.baseline is None:
+            return None
+        steps = total_steps or self.total_steps
+        return BASELINES[self.baseline.keyword].build(params, weight_decay, steps, self.baseline.value)
