@@ -300,7 +300,7 @@ class RegularizationMethod(ABC):
             state_dict["param_groups"][0][self.state_key] = state
 
     def _check_loaded_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-        groups = state_dict["param_groups"]
+        groups = _state_dict.order_by_names(optimizer.param_groups, state_dict["param_groups"])
         saved = [holder[self.state_key] for holder in (state_dict, *groups) if self.state_key in holder]
         if not saved:
             raise ValueError(
@@ -311,7 +311,8 @@ class RegularizationMethod(ABC):
         own = self.state_dict()
         pending = _state_dict.validated_tensors(self.title, saved[0], own)
         moved = [pair for pair in zip(saved[0]["names"], self.names) if pair[0] != pair[1]]
-        if state_dict["state"] and moved:
+        has_names = all("param_names" in group for group in (*optimizer.param_groups, *groups))
+        if state_dict["state"] and moved and not has_names:
             before, now = moved[0]
             raise ValueError(
                 f"cannot load the {self.title} state: expected the parameters in the saved order, by "

@@ -1,8 +1,8 @@
-"""Validation of the saved state of a regularization method before it is loaded."""
+"""Saved states: their parameter groups by name, and the state of a regularization method validated."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +10,47 @@ from torch import Tensor
 from nnunet_cpr._validation import list_names, short_repr
 
 VERSION = 1
+
+_OF_EACH_PARAMETER = ("params", "param_names", "rules")
+"""Entries of a saved parameter group that are lists with one value for each parameter."""
+
+
+def order_by_names(
+    own: Sequence[Mapping[str, Any]], saved: Sequence[dict[str, Any]]
+) -> Sequence[dict[str, Any]]:
+    """Return saved parameter groups in the order of the present ones, by which torch matches them.
+
+    Args:
+        own: parameter groups of the optimizer.
+        saved: parameter groups of a state dict. Without names they stay in their order.
+
+    Raises:
+        ValueError: the saved groups distribute the parameters in another way.
+    """
+    if not all("param_names" in group for group in (*own, *saved)):
+        return saved
+    by_names = {frozenset(group["param_names"]): group for group in saved}
+    if all(frozenset(group["param_names"]) in by_names for group in own):
+        return [
+            _reordered(by_names[frozenset(group["param_names"])], group["param_names"]) for group in own
+        ]
+    before = [name for group in saved for name in group["param_names"]]
+    now = [name for group in own for name in group["param_names"]]
+    for old, new in zip(before, now):
+        if old != new and new in before:  # others have a new name
+            raise ValueError(
+                f"state_dict: expected the parameters in their saved groups, got {new!r} in place of "
+                f"{old!r}; build the optimizer with the saved groups"
+            )
+    return saved
+
+
+def _reordered(group: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    place = {name: j for j, name in enumerate(group["param_names"])}
+    order = [place[name] for name in names]
+    # torch refuses lists of another length, in a damaged state.
+    lists = {key: group[key] for key in _OF_EACH_PARAMETER if len(group.get(key, ())) == len(order)}
+    return {**group, **{key: [values[j] for j in order] for key, values in lists.items()}}
 
 
 def validated_tensors(title: str, saved: Any, own: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from nnunet_cpr._state_dict import order_by_names
 from nnunet_cpr.baselines._decays import DecoupledDecay
 from nnunet_cpr.param_groups import Params, param_groups
 
@@ -38,11 +39,18 @@ def amos(params: Params, lr: float = 1e-3, weight_decay: float = 0.0) -> Optimiz
         message = "AMOS requires pytorch-optimizer; run: pip install 'nnunet-cpr[baselines]'"
         raise ImportError(message) from error
     groups = param_groups(params)
-    optimizer = Amos([_for_amos(group) for group in groups], lr=lr)
-    return DecoupledDecay(groups, weight_decay).attach(optimizer) if weight_decay else optimizer
+    optimizer = Amos([_for_amos(group, groups.has_names) for group in groups], lr=lr)
+    if weight_decay:
+        return DecoupledDecay(groups, weight_decay).attach(optimizer)
+    optimizer.register_load_state_dict_pre_hook(_order_by_names)
+    return optimizer
 
 
-def _for_amos(group: dict[str, Any]) -> dict[str, Any]:
-    """Return a parameter group without names and without the keys that only this package reads."""
+def _for_amos(group: dict[str, Any], has_names: bool) -> dict[str, Any]:
+    """Return a parameter group without the keys that only this package reads."""
     settings = {key: v for key, v in group.items() if key not in ("regularize", "weight_decay")}
-    return {**settings, "params": [p for _, p in group["params"]]}
+    return {**settings, "params": group["params"] if has_names else [p for _, p in group["params"]]}
+
+
+def _order_by_names(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    state_dict["param_groups"] = order_by_names(optimizer.param_groups, state_dict["param_groups"])

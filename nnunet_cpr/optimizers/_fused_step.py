@@ -12,11 +12,11 @@ from torch import Tensor
 from nnunet_cpr._attachment import RegularizationMethod, attached_method
 from nnunet_cpr._distributed import has_same_placements, is_sharded, local_tensors
 from nnunet_cpr.fused import Backend, Plan, Rule, common_layouts, find_backend, is_enabled
-from nnunet_cpr.optimizers._groups import copy_loaded_state, torch_groups, torch_may_fuse
+from nnunet_cpr.optimizers._groups import LoadsByName, torch_groups, torch_may_fuse
 from nnunet_cpr.param_groups import Params
 
 
-class FusedStep(ABC):
+class FusedStep(LoadsByName, ABC):
     """Step of an optimizer, beside its class in torch.
 
     An unfused step is the method's correction followed by torch's step. A fused step does both in one
@@ -27,7 +27,6 @@ class FusedStep(ABC):
     takes_sparse_gradients = True
     calls_method = True
     """True: a step calls the attached method, which needs no hook."""
-    param_groups: list[dict[str, Any]]
     state: Any
     _find_backend = staticmethod(find_backend)  # an attribute, so that a trial can choose another
     # Defaults, which a copy has: torch copies groups and state only.
@@ -48,7 +47,6 @@ class FusedStep(ABC):
         self._step_supports_amp_scaling = bool(fused)
         self._may_fuse = is_enabled() and fused is not False
         self._has_shards = any(is_sharded(p) for group in self.param_groups for p in group["params"])
-        cast(torch.optim.Optimizer, self).register_load_state_dict_post_hook(copy_loaded_state)
 
     @torch._disable_dynamo
     @torch.no_grad()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from nnunet_cpr._state_dict import order_by_names
 from nnunet_cpr._validation import short_repr
 from nnunet_cpr.cpr import CPR, CPRSettings
 from nnunet_cpr.fused import common_layouts, is_enabled
@@ -94,7 +95,23 @@ def torch_may_fuse(groups: list[dict[str, Any]]) -> bool:
     return is_supported and is_enabled() and common_layouts([params]) is not None
 
 
-def copy_loaded_state(optimizer: torch.optim.Optimizer) -> None:
+class LoadsByName:
+    """Loading of a state dict by the names of the parameters, beside an optimizer's class in torch."""
+
+    param_groups: list[dict[str, Any]]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state. Parameters with names may be in another order; torch goes by order.
+
+        Raises:
+            ValueError: the saved groups have other parameters; nothing is changed then.
+        """
+        groups = order_by_names(self.param_groups, state_dict["param_groups"])
+        super().load_state_dict({**state_dict, "param_groups": groups})  # type: ignore[misc]
+        _copy_loaded_state(cast(torch.optim.Optimizer, self))
+
+
+def _copy_loaded_state(optimizer: torch.optim.Optimizer) -> None:
     """Copy a loaded state, for fused steps in the memory order of the parameters.
 
     torch keeps the tensors of the loaded dict: steps would change them, and a checkpoint read with

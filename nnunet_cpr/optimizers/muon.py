@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from nnunet_cpr._validation import positive_integer, positive_number, short_repr
-from nnunet_cpr.optimizers._groups import copy_loaded_state
+from nnunet_cpr.optimizers._groups import LoadsByName
 from nnunet_cpr.optimizers.muon_rules import ADAMW, ADAMW_KINDS, MUON_TRANSPOSED, check_kinds, with_rules
 from nnunet_cpr.optimizers.newton_schulz import (
     Coefficients,
@@ -35,7 +35,7 @@ DTYPES = ("bfloat16", "float16", "float32", "float64")
 """Dtypes of the orthogonalization."""
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(LoadsByName, torch.optim.Optimizer):
     """Muon (Jordan et al., 2024) for parameter matrices, with AdamW's rule for the other parameters.
 
     The weight of a convolutional or linear layer is a matrix with one row for each output channel. Its
@@ -145,7 +145,6 @@ class Muon(torch.optim.Optimizer):
                 "load it into the optimizer that it was saved from"
             )
         super().load_state_dict(state_dict)
-        copy_loaded_state(self)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
