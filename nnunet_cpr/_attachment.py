@@ -71,6 +71,7 @@ class RegularizationMethod(ABC):
         # A weak reference, so that the optimizer and its state are freed without garbage collection.
         self._optimizer_ref: weakref.ref[Optimizer] | None = None
         self._hooks: list[Any] = []
+        self._order: list[str] = []  # names in the order of the optimizer's groups
         self._checked: Any = None  # the optimizer's groups at the last check
         self._pending_state: dict[str, Tensor] | None = None
         self._constants: dict[Any, tuple[Any, Tensor]] = {}
@@ -212,6 +213,15 @@ class RegularizationMethod(ABC):
                 "give both the same parameters (libraries whose optimizers step copies of the "
                 "parameters, as DeepSpeed's do, are not supported)"
             )
+        order = [names[id(p)] for g in optimizer.param_groups for p in g["params"] if id(p) in names]
+        if self._optimizer is None:  # being attached
+            self._order = order
+        for before, now in zip(self._order, order):
+            if before != now:  # a state would be loaded in the order at construction
+                raise ValueError(
+                    f"parameter groups: expected the order at construction, got {now!r} in place of "
+                    f"{before!r}; build a new optimizer to change their order"
+                )
         for group, key in product(optimizer.param_groups, _DECAYS):
             own = [names[id(p)] for p in group["params"] if id(p) in names]
             if own and _may_decay(group.get(key, 0)):
