@@ -88,9 +88,11 @@ def param_groups(params: Params) -> ParamGroups:
     if not isinstance(items[0], Mapping):
         items, prefixes = [{"params": items}], [""]
     members = [_members(group) for group in items]
-    for decay in [group.get("weight_decay", 0) for group in items]:
-        if not isinstance(decay, Tensor):
-            positive_number("weight_decay of a parameter group", decay, allow_zero=True)
+    for group in items:
+        decay = group.get("weight_decay", 0)
+        if isinstance(decay, Tensor) and decay.numel() == 1:
+            decay = decay.item()
+        positive_number("weight_decay of a parameter group", decay, allow_zero=True)
     are_named = {isinstance(member, tuple) for group in members for member in group}
     if len(are_named) > 1:
         raise ValueError("params: expected names for all parameters or none; some names are missing")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from nnunet_cpr import SGDCPR, AdamCPR, MuonCPR
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, MuonCPR
 from nnunet_cpr.baselines import DecoupledDecay
 from tests.helpers.matrices import matrix, set_gradients
 
@@ -218,7 +218,9 @@ def test_groups_changed_after_construction_are_refused_at_the_step(
         steps(optimizer)
 
 
-@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
-def test_negative_decay_of_a_group_is_refused(build: type) -> None:
-    with pytest.raises(ValueError, match=r"weight_decay of a parameter group: .* got -0\.1"):
-        build([{"params": [matrix()], "weight_decay": -0.1}])
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR, MuonCPR, CPR, DecoupledDecay])
+@pytest.mark.parametrize("decay", [-0.1, torch.tensor(-0.1), torch.ones(2), float("nan")])
+def test_wrong_decay_of_a_group_is_refused(build: type, decay: Any) -> None:
+    with pytest.raises(ValueError, match=r"weight_decay of a parameter group: .* got (-0|nan|tensor)"):
+        build([{"params": [matrix()], "weight_decay": decay}])
+    build([{"params": [matrix()], "weight_decay": torch.tensor(0.1)}])
