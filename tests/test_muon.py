@@ -139,6 +139,41 @@ def test_group_that_is_added_later_is_stepped() -> None:
     assert not any(torch.equal(p, q) for p, q in zip(params, before))
 
 
+def test_group_that_is_added_later_follows_the_rules_of_the_first() -> None:
+    net, adamw_for = Net(), ("first", "head", "transposed")
+    whole = Muon(net, adamw_for=adamw_for)
+    optimizer = Muon(net.hidden, model=net, adamw_for=adamw_for, betas=(0.5, 0.6), momentum=0.8)
+    for part in (net.first, net.norm, net.depthwise, net.up, net.seg_layers):
+        optimizer.add_param_group({"params": list(part.named_parameters())})
+    assert rules(net, optimizer) == rules(net, whole)
+    other = [("other", nn.Parameter(torch.randn(4, 4)))]  # not in the model
+    optimizer.add_param_group({"params": other})
+    assert optimizer.param_groups[-1]["rules"] == ["muon"]
+    copied = copy.deepcopy(optimizer)
+    copied.add_param_group({"params": [("one more", nn.Parameter(torch.randn(4, 4)))]})
+    assert copied.param_groups[-1]["rules"] == ["muon"]
+    for own in (optimizer, copied):
+        groups = own.param_groups
+        assert {(g["betas"], g["momentum"], g["adamw_for"]) for g in groups} == {
+            ((0.5, 0.6), 0.8, adamw_for)
+        }
+    with pytest.raises(TypeError, match="maximize: expected no such option for Muon, got True"):
+        optimizer.add_param_group({"params": other, "maximize": True})
+
+
+@pytest.mark.parametrize("build", [Muon, MuonCPR])
+def test_schedulers_cycle_the_momentum(build: type) -> None:
+    optimizer = build(Net(), betas=(0.7, 0.8))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10, max_momentum=0.9)
+    found = []
+    for _ in range(9):
+        found.append(optimizer.param_groups[0]["momentum"])
+        assert optimizer.param_groups[0]["betas"] == (0.7, 0.8)
+        optimizer.step()
+        schedule.step()
+    assert max(found) == 0.9 and min(found) < 0.86
+
+
 # Steps
 
 
@@ -281,6 +316,8 @@ def test_loaded_state_brings_its_rules() -> None:
     ("wrong", "message"),
     [
         ({"momentum": 1.0}, "momentum: expected 0 or above and below 1, got 1.0"),
+        ({"betas": (0.9,)}, r"betas: expected two numbers, got \(0\.9,\)"),
+        ({"betas": (0.9, 1.0)}, r"betas\[1\]: expected 0 or above and below 1, got 1\.0"),
         ({"adjust_lr": "none"}, "adjust_lr: unknown 'none'; choose from match_rms_adamw, original"),
         ({"ns_coefficients": "cubic"}, "ns_coefficients: unknown preset 'cubic'; choose from original"),
         ({"ns_coefficients": [(1, 2, float("nan"))]}, "ns_coefficients: expected a preset or triples"),

@@ -14,13 +14,11 @@ from nnunet_cpr.cpr import CPR, CPRSettings
 from nnunet_cpr.fused import common_layouts, is_enabled
 from nnunet_cpr.param_groups import Params, param_groups, unwrap
 
-_TORCH_KEYS = {"lr", "maximize", "foreach", "differentiable", "fused", "params", "weight_decay"}
-_FOREIGN_KEYS = {
-    "name",  # Lightning's monitor of learning rates
-    *("initial_lr", "max_lr", "min_lr", "swa_lr", "max_momentum", "base_momentum"),  # schedulers
-    *("lr_scale", "group_name", "layer_id", "layer_name"),  # timm and layer-wise learning rates
-}
-"""Keys of parameter groups that other libraries use; any other unknown key is a mistake."""
+_SCHEDULER_KEYS = {"initial_lr", "max_lr", "min_lr", "swa_lr", "max_momentum", "base_momentum"}
+_LAYER_KEYS = {"lr_scale", "group_name", "layer_id", "layer_name"}
+_FOREIGN_KEYS = {"name"} | _SCHEDULER_KEYS | _LAYER_KEYS
+"""Keys of parameter groups for schedulers, timm, layer-wise learning rates, and Lightning's monitor of
+learning rates (``name``). Any other unknown key is a mistake."""
 
 
 def cpr_and_groups(
@@ -33,7 +31,7 @@ def cpr_and_groups(
         params: as in :class:`~nnunet_cpr.cpr.CPR`.
         given: values of :data:`CPRSettings.KEYS <nnunet_cpr.cpr.CPRSettings>`.
         weight_decay: argument of the optimizer, which must be 0.
-        keys: keys of the groups of this optimizer in addition to those of every optimizer.
+        keys: keys of the groups that the optimizer uses, in addition to those of CPR.
 
     Raises:
         TypeError: a weight decay, or a group with an unknown key.
@@ -45,7 +43,7 @@ def cpr_and_groups(
         )
     if not isinstance(params, nn.Module):
         params = param_groups(params)
-        known = keys | _TORCH_KEYS | {"regularize", *CPRSettings.KEYS}
+        known = keys | {"params", "lr", "weight_decay", "regularize", *CPRSettings.KEYS}
         for i, group in enumerate(params):
             for key in sorted(map(str, group.keys() - known - _FOREIGN_KEYS)):
                 close = difflib.get_close_matches(key, known, n=1, cutoff=0.8)  # layer_decay: 0.61

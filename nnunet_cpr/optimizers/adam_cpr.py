@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -98,7 +99,7 @@ class AdamCPR(FusedAdam):
         weight_decay: float = 0,
     ) -> None:
         given = {"kappa": kappa, "regularizer": regularizer, "mu": mu, "adaptive": adaptive}
-        known = {"betas", "eps", "amsgrad", "capturable", "decoupled_weight_decay"}
+        known = set(inspect.signature(torch.optim.Adam).parameters)
         self.cpr, groups = cpr_and_groups("AdamCPR", params, given, weight_decay, known)
         super().__init__(
             groups,

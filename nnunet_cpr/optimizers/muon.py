@@ -33,6 +33,8 @@ ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
 """Scales of the learning rate of a matrix, by their names in timm."""
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 """Dtypes of the orthogonalization."""
+_TORCHS_OPTIONS = ("maximize", "amsgrad", "differentiable", "capturable")
+"""Options of torch's optimizers that change a step, and that this one does not have."""
 
 
 class Muon(LoadsByName, torch.optim.Optimizer):
@@ -99,11 +101,14 @@ class Muon(LoadsByName, torch.optim.Optimizer):
         model: nn.Module | None = None,
     ) -> None:
         adamw_for = check_kinds(adamw_for)
+        if model is None and isinstance(params, nn.Module):
+            model = params
+        self._model = model
+        self._betas = betas  # schedulers would cycle betas of the defaults in place of momentum
         defaults = {
             "lr": lr,
             "momentum": momentum,
             "nesterov": nesterov,
-            "betas": betas,
             "eps": eps,
             "weight_decay": weight_decay,
             "adjust_lr": adjust_lr,
@@ -112,7 +117,7 @@ class Muon(LoadsByName, torch.optim.Optimizer):
             "ns_dtype": ns_dtype,
             "adamw_for": adamw_for,
         }
-        _check_options(defaults)
+        _check_options({**defaults, "betas": betas})
         super().__init__(with_rules(params, model, adamw_for), defaults)
         if all(rule == ADAMW for group in self.param_groups for rule in group["rules"]):
             others = f" other than {', '.join(adamw_for)}; choose adamw_for=() to include these"
@@ -123,15 +128,20 @@ class Muon(LoadsByName, torch.optim.Optimizer):
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, whose matrices Muon steps unless it has ``use_muon=False``.
+        """Add a parameter group, with the rules that the constructor would choose.
 
         Raises:
             TypeError, ValueError: as the constructor does; nothing is changed then.
         """
+        param_group = {"betas": self._betas, **param_group}
         _check_options({**self.defaults, **param_group})
         if "rules" not in param_group:
-            (param_group,) = with_rules([param_group], None, ())
+            (param_group,) = with_rules([param_group], self._model, self.defaults["adamw_for"])
         super().add_param_group(param_group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has other parameters than the model, and does not know their kinds.
+        return {**super().__getstate__(), "_betas": self._betas, "_model": None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, with the rules that it was saved with.
@@ -253,16 +263,30 @@ def _check_options(options: Mapping[str, Any]) -> None:
     """
     if not float(options["lr"]) >= 0:
         raise ValueError(f"Invalid learning rate: {options['lr']}")
-    betas = dict(zip(("betas[0]", "betas[1]"), options["betas"]))
-    for name, value in {"momentum": options["momentum"], **betas}.items():
-        if not 0 <= value < 1:
-            raise ValueError(f"{name}: expected 0 or above and below 1, got {short_repr(value)}")
-    for name in ("eps", "weight_decay"):
-        positive_number(name, options[name], allow_zero=True)
-    for name, choices in (("adjust_lr", ADJUSTMENTS), ("ns_dtype", DTYPES)):
-        if options[name] not in choices:
-            raise ValueError(f"{name}: unknown {options[name]!r}; choose from {', '.join(choices)}")
+    for name in _TORCHS_OPTIONS:
+        if options.get(name):
+            raise TypeError(f"{name}: expected no such option for Muon, got {options[name]!r}")
+    _check_coefficient("momentum", options["momentum"])
+    betas = options["betas"]
+    if not isinstance(betas, Sequence) or len(betas) != 2:
+        raise ValueError(f"betas: expected two numbers, got {short_repr(betas)}")
+    _check_coefficient("betas[0]", betas[0])
+    _check_coefficient("betas[1]", betas[1])
+    positive_number("eps", options["eps"], allow_zero=True)
+    positive_number("weight_decay", options["weight_decay"], allow_zero=True)
+    _check_choice("adjust_lr", options["adjust_lr"], ADJUSTMENTS)
+    _check_choice("ns_dtype", options["ns_dtype"], DTYPES)
     resolve_coefficients(options["ns_coefficients"], positive_integer("ns_steps", options["ns_steps"]))
+
+
+def _check_coefficient(name: str, value: Any) -> None:
+    if not 0 <= value < 1:
+        raise ValueError(f"{name}: expected 0 or above and below 1, got {short_repr(value)}")
+
+
+def _check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}: unknown {value!r}; choose from {', '.join(choices)}")
 
 
 def _gradients(params: Iterable[Tensor]) -> list[Tensor]:

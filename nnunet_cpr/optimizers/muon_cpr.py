@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -62,10 +63,7 @@ class MuonCPR(Muon):
         model: nn.Module | None = None,
         weight_decay: float = 0,
     ) -> None:
-        known = {
-            *("momentum", "nesterov", "betas", "eps", "use_muon", "adamw_for"),
-            *("adjust_lr", "ns_steps", "ns_coefficients", "ns_dtype"),
-        }
+        known = set(inspect.signature(Muon).parameters) - {"model"} | {"use_muon"}
         given = {"kappa": kappa, "regularizer": regularizer, "mu": mu, "adaptive": adaptive}
         if isinstance(params, nn.Module):
             model = params

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from nnunet_cpr._distributed import is_sharded
 from nnunet_cpr.optimizers._groups import torch_groups
-from nnunet_cpr.param_groups import Params, param_groups, regularized, select, unwrap
+from nnunet_cpr.param_groups import Params, param_groups, regularized, unwrap
 
 KINDS = ("first", "head", "transposed", "depthwise")
 """Kinds of parameter matrices that can be left to AdamW's rule; see :func:`kinds`."""
@@ -96,7 +96,7 @@ def assign_rules(
         groups: parameter groups, with or without names. ``use_muon`` of a group decides for all of its
             parameters with at least two rows and columns, and its ``adamw_for`` replaces the argument.
         matrices: parameter matrices that CPR would regularize.
-        model: module of the parameters, None if it is not known. The kinds are then not known either.
+        model: module of the parameters, None if it is not known. Other parameters are of no kind.
         adamw_for: kinds of matrices that follow AdamW's rule.
 
     Raises:
@@ -104,7 +104,9 @@ def assign_rules(
         ValueError: a group has an unknown kind.
     """
     known = {} if model is None else kinds(model)
-    regularized_ids = {id(p) for p in matrices if model is None or id(p) in known}
+    in_model = set() if model is None else {id(p) for p in model.parameters()}
+    # The model says more than names do, but nothing about parameters that it does not have.
+    regularized_ids = {id(p) for p in matrices if id(p) in known or id(p) not in in_model}
     for group in groups:
         left_out = check_kinds(group.get("adamw_for", adamw_for))
         for_muon = {key for key in regularized_ids if known.get(key, set()).isdisjoint(left_out)}
@@ -133,15 +135,14 @@ def _rule(p: Tensor, use_muon: bool, found: set[str]) -> str:
 def with_rules(
     params: Params, model: nn.Module | None, adamw_for: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return parameter groups with the rule of each parameter."""
+    """Return parameter groups with the rule of each parameter, unchanged if they have rules."""
     if isinstance(params, nn.Module):
-        whole = params
+        groups = torch_groups(params)
     else:
-        whole, items = None, list(params)
-        if items and all(isinstance(group, dict) and "rules" in group for group in items):
-            return items  # type: ignore[return-value]
-        params = items  # type: ignore[assignment]
-    given = param_groups(params)
-    groups = torch_groups(whole if whole is not None else given)
-    assign_rules(groups, [p for _, p, _ in select(given)], model or whole, adamw_for)
+        items: list[Any] = list(params)
+        if items and all(isinstance(group, Mapping) and "rules" in group for group in items):
+            return items
+        params = param_groups(items)
+        groups = torch_groups(params)
+    assign_rules(groups, regularized(params).values(), model, adamw_for)
     return groups

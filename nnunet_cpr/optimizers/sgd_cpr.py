@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -107,7 +108,7 @@ class SGDCPR(FusedSGD):
         weight_decay: float = 0,
     ) -> None:
         given = {"kappa": kappa, "regularizer": regularizer, "mu": mu, "adaptive": adaptive}
-        known = {"momentum", "dampening", "nesterov"}
+        known = set(inspect.signature(torch.optim.SGD).parameters)
         self.cpr, groups = cpr_and_groups("SGDCPR", params, given, weight_decay, known)
         super().__init__(
             groups, lr=lr, momentum=momentum, nesterov=nesterov, maximize=maximize, fused=fused
