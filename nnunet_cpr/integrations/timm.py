@@ -31,6 +31,9 @@ from nnunet_cpr.optimizers import SGDCPR, AdamCPR, MuonCPR
 from nnunet_cpr.optimizers.muon import DEFAULT_LR
 from nnunet_cpr.param_groups import ParamGroups, Params, param_groups, regularized
 
+_TEXT_OPTIONS = ("kappa", "regularizer", "adjust_lr", "ns_coefficients", "ns_dtype", "adamw_for")
+"""Options that may be strings."""
+
 _model: ContextVar[nn.Module | None] = ContextVar("model", default=None)
 
 
@@ -52,7 +55,7 @@ class _TimmOptimizer(torch.optim.Optimizer):
         known = inspect.signature(super().__init__).parameters
         for option, value in options.items():
             # The string "false" from a command line would count as true.
-            if isinstance(value, str) and option in known and option not in ("regularizer", "kappa"):
+            if isinstance(value, str) and option in known and option not in _TEXT_OPTIONS:
                 raise ValueError(f"{option}: expected a number, True or False, got {value!r}")
         named: Any = _add_names(params, weight_decay, _model.get())
         super().__init__(named, lr, *args, **options)  # type: ignore[arg-type]

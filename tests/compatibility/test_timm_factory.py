@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,26 @@ def test_registry_describes_and_builds_the_optimizer_with_its_options(name: str)
     flag = {"adamcpr": "amsgrad", "muoncpr": "adaptive", "sgdcpr": "nesterov"}[name]
     with pytest.raises(ValueError, match=f"{flag}: expected a number, True or False, got 'false'"):
         create_optimizer_v2(vit(), name, lr=1e-3, **{flag: "false"})  # as from a command line
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_options_that_take_strings_are_passed_as_strings(name: str) -> None:
+    """Every option of the optimizer whose annotation has a string, as from a command line."""
+    values = {
+        "kappa": "k0p1",
+        "regularizer": "l1",
+        "adjust_lr": "original",
+        "ns_coefficients": "polar_express",
+        "ns_dtype": "bfloat16",
+        "adamw_for": "first",
+    }
+    parameters = inspect.signature(CLASSES[name]).parameters.values()
+    takes_text = [p.name for p in parameters if re.search(r"\bstr\b|Coefficients", str(p.annotation))]
+    assert {"kappa", "regularizer"} <= set(takes_text)
+    for option in takes_text:
+        optimizer = create_optimizer_v2(vit(), name, lr=1e-3, **{option: values[option]})
+        used = optimizer.param_groups[0][option]
+        assert used in (values[option], (values[option],))
 
 
 @pytest.mark.parametrize(
