@@ -18,7 +18,8 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.trainer_name import FAMILIES, TrainerName
+from nnunet_cpr.names.families import FAMILIES
+from nnunet_cpr.names.trainer_name import TrainerName
 
 _searched: list[str] = []
 """Names that :func:`search` searches at the moment."""

@@ -156,3 +156,16 @@ class OracleAdam:
         m, v, k = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2, k + 1
         self.state[name] = (m, v, k)
         return -self.lr * (m / (1 - b1**k)) / (np.sqrt(v / (1 - b2**k)) + self.eps)
+
+
+@dataclass
+class OracleLion:
+    lr: float
+    betas: tuple[float, float]
+    average: dict = field(default_factory=dict)
+
+    def move(self, name: str, g: Array) -> Array:
+        m = self.average.get(name, 0.0)
+        b1, b2 = self.betas
+        self.average[name] = b2 * m + (1 - b2) * g
+        return -self.lr * np.sign(b1 * m + (1 - b1) * g)
