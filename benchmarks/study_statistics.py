@@ -3,11 +3,14 @@
     OMP_NUM_THREADS=1 python -m benchmarks.study_statistics
     OMP_NUM_THREADS=1 python -m benchmarks.study_statistics --non-inferiority
     OMP_NUM_THREADS=1 python -m benchmarks.study_statistics --parts
+    OMP_NUM_THREADS=1 python -m benchmarks.study_statistics --claims --margin 1 --comparisons 1 10
 
 The first table has the percentage of reports that claim a difference, without a true difference and
 with one of the given points. The second has the percentage of those that show non-inferiority of a
 trainer that is worse by exactly the margin. The third has the percentage without a true difference, and
-with one of 1.2 points, if the claim needed some of its three tests only.
+with one of 1.2 points, if the claim needed some of its three tests only. The fourth has the percentage
+of reports with a false claim: of a difference, of equivalence or non-inferiority, and of either, where
+the trainers are equal, better by exactly the margin, or worse by it; and the number of contradictions.
 
 Every simulated study goes the way of a real one from the cases' Dice to the verdict. A trainer's Dice is
 85 + case + fold (both the same for all trainers) + the components of :class:`Scenario`, drawn for each
@@ -26,10 +29,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from nnunet_cpr.reports.comparison import Comparison, compare_with
-from nnunet_cpr.reports.results import CASES, EPOCHS, Results
+from nnunet_cpr.reports.comparison_tables import comparison_table
+from nnunet_cpr.reports.numbers import compare_with
+from nnunet_cpr.reports.results import CASES, EPOCHS, RECORDED, Results, SplitRatio
 from nnunet_cpr.reports.selection import choose_compared
+from nnunet_cpr.reports.sentences import sentence
 from nnunet_cpr.reports.statistics import LEVEL
+from nnunet_cpr.reports.verdicts import Judged, Verdict, judge_all
 from nnunet_cpr.studies.definition import DEFAULT_MARGIN, Study, TrainerEntry
 
 CASES_PER_FOLD = 36
@@ -74,6 +80,7 @@ def simulate(
     effect: float,
     studies: int,
     trainers: int = 2,
+    margin: float = DEFAULT_MARGIN,
 ) -> Iterator[Results]:
     """Yield simulated studies.
 
@@ -83,6 +90,7 @@ def simulate(
         effect: true difference of all other trainers to the reference, in points.
         studies: number of studies.
         trainers: number of trainers; the first is the reference.
+        margin: margin of the study in points.
     """
     names = [TRAINERS[0], *(f"{TRAINERS[1]}_ws{1000 + i}" for i in range(1, trainers))]
     study = Study(
@@ -91,7 +99,7 @@ def simulate(
         tuple(map(TrainerEntry, names)),
         folds=tuple(range(folds)),
         seeds=tuple(range(seeds)),
-    )
+    ).changed(margin=margin)
     shape = (trainers, folds, seeds, CASES_PER_FOLD)
     index = np.indices(shape).reshape(4, -1)
     frame = pd.DataFrame(
@@ -132,14 +140,14 @@ def simulate(
             pd.DataFrame(columns=EPOCHS),
             [],
             [],
-            {"Dataset001_A": 1 / 4},
+            {"Dataset001_A": SplitRatio(1 / 4, RECORDED)},
         )
 
 
-def compare(results: Results) -> list[Comparison]:
+def compare(results: Results) -> list[Judged]:
     """Return the comparisons of a report."""
     compared = choose_compared(results)
-    return compare_with([compared], compared.reference)
+    return judge_all(compare_with([compared], compared.reference))
 
 
 def verdicts(results: Iterator[Results]) -> Counter[str]:
@@ -148,15 +156,65 @@ def verdicts(results: Iterator[Results]) -> Counter[str]:
     for each in results:
         found = {comparison.verdict for comparison in compare(each)}
         claim = "difference" if found & {"better", "worse"} else "equivalent"
-        counts[claim if found != {"undecided"} else "undecided"] += 1
+        counts[claim if found & {"better", "worse", "equivalent"} else "undecided"] += 1
         counts["reports"] += 1
     return counts
+
+
+def false_claims(results: Iterator[Results], effect: float) -> Counter[str]:
+    """Count the reports with a false claim of each kind, and those that contradict themselves.
+
+    Args:
+        results: simulated studies.
+        effect: true difference of all trainers to the reference: 0, the margin, or minus the margin.
+    """
+    false_verdicts = {"worse"} if effect > 0 else {"better"} if effect < 0 else {"better", "worse"}
+    counts: Counter[str] = Counter()
+    for each in results:
+        judged = compare(each)
+        differs = any(comparison.verdict.value in false_verdicts for comparison in judged)
+        is_near = any(
+            (effect != 0 and comparison.verdict is Verdict.EQUIVALENT)
+            or (effect < 0 and comparison.is_non_inferior)
+            for comparison in judged
+        )
+        counts["difference"] += differs
+        counts["equivalent or non-inferior"] += is_near
+        counts["either"] += differs or is_near
+        counts["contradictions"] += any(map(contradicts_itself, judged))
+    return counts
+
+
+def contradicts_itself(judged: Judged) -> bool:
+    """Return True if numbers, verdict and words of a comparison do not say the same."""
+    n, words = judged.numbers, sentence(judged)
+    low, high = n.interval
+    is_equivalent, is_different = (
+        judged.verdict is Verdict.EQUIVALENT,
+        judged.verdict in (Verdict.BETTER, Verdict.WORSE),
+    )
+    row = comparison_table([judged]).iloc[0]
+    return any(
+        (
+            (low > 0 or high < 0) != (n.p < LEVEL),
+            (is_equivalent or judged.verdict is Verdict.BETTER) and not judged.is_non_inferior,
+            is_different and not (low > 0 or high < 0),
+            is_different and (n.gain > 0) != (judged.verdict is Verdict.BETTER),
+            is_equivalent != ("; equivalent within" in words),
+            ("not statistically significant" in words and is_different),
+            row["sentence"] != words or row["verdict"] != judged.verdict.value,
+            (row["interval_low"] > 0 or row["interval_high"] < 0) != (row["p"] < LEVEL),
+        )
+    )
 
 
 def shown(results: Iterator[Results]) -> int:
     """Count the reports that show non-inferiority of some trainer."""
     return sum(any(comparison.is_non_inferior for comparison in compare(each)) for each in results)
 
+
+KINDS_OF_TRUTH = {"equal": 0, "better": 1, "worse": -1}
+"""True differences of the table of false claims, in margins."""
 
 PARTS = {
     "t-test": ("t",),
@@ -171,11 +229,11 @@ def claims_by_parts(results: Iterator[Results]) -> Counter[str]:
     """Count the reports of two trainers that would claim a difference with each of :data:`PARTS`."""
     counts: Counter[str] = Counter()
     for each in results:
-        (c,) = compare(each)
+        (judged,) = compare(each)
         agrees = {
-            "t": c.p_corrected_t < LEVEL,
-            "crossed": c.p_fold_seed < LEVEL,
-            "bootstrap": c.bootstrap_low > 0 or c.bootstrap_high < 0,
+            "t": judged.numbers.corrected.p < LEVEL,
+            "crossed": judged.numbers.crossed.p < LEVEL,
+            "bootstrap": judged.evidence.difference.bootstrap,
         }
         counts.update(name for name, tests in PARTS.items() if all(agrees[test] for test in tests))
     return counts
@@ -192,7 +250,13 @@ def main() -> None:
     parser.add_argument("--scenarios", nargs="+", default=[each.title for each in SCENARIOS])
     parser.add_argument("--non-inferiority", action="store_true")
     parser.add_argument("--parts", action="store_true")
+    parser.add_argument("--claims", action="store_true")
+    parser.add_argument("--comparisons", type=int, nargs="+", default=[1])
+    parser.add_argument("--margin", type=float, default=1.0)
     options = parser.parse_args()
+    if options.claims:
+        print_claims(options)
+        return
     heading = ["non-inferior"] if options.non_inferiority else ["no difference"]
     heading += [] if options.non_inferiority else [f"{effect:g}" for effect in options.effects]
     if options.parts:
@@ -205,6 +269,26 @@ def main() -> None:
         for folds, seeds in product(options.folds, options.seeds):
             row = _row(scenario, folds, seeds, options)
             print(f"| {' | '.join([scenario.title, str(folds), str(seeds), *row])} |", flush=True)
+
+
+def print_claims(options: argparse.Namespace) -> None:
+    """Print the table of false claims."""
+    heading = ["variation", "folds", "seeds", "comparisons", *KINDS_OF_TRUTH, "contradictions"]
+    print(f"| {' | '.join(heading)} |\n|{' --- |' * len(heading)}", flush=True)
+    for scenario in SCENARIOS:
+        if scenario.title not in options.scenarios:
+            continue
+        for folds, seeds, number in product(options.folds, options.seeds, options.comparisons):
+            row, contradictions = [scenario.title, str(folds), str(seeds), str(number)], 0
+            for sign in KINDS_OF_TRUTH.values():
+                effect = sign * options.margin
+                sizes = options.studies, number + 1, options.margin
+                studies = simulate(scenario, folds, seeds, effect, *sizes)
+                counts = false_claims(studies, effect)
+                contradictions += counts["contradictions"]
+                kinds = ("difference", "equivalent or non-inferior", "either")
+                row.append(" / ".join(f"{100 * counts[kind] / options.studies:.1f}" for kind in kinds))
+            print(f"| {' | '.join([*row, str(contradictions)])} |", flush=True)
 
 
 def _row(scenario: Scenario, folds: int, seeds: int, options: argparse.Namespace) -> list[str]:

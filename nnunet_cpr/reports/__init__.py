@@ -8,16 +8,20 @@ import pandas as pd
 from rich.console import Console
 
 from nnunet_cpr._files import atomic_write
-from nnunet_cpr.reports.comparison import (
-    compare_with,
-    comparison_table,
-    non_inferiority_table,
+from nnunet_cpr.reports.comparison_tables import comparison_table, non_inferiority_table
+from nnunet_cpr.reports.document import (
+    answers,
+    build_sections,
+    ratio_notes,
+    render_html,
+    render_markdown,
 )
-from nnunet_cpr.reports.document import answers, build_sections, render_html, render_markdown
+from nnunet_cpr.reports.numbers import compare_with
 from nnunet_cpr.reports.results import UNSEEDED, ReportError, read_results
 from nnunet_cpr.reports.selection import choose_compared, selection_notes
 from nnunet_cpr.reports.surface_metrics import add_surface_metrics
 from nnunet_cpr.reports.tables import main_table, main_table_notes, shown_main_table, to_latex
+from nnunet_cpr.reports.verdicts import judge_all
 from nnunet_cpr.studies.definition import Study
 
 __all__ = ["ReportError", "write_report"]
@@ -30,6 +34,7 @@ def write_report(
     preprocessed: Path | None,
     output: Path,
     console: Console,
+    splits: Path | None = None,
 ) -> list[Path]:
     """Print the answer and the main table, and write the whole report.
 
@@ -40,6 +45,7 @@ def write_report(
         preprocessed: nnU-Net's ``nnUNet_preprocessed``, for class names and ground truth.
         output: the folder to write to; created if missing.
         console: where to print.
+        splits: the study's record of the splits of its data sets, if there is one.
 
     Returns:
         The files, the page first, and the folder of figures. Equal results give equal bytes.
@@ -48,15 +54,20 @@ def write_report(
         ReportError: the study has no data set, or no fold has finished.
         OSError: a file cannot be written.
     """
-    found = add_surface_metrics(read_results(study, results, preprocessed), preprocessed)
+    found = add_surface_metrics(read_results(study, results, splits), preprocessed)
     parts = found.parts()
     compared = [choose_compared(part) for part in parts]
     reference, non_inferior_to = compared[0].reference, compared[0].non_inferior_to
-    comparisons = tested = compare_with(compared, reference)
+    comparisons = tested = judge_all(compare_with(compared, reference))
     if non_inferior_to != reference:
-        tested = compare_with(compared, non_inferior_to)
+        tested = judge_all(compare_with(compared, non_inferior_to))
     table, answer = shown_main_table(parts), answers(parts, comparisons, tested)
-    notes = [*main_table_notes(found), *selection_notes(compared), *found.notes]
+    notes = [
+        *main_table_notes(found),
+        *selection_notes(compared),
+        *ratio_notes(comparisons),
+        *found.notes,
+    ]
     sections = build_sections(compared, answer, table, notes, comparisons, raw)
     documents = {
         "report.html": render_html(study.name, sections),

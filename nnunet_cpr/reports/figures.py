@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from nnunet_cpr._figures import styled_figure
-from nnunet_cpr.reports.comparison import Comparison
 from nnunet_cpr.reports.metrics import Metric, difference_text
 from nnunet_cpr.reports.results import Results, run_means
+from nnunet_cpr.reports.verdicts import Judged, Verdict
 from nnunet_cpr.studies.definition import Study, TrainerEntry
 
 MAX_DRAWN = 8
@@ -27,6 +27,7 @@ _CURVES = {"train_loss": "training loss", "val_loss": "validation loss", "pseudo
 _MAX_POINTS = 250
 """Maximum number of points of a line."""
 _STYLE: dict[Any, Any] = {"svg.hashsalt": "nnunet-cpr", "pdf.fonttype": 42, "font.size": 9}
+_COLORS = {Verdict.BETTER: "#00775c", Verdict.WORSE: "#b34700"}
 _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 
 
@@ -78,12 +79,12 @@ def drawn_trainers(study: Study) -> list[TrainerEntry]:
     return [study.entry(study.reference), *others[:MAX_DRAWN]]
 
 
-def draw_differences(comparisons: Sequence[Comparison], title: str) -> Picture:
+def draw_differences(comparisons: Sequence[Judged], title: str) -> Picture:
     """Draw the differences of one setting and metric to the reference, with their 95 % intervals."""
-    first = comparisons[0]
+    first = comparisons[0].numbers
     metric, margin = first.metric, first.margin
     name = "-".join(["differences", *first.setting, metric.name])
-    ends = np.abs([[c.difference, c.interval_low, c.interval_high] for c in comparisons])
+    ends = np.abs([[each.numbers.gain, *each.numbers.interval] for each in comparisons])
     # An outlier would hide the others.
     reach = 1.1 * max(2 * margin, min(np.nanmax(ends), 4 * np.nanpercentile(ends, 75)))
     with draw(name, (7, 1.3 + 0.3 * len(comparisons))) as (figure, picture):
@@ -92,15 +93,19 @@ def draw_differences(comparisons: Sequence[Comparison], title: str) -> Picture:
             -margin, margin, color="0.9", label=f"equivalent: within {metric.amount(margin, 'g')}"
         )
         axes.axvline(0, color="0.4", linewidth=0.8)
-        for height, c in enumerate(comparisons):
-            color = {"better": "#00775c", "worse": "#b34700"}.get(c.verdict, "#00609f")
-            axes.plot([c.interval_low, c.interval_high], [height, height], color=color, linewidth=2)
-            axes.plot(c.difference, height, "o", color=color)
-            if abs(c.difference) > reach:
-                edge = math.copysign(0.97 * reach, c.difference)
-                side = "right" if c.difference > 0 else "left"
-                axes.text(edge, height, difference_text(c.difference), ha=side, va="center", size=8)
-        axes.set_yticks(range(len(comparisons)), [_short(c.entry.full_title) for c in comparisons])
+        for height, each in enumerate(comparisons):
+            difference = each.numbers.difference
+            interval = [metric.sign * end for end in each.numbers.interval]
+            color = _COLORS.get(each.verdict, "#00609f")
+            axes.plot(interval, [height, height], color=color, linewidth=2)
+            axes.plot(difference, height, "o", color=color)
+            if abs(difference) > reach:
+                edge = math.copysign(0.97 * reach, difference)
+                side = "right" if difference > 0 else "left"
+                axes.text(edge, height, difference_text(difference), ha=side, va="center", size=8)
+        axes.set_yticks(
+            range(len(comparisons)), [_short(each.numbers.entry.full_title) for each in comparisons]
+        )
         axes.set_ylim(len(comparisons) - 0.5, -0.5)
         axes.set_xlim(-reach, reach)
         axes.set_xlabel(

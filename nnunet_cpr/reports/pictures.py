@@ -12,8 +12,8 @@ import SimpleITK as sitk
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from nnunet_cpr.reports.comparison import Comparison
 from nnunet_cpr.reports.figures import Picture, draw
+from nnunet_cpr.reports.numbers import Numbers
 from nnunet_cpr.reports.results import Results, class_key, read_dataset_json
 from nnunet_cpr.reports.selection import Compared
 
@@ -24,7 +24,7 @@ _CT_WINDOW = (-160.0, 240.0)
 
 
 def draw_extreme_cases(
-    compared: Compared, comparison: Comparison, raw: Path
+    compared: Compared, comparison: Numbers, raw: Path
 ) -> tuple[list[Picture], list[str]]:
     """Draw the cases of smallest, median and largest gain in the runs of the first seed.
 
@@ -46,7 +46,7 @@ def draw_extreme_cases(
     return pictures, notes
 
 
-def _gains(results: Results, c: Comparison) -> pd.Series:
+def _gains(results: Results, c: Numbers) -> pd.Series:
     """Return other - reference of the Dice of each case in percent, sorted, by (fold, case)."""
     cases = results.cases
     cases = cases[(cases["seed"] == c.seeds[0]) & cases["fold"].isin(c.folds)]
@@ -55,7 +55,7 @@ def _gains(results: Results, c: Comparison) -> pd.Series:
 
 
 def _find_files(
-    compared: Compared, c: Comparison, raw: Path, fold: int, case: str
+    compared: Compared, c: Numbers, raw: Path, fold: int, case: str
 ) -> tuple[dict[str, Any], dict[str, Path]]:
     """Return the ``dataset.json``, and the first channel, ground truth and predictions by title."""
     folders = {}

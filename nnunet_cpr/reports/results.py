@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,12 +32,29 @@ class Setting(NamedTuple):
     plans: str
 
 
+class SplitRatio(NamedTuple):
+    """Test cases of a fold per other case, the mean over the folds of a data set.
+
+    Attributes:
+        value: the ratio.
+        source: the splits that the study has recorded, or an assumption.
+    """
+
+    value: float
+    source: str
+
+
+RECORDED, ASSUMED = "recorded splits", "assumed"
 SETTING = list(Setting._fields)
 RUN = [*SETTING, "trainer", "fold", "seed"]
 """Columns that identify a run; ``seed`` is :data:`UNSEEDED` in a study without seeds."""
 CASES = [*SETTING, "fold", "seed", "case", "class", "trainer", "dice"]
 EPOCHS = [*SETTING, "fold", "seed", "trainer", *LOG_COLUMNS]
 UNSEEDED = -1
+MIN_SEEDS = 3
+"""Minimum number of seeds for a verdict, which is about methods instead of trainings."""
+MIN_FOLDS = 2
+"""Minimum number of folds for a verdict."""
 DAMAGE = (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError)
 """Errors that a damaged ``summary.json`` can raise."""
 
@@ -67,7 +84,7 @@ class Results:
     epochs: pd.DataFrame
     unbounded: list[Run]
     notes: list[str]
-    ratios: dict[str, float]
+    ratios: dict[str, SplitRatio]
     title: str = ""
 
     def parts(self) -> list[Results]:
@@ -128,25 +145,37 @@ class Results:
     def largest_rectangle(self, runs: Collection[tuple[int, int]]) -> tuple[list[int], list[int]]:
         """Return folds and seeds all of whose runs are given, as many runs as possible.
 
+        Folds and seeds that are enough for a verdict come first, even if others have more runs.
+
         Args:
             runs: fold and seed of each run.
         """
-        best: tuple[list[int], list[int]] = ([], [])
-        for count in range(1, len(self.study.folds) + 1):
-            for folds in combinations(self.study.folds, count):
-                seeds = [seed for seed in self.seeds if all((fold, seed) in runs for fold in folds)]
-                if count * len(seeds) > len(best[0]) * len(best[1]):
-                    best = (list(folds), seeds)
-        return best
+        seeds_of = [{seed for f, seed in runs if f == fold} for fold in self.study.folds]
+        # The seeds of the largest rectangle are those that some folds have in common.
+        common: set[frozenset[int]] = set()
+        for seeds in map(frozenset, seeds_of):
+            common |= {seeds, *(seeds & others for others in common)}
+        rectangles = []
+        for chosen in common - {frozenset()}:
+            folds = [fold for fold, seeds in zip(self.study.folds, seeds_of) if chosen <= seeds]
+            rectangles.append((folds, [seed for seed in self.seeds if seed in chosen]))
+        return min(rectangles, key=_preference, default=([], []))
 
 
-def read_results(study: Study, results: Path, preprocessed: Path | None = None) -> Results:
+def _preference(rectangle: tuple[list[int], list[int]]) -> tuple[Any, ...]:
+    folds, seeds = rectangle
+    has_verdict = len(folds) >= MIN_FOLDS and len(seeds) >= MIN_SEEDS
+    return not has_verdict, -len(folds) * len(seeds), len(folds), folds
+
+
+def read_results(study: Study, results: Path, splits: Path | None = None) -> Results:
     """Read all runs of a study.
 
     Args:
         study: the study.
         results: nnU-Net's ``nnUNet_results``.
-        preprocessed: nnU-Net's ``nnUNet_preprocessed``, if there is one, for the splits.
+        splits: the study's record of the splits of its data sets, if there is one. Splits elsewhere are
+            not read: they may have changed since.
 
     Raises:
         ReportError: the study has no data set, or no run has finished.
@@ -182,7 +211,7 @@ def read_results(study: Study, results: Path, preprocessed: Path | None = None) 
         pd.concat([table for table in epochs if len(table)] or epochs[:1], ignore_index=True),
         unbounded,
         notes,
-        {name: _test_ratio(name, study.folds, preprocessed) for name in study.datasets},
+        {name: _test_ratio(name, study.folds, splits) for name in study.datasets},
     )
 
 
@@ -207,19 +236,19 @@ def case_means(cases: pd.DataFrame, metric: str = "dice") -> pd.DataFrame:
     return cases.groupby([*RUN, "case"], sort=False)[metric].mean().reset_index()
 
 
-def _test_ratio(dataset: str, folds: Sequence[int], preprocessed: Path | None) -> float:
-    """Return the mean ratio of test to other cases over the folds, 1/4 as in five folds if unknown.
+def _test_ratio(dataset: str, folds: Sequence[int], record: Path | None) -> SplitRatio:
+    """Return the ratio of test to other cases, 1/4 as in five folds if it is not recorded.
 
     Cases that a fold neither trains nor tests count as training cases: the ratio stands for how much
     the training sets of two folds overlap, which is not more if they are small subsets.
     """
     try:
-        splits = read_json(preprocessed / dataset / "splits_final.json") if preprocessed else []
+        splits = read_json(record)[dataset] if record else []
         total = len({case for split in splits for case in (*split["train"], *split["val"])})
         tested = [len(splits[fold]["val"]) for fold in folds]
-        return float(np.mean([count / (total - count) for count in tested]))
+        return SplitRatio(float(np.mean([count / (total - count) for count in tested])), RECORDED)
     except DAMAGE:
-        return 1 / 4
+        return SplitRatio(1 / 4, ASSUMED)
 
 
 def read_dataset_json(fold: Path) -> dict[str, Any]:

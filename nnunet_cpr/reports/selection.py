@@ -45,8 +45,8 @@ def choose_compared(results: Results) -> Compared:
     For each fold, the setting of each group with the best mean on the other folds is selected. The mean
     is that of the study's first metric over the runs of the other folds, with the seeds that all
     settings of the group have finished. A fold is left out if some setting has not finished it, or if no
-    other fold remains to select on. The selected settings are compared on cases that had no part in
-    their selection, so the comparison has no bias from the selection.
+    other fold remains to select on. The runs that it is selected by have trained on the cases of the
+    fold, but were not validated on them: no setting is selected by the values that it is compared by.
     """
     study = results.study
     if not study.select:

@@ -46,13 +46,21 @@ class MeanDifference:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % interval."""
-        reach = float(stats.t.ppf(1 - LEVEL / 2, self.df)) * self.scale
-        return self.mean - reach, self.mean + reach
+        return self.mean - self.reach, self.mean + self.reach
+
+    @property
+    def reach(self) -> float:
+        """Half the width of the 95 % interval."""
+        return self.one_sided_reach(LEVEL / 2)
+
+    def one_sided_reach(self, level: float) -> float:
+        """Return the distance of a one-sided limit from the mean."""
+        return float(stats.t.ppf(1 - level, self.df)) * self.scale
 
     @property
     def lower_limit(self) -> float:
         """Lower limit of the one-sided 95 % interval."""
-        return float(self.mean - stats.t.ppf(1 - LEVEL, self.df) * self.scale)
+        return self.mean - self.one_sided_reach(LEVEL)
 
     def probability_above(self, value: float) -> float:
         """Return the posterior probability of a mean above a value (Benavoli et al., 2017)."""

@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint, seconds_per_case
-from nnunet_cpr.reports.comparison import Comparison
-from nnunet_cpr.reports.metrics import Metric, difference_text, p_text, value_text
+from nnunet_cpr.reports.metrics import Metric, value_text
 from nnunet_cpr.reports.results import Results, class_means, run_means, unique
 from nnunet_cpr.studies.run_state import recorded_seconds
 
@@ -145,28 +144,6 @@ def main_table_notes(results: Results) -> list[str]:
     return notes
 
 
-def comparison_numbers(comparisons: Sequence[Comparison]) -> Table:
-    """Return the numbers of the comparisons of one setting with one reference."""
-    rows = [
-        {
-            "metric": c.metric.title,
-            "verdict": c.verdict,
-            "difference": difference_text(c.difference),
-            "95 % interval": " to ".join(map(difference_text, (c.interval_low, c.interval_high))),
-            "p after Holm": p_text(c.p_holm),
-            "P(better / equivalent / worse)": " / ".join(
-                map(value_text, (c.p_better, c.p_equivalent, c.p_worse))
-            ),
-            "non-inferior": "shown" if c.is_non_inferior else "not shown",
-            "folds x seeds": f"{len(c.folds)} x {len(c.seeds)}",
-        }
-        for c in comparisons
-    ]
-    index = pd.Index([c.entry.full_title for c in comparisons], name="trainer")
-    caption = f"Differences to {comparisons[0].reference.full_title}"
-    return Table(caption, pd.DataFrame(rows, index=index))
-
-
 def class_table(part: Results, metric: Metric) -> Table:
     """Return the mean of each class over the trainer's finished runs, trainers down, classes across."""
     means = class_means(part.cases, metric.name)
@@ -233,7 +210,8 @@ def _escape_html(heading: object) -> str:
 def to_latex(table: Table, notes: Sequence[str]) -> str:
     r"""Return a ``tabular`` with booktabs rules; the notes are comments below it."""
     style = table.cells.rename_axis(index=None).style.format(escape="latex")
-    style = style.format_index(escape="latex", axis=0).format_index(escape="latex", axis=1)
+    for axis in (0, 1):  # headings are not marked as the best
+        style = style.format_index(lambda text: text.replace("**", "*{}*"), escape="latex", axis=axis)
     columns = "l" + "r" * len(table.cells.columns)
     text = style.to_latex(column_format=columns, hrules=True, multicol_align="c")
     text = re.sub(_BEST, r"\\textbf{\1}", text).replace("±", r"$\pm$")
@@ -243,7 +221,7 @@ def to_latex(table: Table, notes: Sequence[str]) -> str:
 def to_markdown(table: Table) -> str:
     """Return a table in Markdown; pandas needs one more package for this."""
     columns = [" ".join(c) if isinstance(c, tuple) else str(c) for c in table.cells.columns]
-    rows = [["trainer", *columns], ["---", *["---:"] * len(columns)]]
+    rows = [["trainer", *map(escape_markdown, columns)], ["---", *["---:"] * len(columns)]]
     rows += [[escape_markdown(heading), *cells] for heading, *cells in table.cells.itertuples()]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 

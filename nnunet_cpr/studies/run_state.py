@@ -96,6 +96,11 @@ class StudyPaths:
         return self.study / "study.yaml"
 
     @property
+    def splits(self) -> Path:
+        """Splits of the data sets when the study began."""
+        return self.study / "splits.json"
+
+    @property
     def logs(self) -> Path:
         """Folder of all logs."""
         return self.study / "logs"

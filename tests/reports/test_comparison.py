@@ -8,9 +8,12 @@ from scipy.stats import wilcoxon
 
 from benchmarks.study_statistics import PARTS, SCENARIOS, claims_by_parts, shown, simulate, verdicts
 from nnunet_cpr.reports.checks import find_warnings
-from nnunet_cpr.reports.comparison import compare_with, non_inferiority_table
+from nnunet_cpr.reports.comparison_tables import non_inferiority_table
+from nnunet_cpr.reports.numbers import compare_with
 from nnunet_cpr.reports.results import read_results
 from nnunet_cpr.reports.selection import choose_compared
+from nnunet_cpr.reports.sentences import sentence
+from nnunet_cpr.reports.verdicts import judge_all
 from tests.reports.folds import NAN, both, study, write_fold, write_history
 
 SGD, CPR, ADAM = "nnUNetTrainerSGD", "nnUNetTrainerCPR", "nnUNetTrainerAdamW"
@@ -43,36 +46,37 @@ def compared(results, *trainers, reference="", **changes):
     planned = study(*(trainers or (SGD, CPR)), **{"seeds": SEEDS, **changes})
     chosen = choose_compared(read_results(planned, results).parts()[0])
     entry = planned.entry(reference) if reference else chosen.reference
-    return {c.entry.trainer: c for c in compare_with([chosen], entry)}
+    return {each.numbers.entry.trainer: each for each in judge_all(compare_with([chosen], entry))}
 
 
 def test_clear_difference_is_better_or_worse(tmp_path):
     write_runs(tmp_path, SGD, noisy(0.8))
     write_runs(tmp_path, CPR, noisy(0.82))
     found = compared(tmp_path)[CPR]
-    assert found.verdict == "better" and found.difference == pytest.approx(2, abs=0.5)
-    assert (found.folds, found.seeds, found.cases) == ([0, 1], [1, 2, 3], 24)
-    interval = f"{found.interval_low:.2f} to {found.interval_high:.2f}"
-    numbers = f"{found.difference:.2f} points better, 95 % interval {interval}"
-    assert found.sentence.startswith(f"{CPR} instead of {SGD}: {numbers} (p = 0.0")
+    assert found.verdict == "better" and found.numbers.difference == pytest.approx(2, abs=0.5)
+    assert (found.numbers.folds, found.numbers.seeds, found.numbers.cases) == ([0, 1], [1, 2, 3], 24)
+    low, high = found.numbers.interval
+    interval = f"{low:.2f} to {high:.2f}"
+    numbers = f"{found.numbers.difference:.2f} points better, 95 % interval {interval}"
+    assert sentence(found).startswith(f"{CPR} instead of {SGD}: {numbers} (p = 0.0")
     turned = compared(tmp_path, reference=CPR)[SGD]
-    assert turned.verdict == "worse" and turned.difference == -found.difference
-    assert numbers.replace("better", "worse") in turned.sentence
+    assert turned.verdict == "worse" and turned.numbers.difference == -found.numbers.difference
+    assert numbers.replace("better", "worse") in sentence(turned)
 
 
 def test_noise_between_trainings_is_undecided(tmp_path):
     write_runs(tmp_path, SGD, noisy(0.8, training=0.01, key=1))
     write_runs(tmp_path, CPR, noisy(0.8, training=0.01, key=2))
     found = compared(tmp_path)[CPR]
-    assert found.verdict == "undecided" and "; not statistically significant (p = " in found.sentence
-    assert " worse to " in found.sentence and "no difference" not in found.sentence.lower()
+    assert found.verdict == "undecided" and "; not statistically significant (p = " in sentence(found)
+    assert " worse to " in sentence(found) and "no difference" not in sentence(found).lower()
 
 
 def test_small_difference_within_the_margin_is_equivalent(tmp_path):
     write_runs(tmp_path, SGD, noisy(0.8, training=0, residual=0.0002, key=1))
     write_runs(tmp_path, CPR, noisy(0.8, training=0, residual=0.0002, key=2))
     found = compared(tmp_path, margin=0.25)[CPR]
-    assert found.verdict == "equivalent" and found.sentence.endswith("equivalent within 0.25 points.")
+    assert found.verdict == "equivalent" and sentence(found).endswith("equivalent within 0.25 points.")
 
 
 @pytest.mark.parametrize(("seeds", "folds"), [((1, 2), (0, 1)), (SEEDS, (0,))])
@@ -80,8 +84,10 @@ def test_few_seeds_or_folds_have_no_verdict(tmp_path, seeds, folds):
     write_runs(tmp_path, SGD, noisy(0.8, seeds, folds))
     write_runs(tmp_path, CPR, noisy(0.9, seeds, folds))
     found = compared(tmp_path, seeds=seeds, folds=folds)[CPR]
-    assert found.p_corrected_t < 0.05 and found.verdict == "undecided" and not found.is_non_inferior
-    assert f"no verdict with {len(seeds)} seeds and {len(folds)} fold" in found.sentence
+    assert (
+        found.numbers.corrected.p < 0.05 and found.verdict == "no verdict" and not found.is_non_inferior
+    )
+    assert f"no verdict with {len(seeds)} seeds and {len(folds)} fold" in sentence(found)
 
 
 def test_false_positives_in_empty_cases_withhold_the_verdict(tmp_path):
@@ -96,8 +102,8 @@ def test_false_positives_in_empty_cases_withhold_the_verdict(tmp_path):
                 cases |= {f"e{fold}{i}": {"1": dice} for i in range(6)}
                 write_fold(tmp_path, f"{trainer}_seed{seed}", fold, cases)
     c = compared(tmp_path, folds=(0, 1, 2))[CPR]
-    assert c.verdict == "undecided" and c.cases_left_out == 18 and not c.is_non_inferior
-    assert "no verdict, as 18 cases with a Dice from one of the two only are left out" in c.sentence
+    assert c.verdict == "no verdict" and c.numbers.cases_left_out == 18 and not c.is_non_inferior
+    assert "no verdict, as 18 cases with a Dice from one of the two only are left out" in sentence(c)
 
 
 def test_constant_differences_have_no_verdict(tmp_path):
@@ -105,7 +111,7 @@ def test_constant_differences_have_no_verdict(tmp_path):
         cases = dice + np.linspace(0, 0.1, 6)
         write_runs(tmp_path, trainer, {seed: {0: cases, 1: cases} for seed in SEEDS})
     found = compared(tmp_path)[CPR]
-    assert found.verdict == "undecided" and "all runs differ by exactly the same" in found.sentence
+    assert found.verdict == "no verdict" and "all runs differ by exactly the same" in sentence(found)
 
 
 def test_bootstrap_withholds_a_verdict_of_equal_trainings(tmp_path):
@@ -116,8 +122,8 @@ def test_bootstrap_withholds_a_verdict_of_equal_trainings(tmp_path):
     better = {s: {f: hard + difference + 0.0001 * s * f for f in (0, 1)} for s in SEEDS}
     write_runs(tmp_path, CPR, better)
     found = compared(tmp_path)[CPR]
-    assert found.p_holm < 0.05 and found.verdict == "undecided"
-    assert "the bootstrap over cases and seeds does not confirm it" in found.sentence
+    assert found.p_holm.difference < 0.05 and found.verdict == "undecided"
+    assert "the bootstrap over cases and seeds does not confirm it" in sentence(found)
 
 
 def test_non_inferiority_depends_on_the_margin_and_the_named_trainer(tmp_path):
@@ -142,7 +148,7 @@ def test_bounds_that_were_never_set_have_no_verdict(tmp_path):
         if run.entry == CPR:
             write_history(run.folder(tmp_path), kappa=math.inf if run.fold else 0.1)
     found = compared(tmp_path)[CPR]
-    assert found.verdict == "undecided" and f"as bounds of {CPR} were never set" in found.sentence
+    assert found.verdict == "no verdict" and f"as bounds of {CPR} were never set" in sentence(found)
     (part,) = read_results(study(SGD, CPR, seeds=SEEDS), tmp_path).parts()
     unset = [line for line in find_warnings(part) if "the bounds of CPR were never set" in line]
     assert len(unset) == sum(run.fold > 0 for run in part.unbounded) > 0
@@ -152,8 +158,25 @@ def test_trainer_that_has_learned_nothing_has_no_verdict(tmp_path):
     write_runs(tmp_path, SGD, noisy(0.8))
     write_runs(tmp_path, CPR, {seed: {fold: np.zeros(12) for fold in (0, 1)} for seed in SEEDS})
     found = compared(tmp_path)[CPR]
-    assert found.verdict == "undecided" and not found.is_non_inferior
-    assert f"the Dice of {CPR} is 0.00 % in all cases of class" in found.sentence
+    assert found.verdict == "no verdict" and not found.is_non_inferior
+    assert f"the Dice of {CPR} is 0.00 % in all cases." in sentence(found)
+
+
+def test_classes_that_one_trainer_never_finds_are_warned_of_and_leave_the_verdict(tmp_path):
+    """One of three failed classes, and a class that is in no truth, hide no difference."""
+    for trainer, lost in ((SGD, 0.0), (CPR, 0.7)):
+        for seed, folds in noisy(0.7 + 0.02 * (trainer == CPR), folds=(0, 1, 2)).items():
+            for fold, dice in folds.items():
+                noise = np.random.default_rng([seed, fold]).normal(0, 0.01, len(dice))
+                cases = {
+                    f"c{fold}{i:02}": {"1": d, "2": lost + (lost > 0) * noise[i], "3": 0.0}
+                    for i, d in enumerate(dice)
+                }
+                write_fold(tmp_path, f"{trainer}_seed{seed}", fold, cases)
+    found = compared(tmp_path, folds=(0, 1, 2))[CPR]
+    assert found.verdict == "better" and found.numbers.gain == pytest.approx(24, abs=1)
+    (part,) = read_results(study(SGD, CPR, seeds=SEEDS, folds=(0, 1, 2)), tmp_path).parts()
+    assert sum("Dice of 0 in all cases of class" in line for line in find_warnings(part)) == 3
 
 
 # Simulated studies with known truth; docs/concepts/study-statistics.md has 1,000 of each kind.

@@ -1,3 +1,5 @@
+from itertools import product
+
 import pytest
 
 from nnunet_cpr.reports.checks import find_warnings
@@ -29,16 +31,36 @@ def test_ratio_of_test_to_training_cases_is_that_of_the_split(tmp_path):
     """It widens every interval. The second fold trains on a subset; the third is not in the study."""
     write_fold(tmp_path, "A", 0, {"a": both(0.5)})
     splits = [("abcd", "ef"), ("ab", "d"), ("e", "abc")]
-    file = tmp_path / "preprocessed" / DATASET / "splits_final.json"
-    write_json(file, [{"train": list(train), "val": list(val)} for train, val in splits])
+    record = tmp_path / "splits.json"
+    write_json(record, {DATASET: [{"train": list(train), "val": list(val)} for train, val in splits]})
 
-    def ratio(preprocessed):
-        return read_results(study("A"), tmp_path, preprocessed).ratios[DATASET]
+    def ratio(record):
+        return read_results(study("A"), tmp_path, record).ratios[DATASET]
 
-    assert ratio(None) == 1 / 4
-    assert ratio(tmp_path / "preprocessed") == pytest.approx((2 / 4 + 1 / 5) / 2)
-    write_json(file, [{"train": []}])
-    assert ratio(tmp_path / "preprocessed") == 1 / 4
+    assert ratio(None) == (1 / 4, "assumed")
+    assert ratio(record) == (pytest.approx((2 / 4 + 1 / 5) / 2), "recorded splits")
+    write_json(record, {DATASET: [{"train": []}]})
+    assert ratio(record) == (1 / 4, "assumed")
+
+
+@pytest.mark.parametrize(
+    ("finished", "folds", "seeds"),
+    [
+        # Nine runs with a verdict before ten without one.
+        ({(f, s) for f in range(5) for s in (1, 2)} | {(f, 3) for f in range(3)}, 3, 3),
+        ({(f, s) for f in range(20) for s in (1, 2, 3) if (f + s) % 20}, 17, 3),
+        ({(f, 1) for f in range(4)} | {(0, 2)}, 4, 1),
+        (set(), 0, 0),
+    ],
+)
+def test_largest_rectangle_prefers_runs_with_a_verdict(tmp_path, finished, folds, seeds):
+    write_fold(tmp_path, "A", 0, {"a": both(0.5)})
+    planned = study("A", folds=tuple(range(20)), seeds=(1, 2, 3))
+    write_fold(tmp_path, "A_seed1", 0, {"a": both(0.5)})
+    (part,) = read_results(planned, tmp_path).parts()
+    found = part.largest_rectangle(finished)
+    assert tuple(map(len, found)) == (folds, seeds)
+    assert all(run in finished for run in product(*found))
 
 
 # Warnings

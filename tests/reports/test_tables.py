@@ -57,8 +57,13 @@ def test_texts_escape_names_and_mark_the_best(tmp_path):
     write_fold(tmp_path, "A", 0, {"a": both(0.7)})
     write_fold(tmp_path, "B", 0, {"a": both(0.72)})
     table = shown_main_table(read_results(study(WD, CPR, folds=(0,)), tmp_path).parts())
+    ours = table._replace(cells=table.cells.rename(index={"weight_decay 1e-5": "**Ours**"}))
+    text = to_latex(ours, [])
+    assert r"\textbf{Ours" not in text and "*{}*Ours*{}* & 70.00" in text
     header, rule, first, second = to_markdown(table).splitlines()
-    assert header.startswith(f"| trainer | {DATASET} Dice (%) |") and rule == "| --- | ---: | ---: |"
+    assert (
+        header.startswith(r"| trainer | Dataset001\_Toy Dice (%) |") and rule == "| --- | ---: | ---: |"
+    )
     assert first == r"| weight\_decay 1e-5 | 70.00 | 80.00 |"
     assert second == r"| CPR \<x\> 1k \| \* | **72.00** | 81.50 |"
     html = to_html(table)

@@ -156,7 +156,7 @@ class PreparationOptions(TrainingOptions, StudyOptions):
             self.check(selected)
             paths.logs.mkdir(parents=True, exist_ok=True)
             studies.prepare_study_data(study, folders, paths.logs, self.processes)
-        studies.check_splits(study, folders, paths.study / "splits.json")
+        studies.check_splits(study, folders, paths.splits)
         for note in studies.notes(study):
             print(f"nnunet-cpr: warning: {note}", file=sys.stderr)
         earlier = self._earlier(selected) if self.folds or self.seeds else study

@@ -29,7 +29,7 @@ def report(
     data = [folders.get(name) for name in ("nnUNet_raw", "nnUNet_preprocessed")]
     raw, preprocessed = (Path(folder) if folder else None for folder in data)
     folder, console = output or paths.study / "report", Console(quiet=as_json)
-    files = write_report(study, paths.results, raw, preprocessed, folder, console)
+    files = write_report(study, paths.results, raw, preprocessed, folder, console, paths.splits)
     for file in files:
         console.print(f"wrote {file}", soft_wrap=True, markup=False)
     if as_json:

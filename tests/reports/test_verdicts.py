@@ -1,0 +1,159 @@
+"""The rule table of verdicts, cell by cell, and what follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from benchmarks.study_statistics import SCENARIOS, compare, contradicts_itself, false_claims, simulate
+from nnunet_cpr.reports.metrics import METRICS
+from nnunet_cpr.reports.numbers import Numbers
+from nnunet_cpr.reports.results import Setting, SplitRatio
+from nnunet_cpr.reports.sentences import sentence
+from nnunet_cpr.reports.statistics import MeanDifference
+from nnunet_cpr.reports.verdicts import Claim, Evidence, Judged, Verdict, judge, judge_all
+from nnunet_cpr.studies.definition import TrainerEntry
+
+CLAIMS = [Claim(*each) for each in product([False, True], repeat=3)]
+CELLS = [Evidence(*each) for each in product([False, True], [False, True], CLAIMS, CLAIMS, CLAIMS)]
+
+
+def numbers(gain: float, scale: float = 0.1, df: float = 8, **changes) -> Numbers:
+    """Return numbers with a mean gain and its standard error, in points; the bootstrap agrees."""
+    made = Numbers(
+        setting=Setting("Dataset001_Toy", "3d_fullres", "nnUNetPlans"),
+        metric=METRICS["dice"],
+        entry=TrainerEntry("Other"),
+        reference=TrainerEntry("Base"),
+        folds=[0, 1, 2],
+        seeds=[1, 2, 3],
+        gains_of_cases=np.full(9, gain),
+        cases_left_out=0,
+        margin=1.0,
+        ratio=SplitRatio(0.25, "assumed"),
+        corrected=MeanDifference(gain, scale, df),
+        crossed=MeanDifference(gain, scale / 2, df),
+        bootstrap=(gain - scale, gain + scale),
+        table_gain=gain,
+        obstacle="",
+    )
+    return replace(made, **changes)
+
+
+def judged(*given: Numbers) -> list[Judged]:
+    return judge_all(list(given))
+
+
+def test_every_cell_has_the_verdict_of_the_first_row_that_holds() -> None:
+    for cell in CELLS:
+        verdict = judge(cell)
+        if not cell.is_possible:
+            assert verdict is Verdict.NONE
+        elif all(cell.equivalence):
+            assert verdict is Verdict.EQUIVALENT
+        elif all(cell.difference):
+            assert verdict is (Verdict.BETTER if cell.is_gain else Verdict.WORSE)
+        else:
+            shown = Verdict.NON_INFERIOR if all(cell.non_inferiority) else Verdict.UNDECIDED
+            assert verdict is shown
+    assert {judge(cell) for cell in CELLS} == set(Verdict)
+
+
+def test_equivalent_or_better_is_non_inferior_in_every_cell() -> None:
+    for cell in CELLS:
+        made = Judged(numbers(0), 1, judged(numbers(0))[0].p_holm, cell, judge(cell))
+        if made.verdict in (Verdict.EQUIVALENT, Verdict.BETTER, Verdict.NON_INFERIOR):
+            assert made.is_non_inferior
+        if made.verdict is Verdict.NONE:
+            assert not made.is_non_inferior
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict", "words"),
+    [
+        (numbers(2), "better", "2.00 points better, 95 % interval 1.77 to 2.23 (p < 0.0001)."),
+        (numbers(-2), "worse", "2.00 points worse, 95 % interval 1.77 to 2.23 (p < 0.0001)."),
+        (numbers(0.1), "equivalent", "interval 0.13 worse to 0.33 better; equivalent within 1 point."),
+        (
+            numbers(0.9),
+            "better",
+            "0.90 points better, 95 % interval 0.67 to 1.13 (p < 0.0001).",
+        ),
+        (
+            numbers(0.5, 0.4),
+            "non-inferior",
+            "; not worse by 1 point or more; not statistically significant (p = 0.25).",
+        ),
+        (numbers(0.5, 1.0), "undecided", "; not statistically significant (p = 0.63)."),
+        (
+            numbers(2, bootstrap=(-1.5, 5.0)),
+            "undecided",
+            "; undecided, as the bootstrap over cases and seeds does not confirm it.",
+        ),
+        (
+            numbers(2, table_gain=-1.5),
+            "undecided",
+            "the means of the main table, over classes, are 1.50 points worse.",
+        ),
+        (numbers(2, obstacle="no verdict with 1 seed"), "no verdict", "2.23; no verdict with 1 seed."),
+    ],
+)
+def test_numbers_have_a_verdict_and_words(given: Numbers, verdict: str, words: str) -> None:
+    (found,) = judged(given)
+    assert found.verdict == verdict and sentence(found).endswith(words)
+    assert not contradicts_itself(found)
+
+
+def test_holm_counts_only_comparisons_that_can_have_a_verdict() -> None:
+    """Eight unfinished trainers must not hide a difference."""
+    shown = numbers(0.28)
+    unfinished = [replace(shown, obstacle="no verdict with 1 seed and 1 fold")] * 8
+    alone, *_ = judged(shown)
+    beside, *others = judged(shown, *unfinished)
+    assert beside.p_holm == alone.p_holm and beside.verdict == alone.verdict == "equivalent"
+    assert all(np.isnan(each.p_holm.difference) for each in others)
+
+
+def test_shown_interval_and_probabilities_are_those_of_the_deciding_test() -> None:
+    crossed = MeanDifference(1.2, 0.6, 2)
+    given = numbers(1.2, crossed=crossed)
+    assert given.corrected.p < 0.05 < given.p == crossed.p
+    assert given.interval == crossed.interval and given.interval[0] < 0
+    assert "worse to" in sentence(judged(given)[0])
+
+
+def test_equivalence_needs_both_one_sided_tests_after_correction() -> None:
+    """A true difference of the margin must not be called equivalent more often by many comparisons."""
+    close = numbers(0.75)
+    assert close.p_equivalent == pytest.approx(close.corrected.probability_above(1.0))
+    assert judged(close)[0].evidence.equivalence.tests
+    assert not judged(close, *[numbers(5.0)] * 9)[0].evidence.equivalence.tests
+
+
+def test_smallest_margin_is_that_at_which_equal_trainers_are_equivalent() -> None:
+    equal = numbers(0.0)
+    smallest = judged(equal)[0].smallest_margin
+    for factor, verdict in ((1.01, "equivalent"), (0.99, "undecided")):
+        assert judged(replace(equal, margin=factor * smallest))[0].verdict == verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainers", [2, 11])
+@pytest.mark.parametrize("effect", [0.0, 1.0, -1.0])
+def test_simulated_claims_are_rarely_false_and_never_contradict(effect: float, trainers: int) -> None:
+    studies = 60
+    simulated = simulate(SCENARIOS[5], 3, 3, effect, studies, trainers, margin=1.0)
+    counts = false_claims(simulated, effect)
+    assert counts["contradictions"] == 0
+    assert counts["difference"] <= 8 and counts["equivalent or non-inferior"] <= 8  # of more 0.6 %
+
+
+def test_simulated_equal_trainers_are_equivalent_and_non_inferior() -> None:
+    """The report of twelve equal trainers said "equivalent" nine times, and "not worse: no trainer"."""
+    (results,) = simulate(SCENARIOS[0], 5, 5, 0.0, 1, trainers=13, margin=2.0)
+    found = compare(results)
+    assert sum(each.verdict is Verdict.EQUIVALENT for each in found) >= 9
+    assert all(each.is_non_inferior for each in found if each.verdict is Verdict.EQUIVALENT)
