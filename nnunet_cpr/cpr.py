@@ -335,8 +335,14 @@ class CPR(RegularizationMethod):
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
         super()._check_optimizer(optimizer)
+        is_new = self._optimizer is None  # being attached
+        if is_new:
+            default = vars(CPRSettings(self.bound, self.regularizer, self.mu, self.adaptive))
+            for group in optimizer.param_groups:  # torch.load reads plain values with weights_only=True
+                plain = CPRSettings.parse({**default, **group}).plain()
+                group.update({key: plain[key] for key in CPRSettings.KEYS if key in group})
         now = [{k: g[k] for k in CPRSettings.KEYS if k in g} for g in optimizer.param_groups]
-        if self._optimizer is None:  # being attached
+        if is_new:
             self._settings_of_groups = now
         both = zip_longest(self._settings_of_groups, now, fillvalue="no group")
         for i, (initial, own) in enumerate(both):

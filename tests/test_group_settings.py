@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS, MuonCPR
 from nnunet_cpr.bounds import Bound, as_bound
+from nnunet_cpr.optimizers import FusedSGD, Muon
 from nnunet_cpr.regularizers import Huber
 from tests.helpers.examples import examples
 from tests.helpers.matrices import matrix, set_gradients
@@ -124,6 +125,23 @@ def test_groups_of_an_optimizer_build_another(build: type) -> None:
     second = build([{**own} for own in first.param_groups])
     assert second.cpr.settings == first.cpr.settings
     second.load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize("build", [torch.optim.AdamW, FusedSGD, Muon])
+def test_settings_of_an_attached_optimizer_are_saved_as_plain_values(build: Any) -> None:
+    settings = {"kappa": KappaIP(3, ema=0.5), "regularizer": Huber(), "mu": 2.0, "adaptive": True}
+
+    def built() -> Any:
+        groups = [{"params": [matrix()], **settings}, {"params": [matrix()]}]
+        return CPR(groups).attach(build(groups, lr=0.1, weight_decay=0.0))
+
+    optimizer = built()
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    built().load_state_dict(torch.load(file, weights_only=True))
+    plain = {**settings, "kappa": "KappaIP(interval=3, ema=0.5)", "regularizer": "huber"}
+    assert [{k: g[k] for k in plain if k in g} for g in optimizer.param_groups] == [plain, {}]
 
 
 # Spellings
