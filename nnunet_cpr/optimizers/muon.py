@@ -156,9 +156,10 @@ class Muon(LoadsByName, torch.optim.Optimizer):
             )
         super().load_state_dict(state_dict)
 
+    @torch._disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step.
+        """Take one step. ``torch.compile`` does not compile it.
 
         Returns:
             The result of the closure.
