@@ -252,9 +252,13 @@ def _match_word(text: str) -> Bound | None:
 
 def _match_repr(text: str) -> Bound | None:
     kinds = {kind.__name__: kind for kind in BOUNDS.values()}
-    name, _, fields = text.removesuffix(")").partition("(")
+    name, _, arguments = text.removesuffix(")").partition("(")
+    pairs = [argument.partition("=") for argument in arguments.split(", ")]
     try:
-        pairs = [field.split("=") for field in fields.split(", ")]
-        return kinds[name](**{key: ast.literal_eval(value) for key, value in pairs})
-    except (KeyError, SyntaxError, TypeError, ValueError):
+        values = {field: ast.literal_eval(value) for field, _, value in pairs}
+    except (SyntaxError, ValueError):
+        return None
+    try:
+        return kinds[name](**values)
+    except (KeyError, TypeError):  # no bound of this name, or other fields
         return None

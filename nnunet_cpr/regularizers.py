@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -86,7 +86,8 @@ class L2(Regularizer):
         if multiplier.is_cpu:
             _subtract_(params, 2 * multiplier, lambda p, _: p)
         else:  # one call for all: on a GPU the time of the host counts
-            torch._foreach_addcmul_(params, params, (2 * multiplier).unbind(), value=-1)
+            shares = [_on_device_of(p, share) for p, share in zip(params, (2 * multiplier).unbind())]
+            torch._foreach_addcmul_(params, params, shares, value=-1)
 
 
 class L1(Regularizer):
@@ -127,8 +128,8 @@ class Std(Regularizer):
         scale = (numel - 1) * self._deviation(sums, numel)
         coefficient = torch.where(scale > 0, multiplier / scale, 0.0).float()
         # The mean of a matrix that is not corrected may not be finite.
-        mean = _unbind(torch.where(coefficient > 0, sums[0] / numel, 0.0))
-        _subtract_(params, coefficient, lambda p, j: p - mean[j])
+        means = _unbind(torch.where(coefficient > 0, sums[0] / numel, 0.0))
+        _subtract_(params, coefficient, lambda p, j: p - _on_device_of(p, means[j]))
 
 
 class Huber(Regularizer):
@@ -182,6 +183,11 @@ def _unbind(values: Tensor) -> Sequence[float | Tensor]:
     Reading a number from a GPU would make the host wait for it.
     """
     return values.tolist() if values.device.type == "cpu" else values.unbind()
+
+
+def _on_device_of(p: Tensor, value: Any) -> Any:
+    """Return a number, or a scalar tensor on the device of a parameter, which may be another GPU."""
+    return value.to(p.device) if isinstance(value, Tensor) else value
 
 
 def _subtract_(

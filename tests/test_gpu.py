@@ -127,6 +127,18 @@ def test_state_moves_between_devices(name: str, there: str) -> None:
     assert moved.cpr.step_count == 8 and moved.cpr.kappa.device.type == there
 
 
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+def test_a_model_over_two_devices_is_regularized(regularizer: str) -> None:
+    """Here a GPU and the CPU, in the place of two GPUs."""
+    results = []
+    for second in ("cuda", "cpu"):
+        params = [matrices("cuda")[0], matrices(second)[2], matrices(second)[3]]
+        optimizer = torch.optim.SGD(params, lr=0.02, momentum=0.9)
+        steps(CPR(params, KappaKI0(0.9), regularizer, mu=0.1).attach(optimizer), 0, 4)
+        results.append(params)
+    assert_agree(*results, 1e-4)
+
+
 @pytest.mark.parametrize("build", BUILDS)
 def test_same_run_gives_the_same_bits(build: type) -> None:
     runs = []

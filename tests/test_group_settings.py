@@ -148,6 +148,24 @@ def test_settings_of_an_attached_optimizer_are_saved_as_plain_values(build: Any)
 
 
 @pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("KappaIP(interval=0)", "KappaIP.interval: expected a positive whole number, got 0"),
+        ("KappaIP(interval=5, ema=2)", "KappaIP.ema: expected .*, got 2"),
+        ("KappaK(value=-1)", "KappaK.value: expected a positive finite number, got -1"),
+        ("k0", r"KappaK.value: expected a positive finite number, got 0\.0"),
+        ("KappaIP(step=5)", r"unknown bound 'KappaIP\(step=5\)'; choose from"),
+        ("KappaIP()", r"unknown bound 'KappaIP\(\)'; choose from"),
+        ("KappaIP(ema=0.5)", "unknown bound"),
+        ("KappaIP(interval=open)", "unknown bound"),
+    ],
+)
+def test_number_of_a_bound_that_is_out_of_range_is_named(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        as_bound(text)
+
+
+@pytest.mark.parametrize(
     ("bound", "word"),
     [
         (KappaWS(1000), "ws1000"),

@@ -118,7 +118,7 @@ class FusedStep(LoadsByName, ABC):
 
     def _plan(self, group: dict[str, Any], index: dict[int, int]) -> tuple[Plan, Rule] | None:
         """Return the tensors of a group and its rule, None if a kernel cannot step them."""
-        if group.get("fused") is False:
+        if group.get("fused") is False or group.get("foreach"):
             return None
         pairs = [(p, grad) for p in group["params"] if (grad := p.grad) is not None]
         params = [p for p, _ in pairs]

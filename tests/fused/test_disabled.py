@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from nnunet_cpr import SGDCPR, AdamCPR
+from nnunet_cpr.baselines import DecoupledDecay
+from nnunet_cpr.fused import find_backend
+from nnunet_cpr.optimizers import FusedAdam, FusedSGD
 from tests.fused.stepping import parameters, set_gradients
 from tests.helpers import ROOT
 
@@ -37,6 +42,20 @@ def test_unwritable_cache_of_numba_is_reported_with_the_variable(tmp_path: Path)
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and "no locator available" in done.stderr
     assert "step is taken instead; set NUMBA_CACHE_DIR=<folder that can be written>" in done.stderr
+
+
+@pytest.mark.parametrize("build", [partial(FusedSGD, momentum=0.9), FusedAdam])
+@pytest.mark.parametrize("in_group", [False, True])
+def test_foreach_takes_torchs_step(build: Any, in_group: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = parameters(shapes=[(5, 4)])
+    if in_group:
+        optimizer = build([{"params": params, "foreach": True}], lr=0.1)
+    else:
+        optimizer = build(params, lr=0.1, foreach=True)
+    DecoupledDecay(params).attach(optimizer)
+    monkeypatch.setattr(find_backend(params[0].device), "step", None)
+    set_gradients(params, 0)
+    optimizer.step()
 
 
 @pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
