@@ -337,10 +337,11 @@ class CPR(RegularizationMethod):
         super()._check_optimizer(optimizer)
         is_new = self._optimizer is None  # being attached
         if is_new:
-            default = vars(CPRSettings(self.bound, self.regularizer, self.mu, self.adaptive))
             for group in optimizer.param_groups:  # torch.load reads plain values with weights_only=True
-                plain = CPRSettings.parse({**default, **group}).plain()
-                group.update({key: plain[key] for key in CPRSettings.KEYS if key in group})
+                if isinstance(group.get("kappa"), Bound):
+                    group["kappa"] = str(group["kappa"])
+                if isinstance(group.get("regularizer"), Regularizer):
+                    group["regularizer"] = group["regularizer"].name
         now = [{k: g[k] for k in CPRSettings.KEYS if k in g} for g in optimizer.param_groups]
         if is_new:
             self._settings_of_groups = now
