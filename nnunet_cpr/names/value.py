@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nnunet_cpr._spelling import OTHER_TRAINER, WrongName
@@ -68,7 +68,8 @@ class TrainerName:
             or its regularization.
 
     Raises:
-        WrongName: settings contradict each other, or a name cannot express one of them.
+        WrongName: settings contradict each other, or a name cannot express one of them. No name has a
+            ``Timm`` family without an optimizer, which stands for the class of the family.
 
     Example:
         >>> str(TrainerName("nnUNetTrainerCPR", mu=0.5, epochs=100))
@@ -96,11 +97,17 @@ class TrainerName:
     on: str | None = None
 
     def __post_init__(self) -> None:
+        if self.family not in self.families:
+            raise WrongName(f"family: unknown {self.family!r}; choose from {', '.join(self.families)}")
         own, tokens = self.defaults, self.tokens()
-        for suffix in self.suffixes:
-            if suffix.field != "kappa":  # a class may have a bound that no name has
-                self._check_has_suffix(suffix.field)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            is_beside_suffixes = field.name in ("family", "timm")
+            if not is_beside_suffixes and value != field.default and field.name not in tokens:
+                raise WrongName(f"{field.name}: expected what a name can express, got {value!r}")
         if self.timm is not None:
+            if own.optimizer != "timm":
+                raise WrongName(f"timm: expected no optimizer for {own.name}, got {self.timm!r}")
             try:
                 from_timm.check(self.timm, self.momentum is not None)
             except ValueError as error:
@@ -115,8 +122,8 @@ class TrainerName:
             (own.optimizer == "other", ("warmup",), "keeps the base trainer's learning rates", ""),
             (not self.decays, ("weight_decay",), f"has no decay beside _{tokens.get('baseline')}", ""),
         )
-        for is_refused, fields, reason, advice in rules:
-            given = " ".join(f"_{tokens[field]}" for field in fields if field in tokens)
+        for is_refused, names, reason, advice in rules:
+            given = " ".join(f"_{tokens[name]}" for name in names if name in tokens)
             if is_refused and given:
                 raise WrongName(f"{own.name} {reason} and takes no {given}; {advice}leave it out")
         if self.warmup_steps >= self.total_steps:
@@ -126,14 +133,8 @@ class TrainerName:
             )
 
     def __str__(self) -> str:
-        self._check_has_suffix("kappa")
         family = [self.family] if self.timm is None else [self.family, self.timm]
         return "_".join([*family, *self.tokens().values()])
-
-    def _check_has_suffix(self, field: str) -> None:
-        value = getattr(self, field)
-        if value is not None and value is not False and field not in self.tokens():
-            raise WrongName(f"{field}: expected what a name can express, got {value!r}")
 
     def tokens(self) -> dict[str, str]:
         """Return the suffix, without underscore, of each given setting, by field."""

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,11 +12,12 @@ from nnunet_cpr import KappaIP, KappaK, KappaKI0, KappaWS
 from nnunet_cpr.baselines.registry import BASELINES
 from nnunet_cpr.names import BaselineChoice, WarmStartShare, WrongName
 from nnunet_cpr.names.families import FAMILIES, MUON_LR
+from nnunet_cpr.names.run_name import RunName, parse_run_name
 from nnunet_cpr.names.suffixes import REGULARIZER_WORDS, SUFFIXES
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.names.value import TrainerName
 from nnunet_cpr.optimizers.muon import DEFAULT_LR
-from nnunet_cpr.regularizers import REGULARIZERS
+from nnunet_cpr.regularizers import REGULARIZERS, Huber
 from tests.helpers.examples import examples
 
 BELOW_ONE = st.floats(0, 1, exclude_min=True, exclude_max=True)
@@ -92,14 +97,67 @@ def test_names_repeat_what_they_cannot_import_without_torch() -> None:
     assert tuple(REGULARIZERS) == REGULARIZER_WORDS and MUON_LR == DEFAULT_LR
 
 
+SETTINGS: dict[str, st.SearchStrategy[Any]] = {
+    "timm": st.sampled_from(["lion", "adamw", "nonsense"]),
+    "kappa": st.sampled_from([KappaK(0.1), KappaIP(50), KappaIP(50, ema=0.9), KappaWS(10**9), "ws5"])
+    | st.builds(WarmStartShare, st.floats(0, 100, exclude_min=True, exclude_max=True)),
+    "regularizer": st.sampled_from(["l1", "l3", Huber()]),
+    "mu": st.sampled_from([0.5, 1e-3]) | st.floats(),
+    "adaptive": st.sampled_from([True, False, None, 0, 1]),
+    "baseline": st.builds(
+        BaselineChoice, st.sampled_from([*BASELINES, "none"]), st.none() | POSITIVE | COUNT
+    ),
+    "lr": st.sampled_from([0.5, 1e-3]) | st.floats(),
+    "momentum": st.sampled_from([0.5, 1e-3]) | st.floats(),
+    "weight_decay": st.sampled_from([0.5, 1e-3]) | st.floats(),
+    "warmup": st.integers(-1),
+    "seed": st.integers() | st.floats(),
+    "epochs": st.integers(-1),
+    "iterations": st.integers() | st.just(2.5),
+    "steps": st.integers(-1),
+    "on": st.sampled_from(["nnUNetTrainerDA5", "Mine_lr1", "nnUNetTrainerSGD", "", "_A", "A_on_B", "é"]),
+}
+
+
+@examples(300, search=5000)
+@given(st.data())
+def test_every_value_that_can_be_built_parses_from_its_name(data: st.DataObject) -> None:
+    kind: type[TrainerName] = data.draw(st.sampled_from([TrainerName, RunName]))
+    family = data.draw(st.sampled_from(sorted(kind.families)))
+    own = [field.name for field in dataclasses.fields(kind) if field.name in SETTINGS]
+    chosen = data.draw(st.lists(st.sampled_from(own), max_size=3, unique=True))
+    settings = {field: data.draw(SETTINGS[field]) for field in chosen}
+    if kind.families[family].optimizer == "timm":
+        settings.setdefault("timm", "lion")
+    try:
+        name = kind(family, **settings)
+    except WrongName:
+        return
+    parse = parse_run_name if kind is RunName else parse_trainer_name
+    assert parse(str(name)) == name
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("build", "message"),
     [
-        *({"lr": -1.0}, {"mu": 0.0}, {"regularizer": "l3"}, {"epochs": 0}, {"seed": -1}),
-        *({"kappa": KappaIP(10, ema=0.5)}, {"on": "nnUNetTrainerSGD"}),
+        (lambda: TrainerName("nnUNetTrainer"), "family: unknown 'nnUNetTrainer'; choose from nnUNetTr"),
+        (lambda: TrainerName("nnUNetTrainerCPR", lr=-1.0), "lr: expected what a name can express"),
+        (lambda: TrainerName("nnUNetTrainerCPR", mu=0.0), "mu: expected what a name can express"),
+        (lambda: TrainerName("nnUNetTrainerCPR", regularizer="l3"), "regularizer: expected what"),
+        (lambda: TrainerName("nnUNetTrainerCPR", adaptive=None), "adaptive: expected what"),
+        (lambda: TrainerName("nnUNetTrainerCPR", epochs=0), "epochs: expected what"),
+        (lambda: TrainerName("nnUNetTrainerCPR", seed=-1), "seed: expected what"),
+        (lambda: TrainerName("nnUNetTrainerCPR", kappa=KappaIP(10, ema=0.5)), "kappa: expected what"),
+        (lambda: TrainerName("nnUNetTrainerCPR", on="nnUNetTrainerSGD"), "on: expected what"),
+        (lambda: TrainerName("nnUNetTrainerCPR", timm="lion"), "timm: expected no optimizer for nnU"),
+        (lambda: RunName("AdamCPR", lr=-1.0), "lr: expected what a name can express, got -1.0"),
+        (lambda: RunName("AdamCPR", epochs=5), "epochs: expected what a name can express, got 5"),
+        (lambda: RunName("AdamCPR", on="nnUNetTrainerDA5"), "on: expected what a name can express"),
     ],
 )
-def test_settings_that_a_name_cannot_express_are_refused(settings: dict) -> None:
+def test_settings_that_a_name_cannot_express_are_refused(
+    build: Callable[[], TrainerName], message: str
+) -> None:
     """They would be trained under the name of other settings."""
-    with pytest.raises(WrongName, match=f"^{next(iter(settings))}: expected what a name can express"):
-        str(TrainerName("nnUNetTrainerCPR", **settings))
+    with pytest.raises(WrongName, match=f"^{message}"):
+        build()
