@@ -155,19 +155,17 @@ def _derived_trainer(name: str) -> tuple[type[NamedTrainer] | None, TrainerName 
         WrongName: the suffixes do not fit the trainer, or it is another trainer, which takes none.
     """
     own, ending, other = TrainerName.split(name)
-    splits = list(split_suffixes(TrainerName, own))
-    for stem, suffixes in splits:
+    for stem, suffixes in split_suffixes(TrainerName, own):
         # A class that this module creates would hide that its suffixes contradict the others.
         found = None if _is_valid(stem) else search(stem)
         if found is None or vars(found).get("is_created"):
             continue
-        parse_suffixes(TrainerName, splits[-1][1].split("_"), name)  # none contradicts another
+        given = parse_suffixes(TrainerName, suffixes.split("_"), name)
         if not issubclass(found, NamedTrainer):
             names = [f"{_family(found, cpr)}_{suffixes}" for cpr in (False, True)]
             right = names[0] if _is_valid(names[0]) else names[1]
             base = "" if found is nnUNetTrainer else f"_on_{stem}"
             raise WrongName(f"{stem} takes no suffixes; write {right}{base}")
-        given = parse_suffixes(TrainerName, suffixes.split("_"), name)
         if ending:
             given["on"] = other
         try:

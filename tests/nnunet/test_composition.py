@@ -115,6 +115,7 @@ def test_documentation_lists_every_trainer_of_nnunet() -> None:
         ("nnUNetTrainerSGD_wd1_on_nnUNetTrainerAdam", "use nnUNetTrainerPlain_wd1_on_nnUNetTrainerAdam"),
         ("nnUNetTrainerDA5_ws50", "takes no suffixes; write nnUNetTrainerCPR_ws50_on_nnUNetTrainerDA5"),
         ("nnUNetTrainerMine_wd1", "takes no _wd1"),
+        ("nnUNetTrainerDA5_ws50_k0p1", "_ws50 and _k0p1 in 'nnUNetTrainerDA5_ws50_k0p1' contradict"),
         ("nnUNetTrainerMine_ws50_k0p1", "_ws50 and _k0p1 in 'nnUNetTrainerMine_ws50_k0p1' contradict"),
     ],
 )  # fmt: skip
