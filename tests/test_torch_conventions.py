@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -10,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, MuonCPR
 from nnunet_cpr.baselines import DecoupledDecay
+from tests.helpers import ROOT
 from tests.helpers.matrices import matrix, set_gradients
 
 BUILDS = pytest.mark.parametrize("build", [SGDCPR, AdamCPR, MuonCPR])
@@ -224,3 +226,133 @@ def test_wrong_decay_of_a_group_is_refused(build: type, decay: Any) -> None:
     with pytest.raises(ValueError, match=r"weight_decay of a parameter group: .* got (-0|nan|tensor)"):
         build([{"params": [matrix()], "weight_decay": decay}])
     build([{"params": [matrix()], "weight_decay": torch.tensor(0.1)}])
+
+
+@BUILDS
+def test_arguments_of_torch_that_are_missing_are_refused(build: type) -> None:
+    for name in ("foreach", "differentiable", "dampening"):
+        with pytest.raises(TypeError, match=name):
+            build([matrix()], **{name: 0.1})
+
+
+@pytest.mark.parametrize(("ours", "torchs"), TORCHS)
+def test_foreach_of_a_group_is_kept(ours: Any, torchs: Any) -> None:
+    results = []
+    for build in (ours, torchs):
+        p = matrix()
+        optimizer = build([{"params": [p], "foreach": True, "differentiable": False}], lr=0.1)
+        assert optimizer.param_groups[0]["foreach"] is True
+        steps(optimizer)
+        results.append(p.detach())
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize(("ours", "torchs"), TORCHS)
+def test_defaults_are_torchs_but_for_the_momentum(ours: Any, torchs: Any) -> None:
+    own, of_torch = ours([matrix()]).param_groups[0], torchs([matrix()]).param_groups[0]
+    assert {key: own[key] for key in of_torch.keys() - {"params", "fused"}} == {
+        key: of_torch[key] for key in of_torch.keys() - {"params", "fused"}
+    }
+
+
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
+def test_loaded_state_is_copied(build: type) -> None:
+    first, second = build([matrix()], lr=0.1), build([matrix()], lr=0.1)
+    steps(first)
+    saved = first.state_dict()
+    second.load_state_dict(saved)
+    before = {key: value.clone() for key, value in saved["state"][0].items()}
+    steps(second)
+    torch.testing.assert_close(saved["state"][0], before, rtol=0, atol=0)
+
+
+@BUILDS
+def test_lazy_parameters_are_refused_before_their_first_forward(build: type) -> None:
+    m = nn.Sequential(nn.LazyLinear(3))
+    with pytest.raises(ValueError, match="uninitialized"):
+        build(m)
+    m(torch.ones(1, 4))
+    steps(build(m))
+
+
+@pytest.mark.parametrize(("ours", "torchs"), TORCHS)
+def test_gradient_in_the_memory_of_another_parameter_is_its_value_before_or_after(
+    ours: Any, torchs: Any
+) -> None:
+    def stepped(build: Any, order: list[int]) -> list[Tensor]:
+        params = [matrix(), matrix()]
+        params[0].grad, params[1].grad = params[1].detach(), torch.ones_like(params[1])
+        build([params[i] for i in order], lr=0.1).step()
+        return [p.detach() for p in params]
+
+    expected = [stepped(torchs, order) for order in ([0, 1], [1, 0])]
+    found = stepped(ours, [0, 1])
+    assert any(all(map(torch.allclose, found, each)) for each in expected)
+
+
+DEVIATIONS = {
+    "`weight_decay=0.1`": "test_torch_conventions.test_weight_decay_is_refused_in_one_line",
+    "`weight_decay` of a group": "test_param_groups.test_groups_can_be_excluded",
+    "weight decay of regularized parameters, `kappa` and the like set after construction": (
+        "test_attachment.test_later_settings_are_refused"
+    ),
+    "`foreach`, `differentiable`, `dampening`": (
+        "test_torch_conventions.test_arguments_of_torch_that_are_missing_are_refused"
+    ),
+    "`fused=None`": "compatibility.test_torch_optimizers.test_fused_steps_are_the_default",
+    "`fused=True` on the CPU, parameter and gradient with gaps or other strides": (
+        "test_torch_conventions.test_fused_step_of_unlike_gradients_is_torchs_unfused_step"
+    ),
+    "`fused=True`, sparse gradients of SGD": (
+        "compatibility.test_torch_optimizers.test_sparse_gradients_equal_dense_ones"
+    ),
+    "`fused=True` on the CPU, state or gradient of another dtype or shape": (
+        "fused.test_changed_memory.test_changed_tensors_give_torchs_step_or_an_error"
+    ),
+    "complex parameters": "test_param_groups.test_invalid_params_are_refused",
+    "`copy.deepcopy`, `pickle`": ("test_attachment.test_optimizers_with_attachment_refuse_to_be_copied"),
+    "unknown key in a group": "test_group_settings.test_unknown_group_key_is_refused",
+    "nothing to regularize": "test_param_groups.test_nothing_to_regularize_is_a_warning",
+    "`params`": "test_torch_conventions.test_named_parameters_are_in_the_groups",
+    "defaults of `SGDCPR`": ("test_torch_conventions.test_defaults_are_torchs_but_for_the_momentum"),
+    "parameter groups": "test_group_settings.test_groups_train_like_optimizers_of_their_own",
+    "`state_dict()`": "test_attachment.test_torchs_optimizer_ignores_the_state_of_cpr",
+    "state saved without CPR": "test_attachment.test_a_state_saved_without_cpr_is_refused",
+    "loaded state": "test_torch_conventions.test_loaded_state_is_copied",
+    "loaded state with the named parameters of each group in another order": (
+        "test_loading_order.test_state_is_loaded_by_name"
+    ),
+    "`GradScaler`": (
+        "compatibility.test_torch_optimizers.test_gradient_scaling_is_announced_for_explicit_fused_steps"
+    ),
+    "one parameter twice in a group": (
+        "test_torch_conventions.test_parameter_twice_in_a_group_is_stepped_twice"
+    ),
+    "a gradient in the memory of another parameter": (
+        "test_torch_conventions"
+        ".test_gradient_in_the_memory_of_another_parameter_is_its_value_before_or_after"
+    ),
+    "a negative number as `weight_decay` in a group given at construction": (
+        "test_torch_conventions.test_wrong_decay_of_a_group_is_refused"
+    ),
+    "`nn.LazyLinear` and the like before their first forward": (
+        "test_torch_conventions.test_lazy_parameters_are_refused_before_their_first_forward"
+    ),
+    "groups added or removed, regularized parameters removed, or groups reordered after construction": (
+        "test_torch_conventions.test_groups_changed_after_construction_are_refused_at_the_step"
+    ),
+    "regularized parameters on the meta device": (
+        "test_attachment.test_an_optimizer_of_a_meta_model_refuses_to_step"
+    ),
+    "`torch.compile` of the step": "test_compiled_steps.test_compiled_steps_are_the_eager_ones",
+}
+"""Test of each row of the page of deviations."""
+
+
+def test_every_row_of_the_page_has_a_test() -> None:
+    text = (ROOT / "docs" / "reference" / "deviations-from-torch.md").read_text()
+    rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
+    assert rows[2:] == list(DEVIATIONS)
+    for test in DEVIATIONS.values():
+        module, _, name = test.rpartition(".")
+        assert hasattr(importlib.import_module(f"tests.{module}"), name), test
