@@ -133,10 +133,8 @@ def build(
 
 def _check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     """Raise ValueError for the state dict of another optimizer."""
-    ours, theirs = (
-        groups[0].get("timm", "another optimizer")
-        for groups in (optimizer.param_groups, state_dict["param_groups"])
-    )
+    ours = optimizer.param_groups[0]["timm"]
+    theirs = state_dict["param_groups"][0].get("timm", "another optimizer")
     if ours.partition(",")[0] != theirs.partition(",")[0]:
         raise ValueError(f"state_dict: expected that of {ours}, got that of {theirs}")
 

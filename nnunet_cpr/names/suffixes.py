@@ -139,12 +139,18 @@ class Suffix:
 
     def format(self, setting: Any) -> str | None:
         """Return the token, without underscore, None if this suffix cannot express the setting."""
-        value = setting if self.attribute is None else getattr(setting, self.attribute, None)
+        value = None  # of a word
+        if self.placeholder:
+            value = setting if self.attribute is None else getattr(setting, self.attribute, None)
+            if value is None:
+                return None
         try:
+            if self.build(value) != setting:  # the setting of another suffix
+                return None
             token = self.before + _NOTATIONS[self.placeholder][2](value) + self.after
-            return token if self.matches(token) and self.parse(token) == setting else None
         except (TypeError, ValueError):  # not a number, or out of range
             return None
+        return token if self.matches(token) else None
 
 
 def find_suffix(suffixes: Sequence[Suffix], token: str) -> Suffix | None:

@@ -44,16 +44,17 @@ def kinds(model: nn.Module) -> dict[int, set[str]]:
     # Of all layers, as no other layer takes the place of one that is not regularized.
     layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)]
     inputs = [m for m in model.modules() if isinstance(m, nn.Embedding) or m in layers[:1]]
-    first = [p for m in inputs[:1] if m in layers for p in m.parameters(recurse=False)]
-    for kind, members in (("first", first), ("head", _head(model, matrices, layers))):
-        for p in members:
-            found.get(id(p), set()).add(kind)
+    first: list[Tensor] = [p for m in inputs[:1] if m in layers for p in m.parameters(recurse=False)]
+    for p in first:
+        found.get(id(p), set()).add("first")
+    for p in _head(model, matrices, layers):
+        found.get(id(p), set()).add("head")
     for layer in layers:
         of_layer = found.get(id(layer.weight), set())
         if isinstance(layer, nn.modules.conv._ConvNd):
             if layer.transposed:
                 of_layer.add("transposed")
-            if 1 < layer.groups == layer.in_channels:
+            if layer.groups > 1 and layer.groups == layer.in_channels:
                 of_layer.add("depthwise")
     return found
 
