@@ -50,16 +50,18 @@ def compared(results, *trainers, reference="", **changes):
 
 
 def test_clear_difference_is_better_or_worse(tmp_path):
-    write_runs(tmp_path, SGD, noisy(0.8))
-    write_runs(tmp_path, CPR, noisy(0.82))
-    found = compared(tmp_path)[CPR]
+    folds = (0, 1, 2)
+    write_runs(tmp_path, SGD, noisy(0.8, folds=folds))
+    write_runs(tmp_path, CPR, noisy(0.82, folds=folds))
+    found = compared(tmp_path, folds=folds)[CPR]
     assert found.verdict == "better" and found.numbers.difference == pytest.approx(2, abs=0.5)
-    assert (found.numbers.folds, found.numbers.seeds, found.numbers.cases) == ([0, 1], [1, 2, 3], 24)
+    n = found.numbers
+    assert (n.folds, n.seeds, n.cases) == ([0, 1, 2], [1, 2, 3], 36)
     low, high = found.numbers.interval
     interval = f"{low:.2f} to {high:.2f}"
     numbers = f"{found.numbers.difference:.2f} points better, 95 % interval {interval}"
-    assert sentence(found).startswith(f"{CPR} instead of {SGD}: {numbers} (p = 0.0")
-    turned = compared(tmp_path, reference=CPR)[SGD]
+    assert sentence(found).startswith(f"{CPR} instead of {SGD}: {numbers} (p ")
+    turned = compared(tmp_path, reference=CPR, folds=folds)[SGD]
     assert turned.verdict == "worse" and turned.numbers.difference == -found.numbers.difference
     assert numbers.replace("better", "worse") in sentence(turned)
 

@@ -75,7 +75,7 @@ def test_equal_trainings_are_certain():
     assert (higher.p, higher.probability_above(0.1), higher.probability_below(0.1)) == pytest.approx(
         (0, 1, 0)
     )
-    assert fold_seed_test(np.full((2, 3), 0.2)).p < 1e-20
+    assert fold_seed_test(np.full((3, 3), 0.2)).p < 1e-20
 
 
 def test_one_training_has_no_test():
@@ -89,16 +89,17 @@ def test_one_training_has_no_test():
 
 
 def test_fold_seed_test_matches_calculation_by_hand():
-    table = [[0.1, 0.3, 0.2], [0.5, 0.2, 0.8]]
+    table = [[0.1, 0.3, 0.2], [0.5, 0.2, 0.8], [0.2, 0.4, 0.3], [0.4, 0.4, 0.2]]
     folds = [sum(row) / 3 for row in table]
-    seeds = [(a + b) / 2 for a, b in zip(*table)]
-    mean = sum(folds) / 2
-    of_folds = sum((f - mean) ** 2 for f in folds) / 1 / 2
+    seeds = [sum(column) / 4 for column in zip(*table)]
+    mean = sum(folds) / 4
+    of_folds = sum((f - mean) ** 2 for f in folds) / 3 / 4
     of_seeds = sum((s - mean) ** 2 for s in seeds) / 2 / 3
-    df = (of_folds + of_seeds) ** 2 / (of_folds**2 / 1 + of_seeds**2 / 2)
+    df = (of_folds + of_seeds) ** 2 / (of_folds**2 / 3 + of_seeds**2 / 2)
     t = mean / math.sqrt(of_folds + of_seeds)
     expected = 2 * probability(t, math.inf, df, 0, 1)
     assert fold_seed_test(np.array(table)).p == pytest.approx(expected)
+    assert fold_seed_test(np.array([[0.3, 0.4, 0.5, 0.2], [0.3, 0.5, 0.4, 0.2]])).df == 1
 
 
 def bootstrap_by_hand(folds, resamples, seed):
