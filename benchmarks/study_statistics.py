@@ -30,7 +30,7 @@ import numpy as np
 import pandas as pd
 
 from nnunet_cpr.reports.comparison_tables import comparison_table
-from nnunet_cpr.reports.numbers import compare_with
+from nnunet_cpr.reports.numbers import Numbers, compare_with
 from nnunet_cpr.reports.results import CASES, EPOCHS, RECORDED, Results, SplitRatio
 from nnunet_cpr.reports.selection import choose_compared
 from nnunet_cpr.reports.sentences import sentence
@@ -144,7 +144,7 @@ def simulate(
         )
 
 
-def compare(results: Results) -> list[Judged]:
+def compare(results: Results) -> list[Judged[Numbers]]:
     """Return the comparisons of a report."""
     compared = choose_compared(results)
     return judge_all(compare_with([compared], compared.reference))
@@ -185,7 +185,7 @@ def false_claims(results: Iterator[Results], effect: float) -> Counter[str]:
     return counts
 
 
-def contradicts_itself(judged: Judged) -> bool:
+def contradicts_itself(judged: Judged[Numbers]) -> bool:
     """Return True if numbers, verdict and words of a comparison do not say the same."""
     n, words = judged.numbers, sentence(judged)
     low, high = n.interval

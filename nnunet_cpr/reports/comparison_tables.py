@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from nnunet_cpr.reports.metrics import difference_text, p_text, value_text
+from nnunet_cpr.reports.numbers import Numbers
 from nnunet_cpr.reports.results import UNSEEDED
 from nnunet_cpr.reports.sentences import sentence
 from nnunet_cpr.reports.tables import Table
@@ -27,7 +28,7 @@ _NON_INFERIORITY = [
 ]
 
 
-def comparison_table(comparisons: Sequence[Judged]) -> pd.DataFrame:
+def comparison_table(comparisons: Sequence[Judged[Numbers]]) -> pd.DataFrame:
     """Return ``comparisons.csv``: one row for each comparison.
 
     ``difference`` is other - reference in ``unit``; ``p_better``, ``verdict`` and ``advantage_low`` are
@@ -37,7 +38,7 @@ def comparison_table(comparisons: Sequence[Judged]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*_KEY, *_NUMBERS])
 
 
-def _key(judged: Judged) -> dict[str, Any]:
+def _key(judged: Judged[Numbers]) -> dict[str, Any]:
     n = judged.numbers
     return {
         **n.setting._asdict(),
@@ -48,7 +49,7 @@ def _key(judged: Judged) -> dict[str, Any]:
     }
 
 
-def _numbers(judged: Judged) -> dict[str, Any]:
+def _numbers(judged: Judged[Numbers]) -> dict[str, Any]:
     n = judged.numbers
     interval, bootstrap = (
         sorted(n.metric.sign * end for end in ends) for ends in (n.interval, n.bootstrap)
@@ -86,7 +87,7 @@ def _numbers(judged: Judged) -> dict[str, Any]:
     }
 
 
-def non_inferiority_table(comparisons: Sequence[Judged]) -> pd.DataFrame:
+def non_inferiority_table(comparisons: Sequence[Judged[Numbers]]) -> pd.DataFrame:
     """Return ``non_inferiority.csv``: one row for each comparison with ``non_inferior_to``."""
     rows = [
         {
@@ -105,7 +106,7 @@ def non_inferiority_table(comparisons: Sequence[Judged]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=_NON_INFERIORITY)
 
 
-def shown_comparisons(comparisons: Sequence[Judged]) -> Table:
+def shown_comparisons(comparisons: Sequence[Judged[Numbers]]) -> Table:
     """Return the numbers of the comparisons of one setting with one reference as text."""
     rows = []
     for judged in comparisons:

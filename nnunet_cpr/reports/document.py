@@ -63,7 +63,7 @@ class Section:
 
 
 def answers(
-    parts: Sequence[Results], comparisons: Sequence[Judged], tested: Sequence[Judged]
+    parts: Sequence[Results], comparisons: Sequence[Judged[Numbers]], tested: Sequence[Judged[Numbers]]
 ) -> list[str]:
     """Return the result in words: warnings, a sentence for each comparison, and non-inferiority.
 
@@ -94,7 +94,7 @@ def answers(
     return lines + sentences
 
 
-def _none_shown(of_metric: Sequence[Judged]) -> str:
+def _none_shown(of_metric: Sequence[Judged[Numbers]]) -> str:
     """Say that no trainer was shown to be non-inferior, and which margin these runs could have shown."""
     smallest = min((e.smallest_margin for e in of_metric if e.evidence.is_possible), default=0.0)
     numbers = of_metric[0].numbers
@@ -105,7 +105,7 @@ def _none_shown(of_metric: Sequence[Judged]) -> str:
     )
 
 
-def ratio_notes(comparisons: Sequence[Judged]) -> list[str]:
+def ratio_notes(comparisons: Sequence[Judged[Numbers]]) -> list[str]:
     """Return a note for the data sets whose splits the study has not recorded."""
     assumed = unique(
         [e.numbers.setting.dataset for e in comparisons if e.numbers.ratio.source == ASSUMED]
@@ -116,7 +116,7 @@ def ratio_notes(comparisons: Sequence[Judged]) -> list[str]:
     )
 
 
-def _by_interest(comparisons: Sequence[Judged]) -> list[Judged]:
+def _by_interest(comparisons: Sequence[Judged[Numbers]]) -> list[Judged[Numbers]]:
     """Return the comparisons with a verdict first, of many those of the largest gain."""
     if len(comparisons) <= MAX_SENTENCES:
         return list(comparisons)
@@ -129,7 +129,7 @@ def build_sections(
     answer: list[str],
     main: Table,
     notes: list[str],
-    comparisons: Sequence[Judged],
+    comparisons: Sequence[Judged[Numbers]],
     raw: Path | None,
 ) -> list[Section]:
     """Return the sections of a report: the answer, one table and one figure, then everything else."""
@@ -143,7 +143,9 @@ def build_sections(
     return sections
 
 
-def _details(compared: Compared, comparisons: list[Judged], raw: Path | None) -> Iterator[Section]:
+def _details(
+    compared: Compared, comparisons: list[Judged[Numbers]], raw: Path | None
+) -> Iterator[Section]:
     """Yield the sections of one setting."""
     part = compared.study_results
     title = part.title
@@ -169,7 +171,7 @@ def _details(compared: Compared, comparisons: list[Judged], raw: Path | None) ->
         yield Section(f"Curves and times: {title}", [], [time_table(part)], [draw_curves(part)])
 
 
-def _best(comparisons: Sequence[Judged]) -> Numbers | None:
+def _best(comparisons: Sequence[Judged[Numbers]]) -> Numbers | None:
     """Return the comparison with the largest gain by the study's first metric."""
     known = [each.numbers for each in comparisons if each.numbers.cases]
     first = [numbers for numbers in known if numbers.metric == known[0].metric]

@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from nnunet_cpr._figures import styled_figure
 from nnunet_cpr.reports.metrics import Metric, difference_text
+from nnunet_cpr.reports.numbers import Numbers
 from nnunet_cpr.reports.results import Results, run_means
 from nnunet_cpr.reports.verdicts import Judged, Verdict
 from nnunet_cpr.studies.definition import Study, TrainerEntry
@@ -79,7 +80,7 @@ def drawn_trainers(study: Study) -> list[TrainerEntry]:
     return [study.entry(study.reference), *others[:MAX_DRAWN]]
 
 
-def draw_differences(comparisons: Sequence[Judged], title: str) -> Picture:
+def draw_differences(comparisons: Sequence[Judged[Numbers]], title: str) -> Picture:
     """Draw the differences of one setting and metric to the reference, with their 95 % intervals."""
     first = comparisons[0].numbers
     metric, margin = first.metric, first.margin

@@ -1,4 +1,4 @@
-"""Numbers of a comparison of two trainers on the runs that both have finished."""
+"""Numbers of a comparison of two trainers."""
 
 from __future__ import annotations
 
@@ -36,41 +36,33 @@ _ROUNDING = 12
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """One trainer compared with another by one metric in one setting.
+class Gain:
+    """Mean gain of one trainer over another by one metric, and what a verdict needs.
 
-    Differences are other - reference in the shown unit of the metric; gains have the sign of the metric,
-    so that a positive one is better. All are NaN where the runs are too few.
+    Gains are in the shown unit of the metric and have its sign, so that a positive one is better. All
+    numbers are NaN where the runs are too few.
 
     Attributes:
         entry, reference: the two trainers, or the selected settings of two methods.
-        folds, seeds: folds and seeds of the runs that are compared.
-        gains_of_cases: mean gain of each case over the seeds.
-        cases_left_out: number of cases with a value from one of the two only, in any seed.
         margin: largest difference that counts as equivalent.
-        ratio: test cases of a fold per other case.
         corrected: gain by the corrected repeated k-fold t-test.
         crossed: gain by the test with folds and seeds as random factors.
         bootstrap: 95 % interval of the gain, of the bootstrap over cases and seeds.
         table_gain: gain by the main table's means, which are over cases for each class and then over
             classes; it can have another sign where classes are missing in many cases.
+        doubt: what makes every number doubtful; empty if nothing does.
         obstacle: why there is no verdict whatever the numbers are; empty if nothing speaks against one.
     """
 
-    setting: Setting
     metric: Metric
     entry: TrainerEntry
     reference: TrainerEntry
-    folds: list[int]
-    seeds: list[int]
-    gains_of_cases: np.ndarray
-    cases_left_out: int
     margin: float
-    ratio: SplitRatio
     corrected: MeanDifference
     crossed: MeanDifference
     bootstrap: tuple[float, float]
     table_gain: float
+    doubt: str
     obstacle: str
 
     @property
@@ -82,11 +74,6 @@ class Numbers:
     def difference(self) -> float:
         """Mean difference over the trainings."""
         return self.metric.sign * self.gain
-
-    @property
-    def cases(self) -> int:
-        """Number of cases."""
-        return len(self.gains_of_cases)
 
     @property
     def deciding(self) -> MeanDifference:
@@ -132,6 +119,31 @@ class Numbers:
     def _larger(self, of_test: Callable[[MeanDifference], float]) -> float:
         """Return the larger number of both tests; NaN, of too few runs, does not count."""
         return float(np.fmax(of_test(self.corrected), of_test(self.crossed)))
+
+
+@dataclass(frozen=True)
+class Numbers(Gain):
+    """Comparison of two trainers in one setting, on the runs that both have finished.
+
+    Attributes:
+        setting: data set, configuration and plans.
+        folds, seeds: folds and seeds of the runs that are compared.
+        gains_of_cases: mean gain of each case over the seeds.
+        cases_left_out: number of cases with a value from one of the two only, in any seed.
+        ratio: test cases of a fold per other case.
+    """
+
+    setting: Setting
+    folds: list[int]
+    seeds: list[int]
+    gains_of_cases: np.ndarray
+    cases_left_out: int
+    ratio: SplitRatio
+
+    @property
+    def cases(self) -> int:
+        """Number of cases."""
+        return len(self.gains_of_cases)
 
 
 def compare_with(parts: Sequence[Compared], reference: TrainerEntry) -> list[Numbers]:
@@ -193,6 +205,7 @@ def _compare(values: _Values, entry: TrainerEntry, reference: TrainerEntry) -> N
     ratio = results.ratios[results.setting.dataset]
     in_table = [values.in_table(each, folds, seeds) for each in (entry, reference)]
     failures = [values.failures[e.trainer] for e in (reference, entry) if e.trainer in values.failures]
+    doubt = failures[0] if failures else _left_out(metric, left_out)
     return Numbers(
         setting=results.setting,
         metric=metric,
@@ -208,7 +221,8 @@ def _compare(values: _Values, entry: TrainerEntry, reference: TrainerEntry) -> N
         crossed=fold_seed_test(trainings),
         bootstrap=crossed_bootstrap(complete),
         table_gain=metric.sign * (in_table[0] - in_table[1]),
-        obstacle=failures[0] if failures else _obstacle(metric, trainings, left_out),
+        doubt=doubt,
+        obstacle=doubt or _shortage(trainings),
     )
 
 
@@ -235,18 +249,20 @@ def _find_failures(compared: Compared) -> dict[str, str]:
     return failures
 
 
-def _obstacle(metric: Metric, trainings: np.ndarray, cases_left_out: int) -> str:
+def _left_out(metric: Metric, cases: int) -> str:
+    if not cases:
+        return ""
+    return (
+        f"no verdict, as {_count(cases, 'case')} with a {metric.title} from one of the two only are "
+        "left out, such as cases where only one predicts an absent structure"
+    )
+
+
+def _shortage(trainings: np.ndarray) -> str:
     folds, seeds = trainings.shape if trainings.size else (0, 0)
-    if cases_left_out:
-        return (
-            f"no verdict, as {_count(cases_left_out, 'case')} with a {metric.title} from one of the two "
-            "only are left out, such as cases where only one predicts an absent structure"
-        )
     if seeds < MIN_SEEDS or folds < MIN_FOLDS:
         return f"no verdict with {_count(seeds, 'seed')} and {_count(folds, 'fold')}"
-    if not np.ptp(trainings):
-        return "no verdict, as all runs differ by exactly the same"
-    return ""
+    return "" if np.ptp(trainings) else "no verdict, as all runs differ by exactly the same"
 
 
 def _count(number: int, noun: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from nnunet_cpr.reports.metrics import p_text
-from nnunet_cpr.reports.numbers import Numbers
+from nnunet_cpr.reports.numbers import Gain
 from nnunet_cpr.reports.verdicts import Judged, Verdict
 
 
-def sentence(judged: Judged) -> str:
+def sentence(judged: Judged[Any]) -> str:
     """Return the result of a comparison in words, with its interval and the reason of its verdict."""
     n = judged.numbers
     names = f"{n.entry.full_title} instead of {n.reference.full_title}"
@@ -22,7 +23,7 @@ def sentence(judged: Judged) -> str:
     return f"{names}: {shown}{_reason(judged)}."
 
 
-def _reason(judged: Judged) -> str:
+def _reason(judged: Judged[Any]) -> str:
     n = judged.numbers
     if judged.verdict is Verdict.NONE:
         return f"; {n.obstacle}"
@@ -35,7 +36,7 @@ def _reason(judged: Judged) -> str:
     return f"{shown}; {_no_difference_shown(judged)}"
 
 
-def _no_difference_shown(judged: Judged) -> str:
+def _no_difference_shown(judged: Judged[Any]) -> str:
     """Return why the numbers do not show a difference."""
     n, difference = judged.numbers, judged.evidence.difference
     if not difference.tests:
@@ -45,7 +46,7 @@ def _no_difference_shown(judged: Judged) -> str:
     return "undecided, as the bootstrap over cases and seeds does not confirm it"
 
 
-def _p(judged: Judged) -> str:
+def _p(judged: Judged[Any]) -> str:
     p, corrected = p_text(judged.numbers.p), p_text(judged.p_holm.difference)
     text = f"p {'' if p.startswith('<') else '= '}{p}"
     if judged.compared > 1:
@@ -53,7 +54,7 @@ def _p(judged: Judged) -> str:
     return text
 
 
-def _amount(n: Numbers, gain: float) -> str:
+def _amount(n: Gain, gain: float) -> str:
     way = "" if round(gain, 2) == 0 else " better" if gain > 0 else " worse"
     return f"{n.metric.amount(gain)}{way}"
 

@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-from nnunet_cpr.reports.numbers import Numbers
+from nnunet_cpr.reports.numbers import Gain
 from nnunet_cpr.reports.statistics import LEVEL, holm
 
 
@@ -91,8 +91,11 @@ class Corrected(NamedTuple):
     non_inferiority: float = math.nan
 
 
+G = TypeVar("G", bound=Gain)
+
+
 @dataclass(frozen=True)
-class Judged:
+class Judged(Generic[G]):
     """A comparison with its verdict.
 
     Attributes:
@@ -103,7 +106,7 @@ class Judged:
         verdict: the verdict.
     """
 
-    numbers: Numbers
+    numbers: G
     compared: int
     p_holm: Corrected
     evidence: Evidence
@@ -121,7 +124,7 @@ class Judged:
         return self.numbers.smallest_margin(LEVEL / max(self.compared, 1))
 
 
-def judge_all(comparisons: Sequence[Numbers]) -> list[Judged]:
+def judge_all(comparisons: Sequence[G]) -> list[Judged[G]]:
     """Return the verdicts of all comparisons with the same reference.
 
     Holm's correction counts those that can have a verdict, of all trainers, metrics and data sets.
@@ -141,7 +144,7 @@ def judge_all(comparisons: Sequence[Numbers]) -> list[Judged]:
     return judged
 
 
-def _evidence(n: Numbers, p: Corrected) -> Evidence:
+def _evidence(n: Gain, p: Corrected) -> Evidence:
     low, high = n.bootstrap
     excludes_zero = low > 0 if n.gain > 0 else high < 0
     is_within = -n.margin < low and high < n.margin

@@ -38,12 +38,13 @@ def numbers(gain: float, scale: float = 0.1, df: float = 8, **changes) -> Number
         crossed=MeanDifference(gain, scale / 2, df),
         bootstrap=(gain - scale, gain + scale),
         table_gain=gain,
+        doubt="",
         obstacle="",
     )
     return replace(made, **changes)
 
 
-def judged(*given: Numbers) -> list[Judged]:
+def judged(*given: Numbers) -> list[Judged[Numbers]]:
     return judge_all(list(given))
 
 
