@@ -4,6 +4,7 @@
     OMP_NUM_THREADS=1 python -m benchmarks.study_statistics --non-inferiority
     OMP_NUM_THREADS=1 python -m benchmarks.study_statistics --parts
     OMP_NUM_THREADS=1 python -m benchmarks.study_statistics --claims --margin 1 --comparisons 1 10
+    OMP_NUM_THREADS=1 python -m benchmarks.study_statistics --datasets 3 5 10
 
 The first table has the percentage of reports that claim a difference, without a true difference and
 with one of the given points. The second has the percentage of those that show non-inferiority of a
@@ -11,6 +12,8 @@ trainer that is worse by exactly the margin. The third has the percentage withou
 with one of 1.2 points, if the claim needed some of its three tests only. The fourth has the percentage
 of reports with a false claim: of a difference, of equivalence or non-inferiority, and of either, where
 the trainers are equal, better by exactly the margin, or worse by it; and the number of contradictions.
+The fifth has the percentage that claim a difference over data sets, whose differences vary by
+:data:`OVER_DATASETS` points around 0 and around the given points.
 
 Every simulated study goes the way of a real one from the cases' Dice to the verdict. A trainer's Dice is
 85 + case + fold (both the same for all trainers) + the components of :class:`Scenario`, drawn for each
@@ -22,7 +25,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -31,6 +34,7 @@ import pandas as pd
 
 from nnunet_cpr.reports.comparison_tables import comparison_table
 from nnunet_cpr.reports.numbers import Numbers, compare_with
+from nnunet_cpr.reports.over_datasets import judge_family
 from nnunet_cpr.reports.results import CASES, EPOCHS, RECORDED, Results, SplitRatio
 from nnunet_cpr.reports.selection import choose_compared
 from nnunet_cpr.reports.sentences import sentence
@@ -81,6 +85,7 @@ def simulate(
     studies: int,
     trainers: int = 2,
     margin: float = DEFAULT_MARGIN,
+    stream: int = 0,
 ) -> Iterator[Results]:
     """Yield simulated studies.
 
@@ -91,6 +96,7 @@ def simulate(
         studies: number of studies.
         trainers: number of trainers; the first is the reference.
         margin: margin of the study in points.
+        stream: another one gives other random numbers.
     """
     names = [TRAINERS[0], *(f"{TRAINERS[1]}_ws{1000 + i}" for i in range(1, trainers))]
     study = Study(
@@ -112,7 +118,8 @@ def simulate(
             "class": "organ",
         }
     )
-    rng = np.random.default_rng([folds, seeds, trainers, round(1000 * abs(effect))])
+    keys = [folds, seeds, trainers, round(1000 * abs(effect))]
+    rng = np.random.default_rng([*keys, stream] if stream else keys)
 
     def draw(deviation: float, *fixed: int) -> np.ndarray:
         """Return a component that is the same along the fixed axes."""
@@ -231,12 +238,58 @@ def claims_by_parts(results: Iterator[Results]) -> Counter[str]:
     for each in results:
         (judged,) = compare(each)
         agrees = {
-            "t": judged.numbers.corrected.p < LEVEL,
-            "crossed": judged.numbers.crossed.p < LEVEL,
+            "t": judged.numbers.tests[0].p < LEVEL,
+            "crossed": judged.numbers.tests[1].p < LEVEL,
             "bootstrap": judged.evidence.difference.bootstrap,
         }
         counts.update(name for name, tests in PARTS.items() if all(agrees[test] for test in tests))
     return counts
+
+
+def claims_over_datasets(
+    datasets: int, seeds: int, deviation: float, effect: float, studies: int
+) -> int:
+    """Count the studies that claim a difference over data sets, each with another kind of variation.
+
+    Args:
+        datasets: number of data sets.
+        seeds: number of seeds.
+        deviation: standard deviation of the true differences of the data sets, in points.
+        effect: their mean, in points.
+        studies: number of studies.
+    """
+    rng = np.random.default_rng([datasets, seeds, round(1000 * effect)])
+    count = 0
+    for study in range(studies):
+        comparisons = []
+        for dataset in range(datasets):
+            scenario = SCENARIOS[(study + dataset) % len(SCENARIOS)]
+            of_dataset = effect + deviation * rng.standard_normal()
+            stream = 1 + study * datasets + dataset
+            (results,) = simulate(scenario, 5, seeds, of_dataset, 1, stream=stream)
+            (one,) = compare(results)
+            setting = one.numbers.setting._replace(dataset=f"Dataset{dataset}")
+            comparisons.append(replace(one.numbers, setting=setting))
+        (over, *_), _ = judge_family(comparisons)
+        count += over.verdict in (Verdict.BETTER, Verdict.WORSE)
+    return count
+
+
+OVER_DATASETS = (0.0, 0.5)
+"""Standard deviations of the true differences of data sets, in points."""
+
+
+def print_over_datasets(options: argparse.Namespace) -> None:
+    """Print the table of claims over data sets."""
+    heading = ["data sets", "seeds", "deviation", "no difference", *map(str, options.effects)]
+    print(f"| {' | '.join(heading)} |\n|{' --- |' * len(heading)}", flush=True)
+    for datasets, seeds, deviation in product(options.datasets, options.seeds, OVER_DATASETS):
+        row = [str(datasets), str(seeds), str(deviation)]
+        for effect in (0.0, *options.effects):
+            studies = options.power_studies if effect else options.studies
+            count = claims_over_datasets(datasets, seeds, deviation, effect, studies)
+            row.append(f"{100 * count / studies:.1f}")
+        print(f"| {' | '.join(row)} |", flush=True)
 
 
 def main() -> None:
@@ -253,7 +306,11 @@ def main() -> None:
     parser.add_argument("--claims", action="store_true")
     parser.add_argument("--comparisons", type=int, nargs="+", default=[1])
     parser.add_argument("--margin", type=float, default=1.0)
+    parser.add_argument("--datasets", type=int, nargs="+", default=[])
     options = parser.parse_args()
+    if options.datasets:
+        print_over_datasets(options)
+        return
     if options.claims:
         print_claims(options)
         return

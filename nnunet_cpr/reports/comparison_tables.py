@@ -9,6 +9,7 @@ import pandas as pd
 
 from nnunet_cpr.reports.metrics import difference_text, p_text, value_text
 from nnunet_cpr.reports.numbers import Numbers
+from nnunet_cpr.reports.over_datasets import OverDatasets
 from nnunet_cpr.reports.results import UNSEEDED
 from nnunet_cpr.reports.sentences import sentence
 from nnunet_cpr.reports.tables import Table
@@ -38,7 +39,7 @@ def comparison_table(comparisons: Sequence[Judged[Numbers]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*_KEY, *_NUMBERS])
 
 
-def _key(judged: Judged[Numbers]) -> dict[str, Any]:
+def _key(judged: Judged[Any]) -> dict[str, Any]:
     n = judged.numbers
     return {
         **n.setting._asdict(),
@@ -64,8 +65,8 @@ def _numbers(judged: Judged[Numbers]) -> dict[str, Any]:
         "interval_high": interval[1],
         "bootstrap_low": bootstrap[0],
         "bootstrap_high": bootstrap[1],
-        "p_corrected_t": n.corrected.p,
-        "p_fold_seed": n.crossed.p,
+        "p_corrected_t": n.tests[0].p,
+        "p_fold_seed": n.tests[1].p,
         "p": n.p,
         "p_holm": judged.p_holm.difference,
         "margin": n.margin,
@@ -85,6 +86,33 @@ def _numbers(judged: Judged[Numbers]) -> dict[str, Any]:
         "test_ratio": n.ratio.value,
         "test_ratio_from": n.ratio.source,
     }
+
+
+def over_table(comparisons: Sequence[Judged[OverDatasets]]) -> pd.DataFrame:
+    """Return ``over_datasets.csv``: one row for each comparison over data sets."""
+    rows = []
+    for judged in comparisons:
+        n = judged.numbers
+        low, high = sorted(n.metric.sign * end for end in n.interval)
+        rows.append(
+            {
+                **{key: value for key, value in _key(judged).items() if key != "dataset"},
+                "verdict": judged.verdict.value,
+                "datasets": len(n.datasets),
+                "better_on": n.better_on,
+                "difference": n.difference,
+                "interval_low": low,
+                "interval_high": high,
+                "p": n.p,
+                "p_holm": judged.p_holm.difference,
+                "margin": n.margin,
+                "p_tost_holm": judged.p_holm.equivalence,
+                "p_non_inferior_holm": judged.p_holm.non_inferiority,
+                "smallest_margin": judged.smallest_margin,
+                "left_out": " ".join(each.setting.dataset for each in n.left_out),
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def non_inferiority_table(comparisons: Sequence[Judged[Numbers]]) -> pd.DataFrame:

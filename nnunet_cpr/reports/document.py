@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from nnunet_cpr.reports.checks import find_warnings
 from nnunet_cpr.reports.comparison_tables import shown_comparisons
-from nnunet_cpr.reports.figures import Picture, draw_curves, draw_differences, draw_runs
+from nnunet_cpr.reports.figures import (
+    Picture,
+    draw_curves,
+    draw_differences,
+    draw_over_datasets,
+    draw_runs,
+)
 from nnunet_cpr.reports.numbers import Numbers
+from nnunet_cpr.reports.over_datasets import OverDatasets
 from nnunet_cpr.reports.pictures import draw_extreme_cases
 from nnunet_cpr.reports.results import ASSUMED, Results, unique
 from nnunet_cpr.reports.selection import Compared
@@ -26,10 +34,14 @@ from nnunet_cpr.reports.tables import (
 )
 from nnunet_cpr.reports.verdicts import Judged, Verdict
 
+Family = tuple[list[Judged[OverDatasets]], list[Judged[Numbers]]]
+"""Comparisons with one reference, over data sets and in each setting."""
 CAVEAT = (
-    "A verdict is about methods and needs at least 3 seeds and 2 folds, as another training of the same "
-    "method can differ by as much. A difference that is not statistically significant may still exist."
+    "A verdict is about methods and needs at least 3 seeds and 2 folds, or 3 data sets, as another "
+    "training of the same method can differ by as much. A difference that is not statistically "
+    "significant may still exist."
 )
+_VERDICTS = set(Verdict) - {Verdict.UNDECIDED, Verdict.NONE}
 MAX_SENTENCES = 6
 """Maximum number of comparisons in words; the table and the CSV file have all."""
 METHODS = (
@@ -40,7 +52,8 @@ METHODS = (
     "verdict needs p below 0.05 after Holm's correction for all comparisons that can have one, and "
     "that a bootstrap over cases and seeds and the main table agree. Better and worse: the mean "
     "difference is not 0. Equivalent: it is within the margin (two one-sided tests). Non-inferior: it "
-    "is not worse by the margin or more (one of these)."
+    "is not worse by the margin or more (one of these). Over data sets, a t-test over their mean "
+    "differences decides, in which each data set counts once."
 )
 
 
@@ -62,39 +75,54 @@ class Section:
     is_open: bool = False
 
 
-def answers(
-    parts: Sequence[Results], comparisons: Sequence[Judged[Numbers]], tested: Sequence[Judged[Numbers]]
-) -> list[str]:
+def answers(parts: Sequence[Results], judged: Family, tested: Family) -> list[str]:
     """Return the result in words: warnings, a sentence for each comparison, and non-inferiority.
 
     Args:
         parts: results of each setting of the study.
-        comparisons: comparisons with the reference.
-        tested: comparisons with the trainer to which others may be non-inferior.
+        judged: comparisons with the reference, over data sets and in each setting.
+        tested: those with the trainer to which others may be non-inferior.
     """
     prefix = {part.setting: f"{part.title}: " if len(parts) > 1 else "" for part in parts}
     lines = [f"Warning: {prefix[p.setting]}{line}" for p in parts for line in find_warnings(p)]
-    chosen = _by_interest(comparisons)[:MAX_SENTENCES]
-    sentences = [f"{prefix[each.numbers.setting]}{sentence(each)}" for each in chosen]
-    if more := len(comparisons) - len(sentences):
-        sentences.append(f"{more} more comparisons are in the table of differences.")
-    for metric in unique([each.numbers.metric for each in tested]):
-        of_metric = [each for each in tested if each.numbers.metric == metric]
-        shown = [
-            f"{prefix[each.numbers.setting]}{each.numbers.entry.full_title}"
-            for each in of_metric
-            if each.is_non_inferior
-        ]
-        first = of_metric[0].numbers
-        sentences.append(
+    over, comparisons = judged
+    lines += map(_over_sentence, over)
+    chosen = _by_interest([each for each in comparisons if not over or each.verdict in _VERDICTS])
+    chosen = chosen[:MAX_SENTENCES]
+    lines += [f"{prefix[each.numbers.setting]}{sentence(each)}" for each in chosen]
+    if more := len(comparisons) - len(chosen):
+        lines.append(f"{more} {'' if over else 'more '}comparisons are in the tables of differences.")
+    over, comparisons = tested
+    for metric in unique([each.numbers.metric for each in comparisons]):
+        titles: list[tuple[str, Judged[Any]]] = [(f"{_over_title(each)}: ", each) for each in over]
+        titles += [(prefix[each.numbers.setting], each) for each in comparisons]
+        of_metric = [(title, each) for title, each in titles if each.numbers.metric == metric]
+        shown = [f"{t}{each.numbers.entry.full_title}" for t, each in of_metric if each.is_non_inferior]
+        first = of_metric[0][1].numbers
+        lines.append(
             f"Shown to be not worse than {first.reference.full_title} by more than "
             f"{metric.amount(first.margin, 'g')} of {metric.title}: "
-            f"{'; '.join(shown) or _none_shown(of_metric)}."
+            f"{'; '.join(shown) or _none_shown([each for _, each in of_metric])}."
         )
-    return lines + sentences
+    return lines
 
 
-def _none_shown(of_metric: Sequence[Judged[Numbers]]) -> str:
+def _over_title(judged: Judged[OverDatasets]) -> str:
+    return f"over {len(judged.numbers.datasets)} data sets"
+
+
+def _over_sentence(judged: Judged[OverDatasets]) -> str:
+    """Return the result over data sets in words, and which data sets do not count."""
+    n, title = judged.numbers, _over_title(judged)
+    text = (
+        f"{title[0].upper()}{title[1:]}: {sentence(judged).removesuffix('.')}; better on {n.better_on}"
+    )
+    if left_out := [each.setting.dataset for each in n.left_out]:
+        text += f"; without {', '.join(left_out)}, where values are missing"
+    return f"{text}."
+
+
+def _none_shown(of_metric: Sequence[Judged[Any]]) -> str:
     """Say that no trainer was shown to be non-inferior, and which margin these runs could have shown."""
     smallest = min((e.smallest_margin for e in of_metric if e.evidence.is_possible), default=0.0)
     numbers = of_metric[0].numbers
@@ -107,21 +135,22 @@ def _none_shown(of_metric: Sequence[Judged[Numbers]]) -> str:
 
 def ratio_notes(comparisons: Sequence[Judged[Numbers]]) -> list[str]:
     """Return a note for the data sets whose splits the study has not recorded."""
-    assumed = unique(
-        [e.numbers.setting.dataset for e in comparisons if e.numbers.ratio.source == ASSUMED]
-    )
-    text = f"{', '.join(assumed)}: the study has not recorded its splits; four times as many cases for "
-    return (
-        [text + "training as for the test of a fold are assumed, as in five folds."] if assumed else []
-    )
+    ratios = {each.numbers.setting.dataset: each.numbers.ratio for each in comparisons}
+    assumed = [dataset for dataset, ratio in ratios.items() if ratio.source == ASSUMED]
+    if not assumed:
+        return []
+    which = "all data sets" if len(assumed) == len(ratios) else ", ".join(assumed)
+    return [
+        f"The study has not recorded the splits of {which}; four times as many cases for training as "
+        "for the test of a fold are assumed, as in five folds."
+    ]
 
 
 def _by_interest(comparisons: Sequence[Judged[Numbers]]) -> list[Judged[Numbers]]:
     """Return the comparisons with a verdict first, of many those of the largest gain."""
     if len(comparisons) <= MAX_SENTENCES:
         return list(comparisons)
-    open_ones = (Verdict.UNDECIDED, Verdict.NONE)
-    return sorted(comparisons, key=lambda each: (each.verdict in open_ones, -each.numbers.gain))
+    return sorted(comparisons, key=lambda each: (each.verdict not in _VERDICTS, -each.numbers.gain))
 
 
 def build_sections(
@@ -129,18 +158,35 @@ def build_sections(
     answer: list[str],
     main: Table,
     notes: list[str],
-    comparisons: Sequence[Judged[Numbers]],
+    judged: Family,
     raw: Path | None,
 ) -> list[Section]:
     """Return the sections of a report: the answer, one table and one figure, then everything else."""
+    over, comparisons = judged
     result = Section("Result", answer, [main], is_open=True)
     sections = [result, Section("Notes", [CAVEAT, *notes, METHODS], is_open=True)]
+    if over:
+        first = [each for each in over if each.numbers.metric == over[0].numbers.metric]
+        picture = draw_over_datasets(first)
+        means = Section("Means of the data sets", [], [main], is_open=True)
+        sections[:1] = [Section("Result", answer, pictures=[picture], is_open=True), means]
     for part in parts:
         here = [c for c in comparisons if c.numbers.setting == part.study_results.setting]
-        sections += _details(part, here, raw)
+        details = list(_details(part, here, raw))
+        sections += [_merge(details, part.study_results.title)] if len(parts) > 1 else details
     drawn = [each for each in sections if each.title.startswith("Differences") and each.pictures]
     result.pictures = [drawn[0].pictures.pop(0)] if drawn else []
     return sections
+
+
+def _merge(sections: Sequence[Section], title: str) -> Section:
+    """Return one section with the content of several."""
+    merged = Section(title)
+    for each in sections:
+        merged.text += each.text
+        merged.tables += each.tables
+        merged.pictures += each.pictures
+    return merged
 
 
 def _details(

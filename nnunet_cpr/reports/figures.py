@@ -18,12 +18,15 @@ from matplotlib.ticker import MaxNLocator
 from nnunet_cpr._figures import styled_figure
 from nnunet_cpr.reports.metrics import Metric, difference_text
 from nnunet_cpr.reports.numbers import Numbers
-from nnunet_cpr.reports.results import Results, run_means
+from nnunet_cpr.reports.over_datasets import OverDatasets
+from nnunet_cpr.reports.results import Results, run_means, unique
 from nnunet_cpr.reports.verdicts import Judged, Verdict
 from nnunet_cpr.studies.definition import Study, TrainerEntry
 
 MAX_DRAWN = 8
 """Maximum number of trainers beside the reference in figures."""
+MAX_PANELS = 3
+"""Maximum number of trainers in the figure over data sets."""
 _CURVES = {"train_loss": "training loss", "val_loss": "validation loss", "pseudo_dice": "pseudo Dice"}
 _MAX_POINTS = 250
 """Maximum number of points of a line."""
@@ -119,6 +122,51 @@ def draw_differences(comparisons: Sequence[Judged[Numbers]], title: str) -> Pict
     picture.alt = (
         f"Differences of {metric.title} to {first.reference.full_title} in {metric.difference_unit}, "
         "with 95 % intervals; the numbers are in the table."
+    )
+    return picture
+
+
+def draw_over_datasets(comparisons: Sequence[Judged[OverDatasets]]) -> Picture:
+    """Draw the differences of each data set and the one over data sets below them: a forest plot.
+
+    Args:
+        comparisons: comparisons by one metric; the first :data:`MAX_PANELS` have a panel each.
+    """
+    shown = comparisons[:MAX_PANELS]
+    first = shown[0].numbers
+    metric = first.metric
+    names = unique([each.setting.dataset for judged in shown for each in judged.numbers.datasets])
+    with draw(f"over-datasets-{metric.name}", (9, 1.4 + 0.25 * len(names))) as (figure, picture):
+        panels = np.atleast_1d(figure.subplots(1, len(shown), sharey=True))
+        for axes, judged in zip(panels, shown):
+            axes.axvline(0, color="0.4", linewidth=0.8)
+            rows = {each.setting.dataset: each for each in judged.numbers.datasets}
+            for height, name in enumerate(names):
+                if name in rows:
+                    low, high = sorted(metric.sign * end for end in rows[name].interval)
+                    axes.plot([low, high], [height, height], color="0.6", linewidth=1.5)
+                    axes.plot(rows[name].difference, height, "s", color="0.3", markersize=4)
+            low, high = sorted(metric.sign * end for end in judged.numbers.interval)
+            middle, height = judged.numbers.difference, len(names)
+            color = _COLORS.get(judged.verdict, "#00609f")
+            axes.fill([low, middle, high, middle], height + np.array([0, 0.3, 0, -0.3]), color=color)
+            axes.axhline(len(names) - 0.5, color="0.8", linewidth=0.8)
+            means = [each.difference for each in rows.values()]
+            reach = 1.2 * max(np.abs([*means, low, high]))
+            axes.set_xlim(-reach, reach)
+            axes.set_title(_short(judged.numbers.entry.full_title), fontsize=9)
+            axes.spines[["top", "right"]].set_visible(False)
+        panels[0].set_yticks(range(len(names) + 1), [*map(_short, names), "all data sets"])
+        panels[0].set_ylim(len(names) + 0.5, -0.5)
+        figure.supxlabel(
+            f"{metric.title} minus that of {_short(first.reference.full_title)} "
+            f"({metric.difference_unit}; {'right' if metric.sign > 0 else 'left'} of 0 is better); "
+            "bars: 95 % intervals",
+            fontsize=9,
+        )
+    picture.alt = (
+        f"Differences of {metric.title} to {first.reference.full_title} on each data set and over all "
+        f"of them, in {metric.difference_unit}, with 95 % intervals; over_datasets.csv has the numbers."
     )
     return picture
 

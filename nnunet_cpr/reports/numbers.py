@@ -35,7 +35,7 @@ _ROUNDING = 12
 """Decimals of a value that count; smaller differences come from the order of additions."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Gain:
     """Mean gain of one trainer over another by one metric, and what a verdict needs.
 
@@ -45,8 +45,7 @@ class Gain:
     Attributes:
         entry, reference: the two trainers, or the selected settings of two methods.
         margin: largest difference that counts as equivalent.
-        corrected: gain by the corrected repeated k-fold t-test.
-        crossed: gain by the test with folds and seeds as random factors.
+        tests: gain by each test that a claim needs.
         bootstrap: 95 % interval of the gain, of the bootstrap over cases and seeds.
         table_gain: gain by the main table's means, which are over cases for each class and then over
             classes; it can have another sign where classes are missing in many cases.
@@ -58,8 +57,7 @@ class Gain:
     entry: TrainerEntry
     reference: TrainerEntry
     margin: float
-    corrected: MeanDifference
-    crossed: MeanDifference
+    tests: tuple[MeanDifference, ...]
     bootstrap: tuple[float, float]
     table_gain: float
     doubt: str
@@ -68,7 +66,7 @@ class Gain:
     @property
     def gain(self) -> float:
         """Mean gain over the trainings."""
-        return self.corrected.mean
+        return self.tests[0].mean
 
     @property
     def difference(self) -> float:
@@ -78,8 +76,8 @@ class Gain:
     @property
     def deciding(self) -> MeanDifference:
         """The test with the wider 95 % interval, which has the larger p, too."""
-        tests = [test for test in (self.corrected, self.crossed) if not math.isnan(test.df)]
-        return max(tests, key=lambda test: test.reach, default=self.corrected)
+        tests = [test for test in self.tests if not math.isnan(test.df)]
+        return max(tests, key=lambda test: test.reach, default=self.tests[0])
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -88,12 +86,12 @@ class Gain:
 
     @property
     def p(self) -> float:
-        """Two-sided p of no difference, the larger of both tests."""
+        """Two-sided p of no difference, the largest of the tests."""
         return self._larger(lambda test: test.p)
 
     @property
     def p_non_inferior(self) -> float:
-        """One-sided p of a trainer that is worse by the margin or more, the larger of both tests."""
+        """One-sided p of a trainer that is worse by the margin or more, the largest of the tests."""
         return self._larger(lambda test: test.probability_below(-self.margin))
 
     @property
@@ -104,7 +102,7 @@ class Gain:
 
     @property
     def advantage_low(self) -> float:
-        """Lower limit of the gain, one-sided, the lower of both tests."""
+        """Lower limit of the gain, one-sided, the lowest of the tests."""
         return -self._larger(lambda test: -test.lower_limit)
 
     def smallest_margin(self, level: float) -> float:
@@ -117,13 +115,15 @@ class Gain:
         return float(np.fmax(self._larger(lambda test: test.one_sided_reach(level)), (high - low) / 2))
 
     def _larger(self, of_test: Callable[[MeanDifference], float]) -> float:
-        """Return the larger number of both tests; NaN, of too few runs, does not count."""
-        return float(np.fmax(of_test(self.corrected), of_test(self.crossed)))
+        """Return the largest number of the tests; NaN, of too few runs, does not count."""
+        return float(np.fmax.reduce([of_test(test) for test in self.tests]))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Numbers(Gain):
     """Comparison of two trainers in one setting, on the runs that both have finished.
+
+    The tests are the corrected repeated k-fold t-test and that with folds and seeds as random factors.
 
     Attributes:
         setting: data set, configuration and plans.
@@ -217,8 +217,7 @@ def _compare(values: _Values, entry: TrainerEntry, reference: TrainerEntry) -> N
         cases_left_out=left_out,
         margin=results.study.margin[metric.name],
         ratio=ratio,
-        corrected=corrected_t_test(trainings, ratio.value),
-        crossed=fold_seed_test(trainings),
+        tests=(corrected_t_test(trainings, ratio.value), fold_seed_test(trainings)),
         bootstrap=crossed_bootstrap(complete),
         table_gain=metric.sign * (in_table[0] - in_table[1]),
         doubt=doubt,

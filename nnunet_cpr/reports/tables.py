@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,23 +97,28 @@ def _numbers(metric: Metric, runs: pd.Series) -> dict[str, float]:
 
 
 def shown_main_table(parts: Sequence[Results]) -> Table:
-    """Return the main table as text: trainers down, settings and metrics across."""
-    metrics = parts[0].metrics
-    cells = {}
+    """Return the main table as text: trainers down and metrics across, or settings down."""
+    rows = {}
     for part in parts:
         numbers = main_table(part)
-        for metric in metrics:
-            column = (part.title, metric.heading)
-            cells[column] = [_value(metric, row) for _, row in numbers.iterrows()]
+        for metric in part.metrics:
+            rows[part.title, metric.heading] = [_value(metric, row) for _, row in numbers.iterrows()]
         if numbers["published_percent"].notna().any():
-            column = (part.title, "published Dice (%)")
-            cells[column] = list(map(value_text, numbers["published_percent"]))
+            published = list(map(value_text, numbers["published_percent"]))
+            rows[part.title, "published Dice (%)"] = published
+    metrics = parts[0].metrics
     caption = f"Foreground mean of {', '.join(metric.heading for metric in metrics)}"
-    titles = [entry.full_title for entry in parts[0].study.trainers]
-    table = pd.DataFrame(cells, index=pd.Index(titles, name="trainer"))
-    if all(heading == "Dice (%)" for _, heading in cells):
-        table = table.droplevel(1, axis=1)
+    titles = pd.Index([entry.full_title for entry in parts[0].study.trainers], name="trainer")
+    if len(parts) == 1:
+        table = pd.DataFrame(rows, index=titles)
+        return Table(caption, table.droplevel(1, axis=1) if _is_dice(rows) else table)
+    names = [title if _is_dice(rows) else f"{title}, {heading}" for title, heading in rows]
+    table = pd.DataFrame(list(rows.values()), index=pd.Index(names, name="data set"), columns=titles)
     return Table(caption, table)
+
+
+def _is_dice(rows: Iterable[tuple[str, str]]) -> bool:
+    return all(heading == "Dice (%)" for _, heading in rows)
 
 
 def _value(metric: Metric, row: pd.Series) -> str:
@@ -221,7 +226,10 @@ def to_latex(table: Table, notes: Sequence[str]) -> str:
 def to_markdown(table: Table) -> str:
     """Return a table in Markdown; pandas needs one more package for this."""
     columns = [" ".join(c) if isinstance(c, tuple) else str(c) for c in table.cells.columns]
-    rows = [["trainer", *map(escape_markdown, columns)], ["---", *["---:"] * len(columns)]]
+    rows = [
+        [str(table.cells.index.name), *map(escape_markdown, columns)],
+        ["---", *["---:"] * len(columns)],
+    ]
     rows += [[escape_markdown(heading), *cells] for heading, *cells in table.cells.itertuples()]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 

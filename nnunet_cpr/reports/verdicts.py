@@ -31,7 +31,7 @@ class Claim(NamedTuple):
     """A possible result, and what must agree before it is claimed.
 
     Attributes:
-        tests: both t-tests, after Holm's correction.
+        tests: each test, after Holm's correction.
         bootstrap: the interval of the bootstrap over cases and seeds.
         table: the means of the main table.
     """

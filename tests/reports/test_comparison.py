@@ -87,7 +87,7 @@ def test_few_seeds_or_folds_have_no_verdict(tmp_path, seeds, folds):
     write_runs(tmp_path, CPR, noisy(0.9, seeds, folds))
     found = compared(tmp_path, seeds=seeds, folds=folds)[CPR]
     assert (
-        found.numbers.corrected.p < 0.05 and found.verdict == "no verdict" and not found.is_non_inferior
+        found.numbers.tests[0].p < 0.05 and found.verdict == "no verdict" and not found.is_non_inferior
     )
     assert f"no verdict with {len(seeds)} seeds and {len(folds)} fold" in sentence(found)
 

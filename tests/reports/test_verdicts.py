@@ -7,10 +7,19 @@ from itertools import product
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_1samp
 
-from benchmarks.study_statistics import SCENARIOS, compare, contradicts_itself, false_claims, simulate
+from benchmarks.study_statistics import (
+    SCENARIOS,
+    claims_over_datasets,
+    compare,
+    contradicts_itself,
+    false_claims,
+    simulate,
+)
 from nnunet_cpr.reports.metrics import METRICS
 from nnunet_cpr.reports.numbers import Numbers
+from nnunet_cpr.reports.over_datasets import judge_family
 from nnunet_cpr.reports.results import Setting, SplitRatio
 from nnunet_cpr.reports.sentences import sentence
 from nnunet_cpr.reports.statistics import MeanDifference
@@ -34,8 +43,7 @@ def numbers(gain: float, scale: float = 0.1, df: float = 8, **changes) -> Number
         cases_left_out=0,
         margin=1.0,
         ratio=SplitRatio(0.25, "assumed"),
-        corrected=MeanDifference(gain, scale, df),
-        crossed=MeanDifference(gain, scale / 2, df),
+        tests=(MeanDifference(gain, scale, df), MeanDifference(gain, scale / 2, df)),
         bootstrap=(gain - scale, gain + scale),
         table_gain=gain,
         doubt="",
@@ -120,8 +128,8 @@ def test_holm_counts_only_comparisons_that_can_have_a_verdict() -> None:
 
 def test_shown_interval_and_probabilities_are_those_of_the_deciding_test() -> None:
     crossed = MeanDifference(1.2, 0.6, 2)
-    given = numbers(1.2, crossed=crossed)
-    assert given.corrected.p < 0.05 < given.p == crossed.p
+    given = numbers(1.2, tests=(MeanDifference(1.2, 0.1, 8), crossed))
+    assert given.tests[0].p < 0.05 < given.p == crossed.p
     assert given.interval == crossed.interval and given.interval[0] < 0
     assert "worse to" in sentence(judged(given)[0])
 
@@ -129,7 +137,7 @@ def test_shown_interval_and_probabilities_are_those_of_the_deciding_test() -> No
 def test_equivalence_needs_both_one_sided_tests_after_correction() -> None:
     """A true difference of the margin must not be called equivalent more often by many comparisons."""
     close = numbers(0.75)
-    assert close.p_equivalent == pytest.approx(close.corrected.probability_above(1.0))
+    assert close.p_equivalent == pytest.approx(close.tests[0].probability_above(1.0))
     assert judged(close)[0].evidence.equivalence.tests
     assert not judged(close, *[numbers(5.0)] * 9)[0].evidence.equivalence.tests
 
@@ -158,3 +166,46 @@ def test_simulated_equal_trainers_are_equivalent_and_non_inferior() -> None:
     found = compare(results)
     assert sum(each.verdict is Verdict.EQUIVALENT for each in found) >= 9
     assert all(each.is_non_inferior for each in found if each.verdict is Verdict.EQUIVALENT)
+
+
+# Over data sets
+
+
+def of_datasets(*gains: float, **changes) -> list[Numbers]:
+    """Return comparisons of data sets with one seed each, which have no verdict of their own."""
+    return [
+        numbers(
+            gain, obstacle="no verdict with 1 seed", setting=Setting(f"Dataset{i}", "3d", "p"), **changes
+        )
+        for i, gain in enumerate(gains)
+    ]
+
+
+def test_data_sets_with_one_seed_have_a_verdict_over_all_of_them() -> None:
+    gains = (1.0, 2.0, 1.5, 0.5, 2.5)
+    (over,), comparisons = judge_family(of_datasets(*gains))
+    expected = ttest_1samp(gains, 0)
+    low, high = expected.confidence_interval()
+    assert over.numbers.p == pytest.approx(expected.pvalue) and over.verdict == "better"
+    assert over.numbers.interval == (pytest.approx(low), pytest.approx(high))
+    assert over.numbers.better_on == 5 and {each.verdict for each in comparisons} == {"no verdict"}
+    assert not judge_family(of_datasets(*gains[:2]))[0]
+
+
+def test_data_sets_with_doubtful_values_do_not_count() -> None:
+    doubtful = replace(of_datasets(9.0)[0], doubt="no verdict, as 9 cases are left out")
+    (over,), _ = judge_family([*of_datasets(0.1, 0.2, -0.1, 0.0, margin=2.0), doubtful])
+    assert over.verdict == "equivalent" and over.is_non_inferior and over.numbers.left_out == [doubtful]
+    (over,), _ = judge_family([*of_datasets(1.0, 1.1), doubtful])
+    assert over.verdict == "no verdict" and "with 2 data sets" in sentence(over)
+
+
+def test_distances_are_better_where_they_are_lower() -> None:
+    (over,), _ = judge_family(of_datasets(1.0, 1.2, 1.1, metric=METRICS["hd95"]))
+    assert over.verdict == "better" and over.numbers.difference == pytest.approx(-1.1)
+
+
+@pytest.mark.slow
+def test_simulated_claims_over_data_sets_are_rarely_false() -> None:
+    assert claims_over_datasets(5, 1, 0.5, 0.0, 100) <= 11
+    assert claims_over_datasets(10, 1, 0.5, 1.0, 20) >= 15

@@ -1,0 +1,93 @@
+"""Comparison of two trainers over several data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from nnunet_cpr.reports.numbers import Gain, Numbers
+from nnunet_cpr.reports.results import Setting
+from nnunet_cpr.reports.statistics import MeanDifference
+from nnunet_cpr.reports.verdicts import Judged, judge_all
+
+MIN_DATASETS = 3
+"""Minimum number of data sets for a comparison over data sets."""
+
+
+@dataclass(frozen=True, eq=False)
+class OverDatasets(Gain):
+    """Mean gain over data sets, each of which counts once.
+
+    The gains of the data sets vary, and are measured with errors by their folds and seeds. A t-test over
+    them takes both into account, whatever the errors are, and needs no seeds.
+
+    Attributes:
+        datasets: comparisons of the data sets.
+        left_out: those whose numbers are doubtful, which do not count.
+    """
+
+    datasets: list[Numbers]
+    left_out: list[Numbers]
+
+    @property
+    def setting(self) -> Setting:
+        """Setting of all data sets but for their names."""
+        return (self.datasets or self.left_out)[0].setting._replace(dataset="")
+
+    @property
+    def better_on(self) -> int:
+        """Number of data sets on which the trainer is better."""
+        return sum(each.gain > 0 for each in self.datasets)
+
+
+def judge_family(
+    comparisons: Sequence[Numbers],
+) -> tuple[list[Judged[OverDatasets]], list[Judged[Numbers]]]:
+    """Return the verdicts over data sets, and those of each comparison with the same reference.
+
+    Holm's correction counts both.
+    """
+    over = over_datasets(comparisons)
+    judged = judge_all([*over, *comparisons])
+    return (
+        cast("list[Judged[OverDatasets]]", judged[: len(over)]),
+        cast("list[Judged[Numbers]]", judged[len(over) :]),
+    )
+
+
+def over_datasets(comparisons: Sequence[Numbers]) -> list[OverDatasets]:
+    """Return a comparison over data sets for each trainer, metric, configuration and plans.
+
+    Args:
+        comparisons: comparisons with one reference; without three data sets there are none over them.
+    """
+    groups: dict[tuple[str, ...], list[Numbers]] = {}
+    for each in comparisons:
+        key = (each.metric.name, each.entry.trainer, *each.setting[1:])
+        groups.setdefault(key, []).append(each)
+    return [_over(group) for group in groups.values() if len(group) >= MIN_DATASETS]
+
+
+def _over(group: list[Numbers]) -> OverDatasets:
+    counted = [each for each in group if not each.doubt and not np.isnan(each.gain)]
+    gains = np.array([each.gain for each in counted])
+    test = MeanDifference(float(gains.mean()) if len(gains) else np.nan)
+    if len(gains) > 1:
+        test = MeanDifference(test.mean, float(gains.std(ddof=1) / np.sqrt(len(gains))), len(gains) - 1)
+    first = group[0]
+    return OverDatasets(
+        metric=first.metric,
+        entry=first.entry,
+        reference=first.reference,
+        margin=first.margin,
+        tests=(test,),
+        bootstrap=test.interval,  # a bootstrap over so few units would be too narrow
+        table_gain=float(np.mean([each.table_gain for each in counted])) if counted else np.nan,
+        doubt="",
+        obstacle="" if len(counted) >= MIN_DATASETS else f"no verdict with {len(counted)} data sets",
+        datasets=counted,
+        left_out=[each for each in group if each not in counted],
+    )
