@@ -157,7 +157,8 @@ def test_unusual_studies_have_a_report_without_nan(tmp_path, kind):
     for dataset in datasets:
         for trainer in trainers[: 1 if kind == "one has finished" else None]:
             write_fold(tmp_path, trainer, 0, cases, dataset)
-    _, page, output = report(tmp_path, study(*trainers, datasets=datasets, folds=(0,)), tmp_path)
+    folder, page, output = report(tmp_path, study(*trainers, datasets=datasets, folds=(0,)), tmp_path)
+    assert "trainer" in pd.read_csv(folder / "comparisons.csv")
     assert "72.50" in output or "61.25" in output
     assert [words for words in page.words if "nan" in words.lower().split()] == []
 
