@@ -133,7 +133,9 @@ WHOLE_DEMO = str(Path(sys.executable).parent / "nnunet-cpr")
 @pytest.mark.parametrize(
     ("command", "steps", "least"),
     [
-        pytest.param([sys.executable, "-c", SHORT_DEMO], 7, (0, 0), marks=pytest.mark.slow, id="short"),
+        pytest.param(
+            [sys.executable, "-c", SHORT_DEMO], 7, (0, 0), marks=pytest.mark.release, id="short"
+        ),
         pytest.param([WHOLE_DEMO], 210, (0.6, 0.5), marks=pytest.mark.release, id="whole"),
     ],
 )

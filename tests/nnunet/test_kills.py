@@ -60,7 +60,7 @@ def kill_and_continue(workspace: Workspace, seed: int, seconds: float, kills: in
 
 
 @pytest.mark.parametrize(
-    "kills", [pytest.param(3, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.release)]
+    "kills", [pytest.param(1, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.release)]
 )
 def test_kills_do_not_change_the_result(kills: int, workspace: Workspace, tmp_path: Path) -> None:
     """Kill two trainings, each that many times; 3 minutes on two cores for ten kills."""
