@@ -8,6 +8,7 @@ in their update.
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 import weakref
 from abc import ABC, abstractmethod
@@ -22,11 +23,15 @@ from torch.optim import Optimizer
 from nnunet_cpr import _state_dict
 from nnunet_cpr._device import to_device
 from nnunet_cpr._distributed import is_checkpoint_imported, is_state_initialization
+from nnunet_cpr._multipliers import Decays
+from nnunet_cpr._tensor_check import check_tensors, layouts
 from nnunet_cpr._validation import list_names
 from nnunet_cpr.param_groups import Params, find_doubtful, param_groups, regularized
 
 _DECAYS = ("weight_decay", "lambd")
 """Settings of weight decay in parameter groups; ASGD has both."""
+_HOOKED_STEP = Optimizer.profile_hook_step(Optimizer.step).__code__
+"""Code that torch puts around each ``step``, also those that a subclass calls, to run the hooks."""
 
 
 class RegularizationMethod(ABC):
@@ -72,7 +77,9 @@ class RegularizationMethod(ABC):
         self._optimizer_ref: weakref.ref[Optimizer] | None = None
         self._hooks: list[Any] = []
         self._order: list[str] = []  # names in the order of the optimizer's groups
-        self._checked: Any = None  # the optimizer's groups at the last check
+        # To notice changes of the optimizer's groups, and of the dtypes of its parameters:
+        self._checked: Any = None
+        self._layouts: dict[int, Any] = {}
         self._pending_state: dict[str, Tensor] | None = None
         self._constants: dict[Any, tuple[Any, Tensor]] = {}
         step = torch.zeros((), dtype=torch.int64, device=self._device())
@@ -119,6 +126,16 @@ class RegularizationMethod(ABC):
         """
         raise NotImplementedError(f"{self.title} has no decay")
 
+    def begin_kernel_step(self) -> Decays | None:
+        """Count a step on the CPU, of which a kernel updates the multipliers.
+
+        Returns:
+            What the kernel needs; None if there is more to do than to update the multipliers of matrices
+            whose bounds are set, or if the method has none. Then nothing is counted, and the step needs
+            :meth:`update_decay`.
+        """
+        return None
+
     @abstractmethod
     def _config(self) -> dict[str, Any]:
         """Return the settings that a saved state belongs to, as plain values."""
@@ -161,16 +178,24 @@ class RegularizationMethod(ABC):
         """
         if self._optimizer is not None:
             raise RuntimeError(f"{self.title} is attached to an optimizer already; call detach() first")
-        other = attached_method(optimizer)
-        if other is not None:
-            raise RuntimeError(f"the optimizer has another {other.title} attached; call its detach()")
         if not hasattr(optimizer, "_optimizer_state_dict_post_hooks"):
             raise TypeError(
                 "optimizer: expected a torch.optim.Optimizer that runs hooks, got a "
                 f"{type(optimizer).__name__}; if it wraps an optimizer, attach to the wrapped one"
             )
+        for name, value in vars(optimizer).items():
+            # SAM shares its groups with its base. ZeroRedundancyOptimizer, which is supported, does not.
+            if isinstance(value, Optimizer) and _share_groups(value, optimizer):
+                raise TypeError(
+                    f"optimizer: expected one that steps the parameters itself, got a "
+                    f"{type(optimizer).__name__} around a {type(value).__name__}; attach to its {name}"
+                )
+        other = attached_method(optimizer)
+        if other is not None:
+            raise RuntimeError(f"the optimizer has another {other.title} attached; call its detach()")
         self._check_optimizer(optimizer)
         self._optimizer_ref = weakref.ref(optimizer)
+        _attached[optimizer] = self
         optimizer.__getstate__ = self._refuse_copy  # type: ignore[method-assign]
         self._hooks = [
             optimizer.register_state_dict_post_hook(self._add_to_state_dict),
@@ -194,6 +219,7 @@ class RegularizationMethod(ABC):
         optimizer = self._optimizer
         if optimizer is not None:
             del optimizer.__getstate__
+            del _attached[optimizer]
         self._optimizer_ref = None
 
     def _refuse_copy(self) -> NoReturn:
@@ -255,31 +281,39 @@ class RegularizationMethod(ABC):
             self._check_optimizer(optimizer)
             self._check_devices()
             self._checked = groups
-        if self._state["step"].device != self.parameters[0].device:
-            self._move_state_to_parameters()
         return bool(optimizer.state) or not is_state_initialization(optimizer)
 
+    def correct_before_step(self, optimizer: Optimizer) -> None:
+        """Update and correct before the step of an optimizer, which :meth:`begin_step` has checked.
+
+        Raises:
+            RuntimeError: a gradient or state does not fit its parameter; nothing is changed then.
+        """
+        check_tensors(optimizer, self._layouts)
+        self._layouts = layouts(optimizer)
+        self._move_state_to_parameters()
+        self.update_and_correct(getattr(optimizer, "found_inf", None))  # set by GradScaler
+
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        if not self.begin_step(optimizer):
+        if _is_within_step(optimizer) or not self.begin_step(optimizer):
             return None
-        found_inf = getattr(optimizer, "found_inf", None)  # set by GradScaler for fused optimizers
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            self.update_and_correct(found_inf)
+            self.correct_before_step(optimizer)
             return None
 
         # The correction must come after the closure, which computes the gradient at theta_t. Some
         # optimizers call it again at other points, and torch.compile would trace it.
-        update_once = functools.cache(torch.compiler.disable(self.update_and_correct))
+        correct_once = functools.cache(torch.compiler.disable(self.correct_before_step))
 
-        def closure_then_update() -> Any:
+        def closure_then_correct() -> Any:
             loss = closure()
-            update_once(found_inf)
+            correct_once(optimizer)
             return loss
 
         if len(args) > 1:
-            return (args[0], closure_then_update, *args[2:]), kwargs
-        return args, {**kwargs, "closure": closure_then_update}
+            return (args[0], closure_then_correct, *args[2:]), kwargs
+        return args, {**kwargs, "closure": closure_then_correct}
 
     # State dicts
 
@@ -340,17 +374,33 @@ class RegularizationMethod(ABC):
         self._state, self._pending_state = self._pending_state, None
 
 
+_attached: weakref.WeakKeyDictionary[Optimizer, RegularizationMethod] = weakref.WeakKeyDictionary()
+
+
 def attached_method(optimizer: Optimizer) -> RegularizationMethod | None:
     """Return the method that is attached to an optimizer, None if there is none.
 
-    Its hooks are the only record: an attribute of the optimizer would outlast :meth:`detach`, and keep
-    the method in copies, which torch makes without hooks.
+    Copies of an optimizer, which torch makes without hooks, have none.
     """
-    for hook in getattr(optimizer, "_optimizer_state_dict_post_hooks", {}).values():
-        method = getattr(hook, "__self__", None)
-        if isinstance(method, RegularizationMethod):
-            return method
-    return None
+    return _attached.get(optimizer)
+
+
+def _share_groups(inner: Optimizer, outer: Optimizer) -> bool:
+    return any(group is own for group in inner.param_groups for own in outer.param_groups)
+
+
+def _is_within_step(optimizer: Optimizer) -> bool:
+    """Return True if a hook of a step runs within another step of the same optimizer.
+
+    Torch runs the hooks in the ``step`` of each class that has been used. A subclass whose ``step``
+    calls ``super().step()`` thus runs them twice. Only the stack tells: a counter would be wrong after a
+    step that raises, for which torch runs no hook.
+    """
+    frame, depth = sys._getframe(), 0
+    while frame is not None:
+        depth += frame.f_code is _HOOKED_STEP and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back  # type: ignore[assignment]
+    return depth > 1
 
 
 def _may_decay(weight_decay: Any) -> bool:

@@ -116,6 +116,11 @@ class Shards:
             for group, own in sharded.values()
         ]
 
+    @property
+    def are_local(self) -> bool:
+        """True if this process has all elements, so that sums need no all-reduce."""
+        return not self._reductions
+
     def total(self, sums: Tensor) -> Tensor:
         """Return sums over all elements from those over the local elements, ``[rows, J]``.
 

@@ -23,6 +23,7 @@ from nnunet_cpr._spelling import COUNT, NUMBER, NUMBER_HELP, WrongName, parse_nu
 from nnunet_cpr._validation import positive_integer, positive_number, short_repr
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 
@@ -61,6 +62,15 @@ class Bound(ABC):
     def memory(self, like: Tensor) -> dict[str, Tensor]:
         """Return the initial state of the bound, tensors shaped like ``like`` (``[J]``)."""
         return {}
+
+    def is_due(self, step: int, kappa: np.ndarray) -> bool:
+        """Return True if :meth:`update_` can change something after ``step`` steps, so that it needs R.
+
+        Args:
+            step: number of optimizer steps so far.
+            kappa: the bounds, +inf where not set yet.
+        """
+        return not self.is_set_once or (step >= self.earliest and not bool((kappa < math.inf).all()))
 
     @abstractmethod
     def update_(self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]) -> None:
@@ -185,6 +195,9 @@ class KappaIP(Bound):
     @property
     def earliest(self) -> int:
         return 2 * self.interval
+
+    def is_due(self, step: int, kappa: np.ndarray) -> bool:
+        return step % self.interval == 0
 
     def memory(self, like: Tensor) -> dict[str, Tensor]:
         return {

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 from nnunet_cpr._attachment import RegularizationMethod
 from nnunet_cpr._device import to_device
 from nnunet_cpr._distributed import Shards, local_tensors
+from nnunet_cpr._multipliers import LARGEST, Decays, moved_multiplier
 from nnunet_cpr._validation import positive_number, short_repr
 from nnunet_cpr.bounds import Bound, KappaWS, as_bound
 from nnunet_cpr.param_groups import Params, param_groups, select
@@ -49,9 +51,6 @@ class CPRSettings:
     def plain(self) -> dict[str, Any]:
         """Return the settings as plain values that :meth:`parse` reads, for parameter groups."""
         return {**vars(self), "kappa": str(self.kappa), "regularizer": self.regularizer.name}
-
-
-_LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,85 +247,92 @@ class CPR(RegularizationMethod):
 
     @torch.no_grad()
     def update_and_correct(self, found_inf: Tensor | None) -> None:
-        for part, multiplier, sums in self._algorithm_1(self._local_sums, found_inf):
+        is_taken, has_step = self._steps(found_inf)
+        for part in self._parts:
+            sums = part.shards.total(self._local_sums(part))
+            multiplier = self._algorithm_1(part, sums, is_taken, has_step[part.index])
             params = local_tensors(self.parameters[part.index])
             part.settings.regularizer.correct_(params, multiplier, sums, part.numel)
+        self._state["step"] += 1 if is_taken is None else is_taken
 
     def update_decay(
         self, sums_of_squares: Callable[[], Tensor], found_inf: Tensor | None = None
     ) -> Tensor:
-        sums = sums_of_squares()[None]
-        decay = torch.empty(len(self.parameters), dtype=torch.float32, device=sums.device)
-        for part, multiplier, _ in self._algorithm_1(lambda part: sums[:, part.index], found_inf):
-            decay[part.index] = 2 * multiplier
+        is_taken, has_step = self._steps(found_inf)
+        local_sums = sums_of_squares()[None]
+        decay = torch.empty(len(self.parameters), dtype=torch.float32, device=local_sums.device)
+        for part in self._parts:
+            sums = part.shards.total(local_sums[:, part.index])
+            decay[part.index] = 2 * self._algorithm_1(part, sums, is_taken, has_step[part.index])
+        self._state["step"] += 1 if is_taken is None else is_taken
         return decay
 
-    def _algorithm_1(
-        self, local_sums: Callable[[_Part], Tensor], found_inf: Tensor | None
-    ) -> Iterator[tuple[_Part, Tensor, Tensor]]:
-        """Take the paper's Algorithm 1 for one step; the correction follows each ``yield``.
+    def _steps(self, found_inf: Tensor | None) -> tuple[Tensor | None, Tensor]:
+        """Return if the step is taken (None for True), and if each matrix is updated, bool ``[J]``."""
+        has_grad = [p.grad is not None for p in self.parameters]
+        has_step = self._constant("has_grad", has_grad, torch.bool)
+        if found_inf is None:
+            return None, has_step
+        is_taken = found_inf.to(has_step.device).reshape(()) == 0
+        return is_taken, has_step & is_taken
 
-        The step counts when the last one is done. It does not wait for a GPU.
+    def _algorithm_1(
+        self, part: _Part, sums: Tensor, is_taken: Tensor | None, has_step: Tensor
+    ) -> Tensor:
+        """Take the paper's Algorithm 1 up to the correction. It does not wait for a GPU.
 
         Args:
-            local_sums: returns the sums over the elements of this process that R needs, ``[rows, J]``.
-            found_inf: as in :meth:`step`.
+            part: matrices with the same settings; the rest is of these.
+            sums: sums over all their elements that R needs, ``[rows, J]``.
+            is_taken: False, a scalar, in a step that ``GradScaler`` skips; None for True.
+            has_step: False for matrices without a gradient, and in a skipped step, ``[J]``.
 
-        Yields:
-            Matrices with the same settings, the multipliers of their correction (0 for those that are
-            not corrected), and the sums over all their elements.
+        Returns:
+            Multipliers of the correction, 0 for matrices that are not corrected, ``[J]``.
         """
-        state = self._state
-        has_grad = [p.grad is not None for p in self.parameters]
-        # Matrices with a gradient, in a step that is not skipped; None if these are all.
-        has_step = None if all(has_grad) else self._constant("has_grad", has_grad, torch.bool)
-        if found_inf is not None:
-            is_taken = found_inf.to(state["step"].device).reshape(()) == 0
-            has_step = is_taken.expand(len(self.parameters)) & (
-                is_taken if has_step is None else has_step
-            )
-        for part in self._parts:
-            own, own_has_step = state, has_step
-            if len(self._parts) > 1:
-                own = {key: value[part.index] if value.ndim else value for key, value in state.items()}
-                own_has_step = None if has_step is None else has_step[part.index]
-            kappa, multiplier, bound = own["kappa"], own["lagrange_multiplier"], part.settings.kappa
+        settings = part.settings
+        state = {key: value[part.index] if value.ndim else value for key, value in self._state.items()}
+        kappa, multiplier = state["kappa"], state["lagrange_multiplier"]
 
-            sums = part.shards.total(local_sums(part))
-            r = part.settings.regularizer.measure(sums, part.numel)
-            if found_inf is not None:
-                r = torch.where(is_taken, r, math.nan)  # changes neither bounds nor multipliers
-            # On the CPU, where a look is cheap, bounds that are set for good are left alone.
-            if not (bound.is_set_once and kappa.is_cpu and bool(kappa.isfinite().all())):
-                bound.update_(kappa, state["step"], r, own)
-            proposed = (multiplier + part.settings.mu * (r - kappa)).clamp_(min=0)
-            yield part, self._accept(part, own, own_has_step, r, proposed), sums
-        state["step"] += 1 if found_inf is None else is_taken
-
-    def _accept(
-        self, part: _Part, own: dict[str, Tensor], has_step: Tensor | None, r: Tensor, proposed: Tensor
-    ) -> Tensor:
-        """Store the multipliers that are finite, of matrices with a gradient; return those to apply."""
-        multiplier, was_positive = own["lagrange_multiplier"], own.get("was_positive")
-        limit = part.settings.regularizer.largest_multiplier
-        # In nearly all steps on the CPU, where a look is cheap, nothing is to be left out or limited.
-        is_plain = proposed.is_cpu and has_step is None and was_positive is None
-        if is_plain and bool((proposed <= min(limit, _LARGEST)).all()):
-            multiplier.copy_(proposed)
-            return proposed
-        is_finite = proposed <= _LARGEST
-        is_updated = is_finite if has_step is None else is_finite & has_step
-        if was_positive is not None:  # kept for all matrices if any has an adaptive bound
-            if part.settings.adaptive:
+        r = settings.regularizer.measure(sums, part.numel)
+        if is_taken is not None:
+            r = torch.where(is_taken, r, math.nan)  # sets no bound
+        settings.kappa.update_(kappa, state["step"], r, state)
+        proposed = moved_multiplier(multiplier, settings.mu, r, kappa).clamp_(min=0)
+        is_finite = proposed <= LARGEST
+        is_updated = has_step & is_finite
+        is_skipped = has_step & ~is_finite & (kappa < math.inf)
+        if "was_positive" in state:  # kept for all matrices if any has an adaptive bound
+            was_positive = state["was_positive"]
+            if settings.adaptive:
                 has_fallen_back = is_updated & (multiplier == 0) & was_positive
-                torch.where(has_fallen_back, r, own["kappa"], out=own["kappa"])
+                torch.where(has_fallen_back, r, kappa, out=kappa)
             torch.where(is_updated, multiplier > 0, was_positive, out=was_positive)
         torch.where(is_updated, proposed, multiplier, out=multiplier)
+
         applied = torch.where(is_updated, proposed, 0.0)
-        is_skipped = ~is_finite if has_step is None else ~is_finite & has_step
-        self._state["skipped_updates"] += is_skipped.sum()
-        self._state["limited_corrections"] += (applied > limit).sum()
+        limit = settings.regularizer.largest_multiplier
+        state["skipped_updates"] += is_skipped.sum()
+        state["limited_corrections"] += (applied > limit).sum()
         return applied.clamp_(max=limit)
+
+    def begin_kernel_step(self) -> Decays | None:
+        # Views of the state. The cache is cold between steps, where NumPy takes less time than torch.
+        state = {key: value.numpy() for key, value in self._state.items()}
+        for part in self._parts:
+            is_due = part.settings.kappa.is_due(int(state["step"]), state["kappa"][part.index])
+            if is_due or part.settings.adaptive or not part.shards.are_local:
+                return None
+        state["step"][()] += 1
+        return Decays(
+            value=np.zeros(len(self.settings), np.float32),
+            kappa=state["kappa"],
+            mu=np.array([own.mu for own in self.settings], np.float32),
+            limit=np.float32(L2.largest_multiplier),
+            multiplier=state["lagrange_multiplier"],
+            skipped=state["skipped_updates"].reshape(1),
+            limited=state["limited_corrections"].reshape(1),
+        )
 
     def _local_sums(self, part: _Part) -> Tensor:
         return part.settings.regularizer.sums(local_tensors(self.parameters[part.index]))

@@ -145,9 +145,6 @@ TORCHS = [
         (lambda t: t.repeat_interleave(2, 1)[:, ::2], lambda t: t),
         (lambda t: t, lambda t: t.T.contiguous().T),
         (lambda t: t, lambda t: t.to_sparse()),
-        (lambda t: t, lambda t: t[0].clone()),  # broadcast
-        (lambda t: t, lambda t: t[:, :2].clone()),
-        (lambda t: t, lambda t: t.double()),
     ],
 )
 def test_fused_step_of_unlike_gradients_is_torchs_unfused_step(
@@ -171,6 +168,21 @@ def test_fused_step_of_unlike_gradients_is_torchs_unfused_step(
         assert results[0] is results[1]
     else:
         torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("ours", [SGDCPR, AdamCPR])
+@pytest.mark.parametrize(
+    "gradient", [lambda t: t[0].clone(), lambda t: t[:, :2].clone(), lambda t: t.double()]
+)
+def test_gradients_of_another_shape_or_dtype_are_refused(ours: Any, gradient: Any) -> None:
+    p = matrix()
+    p.grad = torch.ones_like(p)
+    p.grad.data = gradient(p.grad)
+    optimizer = ours([("w", p)], lr=0.1)
+    before = p.detach().clone()
+    with pytest.raises(RuntimeError, match=r"gradient of parameter 'w': expected .*, got .*; cast"):
+        optimizer.step()
+    assert torch.equal(p, before) and not optimizer.state and optimizer.cpr.step_count == 0
 
 
 @pytest.mark.parametrize(("ours", "torchs"), TORCHS)
@@ -306,7 +318,7 @@ DEVIATIONS = {
     "`fused=True`, sparse gradients of SGD": (
         "compatibility.test_torch_optimizers.test_sparse_gradients_equal_dense_ones"
     ),
-    "`fused=True` on the CPU, state or gradient of another dtype or shape": (
+    "state or gradient of another dtype, shape or device than the parameter": (
         "fused.test_changed_memory.test_changed_tensors_give_torchs_step_or_an_error"
     ),
     "complex parameters": "test_param_groups.test_invalid_params_are_refused",

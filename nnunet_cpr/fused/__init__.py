@@ -20,9 +20,9 @@ from functools import lru_cache
 
 import torch
 
-from nnunet_cpr.fused.backend import Backend, Plan, Rule, common_layouts
+from nnunet_cpr.fused.backend import Backend, Plan, Rule, common_layouts, share_memory
 
-__all__ = ["Backend", "Plan", "Rule", "common_layouts", "find_backend", "is_enabled"]
+__all__ = ["Backend", "Plan", "Rule", "common_layouts", "find_backend", "is_enabled", "share_memory"]
 
 SWITCH = "NNUNET_CPR_FUSED"
 """Environment variable; 0 disables all fused steps."""
@@ -40,27 +40,24 @@ def is_enabled() -> bool:
     return value == "1"
 
 
-def find_backend(device: torch.device) -> type[Backend] | None:
+def find_backend(device: torch.device) -> Backend | None:
     """Return the backend for tensors on a device, None if there is none.
 
     Example:
         >>> print(find_backend(torch.device("meta")))
         None
     """
-    if device.type == "cpu" and _numba_works():
-        from nnunet_cpr.fused.cpu import CPUBackend
-
-        return CPUBackend
-    return None
+    return _cpu_backend() if device.type == "cpu" else None
 
 
 @lru_cache
-def _numba_works() -> bool:
-    """Return True if Numba compiles a trial kernel and has a cache; if not, warn with the reason."""
+def _cpu_backend() -> Backend | None:
+    """Return the backend if Numba compiles a trial kernel and has a cache; if not, warn."""
     try:
-        from nnunet_cpr.fused import _cpu_kernels
+        from nnunet_cpr.fused import _cpu_kernels, cpu
 
-        return _cpu_kernels.add_one(1) == 2
+        _cpu_kernels.add_one(1)
+        return cpu.CPUBackend()
     except Exception as error:  # its compiler raises errors of many classes
         # If neither the folder of this package nor the user's cache can be written.
         is_cache = "cannot cache function" in str(error)
@@ -70,4 +67,4 @@ def _numba_works() -> bool:
             f"({type(error).__name__}: {error}); the slower unfused step is taken instead{advice}",
             stacklevel=2,
         )
-        return False
+        return None

@@ -1,4 +1,8 @@
-"""Numba kernels of :class:`~nnunet_cpr.fused.cpu.CPUBackend`, in float32.
+"""Numba kernel of :class:`~nnunet_cpr.fused.cpu.CPUBackend`, in float32.
+
+A step is limited by memory bandwidth. Consecutive tensors form a batch: the squares of its matrices are
+summed, their multipliers updated, and all its tensors decayed and stepped, before the next batch is
+loaded. Most of what was summed is then still in the cache. Threads meet once for each batch.
 
 Each loop over all elements is a function of slices of one chunk. Numba then knows that indices neither
 wrap around nor leave the array, and vectorizes the loop.
@@ -11,10 +15,13 @@ import numpy as np
 from numba.core import types
 from numba.extending import intrinsic
 
+from nnunet_cpr._multipliers import LARGEST, moved_multiplier
 from nnunet_cpr.fused.backend import FIRST, GRAD, MATRIX, NUMEL, PARAM, SECOND, STEP
 
-SUM, MOMENTUM, NESTEROV, ADAM = range(4)
-"""Actions of :func:`run`: sums only, or a step as well."""
+MOMENTUM, NESTEROV, ADAM = range(3)
+"""Rules of :func:`step`."""
+
+_LARGEST = np.float32(LARGEST)
 
 _kernel = numba.njit(parallel=True, cache=True, error_model="numpy")
 # Parts are inlined: else a process that compiles runs a part's own code, and one that loads a kernel
@@ -22,6 +29,7 @@ _kernel = numba.njit(parallel=True, cache=True, error_model="numpy")
 # arithmetic, except that a sum of squares may be reordered and contracted, always in the same way.
 _part = numba.njit(forceinline=True, error_model="numpy")
 _sum = numba.njit(forceinline=True, error_model="numpy", fastmath={"contract", "reassoc"})
+_moved_multiplier = _part(moved_multiplier)
 
 
 @intrinsic
@@ -39,6 +47,29 @@ def _pointer(typing_context, address, start):
 def _elements(table, row, tensor, start, count):
     """Return ``count`` elements of a tensor from ``start``."""
     return numba.carray(_pointer(table[row, tensor], start), count)
+
+
+@_sum
+def _sum_of_squares(p):
+    total = np.float64(0)
+    for i in range(p.size):
+        element = np.float64(p[i])
+        total += element * element
+    return total
+
+
+@_part
+def _update_multiplier(r, j, decays, kappas, mus, limit, multipliers, skipped, limited):
+    """Take Algorithm 1 for matrix j, whose bound is set, and store its decay."""
+    moved = _moved_multiplier(multipliers[j], mus[j], r, kappas[j])
+    if not moved <= _LARGEST:  # NaN included
+        decays[j] = np.float32(0)
+        skipped[0] += 1
+        return
+    multiplier = max(moved, np.float32(0))
+    multipliers[j] = multiplier
+    limited[0] += multiplier > limit
+    decays[j] = np.float32(2) * min(multiplier, limit)
 
 
 @_part
@@ -72,84 +103,123 @@ def _adam(p, g, first, second, decay, rate, beta1_rest, beta2, beta2_rest, root_
         p[i] -= _decayed(p[i], decay) + rate * m / (math.sqrt(v) * root_scale + eps)
 
 
-@_sum
-def _squares(p):
-    total = np.float32(0)
-    for i in range(p.size):
-        total += p[i] * p[i]
-    return np.float64(total)
+@_part
+def _prepare(table, size, kappas):
+    """Return the first chunk of each tensor, and the end; and if it is a matrix with a bound."""
+    first_chunks = np.zeros(table.shape[1] + 1, np.int64)
+    needs_sum = np.zeros(table.shape[1], np.bool_)
+    for tensor in range(table.shape[1]):
+        first_chunks[tensor + 1] = first_chunks[tensor] + (table[NUMEL, tensor] + size - 1) // size
+        j = table[MATRIX, tensor]
+        needs_sum[tensor] = j >= 0 and kappas[j] < np.inf
+    return first_chunks, needs_sum
+
+
+@_part
+def _total(sums, first_chunk, end):
+    """Add up sums of chunks in their order."""
+    total = 0.0
+    for chunk in range(first_chunk, end):
+        total += sums[chunk]
+    return total
+
+
+@_part
+def _place(chunk, first_chunks, table, size):
+    """Return the tensor of a chunk, its first element and its number of elements."""
+    tensor = np.searchsorted(first_chunks, chunk, side="right") - 1
+    start = (chunk - first_chunks[tensor]) * size
+    return tensor, start, min(size, table[NUMEL, tensor] - start)
+
+
+@_part
+def _step_chunk(rule, settings, table, tensor, start, count, decay):
+    """Decay and step ``count`` elements of a tensor from ``start``."""
+    kind = np.float32
+    lr, beta1, beta2, eps = settings
+    p = _elements(table, PARAM, tensor, start, count)
+    g = _elements(table, GRAD, tensor, start, count)
+    first = _elements(table, FIRST, tensor, start, count)
+    if rule == ADAM:
+        second = _elements(table, SECOND, tensor, start, count)
+        step = _elements(table, STEP, tensor, 0, 1)[0]
+        rate = kind(lr / (1 - beta1**step))
+        scale = kind(1 / math.sqrt(1 - beta2**step))
+        rest1, rest2 = kind(1 - beta1), kind(1 - beta2)
+        _adam(p, g, first, second, decay, rate, rest1, kind(beta2), rest2, scale, kind(eps))
+    elif rule == NESTEROV:
+        _nesterov(p, g, first, decay, kind(lr), kind(beta1))
+    else:
+        _momentum(p, g, first, decay, kind(lr), kind(beta1))
+
+
+@_part
+def _share(begin, end, thread, threads):
+    """Return the first chunk that a thread takes of a range, and the end of its chunks."""
+    count = end - begin
+    return begin + thread * count // threads, begin + (thread + 1) * count // threads
 
 
 @_kernel
-def run(
-    action,
-    lr,
-    beta1,
-    beta2,
-    eps,
-    size,
+def step(
+    rule,
+    settings,
     table,
-    first_chunks,
+    size,
+    batch,
+    threads,
     decays,
-    strides,
-    first_samples,
-    sums,
-    samples,
+    kappas,
+    mus,
+    limit,
+    multipliers,
+    skipped,
+    limited,
 ):
-    """Take the step of ``action`` in all chunks, and sum the squares of each chunk of a matrix.
+    """Take the step of ``rule`` for all tensors, and update the multipliers of matrices with a bound.
+
+    Sums do not depend on the number of threads: those of chunks are added up in their order.
 
     Args:
-        action: :data:`SUM`, :data:`MOMENTUM`, :data:`NESTEROV` or :data:`ADAM`.
-        lr, beta1, beta2, eps: settings in float64; ``beta1`` is SGD's momentum.
-        size: number of elements of a chunk.
+        rule: :data:`MOMENTUM`, :data:`NESTEROV` or :data:`ADAM`.
+        settings: lr, beta1 (SGD's momentum), beta2 and eps, in float64.
         table: as in :class:`~nnunet_cpr.fused.backend.Plan`.
-        first_chunks: index of the first chunk of each tensor, int64 ``[n]``.
-        decays: share of each of the J matrices to subtract, float32.
-        strides: distance between the elements of each matrix that are sampled, int64 ``[J]``.
-        first_samples: index of the first sample of each matrix among all samples, int64 ``[J]``.
-        sums: result, float64, one for each chunk.
-        samples: result, the sampled elements of all matrices as they are after the step, float32.
+        size: number of elements of a chunk.
+        batch: number of chunks of a batch, except for a single tensor with more.
+        threads: number of threads.
+        decays, kappas, mus, limit, multipliers, skipped, limited: as in
+            :class:`~nnunet_cpr._multipliers.Decays`.
     """
-    kind = np.float32
-    for chunk in numba.prange(sums.size):
-        tensor = np.searchsorted(first_chunks, chunk, side="right") - 1
-        start = (chunk - first_chunks[tensor]) * size
-        count = min(size, table[NUMEL, tensor] - start)
-        j = table[MATRIX, tensor]
-        decay = decays[j] if j >= 0 else kind(0)
-        p = _elements(table, PARAM, tensor, start, count)
-        if action != SUM:
-            g = _elements(table, GRAD, tensor, start, count)
-            first = _elements(table, FIRST, tensor, start, count)
-            if action == ADAM:
-                second = _elements(table, SECOND, tensor, start, count)
-                step = _elements(table, STEP, tensor, 0, 1)[0]
-                rate = kind(lr / (1 - beta1**step))
-                scale = kind(1 / math.sqrt(1 - beta2**step))
-                rest1, rest2 = kind(1 - beta1), kind(1 - beta2)
-                _adam(p, g, first, second, decay, rate, rest1, kind(beta2), rest2, scale, kind(eps))
-            elif action == NESTEROV:
-                _nesterov(p, g, first, decay, kind(lr), kind(beta1))
-            else:
-                _momentum(p, g, first, decay, kind(lr), kind(beta1))
-        if j >= 0:
-            sums[chunk] = _squares(p)
-            for i in range(-start % strides[j], count, strides[j]):
-                samples[first_samples[j] + (start + i) // strides[j]] = p[i]
+    n = table.shape[1]
+    first_chunks, needs_sum = _prepare(table, size, kappas)
+    sums = np.zeros(first_chunks[n])
+    this, following = 0, 0  # first tensors of the batch to step, and of the batch to sum
+    while this < n:
+        end = following
+        while end < n and (end == following or first_chunks[end + 1] - first_chunks[following] <= batch):
+            end += 1
 
+        for thread in numba.prange(threads):
+            low, high = _share(first_chunks[this], first_chunks[following], thread, threads)
+            for i in range(high - low):
+                chunk = high - 1 - i  # what was summed last is in the cache
+                tensor, start, length = _place(chunk, first_chunks, table, size)
+                j = table[MATRIX, tensor]
+                decay = decays[j] if j >= 0 else np.float32(0)
+                _step_chunk(rule, settings, table, tensor, start, length, decay)
+            low, high = _share(first_chunks[following], first_chunks[end], thread, threads)
+            for chunk in range(low, high):
+                tensor, start, length = _place(chunk, first_chunks, table, size)
+                if needs_sum[tensor]:
+                    sums[chunk] = _sum_of_squares(_elements(table, PARAM, tensor, start, length))
 
-@_kernel
-def count_changes(table, strides, first_samples, samples):
-    """Return the number of sampled elements that are not those of the last :func:`run`.
-
-    The columns of ``table`` are the J matrices in their order; the rest is as there.
-    """
-    changes = 0
-    for j in numba.prange(strides.size):
-        p = _elements(table, PARAM, j, 0, table[NUMEL, j])
-        for i in range(0, p.size, strides[j]):
-            changes += samples[first_samples[j] + i // strides[j]] != p[i]
-    return changes
+        for tensor in range(following, end):
+            if needs_sum[tensor]:
+                total = _total(sums, first_chunks[tensor], first_chunks[tensor + 1])
+                r = np.float32(total / table[NUMEL, tensor])
+                j = table[MATRIX, tensor]
+                _update_multiplier(r, j, decays, kappas, mus, limit, multipliers, skipped, limited)
+        this, following = following, end
 
 
 @numba.njit

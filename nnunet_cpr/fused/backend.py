@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nnunet_cpr._multipliers import Decays
 from nnunet_cpr._row_norms import is_dense
 
 PARAM, GRAD, FIRST, SECOND, STEP, NUMEL, MATRIX = range(7)
@@ -75,40 +76,26 @@ class Plan:
         counts = {(type(t), t.dtype, t.device, t.numel()) for t in steps}
         if counts - {(Tensor, torch.float32, params[0].device, 1)}:
             return None
-        table = np.zeros((7, len(params)), np.int64)
-        for row, column in enumerate(columns):
-            table[row] = [t.data_ptr() for t in column]
-        if steps:
-            table[STEP] = [t.data_ptr() for t in steps]
-        table[NUMEL] = [p.numel() for p in params]
-        table[MATRIX] = matrices
+        addresses = [[t.data_ptr() for t in column] for column in columns]
+        none = [0] * len(params)
+        addresses += [none] * (STEP - len(columns))
+        addresses.append([t.data_ptr() for t in steps] if steps else none)
+        table = np.array([*addresses, [p.numel() for p in params], matrices], np.int64)
         return cls(params, table, steps, params[0].dtype, params[0].device)
 
-    @classmethod
-    def of_matrices(cls, matrices: list[Tensor], plans: Sequence[Plan]) -> Plan | None:
-        """Return the plan of all J regularized parameters in their order.
 
-        None if a kernel must not access them, or if two parameters of the step share memory: threads
-        would write to it at once, and sums of squares would be outdated.
-
-        Args:
-            matrices: the regularized parameters; of DTensors the local tensors.
-            plans: the plans of this step, which need not contain all of them.
-        """
-        every = np.concatenate([plan.table for plan in plans] or [np.zeros((7, 0), np.int64)], axis=1)
-        table = every[:, every[MATRIX] >= 0]
-        table = table[:, table[MATRIX].argsort()]
-        if np.array_equal(table[MATRIX], np.arange(len(matrices))):
-            plan: Plan | None = cls(matrices, table, (), plans[0].dtype, plans[0].device)
-        else:
-            plan = cls.of([matrices], range(len(matrices)))
-            if plan is None:
-                return None
-            others = np.isin(plan.table[MATRIX], every[MATRIX], invert=True)  # without a gradient
-            every = np.concatenate([every, plan.table[:, others]], axis=1)
-        every = every[:, every[PARAM].argsort()]
-        ends = every[PARAM] + every[NUMEL] * matrices[0].itemsize
-        return None if (ends[:-1] > every[PARAM][1:]).any() else plan
+def share_memory(plans: Sequence[Plan]) -> bool:
+    """Return True if two parameters of a step share memory: threads would write to it at once."""
+    end = 0
+    for start, numel, size in sorted(
+        (start, numel, plan.dtype.itemsize)
+        for plan in plans
+        for start, numel in plan.table[[PARAM, NUMEL]].T.tolist()
+    ):
+        if start < end:
+            return True
+        end = start + numel * size
+    return False
 
 
 def common_layouts(columns: Sequence[Sequence[Tensor]]) -> list[Any] | None:
@@ -122,7 +109,7 @@ def common_layouts(columns: Sequence[Sequence[Tensor]]) -> list[Any] | None:
     tensors = [t for column in columns for t in column]
     if not set(map(type, tensors)) <= _PLAIN or {t.layout for t in tensors} - {torch.strided}:
         return None
-    if any([t.is_neg() for t in tensors]):  # torch negates it when it is read
+    if any(map(Tensor.is_neg, tensors)):  # torch negates it when it is read
         return None
     layouts = [[(t.shape, t.dtype, t.device, t.is_contiguous()) for t in column] for column in columns]
     if any(own != layouts[0] for own in layouts[1:]):
@@ -148,19 +135,10 @@ class Backend(ABC):
     dtypes: ClassVar[Collection[torch.dtype]]
 
     @abstractmethod
-    def sums_of_squares(self, matrices: Plan) -> Tensor:
-        """Return the sum of squares of each present matrix, float64 ``[J]``.
-
-        Args:
-            matrices: all J regularized parameters in their order.
-        """
-
-    @abstractmethod
-    def step(self, groups: Sequence[tuple[Plan, Rule]], matrices: Plan, decay: Tensor) -> None:
+    def step(self, groups: Sequence[tuple[Plan, Rule]], decays: Decays) -> None:
         """Take an optimizer step that also subtracts a share of each matrix.
 
         Args:
             groups: the parameters with gradients, and the settings, of each parameter group.
-            matrices: as in :meth:`sums_of_squares`.
-            decay: share of each matrix to subtract, float32 ``[J]``.
+            decays: share of each of the J matrices; matrices without a gradient are not in ``groups``.
         """

@@ -11,9 +11,20 @@ from torch import Tensor
 
 from nnunet_cpr._attachment import RegularizationMethod, attached_method
 from nnunet_cpr._distributed import has_same_placements, is_sharded, local_tensors
-from nnunet_cpr.fused import Backend, Plan, Rule, common_layouts, find_backend, is_enabled
+from nnunet_cpr._multipliers import Decays
+from nnunet_cpr._tensor_check import check_tensors
+from nnunet_cpr.fused import (
+    Backend,
+    Plan,
+    Rule,
+    common_layouts,
+    find_backend,
+    is_enabled,
+    share_memory,
+)
 from nnunet_cpr.optimizers._groups import LoadsByName, torch_groups, torch_may_fuse
 from nnunet_cpr.param_groups import Params
+from nnunet_cpr.regularizers import L2
 
 
 class FusedStep(LoadsByName, ABC):
@@ -24,15 +35,15 @@ class FusedStep(LoadsByName, ABC):
     (``RegularizationMethod.has_decay``). Without a method, a step is torch's.
     """
 
-    takes_sparse_gradients = True
     calls_method = True
     """True: a step calls the attached method, which needs no hook."""
     state: Any
     _find_backend = staticmethod(find_backend)  # an attribute, so that a trial can choose another
     # Defaults, which a copy has: torch copies groups and state only.
     _may_fuse = True
-    _backend: Backend | None = None
     _has_shards = True
+    _was_fused = False
+    """True: the last step was fused."""
 
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, *, fused: bool | None = None, **options: Any
@@ -63,58 +74,51 @@ class FusedStep(LoadsByName, ABC):
             with torch.enable_grad():
                 loss = closure()
         # Not in a hook, so that hooks that change gradients and parameters run before.
-        method = attached_method(cast(torch.optim.Optimizer, self))
-        if method is not None and method.begin_step(cast(torch.optim.Optimizer, self)):
-            if self._take_fused_step(method):
+        optimizer = cast(torch.optim.Optimizer, self)
+        method = attached_method(optimizer)
+        if method is not None and method.begin_step(optimizer):
+            self._was_fused = self._take_fused_step(method)
+            if self._was_fused:
                 return loss
-            self._check_layouts()
-            method.update_and_correct(getattr(self, "found_inf", None))
+            method.correct_before_step(optimizer)
         self._take_torchs_step()
         return loss
-
-    def _check_layouts(self) -> None:
-        """Raise torch's error about sparse gradients before the first group is stepped."""
-        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        if not self.takes_sparse_gradients and any(grad.is_sparse for grad in grads):
-            raise RuntimeError(
-                f"{type(self).__name__} does not support sparse gradients; build embeddings with "
-                "sparse=False"
-            )
 
     def _take_fused_step(self, method: RegularizationMethod) -> bool:
         """Take the step in a kernel; return False if there is none for it."""
         # GradScaler's tensors are left to torch's fused steps.
         if not (self._may_fuse and method.has_decay) or getattr(self, "found_inf", None) is not None:
             return False
-        backend = self._usable_backend(method.parameters[0])
+        backend = self._find_backend(method.parameters[0].device)
         if backend is None:
             return False
-        index = {id(p): j for j, p in enumerate(method.parameters)}
-        groups = [g for g in self.param_groups if any(p.grad is not None for p in g["params"])]
-        planned = [own for group in groups if (own := self._plan(group, index)) is not None]
-        if len(planned) < len(groups):
+        plans = self._plans(backend, method)
+        if plans is None:
             return False
-        params = local_tensors(method.parameters) if self._has_shards else method.parameters
-        matrices = Plan.of_matrices(params, [plan for plan, _ in planned])
-        if matrices is None or matrices.dtype not in backend.dtypes:
-            return False
-        if {(p.dtype, p.device) for p, _ in planned} - {(matrices.dtype, matrices.device)}:
-            return False
-        decay = method.update_decay(lambda: backend.sums_of_squares(matrices))
-        steps = [count for plan, _ in planned for count in plan.steps]
+        decays = method.begin_kernel_step()
+        if decays is None:  # R of all matrices precedes the step
+            matrices = local_tensors(method.parameters)
+            shares = method.update_decay(lambda: L2().sums(matrices)[0])
+            decays = Decays.given(shares.numpy())
+        steps = [count for plan, _ in plans for count in plan.steps]
         if steps:
             torch._foreach_add_(steps, 1)
-        backend.step(planned, matrices, decay)
+        backend.step(plans, decays)
         return True
 
-    def _usable_backend(self, first: Tensor) -> Backend | None:
-        """Return the backend for tensors like a parameter, None if there is none."""
-        backend_class = self._find_backend(first.device)
-        if backend_class is None or first.dtype not in backend_class.dtypes:
-            return None
-        if type(self._backend) is not backend_class:
-            self._backend = backend_class()
-        return self._backend
+    def _plans(self, backend: Backend, method: RegularizationMethod) -> list[tuple[Plan, Rule]] | None:
+        """Return tensors and rule of each group with gradients, None if a kernel cannot step all."""
+        index = {id(p): j for j, p in enumerate(method.parameters)}
+        device = method.parameters[0].device
+        plans = []
+        for group in self.param_groups:
+            if all(p.grad is None for p in group["params"]):
+                continue
+            own = self._plan(group, index)
+            if own is None or own[0].dtype not in backend.dtypes or own[0].device != device:
+                return None
+            plans.append(own)
+        return plans if plans and not share_memory([plan for plan, _ in plans]) else None
 
     def _plan(self, group: dict[str, Any], index: dict[int, int]) -> tuple[Plan, Rule] | None:
         """Return the tensors of a group and its rule, None if a kernel cannot step them."""
@@ -122,11 +126,10 @@ class FusedStep(LoadsByName, ABC):
             return None
         pairs = [(p, grad) for p in group["params"] if (grad := p.grad) is not None]
         params = [p for p, _ in pairs]
-        # Checked before _kernel creates missing state, which torch's step would create in another way.
-        if not all([self.state.get(p) for p in params]) and any(
-            g.layout is not torch.strided or g.dtype != p.dtype or g.shape != p.shape for p, g in pairs
-        ):
-            return None
+        if not all([self.state.get(p) for p in params]):
+            check_tensors(cast(torch.optim.Optimizer, self), {})  # before _kernel creates missing state
+            if any(grad.layout is not torch.strided for _, grad in pairs):
+                return None  # torch's step creates it in another way
         kernel = self._kernel(group, params)
         if kernel is None:
             return None
@@ -151,17 +154,9 @@ class FusedStep(LoadsByName, ABC):
             for p in [p for g in self.param_groups for p in g["params"] if p.grad is not None]:
                 p.grad = p.grad if scale is None else p.grad / scale.to(p.grad.device)
             self.found_inf = self.grad_scale = None  # GradScaler deletes them after the step
-        unfused = [g for g, own in zip(self.param_groups, is_fused) if g.get("fused") and not own]
-        for group in unfused:
-            group["fused"] = False
-        try:
-            torchs: Any = next(c for c in type(self).__mro__ if c.__module__.startswith("torch.optim"))
-            # Without torch's wrapper, if there is one, which would run hooks again.
-            is_wrapped = getattr(torchs.step, "hooked", False)
-            (torchs.step.__wrapped__ if is_wrapped else torchs.step)(self)
-        finally:
-            for group in unfused:
-                group["fused"] = True
+        with torch.set_grad_enabled(cast(Any, self).defaults["differentiable"]):
+            for group, own in zip(self.param_groups, is_fused):
+                self._step_group(group, fused=group.get("fused") and own)
 
     def _torch_can_fuse(self, group: dict[str, Any]) -> bool:
         """Return True if the state belongs to the gradients and parameters as they are now."""
@@ -193,4 +188,13 @@ class FusedStep(LoadsByName, ABC):
         Args:
             group: parameter group.
             params: those with a gradient. Missing moments are created.
+        """
+
+    @abstractmethod
+    def _step_group(self, group: dict[str, Any], *, fused: bool | None) -> None:
+        """Take torch's step for a parameter group, by the function that torch's class calls.
+
+        Args:
+            group: parameter group.
+            fused: argument of that function.
         """

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 from nnunet_cpr.bounds import Bound, KappaWS
 from nnunet_cpr.fused import Rule
@@ -37,8 +38,6 @@ class FusedAdam(FusedStep, torch.optim.Adam):
         >>> optimizer.step()
     """
 
-    takes_sparse_gradients = False
-
     def _kernel(
         self, group: dict[str, Any], params: list[Tensor]
     ) -> tuple[Rule, list[list[Tensor]], list[Tensor]] | None:
@@ -55,6 +54,41 @@ class FusedAdam(FusedStep, torch.optim.Adam):
         beta1, beta2 = map(float, group["betas"])
         rule = Rule(True, float(group["lr"]), beta1, beta2, float(group["eps"]))
         return rule, [first, second], steps
+
+    def _step_group(self, group: dict[str, Any], *, fused: bool | None) -> None:
+        params: list[Tensor] = []
+        grads: list[Tensor] = []
+        first: list[Tensor] = []
+        second: list[Tensor] = []
+        largest_second: list[Tensor] = []
+        steps: list[Tensor] = []
+        has_complex = self._init_group(group, params, grads, first, second, largest_second, steps)
+        # Torch 2.6 has neither this key nor the argument.
+        decoupled = {key: group[key] for key in ("decoupled_weight_decay",) if key in group}
+        beta1, beta2 = group["betas"]
+        adam(
+            params,
+            grads,
+            first,
+            second,
+            largest_second,
+            steps,
+            foreach=group["foreach"],
+            capturable=group["capturable"],
+            differentiable=group["differentiable"],
+            fused=fused,
+            grad_scale=getattr(self, "grad_scale", None),
+            found_inf=getattr(self, "found_inf", None),
+            has_complex=has_complex,
+            amsgrad=group["amsgrad"],
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=group["maximize"],
+            **decoupled,
+        )
 
 
 class AdamCPR(FusedAdam):

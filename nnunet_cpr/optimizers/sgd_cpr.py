@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.sgd import sgd
 
 from nnunet_cpr.bounds import Bound, KappaWS
 from nnunet_cpr.fused import Rule
@@ -57,6 +58,31 @@ class FusedSGD(FusedStep, torch.optim.SGD):
                 state["momentum_buffer"] = torch.zeros_like(p)
         rule = Rule(False, float(group["lr"]), float(group["momentum"]), nesterov=group["nesterov"])
         return rule, [[state["momentum_buffer"] for state in states]], []
+
+    def _step_group(self, group: dict[str, Any], *, fused: bool | None) -> None:
+        params: list[Tensor] = []
+        grads: list[Tensor] = []
+        buffers: list[Tensor | None] = []
+        has_sparse_grad = self._init_group(group, params, grads, buffers)
+        sgd(
+            params,
+            grads,
+            buffers,
+            has_sparse_grad=has_sparse_grad,
+            foreach=group["foreach"],
+            fused=fused,
+            grad_scale=getattr(self, "grad_scale", None),
+            found_inf=getattr(self, "found_inf", None),
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            lr=group["lr"],
+            dampening=group["dampening"],
+            nesterov=group["nesterov"],
+            maximize=group["maximize"],
+        )
+        if group["momentum"] != 0:
+            for p, buffer in zip(params, buffers):
+                self.state[p]["momentum_buffer"] = buffer
 
 
 class SGDCPR(FusedSGD):

@@ -45,10 +45,10 @@ def test_cpu_result_does_not_depend_on_threads(build: type) -> None:
             torch.set_num_threads(threads)
             params = parameters(shapes=shapes)
             optimizer = build(params, lr=0.02, **BOUNDED)
+            optimizer._take_torchs_step = None  # all steps are those of kernels
             for t in range(5):
                 set_gradients(params, t)
                 optimizer.step()
-            assert optimizer._backend.reused_measures == 4
             results.append(optimizer)
     finally:
         torch.set_num_threads(threads_before)

@@ -56,7 +56,7 @@ class StepResult:
 
 
 def check_steps(
-    device: torch.device, find: Callable[[torch.device], type[Backend] | None] = find_backend
+    device: torch.device, find: Callable[[torch.device], Backend | None] = find_backend
 ) -> Iterator[StepResult]:
     """Compare steps of each optimizer in each dtype with unfused ones in float64 on the CPU.
 
@@ -90,7 +90,7 @@ def _step_difference(
     build: Callable[[list[nn.Parameter]], Any],
     device: torch.device,
     dtype: torch.dtype,
-    find: Callable[[torch.device], type[Backend] | None],
+    find: Callable[[torch.device], Backend | None],
 ) -> tuple[float, bool]:
     """Compare three steps of an optimizer with unfused ones in float64 on the CPU.
 
@@ -113,7 +113,7 @@ def _take_steps(
     build: Callable[[list[nn.Parameter]], Any],
     device: torch.device,
     dtype: torch.dtype,
-    find: Callable[[torch.device], type[Backend] | None] | None,
+    find: Callable[[torch.device], Backend | None] | None,
 ) -> tuple[Tensor, bool]:
     """Return the parameters after three steps in float64, and True if the steps were fused.
 
@@ -130,7 +130,7 @@ def _take_steps(
         for p, gradient in zip(params, values[step * len(_SHAPES) :]):
             p.grad = gradient
         optimizer.step()
-    is_fused = getattr(optimizer, "_backend", None) is not None
+    is_fused = getattr(optimizer, "_was_fused", False)
     return torch.cat([p.detach().cpu().double().flatten() for p in params]), is_fused
 
 
