@@ -178,6 +178,14 @@ class CPR(RegularizationMethod):
         if self._state["step"].device != before:
             self._parts = self._build_parts()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in (*CPRSettings.KEYS, "bound", "settings") and hasattr(self, name):
+            raise AttributeError(
+                f"{name} of CPR: expected no change after construction, got {short_repr(value)}; "
+                "build a new CPR"
+            )
+        super().__setattr__(name, value)
+
     # Present values
 
     @property

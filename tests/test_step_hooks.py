@@ -1,0 +1,107 @@
+"""Methods attached to optimizers run once in a step, whatever classes have been used before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, MuonCPR
+from nnunet_cpr.baselines import CautiousDecay, DecoupledDecay
+from tests.helpers.matrices import matrix, set_gradients
+
+
+def inherited(base: type) -> type:
+    """Return a subclass whose step calls the step of its base."""
+
+    class Inherited(base):  # type: ignore[valid-type,misc]
+        def step(self, closure: Callable[[], Any] | None = None) -> Any:
+            return super().step(closure)
+
+    return Inherited
+
+
+@pytest.fixture
+def hooked_bases() -> None:
+    """Torch puts hooks around the step of a class when it is built for the first time."""
+    for build in (SGD, SGDCPR, AdamCPR, MuonCPR):
+        build([nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4, 4))])
+
+
+@pytest.mark.parametrize("with_closure", [False, True])
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("base", [SGD, SGDCPR, AdamCPR, MuonCPR])
+@pytest.mark.usefixtures("hooked_bases")
+@pytest.mark.filterwarnings("ignore:params. no parameter to orthogonalize")
+def test_inherited_steps_regularize_once(base: type, depth: int, with_closure: bool) -> None:
+    cls = base
+    for _ in range(depth):
+        cls = inherited(cls)
+        cls([matrix()])
+    p = matrix()
+    optimizer: Any = cls([p], lr=0.1)
+    cpr = CPR([p]) if base is SGD else optimizer.cpr
+    if base is SGD:
+        cpr.attach(optimizer)
+    for t in range(3):
+        set_gradients([p], t)
+        optimizer.step(*([lambda: torch.ones(())] if with_closure else []))
+        assert cpr.step_count == t + 1
+
+
+@pytest.mark.parametrize("method", [DecoupledDecay, CautiousDecay])
+@pytest.mark.usefixtures("hooked_bases")
+def test_inherited_steps_decay_once(method: type) -> None:
+    p = nn.Parameter(torch.ones(3, 2))
+    optimizer = method([("w", p)], 1.0).attach(inherited(SGD)([p], lr=0.1))
+    p.grad = torch.zeros_like(p)
+    optimizer.step()
+    torch.testing.assert_close(p.detach(), torch.full_like(p, 0.9))
+
+
+@pytest.mark.usefixtures("hooked_bases")
+def test_step_after_one_that_raises_is_regularized() -> None:
+    p = matrix()
+    cpr = CPR([p])
+    optimizer = cpr.attach(inherited(SGD)([p], lr=0.1))
+    set_gradients([p], 0)
+
+    def fail() -> None:
+        raise KeyError("loss")
+
+    with pytest.raises(KeyError):
+        optimizer.step(fail)
+    assert cpr.step_count == 0
+    optimizer.step()
+    assert cpr.step_count == 1
+
+
+class SAM(torch.optim.Optimizer):
+    """The common implementation of sharpness-aware minimization, whose base shares its groups."""
+
+    def __init__(self, params: Any, base: type, **options: Any) -> None:
+        super().__init__(params, {"rho": 0.05, **options})
+        self.base_optimizer = base(self.param_groups, **options)
+        self.param_groups = self.base_optimizer.param_groups
+
+
+def test_wrapper_of_an_optimizer_is_refused() -> None:
+    p = matrix()
+    sam = SAM([p], SGD, lr=0.1)
+    with pytest.raises(TypeError, match="got a SAM around a SGD; attach to its base_optimizer"):
+        CPR([p]).attach(sam)
+    CPR([p]).attach(sam.base_optimizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("mu", 100), ("adaptive", True), ("bound", "ws5"), ("regularizer", "l1"), ("kappa", 1)],
+)
+def test_settings_cannot_be_changed_after_construction(name: str, value: Any) -> None:
+    cpr = CPR([matrix()])
+    with pytest.raises(AttributeError, match=f"{name} of CPR: .* got .*; build a new CPR"):
+        setattr(cpr, name, value)
