@@ -34,9 +34,10 @@ def check_tensors(optimizer: Optimizer, before: dict[int, Any]) -> None:
             parameter, or a gradient is sparse and the optimizer takes none.
     """
     takes_sparse = _takes_sparse_gradients(optimizer)
-    checks_all = type(optimizer).__module__.startswith(_OURS_AND_TORCHS) and not isinstance(
-        optimizer, _STATE_OF_OTHER_SHAPES
-    )
+    classes = type(optimizer).__mro__
+    is_ours = any(c.__module__.startswith("nnunet_cpr.") for c in classes)  # or derived from ours
+    is_known = is_ours or classes[0].__module__.startswith("torch.optim.")
+    checks_all = is_known and not isinstance(optimizer, _STATE_OF_OTHER_SHAPES)
     for group in optimizer.param_groups:
         for k, p in enumerate(group["params"]):
             if p.grad is None:
