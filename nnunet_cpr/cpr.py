@@ -142,6 +142,7 @@ class CPR(RegularizationMethod):
         super().__init__(groups)
         self.settings = [CPRSettings.parse({**given, **group}) for _, _, group in select(groups)]
         self._parts = self._build_parts()
+        self._mu = np.array([own.mu for own in self.settings], np.float32)
         self.has_decay = all(type(own.regularizer) is L2 for own in self.settings)
 
         count = self._state["step"]
@@ -335,7 +336,7 @@ class CPR(RegularizationMethod):
         return Decays(
             value=np.zeros(len(self.settings), np.float32),
             kappa=state["kappa"],
-            mu=np.array([own.mu for own in self.settings], np.float32),
+            mu=self._mu,
             limit=np.float32(L2.largest_multiplier),
             multiplier=state["lagrange_multiplier"],
             skipped=state["skipped_updates"].reshape(1),

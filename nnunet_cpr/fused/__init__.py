@@ -20,9 +20,9 @@ from functools import lru_cache
 
 import torch
 
-from nnunet_cpr.fused.backend import Backend, Plan, Rule, common_layouts, share_memory
+from nnunet_cpr.fused.backend import Backend, Plan, Rule, are_alike, share_memory
 
-__all__ = ["Backend", "Plan", "Rule", "common_layouts", "find_backend", "is_enabled", "share_memory"]
+__all__ = ["Backend", "Plan", "Rule", "are_alike", "find_backend", "is_enabled", "share_memory"]
 
 SWITCH = "NNUNET_CPR_FUSED"
 """Environment variable; 0 disables all fused steps."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from itertools import pairwise
+from operator import attrgetter
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from nnunet_cpr._row_norms import is_dense
 PARAM, GRAD, FIRST, SECOND, STEP, NUMEL, MATRIX = range(7)
 """Rows of :attr:`Plan.table`; FIRST is SGD's momentum or Adam's first moment."""
 
+_shape, _dtype, _device, _layout = map(attrgetter, ("shape", "dtype", "device", "layout"))
 _PLAIN = {Tensor, torch.nn.Parameter, torch.nn.Buffer}
 
 
@@ -69,60 +72,57 @@ class Plan:
             matrices: index j of each parameter, -1 for those that are not regularized.
             steps: Adam's step counts.
         """
-        layouts = common_layouts(columns)
         params = list(columns[0])
-        if layouts is None or len({(dtype, device) for _, dtype, device, _ in layouts}) != 1:
+        if not are_alike(columns) or len({*map(_dtype, params)}) + len({*map(_device, params)}) != 2:
             return None
         counts = {(type(t), t.dtype, t.device, t.numel()) for t in steps}
         if counts - {(Tensor, torch.float32, params[0].device, 1)}:
             return None
-        addresses = [[t.data_ptr() for t in column] for column in columns]
+        addresses = [list(map(Tensor.data_ptr, column)) for column in columns]
         none = [0] * len(params)
         addresses += [none] * (STEP - len(columns))
-        addresses.append([t.data_ptr() for t in steps] if steps else none)
-        table = np.array([*addresses, [p.numel() for p in params], matrices], np.int64)
+        addresses.append(list(map(Tensor.data_ptr, steps)) if steps else none)
+        table = np.array([*addresses, list(map(Tensor.numel, params)), matrices], np.int64)
         return cls(params, table, steps, params[0].dtype, params[0].device)
 
 
 def share_memory(plans: Sequence[Plan]) -> bool:
     """Return True if two parameters of a step share memory: threads would write to it at once."""
-    end = 0
-    for start, numel, size in sorted(
-        (start, numel, plan.dtype.itemsize)
-        for plan in plans
-        for start, numel in plan.table[[PARAM, NUMEL]].T.tolist()
-    ):
-        if start < end:
-            return True
-        end = start + numel * size
-    return False
+    spans: list[tuple[int, int]] = []
+    for plan in plans:
+        starts = plan.table[PARAM]
+        ends = starts + plan.table[NUMEL] * plan.dtype.itemsize
+        spans += zip(starts.tolist(), ends.tolist())
+    spans.sort()
+    return any(end > start for (_, end), (start, _) in pairwise(spans))
 
 
-def common_layouts(columns: Sequence[Sequence[Tensor]]) -> list[Any] | None:
-    """Return shape, dtype, device and contiguity of each parameter if all its tensors are alike.
+def are_alike(columns: Sequence[Sequence[Tensor]]) -> bool:
+    """Return True if the tensors of each parameter have its shape, dtype, device and order in memory.
 
-    None if they are not, or if a tensor is not a plain one whose elements are dense in memory.
+    False as well if one is not a plain tensor, or one whose elements are not dense in memory.
 
     Args:
         columns: parameters, and tensors of each of them in the same order.
     """
     tensors = [t for column in columns for t in column]
-    if not set(map(type, tensors)) <= _PLAIN or {t.layout for t in tensors} - {torch.strided}:
-        return None
+    if not set(map(type, tensors)) <= _PLAIN or set(map(_layout, tensors)) - {torch.strided}:
+        return False
     if any(map(Tensor.is_neg, tensors)):  # torch negates it when it is read
-        return None
-    layouts = [[(t.shape, t.dtype, t.device, t.is_contiguous()) for t in column] for column in columns]
-    if any(own != layouts[0] for own in layouts[1:]):
-        return None
+        return False
+    for attribute in _shape, _dtype, _device, Tensor.is_contiguous:
+        expected = list(map(attribute, columns[0]))
+        if any(list(map(attribute, column)) != expected for column in columns[1:]):
+            return False
+    if all(expected):  # contiguous
+        return True
     # The order of the dimensions in memory; the stride of a dimension of size 1 means nothing.
-    turned = [i for i, (_, _, _, is_contiguous) in enumerate(layouts[0]) if not is_contiguous]
-    are_alike = all(is_dense(columns[0][i]) for i in turned) and all(
+    return all(map(is_dense, columns[0])) and all(
         own == wanted or n <= 1
         for column in columns[1:]
-        for i in turned
-        for own, wanted, n in zip(column[i].stride(), columns[0][i].stride(), column[i].shape)
+        for t, p in zip(column, columns[0])
+        for own, wanted, n in zip(t.stride(), p.stride(), p.shape)
     )
-    return layouts[0] if are_alike else None
 
 
 class Backend(ABC):

@@ -17,7 +17,7 @@ from nnunet_cpr.fused import (
     Backend,
     Plan,
     Rule,
-    common_layouts,
+    are_alike,
     find_backend,
     is_enabled,
     share_memory,
@@ -175,7 +175,7 @@ class FusedStep(LoadsByName, ABC):
             return False
         keys = {key for own in states for key, t in own.items() if isinstance(t, Tensor)} - {"step"}
         moments = [[own[key] for own in states if isinstance(own.get(key), Tensor)] for key in keys]
-        return common_layouts([params, [grad for _, grad in pairs], *moments]) is not None
+        return are_alike([params, [grad for _, grad in pairs], *moments])
 
     # Implemented by each optimizer
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nnunet_cpr._state_dict import order_by_names
 from nnunet_cpr._validation import short_repr
 from nnunet_cpr.cpr import CPR, CPRSettings
-from nnunet_cpr.fused import common_layouts, is_enabled
+from nnunet_cpr.fused import are_alike, is_enabled
 from nnunet_cpr.param_groups import Params, param_groups, unwrap
 
 _SCHEDULER_KEYS = {"initial_lr", "max_lr", "min_lr", "swa_lr", "max_momentum", "base_momentum"}
@@ -90,7 +90,7 @@ def torch_may_fuse(groups: list[dict[str, Any]]) -> bool:
         p.is_cuda or (p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64))
         for p in params
     )
-    return is_supported and is_enabled() and common_layouts([params]) is not None
+    return is_supported and is_enabled() and are_alike([params])
 
 
 class LoadsByName:
