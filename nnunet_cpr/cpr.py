@@ -326,6 +326,7 @@ class CPR(RegularizationMethod):
         return applied.clamp_(max=limit)
 
     def begin_kernel_step(self) -> Decays | None:
+        self._move_state_to_parameters()
         # Views of the state. The cache is cold between steps, where NumPy takes less time than torch.
         state = {key: value.numpy() for key, value in self._state.items()}
         for part in self._parts:

@@ -39,16 +39,22 @@ class CheckpointPolicy:
     ======================  ============================================================================
     an epoch starts         the state is copied to memory (the previous copy goes); if the newest file
                             is older than the save interval, the copy is written to the latest checkpoint
-    the first copy          it is read back, so that a state that cannot be continued is reported now
+    the first copy          it is read back, so that a state that cannot be continued is reported now;
+                            then nothing is copied any more
+    too little memory       nothing is copied in this epoch; lost is what came after the newest file
     nnU-Net saves the       written as a whole or not at all; in the fold's folder it is the newest file
     latest, best or final   now, the interval begins again, and the copy, which is older, goes
     a signal                the copy is written to the latest checkpoint; without one, the newest file
                             has the state already
     kill -9                 nothing; lost are at most the save interval and one epoch
+    a full disk             the training ends with a line; the previous file stays as it was
     ``--c``                 of final, best and latest the newest: that of the training that was started
-                            last, with the most epochs. A damaged file is skipped with a line; an error
-                            of the machine, or a file with unexpected objects, ends the command
+                            last, with the most epochs, and the first of equal ones; a line says which.
+                            A damaged file is skipped with a line; an error of the machine, or a file
+                            with unexpected objects, ends the command
     ======================  ============================================================================
+
+    A trainer with a ``save_checkpoint`` of its own saves as it does; of it only ``--c`` is decided here.
 
     A training is known by the time at which it was started, which ``--c`` keeps and all of its
     checkpoints have. Files of other versions and of plain nnU-Net have the time of their first epoch.
@@ -74,6 +80,7 @@ class CheckpointPolicy:
         self._logged: dict[str, list[Any]] = {}
         self._copied: int | None = None  # epochs of the copy in memory
         self._is_read_back = False
+        self._is_readable = True
 
     @property
     def copied_epochs(self) -> int | None:
@@ -103,7 +110,9 @@ class CheckpointPolicy:
         try:
             self._copy(save, epochs, logged)
         except MemoryError:  # it is a convenience, which must not end a training
-            self._report("too little memory for a copy of the state: a signal loses the running epoch")
+            newest = self._newest[0].name if self._newest else "the start"
+            self._report(f"too little memory for a copy of the state: a signal loses all since {newest}")
+        if self._copied is None:
             return
         is_newer = self._newest is None or self._newest[1] < epochs
         if is_newer and time.monotonic() - self._saved_at >= self._interval:
@@ -155,9 +164,10 @@ class CheckpointPolicy:
         if chosen.name not in (FINAL_CHECKPOINT, LATEST_CHECKPOINT):
             candidates = (chosen.name,)
         found: dict[Path, dict[str, Any]] = {}
-        for path in filter(Path.exists, map(chosen.with_name, candidates)):
+        for path in map(chosen.with_name, candidates):
             try:
-                found[path] = checkpoints.read(path)
+                if checkpoints.is_there(path):
+                    found[path] = checkpoints.read(path)
             except DamagedCheckpoint as error:
                 self._report(f"{error}; it is skipped")
         if not found:
@@ -167,14 +177,16 @@ class CheckpointPolicy:
         path = max(found, key=lambda path: _age(found[path]))  # the first of equal ones
         checkpoint = found[path]
         epochs = checkpoint["current_epoch"]
-        if path != chosen and chosen in found:  # people expect what nnU-Net would take
-            self._report(f"continuing {path.name} ({epochs} epochs) in place of {chosen.name}")
+        instead = "" if path == chosen else f" in place of {chosen.name}"  # which nnU-Net would take
+        self._report(f"continuing {path.name} ({epochs} epochs){instead}")
         self._newest = path, epochs
         self.started = _started(checkpoint) or self.started
         return path, checkpoint
 
     def _copy(self, save: Save, epochs: int, logged: Mapping[str, list[Any]]) -> None:
         self._copied = None
+        if not self._is_readable:
+            return
         self._logged = {key: list(values) for key, values in logged.items()}
         self._memory.seek(0)
         # Checksums would take longer than the copy; a file gets them.
@@ -199,6 +211,7 @@ class CheckpointPolicy:
             with checkpoints.restricted_loading():
                 types = torch.serialization.get_unsafe_globals_in_checkpoint(self._memory)
             reason = ", ".join(map(str, types)) or one_line(error)
+            self._is_readable, self._copied = False, None
             self._report(
                 "checkpoints of this training cannot be continued with --c: they may contain tensors "
                 f"and plain values only, and have {reason}; change what the trainer saves"

@@ -62,6 +62,21 @@ def restricted_loading() -> Iterator[None]:
         yield
 
 
+def is_there(path: Path) -> bool:
+    """Return True if a checkpoint exists; ``Path.exists`` may take an error of the machine for False.
+
+    Raises:
+        UnusableCheckpoint: the file system cannot tell at the moment.
+    """
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UnusableCheckpoint(path, f"cannot be read: {one_line(error)}; try again") from error
+    return True
+
+
 def read(path: Path, needed: Sequence[str] = ENTRIES) -> dict[str, Any]:
     """Load a checkpoint of nnU-Net to the CPU.
 
@@ -94,6 +109,9 @@ def read(path: Path, needed: Sequence[str] = ENTRIES) -> dict[str, Any]:
     except (OSError, MemoryError) as error:
         raise UnusableCheckpoint(path, f"cannot be read: {one_line(error)}; try again") from error
     except Exception as error:  # flipped bits can fail in any way
+        if isinstance(error.__context__, OSError):  # which zipfile takes for damage
+            reason = one_line(error.__context__)
+            raise UnusableCheckpoint(path, f"cannot be read: {reason}; try again") from error
         raise DamagedCheckpoint(path, f"is damaged: {one_line(error)}") from error
     missing = [key for key in needed if not isinstance(checkpoint, dict) or key not in checkpoint]
     if missing:

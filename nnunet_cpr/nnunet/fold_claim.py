@@ -24,7 +24,8 @@ def claimed(folder: Path) -> Iterator[None]:
 
     A claim holds while its process is alive, so that one that was killed leaves none. (A lock of the
     operating system would be inherited by the data loaders, which may outlive the training.) Processes
-    of other machines cannot be asked; their claims are replaced.
+    of other machines cannot be asked; their claims are replaced. Two that start at the same moment may
+    both get the folder.
 
     Raises:
         FoldInUse: another process of this machine trains there.
@@ -41,7 +42,8 @@ def claimed(folder: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            path.unlink()
+            if path.read_text() == own:  # not that of another machine
+                path.unlink()
 
 
 def _description(pid: int) -> str:

@@ -27,7 +27,7 @@ class _NoLog:
 
 
 class ResumingTrainer(GuardedTrainer):
-    """nnU-Net's trainer that loses no work.
+    """nnU-Net's trainer that loses at most the save interval and an epoch.
 
     :class:`CheckpointPolicy` decides what is saved when, and what ``--c`` continues from;
     :class:`Interruption` ends the training at a signal, and :func:`claimed` keeps other processes out of

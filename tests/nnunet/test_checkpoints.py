@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import stat
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,9 +130,11 @@ def test_continuing_falls_back_from_a_damaged_checkpoint(
     put("checkpoint_best.pth", lambda checkpoint: checkpoint.update(current_epoch=7))
     trainer = continued(space, monkeypatch)
     assert trainer.current_epoch == 7
-    said = refusal(capsys)
+    lines = capsys.readouterr().err.splitlines()
+    said, continuing = [line for line in lines if line.startswith("nnunet-cpr:")]
     assert f"{space.fold(CPR) / torn} is damaged: " in said
     assert said.endswith("; it is skipped")
+    assert continuing == f"nnunet-cpr: continuing checkpoint_best.pth (7 epochs) in place of {torn}"
     assert said.removeprefix("nnunet-cpr: ") in space.logs(CPR)[-1].read_text()
     halve(space.fold(CPR) / "checkpoint_best.pth")
     with pytest.raises(SystemExit):
@@ -182,21 +185,32 @@ def test_wrong_save_interval_is_refused(space: Workspace, monkeypatch: pytest.Mo
         space.build(CPR, monkeypatch)
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ESTALE, "Stale file handle"), MemoryError("no memory")])
+STALE = OSError(errno.ESTALE, "Stale file handle")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "error"),
+    [
+        (torch, "load", STALE),
+        (torch, "load", MemoryError("no memory")),
+        (zipfile, "_EndRecData", STALE),  # taken for damage by zipfile
+        (Path, "stat", STALE),
+    ],
+)
 def test_error_of_the_machine_ends_the_command(
-    space: Workspace, put, monkeypatch, capsys, error: Exception
+    space: Workspace, put, monkeypatch, capsys, module: Any, name: str, error: Exception
 ) -> None:
     """An older checkpoint would repeat epochs that are not lost."""
     latest = put("checkpoint_latest.pth", lambda checkpoint: checkpoint.update(current_epoch=9))
     put("checkpoint_best.pth", lambda checkpoint: checkpoint.update(current_epoch=7))
-    load = torch.load
+    function = getattr(module, name)
 
-    def fail(file: Any, **options: Any) -> Any:
-        if file == latest:
+    def fail(file: Any, *arguments: Any, **options: Any) -> Any:
+        if getattr(file, "name", file) in (latest, latest.name, str(latest)):
             raise error
-        return load(file, **options)
+        return function(file, *arguments, **options)
 
-    monkeypatch.setattr(torch, "load", fail)
+    monkeypatch.setattr(module, name, fail)
     with pytest.raises(SystemExit):
         continued(space, monkeypatch)
     said = refusal(capsys)
@@ -210,10 +224,14 @@ def test_trainer_whose_checkpoints_cannot_be_continued_is_told_at_once(
     trainer.my_init_kwargs["folder"] = Path("weights")
     trainer.checkpoint_policy.begin(space.fold(CPR))
     capsys.readouterr()
+    monkeypatch.setattr(trainer.checkpoint_policy, "_interval", 0)
     for _ in range(2):
         trainer._keep_start_of_epoch()
     said = refusal(capsys)
     assert "cannot be continued with --c" in said and "pathlib" in said
+    assert trainer.checkpoint_policy.copied_epochs is None
+    trainer.save_checkpoint(str(space.fold(CPR) / "checkpoint_best.pth"))  # nnU-Net's saves go on
+    assert "checkpoint_best.pth has the end of epoch" in trainer.checkpoint_policy.end()
 
 
 def test_too_little_memory_for_the_copy_does_not_end_the_training(
@@ -293,8 +311,8 @@ def test_continuing_takes_the_newest_checkpoint(
     newest, _ = CheckpointPolicy(said.append).continue_from(tmp_path / f"checkpoint_{chosen}.pth")
     assert newest.name == f"checkpoint_{expected}.pth"
     epochs = files[expected][0]
-    line = f"continuing checkpoint_{expected}.pth ({epochs} epochs) in place of checkpoint_{chosen}.pth"
-    assert said == ([] if chosen == expected else [line])
+    instead = "" if chosen == expected else f" in place of checkpoint_{chosen}.pth"
+    assert said == [f"continuing checkpoint_{expected}.pth ({epochs} epochs){instead}"]
 
 
 def write(space: Workspace, name: str, monkeypatch: pytest.MonkeyPatch, **differing: int) -> Path:

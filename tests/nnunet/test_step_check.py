@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -38,13 +40,13 @@ def test_unusable_device_is_refused_in_one_line(device: str, reason: str) -> Non
 
 def test_wrong_and_missing_kernels_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong(CPUBackend):
-        def step(self, groups, matrices, decay):
-            super().step(groups, matrices, 1.01 * decay)
+        def step(self, groups, decays):
+            super().step(groups, replace(decays, multiplier=1.01 * decays.multiplier))
 
     class Fails(CPUBackend):
         def step(self, *arguments):
             raise OSError("no compiler")
 
-    wrong, missing = (next(check_steps(CPU, lambda device, kind=kind: kind)) for kind in (Wrong, Fails))
+    wrong, missing = (next(check_steps(CPU, lambda device, kind=kind: kind())) for kind in (Wrong, Fails))
     assert wrong.is_fused and wrong.difference > 1000 and wrong.problem == "wrong"
     assert missing.problem == "wrong: OSError: no compiler"
