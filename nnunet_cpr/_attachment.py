@@ -130,9 +130,9 @@ class RegularizationMethod(ABC):
         """Count a step on the CPU, of which a kernel updates the multipliers.
 
         Returns:
-            What the kernel needs; None if there is more to do than to update the multipliers of matrices
-            whose bounds are set, or if the method has none. Then nothing is counted, and the step needs
-            :meth:`update_decay`.
+            What the kernel needs; None if R is needed before the kernel (a bound may be set in this
+            step, bounds are adaptive, or matrices are sharded), or if the method has no multipliers.
+            Then nothing is counted, and the step needs :meth:`update_decay`.
         """
         return None
 

@@ -12,7 +12,7 @@ LARGEST = np.finfo(np.float32).max.item()
 
 
 def moved_multiplier(multiplier: Any, mu: Any, r: Any, kappa: Any) -> Any:
-    """Return lambda + mu (r - kappa), in place of which Algorithm 1 takes 0 if it is negative.
+    """Return lambda + mu (r - kappa), before Algorithm 1's maximum with 0.
 
     Tensors and numbers in float32 give the same result; Numba compiles this function for the kernels.
 

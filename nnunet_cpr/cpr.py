@@ -326,7 +326,8 @@ class CPR(RegularizationMethod):
         return applied.clamp_(max=limit)
 
     def begin_kernel_step(self) -> Decays | None:
-        self._move_state_to_parameters()
+        if self._state["step"].device != self.parameters[0].device:
+            self._move_state_to_parameters()
         # Views of the state. The cache is cold between steps, where NumPy takes less time than torch.
         state = {key: value.numpy() for key, value in self._state.items()}
         for part in self._parts:

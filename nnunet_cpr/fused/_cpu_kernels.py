@@ -154,7 +154,7 @@ def _step_chunk(rule, settings, table, tensor, start, count, decay):
 
 
 @_part
-def _share(begin, end, thread, threads):
+def _chunks_of_thread(begin, end, thread, threads):
     """Return the first chunk that a thread takes of a range, and the end of its chunks."""
     count = end - begin
     return begin + thread * count // threads, begin + (thread + 1) * count // threads
@@ -193,33 +193,35 @@ def step(
     n = table.shape[1]
     first_chunks, needs_sum = _prepare(table, size, kappas)
     sums = np.zeros(first_chunks[n])
-    this, following = 0, 0  # first tensors of the batch to step, and of the batch to sum
-    while this < n:
-        end = following
-        while end < n and (end == following or first_chunks[end + 1] - first_chunks[following] <= batch):
+    # Each round steps the batch that the round before has summed, and sums the next one: tensors from
+    # ``stepped`` to ``summed``, and from there to ``end``. The first round steps nothing.
+    stepped, summed = 0, 0
+    while stepped < n:
+        end = summed
+        while end < n and (end == summed or first_chunks[end + 1] - first_chunks[summed] <= batch):
             end += 1
 
         for thread in numba.prange(threads):
-            low, high = _share(first_chunks[this], first_chunks[following], thread, threads)
+            low, high = _chunks_of_thread(first_chunks[stepped], first_chunks[summed], thread, threads)
             for i in range(high - low):
                 chunk = high - 1 - i  # what was summed last is in the cache
                 tensor, start, length = _place(chunk, first_chunks, table, size)
                 j = table[MATRIX, tensor]
                 decay = decays[j] if j >= 0 else np.float32(0)
                 _step_chunk(rule, settings, table, tensor, start, length, decay)
-            low, high = _share(first_chunks[following], first_chunks[end], thread, threads)
+            low, high = _chunks_of_thread(first_chunks[summed], first_chunks[end], thread, threads)
             for chunk in range(low, high):
                 tensor, start, length = _place(chunk, first_chunks, table, size)
                 if needs_sum[tensor]:
                     sums[chunk] = _sum_of_squares(_elements(table, PARAM, tensor, start, length))
 
-        for tensor in range(following, end):
+        for tensor in range(summed, end):
             if needs_sum[tensor]:
                 total = _total(sums, first_chunks[tensor], first_chunks[tensor + 1])
                 r = np.float32(total / table[NUMEL, tensor])
                 j = table[MATRIX, tensor]
                 _update_multiplier(r, j, decays, kappas, mus, limit, multipliers, skipped, limited)
-        this, following = following, end
+        stepped, summed = summed, end
 
 
 @numba.njit

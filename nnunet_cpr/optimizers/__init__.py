@@ -2,7 +2,8 @@
 
 To add an optimizer: write a class that gets CPR and groups from ``_groups.cpr_and_groups``, passes the
 groups to torch's class and attaches CPR, as :class:`MuonCPR` does. If a kernel can take its step, derive
-it from ``_fused_step.FusedStep``, as :class:`FusedSGD`, and name the kernel's settings in ``_kernel``.
+it from ``_fused_step.FusedStep``, as :class:`FusedSGD`, and name the kernel's settings in
+``_rule_and_state``.
 """
 
 from nnunet_cpr.optimizers.adam_cpr import AdamCPR, FusedAdam

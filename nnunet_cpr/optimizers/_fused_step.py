@@ -49,10 +49,10 @@ class FusedStep(LoadsByName, ABC):
         self, params: Params, lr: float | Tensor = 1e-3, *, fused: bool | None = None, **options: Any
     ) -> None:
         groups = torch_groups(params)
-        torchs = fused
+        torch_fused = fused  # torch's own fused steps; ours are allowed by _may_fuse
         if fused is None and not (options.get("foreach") or options.get("differentiable")):
-            torchs = torch_may_fuse(groups) or None
-        super().__init__(groups, lr=lr, fused=torchs, **options)  # type: ignore[call-arg]
+            torch_fused = torch_may_fuse(groups) or None
+        super().__init__(groups, lr=lr, fused=torch_fused, **options)  # type: ignore[call-arg]
         # If True, GradScaler leaves unscaling to the step, and libraries refuse to clip gradients. As in
         # torch, this requires fused=True.
         self._step_supports_amp_scaling = bool(fused)
@@ -96,7 +96,7 @@ class FusedStep(LoadsByName, ABC):
         if plans is None:
             return False
         decays = method.begin_kernel_step()
-        if decays is None:  # R of all matrices precedes the step
+        if decays is None:  # R of all matrices first, in a pass of its own
             matrices = local_tensors(method.parameters)
             shares = method.update_decay(lambda: L2().sums(matrices)[0])
             decays = Decays.given(shares.numpy())
@@ -127,13 +127,13 @@ class FusedStep(LoadsByName, ABC):
         pairs = [(p, grad) for p in group["params"] if (grad := p.grad) is not None]
         params = [p for p, _ in pairs]
         if not all([self.state.get(p) for p in params]):
-            check_tensors(cast(torch.optim.Optimizer, self), {})  # before _kernel creates missing state
+            check_tensors(cast(torch.optim.Optimizer, self), {})  # before it creates missing state
             if any(grad.layout is not torch.strided for _, grad in pairs):
                 return None  # torch's step creates it in another way
-        kernel = self._kernel(group, params)
-        if kernel is None:
+        own = self._rule_and_state(group, params)
+        if own is None:
             return None
-        rule, moments, steps = kernel
+        rule, moments, steps = own
         matrices = [index.get(id(p), -1) for p in params]
         columns = [params, [grad for _, grad in pairs], *moments]
         if self._has_shards:
@@ -180,7 +180,7 @@ class FusedStep(LoadsByName, ABC):
     # Implemented by each optimizer
 
     @abstractmethod
-    def _kernel(
+    def _rule_and_state(
         self, group: dict[str, Any], params: list[Tensor]
     ) -> tuple[Rule, list[list[Tensor]], list[Tensor]] | None:
         """Return the settings, moments and step counts of a fused step, None if no kernel has them.

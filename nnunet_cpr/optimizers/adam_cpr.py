@@ -38,7 +38,7 @@ class FusedAdam(FusedStep, torch.optim.Adam):
         >>> optimizer.step()
     """
 
-    def _kernel(
+    def _rule_and_state(
         self, group: dict[str, Any], params: list[Tensor]
     ) -> tuple[Rule, list[list[Tensor]], list[Tensor]] | None:
         if group["amsgrad"] or group["maximize"] or group["differentiable"] or group["weight_decay"]:

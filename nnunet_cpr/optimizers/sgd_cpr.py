@@ -21,8 +21,8 @@ class FusedSGD(FusedStep, torch.optim.SGD):
     """``torch.optim.SGD`` whose fused step applies the attached regularization method.
 
     Methods with one decay for each matrix, such as :class:`~nnunet_cpr.baselines.DecoupledDecay` and
-    ``l2`` CPR, are applied by the kernel of the step. Any other method runs before torch's step, and so
-    does each if momentum is 0, or with dampening, ``maximize`` or weight decay of other parameters.
+    ``l2`` CPR, are applied by the kernel of the step. Unfused, with the method before torch's step, are
+    other methods, momentum 0, dampening, ``maximize``, and weight decay of other parameters.
 
     Args:
         params: module, named parameters, parameters or parameter groups.
@@ -42,7 +42,7 @@ class FusedSGD(FusedStep, torch.optim.SGD):
         >>> optimizer.step()
     """
 
-    def _kernel(
+    def _rule_and_state(
         self, group: dict[str, Any], params: list[Tensor]
     ) -> tuple[Rule, list[list[Tensor]], list[Tensor]] | None:
         if group["dampening"] or group["maximize"] or group["differentiable"] or group["weight_decay"]:

@@ -47,6 +47,8 @@ def test_wrong_and_missing_kernels_are_found(monkeypatch: pytest.MonkeyPatch) ->
         def step(self, *arguments):
             raise OSError("no compiler")
 
-    wrong, missing = (next(check_steps(CPU, lambda device, kind=kind: kind())) for kind in (Wrong, Fails))
+    wrong, missing = (
+        next(check_steps(CPU, lambda device, kind=kind: kind())) for kind in (Wrong, Fails)
+    )
     assert wrong.is_fused and wrong.difference > 1000 and wrong.problem == "wrong"
     assert missing.problem == "wrong: OSError: no compiler"
