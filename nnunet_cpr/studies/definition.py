@@ -92,23 +92,13 @@ def _check(is_valid: Callable[[Any], Any], expected: str) -> AfterValidator:
 
 
 def _as_text(value: Any) -> Any:
-    """Return text and numbers as one line of text, nothing as no text, anything else as it is."""
-    if value is None:  # a key without a value
-        return ""
+    """Return text and numbers as one line of text, and anything else as it is."""
     is_scalar = isinstance(value, str | int | float) and not isinstance(value, bool)
     return " ".join(str(value).split()) if is_scalar else value
 
 
 def _as_margins(value: Any) -> Any:
     return value if isinstance(value, dict) else dict.fromkeys(METRIC_NAMES, value)
-
-
-def _as_number(value: Any) -> Any:
-    """Return the number of a text such as "1e-1", which YAML does not take for one."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
 
 
 def _numbers(kind: str) -> BeforeValidator:
@@ -156,11 +146,10 @@ _StudyName = Annotated[
 ]
 _Fold = Annotated[StrictInt, Field(ge=0, lt=10**6)]
 _Seed = Annotated[StrictInt, Field(ge=0, lt=10**9)]
-_AsNumber = BeforeValidator(_as_number, json_schema_input_type=float)
-_Percent = Annotated[float, Field(strict=True, ge=0, le=100), _AsNumber]
+_Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
 _Metric = Annotated[StrictStr, _check(METRIC_NAMES.__contains__, f"one of {', '.join(METRIC_NAMES)}")]
-_Distance = Annotated[float, Field(strict=True, gt=0, le=1000), _AsNumber]
-_Margin = Annotated[float, Field(strict=True, gt=0, le=100), _AsNumber]
+_Distance = Annotated[float, Field(strict=True, gt=0, le=1000)]
+_Margin = Annotated[float, Field(strict=True, gt=0, le=100)]
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -7,7 +7,6 @@ write a class beside :class:`Local` and :class:`Slurm`, offer it in ``nnunet_cpr
 
 from __future__ import annotations
 
-import functools
 import os
 import shlex
 import shutil
@@ -41,10 +40,6 @@ _POLL_SECONDS = 1.0
 _MAX_TIMEOUTS = 100
 """Number of times that a run's job may reach its time limit and queue itself again."""
 _SLURM_JOBS = "slurm_jobs.json"
-_QUEUE_SECONDS = 30
-"""Seconds for which an answer of ``squeue`` is shown, so that a view does not keep Slurm busy."""
-_ARRAY_SIZE = 1000
-"""Maximum number of jobs of an array; Slurm's own default is 1,001."""
 
 
 @dataclass(frozen=True)
@@ -215,18 +210,9 @@ class Slurm:
         paths: StudyPaths,
         folders: Mapping[str, str],
         after: Sequence[str] = (),
-        earlier: str = "",
     ) -> dict[str, str]:
-        """Submit a job for each run, to start when other jobs have succeeded.
-
-        Args:
-            earlier: a further dependency.
-        """
-        if len(todo) > _ARRAY_SIZE:  # one array after the other, so that at_once holds
-            numbers = self._submit_jobs(todo[:_ARRAY_SIZE], paths, folders, after, earlier)
-            (array,) = {number.split("_")[0] for number in numbers.values()}
-            later = self._submit_jobs(todo[_ARRAY_SIZE:], paths, folders, after, f"afterany:{array}")
-            return numbers | later
+        """Submit a job for each run, to start when other jobs have succeeded."""
+        dependency = {"dependency": "afterok:" + ":".join(after)} if after else {}
         executor = submitit.SlurmExecutor(paths.jobs, max_num_timeout=_MAX_TIMEOUTS)
         cpus = self.settings.get("cpus_per_task")
         executor.update_parameters(
@@ -238,7 +224,7 @@ class Slurm:
             # Since Slurm 22.05 srun does not take it from sbatch and may bind all processes to a core.
             srun_args=[] if cpus is None else [f"--cpus-per-task={cpus}"],
             # Without --requeue, clusters with JobRequeue=0 refuse to requeue a job.
-            additional_parameters={"requeue": True, **self.settings, **self._dependency(after, earlier)},
+            additional_parameters={"requeue": True, **dependency, **self.settings},
         )
         try:
             with add_path_to_os_errors(paths.jobs):
@@ -251,18 +237,6 @@ class Slurm:
         numbers = {run.key: job.job_id for run, job in zip(todo, jobs)}
         write_json(paths.study / _SLURM_JOBS, {**_read_slurm_jobs(paths), **numbers})
         return numbers
-
-    def _dependency(self, after: Sequence[str], earlier: str) -> dict[str, str]:
-        """Return the option for all dependencies of a job: those of the study and the user's own."""
-        given = str(self.settings.get("dependency", ""))
-        own = [each for each in (earlier, "afterok:" + ":".join(after) if after else "") if each]
-        if own and "?" in given:
-            raise StudyError(
-                f"--sbatch dependency={given}: expected dependencies joined by ',', since those of the "
-                "study must hold as well, got '?'; leave it out"
-            )
-        every = [*own, given] if given else own
-        return {"dependency": ",".join(every)} if every else {}
 
     def worker(self, run: Run, paths: StudyPaths, folders: Mapping[str, str]) -> Worker:
         """Return the worker of a run."""
@@ -284,25 +258,13 @@ def queued_runs(paths: StudyPaths, needed: bool = False) -> frozenset[str]:
     if not jobs or shutil.which("squeue") is None:
         return frozenset()
     numbers = ",".join(sorted({number.split("_")[0] for number in jobs.values()}))
-    answer = _ask_squeue(numbers, None if needed else int(time.monotonic() // _QUEUE_SECONDS))
+    query = ["squeue", "--noheader", "--array", "--format=%i", f"--jobs={numbers}"]
+    answer = subprocess.run(query, capture_output=True, text=True, check=False)
     # squeue fails if all jobs ended so long ago that Slurm has forgotten them; then nothing is queued.
     if needed and answer.returncode and "Invalid job id" not in answer.stderr:
         raise StudyError(f"squeue: {answer.stderr.strip()}; try again when Slurm answers")
     present = set(answer.stdout.split())
     return frozenset(key for key, number in jobs.items() if number in present)
-
-
-def _ask_squeue(numbers: str, period: int | None) -> subprocess.CompletedProcess[str]:
-    """Ask for jobs; an answer holds for a period, None for the present."""
-    if period is not None:
-        return _ask_squeue_once(numbers, period)
-    query = ["squeue", "--noheader", "--array", "--format=%i", f"--jobs={numbers}"]
-    return subprocess.run(query, capture_output=True, text=True, check=False)
-
-
-@functools.lru_cache(maxsize=1)
-def _ask_squeue_once(numbers: str, period: int) -> subprocess.CompletedProcess[str]:
-    return _ask_squeue(numbers, None)
 
 
 def cancel_slurm_jobs(paths: StudyPaths) -> int:

@@ -94,14 +94,6 @@ def test_invalid_file_is_refused_in_one_line(text: str, message: str, tmp_path: 
     assert "\n" not in str(caught.value)
 
 
-def test_keys_without_a_value_and_exponents_are_read(tmp_path: Path) -> None:
-    """YAML 1.1 reads 1e-1 as text."""
-    text = "trainers: [A, B]\nreference:\nnon_inferior_to:\nmargin: 1e-1\ntolerance: 2e0\n"
-    (tmp_path / "s.yaml").write_text(text)
-    study = load(str(tmp_path / "s.yaml"))
-    assert (study.reference, study.tolerance, study.margin["nsd"]) == ("A", 2.0, 0.1)
-
-
 def test_margin_holds_for_all_metrics_or_one(tmp_path: Path) -> None:
     header = "datasets: A\ntrainers: [B]\n"
     assert load(write(tmp_path, header)).margin == {"dice": 0.1, "hd95": 0.1, "nsd": 0.1}

@@ -130,11 +130,3 @@ def test_status_is_printed_as_json(command: Callable[..., str], studies: Path) -
         *((trainer, 0, "waiting") for trainer in TRAINERS),
         *((trainer, 1, "waiting") for trainer in TRAINERS),
     ]
-
-
-def test_list_goes_on_after_a_study_that_cannot_be_read(command: Callable, studies: Path) -> None:
-    write(studies / "good" / "study.yaml", [0])
-    (studies / "bad").mkdir()
-    (studies / "bad" / "study.yaml").write_text("trainers: 3")
-    bad, good = command("list").splitlines()
-    assert bad.startswith("bad ") and "trainers" in bad and good.startswith("good ")

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import submitit
 import typer
 
 from nnunet_cpr.cli.study._run_options import RunOptions, parse_minutes
 from nnunet_cpr.cli.study.run import gpu_names
-from nnunet_cpr.studies import executors
 from nnunet_cpr.studies.definition import Run, StudyError
 from nnunet_cpr.studies.executors import Slurm, cancel_slurm_jobs, queued_runs
 from nnunet_cpr.studies.run_state import StudyPaths, state_of
@@ -126,46 +121,3 @@ def test_refused_jobs_keep_their_failures(script: Callable[..., dict[str, str]],
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho Submitted batch job 5\n")
     Slurm().submit(RUNS, paths, {})
     assert not paths.failure(RUNS[0]).exists()
-
-
-def test_dependencies_of_users_and_of_the_study_hold_together() -> None:
-    slurm = Slurm(settings={"dependency": "afterok:7"})
-    assert slurm._dependency(["5_0", "5_1"], "") == {"dependency": "afterok:5_0:5_1,afterok:7"}
-    assert slurm._dependency([], "") == {"dependency": "afterok:7"}
-    with pytest.raises(StudyError, match="joined by ','"):
-        Slurm(settings={"dependency": "afterok:7?afterok:8"})._dependency(["5_0"], "")
-
-
-def test_runs_beyond_slurms_array_limit_are_in_arrays_one_after_the_other(
-    script: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dependencies: list[Any] = []
-
-    def submitted(executor: Any, jobs: list[Any]) -> list[Any]:
-        dependencies.append(executor.parameters["additional_parameters"].get("dependency"))
-        return [SimpleNamespace(job_id=f"{len(dependencies)}_{i}") for i in range(len(jobs))]
-
-    monkeypatch.setattr(submitit.SlurmExecutor, "submit_array", submitted)
-    monkeypatch.setattr(executors, "_ARRAY_SIZE", 2)
-    paths = StudyPaths(tmp_path, tmp_path / "studies" / "s")
-    paths.study.mkdir(parents=True)
-    runs = [replace(RUNS[0], fold=fold) for fold in range(5)]
-    numbers = Slurm()._submit_jobs(runs, paths, {}, after=["9_0"])
-    assert list(numbers.values()) == ["1_0", "1_1", "2_0", "2_1", "3_0"]
-    assert dependencies == ["afterok:9_0", "afterany:1,afterok:9_0", "afterany:2,afterok:9_0"]
-
-
-def test_squeue_is_asked_at_most_every_half_minute(
-    script: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script()
-    asked: list[Any] = []
-    answer = SimpleNamespace(stdout="5_0", returncode=0)
-    monkeypatch.setattr(subprocess, "run", lambda *a, **o: asked.append(a) or answer)
-    paths = StudyPaths(tmp_path / "results", tmp_path / "results" / "studies" / "s")
-    for second in range(60):
-        monkeypatch.setattr(executors.time, "monotonic", lambda now=second: 3e5 + now)
-        assert queued_runs(paths) == {RUNS[0].key}
-    assert len(asked) == 2
-    queued_runs(paths, needed=True)  # a submission needs the present
-    assert len(asked) == 3
