@@ -92,9 +92,17 @@ def _check(is_valid: Callable[[Any], Any], expected: str) -> AfterValidator:
 
 
 def _as_text(value: Any) -> Any:
-    """Return text and numbers as one line of text, and anything else as it is."""
+    """Return text and numbers as one line of text, an empty entry as "", and anything else as it is."""
+    if value is None:
+        return ""
     is_scalar = isinstance(value, str | int | float) and not isinstance(value, bool)
     return " ".join(str(value).split()) if is_scalar else value
+
+
+def _as_number(value: Any) -> Any:
+    """Return text such as 1e-1, which is no number in YAML 1.1, as a number."""
+    is_number = isinstance(value, str) and re.fullmatch(r"\d+(\.\d*)?e[-+]?\d+", value, re.IGNORECASE)
+    return float(value) if is_number else value
 
 
 def _as_margins(value: Any) -> Any:
@@ -126,7 +134,7 @@ _Unique = Annotated[
 ]
 _Text = Annotated[
     StrictStr,
-    BeforeValidator(_as_text, json_schema_input_type=_Scalar),
+    BeforeValidator(_as_text, json_schema_input_type=_Scalar | None),
     _check(str.isprintable, "printable text"),
 ]
 _ClassName = Annotated[StrictStr, _check(str.isidentifier, "the class name of a trainer")]
@@ -146,10 +154,11 @@ _StudyName = Annotated[
 ]
 _Fold = Annotated[StrictInt, Field(ge=0, lt=10**6)]
 _Seed = Annotated[StrictInt, Field(ge=0, lt=10**9)]
-_Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
+_Number = Annotated[float, BeforeValidator(_as_number, json_schema_input_type=float), Field(strict=True)]
+_Percent = Annotated[_Number, Field(ge=0, le=100)]
 _Metric = Annotated[StrictStr, _check(METRIC_NAMES.__contains__, f"one of {', '.join(METRIC_NAMES)}")]
-_Distance = Annotated[float, Field(strict=True, gt=0, le=1000)]
-_Margin = Annotated[float, Field(strict=True, gt=0, le=100)]
+_Distance = Annotated[_Number, Field(gt=0, le=1000)]
+_Margin = Annotated[_Number, Field(gt=0, le=100)]
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 
 import submitit
@@ -40,6 +41,10 @@ _POLL_SECONDS = 1.0
 _MAX_TIMEOUTS = 100
 """Number of times that a run's job may reach its time limit and queue itself again."""
 _SLURM_JOBS = "slurm_jobs.json"
+_ARRAY_SIZE = 1000
+"""Jobs of an array: the largest index of Slurm's default ``MaxArraySize``."""
+_SQUEUE_SECONDS = 30
+"""Seconds for which an answer of ``squeue`` counts, as clusters ask users not to poll it."""
 
 
 @dataclass(frozen=True)
@@ -195,24 +200,45 @@ class Slurm:
         queued = queued_runs(paths, needed=True)
         others = (Stage.DONE, Stage.RUNNING, Stage.QUEUED)
         todo = [run for run in runs if state_of(run, paths, queued).stage not in others]
-        first = [run for run in todo if run not in needed]
-        numbers = self._submit_jobs(first, paths, folders) if first else {}
+        numbers = self._submit_arrays([run for run in todo if run not in needed], paths, folders)
         if second := [run for run in todo if run in needed]:
             earlier = {run.key for other in second for run in _missing(needed[other], paths)}
             known = _read_slurm_jobs(paths)
             jobs = sorted({known[key] for key in earlier & known.keys()})
-            numbers |= self._submit_jobs(second, paths, folders, jobs)
+            after = ["afterok:" + ":".join(jobs)] if jobs else []
+            numbers |= self._submit_arrays(second, paths, folders, after)
         return numbers
 
-    def _submit_jobs(
+    def _submit_arrays(
         self,
         todo: Sequence[Run],
         paths: StudyPaths,
         folders: Mapping[str, str],
         after: Sequence[str] = (),
     ) -> dict[str, str]:
-        """Submit a job for each run, to start when other jobs have succeeded."""
-        dependency = {"dependency": "afterok:" + ":".join(after)} if after else {}
+        """Submit a job for each run; an array begins when the one before it has ended.
+
+        So the number of jobs at a time is that of one array.
+        """
+        numbers: dict[str, str] = {}
+        for start in range(0, len(todo), _ARRAY_SIZE):
+            last = [number.split("_")[0] for number in [*numbers.values()][-1:]]
+            conditions = [*after, *(f"afterany:{number}" for number in last)]
+            array = todo[start : start + _ARRAY_SIZE]
+            numbers |= self._submit_array(array, paths, folders, conditions)
+        return numbers
+
+    def _submit_array(
+        self,
+        todo: Sequence[Run],
+        paths: StudyPaths,
+        folders: Mapping[str, str],
+        conditions: Sequence[str],
+    ) -> dict[str, str]:
+        """Submit a job for each run, to start when the conditions and those of the user hold."""
+        given = [self.settings["dependency"]] if "dependency" in self.settings else []
+        together = ",".join(map(str, [*given, *conditions]))
+        dependency = {"dependency": together} if together else {}
         executor = submitit.SlurmExecutor(paths.jobs, max_num_timeout=_MAX_TIMEOUTS)
         cpus = self.settings.get("cpus_per_task")
         executor.update_parameters(
@@ -224,7 +250,7 @@ class Slurm:
             # Since Slurm 22.05 srun does not take it from sbatch and may bind all processes to a core.
             srun_args=[] if cpus is None else [f"--cpus-per-task={cpus}"],
             # Without --requeue, clusters with JobRequeue=0 refuse to requeue a job.
-            additional_parameters={"requeue": True, **dependency, **self.settings},
+            additional_parameters={"requeue": True, **self.settings, **dependency},
         )
         try:
             with add_path_to_os_errors(paths.jobs):
@@ -249,7 +275,8 @@ def queued_runs(paths: StudyPaths, needed: bool = False) -> frozenset[str]:
 
     Args:
         paths: the study's folders.
-        needed: if True, an error of ``squeue`` is raised, otherwise nothing counts as queued.
+        needed: if True, ``squeue`` is asked and its error is raised; otherwise an answer of the last
+            30 seconds is enough, and with an error nothing counts as queued.
 
     Raises:
         StudyError: ``squeue`` failed.
@@ -258,13 +285,20 @@ def queued_runs(paths: StudyPaths, needed: bool = False) -> frozenset[str]:
     if not jobs or shutil.which("squeue") is None:
         return frozenset()
     numbers = ",".join(sorted({number.split("_")[0] for number in jobs.values()}))
-    query = ["squeue", "--noheader", "--array", "--format=%i", f"--jobs={numbers}"]
-    answer = subprocess.run(query, capture_output=True, text=True, check=False)
+    now = time.monotonic()
+    answer = _ask_squeue(numbers, now if needed else now // _SQUEUE_SECONDS)
     # squeue fails if all jobs ended so long ago that Slurm has forgotten them; then nothing is queued.
     if needed and answer.returncode and "Invalid job id" not in answer.stderr:
         raise StudyError(f"squeue: {answer.stderr.strip()}; try again when Slurm answers")
     present = set(answer.stdout.split())
     return frozenset(key for key, number in jobs.items() if number in present)
+
+
+@lru_cache(maxsize=64)
+def _ask_squeue(numbers: str, period: float) -> subprocess.CompletedProcess[str]:
+    """Return the answer of ``squeue`` on jobs, once in each period."""
+    query = ["squeue", "--noheader", "--array", "--format=%i", f"--jobs={numbers}"]
+    return subprocess.run(query, capture_output=True, text=True, check=False)
 
 
 def cancel_slurm_jobs(paths: StudyPaths) -> int:

@@ -86,6 +86,8 @@ def test_saved_study_loads_unchanged(tmp_path: Path) -> None:
         ("datasets: A\ntrainers: [B]\nfolds: 4-2", "folds: expected different whole numbers"),
         ("datasets: A\ntrainers: [B]\nname: a/b", "name: expected a name of letters"),
         ("datasets: A\ntrainers: [B]\nmargin: {hd95: -1}", "margin.hd95: expected a number greater"),
+        ("datasets: A\ntrainers: [B]\nmargin: 1e9", "margin.dice: expected a number less"),
+        ("datasets: A\ntrainers: [B]\nmargin: wide", "margin.dice: expected a valid number"),
     ],
 )
 def test_invalid_file_is_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
@@ -100,3 +102,14 @@ def test_margin_holds_for_all_metrics_or_one(tmp_path: Path) -> None:
     assert load(write(tmp_path, header + "margin: 0.5")).margin["nsd"] == 0.5
     study = load(write(tmp_path, header + "margin: {hd95: 1.5}"))
     assert study.margin == {"dice": 0.1, "hd95": 1.5, "nsd": 0.1}
+
+
+def test_empty_text_is_its_default_and_numbers_have_exponents(tmp_path: Path) -> None:
+    """YAML 1.1 reads 1e-1 as text."""
+    text = "trainers: [{trainer: B, label: , group: }, C]\nreference:\nnon_inferior_to:\nsource:\n"
+    study = load(write(tmp_path, text + "margin: 1e-1\ntolerance: 2E0\n"))
+    assert study.reference == study.non_inferior_to == "B" and study.trainers[0].full_title == "B"
+    assert set(study.margin.values()) == {0.1} and study.tolerance == 2
+    document = yaml.safe_load(text)
+    jsonschema.Draft202012Validator(json_schema()).validate(document)
+    assert load(write(tmp_path, text + "margin: {dice: 5e-1}\n")).margin["dice"] == 0.5

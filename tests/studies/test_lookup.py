@@ -65,7 +65,10 @@ def test_list_shows_the_progress_of_all_studies(command: Callable[..., str], stu
     write(studies / "b" / "study.yaml", [0])
     write(studies / "a" / "study.yaml", [0, 1])
     (studies / "no-study").mkdir()
-    first, second = command("list").splitlines()
+    (studies / "0").mkdir()
+    (studies / "0" / "study.yaml").write_text("trainers: [")
+    bad, first, second = command("list").splitlines()
+    assert bad.startswith("0 ") and "study.yaml: expected YAML" in bad
     assert first.split() == ["a", "0", "of", "4", "done;", "Dataset501_Mine"]
     assert second.startswith("b ") and "0 of 2 done" in second
 

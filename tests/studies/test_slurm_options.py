@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import typer
 
 from nnunet_cpr.cli.study._run_options import RunOptions, parse_minutes
 from nnunet_cpr.cli.study.run import gpu_names
+from nnunet_cpr.studies import executors
 from nnunet_cpr.studies.definition import Run, StudyError
 from nnunet_cpr.studies.executors import Slurm, cancel_slurm_jobs, queued_runs
 from nnunet_cpr.studies.run_state import StudyPaths, state_of
@@ -65,6 +67,40 @@ def test_sbatch_options_replace_ours(script: Callable, settings, expected, absen
     assert expected.items() <= given.items() and absent not in given
 
 
+def test_dependencies_of_user_stage_and_array_hold_together(
+    script: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm refuses arrays of more than 1,000 jobs by default."""
+    monkeypatch.setattr(executors, "_ARRAY_SIZE", 2)
+    count = "n=$(cat n 2> /dev/null || echo 0); echo $((n + 1)) > n; echo Submitted batch job 1$n"
+    (tmp_path / "bin" / "sbatch").write_text(f"#!/bin/sh\ncd {tmp_path}\n{count}\n")
+    paths = StudyPaths(tmp_path / "results", tmp_path / "results" / "studies" / "s")
+    *first, second = (replace(RUNS[0], fold=fold) for fold in range(6))
+    slurm = RunOptions(sbatch=["dependency=afterok:7"]).slurm()
+    numbers = slurm.submit([second, *first], paths, {}, {second: first[:2]})
+    assert [*numbers.values()] == ["10_0", "10_1", "11_0", "11_1", "12", "13"]
+    texts = [path.read_text() for path in sorted(paths.jobs.glob("*_submission.sh"))]
+    assert [re.findall("--dependency=(.*)", text)[0] for text in texts] == [
+        *("afterok:7", "afterok:7,afterany:10", "afterok:7,afterany:11"),
+        "afterok:7,afterok:10_0:10_1",
+    ]
+
+
+def test_squeue_is_asked_twice_a_minute(
+    script: Callable[..., dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script()
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/calls; echo 5_0\n")
+    paths = StudyPaths(tmp_path / "results", tmp_path / "results" / "studies" / "s")
+    for second in range(0, 60, 2):
+        monkeypatch.setattr(executors.time, "monotonic", lambda second=second: 3000.0 + second)
+        assert queued_runs(paths) == {RUNS[0].key}
+    assert len((tmp_path / "calls").read_text().splitlines()) == 2
+    assert queued_runs(paths, needed=True) == {RUNS[0].key}
+    assert len((tmp_path / "calls").read_text().splitlines()) == 3
+
+
 def test_times_are_those_of_slurm() -> None:
     times = {"90:30": 91, "24:00:00": 1440, "1-12:30": 2190, "0:00:01": 1}
     assert {text: parse_minutes(text) for text in times} == times
@@ -77,6 +113,9 @@ def test_times_are_those_of_slurm() -> None:
     [
         ({"time": "1"}, "--time: expected more than the 90 s before its end at which .* got 60 s"),
         ({"sbatch": ["signal=B:USR1@60"]}, "--sbatch signal: .* use --signal-delay"),
+        ({"sbatch": ["--time=60"]}, "--sbatch time: .* use --time"),
+        ({"sbatch": ["array=0-3"]}, "--sbatch array: .* use --jobs"),
+        ({"sbatch": ["dependency=afterok:1?afterok:2"]}, "--sbatch dependency: .* replace '.' by ','"),
     ],
 )
 def test_jobs_that_could_not_save_are_refused(options: dict[str, Any], message: str) -> None:

@@ -13,6 +13,9 @@ from typer import Option
 from nnunet_cpr import studies
 from nnunet_cpr.cli.study._options import PreparationOptions
 
+_OURS = {"signal": "--signal-delay", "time": "--time", "array": "--jobs"}
+"""Options of sbatch that a job relies on, and ours that set them."""
+
 
 @dataclass(frozen=True)
 class SlurmOptions:
@@ -68,8 +71,14 @@ class RunOptions(SlurmOptions, PreparationOptions):
         for option in self.sbatch or ():
             name, _, value = option.removeprefix("--").partition("=")
             given[name.replace("-", "_")] = value or True
-        if "signal" in given:
-            raise studies.StudyError("--sbatch signal: jobs need a signal of ours; use --signal-delay")
+        for name, option in _OURS.items():
+            if name in given:
+                raise studies.StudyError(f"--sbatch {name}: jobs need one of ours; use {option}")
+        if "?" in str(given.get("dependency")):
+            raise studies.StudyError(
+                "--sbatch dependency: expected conditions that all must hold, as stages of a study add "
+                f"theirs, got {given['dependency']!r}; replace '?' by ','"
+            )
         requests_gpus = any(
             name.startswith("gpus") or (name in ("gres", "tres_per_task") and "gpu" in str(value))
             for name, value in given.items()

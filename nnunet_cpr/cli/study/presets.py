@@ -43,6 +43,10 @@ def list_studies() -> None:
     """List the studies in nnUNet_results/studies with their progress."""
     results = Path(studies.nnunet_folders(os.environ, ["nnUNet_results"])["nnUNet_results"])
     for name, file in studies.saved_files(results / "studies").items():
-        study = studies.load(str(file))
-        found = studies.states(study, studies.StudyPaths(results, file.parent))
-        print(f"{name:<20} {studies.summary(found.values())}; {', '.join(study.datasets)}")
+        try:
+            study = studies.load(str(file))
+            found = studies.states(study, studies.StudyPaths(results, file.parent))
+            line = f"{studies.summary(found.values())}; {', '.join(study.datasets)}"
+        except (OSError, ValueError) as error:
+            line = f"unreadable: {error}"
+        print(f"{name:<20} {line}")
