@@ -27,7 +27,7 @@ import typer
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, RESOURCES
 from nnunet_cpr.nnunet.history import CSV_NAME
 from nnunet_cpr.reports.surface_metrics import CACHE_NAME
-from nnunet_cpr.studies.definition import load
+from nnunet_cpr.studies.study_file import load
 
 _FOLDERS = ("nnUNet_results", "nnUNet_preprocessed", "nnUNet_raw")
 

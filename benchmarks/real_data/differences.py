@@ -21,7 +21,8 @@ from nnunet_cpr._figures import new_figure
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.reports.results import read_results
 from nnunet_cpr.reports.selection import choose_compared
-from nnunet_cpr.studies.definition import Study, TrainerEntry, load
+from nnunet_cpr.studies.definition import Study, TrainerEntry
+from nnunet_cpr.studies.study_file import load
 
 WIDEST = 5.0
 """Differences in points that are larger are written at the border."""

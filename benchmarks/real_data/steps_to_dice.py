@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from benchmarks.real_data.trainings import read_trainings
 from nnunet_cpr._figures import new_figure
 from nnunet_cpr.names.value import TrainerName
-from nnunet_cpr.studies.definition import load
+from nnunet_cpr.studies.study_file import load
 
 DEEPEST = 8.0
 """Points below the best training at which the vertical axis ends."""

@@ -32,7 +32,7 @@ from benchmarks.vision.compare import COMPARISONS, compare_methods
 from nnunet_cpr.reports import write_report
 from nnunet_cpr.reports.document import CAVEAT, METHODS
 from nnunet_cpr.reports.tables import escape_markdown
-from nnunet_cpr.studies.definition import load
+from nnunet_cpr.studies.study_file import load
 from nnunet_cpr.vision.summary import read_results, summarize
 from nnunet_cpr.vision.sweep import load_sweep
 

@@ -26,7 +26,8 @@ from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.families import FAMILIES
 from nnunet_cpr.names.suffixes import SUFFIXES
 from nnunet_cpr.names.trainer_name import parse_trainer_name
-from nnunet_cpr.studies.definition import METRIC_NAMES, Study, TrainerEntry
+from nnunet_cpr.studies.definition import Study, TrainerEntry
+from nnunet_cpr.studies.entry_types import METRIC_NAMES
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 

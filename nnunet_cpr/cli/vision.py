@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -83,7 +83,7 @@ def _train_and_draw(sweep: vision.Sweep, name: str, options: VisionOptions) -> N
     from nnunet_cpr._files import atomic_write
 
     if seeds := parse_numbers("--seeds", options.seeds):
-        sweep = sweep.model_copy(update={"seeds": seeds})
+        sweep = replace(sweep, seeds=seeds)
     task, runs = vision.find_task(sweep.task), sweep.runs()
     # Completing the names reports a wrong one before the first run starts.
     steps = [task.complete(run).total_steps for run in runs]

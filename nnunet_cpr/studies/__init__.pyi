@@ -1,16 +1,5 @@
 from .cascades import prerequisites
-from .definition import (
-    PRESETS,
-    Run,
-    Study,
-    StudyError,
-    find_study,
-    json_schema,
-    load,
-    preset_names,
-    save,
-    saved_files,
-)
+from .definition import Run, Study, StudyError
 from .executors import Local, Slurm, cancel_slurm_jobs, command_line
 from .preparation import (
     check_splits,
@@ -22,6 +11,15 @@ from .preparation import (
 )
 from .run_state import Stage, StudyPaths, running_command, stop_command, validation_dice
 from .status import dry_run_lines, states, status_table, summary
+from .study_file import (
+    PRESETS,
+    find_study,
+    json_schema,
+    load,
+    preset_names,
+    save,
+    saved_files,
+)
 from .worker import Worker
 
 __all__ = [

@@ -7,21 +7,22 @@ from pathlib import Path
 from typing import Annotated
 
 import pydantic
-import yaml
 from pydantic import ConfigDict, Field
 
+from nnunet_cpr._yaml import number_ranges, read_yaml
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.run_name import RunName, parse_run_name
 from nnunet_cpr.vision.task import CannotTrain
 
 
-class Sweep(pydantic.BaseModel):
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Sweep:
     """Runs of one task with several methods, settings and seeds.
 
     Attributes:
         task: name of the task.
         methods: names of the runs without a seed, a setting each, by their method.
-        seeds: seeds of every setting.
+        seeds: seeds of every setting, also as ``1-3``.
         metric: metric of the table and the figure, in percent.
 
     Example:
@@ -32,11 +33,11 @@ class Sweep(pydantic.BaseModel):
          'SGD_seed2', 'SGD_wd0p01_seed2', 'SGDCPR_seed2']
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     task: str
     methods: Annotated[dict[str, list[str]], Field(min_length=1)]
-    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [1, 2, 3]
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1), number_ranges("seed")] = (
+        Field(default_factory=lambda: [1, 2, 3])
+    )
     metric: str = "accuracy"
 
     def settings(self) -> list[tuple[str, RunName]]:
@@ -72,12 +73,6 @@ def load_sweep(path: Path) -> Sweep:
         OSError: the file cannot be read.
     """
     try:
-        return Sweep.model_validate(yaml.safe_load(path.read_bytes()))
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "content"
-        raise CannotTrain(f"{path}: {where}: {first['msg']}") from None
-    except yaml.YAMLError as error:
-        raise CannotTrain(
-            f"{path}: expected YAML, got an error: {' '.join(str(error).split())}"
-        ) from None
+        return read_yaml(path, Sweep)
+    except ValueError as error:
+        raise CannotTrain(str(error)) from error

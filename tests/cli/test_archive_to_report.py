@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from nnunet_cpr.nnunet.commands import nnunet_environment
-from nnunet_cpr.studies.definition import load
+from nnunet_cpr.studies.study_file import load
 from tests.helpers import archives
 
 MAKE: dict[str, Callable[[Path], Path]] = {

@@ -120,7 +120,7 @@ def test_shell_blocks_run(block: Block, tmp_path: Path) -> None:
 
 
 def test_study_and_sweep_files_are_valid(tmp_path: Path) -> None:
-    from nnunet_cpr.studies.definition import load
+    from nnunet_cpr.studies.study_file import load
     from nnunet_cpr.vision.sweep import load_sweep
 
     found = [block for block in BLOCKS if block.language == "yaml" and block.is_run]

@@ -4,7 +4,8 @@ import pytest
 
 from nnunet_cpr.reports.results import read_results
 from nnunet_cpr.reports.selection import choose_compared
-from nnunet_cpr.studies.definition import StudyError, TrainerEntry, load
+from nnunet_cpr.studies.definition import StudyError, TrainerEntry
+from nnunet_cpr.studies.study_file import load
 from tests.reports.folds import both, study, write_fold
 
 DECAYS = ("nnUNetTrainerSGD_wd1en4", "nnUNetTrainerSGD_wd1en3")

@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import yaml
 
-from nnunet_cpr.studies.definition import Study, load
+from nnunet_cpr.studies.definition import Study
+from nnunet_cpr.studies.study_file import load
 from tests.helpers.workspace import PLANS, Workspace
 
 COMMAND = [sys.executable, "-c", "from nnunet_cpr.cli import main; main()"]

@@ -10,14 +10,8 @@ import yaml
 
 from nnunet_cpr import KappaWS
 from nnunet_cpr.names.trainer_name import parse_trainer_name
-from nnunet_cpr.studies.definition import (
-    PRESETS,
-    StudyError,
-    json_schema,
-    load,
-    preset_names,
-    save,
-)
+from nnunet_cpr.studies.definition import StudyError
+from nnunet_cpr.studies.study_file import PRESETS, json_schema, load, preset_names, save
 
 # The paper's table of segmentation results: weight decays 1e-5 to 1e-1, then warm starts of 1k to 4k.
 PAPER = {
@@ -80,6 +74,10 @@ def test_saved_study_loads_unchanged(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("datasets: A\ntrainers: ['B C']", "expected the class name of a trainer"),
+        (
+            "datasets: A\ntrainers: [7]",
+            "expected a class name or a mapping with 'trainer', got 7",
+        ),
         ("datasets: A\ntrainers: [{label: B}]", r"trainers\[0\].trainer: expected this entry"),
         ("datasets: A\ntrainers: [B]\nseeds: 3", "3 is one seed; for 3 seeds write 1-3, for seed 3"),
         ("datasets: A\ntrainers: [B]\nfolds: 5", "5 is one fold; for 5 folds write 0-4, for fold 5"),

@@ -63,8 +63,15 @@ def test_sweep_of_the_benchmarks_is_complete(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("methods: {SGD: [SGD]}", "task: Field required"),
-        ("task: digits\nmethods: {SGD: [SGD]}\nseed: 1", "seed: Extra inputs are not permitted"),
+        ("methods: {SGD: [SGD]}", "task: expected this entry, got none"),
+        (
+            "task: digits\nmethods: {SGD: [SGD]}\nseed: 1",
+            "unknown entry 'seed'; choose from seeds",
+        ),
+        ("task: digits\nmethods: {SGD: [SGD]}\nmethods: {}", "duplicate key 'methods'"),
+        ("task: digits\nmethods: {SGD: SGD}", "methods.SGD: expected a valid list, got 'SGD'"),
+        ("task: digits\nmethods: {SGD: [SGD]}\nseeds: 3", "for 3 seeds write 1-3"),
+        ("- digits", "expected a mapping with entries such as task, methods, seeds"),
     ],
 )
 def test_file_that_is_not_a_sweep_is_one_line(text: str, message: str, tmp_path: Path) -> None:
@@ -72,6 +79,13 @@ def test_file_that_is_not_a_sweep_is_one_line(text: str, message: str, tmp_path:
     with pytest.raises(CannotTrain, match=r"mine\.yaml: ") as error:
         load_sweep(tmp_path / "mine.yaml")
     assert message in str(error.value) and len(str(error.value).splitlines()) == 1
+
+
+def test_seeds_of_a_sweep_are_a_list_or_a_range(tmp_path: Path) -> None:
+    for written, seeds in (("1-3", [1, 2, 3]), ("[2, 4]", [2, 4]), ("2,5-6", [2, 5, 6])):
+        text = f"task: digits\nmethods: {{SGD: [SGD]}}\nseeds: {written}\n"
+        (tmp_path / "mine.yaml").write_text(text)
+        assert load_sweep(tmp_path / "mine.yaml").seeds == seeds
 
 
 # Table and figure
