@@ -16,8 +16,8 @@ The fifth has the percentage that claim a difference over data sets, whose diffe
 :data:`OVER_DATASETS` points around 0 and around the given points.
 
 Every simulated study goes the way of a real one from the cases' Dice to the verdict. A trainer's Dice is
-85 + case + fold (both the same for all trainers) + the components of :class:`Scenario`, drawn for each
-trainer.
+85 + case + fold (both the same for all trainers) + the components of
+:class:`~nnunet_cpr.reports.power.Deviations`, drawn for each trainer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -35,6 +35,7 @@ import pandas as pd
 from nnunet_cpr.reports.comparison_tables import comparison_table
 from nnunet_cpr.reports.numbers import Numbers, compare_with
 from nnunet_cpr.reports.over_datasets import judge_family
+from nnunet_cpr.reports.power import ASSUMED, CASES_PER_FOLD, Deviations
 from nnunet_cpr.reports.results import CASES, EPOCHS, RECORDED, Results, SplitRatio
 from nnunet_cpr.reports.selection import choose_compared
 from nnunet_cpr.reports.sentences import sentence
@@ -42,43 +43,18 @@ from nnunet_cpr.reports.statistics import LEVEL
 from nnunet_cpr.reports.verdicts import Judged, Verdict, judge_all
 from nnunet_cpr.studies.definition import DEFAULT_MARGIN, Study, TrainerEntry
 
-CASES_PER_FOLD = 36
 TRAINERS = ("nnUNetTrainerSGD", "nnUNetTrainerCPR")
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """Standard deviations of a trainer's Dice in points, drawn for each trainer.
-
-    Attributes:
-        title: name in the table.
-        case: between cases, the same in all trainings of the trainer.
-        training: between trainings.
-        fold: between folds, the same in all seeds.
-        seed: between seeds, the same in all folds.
-        residual: between cases of one training.
-    """
-
-    title: str
-    case: float
-    training: float
-    fold: float
-    seed: float
-    residual: float
-
-
 SCENARIOS = (
-    Scenario("trainings", case=0.2, training=0.35, fold=0, seed=0, residual=1),
-    Scenario("cases", case=2.0, training=0.05, fold=0, seed=0, residual=1),
-    Scenario("cases and trainings", case=1.0, training=0.35, fold=0, seed=0, residual=2),
-    Scenario("cases, folds, seeds", case=0.7, training=0.25, fold=0.15, seed=0.15, residual=1),
-    Scenario("seeds", case=0.3, training=0.1, fold=0, seed=0.35, residual=1),
-    Scenario("folds", case=0.3, training=0.1, fold=0.35, seed=0, residual=1),
+    Deviations("trainings", case=0.2, training=0.35, fold=0, seed=0, residual=1),
+    Deviations("cases", case=2.0, training=0.05, fold=0, seed=0, residual=1),
+    *ASSUMED,
+    Deviations("seeds", case=0.3, training=0.1, fold=0, seed=0.35, residual=1),
+    Deviations("folds", case=0.3, training=0.1, fold=0.35, seed=0, residual=1),
 )
 
 
 def simulate(
-    scenario: Scenario,
+    scenario: Deviations,
     folds: int,
     seeds: int,
     effect: float,
@@ -348,7 +324,7 @@ def print_claims(options: argparse.Namespace) -> None:
             print(f"| {' | '.join([*row, str(contradictions)])} |", flush=True)
 
 
-def _row(scenario: Scenario, folds: int, seeds: int, options: argparse.Namespace) -> list[str]:
+def _row(scenario: Deviations, folds: int, seeds: int, options: argparse.Namespace) -> list[str]:
     """Return the percentages of one kind of study."""
     studies, power_studies = options.studies, options.power_studies
     if options.non_inferiority:

@@ -194,7 +194,7 @@ class _Values:
 
 def _compare(values: _Values, entry: TrainerEntry, reference: TrainerEntry) -> Numbers:
     results, metric = values.results, values.metric
-    folds, seeds = _common_runs(results, entry, reference)
+    folds, seeds = common_runs(results, entry, reference)
     other, base = (values.of(each, folds, seeds) for each in (entry, reference))
     gains = np.round(metric.sign * (other - base), _ROUNDING)
     of_fold = values.folds_of_cases(folds)
@@ -225,9 +225,10 @@ def _compare(values: _Values, entry: TrainerEntry, reference: TrainerEntry) -> N
     )
 
 
-def _common_runs(
+def common_runs(
     results: Results, entry: TrainerEntry, reference: TrainerEntry
 ) -> tuple[list[int], list[int]]:
+    """Return the folds and seeds of a part that are compared: those which both have finished."""
     finished = [set(results.finished_runs(each.trainer)) for each in (entry, reference)]
     return results.largest_rectangle(set.intersection(*finished))
 
@@ -252,7 +253,7 @@ def _left_out(metric: Metric, cases: int) -> str:
     if not cases:
         return ""
     return (
-        f"no verdict, as {_count(cases, 'case')} with a {metric.title} from one of the two only are "
+        f"no verdict, as {count(cases, 'case')} with a {metric.title} from one of the two only are "
         "left out, such as cases where only one predicts an absent structure"
     )
 
@@ -260,9 +261,10 @@ def _left_out(metric: Metric, cases: int) -> str:
 def _shortage(trainings: np.ndarray) -> str:
     folds, seeds = trainings.shape if trainings.size else (0, 0)
     if seeds < MIN_SEEDS or folds < MIN_FOLDS:
-        return f"no verdict with {_count(seeds, 'seed')} and {_count(folds, 'fold')}"
+        return f"no verdict with {count(seeds, 'seed')} and {count(folds, 'fold')}"
     return "" if np.ptp(trainings) else "no verdict, as all runs differ by exactly the same"
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is 1."""
     return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -10,7 +10,7 @@ from .preparation import (
     prepare_study_data,
 )
 from .run_state import Stage, StudyPaths, running_command, stop_command, validation_dice
-from .status import dry_run_lines, states, status_table, summary
+from .status import dry_run_lines, states, status_table, steps_summary, summary, time_left
 from .study_file import (
     PRESETS,
     find_study,
@@ -51,7 +51,9 @@ __all__ = [
     "saved_files",
     "states",
     "status_table",
+    "steps_summary",
     "stop_command",
     "summary",
+    "time_left",
     "validation_dice",
 ]

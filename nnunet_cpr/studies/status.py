@@ -193,10 +193,15 @@ def dry_run_lines(study: Study, paths: StudyPaths, commands: Sequence[Sequence[s
             f"nnUNetv2_train {run.dataset} {run.configuration} {run.fold} -tr {run.trainer} "
             f"-p {run.plans}: {state.stage.value}, epoch {state.progress}"
         )
+    yield steps_summary(found)
+
+
+def steps_summary(found: Mapping[Run, State]) -> str:
+    """Return a line such as "0 of 2 done; 500,000 training steps left"."""
     steps = [steps_left(*each) for each in found.items()]
     unknown = steps.count(None)
     without = f", without {unknown} runs whose number of epochs is unknown" if unknown else ""
-    yield f"{summary(found.values())}; {sum(filter(None, steps)):,} training steps left{without}"
+    return f"{summary(found.values())}; {sum(filter(None, steps)):,} training steps left{without}"
 
 
 def _iterations(trainer: str) -> int:

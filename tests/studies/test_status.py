@@ -99,3 +99,4 @@ def test_dry_run_shows_the_state_of_each_run(mine: StudyRun, tmp_path: Path) -> 
     assert said.count("waiting, epoch 0/10") == 2
     assert "running, epoch 0/10" in said and "failed, epoch 4/10" in said
     assert "0 of 4 done, 1 running, 1 failed; 144 training steps left" in said  # 36 epochs
+    assert "with 2 folds and 1 seed there is no verdict" in said

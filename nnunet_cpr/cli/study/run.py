@@ -14,6 +14,7 @@ from nnunet_cpr import studies
 from nnunet_cpr.cli._errors import report_errors, stop
 from nnunet_cpr.cli.study._options import STOPPED, PreparationOptions, SelectedStudy, TrainingOptions
 from nnunet_cpr.cli.study._run_options import RunOptions
+from nnunet_cpr.cli.study.plan import power_line
 from nnunet_cpr.cli.study.status import live_table, watch
 
 
@@ -28,6 +29,7 @@ def run(options: RunOptions) -> None:
             first = options.check(selected)
         for line in studies.dry_run_lines(selected.study, selected.paths, first):
             console.print(line, soft_wrap=True, markup=False)
+        console.print(power_line(selected.study), soft_wrap=True, markup=False)
         return
     options.prepare(selected, console)
     if slurm is None:

@@ -1,0 +1,214 @@
+"""Differences that a study of a given size can find, by simulated studies.
+
+Adding an effect to all differences shifts their mean, the intervals of both t-tests and the bootstrap's,
+and changes no width. So each simulated study has one smallest effect that its report would call better,
+and the 80 % quantile of these is the effect that is found in 8 of 10 studies. The means of the main
+table are left out; of several comparisons only one has an effect, so Holm's correction multiplies its p
+by their number.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from nnunet_cpr.reports.numbers import common_runs, count
+from nnunet_cpr.reports.results import MIN_FOLDS, MIN_SEEDS, ReportError, Results, case_means
+from nnunet_cpr.reports.statistics import (
+    LEVEL,
+    corrected_t_test,
+    crossed_bootstrap,
+    fold_seed_test,
+    training_means,
+)
+
+CASES_PER_FOLD = 36
+_STUDIES = 300
+
+
+@dataclass(frozen=True)
+class Deviations:
+    """Standard deviations of a trainer's Dice in points, drawn for each trainer.
+
+    Attributes:
+        title: name in tables.
+        case: between cases, the same in all trainings of the trainer.
+        training: between trainings.
+        fold: between folds, the same in all seeds.
+        seed: between seeds, the same in all folds.
+        residual: between cases of one training.
+    """
+
+    title: str
+    case: float
+    training: float
+    fold: float
+    seed: float
+    residual: float
+
+
+ASSUMED = (
+    Deviations("cases and trainings", case=1.0, training=0.35, fold=0, seed=0, residual=2),
+    Deviations("cases, folds, seeds", case=0.7, training=0.25, fold=0.15, seed=0.15, residual=1),
+)
+"""Two of the scenarios in which docs/concepts/study-statistics.md simulates reports."""
+
+MEASURED = (
+    Deviations("ACDC", case=0.6, training=0.46, fold=0.33, seed=0.28, residual=2.4),
+    Deviations("Hippocampus", case=0.12, training=0.17, fold=0.16, seed=0.06, residual=0.96),
+)
+"""Means of the studies acdc_adam, acdc_muon and acdc_sgd, and of best_adam, best_muon, best_sgd,
+default_adam and default_muon in benchmarks/real_data, with about 1,000 training steps, by
+:func:`deviations_of`."""
+
+
+class Size(NamedTuple):
+    """Size of a study.
+
+    Attributes:
+        folds, seeds: their numbers.
+        cases: validation cases of a fold.
+        comparisons: number of comparisons in Holm's correction.
+        ratio: test cases of a fold per other case.
+    """
+
+    folds: int
+    seeds: int
+    cases: int = CASES_PER_FOLD
+    comparisons: int = 1
+    ratio: float = 1 / 4
+
+
+def possible_size(size: Size) -> Size:
+    """Return the size with as many folds and seeds as a verdict needs, with one fold nnU-Net's five."""
+    folds = size.folds if size.folds >= MIN_FOLDS else 5
+    return size._replace(folds=folds, seeds=max(size.seeds, MIN_SEEDS))
+
+
+@functools.cache
+def smallest_effect(size: Size, deviations: Deviations) -> float:
+    """Return the difference of two trainers, in points, that is found in 80 % of simulated studies.
+
+    The random numbers are the same in every call.
+
+    Args:
+        size: size of the studies, :func:`possible_size` or more.
+        deviations: variation of both trainers.
+
+    Example:
+        >>> smallest_effect(Size(5, 3), ASSUMED[0]) > smallest_effect(Size(5, 5), ASSUMED[0])
+        True
+    """
+    rng = np.random.default_rng(0)
+    return float(np.quantile([_found_from(size, deviations, rng) for _ in range(_STUDIES)], 0.8))
+
+
+def describe(size: Size, deviations: Deviations) -> str:
+    """Return a sentence with the smallest effect, and that of a larger study.
+
+    Example:
+        >>> describe(Size(5, 3), ASSUMED[0]).partition(" find")[0]
+        'with 5 folds and 3 seeds, 8 of 10 studies'
+    """
+    given = f"with {count(size.folds, 'fold')} and {count(size.seeds, 'seed')}"
+    if size != possible_size(size):
+        possible = describe(possible_size(size), deviations)
+        return f"{given} there is no verdict on a data set; {possible}"
+    sizes = (size, size._replace(seeds=size.seeds + 2))
+    found, more = (to_digits(smallest_effect(each, deviations)) for each in sizes)
+    return f"{given}, 8 of 10 studies find a difference of {found} points; 2 seeds more: {more}"
+
+
+def to_digits(effect: float) -> str:
+    """Return an effect with the two digits that simulations tell."""
+    return str(float(f"{effect:.2g}"))
+
+
+def _found_from(size: Size, deviations: Deviations, rng: np.random.Generator) -> float:
+    """Return the smallest effect that one simulated study calls better."""
+    shape = (size.folds, size.seeds, size.cases)
+
+    def draw(deviation: float, *fixed: int) -> np.ndarray:
+        """Return a component of the differences that is the same along the fixed axes."""
+        lengths = [1 if axis in fixed else length for axis, length in enumerate(shape)]
+        return rng.normal(0, math.sqrt(2) * deviation, lengths)  # of the difference of two trainers
+
+    differences = (
+        draw(deviations.case, 1)
+        + draw(deviations.training, 2)
+        + draw(deviations.fold, 1, 2)
+        + draw(deviations.seed, 0, 2)
+        + draw(deviations.residual)
+    )
+    trainings = training_means(list(differences))
+    tests = (corrected_t_test(trainings, size.ratio), fold_seed_test(trainings))
+    reach = max(test.one_sided_reach(LEVEL / 2 / size.comparisons) for test in tests)
+    low, _ = crossed_bootstrap(list(differences), resamples=999)
+    return max(reach - float(trainings.mean()), -low)
+
+
+def deviations_of(results: Results) -> Deviations:
+    """Return the deviations of finished runs, from differences to the reference in Dice.
+
+    Of several trainers it is the median, as one may have failed.
+
+    Args:
+        results: results of a study.
+
+    Raises:
+        ReportError: no two trainers have finished two folds with two seeds.
+    """
+    variances = []
+    for part in results.parts():
+        reference = part.study.entry(part.study.reference)
+        for entry in part.study.trainers:
+            folds, seeds = common_runs(part, entry, reference)
+            if entry != reference and min(len(folds), len(seeds)) >= 2:
+                values = case_means(part.cases).set_index(["fold", "case", "seed", "trainer"])["dice"]
+                of_both = 100 * values.unstack("trainer")[[entry.trainer, reference.trainer]]
+                of_seeds = of_both.diff(axis=1).iloc[:, 1].unstack("seed")[seeds].dropna()
+                rows = of_seeds.index.get_level_values("fold")
+                differences = [of_seeds[rows == fold].to_numpy().T for fold in folds]
+                if min(fold.shape[1] for fold in differences) >= 2:
+                    variances.append(_components(differences))
+    if not variances:
+        raise ReportError(
+            f"study {results.study.name}: expected two trainers with two folds, two seeds and two cases "
+            "a fold that both have finished, got fewer; choose another study for --like"
+        )
+    of_trainer = np.sqrt(np.median(variances, axis=0) / 2)
+    return Deviations(f"study {results.study.name}", *map(float, of_trainer))
+
+
+def _components(differences: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the variances between cases, trainings, folds and seeds, and the residual one.
+
+    They are the moment estimates of the crossed random-effects analysis of variance; negative ones
+    count as 0.
+
+    Args:
+        differences: for each fold an array [seeds, cases] without NaN.
+    """
+    folds, seeds = len(differences), len(differences[0])
+    trainings = training_means(differences)
+    cases = float(np.mean([fold.shape[1] for fold in differences]))
+    rests = [_double_centred(fold) for fold in differences]
+    freedom = (seeds - 1) * sum(rest.shape[1] - 1 for rest in rests)
+    residual = sum(float((rest**2).sum()) for rest in rests) / freedom
+    case = float(np.mean([fold.mean(axis=0).var(ddof=1) for fold in differences])) - residual / seeds
+    of_trainings = float((_double_centred(trainings) ** 2).sum()) / ((folds - 1) * (seeds - 1))
+    training = of_trainings - residual / cases
+    seed = float(trainings.mean(axis=0).var(ddof=1)) - of_trainings / folds
+    fold = float(trainings.mean(axis=1).var(ddof=1)) - of_trainings / seeds - max(case, 0) / cases
+    return np.maximum([case, training, fold, seed, residual], 0)
+
+
+def _double_centred(values: np.ndarray) -> np.ndarray:
+    """Return values without the means of their rows and columns."""
+    rows, columns = values.mean(axis=1, keepdims=True), values.mean(axis=0, keepdims=True)
+    return np.asarray(values - rows - columns + values.mean())
