@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from nnunet_cpr.reports.checks import find_warnings
 from nnunet_cpr.reports.comparison_tables import shown_comparisons
@@ -226,27 +226,26 @@ def _best(comparisons: Sequence[Judged[Numbers]]) -> Numbers | None:
 
 def render_html(study_name: str, sections: Sequence[Section]) -> str:
     """Return the self-contained page."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["table"] = to_html
-    return (
-        environment.get_template("page.html.j2").render(study_name=study_name, sections=sections) + "\n"
-    )
+    return _render("page.html.j2", study_name, sections)
 
 
 def render_markdown(study_name: str, sections: Sequence[Section]) -> str:
     """Return the sections as Markdown, with the alternative texts of the figures."""
-    parts = [f"# Study {study_name}"]
-    for section in sections:
-        parts += [f"## {escape_markdown(section.title)}", *map(escape_markdown, section.text)]
-        parts += [
-            f"{escape_markdown(table.caption)}:\n\n{to_markdown(table).rstrip()}"
-            for table in section.tables
-        ]
-        parts += [escape_markdown(picture.alt) for picture in section.pictures]
-    return "\n\n".join(parts) + "\n"
+    return _render("page.md.j2", study_name, sections)
+
+
+def _render(template: str, study_name: str, sections: Sequence[Section]) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=select_autoescape(["html.j2"]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "table": to_html,
+        "markdown_table": to_markdown,
+        "escape_markdown": escape_markdown,
+    }
+    return environment.get_template(template).render(study_name=study_name, sections=sections)
