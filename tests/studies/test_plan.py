@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
-from nnunet_cpr.studies.definition import Study, save
+from nnunet_cpr.studies.definition import Study
+from nnunet_cpr.studies.study_file import save
 from tests.reports.folds import DATASET, both, write_fold, write_json
 
 TRAINERS = ("nnUNetTrainerSGD_10epochs", "nnUNetTrainerCPR_10epochs")
