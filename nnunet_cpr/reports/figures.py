@@ -152,7 +152,7 @@ def draw_over_datasets(comparisons: Sequence[Judged[OverDatasets]]) -> Picture:
             axes.fill([low, middle, high, middle], height + np.array([0, 0.3, 0, -0.3]), color=color)
             axes.axhline(len(names) - 0.5, color="0.8", linewidth=0.8)
             means = [each.difference for each in rows.values()]
-            reach = 1.2 * max(np.abs([*means, low, high]))
+            reach = 1.2 * max(np.abs([*means, low, high])) or 1
             axes.set_xlim(-reach, reach)
             axes.set_title(_short(judged.numbers.entry.full_title), fontsize=9)
             axes.spines[["top", "right"]].set_visible(False)

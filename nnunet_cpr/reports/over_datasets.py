@@ -35,7 +35,7 @@ class OverDatasets(Gain):
     @property
     def setting(self) -> Setting:
         """Setting of all data sets but for their names."""
-        return (self.datasets or self.left_out)[0].setting._replace(dataset="")
+        return self.datasets[0].setting._replace(dataset="")
 
     @property
     def better_on(self) -> int:
@@ -62,22 +62,26 @@ def over_datasets(comparisons: Sequence[Numbers]) -> list[OverDatasets]:
     """Return a comparison over data sets for each trainer, metric, configuration and plans.
 
     Args:
-        comparisons: comparisons with one reference; without three data sets there are none over them.
+        comparisons: comparisons with one reference. There is none over fewer than three data sets with
+            values that are not doubtful.
     """
     groups: dict[tuple[str, ...], list[Numbers]] = {}
     for each in comparisons:
         key = (each.metric.name, each.entry.trainer, *each.setting[1:])
         groups.setdefault(key, []).append(each)
-    return [_over(group) for group in groups.values() if len(group) >= MIN_DATASETS]
+    found = []
+    for group in groups.values():
+        counted = [each for each in group if not each.doubt and not np.isnan(each.gain)]
+        if len(counted) >= MIN_DATASETS:
+            found.append(_over(counted, [each for each in group if each not in counted]))
+    return found
 
 
-def _over(group: list[Numbers]) -> OverDatasets:
-    counted = [each for each in group if not each.doubt and not np.isnan(each.gain)]
+def _over(counted: list[Numbers], left_out: list[Numbers]) -> OverDatasets:
     gains = np.array([each.gain for each in counted])
-    test = MeanDifference(float(gains.mean()) if len(gains) else np.nan)
-    if len(gains) > 1:
-        test = MeanDifference(test.mean, float(gains.std(ddof=1) / np.sqrt(len(gains))), len(gains) - 1)
-    first = group[0]
+    deviation = float(gains.std(ddof=1)) if np.ptp(gains) else 0.0  # exactly 0 if all are equal
+    test = MeanDifference(float(gains.mean()), deviation / np.sqrt(len(gains)), len(gains) - 1)
+    first = counted[0]
     return OverDatasets(
         metric=first.metric,
         entry=first.entry,
@@ -85,9 +89,9 @@ def _over(group: list[Numbers]) -> OverDatasets:
         margin=first.margin,
         tests=(test,),
         bootstrap=test.interval,  # a bootstrap over so few units would be too narrow
-        table_gain=float(np.mean([each.table_gain for each in counted])) if counted else np.nan,
+        table_gain=float(np.mean([each.table_gain for each in counted])),
         doubt="",
-        obstacle="" if len(counted) >= MIN_DATASETS else f"no verdict with {len(counted)} data sets",
+        obstacle="" if deviation else "no verdict, as all data sets differ by exactly the same",
         datasets=counted,
-        left_out=[each for each in group if each not in counted],
+        left_out=left_out,
     )

@@ -147,15 +147,23 @@ def test_picture_of_a_colour_image_shows_its_first_channel(tmp_path):
     assert (grey == 7).all() and [each.sum() for each in maps] == [100, 100] and aspect == 1
 
 
-@pytest.mark.parametrize("kind", ["one trainer", "one has finished", "no foreground", "two data sets"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("one trainer", "one has finished", "no foreground", "two data sets"),
+        *("three data sets", "one of three data sets", "one has finished of three data sets"),
+    ],
+)
 def test_unusual_studies_have_a_report_without_nan(tmp_path, kind):
     trainers = ("A",) if kind == "one trainer" else ("A", "B")
     datasets = (DATASET, "Dataset002_Other") if kind == "two data sets" else (DATASET,)
+    if "three" in kind:
+        datasets = (DATASET, "Dataset002_Other", "Dataset003_Another")
     cases = {
         f"c{i}": {"1": 0.7 + 0.01 * i, "2": NAN if kind == "no foreground" else 0.5} for i in range(6)
     }
-    for dataset in datasets:
-        for trainer in trainers[: 1 if kind == "one has finished" else None]:
+    for dataset in datasets[: 1 if kind == "one of three data sets" else None]:
+        for trainer in trainers[: 1 if kind.startswith("one has finished") else None]:
             write_fold(tmp_path, trainer, 0, cases, dataset)
     folder, page, output = report(tmp_path, study(*trainers, datasets=datasets, folds=(0,)), tmp_path)
     assert "trainer" in pd.read_csv(folder / "comparisons.csv")
