@@ -62,9 +62,8 @@ MEASURED = (
     Deviations("ACDC", case=0.6, training=0.46, fold=0.33, seed=0.28, residual=2.4),
     Deviations("Hippocampus", case=0.12, training=0.17, fold=0.16, seed=0.06, residual=0.96),
 )
-"""Means of the studies acdc_adam, acdc_muon and acdc_sgd, and of best_adam, best_muon, best_sgd,
-default_adam and default_muon in benchmarks/real_data, with about 1,000 training steps, by
-:func:`deviations_of`."""
+"""Roots of the mean variances of committed studies with about 1,000 training steps, by
+:func:`deviations_of`; ``tests/reports/test_power.py`` lists the studies and repeats the calculation."""
 
 
 class Size(NamedTuple):

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import astuple
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.study_statistics import SCENARIOS, simulate, verdicts
-from nnunet_cpr.reports.power import ASSUMED, Deviations, Size, describe, deviations_of, smallest_effect
+from nnunet_cpr.reports.power import (
+    ASSUMED,
+    MEASURED,
+    Deviations,
+    Size,
+    describe,
+    deviations_of,
+    smallest_effect,
+)
+from nnunet_cpr.reports.results import read_results
+from nnunet_cpr.studies.study_file import load
+from tests.golden.report_numbers import STUDIES, unpack
 
 
 @pytest.mark.slow
@@ -41,3 +53,23 @@ def test_deviations_of_simulated_runs_are_those_of_the_simulation() -> None:
     ]
     estimates = np.sqrt(np.mean(variances, axis=0))
     np.testing.assert_allclose(estimates, astuple(true)[1:], rtol=0.12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("measured", "studies"),
+    [
+        (MEASURED[0], ["acdc_adam", "acdc_muon", "acdc_sgd"]),
+        (MEASURED[1], ["best_adam", "best_muon", "best_sgd", "default_adam", "default_muon"]),
+    ],
+)
+def test_measured_deviations_are_those_of_committed_studies(
+    measured: Deviations, studies: list[str], tmp_path: Path
+) -> None:
+    variances = []
+    for name in studies:
+        unpack(name, tmp_path)
+        results = read_results(load(str(STUDIES / f"{name}.yaml")), tmp_path)
+        variances.append(np.square(astuple(deviations_of(results))[1:]))
+    found = np.sqrt(np.mean(variances, axis=0))
+    assert found.round(2).tolist() == list(astuple(measured)[1:])
