@@ -13,6 +13,7 @@ from torch import nn
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, MuonCPR
 from nnunet_cpr.baselines import DecoupledDecay, WeightNormControl
+from nnunet_cpr.optimizers import Muon
 from tests.helpers.resume_cases import differences
 
 pytestmark = pytest.mark.filterwarnings("ignore:params. no parameter to orthogonalize")
@@ -38,6 +39,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
     "AdamCPR, l1": lambda m: AdamCPR(m, lr=0.1, kappa="k0p01", regularizer="l1"),
     "AdamCPR, unfused": lambda m: AdamCPR(m, lr=0.1, kappa="k0p01", fused=False),
     "MuonCPR": lambda m: MuonCPR(m, lr=0.1, kappa="k0p01"),
+    "Muon": lambda m: Muon(m, lr=0.1),
     "SGD": attached(torch.optim.SGD, cpr, momentum=0.9),
     "Adam": attached(torch.optim.Adam, cpr),
     "Adam, fused": attached(torch.optim.Adam, cpr, fused=True),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from nnunet_cpr._tensor_check import check_tensors
 from nnunet_cpr._validation import positive_integer, positive_number, short_repr
 from nnunet_cpr.optimizers._groups import LoadsByName
 from nnunet_cpr.optimizers.muon_rules import ADAMW, ADAMW_KINDS, MUON_TRANSPOSED, check_kinds, with_rules
@@ -165,15 +166,14 @@ class Muon(LoadsByName, torch.optim.Optimizer):
             The result of the closure.
 
         Raises:
-            RuntimeError: a gradient is sparse; nothing is changed then.
+            RuntimeError: a gradient is sparse, or it or the state does not fit the parameter; nothing is
+                changed then.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        grads = _gradients(p for group in self.param_groups for p in group["params"])
-        if any(grad.layout is not torch.strided for grad in grads):
-            raise RuntimeError("Muon does not support sparse gradients")
+        check_tensors(self, {})
         for group in self.param_groups:
             matrices, others = [], []
             for p, rule in zip(group["params"], group["rules"]):
