@@ -295,7 +295,7 @@ class RegularizationMethod(ABC):
         self.update_and_correct(getattr(optimizer, "found_inf", None))  # set by GradScaler
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        if _is_within_step(optimizer) or not self.begin_step(optimizer):
+        if is_within_step(optimizer) or not self.begin_step(optimizer):
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
@@ -389,7 +389,7 @@ def _share_groups(inner: Optimizer, outer: Optimizer) -> bool:
     return any(group is own for group in inner.param_groups for own in outer.param_groups)
 
 
-def _is_within_step(optimizer: Optimizer) -> bool:
+def is_within_step(optimizer: Optimizer) -> bool:
     """Return True if a hook of a step runs within another step of the same optimizer.
 
     Torch runs the hooks in the ``step`` of each class that has been used. A subclass whose ``step``

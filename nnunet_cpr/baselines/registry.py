@@ -36,6 +36,11 @@ class BaselineEntry:
         """True if the number is a whole number."""
         return self.argument == "start"
 
+    @property
+    def needs_length(self) -> bool:
+        """True if it follows the length of the training."""
+        return self.keyword == "cosine"
+
     def build(
         self, params: Params, weight_decay: float, steps: int, value: float | None = None
     ) -> methods.Baseline:
@@ -50,7 +55,7 @@ class BaselineEntry:
         settings: dict[str, Any] = {"weight_decay": weight_decay} if self.decays else {}
         if self.argument is not None:
             settings[self.argument] = value
-        if self.keyword == "cosine":
+        if self.needs_length:
             settings["steps"] = steps
         return getattr(methods, self.method)(params, **settings)
 

@@ -64,6 +64,11 @@ class BaselineChoice:
         if self.value is not None:
             positive_number(self.keyword, self.value)
 
+    @property
+    def needs_length(self) -> bool:
+        """True if the method follows the length of the training."""
+        return BASELINES[self.keyword].needs_length
+
 
 @dataclass(frozen=True)
 class WarmStartShare:
@@ -88,6 +93,23 @@ class WarmStartShare:
     def resolve(self, total_steps: int) -> KappaWS:
         """Return the bound for a training of ``total_steps`` optimizer steps, set after at least one."""
         return KappaWS(max(1, round(self.percent * total_steps / 100)))
+
+
+@dataclass(frozen=True)
+class Cooldown:
+    """Learning rate of a name that falls linearly to 0 at the end.
+
+    Attributes:
+        percent: share of the optimizer steps in percent, above 0 and below 100.
+
+    Raises:
+        ValueError: ``percent`` is out of range.
+    """
+
+    percent: float
+
+    def __post_init__(self) -> None:
+        number_below(100, "percent", self.percent)
 
 
 @dataclass(frozen=True)
@@ -205,8 +227,24 @@ METHOD_SUFFIXES = (
 """Suffixes of all kinds of names. Entries of the registries of bounds and comparison methods are added
 automatically."""
 
+DEFAULT_AVERAGING_DECAY = 0.999
+_AVERAGED = "averaged weights, which are validated and saved"
+
 SUFFIXES = (
     *METHOD_SUFFIXES,
+    _word("schedule", "_constant with _ema, for trainings of any length", "anytime", "anytime"),
+    _word("schedule", "constant learning rate after the warm-up", "constant", "constant"),
+    Suffix(
+        "schedule",
+        "constant learning rate, linear to 0 over the last V percent",
+        "cooldown",
+        "<V>",
+        "p",
+        Cooldown,
+        "percent",
+    ),
+    Suffix("ema", f"{_AVERAGED}; V is their decay", "ema", "<V>", "", partial(number_below, 1, "ema")),
+    _word("ema", f"{_AVERAGED}; decay {DEFAULT_AVERAGING_DECAY}", "ema", DEFAULT_AVERAGING_DECAY),
     number("epochs", "epochs", "<N>epochs"),
     number("iterations", "iterations per epoch", "<N>iters"),
 )

@@ -10,7 +10,14 @@ from nnunet_cpr.baselines.registry import BASELINES
 from nnunet_cpr.bounds import Bound, KappaWS
 from nnunet_cpr.integrations import from_timm
 from nnunet_cpr.names.families import DEFAULT_EPOCHS, DEFAULT_ITERATIONS, FAMILIES, Family
-from nnunet_cpr.names.suffixes import SUFFIXES, BaselineChoice, Suffix, WarmStartShare
+from nnunet_cpr.names.suffixes import (
+    DEFAULT_AVERAGING_DECAY,
+    SUFFIXES,
+    BaselineChoice,
+    Cooldown,
+    Suffix,
+    WarmStartShare,
+)
 
 if TYPE_CHECKING:
     from nnunet_cpr.baselines import Baseline
@@ -62,6 +69,9 @@ class TrainerName:
         weight_decay: weight decay of the optimizer or the comparison method.
         warmup: steps of learning-rate warm-up.
         seed: seed of the random number generators.
+        schedule: ``constant``, ``anytime`` (with averaged weights, independent of the length), or a
+            :class:`~nnunet_cpr.names.suffixes.Cooldown`.
+        ema: decay of the exponential moving average of the weights.
         epochs: number of epochs.
         iterations: optimizer steps per epoch.
         on: class name of the base trainer, of which the training keeps everything except the optimizer
@@ -92,6 +102,8 @@ class TrainerName:
     weight_decay: float | None = None
     warmup: int | None = None
     seed: int | None = None
+    schedule: str | Cooldown | None = None
+    ema: float | None = None
     epochs: int | None = None
     iterations: int | None = None
     on: str | None = None
@@ -121,15 +133,23 @@ class TrainerName:
             (own.optimizer == "amos", ("baseline",), "has a decay of its own", ""),
             (own.optimizer == "other", ("warmup",), "keeps the base trainer's learning rates", ""),
             (not self.decays, ("weight_decay",), f"has no decay beside _{tokens.get('baseline')}", ""),
+            (
+                self.schedule == "anytime" and bool(self.length_dependent),
+                ("kappa", "baseline"),
+                "has no length with _anytime",
+                "choose _ws<N> or " if own.cpr else "",
+            ),
         )
         for is_refused, names, reason, advice in rules:
             given = " ".join(f"_{tokens[name]}" for name in names if name in tokens)
             if is_refused and given:
                 raise WrongName(f"{own.name} {reason} and takes no {given}; {advice}leave it out")
-        if self.warmup_steps >= self.total_steps:
+        cooldown = self.schedule.percent if isinstance(self.schedule, Cooldown) else 0
+        if self.warmup_steps >= self.total_steps * (1 - cooldown / 100):
+            before = f" before its cooldown of {cooldown:g} %" if cooldown else ""
             raise WrongName(
                 f"the learning-rate warm-up of {self.warmup_steps} steps is not shorter than the "
-                f"training of {self.total_steps} steps; choose a shorter one with _warmup<N>"
+                f"training of {self.total_steps} steps{before}; choose a shorter one with _warmup<N>"
             )
 
     def __str__(self) -> str:
@@ -166,6 +186,21 @@ class TrainerName:
         """True if the method has a weight decay."""
         has_own = self.baseline is None or BASELINES[self.baseline.keyword].decays
         return has_own and not self.defaults.cpr
+
+    @property
+    def averaging_decay(self) -> float | None:
+        """Decay of the averaged weights, None without them."""
+        return self.ema or (DEFAULT_AVERAGING_DECAY if self.schedule == "anytime" else None)
+
+    @property
+    def length_dependent(self) -> list[str]:
+        """Parts of the training that follow its length, such as the learning rate."""
+        depends = {
+            "learning rate": self.schedule not in ("constant", "anytime"),
+            "bound": isinstance(self.kappa, WarmStartShare),
+            "weight decay": self.baseline is not None and self.baseline.needs_length,
+        }
+        return [part for part, value in depends.items() if value]
 
     @property
     def total_steps(self) -> int:

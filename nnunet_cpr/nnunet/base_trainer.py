@@ -21,33 +21,36 @@ from nnunet_cpr._validation import positive_integer
 from nnunet_cpr.baselines import Baseline
 from nnunet_cpr.integrations import from_timm
 from nnunet_cpr.names.families import DEFAULT_LR
-from nnunet_cpr.names.value import TrainerName
+from nnunet_cpr.names.suffixes import Cooldown
 from nnunet_cpr.nnunet import checkpoints
+from nnunet_cpr.nnunet.averaging_trainer import AveragingTrainer
 from nnunet_cpr.nnunet.commands import CPU_THREADS
+from nnunet_cpr.nnunet.lr_schedules import (
+    ConstantLRScheduler,
+    CooldownLRScheduler,
+    IterationLRScheduler,
+    WarmupPolyLRScheduler,
+)
 from nnunet_cpr.nnunet.other_optimizer import without_weight_decay
-from nnunet_cpr.nnunet.poly_lr import WarmupPolyLRScheduler
-from nnunet_cpr.nnunet.resuming_trainer import ResumingTrainer
 from nnunet_cpr.nnunet.settings_check import unmet_settings
 
 ADAM_BETAS = (0.9, 0.99)
 """Coefficients of Adam's running averages in the paper's segmentation runs."""
 
 
-class NamedTrainer(ResumingTrainer):
+class NamedTrainer(AveragingTrainer):
     """nnU-Net's trainer with the settings of its class name.
 
     A family either builds its optimizer (:meth:`build_optimizer`) or keeps that of the other trainer in
     its name or among its base classes, with that trainer's learning-rate schedule. The schedule of the
     former is nnU-Net's own, set every epoch; with learning-rate warm-up it is the paper's, set every
-    iteration.
+    iteration. A schedule in the name replaces both.
 
     Attributes:
-        settings: settings parsed from the class name.
         is_family: True for the class of a family, which others derive from.
         is_created: True if the class was created for a name with suffixes.
     """
 
-    settings: ClassVar[TrainerName]
     is_family: ClassVar[bool] = False
     is_created: ClassVar[bool] = False
     initial_lr: float
@@ -156,8 +159,9 @@ class NamedTrainer(ResumingTrainer):
             self.__given_decays = {group.get("weight_decay", 0) for group in optimizer.param_groups}
             for group in optimizer.param_groups if settings.momentum is not None else []:
                 group["momentum"] = settings.momentum
-            schedule = self._build_schedule(optimizer)
+            schedule = self._build_schedule(optimizer, self.initial_lr)
         self._attach_regularization(optimizer)
+        self.average_after_steps(optimizer)
         self.__configured = optimizer
         return optimizer, schedule
 
@@ -172,6 +176,14 @@ class NamedTrainer(ResumingTrainer):
                 f"{type(self).__name__}: expected one optimizer and one schedule from {other}, got "
                 f"{type(optimizer).__name__} and {type(schedule).__name__}; it cannot be combined"
             )
+        if self.settings.schedule is not None:
+            if type(schedule) is not PolyLRScheduler:
+                self._exit(
+                    f"{type(self).__name__}: expected nnU-Net's own schedule of {other}, which "
+                    f"_{self.settings.tokens()['schedule']} replaces, got {type(schedule).__name__}; "
+                    "leave the suffix out"
+                )
+            schedule = self._build_schedule(optimizer, schedule.initial_lr)
         if len(given) > 1 and any(group["is_split"] for group in given):
             self._warn(
                 f"parameter groups of {other} are split for the regularization; a learning rate that it "
@@ -195,25 +207,24 @@ class NamedTrainer(ResumingTrainer):
             except ValueError as error:
                 self._exit(f"{type(self).__name__}: {error}")
 
-    def _build_schedule(self, optimizer: Optimizer) -> Any:
-        if self._warmup_steps == 0:
-            return PolyLRScheduler(optimizer, self.initial_lr, self.num_epochs)
+    def _build_schedule(self, optimizer: Optimizer, lr: float) -> Any:
+        chosen = self.settings.schedule
+        if chosen is None and self._warmup_steps == 0:
+            return PolyLRScheduler(optimizer, lr, self.num_epochs)
         if self._warmup_steps >= self._total_steps:
             self._exit(
                 f"{type(self).__name__}: expected a learning-rate warm-up shorter than the training of "
                 f"{self._total_steps} steps, got {self._warmup_steps} steps; choose _warmup<N>"
             )
-        return WarmupPolyLRScheduler(
-            optimizer,
-            self.initial_lr,
-            self._warmup_steps,
-            self.num_epochs,
-            self.num_iterations_per_epoch,
-        )
+        length = self._warmup_steps, self.num_epochs, self.num_iterations_per_epoch
+        if isinstance(chosen, Cooldown):
+            return CooldownLRScheduler(optimizer, lr, *length, chosen.percent)
+        scheduler = WarmupPolyLRScheduler if chosen is None else ConstantLRScheduler
+        return scheduler(optimizer, lr, *length)
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        if isinstance(schedule := self.lr_scheduler, WarmupPolyLRScheduler):
+        if isinstance(schedule := self.lr_scheduler, IterationLRScheduler):
             self.optimizer.register_step_pre_hook(lambda *_: schedule.step_iteration())
         self.print_to_log_file(
             f"Training as {self.other_trainer().__name__} with {type(self.optimizer).__name__} and "

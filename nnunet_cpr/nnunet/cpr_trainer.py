@@ -89,13 +89,16 @@ class CPRTrainer(NamedTrainer):
                 f"steps: nothing will be regularized; choose a smaller _{bound.keyword}<N>"
             )
 
+    def on_train_epoch_end(self, train_outputs: list[dict]) -> None:
+        self._record_epoch()  # of the weights that train, which averaged ones replace hereafter
+        super().on_train_epoch_end(train_outputs)
+
     def on_epoch_end(self) -> None:
-        self._record_epoch()
         super().on_epoch_end()
         self._draw()
 
     def _record_epoch(self) -> None:
-        """Log and record the bounds and multipliers at the end of an epoch."""
+        """Log and record the bounds and multipliers of an epoch."""
         measure = self.cpr.measure
         metrics = self.cpr.metrics(measure)
         for key in LOGGED:

@@ -129,6 +129,7 @@ class ResumingTrainer(GuardedTrainer):
                 raise UnusableCheckpoint(path, f"{written_by}, {expected}; {START_ANEW}")
             with checkpoints.restricted_loading():
                 super().load_checkpoint(given)
+            self._restore(checkpoint)
         except UnusableCheckpoint as error:
             self._exit(str(error))
         except Exception as error:  # of another network, or crafted
@@ -139,6 +140,9 @@ class ResumingTrainer(GuardedTrainer):
         written_by = checkpoint["trainer_name"]
         if written_by != type(self).__name__:
             self._warn(f"continuing {path}, which was written by {written_by}")
+
+    def _restore(self, checkpoint: dict[str, Any]) -> None:
+        """Load what nnU-Net does not know of."""
 
     def _differences(self, checkpoint: dict[str, Any]) -> Iterator[str]:
         """Yield each difference between this training and that of a checkpoint."""

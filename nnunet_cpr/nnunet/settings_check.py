@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nnunet_cpr._spelling import print_number
-from nnunet_cpr.nnunet.poly_lr import WarmupPolyLRScheduler
+from nnunet_cpr.nnunet.lr_schedules import IterationLRScheduler
 
 
 def unmet_settings(
@@ -118,7 +118,7 @@ def _learning_rates(trainer: Any, epochs: range) -> list[float]:
     It is empty for a schedule that a copy cannot show, for example one that follows the loss.
     """
     schedule: Any = trainer.lr_scheduler
-    if isinstance(schedule, WarmupPolyLRScheduler):
+    if isinstance(schedule, IterationLRScheduler):
         return [schedule.lr]  # its warm-up is shorter than the training
     # An optimizer with CPR refuses to be copied, and its weights are not needed.
     groups: list[dict[str, Any]] = [

@@ -21,6 +21,7 @@ from nnunet_cpr._attachment import attached_method
 from nnunet_cpr.bounds import KappaWS
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.trainer_name import TrainerName
+from nnunet_cpr.nnunet.averaging_trainer import TRAINING_WEIGHTS
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.composition import find_trainer
 from nnunet_cpr.nnunet.tools import explanation
@@ -29,7 +30,7 @@ from tests.helpers.nnunet_trainers import NNUNET, OTHER_PROJECTS
 
 ALL = "all"
 PUBLISHED: dict[str, tuple[Any, Any]] = {
-    "nnUNetTrainerMedNeXtLike": ({"weight_decay"}, set()),
+    "nnUNetTrainerMedNeXtLike": ({"weight_decay", "schedule"}, {"schedule"}),
     "nnUNetTrainerUMambaLike": (set(), set()),
     "nnUNetTrainerStages": (set(), set()),
     "nnUNetTrainerFixedRate": ({"lr", "weight_decay"}, {"lr"}),
@@ -39,8 +40,8 @@ PUBLISHED: dict[str, tuple[Any, Any]] = {
     "nnUNetTrainerLists": (ALL, ALL),
     "nnUNetTrainerAlone": (ALL, ALL),
     "nnUNetTrainerBeside": (set(), set()),
-    "nnUNetTrainerLayers": (set(), set()),
-    "nnUNetTrainerCycle": (set(), set()),
+    "nnUNetTrainerLayers": ({"schedule"}, {"schedule"}),
+    "nnUNetTrainerCycle": ({"schedule"}, {"schedule"}),
 }
 """Settings that a trainer in the style of another project refuses, without CPR and with it."""
 
@@ -92,11 +93,13 @@ SETTINGS = {
         "l1", lambda built: "l1" in repr(built.method.regularizer).lower(), "regularizer"
     ),
     "mu": Setting(0.5, lambda built: built.method.mu == 0.5, "mu"),
+    "schedule": Setting("constant", lambda built: len(set(built.rates)) == 1, "_constant"),
+    "ema": Setting(0.5, lambda built: TRAINING_WEIGHTS in built.trainer.optimizer.state_dict(), "_ema"),
 }
 AS_A_WHOLE = ("it cannot be combined", "; build it there", "the optimizer does not have")
 """Words of the refusals of a trainer with whatever settings."""
 
-GENERAL = ("lr", "epochs", "iterations", "seed")
+GENERAL = ("lr", "epochs", "iterations", "seed", "schedule", "ema")
 FAMILIES = {
     "nnUNetTrainerPlain": (*GENERAL, "weight_decay"),
     "nnUNetTrainerAttachCPR": (*GENERAL, "kappa", "regularizer", "mu"),
@@ -195,15 +198,17 @@ def _families(other: type[nnUNetTrainer]) -> tuple[str, str]:
 def test_settings_on_trainers_of_nnunet_are_in_force_or_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Those with 50 epochs of learning-rate warm-up cannot have 20 epochs, others refuse nothing."""
-    refusing = set()
+    """Those with 50 epochs of learning-rate warm-up cannot have 20, those with a schedule no other."""
+    refusing: dict[str, set[str]] = {"epochs": set(), "schedule": set()}
     for other in OTHERS:
         for family in _families(NNUNET[other]):
             refused = _refused(family, other, capsys)
-            assert refused in (set(), {"epochs"})
-            refusing |= {other} if refused else set()
+            for setting in refused:
+                refusing[setting].add(other)
     with_warmup = {name for name in OTHERS if "Primus" in name or name.endswith("_warmup")}
-    assert refusing == with_warmup and len(OTHERS) > 60
+    assert refusing["epochs"] == with_warmup and len(OTHERS) > 60
+    with_cosine = {name for name in OTHERS if name.endswith("CosAnneal")}
+    assert refusing["schedule"] == with_warmup | with_cosine
 
 
 @pytest.mark.slow

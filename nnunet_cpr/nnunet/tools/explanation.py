@@ -61,6 +61,7 @@ def explain(name: str) -> list[tuple[str, str]]:
         *([("like", f"{other.__name__} ({other.__module__}), {kept}")] if settings.on else []),
         ("optimizer", _describe_optimizer(built.optimizer)),
         ("learning rate", _describe_schedule(built, rates)),
+        *_describe_averaging(settings),
         ("length", f"{length}, {built._total_steps:,} steps"),
         ("weight decay", _describe_weight_decay(built)),
         *(_describe_cpr(built) if isinstance(built, CPRTrainer) else []),
@@ -112,6 +113,13 @@ def _describe_schedule(trainer: NamedTrainer, rates: list[float]) -> str:
     warmup = trainer._warmup_steps
     before = f"linear warm-up over {warmup:,} steps, then " if warmup else ""
     return f"{before}{type(trainer.lr_scheduler).__name__}: {points}"
+
+
+def _describe_averaging(settings: TrainerName) -> list[tuple[str, str]]:
+    decay = settings.averaging_decay
+    if decay is None:
+        return []
+    return [("averaged weights", f"validated and saved: {NamedTrainer.averaging_description(decay)}")]
 
 
 def _describe_weight_decay(trainer: NamedTrainer) -> str:
