@@ -16,6 +16,7 @@ from nnunet_cpr.cli import study, vision
 from nnunet_cpr.cli.demo import demo
 from nnunet_cpr.cli.doctor import doctor
 from nnunet_cpr.cli.export import export
+from nnunet_cpr.cli.length import extend, finish
 from nnunet_cpr.cli.prepare import prepare
 from nnunet_cpr.cli.trainers import trainers
 
@@ -25,7 +26,7 @@ app = typer.Typer(
     help="Constrained Parameter Regularization for nnU-Net. Train with nnU-Net's own command: "
     "nnUNetv2_train DATASET CONFIGURATION FOLD -tr nnUNetTrainerCPR",
 )
-for command in (trainers, prepare, export, demo, doctor):
+for command in (trainers, finish, extend, prepare, export, demo, doctor):
     app.command()(command)
 app.add_typer(study.app, name="study")
 app.add_typer(vision.app, name="vision")

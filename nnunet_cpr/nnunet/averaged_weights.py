@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+Tensors = tuple[Tensor, ...] | list[Tensor]
+
 WINDOW_SHARE = 0.1
 """Longest window of the average, as a share of the steps so far."""
 
@@ -56,7 +58,7 @@ class AveragedWeights:
         """Move the average towards the weights that train, after a step."""
         self._beside.update_parameters(self._network)
 
-    def _move(self, averaged: list[Tensor], current: list[Tensor], _: Any) -> None:
+    def _move(self, averaged: Tensors, current: Tensors, _: Any) -> None:
         window = max(1.0, min(self._window, WINDOW_SHARE * (self.steps + 1)))
         if averaged[0].is_floating_point():
             torch._foreach_lerp_(averaged, current, 1 / window)

@@ -119,8 +119,8 @@ def _titled(title: str) -> Iterator[None]:
             figure.axes[0].set_title(title, loc="right")
         save(figure, *arguments, **options)
 
-    Figure.savefig = save_titled  # type: ignore[method-assign]
+    Figure.savefig = save_titled  # type: ignore
     try:
         yield
     finally:
-        Figure.savefig = save  # type: ignore[method-assign]
+        Figure.savefig = save  # type: ignore

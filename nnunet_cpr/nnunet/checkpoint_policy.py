@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,10 @@ SAVE_MINUTES = "NNUNET_CPR_SAVE_MINUTES"
 
 STARTED = "nnunet_cpr_started"
 """Entry of a checkpoint's ``init_args``: when its training was started, in seconds since 1970."""
+
+FINISHED = "nnunet_cpr_finished"
+"""Entry of a checkpoint's ``init_args``: the number of epochs after which ``nnunet-cpr finish`` has
+ended the training, which its name does not tell."""
 
 _CANDIDATES = (FINAL_CHECKPOINT, BEST_CHECKPOINT, LATEST_CHECKPOINT)
 """Order of preference among equally new ones: the latest is written before the best Dice is updated."""
@@ -52,6 +56,8 @@ class CheckpointPolicy:
                             last, with the most epochs, and the first of equal ones; a line says which.
                             A damaged file is skipped with a line; an error of the machine, or a file
                             with unexpected objects, ends the command
+    ``nnunet-cpr finish``   the running epoch is the last one; the final checkpoint records its length,
+                            and ``--c`` ends with a line
     ======================  ============================================================================
 
     A trainer with a ``save_checkpoint`` of its own saves as it does; of it only ``--c`` is decided here.
@@ -163,19 +169,8 @@ class CheckpointPolicy:
         candidates: tuple[str, ...] = _CANDIDATES
         if chosen.name not in (FINAL_CHECKPOINT, LATEST_CHECKPOINT):
             candidates = (chosen.name,)
-        found: dict[Path, dict[str, Any]] = {}
-        for path in map(chosen.with_name, candidates):
-            try:
-                if checkpoints.is_there(path):
-                    found[path] = checkpoints.read(path)
-            except DamagedCheckpoint as error:
-                self._report(f"{error}; it is skipped")
-        if not found:
-            raise UnusableCheckpoint(
-                chosen.parent, "has no checkpoint that can be read; train without --c"
-            )
-        path = max(found, key=lambda path: _age(found[path]))  # the first of equal ones
-        checkpoint = found[path]
+        found = read_checkpoints(chosen.parent, self._report, candidates)
+        path, checkpoint = next(iter(found.items()))
         epochs = checkpoint["current_epoch"]
         instead = "" if path == chosen else f" in place of {chosen.name}"  # which nnU-Net would take
         self._report(f"continuing {path.name} ({epochs} epochs){instead}")
@@ -232,6 +227,32 @@ class CheckpointPolicy:
 
     def _set_newest(self, path: Path, epochs: int) -> None:
         self._newest, self._saved_at = (path, epochs), time.monotonic()
+
+
+def read_checkpoints(
+    fold: Path, report: Callable[[str], None], candidates: Sequence[str] = _CANDIDATES
+) -> dict[Path, dict[str, Any]]:
+    """Return the checkpoints of a fold's folder with their content, the newest first.
+
+    Args:
+        fold: the folder.
+        report: function that shows a message, for damaged files, which are skipped.
+        candidates: names of the files.
+
+    Raises:
+        UnusableCheckpoint: none can be used, or one cannot be read at the moment.
+    """
+    found: dict[Path, dict[str, Any]] = {}
+    for path in map(fold.joinpath, candidates):
+        try:
+            if checkpoints.is_there(path):
+                found[path] = checkpoints.read(path)
+        except DamagedCheckpoint as error:
+            report(f"{error}; it is skipped")
+    if not found:
+        raise UnusableCheckpoint(fold, "has no checkpoint that can be read; train without --c")
+    # Of equal ones the first candidate remains the first.
+    return dict(sorted(found.items(), key=lambda item: _age(item[1]), reverse=True))
 
 
 def _save_interval() -> float:

@@ -31,7 +31,7 @@ def claimed(folder: Path) -> Iterator[None]:
         FoldInUse: another process of this machine trains there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path, own = folder / CLAIM, _description(os.getpid())
+    path, own = folder / CLAIM, describe_process(os.getpid())
     with suppress(OSError):
         holder = path.read_text()
         if holder != own and _is_alive(holder):
@@ -46,12 +46,26 @@ def claimed(folder: Path) -> Iterator[None]:
                 path.unlink()
 
 
-def _description(pid: int) -> str:
+def running_process(folder: Path) -> str | None:
+    """Return the description of the process that trains in a folder, None if there is none.
+
+    Those of other machines may have ended.
+    """
+    try:
+        holder = (folder / CLAIM).read_text()
+    except OSError:
+        return None
+    is_here = holder.partition(" ")[0] == socket.gethostname()
+    return holder if _is_alive(holder) or not is_here else None
+
+
+def describe_process(pid: int) -> str:
+    """Return the host, process id and start time of a process of this machine."""
     return f"{socket.gethostname()} {pid} {psutil.Process(pid).create_time():.2f}"
 
 
 def _is_alive(holder: str) -> bool:
     try:
-        return _description(int(holder.split()[1])) == holder
+        return describe_process(int(holder.split()[1])) == holder
     except (IndexError, ValueError, psutil.Error):  # it has ended, or the file is no claim
         return False

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+from torch import distributed
 
 from nnunet_cpr._files import remove_temporary_files
 from nnunet_cpr.nnunet import checkpoints
-from nnunet_cpr.nnunet.checkpoint_policy import STARTED, CheckpointPolicy
+from nnunet_cpr.nnunet.checkpoint_policy import FINISHED, STARTED, CheckpointPolicy
 from nnunet_cpr.nnunet.checkpoints import START_ANEW, UnusableCheckpoint
+from nnunet_cpr.nnunet.finish_request import is_finish_requested, withdraw_request
 from nnunet_cpr.nnunet.fold_claim import FoldInUse, claimed
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT
 from nnunet_cpr.nnunet.guarded_trainer import GuardedTrainer
@@ -24,6 +26,10 @@ class _NoLog:
     """nnU-Net's logger for a checkpoint without what was logged."""
 
     get_checkpoint = dict
+
+
+class _Finished(Exception):
+    """End of a training before the number of epochs in its name."""
 
 
 class ResumingTrainer(GuardedTrainer):
@@ -56,7 +62,12 @@ class ResumingTrainer(GuardedTrainer):
         claim = claimed(Path(self.output_folder)) if self.local_rank == 0 else nullcontext()
         try:
             with self.__interruption.watched(), claim:
-                super().run_training()
+                try:
+                    super().run_training()
+                except _Finished:
+                    self.on_train_end()
+                if self.local_rank == 0:
+                    withdraw_request(Path(self.output_folder))
         except FoldInUse as error:
             self._exit(str(error))
 
@@ -68,10 +79,22 @@ class ResumingTrainer(GuardedTrainer):
         self.__policy.begin(folder)
 
     def on_epoch_start(self) -> None:
+        if self.current_epoch > 0 and self.__is_finish_requested():
+            self.my_init_kwargs[FINISHED] = self.current_epoch
+            self.print_to_log_file(
+                f"Finished after {self.current_epoch} of {self.num_epochs} epochs by nnunet-cpr finish"
+            )
+            raise _Finished
         # Before anything of the epoch, so that a training that is continued here does the same.
         if self.local_rank == 0 and self.__saves_as_nnunet:
             self._keep_start_of_epoch()
         super().on_epoch_start()
+
+    def __is_finish_requested(self) -> bool:
+        answer = [self.local_rank == 0 and is_finish_requested(Path(self.output_folder))]
+        if self.is_ddp:
+            distributed.broadcast_object_list(answer)
+        return answer[0]
 
     @property
     def __saves_as_nnunet(self) -> bool:
@@ -121,6 +144,12 @@ class ResumingTrainer(GuardedTrainer):
             if self.__continues:
                 path, checkpoint = self.__policy.continue_from(path)
                 given = str(path)
+                if (epochs := checkpoint["init_args"].get(FINISHED)) is not None:
+                    raise UnusableCheckpoint(
+                        path,
+                        f"was finished after {epochs} epochs; to train longer: nnunet-cpr extend "
+                        f"{path.parents[1]} --epochs <N>; to validate it, give --val in place of --c",
+                    )
             else:
                 checkpoint = given if isinstance(given, dict) else checkpoints.read(path)
             for difference in self._differences(checkpoint):

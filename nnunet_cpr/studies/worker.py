@@ -132,6 +132,9 @@ class Worker:
                 path.unlink()
         if not (fold / FINAL_CHECKPOINT).exists():
             (fold / "validation" / "summary.json").unlink(missing_ok=True)  # of an earlier training
+            from nnunet_cpr.nnunet.tools.extension import begin_from_shorter  # imports torch
+
+            begin_from_shorter(fold, print)
             self._run_nnunet("--c", request)  # starts from scratch if there is no checkpoint
         if validation_dice(fold) is None:
             self._run_nnunet("--val", request)

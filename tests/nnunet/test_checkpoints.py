@@ -251,7 +251,7 @@ def test_too_little_memory_for_the_copy_does_not_end_the_training(
 def test_second_process_in_a_fold_is_refused(space: Workspace, monkeypatch, capsys) -> None:
     folder = space.fold(CPR)
     folder.mkdir(parents=True)
-    (folder / fold_claim.CLAIM).write_text(fold_claim._description(os.getppid()))
+    (folder / fold_claim.CLAIM).write_text(fold_claim.describe_process(os.getppid()))
     temporary = folder / ".checkpoint_latest.1@host.tmp.pth"
     temporary.touch()
     trainer = space.build(CPR, monkeypatch)
@@ -260,7 +260,7 @@ def test_second_process_in_a_fold_is_refused(space: Workspace, monkeypatch, caps
         trainer.run_training()
     assert f"process {os.getppid()} trains in {folder}; wait for it" in refusal(capsys)
     assert temporary.exists()
-    for ended in (f"{fold_claim._description(os.getpid())}1", "torn"):
+    for ended in (f"{fold_claim.describe_process(os.getpid())}1", "torn"):
         (folder / fold_claim.CLAIM).write_text(ended)
         with fold_claim.claimed(folder):
             pass

@@ -1,6 +1,7 @@
-"""The life of a training: saves, signals, kills, damaged files, ``--c``, in any order.
+"""The life of a training: saves, signals, kills, damaged files, ``--c``, early ends, extensions.
 
 A state machine plays it with nnU-Net's own methods on a network of a few weights and a clock of its own.
+The training has averaged weights and a constant learning rate, so that nothing depends on its length.
 The model is a table of the states of uninterrupted trainings; the files are read with ``torch.load``.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings, strategies
@@ -25,8 +27,16 @@ from nnunetv2.training.nnUNetTrainer import nnUNetTrainer as nnunet_module
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr import _files
-from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, fold_claim
+from nnunet_cpr.nnunet import (
+    checkpoint_policy,
+    checkpoints,
+    finish_request,
+    fold_claim,
+    resuming_trainer,
+)
+from nnunet_cpr.nnunet.averaging_trainer import TRAINING_WEIGHTS
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from nnunet_cpr.nnunet.tools.extension import extend_model
 from tests.golden.tiny_trainer import build_trainer, nnunet_folders, set_gradients, set_weights
 from tests.helpers import examples
 from tests.helpers.resume_cases import differences
@@ -34,7 +44,7 @@ from tests.helpers.resume_cases import differences
 pytestmark = [pytest.mark.slow, pytest.mark.release]
 
 EPOCHS, STEPS = 12, 2
-NAME = f"nnUNetTrainerSGD_{EPOCHS}epochs_{STEPS}iters"
+LONGEST = EPOCHS + 8
 INTERVAL = 10.0  # minutes
 FILES = ("checkpoint_final.pth", "checkpoint_latest.pth", "checkpoint_best.pth")
 RUN = "run of the test"
@@ -68,14 +78,24 @@ def start_weights(trainer: Any, run: int) -> None:
             p.mul_(1 + run / 8)
 
 
+def trainer_name(epochs: int) -> str:
+    return f"nnUNetTrainerSGD_anytime_ema0p5_{epochs}epochs_{STEPS}iters"
+
+
 def state_of(trainer: Any) -> Any:
-    return copy.deepcopy([dict(trainer.network.state_dict()), trainer.optimizer.state_dict()["state"]])
+    """Return the averaged weights, the optimizer's state, and the weights that train."""
+    optimizer = trainer.optimizer.state_dict()
+    parts = trainer.network.state_dict(), optimizer["state"], optimizer[TRAINING_WEIGHTS]
+    return copy.deepcopy([*map(dict, parts)])
 
 
 def take_step(trainer: Any, epoch: int, step: int) -> None:
-    trainer.lr_scheduler.step(epoch)
+    if step == 0:
+        trainer.on_train_epoch_start()
     set_gradients(trainer, STEPS * epoch + step)
     trainer.optimizer.step()
+    if step == STEPS - 1:
+        trainer.on_train_epoch_end([{"loss": np.float32(0.5)}])
 
 
 class TrainingLife(RuleBasedStateMachine):
@@ -97,6 +117,15 @@ class TrainingLife(RuleBasedStateMachine):
         self.said: list[str] = []
         self.patch.setattr(NamedTrainer, "_warn", lambda _, message: self.said.append(message))
         self.trainer: Any = None
+        self.length = EPOCHS
+        self.finished: dict[int, int] = {}  # epochs of a training that was ended early
+        # All processes of an example are this one.
+        process = lambda: f"life {self.lives}"  # noqa: E731
+        self.patch.setattr(finish_request, "describe_process", lambda pid: process())
+        self.patch.setattr(
+            finish_request, "running_process", lambda fold: process() if self.trainer else None
+        )
+        self.lives = 0
         self.is_in_epoch = False
         self.done: set[str] = set()  # rules that are played once in an example
         self.runs = 0
@@ -115,18 +144,24 @@ class TrainingLife(RuleBasedStateMachine):
 
     def expected(self, run: int, epochs: int) -> Any:
         if run not in self.uninterrupted:
-            trainer = build_trainer(NAME)
+            trainer = build_trainer(trainer_name(LONGEST))
             start_weights(trainer, run)
+            trainer.on_train_start()
             states = self.uninterrupted.setdefault(run, [])
-            for epoch in range(EPOCHS + 1):
+            for epoch in range(LONGEST + 1):
                 states.append(state_of(trainer))
-                for step in range(STEPS if epoch < EPOCHS else 0):
+                for step in range(STEPS if epoch < LONGEST else 0):
                     take_step(trainer, epoch, step)
+                trainer.current_epoch += 1
         return self.uninterrupted[run][epochs]
 
     @property
     def folder(self) -> Path:
-        return next((self.root / "nnUNet_results").glob("*/*/fold_0"), self.root / "none")
+        return self.model_of(self.length) / "fold_0"
+
+    def model_of(self, epochs: int) -> Path:
+        models = (self.root / "nnUNet_results").glob(f"*/{trainer_name(epochs)}__*")
+        return next(models, self.root / "none")
 
     def files(self) -> dict[str, tuple[int, int] | None]:
         """Return training and epochs of each file, None for a damaged one."""
@@ -147,7 +182,7 @@ class TrainingLife(RuleBasedStateMachine):
         newest = self.newest()
         kept = newest[1] if newest is not None and newest[0] == self.run else 0
         lost = self.now - self.reached[self.run, kept]
-        epochs = range(kept, EPOCHS)
+        epochs = range(kept, LONGEST)
         assert lost <= 60 * INTERVAL + max(
             (self.seconds.get((self.run, epoch), 0) for epoch in epochs), default=0
         )
@@ -161,6 +196,7 @@ class TrainingLife(RuleBasedStateMachine):
 
     def begin(self, trainer: Any, setup: float) -> None:
         self.trainer = trainer
+        self.lives += 1
         self.now += 60 * setup
         self.claim = ExitStack()
         self.claim.enter_context(fold_claim.claimed(Path(trainer.output_folder)))
@@ -175,7 +211,7 @@ class TrainingLife(RuleBasedStateMachine):
     @precondition(lambda self: self.trainer is None)
     @rule(setup=minutes, stops_at_once=strategies.booleans())
     def start(self, setup: float, stops_at_once: bool) -> None:
-        trainer = build_trainer(NAME)
+        trainer = build_trainer(trainer_name(self.length))
         trainer.my_init_kwargs[RUN] = self.runs
         start_weights(trainer, self.runs)
         self.runs += 1
@@ -188,15 +224,18 @@ class TrainingLife(RuleBasedStateMachine):
     @rule(setup=minutes)
     def continue_(self, setup: float) -> None:
         files, newest, before = self.files(), self.newest(), len(self.said)
-        trainer = build_trainer(NAME, continues=True)
-        if newest is None:
+        trainer = build_trainer(trainer_name(self.length), continues=True)
+        if newest is None or newest[1] == self.finished.get(newest[0]):
             with pytest.raises(SystemExit):
                 maybe_load_checkpoint(trainer, True, False)
+            assert newest is None or "nnunet-cpr extend" in self.said[-1]
             return
         maybe_load_checkpoint(trainer, True, False)
         run, epochs = newest
         assert (trainer.my_init_kwargs[RUN], trainer.current_epoch) == (run, epochs), files
-        assert not differences(state_of(trainer), self.expected(run, epochs))
+        if epochs < self.length:
+            self.begin(trainer, setup)
+            assert not differences(state_of(trainer), self.expected(run, epochs))
         said = self.said[before:]
         chosen = next(name for name in FILES if name in files)  # by nnU-Net
         damaged = [name for name, content in files.items() if content is None]
@@ -204,13 +243,15 @@ class TrainingLife(RuleBasedStateMachine):
             assert all(any(name in line and "skipped" in line for line in said) for name in damaged)
         if files[chosen] not in (None, newest):
             assert any(f"({epochs} epochs) in place of {chosen}" in line for line in said)
-        if epochs < EPOCHS:
-            self.begin(trainer, setup)
 
     @precondition(lambda self: self.trainer and not self.is_in_epoch)
     @rule()
     def begin_epoch(self) -> None:
-        self.trainer.on_epoch_start()
+        try:
+            self.trainer.on_epoch_start()
+        except resuming_trainer._Finished:  # which run_training takes for the end
+            self.end_training(self.trainer.current_epoch)
+            return
         self.is_in_epoch = True
         take_step(self.trainer, self.trainer.current_epoch, 0)
 
@@ -220,17 +261,41 @@ class TrainingLife(RuleBasedStateMachine):
         self.now += 60 * minutes
         self.seconds[self.run, epoch] = 60 * minutes
         self.check_loss()
-        for key in ("train_losses", "val_losses", "lrs"):
-            trainer.logger.log(key, 0.5, epoch)
+        trainer.logger.log("val_losses", 0.5, epoch)
         trainer.logger.log("dice_per_class_or_region", [0.5], epoch)
         trainer.logger.log("mean_fg_dice", 0.1 * (epoch + 1) if is_better else 0.0, epoch)
         self.reached[self.run, epoch + 1] = self.now
         trainer.on_epoch_end()
         self.is_in_epoch = False
-        if trainer.current_epoch == EPOCHS:
-            trainer.on_train_end()
-            assert self.files()["checkpoint_final.pth"] == (self.run, EPOCHS)
-            self.end_process()
+        if trainer.current_epoch == self.length:
+            self.end_training(self.length)
+
+    def end_training(self, epochs: int) -> None:
+        self.trainer.on_train_end()
+        assert self.files()["checkpoint_final.pth"] == (self.run, epochs)
+        if epochs < self.length:
+            assert self.asked_in == self.lives
+            self.finished[self.run] = epochs
+        self.end_process()
+
+    asked_in = 0
+    """Life in which the training was asked to finish."""
+
+    @precondition(lambda self: self.is_in_epoch)
+    @rule()
+    def ask_to_finish(self) -> None:
+        self.asked_in = self.lives
+        finish_request.request_finish(self.folder)
+
+    @precondition(lambda self: self.trainer is None and self.length < LONGEST and self.newest())
+    @rule()
+    def extend(self) -> None:
+        newest = self.newest()
+        assert newest is not None
+        self.length += 4
+        extend_model(self.model_of(self.length - 4), self.length, self.said.append)
+        assert self.newest() == newest
+        self.finished.pop(newest[0], None)
 
     @precondition(lambda self: self.is_in_epoch)
     @rule(is_better=strategies.booleans(), minutes=minutes)
@@ -247,6 +312,7 @@ class TrainingLife(RuleBasedStateMachine):
         for is_better, duration in epochs:
             if self.trainer is not None:
                 self.begin_epoch()
+            if self.trainer is not None:
                 self.end_epoch(is_better, duration)
 
     @precondition(lambda self: self.is_in_epoch)
@@ -294,7 +360,7 @@ class TrainingLife(RuleBasedStateMachine):
     def continue_with_a_read_error(self) -> None:
         """Stop, since a file that cannot be read at the moment is not lost."""
         self.done.add("read")
-        trainer = build_trainer(NAME, continues=True)
+        trainer = build_trainer(trainer_name(self.length), continues=True)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(checkpoints.torch, "load", raise_stale)
             with pytest.raises(SystemExit):
@@ -307,7 +373,9 @@ class TrainingLife(RuleBasedStateMachine):
         self.done.add("second")
         claim = self.folder / fold_claim.CLAIM
         own = claim.read_text()
-        claim.write_text(fold_claim._description(os.getppid()))  # for the second, the first is another
+        claim.write_text(
+            fold_claim.describe_process(os.getppid())
+        )  # for the second, the first is another
         with pytest.raises(fold_claim.FoldInUse), fold_claim.claimed(self.folder):
             pass
         claim.write_text(own)
@@ -316,7 +384,7 @@ class TrainingLife(RuleBasedStateMachine):
     @rule()
     def start_with_a_state_that_cannot_be_continued(self) -> None:
         self.done.add("unreadable")
-        trainer = build_trainer(NAME)
+        trainer = build_trainer(trainer_name(self.length))
         trainer.my_init_kwargs[RUN] = trainer.my_init_kwargs["weights"] = Path("weights")
         trainer.on_train_start()
         trainer.on_epoch_start()

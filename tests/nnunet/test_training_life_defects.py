@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 from hypothesis import Phase
 
-from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, fold_claim
+from nnunet_cpr.nnunet import (
+    checkpoint_policy,
+    checkpoints,
+    finish_request,
+    fold_claim,
+    resuming_trainer,
+)
+from nnunet_cpr.nnunet.averaged_weights import AveragedWeights
 from nnunet_cpr.nnunet.checkpoint_policy import CheckpointPolicy
+from nnunet_cpr.nnunet.fold_files import CHECKPOINTS
+from nnunet_cpr.nnunet.tools import extension
 from tests.nnunet.test_training_life import play
 
 pytestmark = pytest.mark.release
@@ -74,6 +83,37 @@ def copy_is_not_renewed(patch: Patch) -> None:
     patch.setattr(CheckpointPolicy, "_copy", copy_once)
 
 
+def weights_that_train_are_not_saved(patch: Patch) -> None:
+    patch.setattr(AveragedWeights, "load_state_dict", lambda averaged, state_dict: None)
+
+
+def averaged_weights_stay_beside(patch: Patch) -> None:
+    patch.setattr(AveragedWeights, "use_averaged", lambda averaged: None)
+
+
+def request_of_a_killed_training_is_honoured(patch: Patch) -> None:
+    patch.setattr(
+        resuming_trainer, "is_finish_requested", lambda fold: (fold / finish_request.REQUEST).exists()
+    )
+
+
+def finished_training_is_continued(patch: Patch) -> None:
+    patch.setattr(resuming_trainer, "FINISHED", "unknown")
+
+
+def extended_training_is_still_finished(patch: Patch) -> None:
+    patch.setattr(extension, "FINISHED", "unknown")
+
+
+def extension_takes_the_final_checkpoint(patch: Patch) -> None:
+    """Not the newest one."""
+    patch.setattr(extension, "read_checkpoints", read_in_order)
+
+
+def read_in_order(fold: Path, report: Any) -> Any:
+    return {path: checkpoints.read(path) for path in map(fold.joinpath, CHECKPOINTS) if path.exists()}
+
+
 @pytest.mark.parametrize(
     "put_back",
     [
@@ -84,10 +124,16 @@ def copy_is_not_renewed(patch: Patch) -> None:
         first_copy_is_not_read_back,
         files_outside_the_fold_restart_the_interval,
         copy_is_not_renewed,
+        weights_that_train_are_not_saved,
+        averaged_weights_stay_beside,
+        request_of_a_killed_training_is_honoured,
+        finished_training_is_continued,
+        extended_training_is_still_finished,
+        extension_takes_the_final_checkpoint,
     ],
 )
 def test_state_machine_finds_the_defect(put_back: Callable[[Patch], None]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         put_back(patch)
-        with pytest.raises((AssertionError, pytest.fail.Exception)):
+        with pytest.raises((AssertionError, SystemExit, pytest.fail.Exception)):
             play(60, 60, phases=[Phase.generate], report_multiple_bugs=False)

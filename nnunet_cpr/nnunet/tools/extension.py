@@ -1,0 +1,192 @@
+"""Continuation of a training as the one of more epochs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nnunet_cpr._files import atomic_torch_save
+from nnunet_cpr.names import WrongName
+from nnunet_cpr.names.families import DEFAULT_EPOCHS
+from nnunet_cpr.names.suffixes import find_suffix
+from nnunet_cpr.names.trainer_name import parse_trainer_name
+from nnunet_cpr.names.value import TrainerName
+from nnunet_cpr.nnunet.checkpoint_policy import FINISHED, read_checkpoints
+from nnunet_cpr.nnunet.composition import resolve_settings
+from nnunet_cpr.nnunet.fold_claim import running_process
+from nnunet_cpr.nnunet.fold_files import (
+    BEST_CHECKPOINT,
+    CHECKPOINTS,
+    FINAL_CHECKPOINT,
+    LATEST_CHECKPOINT,
+    RESOURCES,
+)
+from nnunet_cpr.nnunet.history import CSV_NAME
+
+_COPIED = ("training_log_*.txt", CSV_NAME, RESOURCES)
+"""Records of the epochs so far."""
+
+
+class CannotExtend(RuntimeError):
+    """Training that cannot be extended; the message is one line."""
+
+
+def with_epochs(name: str, epochs: int) -> tuple[str, TrainerName]:
+    """Return the name of a trainer with another number of epochs, and its settings.
+
+    Raises:
+        WrongName: the trainer is not from this package, or its settings do not fit the number.
+
+    Example:
+        >>> with_epochs("nnUNetTrainerCPR_anytime_100epochs_seed1", 200)[0]
+        'nnUNetTrainerCPR_anytime_200epochs_seed1'
+    """
+    if resolve_settings(name) is None:
+        raise WrongName(
+            f"{name}: expected a trainer of nnunet-cpr, whose name can hold the number of epochs, such "
+            "as nnUNetTrainerSGD_anytime"
+        )
+    own, ending, other = TrainerName.split(name)
+    tokens, suffix = own.split("_"), f"{epochs}epochs"
+    places = [place for place, token in enumerate(tokens) if _is_epochs(token)]
+    if places:
+        tokens[places[0]] = suffix
+    else:
+        tokens.append(suffix)
+    longer = "_".join(tokens) + ending + other
+    settings = resolve_settings(longer)
+    assert settings is not None  # the family is the same
+    return longer, settings
+
+
+def _is_epochs(token: str) -> bool:
+    suffix = find_suffix(TrainerName.suffixes, token)
+    return suffix is not None and suffix.field == "epochs"
+
+
+def extend_model(model: Path, epochs: int, report: Callable[[str], None]) -> tuple[Path, list[str]]:
+    """Make the folder of a training of more epochs from that of a shorter one.
+
+    Args:
+        model: folder of the shorter training, ``TRAINER__PLANS__CONFIGURATION``; it is not changed.
+        epochs: number of epochs of the longer one.
+        report: function that shows a message.
+
+    Returns:
+        The longer training's folder, and its folds.
+
+    Raises:
+        CannotExtend: the folder has no training, the longer one exists, or a fold has so many epochs.
+        WrongName: the trainer is not from this package.
+        UnusableCheckpoint: a fold has no checkpoint that can be read.
+        OSError: a file cannot be read or written.
+    """
+    model = model.resolve()
+    folds = sorted(path for path in model.glob("fold_*") if _has_checkpoint(path))
+    if not folds or model.name.count("__") != 2:
+        raise CannotExtend(
+            f"{model}: expected TRAINER__PLANS__CONFIGURATION with checkpoints in folders such as fold_0"
+        )
+    trainer, plans, configuration = model.name.split("__")
+    longer, settings = with_epochs(trainer, epochs)
+    target = model.with_name(f"{longer}__{plans}__{configuration}")
+    for fold in folds:
+        if _has_checkpoint(target / fold.name):
+            raise CannotExtend(f"{target / fold.name} has a checkpoint; continue it with --c")
+    done = [extend_fold(fold, target / fold.name, longer, epochs, report) for fold in folds]
+    if parts := settings.length_dependent:
+        report(
+            f"{longer} will not be the training of {epochs} epochs from its start: its "
+            f"{', '.join(parts)} followed the length of {trainer} for {max(done)} epochs"
+        )
+    return target, [fold.name.removeprefix("fold_") for fold in folds]
+
+
+def extend_fold(
+    fold: Path, target: Path, trainer: str, epochs: int, report: Callable[[str], None]
+) -> int:
+    """Make the folder of a fold of a longer training, and return the epochs so far.
+
+    Args:
+        fold: folder of the shorter training.
+        target: folder of the longer one.
+        trainer: name of the longer one's trainer.
+        epochs: number of epochs of the longer one.
+        report: function that shows a message.
+
+    Raises:
+        CannotExtend: the shorter training runs, or has so many epochs already.
+        UnusableCheckpoint: it has no checkpoint that can be read.
+        OSError: a file cannot be read or written.
+    """
+    if running_process(fold) is not None:
+        raise CannotExtend(f"{fold} is trained at the moment; end it with nnunet-cpr finish first")
+    found = read_checkpoints(fold, report)
+    path, newest = next(iter(found.items()))
+    done: int = newest["current_epoch"]
+    if done >= epochs:
+        raise CannotExtend(
+            f"{path} has {done} epochs already; expected --epochs above that, got {epochs}"
+        )
+    target.mkdir(parents=True, exist_ok=True)
+    for pattern in _COPIED:
+        for record in fold.glob(pattern):
+            shutil.copyfile(record, target / record.name)
+    # The latest last: without it there is nothing to continue.
+    if best := found.get(fold / BEST_CHECKPOINT):
+        atomic_torch_save(_renamed(best, trainer), target / BEST_CHECKPOINT)
+    atomic_torch_save(_renamed(newest, trainer), target / LATEST_CHECKPOINT)
+    return done
+
+
+def begin_from_shorter(fold: Path, report: Callable[[str], None]) -> None:
+    """Begin a fold from a finished shorter training that it would otherwise repeat, if there is one.
+
+    Only where nothing in the training depends on its length, so that the result is the same.
+
+    Args:
+        fold: folder of the fold to be trained, below ``TRAINER__PLANS__CONFIGURATION``.
+        report: function that shows a message.
+
+    Raises:
+        UnusableCheckpoint: the shorter training cannot be read.
+        OSError: a file cannot be read or written.
+    """
+    trainer, *rest = fold.parent.name.split("__")
+    wanted = _length_independent(trainer)
+    if wanted is None or _has_checkpoint(fold):
+        return
+    shorter: list[tuple[int, Path]] = []
+    for model in fold.parents[1].glob(f"*__{'__'.join(rest)}"):
+        other = _length_independent(model.name.partition("__")[0])
+        is_finished = (model / fold.name / FINAL_CHECKPOINT).is_file()
+        if other is None or not is_finished or other.total_steps >= wanted.total_steps:
+            continue
+        if replace(other, epochs=wanted.epochs) == wanted:
+            shorter.append((other.total_steps, model / fold.name))
+    if shorter:
+        _, longest = max(shorter)
+        epochs = wanted.epochs or DEFAULT_EPOCHS
+        done = extend_fold(longest, fold, trainer, epochs, report)
+        report(f"{trainer} {fold.name}: continuing the {done} epochs of {longest.parent.name}")
+
+
+def _length_independent(trainer: str) -> TrainerName | None:
+    """Return the settings of a trainer in which nothing depends on the length, otherwise None."""
+    try:
+        settings = parse_trainer_name(trainer)
+    except WrongName:
+        return None
+    return None if settings is None or settings.length_dependent else settings
+
+
+def _has_checkpoint(fold: Path) -> bool:
+    return any((fold / name).exists() for name in CHECKPOINTS)
+
+
+def _renamed(checkpoint: dict[str, Any], trainer: str) -> dict[str, Any]:
+    arguments = {key: value for key, value in checkpoint["init_args"].items() if key != FINISHED}
+    return {**checkpoint, "trainer_name": trainer, "init_args": arguments}

@@ -1,0 +1,147 @@
+"""Trainings that are finished early and extended, through nnU-Net's own commands."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+from typer.testing import CliRunner
+
+from nnunet_cpr.cli import app
+from nnunet_cpr.nnunet.tools.extension import begin_from_shorter, with_epochs
+from tests.helpers.resume_cases import differences
+from tests.helpers.workspace import Workspace
+
+NAME = "nnUNetTrainerCPR_anytime_ema0p5_ws5_seed1_{}epochs_3iters"
+DECAYED = "nnUNetTrainerSGD_seed1_1epochs_2iters"
+ANYTIME = "nnUNetTrainerCPR_anytime_ws1_1epochs_2iters_seed1"
+
+
+def command(*arguments: Any) -> Any:
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def train_and_finish(space: Workspace, name: str, epoch: int) -> None:
+    """Ask the training in this epoch to finish."""
+    begin = nnUNetTrainer.on_train_epoch_start
+
+    def begin_and_ask(trainer: nnUNetTrainer) -> None:
+        begin(trainer)
+        if trainer.current_epoch == epoch:
+            asked = command("finish", space.fold(name))
+            assert asked.exit_code == 0 and "ends after the running epoch" in asked.output
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nnUNetTrainer, "on_train_epoch_start", begin_and_ask)
+        space.train_here(name)
+
+
+def assert_equal(space: Workspace, name: str, expected: dict[str, Any]) -> None:
+    checkpoint = space.checkpoint(name)
+    for key in ("network_weights", "optimizer_state", "_best_ema", "current_epoch"):
+        assert not differences(checkpoint[key], expected[key]), key
+    for key in ("mean_fg_dice", "lrs", "train_losses", "val_losses"):
+        assert checkpoint["logging"][key] == expected["logging"][key]
+    assert (space.fold(name) / "validation" / "summary.json").exists()
+
+
+@pytest.mark.slow  # a minute
+def test_finished_and_extended_trainings_equal_those_of_their_length(
+    workspace: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Finish six epochs after three, continue that as five, and compare with three and five."""
+    short, whole, finished = NAME.format(3), NAME.format(5), NAME.format(6)
+    reference = workspace.with_results_in(tmp_path / "reference")
+    for name in (short, whole):
+        reference.train_here(name)
+    space = workspace.with_results_in(tmp_path / "finished")
+    train_and_finish(space, finished, epoch=2)
+    assert_equal(space, finished, reference.checkpoint(short))
+    assert "Finished after 3 of 6 epochs" in space.logs(finished)[0].read_text()
+    assert not list(space.fold(finished).glob(".*"))
+
+    with pytest.raises(SystemExit):
+        space.train_here(finished, "--c")
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "was finished after 3 epochs; to train longer: nnunet-cpr extend" in said
+    assert space.checkpoint(finished)["current_epoch"] == 3
+
+    extended = command("extend", space.model(finished), "--epochs", 5)
+    assert extended.exit_code == 0 and "followed the length" not in extended.output
+    (line,) = re.findall(r"nnUNetv2_train .*", extended.output)
+    assert line.split()[1:] == [
+        space.dataset, "3d_fullres", "0", "-tr", whole, "-p", space.plans, "--c"
+    ]  # fmt: skip
+    before = sorted(path.name for path in space.fold(finished).iterdir())
+    space.train_here(whole, "--c")
+    assert_equal(space, whole, reference.checkpoint(whole))
+    assert space.history(whole).equals(reference.history(whole))
+    assert before == sorted(path.name for path in space.fold(finished).iterdir())
+    for best in (space, reference):
+        assert best.checkpoint(whole, "checkpoint_best.pth")["trainer_name"] == whole
+
+
+def test_refusals_name_what_to_do(workspace: Workspace, tmp_path: Path) -> None:
+    space = workspace.with_results_in(tmp_path)
+    name = DECAYED
+    nothing = command("finish", space.fold(name))
+    assert nothing.exit_code == 1 and "without a running training" in nothing.stderr
+    nothing = command("extend", space.model(name), "--epochs", 2)
+    assert nothing.exit_code == 1 and "with checkpoints in folders" in nothing.stderr
+
+    space.finish(name)
+    again = command("extend", space.model(name), "--epochs", 1)
+    assert again.exit_code == 1 and "has a checkpoint; continue it with --c" in again.stderr
+    longer = command("extend", space.model(name), "--epochs", 2)
+    assert longer.exit_code == 0
+    assert "its learning rate followed the length" in longer.stderr
+    again = command("extend", space.model(name), "--epochs", 2)
+    assert again.exit_code == 1 and "has a checkpoint; continue it with --c" in again.stderr
+    other = space.model(name).with_name("nnUNetTrainerDA5__nnUNetPlans__2d")
+    space.model(name).rename(other)
+    foreign = command("extend", other, "--epochs", 2)
+    assert foreign.exit_code == 1 and "expected a trainer of nnunet-cpr" in foreign.stderr
+    assert all(len(each.stderr.splitlines()) == 1 for each in (nothing, again, foreign))
+
+
+@pytest.mark.parametrize(
+    ("name", "longer"),
+    [
+        ("nnUNetTrainerCPR", "nnUNetTrainerCPR_20epochs"),
+        ("nnUNetTrainerCPR_5epochs_seed1", "nnUNetTrainerCPR_20epochs_seed1"),
+        (
+            "nnUNetTrainerPlain_anytime_on_nnUNetTrainer_5epochs",
+            "nnUNetTrainerPlain_anytime_20epochs_on_nnUNetTrainer_5epochs",
+        ),
+    ],
+)
+def test_names_get_another_number_of_epochs(name: str, longer: str) -> None:
+    assert with_epochs(name, 20)[0] == longer
+
+
+@pytest.mark.parametrize(
+    ("other", "is_taken"),
+    [
+        ("nnUNetTrainerCPR_2epochs_anytime_ws1_2iters_seed1", True),
+        ("nnUNetTrainerCPR_constant_ema_ws1_2epochs_2iters_seed1", False),
+        ("nnUNetTrainerCPR_anytime_ws1_2epochs_2iters_seed2", False),
+        ("nnUNetTrainerCPR_ws1_2epochs_2iters_seed1", False),
+        ("nnUNetTrainerCPR_anytime_ws1_9epochs_2iters_seed1", False),
+    ],
+)
+def test_study_continues_shorter_runs(
+    other: str, is_taken: bool, workspace: Workspace, tmp_path: Path
+) -> None:
+    space = workspace.with_results_in(tmp_path)
+    trained = workspace.fold(ANYTIME)
+    if not trained.exists():
+        workspace.finish(ANYTIME)
+    shutil.copytree(trained, space.fold(other))
+    longer = space.fold("nnUNetTrainerCPR_anytime_ws1_3epochs_2iters_seed1")
+    said: list[str] = []
+    begin_from_shorter(longer, said.append)
+    assert (longer / "checkpoint_latest.pth").exists() == is_taken == bool(said)
