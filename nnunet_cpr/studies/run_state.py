@@ -130,8 +130,8 @@ def state_of(run: Run, paths: StudyPaths, queued: frozenset[str] = frozenset()) 
     folder = run.folder(paths.results)
     planned, dice = _planned_epochs(run.trainer), validation_dice(folder)
     if dice is not None:  # without its logs, as reading those of many runs takes long
-        seconds = recorded_seconds(folder)
-        return State(Stage.DONE, planned, planned, dice=dice, seconds=seconds)
+        epoch = recorded_epochs(folder) or planned
+        return State(Stage.DONE, epoch, planned, dice=dice, seconds=recorded_seconds(folder))
     epoch, pseudo_dice = fold_files.read_progress(folder)
     failure, reason = paths.failure(run), ""
     if is_running(run, paths):
@@ -177,15 +177,35 @@ def _dice_in(path: Path, size: int, changed: int) -> float | None:
 
 def recorded_seconds(fold: Path) -> float | None:
     """Return the time of all attempts of a run with its validation, None if it is not recorded."""
+    return finite_number(_read_record(fold).get("seconds"))
+
+
+def recorded_epochs(fold: Path) -> int | None:
+    """Return the number of epochs of a training that was ended early, otherwise None."""
+    epochs = finite_number(_read_record(fold).get("epochs"))
+    return None if epochs is None else int(epochs)
+
+
+def _read_record(fold: Path) -> dict[str, Any]:
     try:
-        return finite_number(read_json(fold / fold_files.RESOURCES)["seconds"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+        return dict(read_json(fold / fold_files.RESOURCES))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def add_seconds(fold: Path, seconds: float) -> None:
     """Record the time of an attempt in addition to that of earlier ones."""
-    write_json(fold / fold_files.RESOURCES, {"seconds": (recorded_seconds(fold) or 0) + seconds})
+    total = (recorded_seconds(fold) or 0) + seconds
+    write_json(fold / fold_files.RESOURCES, {**_read_record(fold), "seconds": total})
+
+
+def record_epochs(run: Run, fold: Path) -> None:
+    """Record the number of epochs of a finished training, if it is below that of its name."""
+    record, (epochs, _) = _read_record(fold), fold_files.read_progress(fold)
+    record.pop("epochs", None)  # of a shorter training that this one continues
+    if 0 < epochs < (_planned_epochs(run.trainer) or 0):
+        record["epochs"] = epochs
+    write_json(fold / fold_files.RESOURCES, record)
 
 
 @lru_cache(maxsize=4096)

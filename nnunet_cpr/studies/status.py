@@ -154,8 +154,8 @@ def time_left(found: Mapping[Run, State], jobs: int) -> timedelta | None:
     """
     measured: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for run, state in found.items():
-        if state.seconds and state.epochs:
-            each = state.seconds / state.epochs / _iterations(run.trainer)
+        if state.seconds and state.epoch:
+            each = state.seconds / state.epoch / _iterations(run.trainer)
             measured[run.dataset, run.configuration, run.plans].append(each)
     total = 0.0
     for run, state in found.items():

@@ -25,7 +25,14 @@ from nnunet_cpr.nnunet.fold_files import (
 )
 from nnunet_cpr.nnunet.stop_signals import StopRequest, record_stop_signals
 from nnunet_cpr.studies.definition import Run
-from nnunet_cpr.studies.run_state import StudyPaths, add_seconds, claim, record_process, validation_dice
+from nnunet_cpr.studies.run_state import (
+    StudyPaths,
+    add_seconds,
+    claim,
+    record_epochs,
+    record_process,
+    validation_dice,
+)
 
 _REQUEUE_SIGNAL = signal.Signals[f"SIG{submitit.JobEnvironment.USR_SIG}"]
 """Signal whose handler by submitit requeues a Slurm job."""
@@ -136,6 +143,7 @@ class Worker:
 
             begin_from_shorter(fold, print)
             self._run_nnunet("--c", request)  # starts from scratch if there is no checkpoint
+            record_epochs(self.run, fold)
         if validation_dice(fold) is None:
             self._run_nnunet("--val", request)
         if validation_dice(fold) is None:

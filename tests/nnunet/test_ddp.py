@@ -100,7 +100,7 @@ def check_history(space: Distributed, trainer: str, state: dict[str, Any], steps
 
 
 def test_killed_and_continued_ranks_equal_uninterrupted_ones(space: Distributed, tmp_path: Path) -> None:
-    trainer = "nnUNetTrainerCPR_ws6_4epochs_4iters_seed1"
+    trainer = "nnUNetTrainerCPR_anytime_ema0p5_ws6_4epochs_4iters_seed1"
     whole = space.with_results_in(tmp_path / "whole")
     states = whole.train_on_all(trainer)
     check_ranks_agree(states)

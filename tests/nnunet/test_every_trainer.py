@@ -65,7 +65,7 @@ def test_training_is_stopped_continued_predicts_and_is_exported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """An exception stops it; test_kills.py kills the process."""
-    settings = "_ws3_3epochs_2iters_seed1"
+    settings = "_ws3_ema0p5_3epochs_2iters_seed1"
     if other in FAMILIES:
         name, other = f"{other}_3epochs_2iters_seed1", "nnUNetTrainer"
     else:

@@ -23,7 +23,7 @@ from nnunet_cpr.demo import shrink_plans
 from nnunet_cpr.nnunet.commands import nnunet_environment
 
 pytestmark = pytest.mark.release
-TRAINER = "nnUNetTrainerCPR_ws1_1epochs_2iters"
+TRAINER = "nnUNetTrainerCPR_anytime_ws1_1epochs_2iters"
 PLANS = "nnUNetPlansTiny"
 STAGES = ("3d_lowres", "3d_cascade_fullres")
 CASES = 6

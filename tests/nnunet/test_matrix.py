@@ -23,7 +23,7 @@ from nnunetv2.postprocessing.remove_connected_components import entry_point_appl
 
 from tests.helpers.workspace import UNSEEN, Workspace, make_workspace
 
-WARM = "nnUNetTrainerCPR_ws3_1epochs_6iters_seed1"
+WARM = "nnUNetTrainerCPR_ws3_ema_1epochs_6iters_seed1"
 INITIAL = "nnUNetTrainerAdamCPR_ki0x0p9_warmup2_1epochs_6iters_seed1"
 PLANS, RESIDUAL_PLANS = "nnUNetPlans", "nnUNetResEncUNetMPlans"
 

@@ -24,12 +24,14 @@ from nnunet_cpr.studies.definition import Run
 from nnunet_cpr.studies.run_state import (
     Stage,
     StudyPaths,
+    add_seconds,
     claim,
+    record_epochs,
     record_process,
     state_of,
     stop_command,
 )
-from nnunet_cpr.studies.status import time_left
+from nnunet_cpr.studies.status import steps_left, time_left
 from nnunet_cpr.studies.worker import Worker
 from tests.reports.folds import write_log
 
@@ -180,6 +182,22 @@ def test_time_that_is_no_number_is_unknown(
     states = [state_of(each, paths) for each in (run, replace(run, fold=1))]
     assert [state.stage for state in states] == [Stage.DONE, Stage.WAITING]
     assert time_left({run: states[0], replace(run, fold=1): states[1]}, 1) is None
+
+
+@pytest.mark.parametrize(("trained", "shown"), [(3, "3/10"), (10, "10/10")])
+def test_training_that_was_ended_early_shows_its_epochs(
+    run: Run, paths: StudyPaths, trained: int, shown: str
+) -> None:
+    run = replace(run, trainer="nnUNetTrainerCPR_anytime_10epochs")
+    folder = run.folder(paths.results)
+    (folder / "validation").mkdir(parents=True)
+    finish(folder)
+    write_log(folder, {epoch: (0.5, 0.5, 0.5, 2.0) for epoch in range(trained)})
+    add_seconds(folder, 6.0)
+    record_epochs(run, folder)
+    state = state_of(run, paths)
+    assert (state.progress, state.seconds) == (shown, 6.0)
+    assert steps_left(run, state) == 0
 
 
 def test_command_of_a_study_is_stopped(paths: StudyPaths) -> None:
