@@ -245,6 +245,7 @@ SUFFIXES = (
     ),
     Suffix("ema", f"{_AVERAGED}; V is their decay", "ema", "<V>", "", partial(number_below, 1, "ema")),
     _word("ema", f"{_AVERAGED}; decay {DEFAULT_AVERAGING_DECAY}", "ema", DEFAULT_AVERAGING_DECAY),
+    _word("freeze", "the encoder keeps its weights", "freezeencoder", "encoder"),
     number("epochs", "epochs", "<N>epochs"),
     number("iterations", "iterations per epoch", "<N>iters"),
 )

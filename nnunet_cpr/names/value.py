@@ -72,6 +72,7 @@ class TrainerName:
         schedule: ``constant``, ``anytime`` (with averaged weights, independent of the length), or a
             :class:`~nnunet_cpr.names.suffixes.Cooldown`.
         ema: decay of the exponential moving average of the weights.
+        freeze: part of the network that is not trained.
         epochs: number of epochs.
         iterations: optimizer steps per epoch.
         on: class name of the base trainer, of which the training keeps everything except the optimizer
@@ -104,6 +105,7 @@ class TrainerName:
     seed: int | None = None
     schedule: str | Cooldown | None = None
     ema: float | None = None
+    freeze: str | None = None
     epochs: int | None = None
     iterations: int | None = None
     on: str | None = None

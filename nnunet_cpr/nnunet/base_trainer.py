@@ -38,6 +38,13 @@ ADAM_BETAS = (0.9, 0.99)
 """Coefficients of Adam's running averages in the paper's segmentation runs."""
 
 
+def describe_frozen(network: torch.nn.Module) -> str:
+    """Return how many parameters of a network are trained."""
+    total = sum(p.numel() for p in network.parameters())
+    trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    return f"{trained:,} of {total:,} parameters; the others keep their weights"
+
+
 class NamedTrainer(AveragingTrainer):
     """nnU-Net's trainer with the settings of its class name.
 
@@ -146,6 +153,7 @@ class NamedTrainer(AveragingTrainer):
         Trainers with stages pass the stage; a second call continues the regularization.
         """
         settings = self.settings
+        self._freeze()
         if self.__replaced_decay is None:
             self.apply_settings()  # once more, after those of a user's class
             self.__replaced_decay = decay = self.weight_decay
@@ -164,6 +172,20 @@ class NamedTrainer(AveragingTrainer):
         self.average_after_steps(optimizer)
         self.__configured = optimizer
         return optimizer, schedule
+
+    def _freeze(self) -> None:
+        """Exclude the part of the network that the name gives from the training."""
+        part = self.settings.freeze
+        if part is None:
+            return
+        network = getattr(self.network, "_orig_mod", self.network)
+        if not isinstance(frozen := getattr(network, part, None), torch.nn.Module):
+            parts = ", ".join(name for name, _ in network.named_children())
+            self._exit(
+                f"{type(self).__name__}: expected a network with a part {part!r}, got "
+                f"{type(network).__name__} with {parts or 'none'}; leave _freeze{part} out"
+            )
+        frozen.requires_grad_(False)
 
     def _configure_other_optimizer(self, *args: Any, **kwargs: Any) -> tuple[Optimizer, Any]:
         """Call the other trainer's method, without weight decay of the regularized parameters."""
@@ -230,6 +252,8 @@ class NamedTrainer(AveragingTrainer):
             f"Training as {self.other_trainer().__name__} with {type(self.optimizer).__name__} and "
             f"{type(self.lr_scheduler).__name__}"
         )
+        if self.settings.freeze is not None:
+            self.print_to_log_file(f"Training {describe_frozen(self.network)}")
         if self.baseline is not None:
             self.print_to_log_file(f"Regularizing with {self.baseline!r}")
         if self.settings.seed is not None and self.device.type == "cuda":

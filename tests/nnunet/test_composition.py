@@ -325,8 +325,25 @@ def test_wrong_name_ends_the_command_with_one_line(workspace: Workspace) -> None
     assert lines == done.stderr.splitlines()[-1:] and "nnUNetTrainerCPR_on_nnUNetTrainerDA5" in lines[0]
 
 
-def test_documented_trainer_regularizes_trainable_parameters_only(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "frozen"),
+    [
+        ("nnUNetTrainerFrozenStem_ws5", "encoder.stages.0."),
+        ("nnUNetTrainerCPR_freezeencoder_ws5", "encoder."),
+    ],
+)
+def test_frozen_matrices_have_no_bound(
+    name: str, frozen: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built = workspace.build("nnUNetTrainerFrozenEncoder_ws5", monkeypatch)
-    assert built.cpr.names and not [name for name in built.cpr.names if name.startswith("encoder.")]
+    built = workspace.build(name, monkeypatch)
+    trained = [key for key, p in built.network.named_parameters() if p.requires_grad and p.ndim > 2]
+    assert built.cpr.names == trained and not [key for key in trained if key.startswith(frozen)]
+
+
+def test_freezing_a_network_without_encoder_is_refused(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(nnUNetTrainer, "build_network_architecture", lambda *_: torch.nn.Linear(1, 1))
+    with pytest.raises(SystemExit):
+        workspace.build("nnUNetTrainerSGD_freezeencoder", monkeypatch)
+    assert "expected a network with a part 'encoder', got Linear" in capsys.readouterr().err

@@ -36,7 +36,7 @@ PUBLISHED: dict[str, tuple[Any, Any]] = {
     "nnUNetTrainerFixedRate": ({"lr", "weight_decay"}, {"lr"}),
     "nnUNetTrainerLate": (ALL, ALL),
     "nnUNetTrainerShort": ({"epochs"}, {"epochs"}),
-    "nnUNetTrainerPart": ({"weight_decay"}, set()),
+    "nnUNetTrainerPart": ({"weight_decay"}, ALL),
     "nnUNetTrainerLists": (ALL, ALL),
     "nnUNetTrainerAlone": (ALL, ALL),
     "nnUNetTrainerBeside": (set(), set()),
@@ -94,12 +94,20 @@ SETTINGS = {
     ),
     "mu": Setting(0.5, lambda built: built.method.mu == 0.5, "mu"),
     "schedule": Setting("constant", lambda built: len(set(built.rates)) == 1, "_constant"),
+    "freeze": Setting(
+        "encoder",
+        lambda built: all(
+            p.requires_grad == ("encoder" not in name)
+            for name, p in built.trainer.network.named_parameters()
+        ),
+        "_freezeencoder",
+    ),
     "ema": Setting(0.5, lambda built: TRAINING_WEIGHTS in built.trainer.optimizer.state_dict(), "_ema"),
 }
 AS_A_WHOLE = ("it cannot be combined", "; build it there", "the optimizer does not have")
 """Words of the refusals of a trainer with whatever settings."""
 
-GENERAL = ("lr", "epochs", "iterations", "seed", "schedule", "ema")
+GENERAL = ("lr", "epochs", "iterations", "seed", "schedule", "ema", "freeze")
 FAMILIES = {
     "nnUNetTrainerPlain": (*GENERAL, "weight_decay"),
     "nnUNetTrainerAttachCPR": (*GENERAL, "kappa", "regularizer", "mu"),
@@ -109,7 +117,7 @@ FAMILIES = {
 
 
 def _network() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Conv3d(1, 2, 3), torch.nn.InstanceNorm3d(2, affine=True))
+    return explanation._small_network()
 
 
 def _seeded(seed: int) -> torch.Tensor:
@@ -126,7 +134,7 @@ def _build(name: str) -> Built:
             {**explanation._PLANS}, "3d_fullres", 0, {**explanation._DATASET}, torch.device("cpu")
         )
         network = _network()
-        weights = network[0].weight.detach().clone()
+        weights = network.encoder.weight.detach().clone()
         build = lambda: setattr(built, "network", network)  # noqa: E731
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(nnUNetTrainer, "initialize", lambda trainer: _initialize(trainer, build))

@@ -62,6 +62,7 @@ def explain(name: str) -> list[tuple[str, str]]:
         ("optimizer", _describe_optimizer(built.optimizer)),
         ("learning rate", _describe_schedule(built, rates)),
         *_describe_averaging(settings),
+        *([("frozen", f"the {settings.freeze} keeps its weights")] if settings.freeze else []),
         ("length", f"{length}, {built._total_steps:,} steps"),
         ("weight decay", _describe_weight_decay(built)),
         *(_describe_cpr(built) if isinstance(built, CPRTrainer) else []),
@@ -89,7 +90,7 @@ def _build(trainer: type[NamedTrainer]) -> tuple[NamedTrainer, list[float]]:
         warnings.simplefilter("ignore")
         try:
             built = trainer({**_PLANS}, "3d_fullres", 0, {**_DATASET}, torch.device("cpu"))
-            built.network = nn.Sequential(nn.Conv3d(1, 2, 3), nn.InstanceNorm3d(2, affine=True))
+            built.network = _small_network()
             built.optimizer, built.lr_scheduler = built.configure_optimizers()
             for epoch in range(built.num_epochs):
                 built.current_epoch = epoch
@@ -99,6 +100,14 @@ def _build(trainer: type[NamedTrainer]) -> tuple[NamedTrainer, list[float]]:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise WrongName(f"{trainer.__name__} cannot be built without its data: {reason}") from error
     return built, rates
+
+
+def _small_network() -> nn.Module:
+    """Return a network with the parts of nnU-Net's, in the order of its parameters."""
+    network = nn.Sequential()
+    network.encoder = nn.Conv3d(1, 2, 3)
+    network.decoder = nn.Sequential(nn.Conv3d(2, 2, 3), nn.InstanceNorm3d(2, affine=True))
+    return network
 
 
 def _describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
