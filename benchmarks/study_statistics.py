@@ -36,7 +36,8 @@ from nnunet_cpr.reports.comparison_tables import comparison_table
 from nnunet_cpr.reports.numbers import Numbers, compare_with
 from nnunet_cpr.reports.over_datasets import judge_family
 from nnunet_cpr.reports.power import ASSUMED, CASES_PER_FOLD, Deviations
-from nnunet_cpr.reports.results import CASES, EPOCHS, RECORDED, Results, SplitRatio
+from nnunet_cpr.reports.reading import CASES, EPOCHS
+from nnunet_cpr.reports.results import RECORDED, SplitRatio, StudyResults
 from nnunet_cpr.reports.selection import choose_compared
 from nnunet_cpr.reports.sentences import sentence
 from nnunet_cpr.reports.statistics import LEVEL
@@ -62,7 +63,7 @@ def simulate(
     trainers: int = 2,
     margin: float = DEFAULT_MARGIN,
     stream: int = 0,
-) -> Iterator[Results]:
+) -> Iterator[StudyResults]:
     """Yield simulated studies.
 
     Args:
@@ -116,7 +117,7 @@ def simulate(
         dice[1:] += effect
         # Not cut off at 100, so that the true difference stays the effect.
         cases = frame.assign(dice=dice.ravel() / 100)[CASES]
-        yield Results(
+        yield StudyResults(
             study,
             Path(),
             cases,
@@ -127,13 +128,13 @@ def simulate(
         )
 
 
-def compare(results: Results) -> list[Judged[Numbers]]:
+def compare(results: StudyResults) -> list[Judged[Numbers]]:
     """Return the comparisons of a report."""
-    compared = choose_compared(results)
+    compared = choose_compared(*results.by_setting())
     return judge_all(compare_with([compared], compared.reference))
 
 
-def verdicts(results: Iterator[Results]) -> Counter[str]:
+def verdicts(results: Iterator[StudyResults]) -> Counter[str]:
     """Count the reports by their strongest claim: a difference, equivalence, or none."""
     counts: Counter[str] = Counter()
     for each in results:
@@ -144,7 +145,7 @@ def verdicts(results: Iterator[Results]) -> Counter[str]:
     return counts
 
 
-def false_claims(results: Iterator[Results], effect: float) -> Counter[str]:
+def false_claims(results: Iterator[StudyResults], effect: float) -> Counter[str]:
     """Count the reports with a false claim of each kind, and those that contradict themselves.
 
     Args:
@@ -191,7 +192,7 @@ def contradicts_itself(judged: Judged[Numbers]) -> bool:
     )
 
 
-def shown(results: Iterator[Results]) -> int:
+def shown(results: Iterator[StudyResults]) -> int:
     """Count the reports that show non-inferiority of some trainer."""
     return sum(any(comparison.is_non_inferior for comparison in compare(each)) for each in results)
 
@@ -208,7 +209,7 @@ PARTS = {
 """Tests that agree before a difference is claimed; the last is the rule of the reports."""
 
 
-def claims_by_parts(results: Iterator[Results]) -> Counter[str]:
+def claims_by_parts(results: Iterator[StudyResults]) -> Counter[str]:
     """Count the reports of two trainers that would claim a difference with each of :data:`PARTS`."""
     counts: Counter[str] = Counter()
     for each in results:

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 
 from nnunet_cpr._figures import new_figure
 from nnunet_cpr.names.trainer_name import parse_trainer_name
-from nnunet_cpr.reports.results import read_results
+from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.selection import choose_compared
 from nnunet_cpr.studies.definition import Study, TrainerEntry
 from nnunet_cpr.studies.study_file import load
@@ -65,7 +65,7 @@ def read(file: str, results: Path) -> list[Row]:
     report = results / "studies" / study.name / "report" / "comparisons.csv"
     entries = {entry.trainer: entry for entry in study.trainers}
     if study.select:
-        compared = choose_compared(read_results(study, results).parts()[0])
+        compared = choose_compared(read_results(study, results).by_setting()[0])
         entries |= {entry.trainer: entry for entry in compared.entries}
     return [
         Row(

@@ -8,17 +8,13 @@ import pandas as pd
 from rich.console import Console
 
 from nnunet_cpr._files import atomic_write
+from nnunet_cpr.reports.answer import answers, ratio_notes
 from nnunet_cpr.reports.comparison_tables import comparison_table, non_inferiority_table, over_table
-from nnunet_cpr.reports.document import (
-    answers,
-    build_sections,
-    ratio_notes,
-    render_html,
-    render_markdown,
-)
+from nnunet_cpr.reports.document import build_sections, render
 from nnunet_cpr.reports.numbers import compare_with
 from nnunet_cpr.reports.over_datasets import judge_family
-from nnunet_cpr.reports.results import UNSEEDED, ReportError, read_results
+from nnunet_cpr.reports.reading import ReportError, read_results
+from nnunet_cpr.reports.results import UNSEEDED
 from nnunet_cpr.reports.selection import choose_compared, selection_notes
 from nnunet_cpr.reports.surface_metrics import add_surface_metrics
 from nnunet_cpr.reports.tables import main_table, main_table_notes, shown_main_table, to_latex
@@ -55,29 +51,28 @@ def write_report(
         OSError: a file cannot be written.
     """
     found = add_surface_metrics(read_results(study, results, splits), preprocessed)
-    parts = found.parts()
-    compared = [choose_compared(part) for part in parts]
+    settings = found.by_setting()
+    compared = [choose_compared(each) for each in settings]
     reference, non_inferior_to = compared[0].reference, compared[0].non_inferior_to
     judged = tested = judge_family(compare_with(compared, reference))
     if non_inferior_to != reference:
         tested = judge_family(compare_with(compared, non_inferior_to))
-    over, comparisons = judged
-    table, answer = shown_main_table(parts), answers(parts, judged, tested)
+    table, answer = shown_main_table(settings), answers(settings, judged, tested)
     notes = [
-        *main_table_notes(found),
+        *main_table_notes(settings),
         *selection_notes(compared),
-        *ratio_notes(comparisons),
+        *ratio_notes(compared),
         *found.notes,
     ]
     sections = build_sections(compared, answer, table, notes, judged, raw)
     documents = {
-        "report.html": render_html(study.name, sections),
-        "report.md": render_markdown(study.name, sections),
+        "report.html": render("page.html.j2", study.name, sections),
+        "report.md": render("page.md.j2", study.name, sections),
         "report.tex": to_latex(table, notes),
-        "table.csv": _csv(pd.concat(map(main_table, parts))),
-        "comparisons.csv": _csv(comparison_table(comparisons)),
-        "non_inferiority.csv": _csv(non_inferiority_table(tested[1])),
-        **({"over_datasets.csv": _csv(over_table(over))} if over else {}),
+        "table.csv": _csv(pd.concat(map(main_table, settings))),
+        "comparisons.csv": _csv(comparison_table(judged.comparisons)),
+        "non_inferiority.csv": _csv(non_inferiority_table(tested.comparisons)),
+        **({"over_datasets.csv": _csv(over_table(judged.over))} if judged.over else {}),
         "cases.csv": _csv(found.cases.assign(seed=found.cases["seed"].replace(UNSEEDED, None))),
     }
     files = {name: text.encode() for name, text in documents.items()}

@@ -3,56 +3,41 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
-from nnunet_cpr.reports.results import Results, class_means
+from nnunet_cpr.reports.results import SettingResults, class_means
 
 
-def find_warnings(part: Results) -> list[str]:
-    """Return one line for each class with Dice 0 in all cases, missing run and diverged training.
-
-    Args:
-        part: results of one setting.
-    """
+def find_warnings(results: SettingResults) -> list[str]:
+    """Return one line for each class with Dice 0 in all cases, missing run and diverged training."""
+    titles = {entry.trainer: entry.full_title for entry in results.study.trainers}
+    unset = "the bounds of CPR were never set, so nothing was regularized."
+    counts = {trainer: len(results.finished_runs(trainer)) for trainer in titles}
     return [
-        *_classes_of_zero(part),
-        *_unset_bounds(part),
-        *_missing_runs(part),
-        *_diverged_trainings(part),
+        *_classes_of_zero(results, titles),
+        *(f"{titles[run.entry]}, {run.fold_and_seed}: {unset}" for run in results.unbounded),
+        *(
+            f"{titles[trainer]}: {count} of {results.planned_runs} runs have finished."
+            for trainer, count in counts.items()
+            if count < results.planned_runs
+        ),
+        *_diverged_trainings(results, titles),
     ]
 
 
-def _classes_of_zero(part: Results) -> list[str]:
-    means = class_means(part.cases).dropna(subset=["dice"])
-    lines = []
+def _classes_of_zero(results: SettingResults, titles: dict[str, str]) -> Iterator[str]:
+    means = class_means(results.cases).dropna(subset=["dice"])
     for (trainer, name), rows in means.groupby(["trainer", "class"], sort=False):
-        zero = rows[rows["dice"] == 0]
-        runs = [part.run(*run).fold_and_seed for run in zero[["fold", "trainer", "seed"]].values]
-        where = "all runs" if len(zero) == len(rows) else "; ".join(runs)
-        title = part.study.entry(str(trainer)).full_title
-        lines += [f"{title}: Dice of 0 in all cases of class {name} ({where})."] if runs else []
-    return lines
+        zero = rows.loc[rows["dice"] == 0, ["fold", "trainer", "seed"]].to_numpy()
+        if len(zero):
+            runs = "; ".join(results.run(*run).fold_and_seed for run in zero)
+            where = "all runs" if len(zero) == len(rows) else runs
+            yield f"{titles[trainer]}: Dice of 0 in all cases of class {name} ({where})."
 
 
-def _unset_bounds(part: Results) -> list[str]:
-    return [
-        f"{part.study.entry(run.entry).full_title}, {run.fold_and_seed}: the bounds of CPR were never "
-        "set, so nothing was regularized."
-        for run in part.unbounded
-    ]
-
-
-def _missing_runs(part: Results) -> list[str]:
-    planned, lines = part.planned_runs, []
-    for entry in part.study.trainers:
-        count = len(part.finished_runs(entry.trainer))
-        lines += [f"{entry.full_title}: {count} of {planned} runs have finished."] * (count < planned)
-    return lines
-
-
-def _diverged_trainings(part: Results) -> list[str]:
-    """Return a line for each training whose loss is not finite or ends above its start."""
-    epochs = part.epochs.dropna(subset=["seconds"])  # one may be running
-    lines = []
+def _diverged_trainings(results: SettingResults, titles: dict[str, str]) -> Iterator[str]:
+    """Yield a line for each training whose loss is not finite or ends above its start."""
+    epochs = results.epochs.dropna(subset=["seconds"])  # one may be running
     for (trainer, fold, seed), rows in epochs.groupby(["trainer", "fold", "seed"], sort=False):
         losses = rows.sort_values("epoch")["train_loss"].astype(float)
         end = losses.iloc[-max(1, len(losses) // 10) :].mean()
@@ -62,7 +47,5 @@ def _diverged_trainings(part: Results) -> list[str]:
             reason = "its loss ends above that of its first epoch"
         else:
             continue
-        title = part.study.entry(str(trainer)).full_title
-        run = part.run(fold, str(trainer), seed)
-        lines.append(f"{title}, {run.fold_and_seed}: the training diverged ({reason}).")
-    return lines
+        run = results.run(fold, trainer, seed)
+        yield f"{titles[trainer]}, {run.fold_and_seed}: the training diverged ({reason})."

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from nnunet_cpr.reports.metrics import difference_text, p_text, value_text
+from nnunet_cpr.reports.metrics import p_text, value_text
 from nnunet_cpr.reports.numbers import Numbers
 from nnunet_cpr.reports.over_datasets import OverDatasets
 from nnunet_cpr.reports.results import UNSEEDED, Setting
@@ -22,75 +22,7 @@ def comparison_table(comparisons: Sequence[Judged[Numbers]]) -> pd.DataFrame:
     ``difference`` is other - reference in ``unit``; ``p_better``, ``verdict`` and ``advantage_low`` are
     about the trainer, so a negative difference of HD95 is better.
     """
-    return _table([_row(each) for each in comparisons])
-
-
-def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    # A study of one trainer has no comparison, but files that other programs read.
-    return pd.DataFrame(rows, columns=None if rows else [*Setting._fields, "metric", "trainer"])
-
-
-def _row(judged: Judged[Numbers]) -> dict[str, Any]:
-    n, gain = judged.numbers, _gain(judged)
-    bootstrap = sorted(n.metric.sign * end for end in n.bootstrap)
-    return {
-        **_key(judged, "reference"),
-        "verdict": judged.verdict.value,
-        "folds": " ".join(map(str, n.folds)),
-        "seeds": " ".join(str(seed) for seed in n.seeds if seed != UNSEEDED),
-        **{key: gain.pop(key) for key in ("difference", "interval_low", "interval_high")},
-        "bootstrap_low": bootstrap[0],
-        "bootstrap_high": bootstrap[1],
-        "p_corrected_t": n.tests[0].p,
-        "p_fold_seed": n.tests[1].p,
-        **gain,
-        "cases": len(n.gains_of_cases),
-        "cases_better": int((n.gains_of_cases > 0).sum()),
-        "cases_worse": int((n.gains_of_cases < 0).sum()),
-        "cases_left_out": n.cases_left_out,
-        "sentence": sentence(judged),
-        **_equivalence(judged),
-        "test_ratio": n.ratio.value,
-        "test_ratio_from": n.ratio.source,
-    }
-
-
-def _key(judged: Judged[Any], reference: str) -> dict[str, Any]:
-    n = judged.numbers
-    return {
-        **n.setting._asdict(),
-        "metric": n.metric.name,
-        "unit": n.metric.difference_unit,
-        reference: n.reference.trainer,
-        "trainer": n.entry.trainer,
-    }
-
-
-def _gain(judged: Judged[Any]) -> dict[str, Any]:
-    n = judged.numbers
-    low, high = sorted(n.metric.sign * end for end in n.interval)
-    above, below = n.deciding.probability_above(n.margin), n.deciding.probability_below(-n.margin)
-    return {
-        "difference": n.difference,
-        "interval_low": low,
-        "interval_high": high,
-        "p": n.p,
-        "p_holm": judged.p_holm.difference,
-        "margin": n.margin,
-        "p_better": above,
-        "p_equivalent": 1 - above - below,
-        "p_worse": below,
-        "advantage_low": n.advantage_low,
-    }
-
-
-def _equivalence(judged: Judged[Any]) -> dict[str, Any]:
-    return {
-        "p_tost": judged.numbers.p_equivalent,
-        "p_tost_holm": judged.p_holm.equivalence,
-        "smallest_margin": judged.smallest_margin,
-        "comparisons": judged.compared,
-    }
+    return _table([{**_key(each, "reference"), **_shared(each), **_own(each)} for each in comparisons])
 
 
 def over_table(comparisons: Sequence[Judged[OverDatasets]]) -> pd.DataFrame:
@@ -98,16 +30,14 @@ def over_table(comparisons: Sequence[Judged[OverDatasets]]) -> pd.DataFrame:
     rows = [
         {
             **_key(each, "reference"),
-            "verdict": each.verdict.value,
-            **_gain(each),
-            **_equivalence(each),
+            **_shared(each),
             "datasets": len(each.numbers.datasets),
             "better_on": each.numbers.better_on,
             "left_out": " ".join(left_out.setting.dataset for left_out in each.numbers.left_out),
         }
         for each in comparisons
     ]
-    return pd.DataFrame(rows).drop(columns="dataset")
+    return _table(rows).drop(columns="dataset")
 
 
 def non_inferiority_table(comparisons: Sequence[Judged[Numbers]]) -> pd.DataFrame:
@@ -128,16 +58,77 @@ def non_inferiority_table(comparisons: Sequence[Judged[Numbers]]) -> pd.DataFram
     return _table(rows)
 
 
+def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    # A study of one trainer has no comparison, but files that other programs read.
+    return pd.DataFrame(rows, columns=None if rows else [*Setting._fields, "metric", "trainer"])
+
+
+def _key(judged: Judged[Any], reference: str) -> dict[str, Any]:
+    n = judged.numbers
+    return {
+        **n.setting._asdict(),
+        "metric": n.metric.name,
+        "unit": n.metric.difference_unit,
+        reference: n.reference.trainer,
+        "trainer": n.entry.trainer,
+    }
+
+
+def _shared(judged: Judged[Any]) -> dict[str, Any]:
+    """Return the columns of comparisons in a setting and over data sets."""
+    n = judged.numbers
+    low, high = n.shown_interval
+    above, below = n.deciding.probability_above(n.margin), n.deciding.probability_below(-n.margin)
+    return {
+        "verdict": judged.verdict.value,
+        "difference": n.difference,
+        "interval_low": low,
+        "interval_high": high,
+        "p": n.p,
+        "p_holm": judged.p_holm.difference,
+        "margin": n.margin,
+        "p_better": above,
+        "p_equivalent": 1 - above - below,
+        "p_worse": below,
+        "advantage_low": n.advantage_low,
+        "p_tost": n.p_equivalent,
+        "p_tost_holm": judged.p_holm.equivalence,
+        "smallest_margin": judged.smallest_margin,
+        "comparisons": judged.compared,
+    }
+
+
+def _own(judged: Judged[Numbers]) -> dict[str, Any]:
+    """Return the columns of comparisons in a setting only."""
+    n = judged.numbers
+    bootstrap = sorted(n.metric.sign * end for end in n.bootstrap)
+    return {
+        "folds": " ".join(map(str, n.folds)),
+        "seeds": " ".join(str(seed) for seed in n.seeds if seed != UNSEEDED),
+        "bootstrap_low": bootstrap[0],
+        "bootstrap_high": bootstrap[1],
+        "p_corrected_t": n.tests[0].p,
+        "p_fold_seed": n.tests[1].p,
+        "cases": len(n.gains_of_cases),
+        "cases_better": int((n.gains_of_cases > 0).sum()),
+        "cases_worse": int((n.gains_of_cases < 0).sum()),
+        "cases_left_out": n.cases_left_out,
+        "test_ratio": n.ratio.value,
+        "test_ratio_from": n.ratio.source,
+        "sentence": sentence(judged),
+    }
+
+
 def shown_comparisons(comparisons: Sequence[Judged[Numbers]]) -> Table:
     """Return the numbers of the comparisons of one setting with one reference as text."""
     numbers = comparison_table(comparisons)
-    interval = numbers[["interval_low", "interval_high"]].map(difference_text)
+    differences = numbers[["difference", "interval_low", "interval_high"]].map(value_text, style="+.2f")
     probabilities = numbers[["p_better", "p_equivalent", "p_worse"]].map(value_text)
     shown = {
         "metric": [each.numbers.metric.title for each in comparisons],
         "verdict": numbers["verdict"],
-        "difference": numbers["difference"].map(difference_text),
-        "95 % interval": interval.agg(" to ".join, axis=1),
+        "difference": differences.pop("difference"),
+        "95 % interval": differences.agg(" to ".join, axis=1),
         "p after Holm": numbers["p_holm"].map(p_text),
         "P(better / equivalent / worse)": probabilities.agg(" / ".join, axis=1),
         "non-inferior": [_shown(each) for each in comparisons],

@@ -58,14 +58,9 @@ METRICS = {
 """All metrics by name: Dice, 95th percentile of the Hausdorff distance, normalized surface Dice."""
 
 
-def value_text(value: float) -> str:
-    """Return a shown value with two decimals, or a dash for NaN."""
-    return "-" if math.isnan(value) else f"{value:.2f}"
-
-
-def difference_text(value: float) -> str:
-    """Return a shown difference with its sign, or a dash for NaN."""
-    return "-" if math.isnan(value) else f"{value:+.2f}"
+def value_text(value: float, style: str = ".2f") -> str:
+    """Return a shown value with two decimals, or a dash for NaN; "+.2f" adds the sign."""
+    return "-" if math.isnan(value) else f"{value:{style}}"
 
 
 def p_text(p: float) -> str:

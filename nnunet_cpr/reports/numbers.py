@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,8 +15,8 @@ from nnunet_cpr.reports.metrics import Metric
 from nnunet_cpr.reports.results import (
     MIN_FOLDS,
     MIN_SEEDS,
-    Results,
     Setting,
+    SettingResults,
     SplitRatio,
     case_means,
     run_means,
@@ -85,6 +86,12 @@ class Gain:
         return self.deciding.interval
 
     @property
+    def shown_interval(self) -> tuple[float, float]:
+        """95 % interval of the difference."""
+        low, high = sorted(self.metric.sign * end for end in self.interval)
+        return low, high
+
+    @property
     def p(self) -> float:
         """Two-sided p of no difference, the largest of the tests."""
         return self._larger(lambda test: test.p)
@@ -146,91 +153,96 @@ class Numbers(Gain):
         return len(self.gains_of_cases)
 
 
-def compare_with(parts: Sequence[Compared], reference: TrainerEntry) -> list[Numbers]:
+def compare_with(settings: Sequence[Compared], reference: TrainerEntry) -> list[Numbers]:
     """Return the comparisons of all other trainers with one of them, by setting and metric."""
-    found = []
-    for compared in parts:
-        for metric in compared.results.metrics:
-            values = _Values(compared, metric)
-            others = [entry for entry in compared.entries if entry != reference]
-            found += [_compare(values, entry, reference) for entry in others]
-    return found
+    return [
+        numbers
+        for compared in settings
+        for metric in compared.results.metrics
+        for numbers in _compare_by(metric, compared, reference)
+    ]
 
 
-class _Values:
-    """Foreground means of one metric in one setting, in its shown unit.
+def _compare_by(metric: Metric, compared: Compared, reference: TrainerEntry) -> Iterator[Numbers]:
+    """Yield the comparisons of one setting by one metric."""
+    results, failures = compared.results, _find_failures(compared)
+    by_case = values_of_cases(results, metric)
+    by_run = run_means(results.cases, metric.name).set_index(["trainer", "fold", "seed"])[metric.name]
+    for entry in compared.entries:
+        if entry == reference:
+            continue
+        pairs = pair_runs(results, by_case, entry, reference)
+        complete = complete_folds([metric.sign * of_fold for of_fold in pairs.differences])
+        trainings = training_means(complete)
+        of_cases = [np.nanmean(fold, axis=0).round(_ROUNDING) for fold in complete]
+        in_table = [
+            by_run.reindex(product([each.trainer], pairs.folds, pairs.seeds)).mean()
+            for each in (entry, reference)
+        ]
+        failed = [failures[e.trainer] for e in (reference, entry) if e.trainer in failures]
+        doubt = failed[0] if failed else _left_out(metric, pairs.cases_left_out)
+        yield Numbers(
+            setting=results.setting,
+            metric=metric,
+            entry=entry,
+            reference=reference,
+            folds=pairs.folds,
+            seeds=pairs.seeds,
+            gains_of_cases=np.concatenate(of_cases or [np.array([])]),
+            cases_left_out=pairs.cases_left_out,
+            margin=results.study.margin[metric.name],
+            ratio=results.ratio,
+            tests=(corrected_t_test(trainings, results.ratio.value), fold_seed_test(trainings)),
+            bootstrap=crossed_bootstrap(complete),
+            table_gain=metric.sign * metric.scale * float(in_table[0] - in_table[1]),
+            doubt=doubt,
+            obstacle=doubt or _shortage(trainings),
+        )
+
+
+def values_of_cases(results: SettingResults, metric: Metric) -> pd.DataFrame:
+    """Return the shown foreground means: rows (fold, case), columns (trainer, seed)."""
+    keys = ["fold", "case", "trainer", "seed"]
+    means = case_means(results.cases, metric.name).set_index(keys)[metric.name]
+    return (metric.scale * means.unstack(["trainer", "seed"])).round(_ROUNDING)
+
+
+class Pairs(NamedTuple):
+    """Runs of two trainers with the same folds and seeds.
 
     Attributes:
-        by_case: rows (fold, case), columns (trainer, seed).
-        by_run: the means of the main table, by (trainer, fold, seed).
-        failures: why trainers have no verdict, by their names.
+        folds, seeds: those which both have finished.
+        differences: other - reference, for each fold an array [seeds, cases].
+        cases_left_out: number of cases with a value from one of the two only, in any seed.
     """
 
-    def __init__(self, compared: Compared, metric: Metric) -> None:
-        self.results, self.metric = compared.results, metric
-        cases, keys = self.results.cases, ["fold", "case", "trainer", "seed"]
-        by_case = case_means(cases, metric.name).set_index(keys)[metric.name]
-        self.by_case = (metric.scale * by_case.unstack(["trainer", "seed"])).round(_ROUNDING)
-        by_run = run_means(cases, metric.name).set_index(["trainer", "fold", "seed"])
-        self.by_run = metric.scale * by_run[metric.name]
-        self.failures = _find_failures(compared)
-
-    def of(self, entry: TrainerEntry, folds: list[int], seeds: list[int]) -> np.ndarray:
-        """Return the values of a trainer, [cases of the folds, seeds]."""
-        rows = self.by_case[self.by_case.index.get_level_values("fold").isin(folds)]
-        columns = pd.MultiIndex.from_product([[entry.trainer], seeds])
-        return np.asarray(rows.reindex(columns=columns).to_numpy(float))
-
-    def folds_of_cases(self, folds: list[int]) -> np.ndarray:
-        """Return the fold of each row of :meth:`of`."""
-        of_fold = self.by_case.index.get_level_values("fold")
-        return np.asarray(of_fold[of_fold.isin(folds)])
-
-    def in_table(self, entry: TrainerEntry, folds: list[int], seeds: list[int]) -> float:
-        """Return the mean of the main table over these runs."""
-        runs = [(entry.trainer, *run) for run in product(folds, seeds)]
-        return float(self.by_run.reindex(runs).mean())
+    folds: list[int]
+    seeds: list[int]
+    differences: list[np.ndarray]
+    cases_left_out: int
 
 
-def _compare(values: _Values, entry: TrainerEntry, reference: TrainerEntry) -> Numbers:
-    results, metric = values.results, values.metric
-    folds, seeds = common_runs(results, entry, reference)
-    other, base = (values.of(each, folds, seeds) for each in (entry, reference))
-    gains = np.round(metric.sign * (other - base), _ROUNDING)
-    of_fold = values.folds_of_cases(folds)
-    complete = complete_folds([gains[of_fold == fold].T for fold in folds])
-    trainings = training_means(complete)
-    of_cases = [np.nanmean(fold, axis=0).round(_ROUNDING) for fold in complete]
-    left_out = int((np.isnan(other) != np.isnan(base)).any(axis=1).sum())
-    ratio = results.ratios[results.setting.dataset]
-    in_table = [values.in_table(each, folds, seeds) for each in (entry, reference)]
-    failures = [values.failures[e.trainer] for e in (reference, entry) if e.trainer in values.failures]
-    doubt = failures[0] if failures else _left_out(metric, left_out)
-    return Numbers(
-        setting=results.setting,
-        metric=metric,
-        entry=entry,
-        reference=reference,
-        folds=folds,
-        seeds=seeds,
-        gains_of_cases=np.concatenate(of_cases or [np.array([])]),
-        cases_left_out=left_out,
-        margin=results.study.margin[metric.name],
-        ratio=ratio,
-        tests=(corrected_t_test(trainings, ratio.value), fold_seed_test(trainings)),
-        bootstrap=crossed_bootstrap(complete),
-        table_gain=metric.sign * (in_table[0] - in_table[1]),
-        doubt=doubt,
-        obstacle=doubt or _shortage(trainings),
-    )
+def pair_runs(
+    results: SettingResults, by_case: pd.DataFrame, entry: TrainerEntry, reference: TrainerEntry
+) -> Pairs:
+    """Return the runs of two trainers that are compared.
 
-
-def common_runs(
-    results: Results, entry: TrainerEntry, reference: TrainerEntry
-) -> tuple[list[int], list[int]]:
-    """Return the folds and seeds of a part that are compared: those which both have finished."""
+    Args:
+        results: results of a setting.
+        by_case: its :func:`values_of_cases`.
+        entry, reference: the two trainers.
+    """
     finished = [set(results.finished_runs(each.trainer)) for each in (entry, reference)]
-    return results.largest_rectangle(set.intersection(*finished))
+    folds, seeds = results.largest_rectangle(set.intersection(*finished))
+    of_folds = by_case[by_case.index.isin(folds, level="fold")]
+    other, base = (
+        of_folds.reindex(columns=pd.MultiIndex.from_product([[each.trainer], seeds])).to_numpy(float)
+        for each in (entry, reference)
+    )
+    differences = (other - base).round(_ROUNDING)
+    of_fold = of_folds.index.get_level_values("fold")
+    left_out = int((np.isnan(other) != np.isnan(base)).any(axis=1).sum())
+    return Pairs(folds, seeds, [differences[of_fold == fold].T for fold in folds], left_out)
 
 
 def _find_failures(compared: Compared) -> dict[str, str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nnunet_cpr.reports.numbers import Gain, Numbers
 from nnunet_cpr.reports.results import Setting
-from nnunet_cpr.reports.statistics import MeanDifference
+from nnunet_cpr.reports.statistics import corrected_t_test
 from nnunet_cpr.reports.verdicts import Judged, judge_all
 
 MIN_DATASETS = 3
@@ -43,19 +43,23 @@ class OverDatasets(Gain):
         return sum(each.gain > 0 for each in self.datasets)
 
 
-def judge_family(
-    comparisons: Sequence[Numbers],
-) -> tuple[list[Judged[OverDatasets]], list[Judged[Numbers]]]:
-    """Return the verdicts over data sets, and those of each comparison with the same reference.
+class Family(NamedTuple):
+    """Comparisons with one reference, all of which count in Holm's correction.
 
-    Holm's correction counts both.
+    Attributes:
+        over: comparisons over data sets.
+        comparisons: comparisons in each setting.
     """
+
+    over: list[Judged[OverDatasets]]
+    comparisons: list[Judged[Numbers]]
+
+
+def judge_family(comparisons: Sequence[Numbers]) -> Family:
+    """Return the verdicts of comparisons with one reference, and of those over data sets."""
     over = over_datasets(comparisons)
-    judged = judge_all([*over, *comparisons])
-    return (
-        cast("list[Judged[OverDatasets]]", judged[: len(over)]),
-        cast("list[Judged[Numbers]]", judged[len(over) :]),
-    )
+    judged: list[Judged[Any]] = judge_all([*over, *comparisons])
+    return Family(judged[: len(over)], judged[len(over) :])
 
 
 def over_datasets(comparisons: Sequence[Numbers]) -> list[OverDatasets]:
@@ -79,8 +83,7 @@ def over_datasets(comparisons: Sequence[Numbers]) -> list[OverDatasets]:
 
 def _over(counted: list[Numbers], left_out: list[Numbers]) -> OverDatasets:
     gains = np.array([each.gain for each in counted])
-    deviation = float(gains.std(ddof=1)) if np.ptp(gains) else 0.0  # exactly 0 if all are equal
-    test = MeanDifference(float(gains.mean()), deviation / np.sqrt(len(gains)), len(gains) - 1)
+    test = corrected_t_test(gains, ratio=0)  # Student's, as data sets share no cases
     first = counted[0]
     return OverDatasets(
         metric=first.metric,
@@ -91,7 +94,7 @@ def _over(counted: list[Numbers], left_out: list[Numbers]) -> OverDatasets:
         bootstrap=test.interval,  # a bootstrap over so few units would be too narrow
         table_gain=float(np.mean([each.table_gain for each in counted])),
         doubt="",
-        obstacle="" if deviation else "no verdict, as all data sets differ by exactly the same",
+        obstacle="" if np.ptp(gains) else "no verdict, as all data sets differ by exactly the same",
         datasets=counted,
         left_out=left_out,
     )

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import SimpleITK as sitk
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from nnunet_cpr.reports.figures import Picture, draw
+from nnunet_cpr._figures import styled_figure
+from nnunet_cpr.reports.figures import STYLE, Picture, save, short
 from nnunet_cpr.reports.numbers import Numbers
-from nnunet_cpr.reports.results import Results, class_key, read_dataset_json
+from nnunet_cpr.reports.reading import class_key, read_dataset_json
 from nnunet_cpr.reports.selection import Compared
 
 _MARGIN = 10
@@ -32,7 +32,7 @@ def draw_extreme_cases(
         The pictures, and a note for each case without one.
     """
     pictures, notes = [], []
-    gains = _gains(compared.results, comparison)
+    gains = _gains(compared.results.cases, comparison)
     kinds = {len(gains) // 2: "median", 0: "worst", len(gains) - 1: "best"} if len(gains) else {}
     for position, kind in sorted(kinds.items()):
         fold, case = gains.index[position]
@@ -46,9 +46,8 @@ def draw_extreme_cases(
     return pictures, notes
 
 
-def _gains(results: Results, c: Numbers) -> pd.Series:
+def _gains(cases: pd.DataFrame, c: Numbers) -> pd.Series:
     """Return other - reference of the Dice of each case in percent, sorted, by (fold, case)."""
-    cases = results.cases
     cases = cases[(cases["seed"] == c.seeds[0]) & cases["fold"].isin(c.folds)]
     dice = 100 * cases.groupby(["trainer", "fold", "case"])["dice"].mean()
     return (dice[c.entry.trainer] - dice[c.reference.trainer]).dropna().sort_values(kind="stable")
@@ -58,19 +57,19 @@ def _find_files(
     compared: Compared, c: Numbers, raw: Path, fold: int, case: str
 ) -> tuple[dict[str, Any], dict[str, Path]]:
     """Return the ``dataset.json``, and the first channel, ground truth and predictions by title."""
-    folders = {}
+    results, folders = compared.of_study, {}
     for entry in (c.reference, c.entry):
-        run = compared.study_results.run(fold, compared.trainer(entry, fold), c.seeds[0])
-        folders[entry.full_title] = run.folder(compared.study_results.folder)
+        run = results.run(fold, compared.trainer(entry, fold), c.seeds[0])
+        folders[entry.full_title] = run.folder(results.folder)
     dataset = read_dataset_json(folders[c.entry.full_title])
-    name = f"{case}{dataset.get('file_ending', '.nii.gz')}"
+    ending = dataset.get("file_ending", ".nii.gz")
     data = raw / c.setting.dataset
     files = {
-        "image": data / "imagesTr" / name.replace(case, f"{case}_0000", 1),
-        "ground truth": data / "labelsTr" / name,
-        **{title: folder / "validation" / name for title, folder in folders.items()},
+        "image": data / "imagesTr" / f"{case}_0000{ending}",
+        "ground truth": data / "labelsTr" / f"{case}{ending}",
     }
-    return dataset, files
+    of_trainers = {t: folder / "validation" / f"{case}{ending}" for t, folder in folders.items()}
+    return dataset, files | of_trainers
 
 
 def read_slices(files: dict[str, Path]) -> tuple[np.ndarray, list[np.ndarray], float]:
@@ -125,25 +124,20 @@ def _draw_case(files: dict[str, Path], dataset: dict[str, Any], title: str, name
     names = {key: name for name, value in labels_json.items() for key in class_key(value)}
     present = sorted({int(value) for array in labels for value in np.unique(array)} - {0})
     height = 1.2 + 2.9 * min(2.0, aspect * grey.shape[0] / grey.shape[1])
-    with draw(f"case-{name}", (9, height), suffixes=("png",)) as (figure, picture):
-        for axes, (heading, label_map) in zip(
-            figure.subplots(1, len(labels)), zip(list(files)[1:], labels), strict=True
-        ):
+    with styled_figure((9, height), STYLE) as figure:
+        panels = figure.subplots(1, len(labels))
+        for axes, heading, label_map in zip(panels, list(files)[1:], labels, strict=True):
             axes.imshow(grey, cmap="gray", vmin=low, vmax=max(high, low + 1e-6), aspect=aspect)
             _draw_labels(axes, label_map, present)
-            axes.set_title(
-                heading if len(heading) <= 40 else heading[:39] + "…", fontsize=9, parse_math=False
-            )
+            axes.set_title(short(heading))
             axes.set_axis_off()
-        patches = [
-            Patch(color=_color(v), label=str(names.get(v, f"label {v}")).replace("$", r"\$"))
-            for v in present
-        ]
+        titles = {value: short(str(names.get(value, f"label {value}"))) for value in present}
+        patches = [Patch(color=_color(value), label=title) for value, title in titles.items()]
         figure.legend(handles=patches, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
         figure.suptitle(title, fontsize=9, parse_math=False)
-    wrong = [int(np.count_nonzero(prediction != labels[0])) for prediction in labels[1:]]
-    picture.alt = f"{title}. Wrong pixels of the slice: {wrong[0]} and {wrong[1]}."
-    return picture
+        wrong = [int(np.count_nonzero(prediction != labels[0])) for prediction in labels[1:]]
+        alt = f"{title}. Wrong pixels of the slice: {wrong[0]} and {wrong[1]}."
+        return save(figure, f"case-{name}", alt, suffixes=["png"])
 
 
 def _draw_labels(axes: Axes, label_map: np.ndarray, present: list[int]) -> None:
@@ -155,5 +149,5 @@ def _draw_labels(axes: Axes, label_map: np.ndarray, present: list[int]) -> None:
             axes.contour(columns, rows, mask, levels=[0.5], colors=[_color(value)], linewidths=1)
 
 
-def _color(value: int) -> Any:
-    return matplotlib.colormaps["tab10"]((value - 1) % 10)
+def _color(value: int) -> str:
+    return f"C{(value - 1) % 10}"

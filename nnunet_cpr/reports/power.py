@@ -17,8 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nnunet_cpr.reports.numbers import common_runs, count
-from nnunet_cpr.reports.results import MIN_FOLDS, MIN_SEEDS, ReportError, Results, case_means
+from nnunet_cpr.reports.metrics import METRICS
+from nnunet_cpr.reports.numbers import count, pair_runs, values_of_cases
+from nnunet_cpr.reports.reading import ReportError
+from nnunet_cpr.reports.results import MIN_FOLDS, MIN_SEEDS, StudyResults
 from nnunet_cpr.reports.statistics import (
     LEVEL,
     corrected_t_test,
@@ -151,7 +153,7 @@ def _found_from(size: Size, deviations: Deviations, rng: np.random.Generator) ->
     return max(reach - float(trainings.mean()), -low)
 
 
-def deviations_of(results: Results) -> Deviations:
+def deviations_of(results: StudyResults) -> Deviations:
     """Return the deviations of finished runs, from differences to the reference in Dice.
 
     Of several trainers it is the median, as one may have failed.
@@ -163,18 +165,15 @@ def deviations_of(results: Results) -> Deviations:
         ReportError: no two trainers have finished two folds with two seeds.
     """
     variances = []
-    for part in results.parts():
-        reference = part.study.entry(part.study.reference)
-        for entry in part.study.trainers:
-            folds, seeds = common_runs(part, entry, reference)
-            if entry != reference and min(len(folds), len(seeds)) >= 2:
-                values = case_means(part.cases).set_index(["fold", "case", "seed", "trainer"])["dice"]
-                of_both = 100 * values.unstack("trainer")[[entry.trainer, reference.trainer]]
-                of_seeds = of_both.diff(axis=1).iloc[:, 1].unstack("seed")[seeds].dropna()
-                rows = of_seeds.index.get_level_values("fold")
-                differences = [of_seeds[rows == fold].to_numpy().T for fold in folds]
-                if min(fold.shape[1] for fold in differences) >= 2:
-                    variances.append(_components(differences))
+    for setting in results.by_setting():
+        reference = setting.study.entry(setting.study.reference)
+        by_case = values_of_cases(setting, METRICS["dice"])
+        for entry in setting.study.trainers:
+            pairs = pair_runs(setting, by_case, entry, reference)
+            if entry != reference and min(len(pairs.folds), len(pairs.seeds)) >= 2:
+                complete = [fold[:, ~np.isnan(fold).any(axis=0)] for fold in pairs.differences]
+                if min(fold.shape[1] for fold in complete) >= 2:
+                    variances.append(_components(complete))
     if not variances:
         raise ReportError(
             f"study {results.study.name}: expected two trainers with two folds, two seeds and two cases "

@@ -8,27 +8,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-import numpy as np
 import pandas as pd
 
-from nnunet_cpr.reports.results import Results, run_means, unique
+from nnunet_cpr.reports.results import SettingResults, run_means, unique
 from nnunet_cpr.studies.definition import TrainerEntry
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The trainers that are compared in a part: those of the study, or selected settings of its methods.
+    """The trainers that are compared in a setting: those of the study, or selected of its methods.
 
     Attributes:
-        study_results: results of the study in this part.
+        of_study: results of all trainers.
         results: the results to compare; after a selection ``trainer`` in the cases is an entry's name.
         entries: the study's trainers, or one entry for each method.
         reference, non_inferior_to: the entries of the study's trainers of these names.
         picks: the selected trainer of each method and fold; empty without a selection.
     """
 
-    study_results: Results
-    results: Results
+    of_study: SettingResults
+    results: SettingResults
     entries: tuple[TrainerEntry, ...]
     reference: TrainerEntry
     non_inferior_to: TrainerEntry
@@ -39,50 +38,53 @@ class Compared:
         return self.picks.get((entry.group, fold), entry.trainer)
 
 
-def choose_compared(results: Results) -> Compared:
-    """Return the trainers to compare in a part, after the selection if the study asks for one.
+def choose_compared(results: SettingResults) -> Compared:
+    """Return the trainers to compare in a setting, after the selection if the study asks for one.
 
-    For each fold, the setting of each group with the best mean on the other folds is selected. The mean
+    For each fold, the trainer of each group with the best mean on the other folds is selected. The mean
     is that of the study's first metric over the runs of the other folds, with the seeds that all
-    settings of the group have finished. A fold is left out if some setting has not finished it, or if no
+    trainers of the group have finished. A fold is left out if some trainer has not finished it, or if no
     other fold remains to select on. The runs that it is selected by have trained on the cases of the
-    fold, but were not validated on them: no setting is selected by the values that it is compared by.
+    fold, but were not validated on them: no trainer is selected by the values that it is compared by.
     """
     study = results.study
+    reference, non_inferior_to = study.entry(study.reference), study.entry(study.non_inferior_to)
     if not study.select:
-        reference, non_inferior_to = study.entry(study.reference), study.entry(study.non_inferior_to)
         return Compared(results, results, study.trainers, reference, non_inferior_to, {})
-    entries = _entries(study.trainers)
-    cases, metric = results.cases, results.metrics[0]
-    means = run_means(cases, metric.name)
-    chosen_cases, picks = [cases.iloc[:0]], {}
+    entries, cases = _entries(study.trainers), results.cases
+    chosen, picks = [cases.iloc[:0]], {}
     for group, entry in entries.items():
-        trainers = [entry.trainer for entry in study.trainers if entry.group == group]
-        finished = [set(results.finished_runs(trainer)) for trainer in trainers]
-        common, seeds = results.largest_rectangle(set.intersection(*finished))
-        mine = means[means["seed"].isin(seeds)]
-        for fold in common:
-            others = mine["fold"].isin([f for f in common if f != fold])
-            by_trainer = metric.sign * mine[others].groupby("trainer")[metric.name].mean()
-            scores = [by_trainer.get(trainer, np.nan) for trainer in trainers]
-            if np.isnan(scores).all():
-                continue
-            best = trainers[int(np.nanargmax(scores))]
-            picks[group, fold] = best
-            chosen = cases[(cases["trainer"] == best) & (cases["fold"] == fold)]
-            chosen_cases.append(chosen.assign(trainer=entry.trainer))
+        for fold, trainer in _select(results, group).items():
+            picks[group, fold] = trainer
+            of_fold = cases[(cases["trainer"] == trainer) & (cases["fold"] == fold)]
+            chosen.append(of_fold.assign(trainer=entry.trainer))
     return Compared(
         results,
-        replace(results, cases=pd.concat(chosen_cases, ignore_index=True)),
+        replace(results, cases=pd.concat(chosen, ignore_index=True)),
         tuple(entries.values()),
-        entries[study.entry(study.reference).group],
-        entries[study.entry(study.non_inferior_to).group],
+        entries[reference.group],
+        entries[non_inferior_to.group],
         picks,
     )
 
 
+def _select(results: SettingResults, group: str) -> dict[int, str]:
+    """Return the trainer of a group that is selected for each fold."""
+    trainers = [entry.trainer for entry in results.study.trainers if entry.group == group]
+    finished = [set(results.finished_runs(trainer)) for trainer in trainers]
+    folds, seeds = results.largest_rectangle(set.intersection(*finished))
+    metric = results.metrics[0]
+    means = metric.sign * run_means(results.cases, metric.name).pivot(
+        index=["fold", "seed"], columns="trainer", values=metric.name
+    )
+    runs = pd.MultiIndex.from_product([folds, seeds], names=["fold", "seed"])
+    means = means.reindex(index=runs, columns=trainers)
+    scores = {fold: means.drop(index=fold, level="fold").mean() for fold in folds}
+    return {fold: str(score.idxmax()) for fold, score in scores.items() if score.notna().any()}
+
+
 def _entries(trainers: tuple[TrainerEntry, ...]) -> dict[str, TrainerEntry]:
-    """Return one entry for each group; that of a group with one setting is the study's own."""
+    """Return one entry for each group; that of a group with one trainer is the study's own."""
     entries: dict[str, TrainerEntry] = {}
     for group in unique([entry.group for entry in trainers]):
         settings = [entry for entry in trainers if entry.group == group]
@@ -94,22 +96,21 @@ def _entries(trainers: tuple[TrainerEntry, ...]) -> dict[str, TrainerEntry]:
 
 
 def selection_notes(compared: Sequence[Compared]) -> list[str]:
-    """Return notes with the selected settings of all parts; none if no group has several."""
+    """Return notes with the selected settings of all methods; none if no group has several."""
     study = compared[0].results.study
-    settings = Counter(entry.group for entry in study.trainers)
-    if not study.select or max(settings.values()) == 1:
+    several = [g for g, n in Counter(entry.group for entry in study.trainers).items() if n > 1]
+    if not study.select or not several:
         return []
     notes = [
         "The best values of the table were found on the test cases and are too good. The comparisons "
         "are between settings that were selected on the other folds:"
     ]
-    for part, (group, count) in product(compared, settings.items()):
+    for each, group in product(compared, several):
         folds: dict[str, list[str]] = {}
-        for (of_group, fold), trainer in part.picks.items():
+        for (of_group, fold), trainer in each.picks.items():
             if of_group == group:
                 folds.setdefault(study.entry(trainer).title, []).append(str(fold))
         chosen = "; ".join(f"{title} (fold {', '.join(of_title)})" for title, of_title in folds.items())
         none = "no setting was selected; expected two folds that all its settings have finished"
-        if count > 1:
-            notes.append(f"{part.results.title}, {group}: {chosen or none}.")
+        notes.append(f"{each.results.title}, {group}: {chosen or none}.")
     return notes

@@ -21,16 +21,14 @@ import pandas as pd
 
 from nnunet_cpr._cores import available_cores
 from nnunet_cpr._files import atomic_write, read_json
-from nnunet_cpr.reports.results import (
+from nnunet_cpr.reports.reading import (
     DAMAGE,
-    RUN,
-    UNSEEDED,
     ReportError,
-    Results,
     class_key,
     read_cases,
     read_dataset_json,
 )
+from nnunet_cpr.reports.results import RUN, UNSEEDED, StudyResults
 from nnunet_cpr.studies.definition import DEFAULT_TOLERANCE
 
 CACHE_NAME = "surface_metrics.json"
@@ -44,7 +42,7 @@ _Job = tuple[Path, Path, list[_Labels], int | None, float]
 """Prediction, truth, classes, ignore label and tolerance of a case."""
 
 
-def add_surface_metrics(results: Results, preprocessed: Path | None) -> Results:
+def add_surface_metrics(results: StudyResults, preprocessed: Path | None) -> StudyResults:
     """Return results whose cases have the columns hd95 (mm) and nsd (in [0, 1]).
 
     Results of a study that has neither of these metrics are returned as they are; without MONAI with a
@@ -96,7 +94,7 @@ def fold_surface_metrics(
         and prediction are empty or a file cannot be used, and one line for each case of the latter.
     """
     summary = fold / "validation" / "summary.json"
-    rows = read_cases(fold)
+    table = read_cases(fold)
     ignore = dict(read_dataset_json(fold).get("labels") or {}).get("ignore")
     belongs_to = {
         "format": 1,
@@ -108,12 +106,12 @@ def fold_surface_metrics(
     cache = summary.with_name(CACHE_NAME)
     found, notes = _read_cache(cache, belongs_to), []
     jobs: dict[str, _Job] = {}
-    for row in rows:
-        if row["case"] not in found:
-            name, truth = Path(row["prediction_file"]).name, Path(row["reference_file"])
-            truth = truth if truth.is_file() or truths is None else truths / name
-            job: _Job = (summary.with_name(name), truth, [], ignore, tolerance)
-            jobs.setdefault(row["case"], job)[2].append(row["labels"])
+    for case, rows in table.groupby("case", sort=False):
+        if case not in found:
+            prediction, reference = rows.iloc[0][["prediction_file", "reference_file"]].map(Path)
+            truth = reference if reference.is_file() or truths is None else truths / prediction.name
+            labels = list(rows["labels"])
+            jobs[case] = (summary.with_name(prediction.name), truth, labels, ignore, tolerance)
     for case, outcome in zip(jobs, _compute(list(jobs.values()))):
         if isinstance(outcome, str):
             notes.append(f"{case}: no HD95 and NSD; {outcome}")
@@ -124,9 +122,10 @@ def fold_surface_metrics(
             _write_cache(cache, belongs_to, found)
     except OSError as error:  # of a folder of another user
         notes.append(f"HD95 and NSD are not cached in {cache}: {error.strerror}")
-    values = [found.get(row["case"], {}).get(row["labels"], (math.nan, math.nan)) for row in rows]
-    table = pd.DataFrame(rows)[["case", "class"]]
-    return table.assign(hd95=[hd95 for hd95, _ in values], nsd=[nsd for _, nsd in values]), notes
+    nothing = (math.nan, math.nan)
+    keys = zip(table["case"], table["labels"])
+    values = np.array([found.get(case, {}).get(labels, nothing) for case, labels in keys])
+    return table[["case", "class"]].assign(hd95=values[:, 0], nsd=values[:, 1]), notes
 
 
 def compute_surface_metrics(

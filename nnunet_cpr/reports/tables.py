@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -14,11 +13,10 @@ import pandas as pd
 
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint, seconds_per_case
 from nnunet_cpr.reports.metrics import Metric, value_text
-from nnunet_cpr.reports.results import Results, class_means, run_means, unique
+from nnunet_cpr.reports.results import SettingResults, class_means, run_means, unique
 from nnunet_cpr.studies.run_state import recorded_seconds
 
 _DEVIATIONS = {"folds": "fold", "seeds": "seed"}
-_BEST = r"\*\*(\S+)\*\*"
 
 
 class Table(NamedTuple):
@@ -31,7 +29,7 @@ class Table(NamedTuple):
 # Content
 
 
-def main_table(part: Results) -> pd.DataFrame:
+def main_table(results: SettingResults) -> pd.DataFrame:
     """Return the rows of a setting in ``table.csv``: the foreground mean of every trainer.
 
     Returns:
@@ -43,39 +41,45 @@ def main_table(part: Results) -> pd.DataFrame:
         than Dice start with their name.
         ``published_percent`` is the published Dice of the data set.
     """
-    means = {metric: run_means(part.cases, metric.name) for metric in part.metrics}
     rows = []
-    for entry in part.study.trainers:
-        runs = part.finished_runs(entry.trainer)
-        numbers: dict[str, float] = {}
-        for metric, table in means.items():
-            mine = table[table["trainer"] == entry.trainer].set_index(["fold", "seed"])
-            numbers |= _numbers(metric, metric.scale * mine[metric.name])
+    for entry in results.study.trainers:
+        runs = results.finished_runs(entry.trainer)
         rows.append(
             {
-                **part.setting._asdict(),
+                **results.setting._asdict(),
                 "group": entry.group,
                 "label": entry.title,
                 "trainer": entry.trainer,
-                **numbers,
                 "folds": " ".join(map(str, unique([fold for fold, _ in runs]))),
                 "runs": len(runs),
-                "runs_planned": part.planned_runs,
-                "published_percent": entry.published.get(part.setting.dataset, np.nan),
+                "runs_planned": results.planned_runs,
+                "published_percent": entry.published.get(results.setting.dataset, np.nan),
             }
         )
     table = pd.DataFrame(rows)
-    for metric in means:
+    for metric in results.metrics:
+        table = table.join(_means_and_deviations(results, metric), on="trainer")
         shown = metric.sign * table[metric.column].round(2)
-        is_comparable = shown.count() > 1 and not _has_different_runs(part)
-        is_comparable &= not (part.cases["dice"].notna() & part.cases[metric.name].isna()).any()
+        is_comparable = shown.count() > 1 and not _has_different_runs(results)
+        is_comparable &= not (results.cases["dice"].notna() & results.cases[metric.name].isna()).any()
         table[_key(metric, "best")] = is_comparable & (shown != 0) & (shown == shown.max())
     return table
 
 
-def _has_different_runs(part: Results) -> bool:
+def _means_and_deviations(results: SettingResults, metric: Metric) -> pd.DataFrame:
+    """Return the mean of each trainer's runs and their standard deviations."""
+    means = run_means(results.cases, metric.name).set_index(["trainer", "fold", "seed"])
+    runs = metric.scale * means[metric.name]
+    columns = {metric.column: runs.groupby("trainer").mean()}
+    for name, level in _DEVIATIONS.items():
+        of_level = runs.groupby(["trainer", level]).mean()
+        columns[_deviation_key(metric, name)] = of_level.groupby("trainer").std()
+    return pd.DataFrame(columns)
+
+
+def _has_different_runs(results: SettingResults) -> bool:
     """Return True if trainers of a setting have finished different runs."""
-    runs = [part.finished_runs(entry.trainer) for entry in part.study.trainers]
+    runs = [results.finished_runs(entry.trainer) for entry in results.study.trainers]
     return len({tuple(each) for each in runs if each}) > 1
 
 
@@ -87,38 +91,24 @@ def _deviation_key(metric: Metric, source: str) -> str:
     return _key(metric, f"deviation_{source}_{metric.difference_unit}")
 
 
-def _numbers(metric: Metric, runs: pd.Series) -> dict[str, float]:
-    """Return mean and standard deviations of the runs, whose index is (fold, seed)."""
-    deviations = {
-        _deviation_key(metric, name): float(runs.groupby(level).mean().std(ddof=1))
-        for name, level in _DEVIATIONS.items()
-    }
-    return {metric.column: float(runs.mean()), **deviations}
-
-
-def shown_main_table(parts: Sequence[Results]) -> Table:
+def shown_main_table(settings: Sequence[SettingResults]) -> Table:
     """Return the main table as text: trainers down and metrics across, or settings down."""
-    rows = {}
-    for part in parts:
-        numbers = main_table(part)
-        for metric in part.metrics:
-            rows[part.title, metric.heading] = [_value(metric, row) for _, row in numbers.iterrows()]
+    rows, first = {}, settings[0]
+    for results in settings:
+        numbers = main_table(results)
+        for metric in results.metrics:
+            rows[results.title, metric.heading] = [_value(metric, row) for _, row in numbers.iterrows()]
         if numbers["published_percent"].notna().any():
-            published = list(map(value_text, numbers["published_percent"]))
-            rows[part.title, "published Dice (%)"] = published
-    metrics = parts[0].metrics
-    caption = f"Foreground mean of {', '.join(metric.heading for metric in metrics)}"
-    titles = pd.Index([entry.full_title for entry in parts[0].study.trainers], name="trainer")
-    if len(parts) == 1:
-        table = pd.DataFrame(rows, index=titles)
-        return Table(caption, table.droplevel(1, axis=1) if _is_dice(rows) else table)
-    names = [title if _is_dice(rows) else f"{title}, {heading}" for title, heading in rows]
-    table = pd.DataFrame(list(rows.values()), index=pd.Index(names, name="data set"), columns=titles)
-    return Table(caption, table)
-
-
-def _is_dice(rows: Iterable[tuple[str, str]]) -> bool:
-    return all(heading == "Dice (%)" for _, heading in rows)
+            published = numbers["published_percent"].map(value_text)
+            rows[results.title, "published Dice (%)"] = published.tolist()
+    titles = pd.Index([entry.full_title for entry in first.study.trainers], name="trainer")
+    cells, is_dice = pd.DataFrame(rows, index=titles), {key for _, key in rows} == {"Dice (%)"}
+    if len(settings) > 1:
+        names = [title if is_dice else f"{title}, {heading}" for title, heading in rows]
+        cells = cells.T.set_axis(names).rename_axis("data set")
+    elif is_dice:
+        cells = cells.droplevel(1, axis=1)
+    return Table(f"Foreground mean of {', '.join(metric.heading for metric in first.metrics)}", cells)
 
 
 def _value(metric: Metric, row: pd.Series) -> str:
@@ -131,55 +121,56 @@ def _value(metric: Metric, row: pd.Series) -> str:
     return text
 
 
-def main_table_notes(results: Results) -> list[str]:
-    """Return the notes of the main table of all settings."""
-    study = results.study
-    sources = [
-        name for name, values in (("folds", study.folds), ("seeds", study.seeds)) if len(values) > 1
-    ]
+def main_table_notes(settings: Sequence[SettingResults]) -> list[str]:
+    """Return the notes of the main table."""
+    study = settings[0].study
     note = "Mean over all runs (folds and seeds)" if study.seeds else "Mean over folds"
-    if sources:
-        note += " ± standard deviation over " + " ± over ".join(sources)
-    lower = [metric.title for metric in results.metrics if metric.sign < 0]
+    sources = {"folds": study.folds, "seeds": study.seeds}
+    if varied := [name for name, values in sources.items() if len(values) > 1]:
+        note += " ± standard deviation over " + " ± over ".join(varied)
+    lower = [metric.title for metric in settings[0].metrics if metric.sign < 0]
     notes = [f"{note}. {', '.join(lower)}: lower is better." if lower else f"{note}."]
-    if any(map(_has_different_runs, results.parts())):
+    if any(map(_has_different_runs, settings)):
         notes.append("Means over different runs cannot be compared, so no value is marked as the best.")
     if any(dataset in entry.published for entry in study.trainers for dataset in study.datasets):
         notes.append(f"Published numbers: {study.source or 'source not given'}.")
     return notes
 
 
-def class_table(part: Results, metric: Metric) -> Table:
+def class_table(results: SettingResults, metric: Metric) -> Table:
     """Return the mean of each class over the trainer's finished runs, trainers down, classes across."""
-    means = class_means(part.cases, metric.name)
+    means = class_means(results.cases, metric.name)
     values = metric.scale * means.pivot_table(
         index="trainer", columns="class", values=metric.name, dropna=False, sort=False, observed=True
     )
     values = values.reindex(columns=unique(means["class"]))
     caption = f"{metric.heading} of each class, mean over the runs that a trainer has finished"
-    return Table(caption, _titled(part, values.map(value_text)))
+    return Table(caption, _titled(results, values.map(value_text)))
 
 
-def time_table(part: Results) -> Table:
+def time_table(results: SettingResults) -> Table:
     """Return the times of epochs, runs and predictions, and the size, of each trainer."""
     rows = {}
-    for trainer in (entry.trainer for entry in part.study.trainers):
-        epochs = part.epochs[part.epochs["trainer"] == trainer]
+    for trainer in (entry.trainer for entry in results.study.trainers):
+        epochs = results.epochs[results.epochs["trainer"] == trainer]
         trainings = epochs.groupby(["fold", "seed"])["seconds"].sum(min_count=1)
-        runs = [part.run(fold, trainer, seed) for fold, seed in part.finished_runs(trainer)]
-        folders = [run.folder(part.folder) for run in runs]
-        whole = pd.Series([recorded_seconds(folder) for folder in folders], dtype=float)
-        predictions = pd.Series([seconds_per_case(folder) for folder in folders], dtype=float)
+        runs = [results.run(fold, trainer, seed) for fold, seed in results.finished_runs(trainer)]
+        folders = [run.folder(results.folder) for run in runs]
         rows[trainer] = {
             "epoch, median (s)": epochs["seconds"].median(),
             "training of a run, mean (min)": trainings.mean() / 60,
-            "with validation, mean (min)": whole.mean() / 60,
-            "prediction of a case (s)": predictions.mean(),
+            "with validation, mean (min)": _mean(map(recorded_seconds, folders)) / 60,
+            "prediction of a case (s)": _mean(map(seconds_per_case, folders)),
             "parameters (M)": _parameters(folders) / 1e6,
         }
     numbers = pd.DataFrame.from_dict(rows, orient="index").dropna(how="all")
     caption = "Times; comparable only on the same, otherwise idle machine"
-    return Table(caption, _titled(part, numbers.map(lambda x: "-" if x != x else f"{x:.1f}")))
+    return Table(caption, _titled(results, numbers.map(value_text, style=".1f")))
+
+
+def _mean(values: Iterable[float | None]) -> float:
+    """Return the mean of the known values, NaN if there are none."""
+    return float(pd.Series(values, dtype=float).mean())
 
 
 def _parameters(folds: Sequence[Path]) -> float:
@@ -192,7 +183,7 @@ def _parameters(folds: Sequence[Path]) -> float:
     )
 
 
-def _titled(results: Results, by_trainer: pd.DataFrame) -> pd.DataFrame:
+def _titled(results: SettingResults, by_trainer: pd.DataFrame) -> pd.DataFrame:
     """Return the rows in the study's order, with the titles of the trainers."""
     titles = {e.trainer: e.full_title for e in results.study.trainers if e.trainer in by_trainer.index}
     return by_trainer.loc[list(titles)].rename(index=titles).rename_axis("trainer")
@@ -203,13 +194,8 @@ def _titled(results: Results, by_trainer: pd.DataFrame) -> pd.DataFrame:
 
 def to_html(table: Table) -> str:
     """Return a table as HTML."""
-    cells = table.cells.astype(str).map(html.escape).replace(_BEST, r"<strong>\1</strong>", regex=True)
-    cells = cells.rename(index=_escape_html, columns=_escape_html)
-    return str(cells.to_html(escape=False, border=0, index_names=False))
-
-
-def _escape_html(heading: object) -> str:
-    return html.escape(str(heading))
+    text = table.cells.to_html(border=0, index_names=False)
+    return re.sub(r"<td>\*\*(\S+)\*\*", r"<td><strong>\1</strong>", text)
 
 
 def to_latex(table: Table, notes: Sequence[str]) -> str:
@@ -219,7 +205,7 @@ def to_latex(table: Table, notes: Sequence[str]) -> str:
         style = style.format_index(lambda text: text.replace("**", "*{}*"), escape="latex", axis=axis)
     columns = "l" + "r" * len(table.cells.columns)
     text = style.to_latex(column_format=columns, hrules=True, multicol_align="c")
-    text = re.sub(_BEST, r"\\textbf{\1}", text).replace("±", r"$\pm$")
+    text = re.sub(r"\*\*(\S+)\*\*", r"\\textbf{\1}", text).replace("±", r"$\pm$")
     return "% Needs \\usepackage{booktabs}.\n" + text + "".join(f"% {note}\n" for note in notes)
 
 

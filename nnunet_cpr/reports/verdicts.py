@@ -129,18 +129,17 @@ def judge_all(comparisons: Sequence[G]) -> list[Judged[G]]:
 
     Holm's correction counts those that can have a verdict, of all trainers, metrics and data sets.
     """
-    possible = [i for i, each in enumerate(comparisons) if not each.obstacle]
-    of_claims = zip(
-        holm([comparisons[i].p for i in possible]),
-        holm([comparisons[i].p_equivalent for i in possible]),
-        holm([comparisons[i].p_non_inferior for i in possible]),
+    possible = sum(not each.obstacle for each in comparisons)
+    corrected = zip(
+        *(
+            holm([math.nan if each.obstacle else getattr(each, name) for each in comparisons])
+            for name in ("p", "p_equivalent", "p_non_inferior")
+        )
     )
-    corrected = dict(zip(possible, map(Corrected._make, of_claims)))
     judged = []
-    for i, numbers in enumerate(comparisons):
-        p = corrected.get(i, Corrected())
+    for numbers, p in zip(comparisons, map(Corrected._make, corrected)):
         evidence = _evidence(numbers, p)
-        judged.append(Judged(numbers, len(possible), p, evidence, judge(evidence)))
+        judged.append(Judged(numbers, possible, p, evidence, judge(evidence)))
     return judged
 
 

@@ -19,7 +19,7 @@ from nnunet_cpr.names import trainer_name as trainers
 from nnunet_cpr.names.families import FAMILIES
 from nnunet_cpr.names.suffixes import SUFFIXES
 from nnunet_cpr.nnunet.fold_files import RESOURCES
-from nnunet_cpr.reports.results import read_results
+from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.studies.definition import Run, Study, StudyError, TrainerEntry
 from nnunet_cpr.studies.run_state import StudyPaths
 from nnunet_cpr.studies.status import states, status_table

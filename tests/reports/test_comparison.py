@@ -10,7 +10,7 @@ from benchmarks.study_statistics import PARTS, SCENARIOS, claims_by_parts, shown
 from nnunet_cpr.reports.checks import find_warnings
 from nnunet_cpr.reports.comparison_tables import non_inferiority_table
 from nnunet_cpr.reports.numbers import compare_with
-from nnunet_cpr.reports.results import read_results
+from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.selection import choose_compared
 from nnunet_cpr.reports.sentences import sentence
 from nnunet_cpr.reports.verdicts import judge_all
@@ -44,7 +44,7 @@ def noisy(mean, seeds=SEEDS, folds=(0, 1), cases=12, training=0.002, residual=0.
 def compared(results, *trainers, reference="", **changes):
     """Return the comparisons by trainer."""
     planned = study(*(trainers or (SGD, CPR)), **{"seeds": SEEDS, **changes})
-    chosen = choose_compared(read_results(planned, results).parts()[0])
+    chosen = choose_compared(read_results(planned, results).by_setting()[0])
     entry = planned.entry(reference) if reference else chosen.reference
     return {each.numbers.entry.trainer: each for each in judge_all(compare_with([chosen], entry))}
 
@@ -151,7 +151,7 @@ def test_bounds_that_were_never_set_have_no_verdict(tmp_path):
             write_history(run.folder(tmp_path), kappa=math.inf if run.fold else 0.1)
     found = compared(tmp_path)[CPR]
     assert found.verdict == "no verdict" and f"as bounds of {CPR} were never set" in sentence(found)
-    (part,) = read_results(study(SGD, CPR, seeds=SEEDS), tmp_path).parts()
+    (part,) = read_results(study(SGD, CPR, seeds=SEEDS), tmp_path).by_setting()
     unset = [line for line in find_warnings(part) if "the bounds of CPR were never set" in line]
     assert len(unset) == sum(run.fold > 0 for run in part.unbounded) > 0
 
@@ -177,7 +177,7 @@ def test_classes_that_one_trainer_never_finds_are_warned_of_and_leave_the_verdic
                 write_fold(tmp_path, f"{trainer}_seed{seed}", fold, cases)
     found = compared(tmp_path, folds=(0, 1, 2))[CPR]
     assert found.verdict == "better" and found.numbers.gain == pytest.approx(24, abs=1)
-    (part,) = read_results(study(SGD, CPR, seeds=SEEDS, folds=(0, 1, 2)), tmp_path).parts()
+    (part,) = read_results(study(SGD, CPR, seeds=SEEDS, folds=(0, 1, 2)), tmp_path).by_setting()
     assert sum("Dice of 0 in all cases of class" in line for line in find_warnings(part)) == 3
 
 

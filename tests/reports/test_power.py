@@ -19,7 +19,7 @@ from nnunet_cpr.reports.power import (
     deviations_of,
     smallest_effect,
 )
-from nnunet_cpr.reports.results import read_results
+from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.studies.study_file import load
 from tests.golden.report_numbers import STUDIES, unpack
 

@@ -3,7 +3,7 @@ from itertools import product
 import pytest
 
 from nnunet_cpr.reports.checks import find_warnings
-from nnunet_cpr.reports.results import ReportError, read_results
+from nnunet_cpr.reports.reading import ReportError, read_results
 from tests.reports.folds import DATASET, NAN, both, study, write_fold, write_json, write_log
 
 
@@ -13,7 +13,7 @@ def test_fold_is_finished_after_validation(tmp_path):
     path = torn / "validation" / "summary.json"
     path.write_text(path.read_text()[:30])
     results = read_results(study("A", "B"), tmp_path)
-    (part,) = results.parts()
+    (part,) = results.by_setting()
     assert part.finished_runs("A") == [(1, -1)] and not part.finished_runs("B")
     assert len(results.notes) == 1 and "fold 0: validation/summary.json unreadable" in results.notes[0]
 
@@ -57,7 +57,7 @@ def test_largest_rectangle_prefers_runs_with_a_verdict(tmp_path, finished, folds
     write_fold(tmp_path, "A", 0, {"a": both(0.5)})
     planned = study("A", folds=tuple(range(20)), seeds=(1, 2, 3))
     write_fold(tmp_path, "A_seed1", 0, {"a": both(0.5)})
-    (part,) = read_results(planned, tmp_path).parts()
+    (part,) = read_results(planned, tmp_path).by_setting()
     found = part.largest_rectangle(finished)
     assert tuple(map(len, found)) == (folds, seeds)
     assert all(run in finished for run in product(*found))
@@ -67,7 +67,7 @@ def test_largest_rectangle_prefers_runs_with_a_verdict(tmp_path, finished, folds
 
 
 def warnings(tmp_path, *trainers, **changes):
-    return find_warnings(read_results(study(*trainers, **changes), tmp_path).parts()[0])
+    return find_warnings(read_results(study(*trainers, **changes), tmp_path).by_setting()[0])
 
 
 def test_collapsed_and_missing_runs_are_named(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nnunet_cpr.reports.results import read_results
+from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.tables import (
     main_table,
     main_table_notes,
@@ -28,14 +28,15 @@ def unfinished(tmp_path):
 
 
 def test_unfinished_trainers_have_no_best_and_published_numbers_a_column(unfinished):
-    table = shown_main_table(unfinished.parts())
+    table = shown_main_table(unfinished.by_setting())
     assert table.cells.to_numpy().tolist() == [
         ["75.00 ± 7.07", "80.00"],
         ["72.00 (1 of 2 runs)", "81.50"],
     ]
     assert list(table.cells.columns) == [(DATASET, "Dice (%)"), (DATASET, "published Dice (%)")]
     assert list(table.cells.index) == ["weight_decay 1e-5", "CPR <x> 1k | *"]
-    assert main_table_notes(unfinished)[-1] == "Published numbers: Somebody et al., table 1."
+    notes = main_table_notes(unfinished.by_setting())
+    assert notes[-1] == "Published numbers: Somebody et al., table 1."
 
 
 def test_smallest_distance_is_best_if_no_case_lacks_it(tmp_path):
@@ -44,19 +45,19 @@ def test_smallest_distance_is_best_if_no_case_lacks_it(tmp_path):
             write_fold(tmp_path, trainer, fold, {f"a{fold}": both(dice)})
     results = read_results(study("A", "B", metrics=("dice", "hd95")), tmp_path)
     results.cases["hd95"] = 10 * results.cases["dice"]
-    table = main_table(results.parts()[0])
+    table = main_table(results.by_setting()[0])
     assert table["hd95_mm"].tolist() == pytest.approx([8, 7])
     assert table["hd95_best"].tolist() == [False, True] and table["best"].tolist() == [True, False]
     # The hard case of B has a Dice, but its prediction is gone.
     results.cases.loc[results.cases["trainer"].eq("B") & results.cases["fold"].eq(1), "hd95"] = NAN
-    table = main_table(results.parts()[0])
+    table = main_table(results.by_setting()[0])
     assert not table["hd95_best"].any() and table["best"].tolist() == [True, False]
 
 
 def test_texts_escape_names_and_mark_the_best(tmp_path):
     write_fold(tmp_path, "A", 0, {"a": both(0.7)})
     write_fold(tmp_path, "B", 0, {"a": both(0.72)})
-    table = shown_main_table(read_results(study(WD, CPR, folds=(0,)), tmp_path).parts())
+    table = shown_main_table(read_results(study(WD, CPR, folds=(0,)), tmp_path).by_setting())
     ours = table._replace(cells=table.cells.rename(index={"weight_decay 1e-5": "**Ours**"}))
     text = to_latex(ours, [])
     assert r"\textbf{Ours" not in text and "*{}*Ours*{}* & 70.00" in text

@@ -34,7 +34,8 @@ def plan(
     or that of this package's own short trainings.
     """
     from nnunet_cpr.reports import power
-    from nnunet_cpr.reports.results import RUN, read_results
+    from nnunet_cpr.reports.reading import read_results
+    from nnunet_cpr.reports.results import RUN
 
     selected, finished = options.select(), StudyOptions(study=like).select() if like else None
     name, size = selected.study.name, _size(selected.study)

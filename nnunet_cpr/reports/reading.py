@@ -1,0 +1,146 @@
+"""Reading of a study's runs from nnU-Net's folders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from nnunet_cpr._files import read_json
+from nnunet_cpr.nnunet.fold_files import LOG_COLUMNS, read_logs
+from nnunet_cpr.nnunet.history import CSV_NAME, has_bounds
+from nnunet_cpr.reports.results import (
+    ASSUMED,
+    RECORDED,
+    RUN,
+    SETTING,
+    UNSEEDED,
+    SplitRatio,
+    StudyResults,
+)
+from nnunet_cpr.studies.definition import Run, Study, StudyError
+
+
+class ReportError(StudyError):
+    """No results to report; the message is one line."""
+
+
+CASES = [*SETTING, "fold", "seed", "case", "class", "trainer", "dice"]
+EPOCHS = [*SETTING, "fold", "seed", "trainer", *LOG_COLUMNS]
+DAMAGE = (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError)
+"""Errors that a damaged ``summary.json`` can raise."""
+
+
+def read_results(study: Study, results: Path, splits: Path | None = None) -> StudyResults:
+    """Read all runs of a study.
+
+    Args:
+        study: the study.
+        results: nnU-Net's ``nnUNet_results``.
+        splits: the study's record of the splits of its data sets, if there is one. Splits elsewhere are
+            not read: they may have changed since.
+
+    Raises:
+        ReportError: the study has no data set, or no run has finished.
+    """
+    if not study.datasets:
+        raise ReportError(f"study {study.name}: expected a data set, got none; add --dataset")
+    cases, epochs = [], []
+    unbounded: list[Run] = []
+    notes: list[str] = []
+    for run in study.runs():
+        folder = run.folder(results)
+        seed = UNSEEDED if run.seed is None else run.seed
+        here = dict(zip(RUN, (run.dataset, run.configuration, run.plans, run.entry, run.fold, seed)))
+        try:
+            cases.append(read_cases(folder).assign(**here)[CASES])
+        except FileNotFoundError:
+            pass  # not validated yet
+        except DAMAGE:
+            title = f"{run.dataset}, {run.configuration}, {run.plans}, {run.trainer}, fold {run.fold}"
+            notes.append(f"{title}: validation/summary.json unreadable; counts as unfinished")
+        if (folder / CSV_NAME).is_file() and not has_bounds(folder / CSV_NAME):
+            unbounded.append(run)
+        logs = read_logs(folder)
+        if len(logs):
+            epochs.append(logs.assign(**here)[EPOCHS])
+    if not cases:
+        raise ReportError(
+            f"study {study.name}: no run has finished; expected a validation/summary.json "
+            f"below {results}"
+        )
+    return StudyResults(
+        study,
+        results,
+        pd.concat(cases, ignore_index=True),
+        pd.concat(epochs, ignore_index=True) if epochs else pd.DataFrame(columns=EPOCHS),
+        unbounded,
+        notes,
+        {name: _test_ratio(name, study.folds, splits) for name in study.datasets},
+    )
+
+
+def _test_ratio(dataset: str, folds: Sequence[int], record: Path | None) -> SplitRatio:
+    """Return the ratio of test to other cases, 1/4 as in five folds if it is not recorded.
+
+    Cases that a fold neither trains nor tests count as training cases: the ratio stands for how much
+    the training sets of two folds overlap, which is not more if they are small subsets.
+    """
+    try:
+        splits = read_json(record)[dataset] if record else []
+        total = len({case for split in splits for case in (*split["train"], *split["val"])})
+        tested = [len(splits[fold]["val"]) for fold in folds]
+        return SplitRatio(float(np.mean([count / (total - count) for count in tested])), RECORDED)
+    except DAMAGE:
+        return SplitRatio(1 / 4, ASSUMED)
+
+
+def read_dataset_json(fold: Path) -> dict[str, Any]:
+    """Return the ``dataset.json`` that nnU-Net keeps beside the folds; empty if it is unreadable."""
+    try:
+        return dict(read_json(fold.parent / "dataset.json"))
+    except DAMAGE:
+        return {}
+
+
+def class_key(value: Any) -> tuple[int, ...]:
+    """Return the labels of a class or region, given as 3, [1, 2], "3" or "(1, 2)"."""
+    return tuple(int(number) for number in re.findall(r"-?\d+", str(value)))
+
+
+def read_cases(fold: Path) -> pd.DataFrame:
+    """Return one row for each class of each validation case of a fold, sorted by case.
+
+    Args:
+        fold: nnU-Net's ``fold_X``.
+
+    Returns:
+        The columns case, class, dice in [0, 1] or NaN, labels (those of the class or region), and
+        prediction_file and reference_file as they are in the ``summary.json``.
+
+    Raises:
+        FileNotFoundError: the fold has not been validated.
+        Exception: the ``summary.json`` is damaged, one of ``DAMAGE``.
+    """
+    summary = read_json(fold / "validation" / "summary.json")
+    labels = dict(read_dataset_json(fold).get("labels") or {})
+    names = {class_key(value): str(name) for name, value in labels.items()}
+    order = {key: position for position, key in enumerate(names)}
+    rows = []
+    for case in summary["metric_per_case"]:
+        files = {key: str(case.get(key, "")) for key in ("prediction_file", "reference_file")}
+        name = Path(Path(case["prediction_file"]).name.removesuffix(".gz")).stem
+        # The keys in the file are sorted as text, 10 before 2; use the data set's order.
+        metrics = {class_key(key): values for key, values in case["metrics"].items()}
+        for key in sorted(metrics.keys() - {(0,)}, key=lambda k: (order.get(k, len(order)), k)):
+            label = names.get(key, "label " + " + ".join(map(str, key)))
+            dice = metrics[key]["Dice"]
+            rows.append({"case": name, "class": label, "dice": dice, "labels": key, **files})
+    table = pd.DataFrame(rows).astype({"dice": float})  # None becomes NaN
+    if table.duplicated(["case", "labels"]).any() or not table["dice"].dropna().between(0, 1).all():
+        raise ValueError("a case twice, or a Dice out of [0, 1]")
+    return table.sort_values("case", kind="stable")
