@@ -131,7 +131,7 @@ def simulate(
 def compare(results: StudyResults) -> list[Judged[Numbers]]:
     """Return the comparisons of a report."""
     compared = choose_compared(*results.by_setting())
-    return judge_all(compare_with([compared], compared.reference))
+    return judge_all(compare_with([compared], results.study.reference))
 
 
 def verdicts(results: Iterator[StudyResults]) -> Counter[str]:

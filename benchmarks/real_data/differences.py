@@ -66,7 +66,7 @@ def read(file: str, results: Path) -> list[Row]:
     entries = {entry.trainer: entry for entry in study.trainers}
     if study.select:
         compared = choose_compared(read_results(study, results).by_setting()[0])
-        entries |= {entry.trainer: entry for entry in compared.entries}
+        entries |= {entry.trainer: entry for entry in compared.results.study.trainers}
     return [
         Row(
             _data(study, each["dataset"]),

@@ -8,7 +8,6 @@ import pandas as pd
 from rich.console import Console
 
 from nnunet_cpr._files import atomic_write
-from nnunet_cpr.reports.answer import answers, ratio_notes
 from nnunet_cpr.reports.comparison_tables import comparison_table, non_inferiority_table, over_table
 from nnunet_cpr.reports.document import build_sections, render
 from nnunet_cpr.reports.numbers import compare_with
@@ -16,6 +15,7 @@ from nnunet_cpr.reports.over_datasets import judge_family
 from nnunet_cpr.reports.reading import ReportError, read_results
 from nnunet_cpr.reports.results import UNSEEDED
 from nnunet_cpr.reports.selection import choose_compared, selection_notes
+from nnunet_cpr.reports.sentences import answers, ratio_notes
 from nnunet_cpr.reports.surface_metrics import add_surface_metrics
 from nnunet_cpr.reports.tables import main_table, main_table_notes, shown_main_table, to_latex
 from nnunet_cpr.studies.definition import Study
@@ -53,17 +53,12 @@ def write_report(
     found = add_surface_metrics(read_results(study, results, splits), preprocessed)
     settings = found.by_setting()
     compared = [choose_compared(each) for each in settings]
-    reference, non_inferior_to = compared[0].reference, compared[0].non_inferior_to
-    judged = tested = judge_family(compare_with(compared, reference))
-    if non_inferior_to != reference:
-        tested = judge_family(compare_with(compared, non_inferior_to))
+    of_trainers = compared[0].results.study
+    judged = tested = judge_family(compare_with(compared, of_trainers.reference))
+    if of_trainers.non_inferior_to != of_trainers.reference:
+        tested = judge_family(compare_with(compared, of_trainers.non_inferior_to))
     table, answer = shown_main_table(settings), answers(settings, judged, tested)
-    notes = [
-        *main_table_notes(settings),
-        *selection_notes(compared),
-        *ratio_notes(compared),
-        *found.notes,
-    ]
+    notes = main_table_notes(settings) + selection_notes(compared) + ratio_notes(compared) + found.notes
     sections = build_sections(compared, answer, table, notes, judged, raw)
     documents = {
         "report.html": render("page.html.j2", study.name, sections),
@@ -82,10 +77,7 @@ def write_report(
     for name, content in files.items():
         with atomic_write(output / name) as path:
             path.write_bytes(content)
-    for line in answer:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(table.cells.to_string(), markup=False, highlight=False, soft_wrap=True)
-    for line in notes:
+    for line in (*answer, table.cells.to_string(), *notes):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return [output / name for name in (*documents, "figures")]
 

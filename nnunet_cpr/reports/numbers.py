@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from nnunet_cpr.reports import statistics
 from nnunet_cpr.reports.metrics import Metric
 from nnunet_cpr.reports.results import (
     MIN_FOLDS,
@@ -22,14 +23,7 @@ from nnunet_cpr.reports.results import (
     run_means,
 )
 from nnunet_cpr.reports.selection import Compared
-from nnunet_cpr.reports.statistics import (
-    MeanDifference,
-    complete_folds,
-    corrected_t_test,
-    crossed_bootstrap,
-    fold_seed_test,
-    training_means,
-)
+from nnunet_cpr.reports.statistics import MeanDifference
 from nnunet_cpr.studies.definition import TrainerEntry
 
 _ROUNDING = 12
@@ -94,34 +88,25 @@ class Gain:
     @property
     def p(self) -> float:
         """Two-sided p of no difference, the largest of the tests."""
-        return self._larger(lambda test: test.p)
+        return self.largest(lambda test: test.p)
 
     @property
     def p_non_inferior(self) -> float:
         """One-sided p of a trainer that is worse by the margin or more, the largest of the tests."""
-        return self._larger(lambda test: test.probability_below(-self.margin))
+        return self.largest(lambda test: test.probability_below(-self.margin))
 
     @property
     def p_equivalent(self) -> float:
         """P of trainers that differ by the margin or more: two one-sided tests (TOST)."""
-        p_non_superior = self._larger(lambda test: test.probability_above(self.margin))
+        p_non_superior = self.largest(lambda test: test.probability_above(self.margin))
         return float(np.fmax(self.p_non_inferior, p_non_superior))
 
     @property
     def advantage_low(self) -> float:
         """Lower limit of the gain, one-sided, the lowest of the tests."""
-        return -self._larger(lambda test: -test.lower_limit)
+        return -self.largest(lambda test: -test.lower_limit)
 
-    def smallest_margin(self, level: float) -> float:
-        """Return the smallest margin within which equal trainers could have been shown equivalent.
-
-        Args:
-            level: level of the one-sided tests.
-        """
-        low, high = self.bootstrap
-        return float(np.fmax(self._larger(lambda test: test.one_sided_reach(level)), (high - low) / 2))
-
-    def _larger(self, of_test: Callable[[MeanDifference], float]) -> float:
+    def largest(self, of_test: Callable[[MeanDifference], float]) -> float:
         """Return the largest number of the tests; NaN, of too few runs, does not count."""
         return float(np.fmax.reduce([of_test(test) for test in self.tests]))
 
@@ -153,8 +138,8 @@ class Numbers(Gain):
         return len(self.gains_of_cases)
 
 
-def compare_with(settings: Sequence[Compared], reference: TrainerEntry) -> list[Numbers]:
-    """Return the comparisons of all other trainers with one of them, by setting and metric."""
+def compare_with(settings: Sequence[Compared], reference: str) -> list[Numbers]:
+    """Return the comparisons of all other trainers with that of a name, by setting and metric."""
     return [
         numbers
         for compared in settings
@@ -163,17 +148,18 @@ def compare_with(settings: Sequence[Compared], reference: TrainerEntry) -> list[
     ]
 
 
-def _compare_by(metric: Metric, compared: Compared, reference: TrainerEntry) -> Iterator[Numbers]:
+def _compare_by(metric: Metric, compared: Compared, trainer: str) -> Iterator[Numbers]:
     """Yield the comparisons of one setting by one metric."""
     results, failures = compared.results, _find_failures(compared)
+    reference = results.study.entry(trainer)
     by_case = values_of_cases(results, metric)
     by_run = run_means(results.cases, metric.name).set_index(["trainer", "fold", "seed"])[metric.name]
-    for entry in compared.entries:
+    for entry in results.study.trainers:
         if entry == reference:
             continue
         pairs = pair_runs(results, by_case, entry, reference)
-        complete = complete_folds([metric.sign * of_fold for of_fold in pairs.differences])
-        trainings = training_means(complete)
+        complete = statistics.complete_folds([metric.sign * of_fold for of_fold in pairs.differences])
+        trainings = statistics.training_means(complete)
         of_cases = [np.nanmean(fold, axis=0).round(_ROUNDING) for fold in complete]
         in_table = [
             by_run.reindex(product([each.trainer], pairs.folds, pairs.seeds)).mean()
@@ -192,8 +178,11 @@ def _compare_by(metric: Metric, compared: Compared, reference: TrainerEntry) -> 
             cases_left_out=pairs.cases_left_out,
             margin=results.study.margin[metric.name],
             ratio=results.ratio,
-            tests=(corrected_t_test(trainings, results.ratio.value), fold_seed_test(trainings)),
-            bootstrap=crossed_bootstrap(complete),
+            tests=(
+                statistics.corrected_t_test(trainings, results.ratio.value),
+                statistics.fold_seed_test(trainings),
+            ),
+            bootstrap=statistics.crossed_bootstrap(complete),
             table_gain=metric.sign * metric.scale * float(in_table[0] - in_table[1]),
             doubt=doubt,
             obstacle=doubt or _shortage(trainings),
@@ -248,9 +237,9 @@ def pair_runs(
 def _find_failures(compared: Compared) -> dict[str, str]:
     """Return the trainers that learned nothing or were not regularized, and why they have no verdict."""
     failures, results = {}, compared.results
-    titles = {entry.trainer: entry.full_title for entry in compared.entries}
+    titles = {entry.trainer: entry.full_title for entry in results.study.trainers}
     unbounded = {run.entry for run in results.unbounded}
-    for entry in compared.entries:
+    for entry in results.study.trainers:
         if unbounded & {compared.trainer(entry, fold) for fold in results.study.folds}:
             failures[entry.trainer] = f"no verdict, as bounds of {entry.full_title} were never set"
     dice = results.cases.dropna(subset=["dice"]).groupby("trainer", sort=False)["dice"]

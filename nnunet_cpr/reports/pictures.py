@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import SimpleITK as sitk
-from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from nnunet_cpr._figures import styled_figure
@@ -128,11 +128,13 @@ def _draw_case(files: dict[str, Path], dataset: dict[str, Any], title: str, name
         panels = figure.subplots(1, len(labels))
         for axes, heading, label_map in zip(panels, list(files)[1:], labels, strict=True):
             axes.imshow(grey, cmap="gray", vmin=low, vmax=max(high, low + 1e-6), aspect=aspect)
-            _draw_labels(axes, label_map, present)
+            overlay = _colors(label_map)
+            overlay[..., 3] = 0.5 * (label_map > 0)
+            axes.imshow(overlay, aspect=aspect)
             axes.set_title(short(heading))
             axes.set_axis_off()
         titles = {value: short(str(names.get(value, f"label {value}"))) for value in present}
-        patches = [Patch(color=_color(value), label=title) for value, title in titles.items()]
+        patches = [Patch(color=tuple(_colors(value)), label=title) for value, title in titles.items()]
         figure.legend(handles=patches, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
         figure.suptitle(title, fontsize=9, parse_math=False)
         wrong = [int(np.count_nonzero(prediction != labels[0])) for prediction in labels[1:]]
@@ -140,14 +142,6 @@ def _draw_case(files: dict[str, Path], dataset: dict[str, Any], title: str, name
         return save(figure, f"case-{name}", alt, suffixes=["png"])
 
 
-def _draw_labels(axes: Axes, label_map: np.ndarray, present: list[int]) -> None:
-    for value in present:
-        mask = np.pad(label_map == value, 1).astype(float)  # so that outlines at the edge are closed
-        rows, columns = (np.arange(length) - 1 for length in mask.shape)
-        if mask.any():
-            axes.contourf(columns, rows, mask, levels=[0.5, 1.5], colors=[_color(value)], alpha=0.35)
-            axes.contour(columns, rows, mask, levels=[0.5], colors=[_color(value)], linewidths=1)
-
-
-def _color(value: int) -> str:
-    return f"C{(value - 1) % 10}"
+def _colors(values: Any) -> np.ndarray:
+    """Return the color of each label, [..., RGBA]."""
+    return np.asarray(matplotlib.colormaps["tab10"]((np.asarray(values) - 1) % 10))

@@ -20,22 +20,17 @@ class Compared:
 
     Attributes:
         of_study: results of all trainers.
-        results: the results to compare; after a selection ``trainer`` in the cases is an entry's name.
-        entries: the study's trainers, or one entry for each method.
-        reference, non_inferior_to: the entries of the study's trainers of these names.
-        picks: the selected trainer of each method and fold; empty without a selection.
+        results: the results to compare; after a selection the study's trainers are one for each method.
+        picks: the selected trainer of each method by fold; empty without a selection.
     """
 
     of_study: SettingResults
     results: SettingResults
-    entries: tuple[TrainerEntry, ...]
-    reference: TrainerEntry
-    non_inferior_to: TrainerEntry
-    picks: dict[tuple[str, int], str]
+    picks: dict[str, dict[int, str]]
 
     def trainer(self, entry: TrainerEntry, fold: int) -> str:
         """Return the trainer of an entry in a fold."""
-        return self.picks.get((entry.group, fold), entry.trainer)
+        return self.picks.get(entry.group, {}).get(fold, entry.trainer)
 
 
 def choose_compared(results: SettingResults) -> Compared:
@@ -47,25 +42,24 @@ def choose_compared(results: SettingResults) -> Compared:
     other fold remains to select on. The runs that it is selected by have trained on the cases of the
     fold, but were not validated on them: no trainer is selected by the values that it is compared by.
     """
-    study = results.study
-    reference, non_inferior_to = study.entry(study.reference), study.entry(study.non_inferior_to)
+    study, cases = results.study, results.cases
     if not study.select:
-        return Compared(results, results, study.trainers, reference, non_inferior_to, {})
-    entries, cases = _entries(study.trainers), results.cases
-    chosen, picks = [cases.iloc[:0]], {}
-    for group, entry in entries.items():
-        for fold, trainer in _select(results, group).items():
-            picks[group, fold] = trainer
-            of_fold = cases[(cases["trainer"] == trainer) & (cases["fold"] == fold)]
-            chosen.append(of_fold.assign(trainer=entry.trainer))
-    return Compared(
-        results,
-        replace(results, cases=pd.concat(chosen, ignore_index=True)),
-        tuple(entries.values()),
-        entries[reference.group],
-        entries[non_inferior_to.group],
-        picks,
+        return Compared(results, results, {})
+    entries = _entries(study.trainers)
+    picks = {group: _select(results, group) for group in entries}
+    chosen = [
+        cases[(cases["trainer"] == trainer) & (cases["fold"] == fold)].assign(trainer=entry.trainer)
+        for group, entry in entries.items()
+        for fold, trainer in picks[group].items()
+    ]
+    methods = replace(
+        study,
+        trainers=tuple(entries.values()),
+        reference=entries[study.entry(study.reference).group].trainer,
+        non_inferior_to=entries[study.entry(study.non_inferior_to).group].trainer,
     )
+    cases = pd.concat([cases.iloc[:0], *chosen], ignore_index=True)
+    return Compared(results, replace(results, study=methods, cases=cases), picks)
 
 
 def _select(results: SettingResults, group: str) -> dict[int, str]:
@@ -97,7 +91,7 @@ def _entries(trainers: tuple[TrainerEntry, ...]) -> dict[str, TrainerEntry]:
 
 def selection_notes(compared: Sequence[Compared]) -> list[str]:
     """Return notes with the selected settings of all methods; none if no group has several."""
-    study = compared[0].results.study
+    study = compared[0].of_study.study
     several = [g for g, n in Counter(entry.group for entry in study.trainers).items() if n > 1]
     if not study.select or not several:
         return []
@@ -107,9 +101,8 @@ def selection_notes(compared: Sequence[Compared]) -> list[str]:
     ]
     for each, group in product(compared, several):
         folds: dict[str, list[str]] = {}
-        for (of_group, fold), trainer in each.picks.items():
-            if of_group == group:
-                folds.setdefault(study.entry(trainer).title, []).append(str(fold))
+        for fold, trainer in each.picks[group].items():
+            folds.setdefault(study.entry(trainer).title, []).append(str(fold))
         chosen = "; ".join(f"{title} (fold {', '.join(of_title)})" for title, of_title in folds.items())
         none = "no setting was selected; expected two folds that all its settings have finished"
         notes.append(f"{each.results.title}, {group}: {chosen or none}.")

@@ -1,13 +1,102 @@
-"""Comparisons in words."""
+"""The answer of a report in words: warnings, comparisons, and what was shown to be not worse."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+from nnunet_cpr.reports.checks import find_warnings
 from nnunet_cpr.reports.metrics import p_text
-from nnunet_cpr.reports.numbers import Gain
+from nnunet_cpr.reports.numbers import Gain, Numbers
+from nnunet_cpr.reports.over_datasets import Family, OverDatasets
+from nnunet_cpr.reports.results import ASSUMED, SettingResults
+from nnunet_cpr.reports.selection import Compared
 from nnunet_cpr.reports.verdicts import Judged, Verdict
+
+MAX_SENTENCES = 6
+"""Maximum number of comparisons in words; the table and the CSV file have all."""
+
+
+def answers(settings: Sequence[SettingResults], judged: Family, tested: Family) -> list[str]:
+    """Return the result in words: warnings, a sentence for each comparison, and non-inferiority.
+
+    Args:
+        settings: results of each setting of the study.
+        judged: comparisons with the reference.
+        tested: comparisons with the trainer to which others may be non-inferior.
+    """
+    prefixes = {each.setting: f"{each.title}: " if len(settings) > 1 else "" for each in settings}
+    lines = [f"Warning: {prefixes[s.setting]}{line}" for s in settings for line in find_warnings(s)]
+    lines += map(_over_sentence, judged.over)
+    chosen = _most_interesting(judged)
+    lines += [f"{prefixes[each.numbers.setting]}{sentence(each)}" for each in chosen]
+    if number := len(judged.comparisons) - len(chosen):
+        more = "" if judged.over else "more "
+        lines.append(f"{number} {more}comparisons are in the tables of differences.")
+    for metric in settings[0].metrics:
+        titled: list[tuple[str, Judged[Any]]]
+        titled = [(f"{_over_title(each)}: ", each) for each in tested.over]
+        titled += [(prefixes[each.numbers.setting], each) for each in tested.comparisons]
+        of_metric = [(title, each) for title, each in titled if each.numbers.metric == metric]
+        lines += [_not_worse(of_metric)] if of_metric else []
+    return lines
+
+
+def _most_interesting(judged: Family) -> list[Judged[Numbers]]:
+    """Return the comparisons in words: of many those with a verdict, then those of the largest gain."""
+    has_no_verdict = (Verdict.UNDECIDED, Verdict.NONE)
+    chosen = [e for e in judged.comparisons if not judged.over or e.verdict not in has_no_verdict]
+    if len(chosen) > MAX_SENTENCES:
+        chosen.sort(key=lambda each: (each.verdict in has_no_verdict, -each.numbers.gain))
+    return chosen[:MAX_SENTENCES]
+
+
+def _over_title(judged: Judged[OverDatasets]) -> str:
+    return f"over {len(judged.numbers.datasets)} data sets"
+
+
+def _over_sentence(judged: Judged[OverDatasets]) -> str:
+    """Return the result over data sets in words, and which data sets do not count."""
+    n, title = judged.numbers, _over_title(judged)
+    text = (
+        f"{title[0].upper()}{title[1:]}: {sentence(judged).removesuffix('.')}; better on {n.better_on}"
+    )
+    if left_out := [each.setting.dataset for each in n.left_out]:
+        text += f"; without {', '.join(left_out)}, where values are missing"
+    return f"{text}."
+
+
+def _not_worse(titled: Sequence[tuple[str, Judged[Any]]]) -> str:
+    """Return which trainers are shown to be non-inferior by one metric.
+
+    With none it is said which margin these runs could have shown.
+    """
+    n = titled[0][1].numbers
+    shown = "; ".join(
+        f"{t}{each.numbers.entry.full_title}" for t, each in titled if each.is_non_inferior
+    )
+    smallest = min((e.smallest_margin for _, e in titled if e.evidence.is_possible), default=0.0)
+    if not shown:
+        shown = "no trainer"
+        if smallest > n.margin:
+            amount = n.metric.amount(smallest)
+            shown += f" (equal ones could have been shown within {amount} at best)"
+    margin = f"{n.metric.amount(n.margin, 'g')} of {n.metric.title}"
+    return f"Shown to be not worse than {n.reference.full_title} by more than {margin}: {shown}."
+
+
+def ratio_notes(settings: Sequence[Compared]) -> list[str]:
+    """Return a note for the data sets whose splits the study has not recorded."""
+    sources = {each.results.setting.dataset: each.results.ratio.source for each in settings}
+    assumed = [dataset for dataset, source in sources.items() if source == ASSUMED]
+    if not assumed or len(settings[0].results.study.trainers) == 1:
+        return []
+    which = "all data sets" if len(assumed) == len(sources) else ", ".join(assumed)
+    return [
+        f"The study has not recorded the splits of {which}; four times as many cases for training as "
+        "for the test of a fold are assumed, as in five folds."
+    ]
 
 
 def sentence(judged: Judged[Any]) -> str:

@@ -24,7 +24,6 @@ from nnunet_cpr._files import atomic_write, read_json
 from nnunet_cpr.reports.reading import (
     DAMAGE,
     ReportError,
-    class_key,
     read_cases,
     read_dataset_json,
 )
@@ -37,7 +36,8 @@ _SLACK = 1e-6
 distance of exactly the tolerance can come out slightly larger."""
 
 _Labels = tuple[int, ...]
-_Metrics = dict[_Labels, tuple[float, float]]
+_Metrics = dict[str, list[float | None]]
+"""HD95 and NSD of each class as in the cache; None for NaN."""
 _Job = tuple[Path, Path, list[_Labels], int | None, float]
 """Prediction, truth, classes, ignore label and tolerance of a case."""
 
@@ -119,13 +119,15 @@ def fold_surface_metrics(
             found[case] = outcome
     try:
         if jobs:
-            _write_cache(cache, belongs_to, found)
+            content = {**belongs_to, "cases": dict(sorted(found.items()))}
+            with atomic_write(cache) as temporary:
+                temporary.write_text(json.dumps(content, indent=1))
     except OSError as error:  # of a folder of another user
         notes.append(f"HD95 and NSD are not cached in {cache}: {error.strerror}")
-    nothing = (math.nan, math.nan)
-    keys = zip(table["case"], table["labels"])
-    values = np.array([found.get(case, {}).get(labels, nothing) for case, labels in keys])
-    return table[["case", "class"]].assign(hd95=values[:, 0], nsd=values[:, 1]), notes
+    keys = zip(table["case"], table["labels"].map(_key))
+    values = [found.get(case, {}).get(key, (None, None)) for case, key in keys]
+    table[["hd95", "nsd"]] = np.array(values, float)  # None becomes NaN
+    return table[["case", "class", "hd95", "nsd"]], notes
 
 
 def compute_surface_metrics(
@@ -226,8 +228,17 @@ def _measure(
         return f"the prediction has shape {prediction.shape}, the ground truth {truth.shape}"
     if ignore is not None:
         prediction = np.where(truth == ignore, 0, prediction)
-    masks = {labels: (np.isin(prediction, labels), np.isin(truth, labels)) for labels in classes}
-    return {labels: compute_surface_metrics(*pair, spacing, tolerance) for labels, pair in masks.items()}
+    metrics = {}
+    for labels in classes:
+        masks = np.isin(prediction, labels), np.isin(truth, labels)
+        found = compute_surface_metrics(*masks, spacing, tolerance)
+        metrics[_key(labels)] = [None if math.isnan(value) else value for value in found]
+    return metrics
+
+
+def _key(labels: _Labels) -> str:
+    """Return the name of a class in the cache."""
+    return ", ".join(map(str, labels))
 
 
 def _read(path: Path) -> tuple[np.ndarray, Sequence[float]]:
@@ -240,30 +251,13 @@ def _read(path: Path) -> tuple[np.ndarray, Sequence[float]]:
     return labels[0], properties["spacing"]
 
 
-def _write_cache(path: Path, belongs_to: dict[str, Any], found: dict[str, _Metrics]) -> None:
-    cases = {
-        case: {
-            ", ".join(map(str, labels)): [None if math.isnan(value) else value for value in pair]
-            for labels, pair in found[case].items()
-        }
-        for case in sorted(found)
-    }
-    with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps({**belongs_to, "cases": cases}, indent=1))
-
-
 def _read_cache(path: Path, belongs_to: dict[str, Any]) -> dict[str, _Metrics]:
     """Return the cached metrics of each case; empty if they belong to something else or are damaged."""
     try:
         content = read_json(path)
-        if {key: content[key] for key in belongs_to} != belongs_to:
-            return {}
-        return {
-            case: {
-                class_key(labels): (math.nan, math.nan) if hd95 is None else (float(hd95), float(nsd))
-                for labels, (hd95, nsd) in classes.items()
-            }
-            for case, classes in content["cases"].items()
-        }
+        cases = dict(content.pop("cases"))
+        for classes in cases.values():
+            np.array([*classes.values()], float).reshape(-1, 2)
+        return cases if content == belongs_to else {}
     except DAMAGE:
         return {}

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 
+import numpy as np
+
 from nnunet_cpr.reports.numbers import Gain
 from nnunet_cpr.reports.statistics import LEVEL, holm
 
@@ -121,7 +123,10 @@ class Judged(Generic[G]):
     @property
     def smallest_margin(self) -> float:
         """Smallest margin within which equal trainers could have been shown equivalent."""
-        return self.numbers.smallest_margin(LEVEL / max(self.compared, 1))
+        level = LEVEL / max(self.compared, 1)
+        low, high = self.numbers.bootstrap
+        reach = self.numbers.largest(lambda test: test.one_sided_reach(level))
+        return float(np.fmax(reach, (high - low) / 2))
 
 
 def judge_all(comparisons: Sequence[G]) -> list[Judged[G]]:

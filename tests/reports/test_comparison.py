@@ -45,8 +45,8 @@ def compared(results, *trainers, reference="", **changes):
     """Return the comparisons by trainer."""
     planned = study(*(trainers or (SGD, CPR)), **{"seeds": SEEDS, **changes})
     chosen = choose_compared(read_results(planned, results).by_setting()[0])
-    entry = planned.entry(reference) if reference else chosen.reference
-    return {each.numbers.entry.trainer: each for each in judge_all(compare_with([chosen], entry))}
+    comparisons = compare_with([chosen], reference or planned.reference)
+    return {each.numbers.entry.trainer: each for each in judge_all(comparisons)}
 
 
 def test_clear_difference_is_better_or_worse(tmp_path):

@@ -41,10 +41,10 @@ def test_setting_is_selected_on_the_other_folds(tmp_path):
         },
     )
     selection = choose_compared(read_results(planned(), tmp_path).by_setting()[0])
-    assert [selection.picks["weight decay", fold] for fold in range(3)] == [DECAYS[1]] * 3
-    assert [selection.picks["CPR", fold] for fold in range(3)] == [CPR[0]] * 3
-    decay, cpr = selection.entries
-    assert selection.reference is decay
+    assert [selection.picks["weight decay"][fold] for fold in range(3)] == [DECAYS[1]] * 3
+    assert [selection.picks["CPR"][fold] for fold in range(3)] == [CPR[0]] * 3
+    decay, cpr = selection.results.study.trainers
+    assert selection.results.study.reference == decay.trainer
     of_decay = selection.results.cases[selection.results.cases["trainer"] == decay.trainer]
     assert of_decay.groupby("fold")["dice"].first().tolist() == pytest.approx([0.65, 0.8, 0.8])
     assert selection.trainer(cpr, 2) == CPR[0]
