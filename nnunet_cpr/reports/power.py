@@ -19,6 +19,7 @@ import numpy as np
 
 from nnunet_cpr.reports.metrics import METRICS
 from nnunet_cpr.reports.numbers import count, pair_runs, values_of_cases
+from nnunet_cpr.reports.over_datasets import MIN_DATASETS
 from nnunet_cpr.reports.reading import ReportError
 from nnunet_cpr.reports.results import MIN_FOLDS, MIN_SEEDS, StudyResults
 from nnunet_cpr.reports.statistics import (
@@ -31,6 +32,7 @@ from nnunet_cpr.reports.statistics import (
 
 CASES_PER_FOLD = 36
 _STUDIES = 300
+_STUDIES_OVER = 10_000
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,16 @@ MEASURED = (
 """Roots of the mean variances of committed studies with about 1,000 training steps, by
 :func:`deviations_of`; ``tests/reports/test_power.py`` lists the studies and repeats the calculation."""
 
+PUBLISHED = (
+    Deviations("organs", case=0.24, training=0, fold=0, seed=0, residual=0.97),
+    Deviations("lesions", case=1.87, training=1.35, fold=0, seed=0, residual=7.47),
+)
+"""Two networks on four and six data sets of the Decathlon, one training of 1,000 epochs a fold, from
+Becktepe et al. (Auto-nnU-Net, 2025); ``benchmarks/typical_deviations.py`` repeats the calculation."""
+
+OF_DATASETS = 0.58
+"""Deviation of a trainer between these ten data sets."""
+
 
 class Size(NamedTuple):
     """Size of a study.
@@ -74,7 +86,8 @@ class Size(NamedTuple):
     Attributes:
         folds, seeds: their numbers.
         cases: validation cases of a fold.
-        comparisons: number of comparisons in Holm's correction.
+        comparisons: number of comparisons on each data set.
+        datasets: number of data sets.
         ratio: test cases of a fold per other case.
     """
 
@@ -82,7 +95,14 @@ class Size(NamedTuple):
     seeds: int
     cases: int = CASES_PER_FOLD
     comparisons: int = 1
+    datasets: int = 1
     ratio: float = 1 / 4
+
+    @property
+    def family(self) -> int:
+        """Number of comparisons in Holm's correction."""
+        of_datasets = self.datasets if self == possible_size(self) else 0
+        return self.comparisons * (of_datasets + (self.datasets >= MIN_DATASETS))
 
 
 def possible_size(size: Size) -> Size:
@@ -109,6 +129,32 @@ def smallest_effect(size: Size, deviations: Deviations) -> float:
     return float(np.quantile([_found_from(size, deviations, rng) for _ in range(_STUDIES)], 0.8))
 
 
+def smallest_effect_over(size: Size, deviations: Deviations) -> float:
+    """Return the mean difference over data sets, in points, that is found in 80 % of studies.
+
+    Args:
+        size: size of the studies, of :data:`MIN_DATASETS` data sets or more.
+        deviations: variation of both trainers; that between data sets is :data:`OF_DATASETS`.
+
+    Example:
+        >>> smallest_effect_over(Size(5, 1, datasets=3), ASSUMED[0]) > 1
+        True
+    """
+    d = deviations
+    errors = [
+        d.case**2 / (size.folds * size.cases),
+        d.training**2 / (size.folds * size.seeds),
+        d.fold**2 / size.folds,
+        d.seed**2 / size.seeds,
+        d.residual**2 / (size.folds * size.seeds * size.cases),
+    ]
+    deviation = math.sqrt(2 * (OF_DATASETS**2 + sum(errors)))  # of the difference of two trainers
+    gains = np.random.default_rng(0).normal(0, deviation, (_STUDIES_OVER, size.datasets))
+    tests = [corrected_t_test(each, ratio=0) for each in gains]
+    found = [test.one_sided_reach(LEVEL / 2 / size.family) - test.mean for test in tests]
+    return float(np.quantile(found, 0.8))
+
+
 def describe(size: Size, deviations: Deviations) -> str:
     """Return a sentence with the smallest effect, and that of a larger study.
 
@@ -117,6 +163,13 @@ def describe(size: Size, deviations: Deviations) -> str:
         'with 5 folds and 3 seeds, 8 of 10 studies'
     """
     given = f"with {count(size.folds, 'fold')} and {count(size.seeds, 'seed')}"
+    if size.datasets >= MIN_DATASETS:
+        over = to_digits(smallest_effect_over(size, deviations))
+        on_one = size._replace(datasets=1, comparisons=possible_size(size).family)
+        return (
+            f"over {size.datasets} data sets {given}, 8 of 10 studies find a mean difference of {over} "
+            f"points; on one, {describe(on_one, deviations)}"
+        )
     if size != possible_size(size):
         possible = describe(possible_size(size), deviations)
         return f"{given} there is no verdict on a data set; {possible}"
@@ -148,7 +201,7 @@ def _found_from(size: Size, deviations: Deviations, rng: np.random.Generator) ->
     )
     trainings = training_means(list(differences))
     tests = (corrected_t_test(trainings, size.ratio), fold_seed_test(trainings))
-    reach = max(test.one_sided_reach(LEVEL / 2 / size.comparisons) for test in tests)
+    reach = max(test.one_sided_reach(LEVEL / 2 / size.family) for test in tests)
     low, _ = crossed_bootstrap(list(differences), resamples=999)
     return max(reach - float(trainings.mean()), -low)
 

@@ -8,16 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_1samp
 
-from benchmarks.study_statistics import SCENARIOS, simulate, verdicts
+from benchmarks.study_statistics import SCENARIOS, compare, simulate, verdicts
 from nnunet_cpr.reports.power import (
     ASSUMED,
     MEASURED,
+    OF_DATASETS,
     Deviations,
     Size,
     describe,
     deviations_of,
     smallest_effect,
+    smallest_effect_over,
 )
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.studies.study_file import load
@@ -38,6 +41,17 @@ def test_larger_studies_find_smaller_effects_and_more_comparisons_larger_ones() 
     effects = [smallest_effect(size, ASSUMED[0]) for size in sizes]
     assert effects == sorted(effects, reverse=True) and effects[-1] > 0
     assert effects[1] == smallest_effect.__wrapped__(sizes[1], ASSUMED[0]), "depends on earlier calls"
+
+
+@pytest.mark.slow
+def test_studies_of_five_data_sets_find_the_mean_effect_in_80_percent() -> None:
+    """Simulated data sets with one seed, whose differences vary by the published deviation, too."""
+    effect, studies = smallest_effect_over(Size(3, 1, datasets=5), ASSUMED[1]), 80
+    gains = [compare(each)[0].numbers.gain for each in simulate(ASSUMED[1], 3, 1, 0.0, 5 * studies)]
+    varied = np.random.default_rng(0).normal(effect, math.sqrt(2) * OF_DATASETS, (studies, 5))
+    tests = [ttest_1samp(each, 0) for each in np.reshape(gains, (studies, 5)) + varied]
+    found = np.mean([test.pvalue < 0.05 and test.statistic > 0 for test in tests])
+    assert abs(found - 0.8) < 3 * math.sqrt(0.8 * 0.2 / studies)
 
 
 def test_a_study_too_small_for_a_verdict_is_told_a_size_that_has_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def test_plan_from_assumptions_fits_the_terminal(results: Path) -> None:
     said = plan("quick", "--dataset", DATASET, "--folds", "all", "--seeds", "1-3")
     assert max(map(len, said.splitlines())) <= 80
     assert said.startswith("with 5 folds and 3 seeds, 8 of 10 studies find a difference of 1.")
-    assert "ACDC                 0.60      0.46  0.33" in said
+    assert "ACDC                0.60     0.46 0.33" in said and "lesions             1.87" in said
     assert "36 cases a fold, 1 comparison\n" in said
     assert said.endswith("0 of 30 done; 7,500,000 training steps left\n")
 
@@ -58,6 +59,21 @@ def test_plan_like_finished_runs_has_their_deviations_cases_and_hours(results: P
     assert "6 cases a fold" in said
     assert "0 of 30 done; 75,000 training steps left; about 9.0 hours, one run at a time" in said
     assert "20 cases a fold" in plan(*of_study, "--like", "pilot", "--cases", "20")
+
+
+def test_plan_over_data_sets_is_said_and_in_json(results: Path) -> None:
+    study = ("--trainers", ",".join(TRAINERS), "-d", "Dataset001_A")
+    several = (*study, "-d", "Dataset002_B", "-d", "Dataset003_C")
+    said = plan(*several)
+    assert max(map(len, said.splitlines())) <= 80
+    words = " ".join(said.split())
+    assert words.startswith("over 3 data sets with 5 folds and 1 seed, 8 of 10 studies find a mean diff")
+    assert "on one, with 5 folds and 1 seed there is no verdict on a data set" in words
+    found = json.loads(plan(*several, "--json"))
+    assert " ".join(found["sentence"].split()) in words and found["datasets"] == 3
+    rows = {row["title"]: row for row in found["deviations"]}
+    assert rows["lesions"]["found_over_datasets"] > rows["organs"]["found_over_datasets"] > 2
+    assert "found_over_datasets" not in json.loads(plan(*study, "--json"))["deviations"][0]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,12 +12,15 @@ from rich.table import Column, Table
 from typer import Option
 
 from nnunet_cpr import studies
+from nnunet_cpr.cli._options import JsonOption, print_json
 from nnunet_cpr.cli.study._options import SelectedStudy, StudyOptions
 
 if TYPE_CHECKING:
     from nnunet_cpr.reports.power import Deviations, Size
 
-_COMPONENTS = ("case", "training", "fold", "seed", "residual")
+_COMPONENTS = 5
+"""Number of deviations."""
+_HEADINGS = {"found_with_2_seeds_more": "+2 seeds", "found_over_datasets": "all sets"}
 
 
 def plan(
@@ -27,11 +31,12 @@ def plan(
     cases: Annotated[
         int | None, Option(min=2, help="Validation cases of a fold; by default 36, or those of --like.")
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the difference in Dice that 8 of 10 such studies would find, and the runs it takes.
 
-    Simulated studies go through the tests of the report. Without --like, how much runs vary is assumed,
-    or that of this package's own short trainings.
+    Simulated studies go through the tests of the report. Without --like, how much runs vary is that of
+    published and of this package's own trainings, or assumed.
     """
     from nnunet_cpr.reports import power
     from nnunet_cpr.reports.reading import read_results
@@ -43,7 +48,7 @@ def plan(
         raise studies.StudyError(f"study {name}: expected a data set, got none; add --dataset")
     if not size.comparisons:
         raise studies.StudyError(f"study {name}: expected two trainers to compare, got one")
-    deviations: tuple[power.Deviations, ...] = (*power.ASSUMED, *power.MEASURED)
+    deviations: tuple[Deviations, ...] = (*power.ASSUMED, *power.MEASURED, *power.PUBLISHED)
     if finished is not None:
         results = read_results(finished.study, finished.paths.results, finished.paths.splits)
         deviations = (power.deviations_of(results),)
@@ -51,27 +56,41 @@ def plan(
         ratio = next(iter(results.ratios.values())).value
         size = size._replace(cases=round(of_runs.mean()), ratio=ratio)
     size = size._replace(cases=cases or size.cases)
-    console = Console()
-    console.print(power.describe(size, deviations[0]), highlight=False)
-    console.print(_table(power.possible_size(size), deviations))
+    possible, sentence = power.possible_size(size), power.describe(size, deviations[0])
+    rows, cost = [_row(size, each) for each in deviations], _cost(selected, finished)
+    if as_json:
+        return print_json({"sentence": sentence, **size._asdict(), "deviations": rows, "cost": cost})
+    console = Console(highlight=False)
+    console.print(sentence)
+    console.print(_table(rows))
     if finished is None:
-        measured = " and ".join(each.title for each in power.MEASURED)
-        console.print(f"in points; {measured} measured in short trainings, others assumed")
-    comparisons = power.count(size.comparisons, "comparison")
-    console.print(f"{size.cases} cases a fold, {comparisons}", highlight=False)
-    console.print(_cost(selected, finished), highlight=False)
+        console.print("in points; from short trainings (ACDC, Hippocampus), published ones of")
+        console.print("1,000 epochs (organs, lesions; Becktepe et al., 2025), or assumed")
+    console.print(f"{size.cases} cases a fold, {power.count(possible.family, 'comparison')}")
+    console.print(cost)
 
 
-def _table(size: Size, deviations: Sequence[Deviations]) -> Table:
-    """Return the deviations in points, and the differences that are found with each."""
-    from nnunet_cpr.reports.power import smallest_effect, to_digits
+def _row(size: Size, deviations: Deviations) -> dict[str, Any]:
+    """Return the deviations in points, and the differences that are found with them."""
+    from nnunet_cpr.reports import power
 
-    headings = (Column(name, justify="right") for name in (*_COMPONENTS, "found", "2 seeds more"))
-    table = Table("deviations of", *headings, box=None, header_style="")
-    for each in deviations:
-        parts = [f"{getattr(each, component):.2f}" for component in _COMPONENTS]
-        effects = [smallest_effect(one, each) for one in (size, size._replace(seeds=size.seeds + 2))]
-        table.add_row(escape(each.title), *parts, *map(to_digits, effects))
+    possible = power.possible_size(size)
+    larger = possible._replace(seeds=possible.seeds + 2)
+    found = [power.smallest_effect(each, deviations) for each in (possible, larger)]
+    row = {**asdict(deviations), "found": found[0], "found_with_2_seeds_more": found[1]}
+    is_several = size.datasets >= power.MIN_DATASETS
+    over = {"found_over_datasets": power.smallest_effect_over(size, deviations)} if is_several else {}
+    return row | over
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    from nnunet_cpr.reports.power import to_digits
+
+    headings = [Column(_HEADINGS.get(key, key), justify="right") for key in [*rows[0]][1:]]
+    table = Table("deviations of", *headings, box=None, header_style="", padding=(0, 1, 0, 0))
+    for title, *values in (row.values() for row in rows):
+        deviations = [f"{value:.2f}" for value in values[:_COMPONENTS]]
+        table.add_row(escape(title), *deviations, *map(to_digits, values[_COMPONENTS:]))
     return table
 
 
@@ -79,9 +98,10 @@ def _size(study: studies.Study) -> Size:
     """Return the size of a study, with the default number of cases."""
     from nnunet_cpr.reports.power import Size
 
-    settings = len(study.datasets) * len(study.configurations) * len(study.plans)
+    settings = len(study.configurations) * len(study.plans)
     comparisons = settings * len(study.metrics) * (len(study.trainers) - 1)
-    return Size(len(study.folds), max(1, len(study.seeds)), comparisons=comparisons)
+    datasets = max(1, len(study.datasets))
+    return Size(len(study.folds), max(1, len(study.seeds)), comparisons=comparisons, datasets=datasets)
 
 
 def power_line(study: studies.Study) -> str:
