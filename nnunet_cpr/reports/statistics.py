@@ -113,10 +113,11 @@ def fold_seed_test(trainings: np.ndarray) -> MeanDifference:
     """Return the test with folds and seeds as crossed random factors.
 
     The variance of the mean is that between folds plus that between seeds, as in Clark's (1973) min F';
-    the degrees of freedom are Satterthwaite's, with two folds at most one: these say next to nothing
-    about the variation between folds, and simulated reports would claim too much. A difference that only
-    some folds or only some seeds show is not significant here. Without two folds and two seeds every
-    result is NaN.
+    the degrees of freedom are Satterthwaite's, at most twice those of the fewer of folds and seeds, with
+    two folds at most one: two folds say next to nothing about the variation between folds, and few seeds
+    that look alike by chance leave too many degrees of freedom for the small p that several comparisons
+    need. Simulated reports would claim too much. A difference that only some folds or only some seeds
+    show is not significant here. Without two folds and two seeds every result is NaN.
 
     Args:
         trainings: differences of the trainings, [folds, seeds].
@@ -132,9 +133,8 @@ def fold_seed_test(trainings: np.ndarray) -> MeanDifference:
     of_seeds = trainings.mean(axis=0).var(ddof=1) / s
     variance = of_folds + of_seeds
     df = variance**2 / (of_folds**2 / (k - 1) + of_seeds**2 / (s - 1)) if variance else k * s - 1
-    if k == 2:
-        df = min(df, 1.0)
-    return MeanDifference(float(trainings.mean()), math.sqrt(variance), df)
+    largest = 1 if k == 2 else 2 * (min(k, s) - 1)
+    return MeanDifference(float(trainings.mean()), math.sqrt(variance), min(df, largest))
 
 
 def crossed_bootstrap(differences: Folds, resamples: int = RESAMPLES) -> tuple[float, float]:

@@ -100,6 +100,7 @@ def test_fold_seed_test_matches_calculation_by_hand():
     expected = 2 * probability(t, math.inf, df, 0, 1)
     assert fold_seed_test(np.array(table)).p == pytest.approx(expected)
     assert fold_seed_test(np.array([[0.3, 0.4, 0.5, 0.2], [0.3, 0.5, 0.4, 0.2]])).df == 1
+    assert fold_seed_test(np.array([[0, 3, 2], [1, 2, 5], [4, 4, 4], [5, 2, 3], [2, 4, 4]])).df == 4
 
 
 def bootstrap_by_hand(folds, resamples, seed):
