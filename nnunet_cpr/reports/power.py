@@ -17,18 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nnunet_cpr.reports import statistics
 from nnunet_cpr.reports.metrics import METRICS
 from nnunet_cpr.reports.numbers import count, pair_runs, values_of_cases
 from nnunet_cpr.reports.over_datasets import MIN_DATASETS
 from nnunet_cpr.reports.reading import ReportError
 from nnunet_cpr.reports.results import MIN_FOLDS, MIN_SEEDS, StudyResults
-from nnunet_cpr.reports.statistics import (
-    LEVEL,
-    corrected_t_test,
-    crossed_bootstrap,
-    fold_seed_test,
-    training_means,
-)
+from nnunet_cpr.reports.statistics import LEVEL
 
 CASES_PER_FOLD = 36
 _STUDIES = 300
@@ -140,17 +135,13 @@ def smallest_effect_over(size: Size, deviations: Deviations) -> float:
         >>> smallest_effect_over(Size(5, 1, datasets=3), ASSUMED[0]) > 1
         True
     """
-    d = deviations
-    errors = [
-        d.case**2 / (size.folds * size.cases),
-        d.training**2 / (size.folds * size.seeds),
-        d.fold**2 / size.folds,
-        d.seed**2 / size.seeds,
-        d.residual**2 / (size.folds * size.seeds * size.cases),
-    ]
-    deviation = math.sqrt(2 * (OF_DATASETS**2 + sum(errors)))  # of the difference of two trainers
+    d, runs = deviations, size.folds * size.seeds
+    of_folds = (d.fold**2 + d.case**2 / size.cases) / size.folds
+    of_runs = (d.training**2 + d.residual**2 / size.cases) / runs
+    variance = OF_DATASETS**2 + of_folds + d.seed**2 / size.seeds + of_runs
+    deviation = math.sqrt(2 * variance)  # of the difference of two trainers
     gains = np.random.default_rng(0).normal(0, deviation, (_STUDIES_OVER, size.datasets))
-    tests = [corrected_t_test(each, ratio=0) for each in gains]
+    tests = [statistics.corrected_t_test(each, ratio=0) for each in gains]
     found = [test.one_sided_reach(LEVEL / 2 / size.family) - test.mean for test in tests]
     return float(np.quantile(found, 0.8))
 
@@ -199,10 +190,10 @@ def _found_from(size: Size, deviations: Deviations, rng: np.random.Generator) ->
         + draw(deviations.seed, 0, 2)
         + draw(deviations.residual)
     )
-    trainings = training_means(list(differences))
-    tests = (corrected_t_test(trainings, size.ratio), fold_seed_test(trainings))
+    trainings = statistics.training_means(list(differences))
+    tests = (statistics.corrected_t_test(trainings, size.ratio), statistics.fold_seed_test(trainings))
     reach = max(test.one_sided_reach(LEVEL / 2 / size.family) for test in tests)
-    low, _ = crossed_bootstrap(list(differences), resamples=999)
+    low, _ = statistics.crossed_bootstrap(list(differences), resamples=999)
     return max(reach - float(trainings.mean()), -low)
 
 
@@ -246,7 +237,7 @@ def _components(differences: Sequence[np.ndarray]) -> np.ndarray:
         differences: for each fold an array [seeds, cases] without NaN.
     """
     folds, seeds = len(differences), len(differences[0])
-    trainings = training_means(differences)
+    trainings = statistics.training_means(differences)
     cases = float(np.mean([fold.shape[1] for fold in differences]))
     rests = [_double_centred(fold) for fold in differences]
     freedom = (seeds - 1) * sum(rest.shape[1] - 1 for rest in rests)

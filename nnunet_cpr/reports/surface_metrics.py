@@ -21,12 +21,7 @@ import pandas as pd
 
 from nnunet_cpr._cores import available_cores
 from nnunet_cpr._files import atomic_write, read_json
-from nnunet_cpr.reports.reading import (
-    DAMAGE,
-    ReportError,
-    read_cases,
-    read_dataset_json,
-)
+from nnunet_cpr.reports.reading import DAMAGE, ReportError, read_cases, read_dataset_json
 from nnunet_cpr.reports.results import RUN, UNSEEDED, StudyResults
 from nnunet_cpr.studies.definition import DEFAULT_TOLERANCE
 

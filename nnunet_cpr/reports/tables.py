@@ -140,10 +140,8 @@ def main_table_notes(settings: Sequence[SettingResults]) -> list[str]:
 def class_table(results: SettingResults, metric: Metric) -> Table:
     """Return the mean of each class over the trainer's finished runs, trainers down, classes across."""
     means = class_means(results.cases, metric.name)
-    values = metric.scale * means.pivot_table(
-        index="trainer", columns="class", values=metric.name, dropna=False, sort=False, observed=True
-    )
-    values = values.reindex(columns=unique(means["class"]))
+    of_classes = means.groupby(["trainer", "class"], sort=False)[metric.name].mean()
+    values = metric.scale * of_classes.unstack("class").reindex(columns=unique(means["class"]))
     caption = f"{metric.heading} of each class, mean over the runs that a trainer has finished"
     return Table(caption, _titled(results, values.map(value_text)))
 
