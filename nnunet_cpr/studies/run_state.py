@@ -8,8 +8,8 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from nnunet_cpr._files import atomic_write, finite_number, read_json
 from nnunet_cpr.nnunet import fold_files
-from nnunet_cpr.studies.definition import Run
+from nnunet_cpr.studies.definition import Run, StudyError
 
 if TYPE_CHECKING:
     from nnunet_cpr.names.value import TrainerName
@@ -244,7 +244,7 @@ def claim(run: Run, paths: StudyPaths) -> Iterator[bool]:
         yield False
         return
     with lock:
-        if _is_training(folder):
+        if _training(folder):
             yield False
             return
         try:
@@ -264,35 +264,70 @@ def running_command(paths: StudyPaths) -> Iterator[None]:
         record.unlink(missing_ok=True)
 
 
-def stop_command(paths: StudyPaths) -> int:
-    """Send SIGTERM to the commands that run a study on this machine, and return their number.
+def stop_command(runs: Iterable[Run], paths: StudyPaths) -> Iterator[str]:
+    """Send SIGTERM to what runs a study on this machine, and yield a line about each process.
 
-    Shells let commands in the background ignore SIGINT.
+    These are its commands, as shells let those in the background ignore SIGINT, and the trainings whose
+    command was killed.
+
+    Raises:
+        StudyError: others work on some of the runs; it names them.
     """
-    count = 0
+    commands = set()
     for path in paths.study.glob(".run_*.json"):
         record, pid = read_json(path), int(path.stem.rpartition("_")[2])
         if record["host"] != socket.gethostname():
             continue
-        if psutil.pid_exists(pid) and psutil.Process(pid).create_time() == record["started"]:
-            os.kill(pid, signal.SIGTERM)
-            count += 1
+        if _process(pid, record["started"]):
+            _terminate(pid)
+            commands.add(pid)
+            yield f"stopping the command with process {pid}"
         else:
             path.unlink(missing_ok=True)  # of a command that was killed
-    return count
+    others = []
+    for run in runs:
+        folder = run.folder(paths.results)
+        training, is_claimed = _training(folder), _is_locked(folder)
+        if training and not is_claimed:
+            _terminate(training.pid)
+            yield f"stopping process {training.pid}, whose command was killed: {run.key}"
+        elif training and training.ppid() not in commands:
+            others.append(f"{run.key}: process {training.ppid()}, end it: kill {training.ppid()}")
+        elif is_claimed and not training and not commands:
+            others.append(f"{run.key}: a process of another machine, or one that is about to train")
+    if others:
+        raise StudyError(f"runs of another command: {'; '.join(others)}")
+
+
+def _process(pid: int, started: float | None) -> psutil.Process | None:
+    """Return a process that still runs and began at this time, so that its number is not another's."""
+    try:
+        process = psutil.Process(pid)
+        return process if started in (None, process.create_time()) else None
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _terminate(pid: int) -> None:
+    with suppress(ProcessLookupError):  # it has just ended
+        os.kill(pid, signal.SIGTERM)
 
 
 def record_process(run: Run, paths: StudyPaths, pid: int) -> None:
     """Record the process of a training, which may outlive its worker."""
-    record = {"host": socket.gethostname(), "pid": pid, "trainer": run.trainer}
+    started = psutil.Process(pid).create_time()
+    record = {"host": socket.gethostname(), "pid": pid, "started": started, "trainer": run.trainer}
     write_json(run.folder(paths.results) / _PROCESS, record)
 
 
 def is_running(run: Run, paths: StudyPaths) -> bool:
     """Return True if a process trains or validates this run."""
     folder = run.folder(paths.results)
-    if _is_training(folder):
-        return True
+    return _training(folder) is not None or _is_locked(folder)
+
+
+def _is_locked(folder: Path) -> bool:
+    """Return True if a process has claimed this run."""
     if not (folder / _LOCK).exists():
         return False
     try:
@@ -301,19 +336,20 @@ def is_running(run: Run, paths: StudyPaths) -> bool:
     except Timeout:
         return True
     except OSError:  # another user's lock, or a folder that cannot be written
-        return False  # on this machine the process above shows the training
+        return False  # on this machine the recorded process shows the training
 
 
-def _is_training(folder: Path) -> bool:
-    """Return True if the recorded training still runs on this machine."""
+def _training(folder: Path) -> psutil.Process | None:
+    """Return the recorded training if it still runs on this machine."""
     try:
         record = read_json(folder / _PROCESS)
-        # Another process may have the number by now, but not with this trainer among its arguments.
-        return record["host"] == socket.gethostname() and record["trainer"] in (
-            psutil.Process(record["pid"]).cmdline()
-        )
+        if record["host"] != socket.gethostname():
+            return None
+        process = _process(record["pid"], record.get("started"))
+        # Version 0.2.0 recorded no time, so that another process could have the number by now.
+        return process if process and record["trainer"] in process.cmdline() else None
     except (OSError, ValueError, LookupError, TypeError, OverflowError, psutil.Error):
-        return False
+        return None
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ import torch
 from nnunet_cpr.nnunet.commands import CommandFailed
 from nnunet_cpr.nnunet.fold_files import RESOURCES
 from nnunet_cpr.nnunet.stop_signals import StopRequest
-from nnunet_cpr.studies.definition import Run
+from nnunet_cpr.studies.definition import Run, StudyError
 from nnunet_cpr.studies.run_state import (
     Stage,
     StudyPaths,
@@ -136,11 +137,11 @@ def test_training_of_killed_worker_is_running(run: Run, paths: StudyPaths, fold:
             assert not ours
         record_process(run, paths, other.pid)
         assert state_of(run, paths).stage is Stage.WAITING
+        record_process(run, paths, training.pid)
     finally:
         for process in (training, other):
             process.kill()
             process.wait()
-    record_process(run, paths, training.pid)
     assert state_of(run, paths).stage is Stage.WAITING
     record = json.loads((fold / ".study_running.json").read_text())
     assert record["host"] == socket.gethostname()
@@ -200,7 +201,7 @@ def test_training_that_was_ended_early_shows_its_epochs(
     assert steps_left(run, state) == 0
 
 
-def test_command_of_a_study_is_stopped(paths: StudyPaths) -> None:
+def test_command_of_a_study_is_stopped(run: Run, paths: StudyPaths, fold: Path) -> None:
     """Also one that ignores Ctrl-C, as shells let commands in the background do."""
     code = (
         "import signal, sys, time; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
@@ -210,10 +211,33 @@ def test_command_of_a_study_is_stopped(paths: StudyPaths) -> None:
         "    print('runs', flush=True); time.sleep(60)\n"
     )
     paths.study.mkdir(parents=True)
-    assert stop_command(paths) == 0
+    assert list(stop_command([run], paths)) == []
     command = [sys.executable, "-c", code, str(paths.results), str(paths.study)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "runs\n"
-        assert stop_command(paths) == 1
+        assert list(stop_command([run], paths)) == [f"stopping the command with process {process.pid}"]
         assert process.wait(timeout=30) == -signal.SIGTERM
-    assert stop_command(paths) == 0 and not list(paths.study.iterdir())
+    assert list(stop_command([run], paths)) == [] and not list(paths.study.iterdir())
+
+
+def test_trainings_of_a_killed_command_are_stopped(run: Run, paths: StudyPaths, fold: Path) -> None:
+    """Those of another command are named, as that command would take the signal for a failure."""
+    paths.study.mkdir(parents=True)
+    code = "import time; time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code, run.trainer]) as training:
+        try:
+            with claim(run, paths):
+                record_process(run, paths, training.pid)
+                with pytest.raises(StudyError, match=f"{run.key}.*end it: kill {os.getpid()}"):
+                    list(stop_command([run], paths))
+                assert training.poll() is None
+            record_process(run, paths, training.pid)  # as if the command had not removed it
+            record = fold / ".study_running.json"
+            record.write_text(record.read_text().replace('"started": 1', '"started": 2'))
+            assert list(stop_command([run], paths)) == []  # another process has the number now
+            record_process(run, paths, training.pid)
+            assert str(training.pid) in "".join(stop_command([run], paths))
+            assert training.wait(timeout=30) == -signal.SIGTERM
+        finally:
+            training.kill()
+    assert list(stop_command([run], paths)) == []

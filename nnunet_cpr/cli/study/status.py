@@ -84,8 +84,13 @@ def live_table(
 
 def stop(study: StudyArgument, name: NameOption = None) -> None:
     """Stop a study on this machine as Ctrl-C does; the same `study run` continues it."""
-    paths = StudyOptions(study, name=name).select().paths
-    print("stopping" if studies.stop_command(paths) else "nothing runs on this machine")
+    selected = StudyOptions(study, name=name).select()
+    is_idle = True
+    for line in studies.stop_command(selected.study.runs(), selected.paths):
+        print(line, flush=True)
+        is_idle = False
+    if is_idle:
+        print("nothing runs on this machine")
 
 
 def remove(study: StudyArgument, name: NameOption = None) -> None:
