@@ -36,6 +36,7 @@ class BraTS2020(DataSet):
                 _file(path, "seg", "*_[Ss]eg*.nii*"),
             )
             for path in sorted(folder.glob("BraTS20_Training_*"))
+            if path.is_dir()
         ]
         return Archive(folder, cases, TO_NNUNET)
 

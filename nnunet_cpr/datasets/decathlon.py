@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from nnunet_cpr._files import read_json
@@ -44,7 +45,8 @@ def read_listed_cases(folder: Path, parts: dict[str, str]) -> Archive:
             those of the test cases, ``Ts``, have no labels.
 
     Raises:
-        PrepareError: ``dataset.json`` is missing, damaged or incomplete.
+        PrepareError: ``dataset.json`` is missing, damaged or incomplete, or the folders have other files
+            than it lists.
     """
     path = folder / "dataset.json"
     try:
@@ -54,10 +56,31 @@ def read_listed_cases(folder: Path, parts: dict[str, str]) -> Archive:
             for part, suffix in parts.items()
             for entry in document[part]
         ]
-        return Archive(folder, cases, [int(value) for value in document["labels"]])
+        archive = Archive(folder, cases, [int(value) for value in document["labels"]])
     except (OSError, ValueError, TypeError, KeyError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise PrepareError(f"{path} is missing, damaged or incomplete ({reason}); {AGAIN}") from error
+    images = [f"images{suffix}" for suffix in parts.values()]
+    _refuse_unlisted(
+        archive, [*images, *(f"labels{suffix}" for suffix in parts.values() if suffix != "Ts")]
+    )
+    return archive
+
+
+def _refuse_unlisted(archive: Archive, folders: Sequence[str]) -> None:
+    """Raise if there are files that are not listed, which nnU-Net's converter would take unchecked.
+
+    Files of missing cases are reported with those cases.
+    """
+    listed = {path for case in archive.cases for path in (*case.images, case.label) if path}
+    # The converter ignores the same hidden files.
+    found = {path for name in folders for path in (archive.folder / name).glob("[!._]*.nii*")}
+    if unlisted := sorted(str(path.relative_to(archive.folder)) for path in found - listed):
+        names = ", ".join(unlisted[:3]) + (", ..." if unlisted[3:] else "")
+        raise PrepareError(
+            f"{archive.folder}: expected the files that dataset.json lists, got {len(unlisted)} others "
+            f"({names}); move them away, or list them in dataset.json"
+        )
 
 
 def _case(entry: str | dict[str, str], images: Path, labels: Path) -> Case:

@@ -88,6 +88,7 @@ def test_brats2020_is_converted(raw: Path, tmp_path: Path) -> None:
     strange = "W39_1998.09.19_Segm.nii"  # as case 355 of the challenge has it
     case = source / "BraTS20_Training_002"
     (case / "BraTS20_Training_002_seg.nii").rename(case / strange)
+    (source / "BraTS20_Training_003.zip").write_bytes(b"PK")
     run("brats2020", tmp_path)
     folder = raw / "Dataset082_BraTS2020"
     for n in (1, 2, 3):

@@ -83,6 +83,25 @@ def test_damaged_dataset_json_is_refused(content: str, raw: Path, tmp_path: Path
     assert os.listdir(raw) == []
 
 
+@pytest.mark.parametrize(
+    ("data_set", "name"),
+    [
+        ("heart", "imagesTr/la_099.nii.gz"),
+        ("heart", "labelsTr/la_099.nii.gz"),
+        ("heart", "imagesTs/la_099.nii.gz"),
+        ("amos22", "imagesVa/amos_0009.nii.gz"),
+    ],
+)
+def test_files_that_are_not_listed_are_refused(
+    data_set: str, name: str, raw: Path, tmp_path: Path
+) -> None:
+    make = archives.make_decathlon if data_set == "heart" else archives.make_amos
+    archives.write(make(tmp_path) / name, archives.labels(1, (0, 7)))
+    (line,) = refused(data_set, tmp_path)
+    assert f"got 1 others ({name}); move them away, or list them in dataset.json" in line
+    assert os.listdir(raw) == []
+
+
 def test_used_dataset_id_is_refused(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = archives.make_btcv(tmp_path)
     preprocessed = tmp_path / "preprocessed"
