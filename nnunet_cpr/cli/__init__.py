@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from nnunet_cpr.cli import study, vision
+from nnunet_cpr.cli._errors import report_errors
 from nnunet_cpr.cli.demo import demo
 from nnunet_cpr.cli.doctor import doctor
 from nnunet_cpr.cli.export import export
@@ -27,7 +28,7 @@ app = typer.Typer(
     "nnUNetv2_train DATASET CONFIGURATION FOLD -tr nnUNetTrainerCPR",
 )
 for command in (trainers, finish, extend, prepare, export, demo, doctor):
-    app.command()(command)
+    app.command()(report_errors()(command))
 app.add_typer(study.app, name="study")
 app.add_typer(vision.app, name="vision")
 

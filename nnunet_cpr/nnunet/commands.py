@@ -62,10 +62,11 @@ def run(
     stop_seconds: float = 60.0,
     has_ranks: bool = False,
 ) -> None:
-    """Run a command to completion; an exception kills it and its child processes.
+    """Run a command to completion; then, and on an exception, what is left of it is killed.
 
-    A request to stop sends SIGTERM to the command, not to its child processes, and waits until it has
-    written its state and ended. What is left of it after ``stop_seconds`` is killed.
+    A killed command leaves its data loaders, which need memory for minutes. A request to stop sends
+    SIGTERM to the command, not to its child processes, and waits until it has written its state and
+    ended, at most ``stop_seconds``.
 
     Args:
         command: its name, searched first in the scripts folder of this Python, and its arguments.
@@ -108,13 +109,21 @@ def run(
             if request:
                 _terminate(process, request, stop_seconds, has_ranks)
                 raise CommandStopped
-        except BaseException:
+        finally:
             _kill_group(process)
-            raise
     if (status := process.returncode) != 0:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         tail = " | ".join([line for line in lines if line.strip()][-3:])
-        raise CommandFailed(f"{command[0]} failed with exit status {status}, see {log}: {tail}")
+        raise CommandFailed(f"{command[0]} {_describe_end(status)}, see {log}: {tail}")
+
+
+def _describe_end(status: int) -> str:
+    """Return an exit status other than 0 in words."""
+    if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        return "was killed, perhaps out of memory"
+    if status < 0:
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"failed with exit status {status}"
 
 
 def _ended_by_signal(status: int) -> bool:
@@ -144,6 +153,10 @@ def _group_runs(group: int) -> bool:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+    """Kill what is left of a process group, and wait until its memory is free."""
+    with contextlib.suppress(ProcessLookupError):  # nothing is left
         os.killpg(process.pid, signal.SIGKILL)
+        end = time.monotonic() + 10
+        while _group_runs(process.pid) and time.monotonic() < end:
+            time.sleep(0.1)
     process.wait()

@@ -17,12 +17,20 @@ from nnunet_cpr.nnunet.checkpoints import one_line
 from nnunet_cpr.nnunet.stop_signals import TERMINATION_SIGNALS, handle_signals
 
 
+class Interrupted(SystemExit, KeyboardInterrupt):
+    """Ctrl-C, with an exit status.
+
+    After a KeyboardInterrupt the status is 1 where a function that runs at the exit evaluates code, as
+    torch's does, since Python then forgets the interrupt.
+    """
+
+
 class Interruption:
     """End of a training by a signal: of a cluster's scheduler, or Ctrl-C.
 
     Rank 0 saves and ends all ranks and their child processes, with status 128 + signal. The other ranks
     pass signals on to it and go on, since rank 0 may wait for them. Ctrl-C in a training without ranks
-    raises KeyboardInterrupt, as usual.
+    raises :class:`Interrupted`.
 
     Args:
         save: function that saves the state and returns a message.
@@ -86,7 +94,7 @@ class Interruption:
             sys.stdout.flush()
         if number == signal.SIGINT and len(self._ranks) == 1:
             self._is_deferred = False
-            raise KeyboardInterrupt
+            raise Interrupted(128 + number)
         for pid in self._ranks:
             with suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)

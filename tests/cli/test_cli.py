@@ -49,6 +49,17 @@ def test_doctor_finds_no_problem_here() -> None:
         assert subject in result.output
 
 
+@pytest.mark.parametrize("command", ["trainers", "doctor"])
+def test_interrupt_of_any_command_has_its_status(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rich.console.Console.print", interrupt)
+    monkeypatch.setattr("nnunet_cpr.nnunet.tools.doctor.check_installation", interrupt)
+    result = runner.invoke(app, [command])
+    assert (result.exit_code, result.stderr) == (130, "nnunet-cpr: stopped\n")
+
+
 def test_explanation_is_printed_as_json() -> None:
     name = "nnUNetTrainerTimmCPR_lion_ws2000"
     found = json.loads(runner.invoke(app, ["trainers", name, "--json"]).stdout)
