@@ -1,4 +1,4 @@
-"""``nnunet-cpr prepare``: convert a challenge archive to nnU-Net's raw format."""
+"""``nnunet-cpr prepare``: convert a challenge archive, or other images, to nnU-Net's raw format."""
 
 from __future__ import annotations
 
@@ -7,34 +7,52 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+from rich.console import Console
 from typer import Argument, Option
 
 from nnunet_cpr import studies
 from nnunet_cpr.cli._errors import report_errors, stop
 from nnunet_cpr.cli._options import DEFAULT_PROCESSES, ProcessesOption
 
+if TYPE_CHECKING:
+    from nnunet_cpr.datasets.archive import DataSet
+
+FOLDER = "folder"
+
 
 def prepare(
-    dataset: Annotated[str, Argument(help="btcv, heart, brats2020, amos22 or hippocampus.")],
-    source: Annotated[Path, Argument(help="Folder of the extracted archive.")],
+    dataset: Annotated[str, Argument(help="btcv, heart, brats2020, amos22, hippocampus or folder.")],
+    source: Annotated[Path, Argument(help="Folder of the extracted archive, or of images.")],
+    labels: Annotated[Path | None, Argument(help="Folder of the segmentations, of `folder`.")] = None,
     dataset_id: Annotated[int | None, Option(min=1, max=999, help="Another dataset id.")] = None,
     name: Annotated[str | None, Option(help="Another name after DatasetXXX_.")] = None,
     processes: ProcessesOption = DEFAULT_PROCESSES,
+    channels: Annotated[str | None, Option(help="Channels of `folder`, such as CT or T1,T2.")] = None,
+    label_names: Annotated[str | None, Option(help="Names of the values above 0 of `folder`.")] = None,
+    write: Annotated[bool, Option("--write", help="Write the data set that `folder` shows.")] = False,
 ) -> None:
-    """Check the files of a challenge archive and convert it to a data set in nnUNet_raw."""
+    """Check the files of a challenge archive and convert it to a data set in nnUNet_raw.
+
+    `prepare folder IMAGES LABELS --name Liver` does so with NIfTI, NRRD, MHA, DICOM and other images.
+    """
     from nnunet_cpr._files import add_path_to_os_errors, atomic_directory
     from nnunet_cpr.datasets.archive import PrepareError
-    from nnunet_cpr.datasets.checks import find_problems
+    from nnunet_cpr.datasets.checks import check_cases
+    from nnunet_cpr.datasets.own_folder import OwnFolder
     from nnunet_cpr.datasets.registry import DATA_SETS, refuse_used_id
     from nnunet_cpr.nnunet.commands import CommandFailed
 
-    if dataset not in DATA_SETS:
-        stop(f"unknown data set {dataset!r}; choose from {', '.join(DATA_SETS)}")
+    if dataset not in (*DATA_SETS, FOLDER):
+        stop(f"unknown data set {dataset!r}; choose from {', '.join([*DATA_SETS, FOLDER])}")
     if name is not None and not re.fullmatch(r"\w[\w-]*", name):
         stop(f"--name: expected letters, digits, '_' and '-', got {name!r}")
-    data_set = DATA_SETS[dataset]
+    data_set = DATA_SETS.get(dataset) or _own_folder(labels, name, channels, label_names)
+    if dataset != FOLDER and (labels or channels or label_names or write):
+        stop(f"{dataset}: expected no LABELS, --channels, --label-names or --write; leave them out")
+    if write and not channels:
+        stop("--channels: expected their names, as nnU-Net normalizes CT in another way than all others")
     number = dataset_id or data_set.number
     expected = (studies.StudyError, PrepareError, CommandFailed, OSError)
     with report_errors(*expected, interrupted="interrupted; nothing was written"):
@@ -44,13 +62,31 @@ def prepare(
         target = raw / f"Dataset{number:03d}_{name or data_set.name}"
         refuse_used_id(target)
         archive = data_set.open(source)
-        problems = find_problems(archive, processes)
+        checked = check_cases(archive, processes)
+        problems = [each.problem for each in checked if each.problem]
         for problem in problems:
             print(problem, file=sys.stderr)
         if problems:
             stop(f"{archive.folder}: invalid cases: {len(problems)}, see above; nothing was written")
+        if isinstance(data_set, OwnFolder):
+            data_set.name_labels(checked)
+            for part in data_set.describe(archive, checked):
+                Console(markup=False, highlight=False).print(part, soft_wrap=isinstance(part, str))
+            if not write:
+                print(f"{target}: {len(checked)} cases would be written; add --channels and --write")
+                return
         with add_path_to_os_errors(target), atomic_directory(target) as folder:
             data_set.write(archive, folder, processes)
     print(f"{target}: {len(archive.cases)} cases. Next:")
     print(f"  nnUNetv2_plan_and_preprocess -d {number} --verify_dataset_integrity")
-    print(f"  nnunet-cpr study run {dataset} --dataset {target.name}")
+    study = dataset if dataset != FOLDER else "--trainers nnUNetTrainer,nnUNetTrainerCPR"
+    print(f"  nnunet-cpr study run {study} --dataset {target.name}")
+
+
+def _own_folder(labels: Path | None, name: str | None, *lists: str | None) -> DataSet:
+    from nnunet_cpr.datasets.own_folder import OwnFolder
+
+    if labels is None or name is None:
+        stop("folder: expected IMAGES LABELS --name NAME, such as ct masks --name Liver")
+    channels, names = ([part.strip() for part in text.split(",")] if text else [] for text in lists)
+    return OwnFolder(labels, name, channels, names)

@@ -24,7 +24,7 @@ class Case:
 
     Attributes:
         name: nnU-Net's case identifier.
-        images: one NIfTI file for each channel.
+        images: one file for each channel; a DICOM image is a folder.
         label: segmentation, None for a test case.
     """
 
@@ -41,11 +41,13 @@ class Archive:
         folder: root of its files.
         cases: training and test cases.
         label_values: values in the archive's segmentations, including the background.
+        advice: what to do with a file that is missing or damaged.
     """
 
     folder: Path
     cases: Sequence[Case]
     label_values: Collection[int]
+    advice: str = AGAIN
 
 
 class DataSet(ABC):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Collection
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from nibabel import Nifti1Image
 
-from nnunet_cpr.datasets.archive import AGAIN, Archive, Case, PrepareError, map_cases
+from nnunet_cpr.datasets import formats
+from nnunet_cpr.datasets.archive import Archive, Case, PrepareError, map_cases
 
 _TOLERANCE = 0.1
 """Largest accepted distance between the same voxel of two files, relative to the smallest voxel side.
@@ -19,53 +20,75 @@ that is a voxel off is useless.
 """
 
 
-def find_problems(archive: Archive, threads: int) -> list[str]:
-    """Read every image and label completely, and return one line for each invalid case."""
+class CheckedCase(NamedTuple):
+    """Result of the checks of a case.
 
-    def find_problem(case: Case) -> str:
+    Attributes:
+        problem: the first problem in one line, empty if there is none.
+        size: voxels along each axis.
+        spacing: sides of a voxel in mm.
+        label_values: values in the segmentation.
+    """
+
+    problem: str
+    size: tuple[int, ...] = ()
+    spacing: tuple[float, ...] = ()
+    label_values: frozenset[int] = frozenset()
+
+
+def check_cases(archive: Archive, threads: int) -> list[CheckedCase]:
+    """Read every image and label of an archive completely."""
+
+    def check(case: Case) -> CheckedCase:
         try:
-            _check_case(case, archive.label_values)
+            return _check_case(case, archive.label_values)
         except PrepareError as error:
-            return f"{case.name}: {error}"
-        return ""
+            return CheckedCase(f"{case.name}: {error}; {archive.advice}")
 
-    return [line for line in map_cases(find_problem, archive, threads, "checking") if line]
+    return map_cases(check, archive, threads, "checking")
 
 
-def read_nifti(path: Path) -> Nifti1Image:
-    """Read a 3-D NIfTI file up to its last byte, which includes the checksum of gzip.
+def read_image(path: Path) -> Nifti1Image:
+    """Read a 3-D image up to its last byte, which includes the checksum of gzip.
 
     Raises:
         PrepareError: the file is missing, damaged or not a 3-D image.
     """
-    if not path.is_file():
-        raise PrepareError(f"{path} is missing; {AGAIN}")
+    if not path.exists():
+        raise PrepareError(f"{path} is missing")
     try:
-        content = path.read_bytes()
-        image = Nifti1Image.from_bytes(gzip.decompress(content) if path.suffix == ".gz" else content)
+        image = formats.read(path)
         voxels = np.asarray(image.dataobj)
     except Exception as error:  # gzip, zlib, nibabel and NumPy have one each for damaged files
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise PrepareError(f"{path} cannot be read ({reason}); {AGAIN}") from error
+        raise PrepareError(f"{path} cannot be read ({reason})") from error
     if voxels.ndim != 3:
-        raise PrepareError(f"{path}: expected 3 dimensions, got {voxels.ndim}; {AGAIN}")
+        raise PrepareError(f"{path}: expected 3 dimensions, got {voxels.ndim}")
     if not np.isfinite(image.affine).all():
-        raise PrepareError(f"{path}: expected a finite affine matrix in the header; {AGAIN}")
+        raise PrepareError(f"{path}: expected a finite affine matrix in the header")
     return Nifti1Image(voxels, image.affine, image.header)
 
 
-def _check_case(case: Case, label_values: Collection[int]) -> None:
+def _check_case(case: Case, allowed: Collection[int]) -> CheckedCase:
     """Raise a PrepareError with the first problem of a case."""
     first, *others = case.images
-    reference = read_nifti(first)
+    reference = read_image(first)
     for path in others:
-        _check_geometry(path, read_nifti(path), first, reference)
+        _check_geometry(path, read_image(path), first, reference)
+    values: list[int] = []
     if case.label is not None:
-        label = read_nifti(case.label)
+        label = read_image(case.label)
         _check_geometry(case.label, label, first, reference)
-        if unknown := np.setdiff1d(label.dataobj, list(label_values))[:5].tolist():
-            allowed = f"labels from {sorted(label_values)}"
-            raise PrepareError(f"{case.label}: expected {allowed}, got {unknown}; {AGAIN}")
+        values = np.unique(label.dataobj).tolist()
+        if unknown := [value for value in values if value not in allowed][:5]:
+            known = (
+                f"labels from {min(allowed)} to {max(allowed)}"
+                if isinstance(allowed, range)
+                else (f"labels from {sorted(allowed)}")
+            )
+            raise PrepareError(f"{case.label}: expected {known}, got {unknown}")
+    spacing = tuple(map(float, reference.header.get_zooms()))
+    return CheckedCase("", reference.shape, spacing, frozenset(map(int, values)))
 
 
 def _check_geometry(path: Path, image: Nifti1Image, first: Path, reference: Nifti1Image) -> None:
@@ -78,4 +101,4 @@ def _check_geometry(path: Path, image: Nifti1Image, first: Path, reference: Nift
         if distance <= _TOLERANCE * min(reference.header.get_zooms()):
             return
         difference = f"voxels up to {distance:.2g} mm away"
-    raise PrepareError(f"{path}: expected the geometry of {first}, got {difference}; {AGAIN}")
+    raise PrepareError(f"{path}: expected the geometry of {first}, got {difference}")

@@ -14,7 +14,8 @@ import numpy as np
 from nibabel import Nifti1Image
 
 from nnunet_cpr.datasets.archive import Archive, Case, map_cases
-from nnunet_cpr.datasets.checks import read_nifti
+from nnunet_cpr.datasets.checks import read_image
+from nnunet_cpr.datasets.formats import NIFTI
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
 
 
@@ -26,7 +27,7 @@ def write_cases(
     new_values: Mapping[int, int],
     **dataset_json: Any,
 ) -> None:
-    """Write every case and ``dataset.json``; images are copied, labels become uint8.
+    """Write every case and ``dataset.json``; NIfTI images are copied, labels become uint8.
 
     Args:
         archive: a checked archive.
@@ -86,7 +87,9 @@ def _images_folder(case: Case) -> str:
 
 
 def _copy_image(source: Path, target: Path) -> None:
-    if source.suffix == ".gz":
+    if not source.name.endswith(NIFTI):
+        read_image(source).to_filename(target)
+    elif source.suffix == ".gz":
         shutil.copyfile(source, target)
     else:  # with the compression of gzip's command; Python's default takes twice the time
         with open(source, "rb") as plain, gzip.open(target, "wb", 6) as compressed:
@@ -95,7 +98,7 @@ def _copy_image(source: Path, target: Path) -> None:
 
 def _write_label(source: Path, table: np.ndarray, target: Path) -> None:
     """Write a segmentation with new values and the geometry of the source."""
-    image = read_nifti(source)
+    image = read_image(source)
     label = Nifti1Image(table[np.asarray(image.dataobj, np.uint8)], image.affine, image.header)
     label.set_data_dtype(np.uint8)
     label.to_filename(target)

@@ -1,0 +1,171 @@
+"""Images and segmentations of one's own, in two folders, matched by their names."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+
+from rich.table import Column, Table
+
+from nnunet_cpr.datasets import formats
+from nnunet_cpr.datasets.archive import Archive, Case, DataSet, PrepareError
+from nnunet_cpr.datasets.checks import CheckedCase
+from nnunet_cpr.datasets.writing import write_cases
+
+_DIGITS = "0123456789"
+
+
+@dataclass
+class OwnFolder(DataSet):
+    """A folder of images, which is the source, and one of segmentations.
+
+    Attributes:
+        labels: folder of the segmentations.
+        channels: names of the channels. If there are several, the names of the files end with them, or
+            with nnU-Net's ``_0000``.
+        label_names: names of the values of the segmentations above 0, in ascending order.
+        named: the values of the segmentations with their names, after :meth:`name_labels`.
+    """
+
+    number = 501
+
+    labels: Path
+    name: str
+    channels: Sequence[str] = ()
+    label_names: Sequence[str] = ()
+    named: dict[int, str] = field(default_factory=dict)
+
+    def open(self, source: Path) -> Archive:
+        images: dict[str, dict[int, Path]] = defaultdict(dict)
+        for name, path in _find_images(source).items():
+            case, channel = self._split_channel(name)
+            if (other := images[case].setdefault(channel, path)) != path:
+                raise PrepareError(f"{case}: expected one file a channel, got {other} and {path}")
+        labels = _find_images(self.labels)
+        expected = list(range(len(self.channels) or max(map(len, images.values()))))
+        for case, by_channel in images.items():
+            if sorted(by_channel) != expected:
+                raise PrepareError(
+                    f"{case}: expected the channels {expected}, got {sorted(by_channel)}; name them as "
+                    "the files end, such as --channels T1,T2 for a_T1.nrrd and a_T2.nrrd"
+                )
+        cases = [
+            Case(case, tuple(images[case][channel] for channel in expected), labels[label])
+            for case, label in sorted(_match(images, labels).items())
+        ]
+        return Archive(source, cases, range(256), advice="mend the file, or move the case away")
+
+    def _split_channel(self, name: str) -> tuple[str, int]:
+        """Return the case and the channel of an image."""
+        for index, channel in enumerate(self.channels):
+            if matched := re.fullmatch(rf"(.+)[-_. ]{re.escape(channel)}", name, re.IGNORECASE):
+                return matched[1], index
+        matched = re.fullmatch(r"(.+)_([0-9]{4})", name)
+        return (matched[1], int(matched[2])) if matched else (name, 0)
+
+    def name_labels(self, checked: Sequence[CheckedCase]) -> None:
+        """Name the values that the segmentations have.
+
+        Raises:
+            PrepareError: the number of names is another one.
+        """
+        values = sorted(set().union(*(each.label_values for each in checked)) - {0})
+        names = self.label_names or [f"label {value}" for value in values]
+        if len(names) != len(values):
+            expected = f"a name for each of the values {values}"
+            raise PrepareError(f"--label-names: expected {expected}, got {len(names)}")
+        self.named = {0: "background", **dict(zip(values, names))}
+
+    def describe(self, archive: Archive, checked: Sequence[CheckedCase]) -> Iterator[Table | str]:
+        """Yield a table of the first ten cases, and the values of all."""
+        titles = ("image", "label", "size", "mm", "values")
+        table = Table(*(Column(title, overflow="fold") for title in titles), box=None)
+        for case, result in list(zip(archive.cases, checked))[:10]:
+            *images, label = (path.name for path in (*case.images, case.label) if path)
+            spacing = [f"{side:.3g}" for side in result.spacing]
+            numbers = (result.size, spacing, sorted(result.label_values))
+            table.add_row("\n".join(images), label, *(" ".join(map(str, each)) for each in numbers))
+        yield table
+        for new, (value, name) in enumerate(self.named.items()):
+            yield f"value {value}: {name}" + ("" if new == value else f", becomes {new}")
+
+    def write(self, archive: Archive, folder: Path, processes: int) -> None:
+        from nnunetv2.experiment_planning.verify_dataset_integrity import verify_dataset_integrity
+
+        new_values = {value: new for new, value in enumerate(self.named)}
+        labels = {name: new for new, name in enumerate(self.named.values())}
+        write_cases(archive, folder, processes, self.channels, new_values, labels=labels)
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                verify_dataset_integrity(str(folder), processes)
+        except (AssertionError, RuntimeError) as error:
+            raise PrepareError(f"{folder.name}: refused by nnU-Net: {error}") from error
+
+
+def _find_images(folder: Path) -> dict[str, Path]:
+    """Return the images in a folder by their names.
+
+    A name is the path without file ending, or its first part if that has one image only.
+
+    Raises:
+        PrepareError: there is none, or two have the same name.
+    """
+    paths: list[Path] = []
+    for path in sorted(folder.rglob("*")):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if not is_hidden and path.parent not in paths and formats.is_image(path):  # no slices
+            paths.append(path)
+    if not paths or formats.is_image(folder):
+        got = "the slices of one" if paths else "none"
+        raise PrepareError(f"{folder}: expected images, DICOM in a folder each, got {got}")
+    firsts = Counter(path.relative_to(folder).parts[0] for path in paths)
+    images: dict[str, Path] = {}
+    for path in paths:
+        parts = path.relative_to(folder).parts
+        name = parts[0] if firsts[parts[0]] == 1 else "_".join(parts)
+        if path.is_file() and name.endswith(path.name):
+            name = re.sub(r"(\.\w+)?\.gz$|\.\w+$", "", name)
+        if (other := images.setdefault(name, path)) != path:
+            raise PrepareError(f"{name}: expected one file, got {other} and {path}; move one away")
+    return images
+
+
+def _match(cases: Collection[str], labels: Collection[str]) -> dict[str, str]:
+    """Return the label of each case, by names without what all of their kind begin and end with.
+
+    Raises:
+        PrepareError: a case has no label, or a label no case.
+
+    Example:
+        >>> _match(["volume-1", "volume-2"], ["segmentation-2", "segmentation-1"])
+        {'volume-1': 'segmentation-1', 'volume-2': 'segmentation-2'}
+    """
+    if set(cases) == set(labels):
+        return {case: case for case in cases}
+    case_of, label_of = _by_key(cases), _by_key(labels)
+    images = sorted(case_of[key] for key in case_of.keys() - label_of.keys())
+    others = sorted(label_of[key] for key in label_of.keys() - case_of.keys())
+    if images or others:
+        raise PrepareError(
+            f"expected a label for each image, got images without one: {images[:3]}, and labels without "
+            f"image: {others[:3]}; rename them, or move them away"
+        )
+    return {case: label_of[key] for key, case in case_of.items()}
+
+
+def _by_key(names: Collection[str]) -> dict[str, str]:
+    """Return names by themselves without what all begin and end with, except for digits."""
+    start = len(_common(names).rstrip(_DIGITS))
+    end = len(_common([name[start:][::-1] for name in names]).rstrip(_DIGITS))
+    return {name[start : len(name) - end]: name for name in names}
+
+
+def _common(names: Collection[str]) -> str:
+    """Return what all names begin with."""
+    return "".join(letters[0] for letters in takewhile(lambda each: len({*each}) == 1, zip(*names)))

@@ -1,0 +1,145 @@
+"""Data sets that ``nnunet-cpr prepare folder`` makes of folders of images and segmentations."""
+
+from __future__ import annotations
+
+import json
+import locale
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+import SimpleITK as sitk
+from typer.testing import CliRunner
+
+from nnunet_cpr.cli import app
+from nnunet_cpr.datasets import formats
+from tests.helpers import archives
+
+
+def run(tmp_path: Path, *options: str, status: int = 0) -> str:
+    """Run the command on the folders ``ct`` and ``masks``, and return its output."""
+    folders = [str(tmp_path / "ct"), str(tmp_path / "masks")]
+    command = ["prepare", "folder", *folders, "--name", "Liver", "-np", "1", *options]
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "80"})
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+def write_series(folder: Path, image: sitk.Image) -> None:
+    """Write a DICOM series."""
+    folder.mkdir(parents=True)
+    encoding = locale.setlocale(locale.LC_CTYPE)
+    writer = sitk.ImageFileWriter()
+    writer.KeepOriginalImageUIDOn()
+    direction = np.reshape(image.GetDirection(), (3, 3))
+    for k in range(image.GetDepth()):
+        piece = image[:, :, k]
+        position = image.TransformIndexToPhysicalPoint((0, 0, k))
+        piece.SetMetaData("0020|0032", "\\".join(map(str, position)))
+        piece.SetMetaData("0020|0037", "\\".join(map(str, [*direction[:, 0], *direction[:, 1]])))
+        piece.SetMetaData("0020|000e", "1.2.3")
+        writer.SetFileName(str(folder / f"{k}.dcm"))
+        writer.Execute(piece)
+    locale.setlocale(locale.LC_CTYPE, encoding)  # which GDCM's writer changes
+
+
+@pytest.mark.parametrize("ending", [".nrrd", ".mha", ".nii", ".nii.gz", ".mgz", ""])
+def test_formats_are_read_with_their_geometry(ending: str, tmp_path: Path) -> None:
+    archives.write(tmp_path / "source.nii.gz", archives.picture(1))
+    source, path = sitk.ReadImage(str(tmp_path / "source.nii.gz")), tmp_path / f"image{ending}"
+    if ending == "":
+        write_series(path, source)
+    elif ending == ".mgz":
+        image = formats.read(tmp_path / "source.nii.gz")
+        nibabel.save(nibabel.MGHImage(np.asarray(image.dataobj), image.affine), path)
+    else:
+        sitk.WriteImage(source, str(path))
+    assert formats.is_image(path)
+    formats.read(path).to_filename(tmp_path / "written.nii.gz")
+    written = sitk.ReadImage(str(tmp_path / "written.nii.gz"))
+    np.testing.assert_array_equal(sitk.GetArrayFromImage(written), sitk.GetArrayFromImage(source))
+    for name in ("Origin", "Spacing", "Direction"):
+        one, other = (getattr(each, f"Get{name}")() for each in (written, source))
+        np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+def test_own_images_are_shown_and_then_written(raw: Path, tmp_path: Path) -> None:
+    for n in range(1, 12):
+        for m, channel in enumerate(("T2", "t1")):
+            path = tmp_path / "ct" / "site A" / f"Jürgen-{n}_{channel}.nrrd"
+            archives.write(path, archives.picture(10 * n + m, np.float32))
+        archives.write(tmp_path / "masks" / f"{n}.seg.mha", archives.labels(n, (0, 1, 4), np.int16))
+    (tmp_path / "masks" / "notes.txt").write_text("by two readers")  # no image
+    options = ("--channels", "T1,T2", "--label-names", "liver,tumor")
+    said = run(tmp_path, *options)
+    assert "0.75 0.9 2.5" in said
+    assert "value 1: liver\n" in said and "value 4: tumor, becomes 2\n" in said
+    assert "11 cases would be written; add --channels and --write" in said
+    assert max(map(len, said.splitlines()[:25])) <= 80
+    assert os.listdir(raw) == []
+
+    assert "nnUNetv2_plan_and_preprocess -d 501" in run(tmp_path, *options, "--write")
+    folder = raw / "Dataset501_Liver"
+    assert os.listdir(raw) == [folder.name]
+    written = json.loads((folder / "dataset.json").read_text())
+    assert written["channel_names"] == {"0": "T1", "1": "T2"} and written["numTraining"] == 11
+    assert written["labels"] == {"background": 0, "liver": 1, "tumor": 2}
+    for channel, m in ((0, 1), (1, 0)):
+        path = folder / "imagesTr" / f"site A_Jürgen-2_{channel:04d}.nii.gz"
+        np.testing.assert_array_equal(archives.read(path), archives.picture(20 + m, np.float32))
+        geometry = sitk.ReadImage(str(path))
+        np.testing.assert_allclose(geometry.GetDirection(), archives.DIRECTION, atol=1e-6)
+        np.testing.assert_allclose(geometry.GetOrigin(), archives.ORIGIN, rtol=1e-6)
+    expected = archives.labels(2, (0, 1, 4))
+    after = archives.read(folder / "labelsTr" / "site A_Jürgen-2.nii.gz")
+    np.testing.assert_array_equal(after, np.where(expected == 4, 2, expected))
+    assert "exists; remove it or choose another id" in run(tmp_path, *options, "--write", status=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "expected"),
+    [
+        (
+            lambda p: archives.write(p / "ct" / "new.nrrd", archives.picture(1)),
+            (),
+            "without one: ['new'], and labels without image: []",
+        ),
+        (lambda p: (p / "ct" / "a.nrrd").unlink(), (), "labels without image: ['a']"),
+        (lambda p: archives.write(p / "ct" / "a.mha", archives.picture(1)), (), "a: expected one file"),
+        (
+            lambda p: archives.write(p / "ct" / "a_0000.mha", archives.picture(1)),
+            (),
+            "a: expected one file a channel",
+        ),
+        (lambda p: None, ("--channels", "T1,T2"), "a: expected the channels [0, 1], got [0]"),
+        (lambda p: None, ("--label-names", "liver,tumor"), "a name for each of the values [1], got 2"),
+        (lambda p: None, ("--write",), "--channels: expected their names"),
+        (
+            lambda p: archives.write(p / "masks" / "a.nrrd", archives.labels(1, (0, 1))[:-1]),
+            (),
+            "got size (12, 10, 7) instead of (12, 10, 8); mend the file, or move the case away",
+        ),
+        (
+            lambda p: archives.write(p / "masks" / "a.nrrd", archives.picture(1, np.float32)),
+            (),
+            "expected labels from 0 to 255, got [-",
+        ),
+        (
+            lambda p: write_series(p / "masks" / "new", sitk.ReadImage(str(p / "ct" / "a.nrrd"))),
+            (),
+            "labels without image: ['new']",
+        ),
+    ],
+)  # fmt: skip
+def test_own_images_that_do_not_agree_are_refused(
+    change: Callable[[Path], None], options: tuple[str, ...], expected: str, raw: Path, tmp_path: Path
+) -> None:
+    for n, name in enumerate("abcde"):
+        archives.write(tmp_path / "ct" / f"{name}.nrrd", archives.picture(n))
+        archives.write(tmp_path / "masks" / f"{name}.nrrd", archives.labels(n, (0, 1)))
+    change(tmp_path)
+    assert expected in run(tmp_path, *options, status=1)
+    assert os.listdir(raw) == []
