@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from nnunet_cpr.datasets.archive import Archive, Case, DataSet, find_folder
+from nnunet_cpr.datasets.archive import Archive, Case, DataSet, PrepareError, find_folder
 from nnunet_cpr.datasets.decathlon import read_listed_cases
 from nnunet_cpr.datasets.writing import run_converter
 
@@ -26,7 +26,12 @@ class AMOS22(DataSet):
     name = "AMOS2022_postChallenge_task1"
 
     def open(self, source: Path) -> Archive:
-        folder = find_folder(source, "labelsVa")
+        folder = find_folder(source, "imagesVa")
+        if not (folder / "labelsVa").is_dir():
+            raise PrepareError(
+                f"{folder}: found no labelsVa, so that it is the archive from before the end of the "
+                "challenge; download amos22.zip from https://zenodo.org/record/7262581"
+            )
         archive = read_listed_cases(folder, {"training": "Tr", "validation": "Va", "test": "Ts"})
         return dataclasses.replace(archive, cases=[each for each in archive.cases if _is_ct(each)])
 

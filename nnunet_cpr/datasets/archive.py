@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -97,7 +98,16 @@ def find_folder(source: Path, content: str) -> Path:
     for depth in range(4):
         if found := sorted(source.absolute().glob("*/" * depth + content)):
             return found[0].parents[content.count("/")]
+    if content.endswith(".nii.gz") and any(source.rglob(content.removesuffix(".gz"))):
+        raise PrepareError(unpacked(source))
     raise PrepareError(f"{source}: found no {content} in it; give the folder of the extracted archive")
+
+
+def unpacked(folder: Path) -> str:
+    """Return the message about an archive whose files have lost their compression."""
+    got = "got .nii, as Kaggle and browsers unpack them"
+    command = f"find {shlex.quote(str(folder))} -name '*.nii' -exec gzip {{}} +"
+    return f"{folder}: expected .nii.gz files, {got}; run: {command}"
 
 
 def map_cases(function: Callable[[Case], Any], archive: Archive, threads: int, title: str) -> list[Any]:

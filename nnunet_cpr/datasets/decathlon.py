@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nnunet_cpr._files import read_json
-from nnunet_cpr.datasets.archive import AGAIN, Archive, Case, DataSet, PrepareError, find_folder
+from nnunet_cpr.datasets.archive import (
+    AGAIN,
+    Archive,
+    Case,
+    DataSet,
+    PrepareError,
+    find_folder,
+    unpacked,
+)
 from nnunet_cpr.datasets.writing import run_converter
 
 
@@ -75,6 +83,8 @@ def _refuse_unlisted(archive: Archive, folders: Sequence[str]) -> None:
     listed = {path for case in archive.cases for path in (*case.images, case.label) if path}
     # The converter ignores the same hidden files.
     found = {path for name in folders for path in (archive.folder / name).glob("[!._]*.nii*")}
+    if any(path.with_name(f"{path.name}.gz") in listed for path in found - listed):
+        raise PrepareError(unpacked(archive.folder))
     if unlisted := sorted(str(path.relative_to(archive.folder)) for path in found - listed):
         names = ", ".join(unlisted[:3]) + (", ..." if unlisted[3:] else "")
         raise PrepareError(

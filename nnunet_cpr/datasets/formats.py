@@ -33,7 +33,9 @@ def read(path: Path) -> Nifti1Image:
     """
     if path.name.endswith(NIFTI):
         content = path.read_bytes()
-        return Nifti1Image.from_bytes(gzip.decompress(content) if path.suffix == ".gz" else content)
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
+        # A fourth axis with one volume is dropped, as SimpleITK does.
+        return nibabel.squeeze_image(Nifti1Image.from_bytes(content))
     if path.is_dir():
         series = sitk.ImageSeriesReader.GetGDCMSeriesIDs(str(path))
         if len(series) > 1:

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import nibabel
 import numpy as np
 import SimpleITK as sitk
 from typer.testing import CliRunner
@@ -81,6 +82,19 @@ def test_btcv_is_converted(raw: Path, tmp_path: Path) -> None:
     assert written["labels"]["background"] == 0 and written["labels"]["left adrenal gland"] == 13
     assert sorted(written["labels"].values()) == list(range(14))
     assert written["overwrite_image_reader_writer"] == "SimpleITKIO"
+
+
+def test_fourth_axis_with_one_volume_is_dropped(raw: Path, tmp_path: Path) -> None:
+    training = archives.make_btcv(tmp_path) / "RawData" / "Training"
+    for path in (training / "img" / "img0001.nii.gz", training / "label" / "label0001.nii.gz"):
+        image = nibabel.load(path)
+        with_axis = nibabel.Nifti1Image(np.asarray(image.dataobj)[..., None], image.affine, image.header)
+        path.unlink()
+        with_axis.to_filename(path)
+        assert nibabel.load(path).shape == (*archives.SIZE, 1)
+    run("btcv", tmp_path)
+    for written in ("imagesTr/img0001_0000.nii.gz", "labelsTr/img0001.nii.gz"):
+        assert_on_grid(raw / "Dataset017_BTCV" / written)
 
 
 def test_brats2020_is_converted(raw: Path, tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import math
 import os
+import shutil
 import struct
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +102,26 @@ def test_files_that_are_not_listed_are_refused(
     (line,) = refused(data_set, tmp_path)
     assert f"got 1 others ({name}); move them away, or list them in dataset.json" in line
     assert os.listdir(raw) == []
+
+
+@pytest.mark.parametrize("data_set", ["heart", "btcv"])
+def test_unpacked_files_are_named_once(data_set: str, raw: Path, tmp_path: Path) -> None:
+    """Kaggle strips ``.gz`` from names and content."""
+    make = archives.make_decathlon if data_set == "heart" else archives.make_btcv
+    for path in [*make(tmp_path / "archive").rglob("[!.]*.nii.gz")]:
+        path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+        path.unlink()
+    (line,) = refused(data_set, tmp_path / "archive")
+    assert "expected .nii.gz files, got .nii, as Kaggle" in line
+    subprocess.run(line.partition("; run: ")[2], shell=True, check=True)
+    result = CliRunner().invoke(app, [data_set, str(tmp_path / "archive"), "-np", "1"])
+    assert result.exit_code == 0, result.output
+
+
+def test_archive_before_the_end_of_amos22_is_named(raw: Path, tmp_path: Path) -> None:
+    shutil.rmtree(archives.make_amos(tmp_path) / "labelsVa")
+    (line,) = refused("amos22", tmp_path)
+    assert "before the end of the challenge; download amos22.zip from https://zenodo.org" in line
 
 
 def test_used_dataset_id_is_refused(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
