@@ -60,7 +60,7 @@ def parse_numbers(kind: str, text: str) -> list[int]:
     Args:
         kind: ``fold`` or ``seed``. ``all`` is the five folds of nnU-Net's split.
         text: numbers and ranges with commas between them. A single number that may be meant as a count
-            is refused; ``3-3`` is the number 3 alone.
+            is refused, other than that of one of nnU-Net's folds; ``3-3`` is the number 3 alone.
 
     Raises:
         ValueError: it is anything else, or a number occurs twice.
@@ -81,8 +81,8 @@ def parse_numbers(kind: str, text: str) -> list[int]:
     if None in parts or not all(ranges) or len(numbers) < count:
         raise ValueError("expected different whole numbers such as 0,2 or 1-3")
     number = int(text) if text.strip().isdecimal() else 0
-    start = 0 if kind == "fold" else 1  # of the first so many; seed 1 is the first seed
-    if number > start:
+    start, largest = (0, 4) if kind == "fold" else (1, 1)
+    if number > largest:
         raise ValueError(
             f"{number} is one {kind}; for {number} {kind}{'s' * (number > 1)} write "
             f"{start}-{number - 1 + start}, for {kind} {number} alone {number}-{number}"

@@ -16,7 +16,11 @@ from nnunet_cpr.cli._options import JsonOption, print_json
 def doctor(
     device: Annotated[
         str | None,
-        typer.Option(help="cuda or cpu: check the optimizers' steps there and time them, in a minute."),
+        typer.Option(
+            "--device",
+            "-device",
+            help="cuda or cpu: check the optimizers' steps there and time them, in a minute.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

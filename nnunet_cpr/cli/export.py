@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from nnunet_cpr.cli._errors import report_errors
+from nnunet_cpr.cli._options import parse_numbers
 
 
 def export(
@@ -19,12 +20,15 @@ def export(
         Path, typer.Argument(help="Folder for the copy, with the layout of nnUNet_results.")
     ] = Path("exported"),
     folds: Annotated[
-        str | None, typer.Option(help="Folds such as 0,1,2 or all; by default every existing fold.")
+        str | None,
+        typer.Option("--folds", "-f", help="Folds such as 0-2, or all; by default every existing fold."),
     ] = None,
     checkpoint: Annotated[
         list[str] | None,
         typer.Option(
-            help="Checkpoint such as checkpoint_best.pth, checkpoint_final.pth by default; repeatable."
+            "--checkpoint",
+            "-chk",
+            help="Checkpoint such as checkpoint_best.pth, checkpoint_final.pth by default; repeatable.",
         ),
     ] = None,
 ) -> None:
@@ -37,9 +41,11 @@ def export(
     from nnunet_cpr.nnunet.tools.export import ExportError, export_model
 
     names = checkpoint or [FINAL_CHECKPOINT]
+    # Of nnU-Net's fold "all", not all folds.
+    selected = [folds] if folds == "all" else [*map(str, parse_numbers("--folds", folds))]
     expected = (ExportError, UnusableCheckpoint, WrongName, OSError)
     with report_errors(*expected, interrupted="interrupted; nothing was written"):
-        copy = export_model(model_folder, output, folds.split(",") if folds else None, names)
+        copy = export_model(model_folder, output, selected or None, names)
     exported = sorted(fold.name.removeprefix("fold_") for fold in copy.glob("fold_*"))
     options = [] if names == [FINAL_CHECKPOINT] else ["-chk", names[0]]
     arguments = shlex.join(["-m", str(copy), "-f", *exported, *options])

@@ -31,7 +31,9 @@ class VisionOptions:
         Path("vision-results")
     )
     data: Annotated[Path | None, Option(help="Folder of the data set, if the task needs one.")] = None
-    device: Annotated[str | None, Option(help="cuda, cuda:1, cpu or mps; cuda if available.")] = None
+    device: Annotated[
+        str | None, Option("--device", "-device", help="cuda, cuda:1, cpu or mps; cuda if available.")
+    ] = None
 
 
 app = typer.Typer(

@@ -41,6 +41,8 @@ MISTAKES = [
     # Options
     (("study", "run", "good.yaml", "--folds", "a"), ["--folds"]),
     (("study", "run", "good.yaml", "--time", "60"), ["--time", "slurm"]),
+    (("study", "run", "good.yaml", "-num_gpus", "2"), ["-num_gpus", "--gpus 2"]),
+    (("export", "gone__nnUNetPlans__3d_fullres", "-f", "0,0"), ["--folds"]),
     (("study", "run", "good.yaml", "--name", ".."), ["'..'"]),
     (("study", "new", "slow", "mine.yaml"), ["slow", "hippocampus"]),
     (("study", "new", "quick", "good.yaml"), ["good.yaml"]),

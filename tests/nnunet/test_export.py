@@ -177,7 +177,7 @@ def test_command_prints_how_to_predict(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "exported"
     for name in ("cpr_history.csv", "validation/summary.json"):  # records, which no prediction needs
         (model / "fold_1" / name).write_text("{")
-    options = ["--folds", "1", "--checkpoint", "checkpoint_best.pth"]
+    options = ["--folds", "1-1", "--checkpoint", "checkpoint_best.pth"]
     arguments = ["export", str(model), str(output), *options]
     done = CliRunner().invoke(app, arguments)
     copy = output / "Dataset901_Phantoms" / COPY

@@ -88,7 +88,7 @@ def test_folds_and_seeds_of_several_commands_are_saved_together(
         return study.folds, study.seeds
 
     write(tmp_path / "mine.yaml", [0, 1, 2])
-    assert saved(folds="1-1") == ((1,), ())
+    assert saved(folds="1") == ((1,), ())
     assert saved(folds="0") == ((0, 1), ())
     assert saved(seeds="5-5", folds="0") == ((0, 1), (5,))
     assert saved(seeds="2-2", folds="2-2") == ((0, 1, 2), (2, 5))
@@ -113,6 +113,14 @@ def test_study_needs_no_file(command: Callable[..., str]) -> None:
     given = ("--trainers", ",".join(TRAINERS), "-d", "501", "--seeds", "1-3")
     assert "Study study: 0 of 30 done" in command("status", *given, "--once")
     assert "expected STUDY, or --trainers" in command("status", status=2)
+
+
+def test_options_may_be_spelled_as_those_of_nnunet(command: Callable[..., str], tmp_path: Path) -> None:
+    given = ("-tr", ",".join(TRAINERS), "-d", "501", "-f", "1")
+    assert "Study study: 0 of 2 done" in command("status", *given, "--once")
+    write(tmp_path / "mine.yaml", [0])
+    said = command("run", "mine.yaml", "-device", "cpu", "-num_gpus", "2", status=1)
+    assert "-num_gpus: expected --gpus 2" in said
 
 
 def test_study_is_removed_without_its_results(

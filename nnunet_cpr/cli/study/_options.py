@@ -58,7 +58,9 @@ class StudyOptions:
     dataset: Annotated[_Values, Option("--dataset", "-d", help="Replace the data sets; repeatable.")] = (
         None
     )
-    folds: Annotated[str | None, Option(help="Replace the folds: 0-2, 0,3 or all for 0-4.")] = None
+    folds: Annotated[
+        str | None, Option("--folds", "-f", help="Replace the folds: 0-2, 0,3 or all for 0-4.")
+    ] = None
     configuration: Annotated[
         _Values, Option("--configuration", "-c", help="Replace the configurations; repeatable.")
     ] = None
@@ -67,7 +69,11 @@ class StudyOptions:
     name: NameOption = None
     trainers: Annotated[
         str | None,
-        Option(help="Compare these trainers, such as A,B, in place of the study's; needs no STUDY."),
+        Option(
+            "--trainers",
+            "-tr",
+            help="Compare these trainers, such as A,B, in place of the study's; needs no STUDY.",
+        ),
     ] = None
 
     def select(self, saved_first: bool = True) -> SelectedStudy:
@@ -107,7 +113,8 @@ class TrainingOptions:
     """Options of nnU-Net's trainings."""
 
     device: Annotated[
-        Literal["cuda", "cpu", "mps"] | None, Option(help="Device to train on; by default a GPU if any.")
+        Literal["cuda", "cpu", "mps"] | None,
+        Option("--device", "-device", help="Device to train on; by default a GPU if any."),
     ] = None
     npz: Annotated[bool, Option("--npz", help="Keep probabilities, for nnU-Net's ensembles.")] = False
 

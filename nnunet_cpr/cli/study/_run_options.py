@@ -43,6 +43,7 @@ class RunOptions(SlurmOptions, PreparationOptions):
     gpus: Annotated[
         int | None, Option(min=0, help="GPUs to share, by default all; on Slurm of each job, 1.")
     ] = None
+    num_gpus: Annotated[int | None, Option("-num_gpus", hidden=True)] = None
     dry_run: Annotated[
         bool, Option("--dry-run", help="Show the commands and training steps; change nothing.")
     ] = False

@@ -23,6 +23,8 @@ def run(options: RunOptions) -> None:
     selected, console = options.select(saved_first=False), Console()
     if options.executor == "local" and options.given_for_slurm():
         stop(f"{', '.join(options.given_for_slurm())}: expected --executor slurm as well")
+    if options.num_gpus is not None:
+        stop(f"-num_gpus: expected --gpus {options.num_gpus}, GPUs to share, or on Slurm of each job")
     slurm = options.slurm() if options.executor == "slurm" else None
     if options.dry_run:
         with console.status("checking the trainers and data sets"):
@@ -94,7 +96,7 @@ def gpu_names(count: int | None, device: str | None) -> list[str]:
 def commands(
     options: PreparationOptions,
     all_runs: Annotated[bool, Option("--all", help="Finished runs as well.")] = False,
-    gpus: Annotated[int, Option(min=1, help="GPUs of each training.")] = 1,
+    gpus: Annotated[int, Option("--gpus", "-num_gpus", min=1, help="GPUs of each training.")] = 1,
 ) -> None:
     """Print a shell command for each unfinished run, for any scheduler. Preprocesses the data first."""
     selected = options.select()
@@ -118,7 +120,7 @@ def run_one(
     fold: Annotated[int, Argument(min=0, help="Fold.")],
     trainer: Annotated[str, Option("-tr", help="Trainer.")],
     plans: Annotated[str, Option("-p", help="Plans.")] = "nnUNetPlans",
-    gpus: Annotated[int, Option(min=1, help="GPUs of the training.")] = 1,
+    gpus: Annotated[int, Option("--gpus", "-num_gpus", min=1, help="GPUs of the training.")] = 1,
 ) -> None:
     """Train or continue one run and validate it, as the lines of `study commands` do."""
     folders = studies.nnunet_folders(os.environ)
