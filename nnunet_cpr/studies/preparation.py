@@ -16,6 +16,7 @@ from filelock import FileLock
 
 from nnunet_cpr._files import read_json
 from nnunet_cpr._spelling import nearest_first
+from nnunet_cpr.names.families import DEFAULT_EPOCHS, DEFAULT_ITERATIONS
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
 from nnunet_cpr.studies.definition import Study, StudyError
 from nnunet_cpr.studies.run_state import parse_trainer, validation_dice, write_json
@@ -151,8 +152,12 @@ def check_splits(study: Study, folders: Mapping[str, str], record: Path) -> None
 
 
 def notes(study: Study) -> Iterator[str]:
-    """Yield a line for each trainer whose bounds are never set, and for a metric without its package."""
+    """Yield a line for each trainer without effect or in twice, and for a metric without its package."""
+    spelled: dict[str, str] = {}
     for entry in study.trainers:
+        same = spelled.setdefault(_settings(entry.trainer), entry.trainer)
+        if same != entry.trainer:
+            yield f"{entry.trainer}: the same training as {same}, spelled differently; leave one out"
         ours = parse_trainer(entry.trainer)
         if ours is not None and ours.defaults.cpr and ours.bound.earliest >= ours.total_steps:
             yield (
@@ -164,6 +169,23 @@ def notes(study: Study) -> Iterator[str]:
             f"metrics {', '.join(study.metrics)}: MONAI is not installed, so the report will have Dice "
             "only; run: pip install 'nnunet-cpr[surface]'"
         )
+
+
+def _settings(trainer: str) -> str:
+    """Return the settings of a trainer with its defaults, equal for all spellings of its name."""
+    ours = parse_trainer(trainer)
+    if ours is None or ours.on:  # whose length and learning rate are not in the name
+        return str(ours or trainer)
+    defaults = {
+        "kappa": ours.bound,
+        "regularizer": ours.regularizer or "l2",
+        "mu": ours.mu or 1.0,
+        "lr": ours.lr or ours.default_lr,
+        "warmup": ours.warmup_steps,
+        "epochs": ours.epochs or DEFAULT_EPOCHS,
+        "iterations": ours.iterations or DEFAULT_ITERATIONS,
+    }
+    return str({**vars(ours), **defaults})
 
 
 def _find_trainers(study: Study, results: Path) -> None:

@@ -17,11 +17,12 @@ PRESETS = Path(__file__).parent / "presets"
 _STUDY: pydantic.TypeAdapter[Study] = pydantic.TypeAdapter(Study)
 
 
-def load(name: str) -> Study:
+def load(name: str, called: str | None = None) -> Study:
     """Return the study of a YAML file or preset.
 
     Args:
         name: path of a file, or name of a preset.
+        called: name of the study if the file gives none; by default the name of the file.
 
     Raises:
         StudyError: the file does not exist or is invalid.
@@ -32,9 +33,10 @@ def load(name: str) -> Study:
     """
     path = find_study(name)
     try:
-        return read_yaml(path, Study, TrainerEntry, name=path.stem, datasets=())
+        return read_yaml(path, Study, TrainerEntry, name=called or path.stem, datasets=())
     except ValueError as error:
-        raise StudyError(str(error)) from error
+        is_of_file = str(error).endswith(f"got {path.stem!r}")
+        raise StudyError(f"{error}; choose one with --name" if is_of_file else str(error)) from error
 
 
 def json_schema() -> dict[str, Any]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -96,6 +97,33 @@ def test_doctor_remedies_a_missing_folder(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("nnUNet_raw", str(tmp_path / "gone"))
     result = runner.invoke(app, ["doctor"])
     assert result.exit_code == 1 and f"run: mkdir -p {tmp_path / 'gone'}" in result.output
+
+
+def test_doctor_finds_swapped_and_unwritable_folders(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, other in (
+        ("raw", "gt_segmentations"),
+        ("preprocessed", "imagesTr"),
+        ("results", "a__b__c"),
+    ):
+        (tmp_path / name / "Dataset901_A" / other).mkdir(parents=True)
+        monkeypatch.setenv(f"nnUNet_{name}", str(tmp_path / name))
+
+    def refuse(dir: str) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    said = runner.invoke(app, ["doctor"]).output
+    raw, preprocessed = tmp_path / "raw", tmp_path / "preprocessed"
+    assert f"nnUNet_raw: {raw} has the files of nnUNet_preprocessed\n" in said
+    assert f"run: export nnUNet_raw={preprocessed}\n" in said
+    assert f"run: export nnUNet_preprocessed={raw}\n" in said
+    assert f"nnUNet_results: {tmp_path}/results cannot be written: Read-only file system\n" in said
+    raw.rename(tmp_path / "kept")
+    preprocessed.rename(raw)
+    (tmp_path / "kept").rename(preprocessed)
+    assert "1 problem found" in runner.invoke(app, ["doctor"]).output  # those of others may be read-only
 
 
 def test_interrupt_kills_the_command(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -121,6 +122,26 @@ def test_options_may_be_spelled_as_those_of_nnunet(command: Callable[..., str], 
     write(tmp_path / "mine.yaml", [0])
     said = command("run", "mine.yaml", "-device", "cpu", "-num_gpus", "2", status=1)
     assert "-num_gpus: expected --gpus 2" in said
+
+
+def test_file_with_blanks_needs_a_name(command: Callable[..., str], tmp_path: Path) -> None:
+    write(tmp_path / "Meine Studie.yaml", [0])
+    said = command("status", "Meine Studie.yaml", "--once", status=1)
+    assert said.endswith("got 'Meine Studie'; choose one with --name\n")
+    assert "Study mine: 0 of 2" in command("status", "Meine Studie.yaml", "--once", "--name", "mine")
+
+
+def test_report_in_a_read_only_folder_names_the_option(
+    command: Callable[..., str], studies: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(studies / "mine" / "study.yaml", [0])
+
+    def refuse(*arguments: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", f"{arguments[4]}/figures")
+
+    monkeypatch.setattr("nnunet_cpr.reports.write_report", refuse)
+    said = command("report", "mine", status=1)
+    assert said.endswith("mine/report: Permission denied; choose another folder with -o\n")
 
 
 def test_study_is_removed_without_its_results(

@@ -135,3 +135,26 @@ def test_notes_name_trainers_that_never_regularize_and_missing_packages(
     monkeypatch.setattr(preparation, "find_spec", lambda name: None)
     (note,) = preparation.notes(study_of("nnUNetTrainerSGD", metrics=("dice", "hd95")))
     assert note.endswith("run: pip install 'nnunet-cpr[surface]'")
+
+
+@pytest.mark.parametrize(
+    ("trainers", "same"),
+    [
+        (["nnUNetTrainerCPR", "nnUNetTrainerCPR_ws1000"], True),
+        (["nnUNetTrainerCPR_mu2_ws1000_seed1", "nnUNetTrainerCPR_l2_mu2_1000epochs_seed1"], True),
+        (["nnUNetTrainerAdamW_warmup2000", "nnUNetTrainerAdamW_lr1en2"], True),
+        (["nnUNetTrainerCPR", "nnUNetTrainerCPR_ws2000"], False),
+        (["nnUNetTrainerCPR_seed1", "nnUNetTrainerCPR_seed2"], False),
+        (["nnUNetTrainerCPR_100epochs_50iters", "nnUNetTrainerCPR_50epochs_100iters"], False),
+        (["nnUNetTrainerSGD", "nnUNetTrainerCPR"], False),
+        (
+            ["nnUNetTrainerCPR_on_nnUNetTrainerDA5", "nnUNetTrainerCPR_1000epochs_on_nnUNetTrainerDA5"],
+            False,
+        ),
+    ],
+)
+def test_two_spellings_of_a_training_are_noted(trainers: list[str], same: bool) -> None:
+    study = Study("mine", ["Dataset001_A"], [TrainerEntry(name) for name in trainers])
+    notes = [note for note in preparation.notes(study) if "spelled" in note]
+    expected = f"{trainers[1]}: the same training as {trainers[0]}, spelled differently; leave one out"
+    assert notes == ([expected] if same else [])

@@ -92,7 +92,7 @@ class StudyOptions:
         results = Path(folders["nnUNet_results"])
         file = studies.find_study(self.study or "quick", results / "studies", saved_first)
         trainers = self.trainers.split(",") if self.trainers else [""]
-        study = studies.load(str(file)).changed(
+        study = studies.load(str(file), self.name).changed(
             name=self.name or ("" if self.study else "study"),
             datasets=self.dataset,
             folds=parse_numbers("--folds", self.folds or (None if self.study else "all")),

@@ -8,6 +8,7 @@ from typing import Annotated
 from rich.console import Console
 from typer import Option
 
+from nnunet_cpr import studies
 from nnunet_cpr.cli._options import JsonOption, print_json
 from nnunet_cpr.cli.study._options import StudyOptions
 
@@ -29,7 +30,12 @@ def report(
     data = [folders.get(name) for name in ("nnUNet_raw", "nnUNet_preprocessed")]
     raw, preprocessed = (Path(folder) if folder else None for folder in data)
     folder, console = output or paths.study / "report", Console(quiet=as_json)
-    files = write_report(study, paths.results, raw, preprocessed, folder, console, paths.splits)
+    try:
+        files = write_report(study, paths.results, raw, preprocessed, folder, console, paths.splits)
+    except OSError as error:
+        if output is not None or not str(error.filename).startswith(str(paths.study)):
+            raise
+        raise studies.StudyError(f"{folder}: {error.strerror}; choose another folder with -o") from error
     for file in files:
         console.print(f"wrote {file}", soft_wrap=True, markup=False)
     if as_json:

@@ -11,9 +11,11 @@ import platform
 import re
 import shlex
 import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
@@ -22,6 +24,13 @@ from nnunet_cpr import __version__
 from nnunet_cpr.names.families import FAMILIES
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES
 from nnunet_cpr.nnunet.trainer_search import TakenName, check_not_taken
+
+_SIGNS = {
+    "nnUNet_raw": "Dataset*/imagesTr",
+    "nnUNet_preprocessed": "Dataset*/gt_segmentations",
+    "nnUNet_results": "Dataset*/*__*__*",
+}
+"""Files that only one of nnU-Net's folders has."""
 
 
 @dataclass(frozen=True)
@@ -99,4 +108,15 @@ def _folder(name: str) -> Finding:
         return Finding(name, advice, is_open=True)
     if not os.path.isdir(value):
         return Finding(name, f"{value} is not a folder", f"mkdir -p {shlex.quote(value)}")
+    held = [each for each, sign in _SIGNS.items() if any(Path(value).glob(sign))]
+    if held and name not in held:
+        place = os.environ.get(held[0]) or f"/path/to/{name}"
+        return Finding(
+            name, f"{value} has the files of {held[0]}", f"export {name}={shlex.quote(place)}"
+        )
+    try:
+        tempfile.TemporaryFile(dir=value).close()
+    except OSError as error:
+        if name == "nnUNet_results":  # the data may be other people's
+            return Finding(name, f"{value} cannot be written: {error.strerror}", f"ls -ld {value}")
     return Finding(name, value)
