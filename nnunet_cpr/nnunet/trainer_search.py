@@ -21,6 +21,13 @@ from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.families import FAMILIES
 from nnunet_cpr.names.trainer_name import TrainerName
 
+_NO_TRAINER = (
+    "Could not find requested nnunet trainer",
+    "The requested nnunet trainer class must inherit",
+    "issubclass() arg 1 must be a class",
+)
+"""Errors of nnU-Net where nothing has the name, or something that a module imports."""
+
 _searched: list[str] = []
 """Names that :func:`search` searches at the moment."""
 
@@ -66,8 +73,8 @@ def search(name: str) -> type[nnUNetTrainer] | None:
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # nnU-Net prints the searched folders
             return recursive_find_trainer_class_by_name(name)
-    except RuntimeError as error:
-        if str(error).startswith("Could not find requested nnunet trainer"):
+    except (RuntimeError, AssertionError, TypeError) as error:
+        if str(error).startswith(_NO_TRAINER):
             return None
         raise
     finally:

@@ -61,6 +61,15 @@ def _forget_searches() -> Iterator[None]:
     forget_searches()
 
 
+@pytest.mark.parametrize("name", ["CPR", "join", "nnUNetTrainerCPR_on_CPR"])
+def test_names_that_modules_import_are_no_trainers(name: str) -> None:
+    """nnU-Net finds classes and functions that the modules of trainers import, and fails."""
+    (reason,) = missing_trainers([name]).values()
+    other = name.rpartition("_")[2]
+    assert f"trainer {other} not found by nnU-Net, " in reason
+    assert other != "CPR" or reason.endswith("did you mean nnUNetTrainerCPR?")
+
+
 def test_trainers_of_all_folders_are_found_and_others_have_reasons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
