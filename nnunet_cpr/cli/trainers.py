@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from nnunet_cpr.cli._errors import report_errors
+from nnunet_cpr.cli._errors import report_errors, stop
 from nnunet_cpr.cli._options import JsonOption, print_json
 
 
@@ -44,13 +44,15 @@ def trainers(
         return
     with report_errors(WrongName):
         with Console(stderr=True).status("building the trainer"):
-            from nnunet_cpr.nnunet.tools.explanation import explain
+            from nnunet_cpr.nnunet.tools.explanation import NEVER, explain
 
             explained = explain(name)
         if as_json:
             print_json(dict(explained))
         else:
             _print_pairs(explained)
+        if NEVER in dict(explained).get("bound", ""):
+            stop(f"{name}: no matrix is regularized, see the bound above")
 
 
 def _print_pairs(rows: list[tuple[str, str]]) -> None:

@@ -11,6 +11,8 @@ from nnunet_cpr.names.suffixes import Suffix, find_suffix
 
 _SPELLED_OUT = {"warmstart": "ws", "learningrate": "lr", "weightdecay": "wd"}
 """Words that users may write in place of a suffix, which resemble another one."""
+_OF_PLANS = ("bs", "batch", "batchsize", "ps", "patch", "patchsize")
+"""Words for settings that nnU-Net's plans have, not its trainers."""
 
 
 def nearest_family(families: Mapping[str, Family], prefix: str, word: str) -> str | None:
@@ -55,6 +57,12 @@ def suggest_suffix(suffixes: Sequence[Suffix], prefix: str, token: str, name: st
     family, *tokens = own.split("_")
     letters, number = split_word(token)
     letters = _SPELLED_OUT.get(letters, letters)
+    if prefix and letters in _OF_PLANS:
+        return (
+            f"_{token} is a setting of nnU-Net's plans; change it in a copy of them, and train with -p"
+        )
+    if (joined := _join(suffixes, tokens)) != tokens:
+        return f"did you mean {'_'.join([family, *joined])}{ending}{other}?"
     by_letters = {s.before + s.after: s for s in suffixes if s.field != "on"}
     if prefix and token != token.lower() and letters not in by_letters:
         known = [t for t in tokens if find_suffix(suffixes, t)]
@@ -62,7 +70,8 @@ def suggest_suffix(suffixes: Sequence[Suffix], prefix: str, token: str, name: st
         trainer = prefix + ("_" if rest[:1].islower() else "") + rest
         corrected = "_".join([family, *known]) + OTHER_TRAINER + trainer
         return f"write a base trainer last, as {OTHER_TRAINER}<Trainer>, such as {corrected}"
-    for close in difflib.get_close_matches(letters, by_letters, n=3, cutoff=0.5):
+    near = () if letters in _OF_PLANS else by_letters
+    for close in difflib.get_close_matches(letters, near, n=3, cutoff=0.5):
         suffix = by_letters[close]
         guess = suffix.before + (number if suffix.placeholder else "") + suffix.after
         if suffix.matches(guess):
@@ -71,3 +80,14 @@ def suggest_suffix(suffixes: Sequence[Suffix], prefix: str, token: str, name: st
         if close == letters:
             return f"write it as {suffix.syntax}, {NUMBER_HELP}"
     return f"choose from {' '.join(suffix.syntax for suffix in suffixes)}, {NUMBER_HELP}"
+
+
+def _join(suffixes: Sequence[Suffix], tokens: Sequence[str]) -> list[str]:
+    """Return tokens in which a word and its number, such as ``ws`` and ``1000``, are one suffix."""
+    joined: list[str] = []
+    for token in tokens:
+        before = joined[-1] if joined else ""
+        pairs = (before + token, token + before) if before and not find_suffix(suffixes, before) else ()
+        suffix = next((pair for pair in pairs if find_suffix(suffixes, pair)), None)
+        joined[len(joined) - (suffix is not None) :] = [suffix or token]
+    return joined

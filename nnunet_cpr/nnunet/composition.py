@@ -128,7 +128,8 @@ def _resolve(name: str) -> tuple[type[NamedTrainer] | None, TrainerName | None]:
         if settings is None and reason:
             raise reason
     if settings is not None and settings.on is not None:
-        _check_composition(name, settings, search_trainer(settings.on))
+        other = search_trainer(settings.on, TrainerName.split(name)[0])
+        _check_composition(name, settings, other)
     return base, settings
 
 

@@ -7,6 +7,7 @@ the name. Those in ``trainers/`` answer a name with ``_on_`` by a search for the
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import io
 import os
@@ -17,9 +18,10 @@ from pathlib import Path
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
+from nnunet_cpr._spelling import OTHER_TRAINER
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.families import FAMILIES
-from nnunet_cpr.names.trainer_name import TrainerName
+from nnunet_cpr.names.trainer_name import TrainerName, split_suffixes
 
 _NO_TRAINER = (
     "Could not find requested nnunet trainer",
@@ -48,20 +50,40 @@ class TakenName(WrongName):
         self.remedy = f"grep -nw {family} {shlex.quote(str(file))}"
 
 
-def search_trainer(name: str) -> type[nnUNetTrainer]:
+def search_trainer(name: str, own: str = "") -> type[nnUNetTrainer]:
     """Return a trainer by its class name.
+
+    Args:
+        name: its class name.
+        own: what is before ``_on_`` if the name is that of a base trainer.
 
     Raises:
         WrongName: it is not a trainer, or nnU-Net does not find it.
     """
     found = search(name)
     if found is None:
-        full = f"nnUNetTrainer{name}"
-        advice = "list its folder in nnUNet_extTrainer, or correct its name"
-        if not name.startswith("nnUNetTrainer") and search(full):
-            advice = f"did you mean {full}?"
-        raise WrongName(f"trainer {name} not found by nnU-Net; {advice}")
+        raise WrongName(f"trainer {name} not found by nnU-Net; {_advice(name, own)}")
     return found
+
+
+def _advice(name: str, own: str) -> str:
+    """Return what to write in place of a name that nnU-Net does not find."""
+    for stem, suffixes in split_suffixes(TrainerName, name):
+        if own and search(stem):
+            return f"did you mean {own}_{suffixes}{OTHER_TRAINER}{stem}?"
+    rest = name.removeprefix(TrainerName.prefix).removeprefix("_")
+    # The search above has imported all of nnU-Net's trainers.
+    close = difflib.get_close_matches(name, _subclasses(nnUNetTrainer), n=1, cutoff=0.8)
+    for guess in (TrainerName.prefix + rest, *close):
+        if guess != name and search(guess):
+            return f"did you mean {guess}?"
+    return "list its folder in nnUNet_extTrainer, or correct its name"
+
+
+def _subclasses(trainer: type[nnUNetTrainer]) -> set[str]:
+    """Return the names of all classes that derive from a trainer."""
+    derived = trainer.__subclasses__()
+    return {each.__name__ for each in derived}.union(*map(_subclasses, derived))
 
 
 @functools.cache  # it imports the modules of external folders again

@@ -196,7 +196,7 @@ def described_settings(name: str) -> dict[str, Any]:
     The only function that knows the layout of that text.
     """
     done = run_command("trainers", name)
-    assert done.status == 0, done.errors
+    assert done.status == 0 or "no matrix is regularized" in done.errors, done.errors
     rows: dict[str, str] = {}
     for line in done.output.splitlines():
         subject, text = re.match(r" ?(.*?)  +(.*)|()()", line).groups()[:2]

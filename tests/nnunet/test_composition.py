@@ -12,8 +12,10 @@ import torch
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr.names import WrongName
+from nnunet_cpr.names.run_name import RunName
+from nnunet_cpr.names.trainer_name import parse_name
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
-from nnunet_cpr.nnunet.composition import resolve_settings
+from nnunet_cpr.nnunet.composition import find_trainer, resolve_settings
 from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
 from nnunet_cpr.nnunet.guarded_trainer import kept_names
 from nnunet_cpr.nnunet.trainer import trainer_class
@@ -103,6 +105,35 @@ def test_documentation_lists_every_trainer_of_nnunet() -> None:
     table = (ROOT / "docs" / "reference" / "nnunet-trainers.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", table, re.M))
     assert rows == {other: name_on(other) for other in sorted(set(NNUNET) - NOT_TO_COMBINE)}
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("nnUNetTrainer_CPR", "nnUNetTrainerCPR"),
+        ("nnUNetTrainer_AdamCPR_ws9", "nnUNetTrainerAdamCPR_ws9"),
+        ("nnUNetTrainerCPR_on_nnUNetTrainerDA6", "nnUNetTrainerDA5"),
+        ("nnUNetTrainerCPR_on_nnUNetTrainerDA5_ws9", "nnUNetTrainerCPR_ws9_on_nnUNetTrainerDA5"),
+        ("nnUNetTrainerCPR_ws_1000", "nnUNetTrainerCPR_ws1000"),
+        ("nnUNetTrainerCPR_100_epochs_ws_9", "nnUNetTrainerCPR_100epochs_ws9"),
+        ("nnUNetTrainerCPR_mu_2_on_nnUNetTrainerDA5", "nnUNetTrainerCPR_mu2_on_nnUNetTrainerDA5"),
+        ("nnUNetTrainerCPR_epochs100", "nnUNetTrainerCPR_100epochs"),
+    ],
+)  # fmt: skip
+def test_right_name_is_given_for_a_wrong_one(name: str, right: str) -> None:
+    with pytest.raises(WrongName) as caught:
+        find_trainer(name)
+    assert str(caught.value).endswith(f"did you mean {right}?")
+
+
+@pytest.mark.parametrize("suffix", ["_bs4", "_batchsize4", "_patch128"])
+def test_settings_of_the_plans_are_no_suffixes(suffix: str) -> None:
+    with pytest.raises(
+        WrongName, match=f"{suffix} is a setting of nnU-Net's plans; change it in a copy"
+    ):
+        resolve_settings(f"nnUNetTrainerCPR{suffix}")
+    with pytest.raises(WrongName, match="choose from _k<V>"):
+        parse_name(RunName, f"SGDCPR{suffix}")
 
 
 @pytest.mark.parametrize(

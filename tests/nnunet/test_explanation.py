@@ -66,6 +66,9 @@ def test_trainer_that_needs_its_plans_is_refused_in_one_line() -> None:
 def test_command_explains_or_corrects_a_name() -> None:
     said = CliRunner().invoke(app, ["trainers", "nnUNetTrainerSGD_9epochs"])
     assert said.exit_code == 0 and "9 epochs of 250 iterations" in said.stdout
+    never = CliRunner().invoke(app, ["trainers", "nnUNetTrainerCPR_ws3000_1epochs"])
+    assert never.exit_code == 1 and "no matrix is regularized" in never.stderr
+    assert "never comes, as the training has 250 steps" in " ".join(never.stdout.split())
     wrong = CliRunner().invoke(app, ["trainers", "nnUNetTrainerCPR_DA5"])
     assert wrong.exit_code == 1 and wrong.stdout == ""
     assert wrong.stderr.count("\n") == 1 and "nnUNetTrainerCPR_on_nnUNetTrainerDA5" in wrong.stderr

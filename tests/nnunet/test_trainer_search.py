@@ -77,11 +77,11 @@ def test_trainers_of_all_folders_are_found_and_others_have_reasons(
     monkeypatch.setenv("nnUNet_extTrainer", os.pathsep.join([str(ROOT / "trainers"), str(tmp_path)]))
     (tmp_path / "theirs.py").write_text(THEIRS)
     (tmp_path / "dynamic.py").write_text(DYNAMIC)
-    missing = missing_trainers([*WRONG, "Theirs3", OURS, "nnUNetTrainerDA5", "Theirs1", "Theirs2"])
-    assert list(missing) == [*WRONG, "Theirs3"]
+    missing = missing_trainers([*WRONG, "Mine", OURS, "nnUNetTrainerDA5", "Theirs1", "Theirs2"])
+    assert list(missing) == [*WRONG, "Mine"]
     assert missing[WRONG[0]] == f"unknown suffix _100epochz, did you mean {OURS}?"
     assert "did you mean nnUNetTrainerSGD?" in missing[WRONG[1]]
-    assert missing["Theirs3"].startswith("trainer Theirs3 not found by nnU-Net, list its folder in")
+    assert missing["Mine"].startswith("trainer Mine not found by nnU-Net, list its folder in")
     (tmp_path / "a_broken.py").write_text("import missing_module_of_theirs\n")
     reason = missing_trainers(["Theirs4"])["Theirs4"]
     assert reason == "ModuleNotFoundError: No module named 'missing_module_of_theirs'"

@@ -39,6 +39,9 @@ _PLANS: dict[str, Any] = {
 _DATASET = {"labels": {"background": 0, "foreground": 1}, "channel_names": {"0": "MRI"}}
 _SHOWN = ("momentum", "nesterov", "betas", "eps", "amsgrad", "ns_steps", "beta", "delta")
 
+NEVER = "which never comes"
+"""Words in the description of a bound that is not set before the end of the training."""
+
 
 def explain(name: str) -> list[tuple[str, str]]:
     """Return what a trainer does, as pairs of a subject and its description.
@@ -147,12 +150,15 @@ def _describe_cpr(trainer: CPRTrainer) -> list[tuple[str, str]]:
     cpr, bound, regularizer = trainer.cpr, trainer.cpr.bound, trainer.cpr_settings["regularizer"]
     adaptive = ", adaptive bounds" if cpr.adaptive else ""
     when = "not before step" if isinstance(bound, KappaIP) else "set at step"
-    passed, word = bound.earliest / trainer._total_steps, trainer.settings.tokens().get("kappa", bound)
+    steps, word = trainer._total_steps, trainer.settings.tokens().get("kappa", bound)
+    part = f"after {bound.earliest / steps:.1%} of the training"
+    if bound.earliest >= steps:
+        part = f"{NEVER}, as the training has {steps:,} steps; choose a smaller _ws<N>"
     return [
         ("regularized", f"{regularizer} of each weight matrix with CPR, mu = {cpr.mu:g}{adaptive}"),
         (
             "bound",
-            f"_{word}: {bound.title}; {when} {bound.earliest:,}, after {passed:.1%} of the training",
+            f"_{word}: {bound.title}; {when} {bound.earliest:,}, {part}",
         ),
     ]
 
