@@ -35,6 +35,7 @@ class RunName(TrainerName):
     families = FAMILIES
     suffixes = SUFFIXES
     prefix = ""
+    defaults_follow_length = False  # tasks have their own
 
     steps: int | None = None
 

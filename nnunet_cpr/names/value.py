@@ -40,17 +40,27 @@ def _base_trainer(name: str) -> str:
 BASE_TRAINER = Suffix("on", "base trainer", OTHER_TRAINER[1:], "<Trainer>", build=_base_trainer)
 
 
-def default_bound(warmup: int) -> KappaWS:
-    """Return the bound of a name without one, for a learning-rate warm-up of this many steps.
+def default_bound(warmup: int, total_steps: int | None) -> KappaWS:
+    """Return the bound of a name without one.
 
-    It is set 1,000 steps after the warm-up, but not after more than twice the warm-up, which agrees with
-    the paper's tables for segmentation and for vision.
+    It is set 1,000 steps after the learning-rate warm-up, but no later than after twice the warm-up,
+    which agrees with the paper's tables for segmentation and for vision; without a warm-up after 1,000
+    steps, but no later than after 4 % of the training.
+
+    Args:
+        warmup: steps of learning-rate warm-up.
+        total_steps: length of the training; None for a bound that does not depend on it.
 
     Example:
-        >>> default_bound(2000), default_bound(500), default_bound(0)
-        (KappaWS(steps=3000), KappaWS(steps=1000), KappaWS(steps=1000))
+        >>> default_bound(2000, 250_000), default_bound(500, 5000)
+        (KappaWS(steps=3000), KappaWS(steps=1000))
+        >>> default_bound(0, 250_000), default_bound(0, 2500), default_bound(0, None)
+        (KappaWS(steps=1000), KappaWS(steps=100), KappaWS(steps=1000))
     """
-    return KappaWS(warmup + min(1000, warmup) if warmup else 1000)
+    if warmup:
+        return KappaWS(warmup + min(1000, warmup))
+    share = 1000 if total_steps is None else round(0.04 * total_steps)
+    return KappaWS(max(1, min(1000, share)))
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,7 @@ class TrainerName:
     families: ClassVar[dict[str, Family]] = FAMILIES
     suffixes: ClassVar[tuple[Suffix, ...]] = (*SUFFIXES, BASE_TRAINER)
     prefix: ClassVar[str] = "nnUNetTrainer"
+    defaults_follow_length: ClassVar[bool] = True
 
     family: str
     timm: str | None = None
@@ -197,12 +208,23 @@ class TrainerName:
     @property
     def length_dependent(self) -> list[str]:
         """Parts of the training that follow its length, such as the learning rate."""
+        is_share = isinstance(self.kappa, WarmStartShare)
         depends = {
-            "learning rate": self.schedule not in ("constant", "anytime"),
-            "bound": isinstance(self.kappa, WarmStartShare),
+            "learning rate": self.schedule not in ("constant", "anytime") or self.has_short_warmup,
+            "bound": is_share or self.has_early_bound,
             "weight decay": self.baseline is not None and self.baseline.needs_length,
         }
         return [part for part, value in depends.items() if value]
+
+    @property
+    def has_short_warmup(self) -> bool:
+        """True if the default warm-up is shortened, as the training is short."""
+        return self.warmup_steps != self.warmup_for(None)
+
+    @property
+    def has_early_bound(self) -> bool:
+        """True if the default bound is set earlier, as the training is short."""
+        return self.defaults.cpr and self.kappa is None and self.bound != self.bound_for(None)
 
     @property
     def total_steps(self) -> int:
@@ -212,18 +234,43 @@ class TrainerName:
     @property
     def warmup_steps(self) -> int:
         """Steps of linear learning-rate warm-up."""
-        return self.defaults.warmup if self.warmup is None else self.warmup
+        return self.warmup_for(self.total_steps)
+
+    def warmup_for(self, total_steps: int | None) -> int:
+        """Return the steps of learning-rate warm-up for a training of this length.
+
+        The default is at most a tenth of the training.
+
+        Args:
+            total_steps: as of :meth:`bound_for`.
+        """
+        if self.warmup is not None:
+            return self.warmup
+        longest, length = self.defaults.warmup, self._length_for_defaults(total_steps)
+        return longest if length is None else min(longest, length // 10)
 
     @property
     def bound(self) -> Bound:
         """Bound of CPR."""
         return self.bound_for(self.total_steps)
 
-    def bound_for(self, total_steps: int) -> Bound:
-        """Return the bound of CPR for a training of this length, which may differ from the name's."""
+    def bound_for(self, total_steps: int | None, warmup: int | None = None) -> Bound:
+        """Return the bound of CPR for a training of this length.
+
+        Args:
+            total_steps: number of optimizer steps, which may differ from the name's; None for defaults
+                that do not depend on it, as those of version 0.2.0.
+            warmup: steps of learning-rate warm-up, if another trainer has its own.
+        """
         if isinstance(self.kappa, WarmStartShare):
-            return self.kappa.resolve(total_steps)
-        return self.kappa or default_bound(self.warmup_steps)
+            return self.kappa.resolve(total_steps or self.total_steps)
+        if warmup is None:
+            warmup = self.warmup_for(total_steps)
+        return self.kappa or default_bound(warmup, self._length_for_defaults(total_steps))
+
+    def _length_for_defaults(self, total_steps: int | None) -> int | None:
+        is_fixed = self.schedule == "anytime" or not self.defaults_follow_length
+        return None if is_fixed else total_steps
 
     @property
     def cpr_settings(self) -> dict[str, Any]:

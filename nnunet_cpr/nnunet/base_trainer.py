@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +16,7 @@ from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.utilities.default_n_proc_DA import get_allowed_n_proc_DA
 from torch.optim import Optimizer
 
+from nnunet_cpr import __version__
 from nnunet_cpr._attachment import RegularizationMethod, attached_method
 from nnunet_cpr._seeding import seed_all
 from nnunet_cpr._validation import positive_integer
@@ -24,7 +26,10 @@ from nnunet_cpr.names.families import DEFAULT_LR
 from nnunet_cpr.names.suffixes import Cooldown
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.averaging_trainer import AveragingTrainer
+from nnunet_cpr.nnunet.checkpoint_policy import read_checkpoints
+from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint
 from nnunet_cpr.nnunet.commands import CPU_THREADS
+from nnunet_cpr.nnunet.fold_files import DEFAULTS_LINE
 from nnunet_cpr.nnunet.lr_schedules import (
     ConstantLRScheduler,
     CooldownLRScheduler,
@@ -33,6 +38,10 @@ from nnunet_cpr.nnunet.lr_schedules import (
 )
 from nnunet_cpr.nnunet.other_optimizer import without_weight_decay
 from nnunet_cpr.nnunet.settings_check import unmet_settings
+
+DEFAULTS = "nnunet_cpr_defaults"
+"""Entry of a checkpoint's ``init_args``: the version whose defaults the training has. Version 0.2.0,
+which did not write it, had a warm-up and a bound that ignored the length."""
 
 ADAM_BETAS = (0.9, 0.99)
 """Coefficients of Adam's running averages in the paper's segmentation runs."""
@@ -67,6 +76,7 @@ class NamedTrainer(AveragingTrainer):
     __given_decays: set[Any] = set()  # noqa: RUF012 (replaced, never changed)
     __configured: Optimizer | None = None
     __checked: tuple[Any, ...] = (None,)
+    __has_old_defaults = False
 
     def __init__(
         self,
@@ -93,7 +103,17 @@ class NamedTrainer(AveragingTrainer):
                 torch.set_num_threads(positive_integer(CPU_THREADS, number))
             except ValueError as error:
                 self._exit(str(error))
+        self.__has_old_defaults = self.continues and self.__newest_has_old_defaults()
+        self.my_init_kwargs[DEFAULTS] = __version__
         self._seed(0)  # the network's initial weights
+
+    def __newest_has_old_defaults(self) -> bool:
+        try:
+            found = read_checkpoints(Path(self.output_folder), lambda message: None)
+        except UnusableCheckpoint:  # load_checkpoint says so
+            return False
+        arguments = next(iter(found.values()))["init_args"]
+        return DEFAULTS not in arguments
 
     @property
     def baseline(self) -> Baseline | None:
@@ -145,7 +165,12 @@ class NamedTrainer(AveragingTrainer):
         """Steps of linear learning-rate warm-up."""
         if self.settings.keeps_optimizer:  # the attribute of nnU-Net's trainers with warm-up, in epochs
             return getattr(self, "warmup_duration_whole_net", 0) * self.num_iterations_per_epoch
-        return self.settings.warmup_steps
+        return self.settings.warmup_for(self._length_of_defaults)
+
+    @property
+    def _length_of_defaults(self) -> int | None:
+        """Number of steps that defaults follow; None to continue a training of version 0.2.0."""
+        return None if self.__has_old_defaults else self._total_steps
 
     def configure_optimizers(self, *args: Any, **kwargs: Any) -> tuple[Optimizer, Any]:
         """Return the optimizer, with the regularization of the name attached, and its schedule.
@@ -178,7 +203,7 @@ class NamedTrainer(AveragingTrainer):
         part = self.settings.freeze
         if part is None:
             return
-        network = getattr(self.network, "_orig_mod", self.network)
+        network: Any = getattr(self.network, "_orig_mod", self.network)
         if not isinstance(frozen := getattr(network, part, None), torch.nn.Module):
             parts = ", ".join(name for name, _ in network.named_children())
             self._exit(
@@ -252,6 +277,8 @@ class NamedTrainer(AveragingTrainer):
             f"Training as {self.other_trainer().__name__} with {type(self.optimizer).__name__} and "
             f"{type(self.lr_scheduler).__name__}"
         )
+        for line in self._describe_defaults():
+            self.print_to_log_file(line)
         if self.settings.freeze is not None:
             self.print_to_log_file(f"Training {describe_frozen(self.network)}")
         if self.baseline is not None:
@@ -267,6 +294,19 @@ class NamedTrainer(AveragingTrainer):
                 "load the data; set nnUNet_n_proc_DA=0 if it should be"
             )
         self._check_settings(0 if self.current_epoch == 0 else None)
+
+    def _describe_defaults(self) -> Iterator[str]:
+        """Yield a line with the defaults that depend on the length, if the name has any."""
+        settings = self.settings
+        values = []
+        if settings.warmup is None and settings.defaults.warmup:
+            values.append(f"learning-rate warm-up of {self._warmup_steps:,} steps")
+        if settings.kappa is None and settings.defaults.cpr:
+            bound = settings.bound_for(self._length_of_defaults, self._warmup_steps)
+            values.append(f"bounds after {bound.earliest:,} steps")
+        if values:
+            of = "of version 0.2.0" if self.__has_old_defaults else f"for {self._total_steps:,} steps"
+            yield f"{DEFAULTS_LINE} {of}: {', '.join(values)}"
 
     def on_epoch_start(self) -> None:
         self._seed(1 + self.current_epoch)

@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 
 from nnunet_cpr._attachment import attached_method
 from nnunet_cpr.cpr import CPR
-from nnunet_cpr.names.value import default_bound
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.checkpoints import one_line
 from nnunet_cpr.nnunet.history import CSV_NAME, History
@@ -42,8 +41,8 @@ class CPRTrainer(NamedTrainer):
     def cpr_settings(self) -> dict[str, Any]:
         """Keyword arguments of :class:`CPR` and of the optimizers with CPR."""
         settings = self.settings
-        bound = settings.bound_for(self._total_steps) if settings.kappa else None
-        return {**settings.cpr_settings, "kappa": bound or default_bound(self._warmup_steps)}
+        length = self._total_steps if settings.kappa else self._length_of_defaults
+        return {**settings.cpr_settings, "kappa": settings.bound_for(length, self._warmup_steps)}
 
     @property
     def _regularization(self) -> CPR:

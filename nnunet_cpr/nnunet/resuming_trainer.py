@@ -58,6 +58,11 @@ class ResumingTrainer(GuardedTrainer):
         """Policy of what is saved when, and of what ``--c`` continues from."""
         return self.__policy
 
+    @property
+    def continues(self) -> bool:
+        """True if nnU-Net's command was given ``--c``."""
+        return self.__continues
+
     def run_training(self) -> None:
         claim = claimed(Path(self.output_folder)) if self.local_rank == 0 else nullcontext()
         try:

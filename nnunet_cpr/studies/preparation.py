@@ -18,6 +18,7 @@ from nnunet_cpr._files import read_json
 from nnunet_cpr._spelling import nearest_first
 from nnunet_cpr.names.families import DEFAULT_EPOCHS, DEFAULT_ITERATIONS
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
+from nnunet_cpr.nnunet.fold_files import DEFAULTS_LINE
 from nnunet_cpr.studies.definition import Study, StudyError
 from nnunet_cpr.studies.run_state import parse_trainer, validation_dice, write_json
 
@@ -89,6 +90,7 @@ def check_study_data(study: Study, folders: Mapping[str, str], processes: int) -
     if not study.datasets:
         raise StudyError(f"study {study.name}: expected a data set, got none; add --dataset")
     _find_trainers(study, Path(folders["nnUNet_results"]))
+    _check_defaults(study, Path(folders["nnUNet_results"]))
     commands = [
         _preparation_command(study, folders, processes, dataset, plans)
         for dataset, plans in product(study.datasets, study.plans)
@@ -182,10 +184,37 @@ def _settings(trainer: str) -> str:
         "mu": ours.mu or 1.0,
         "lr": ours.lr or ours.default_lr,
         "warmup": ours.warmup_steps,
+        "schedule": "constant" if ours.schedule == "anytime" else ours.schedule,
+        "ema": ours.averaging_decay,
         "epochs": ours.epochs or DEFAULT_EPOCHS,
         "iterations": ours.iterations or DEFAULT_ITERATIONS,
     }
     return str({**vars(ours), **defaults})
+
+
+def _check_defaults(study: Study, results: Path) -> None:
+    """Check that no trainer would have runs with defaults of version 0.2.0 and of this one.
+
+    Those of version 0.2.0 ignored the length, and its logs do not have a line with them.
+    """
+    for entry in study.trainers:
+        ours = parse_trainer(entry.trainer)
+        if ours is None or not (ours.has_short_warmup or ours.has_early_bound):
+            continue
+        runs = [run for run in study.runs() if run.entry == entry.trainer]
+        old = [run for run in runs if _has_old_defaults(run.folder(results))]
+        if old and any(run not in old or validation_dice(run.folder(results)) is None for run in runs):
+            raise StudyError(
+                f"{entry.trainer}: {len(old)} of {len(runs)} runs have the defaults of version 0.2.0, "
+                f"such as {old[0].folder(results)}, others would have those for {ours.total_steps:,} "
+                "steps; move the old ones away, or write warm-up and bound into the name"
+            )
+
+
+def _has_old_defaults(fold: Path) -> bool:
+    paths = list(fold.glob("training_log_*.txt"))
+    logs = (path.read_text(encoding="utf-8", errors="replace") for path in paths)
+    return bool(paths) and not any(f": {DEFAULTS_LINE} " in log for log in logs)
 
 
 def _find_trainers(study: Study, results: Path) -> None:

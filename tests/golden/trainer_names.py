@@ -111,7 +111,7 @@ REFUSED = {
     "nnUNetTrainerCPR_mu0": "mu",
     "nnUNetTrainerCPR_0epochs": "_0epochs",
     "nnUNetTrainerSGD_momentum1": "momentum",
-    "nnUNetTrainerAdamCPR_5epochs": "2000",
+    "nnUNetTrainerAdamCPR_warmup2000_5epochs": "2000",
     # Settings that the family does not take
     "nnUNetTrainerCPR_wd1en5": "_wd1en5",
     "nnUNetTrainerCPR_awd": "_awd",

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,8 @@ def test_notes_name_trainers_that_never_regularize_and_missing_packages(
 ) -> None:
     assert list(preparation.notes(study_of("nnUNetTrainerCPR"))) == []
     assert list(preparation.notes(study_of("nnUNetTrainerSGD_2epochs_5iters"))) == []
-    (note,) = preparation.notes(study_of("nnUNetTrainerCPR_2epochs_5iters"))
+    assert list(preparation.notes(study_of("nnUNetTrainerCPR_2epochs_5iters"))) == []
+    (note,) = preparation.notes(study_of("nnUNetTrainerCPR_ws1000_2epochs_5iters"))
     assert "would be set at step 1,000, but it trains 10 steps: no matrix is regularized" in note
     monkeypatch.setattr(preparation, "find_spec", lambda name: None)
     (note,) = preparation.notes(study_of("nnUNetTrainerSGD", metrics=("dice", "hd95")))
@@ -158,3 +160,30 @@ def test_two_spellings_of_a_training_are_noted(trainers: list[str], same: bool) 
     notes = [note for note in preparation.notes(study) if "spelled" in note]
     expected = f"{trainers[1]}: the same training as {trainers[0]}, spelled differently; leave one out"
     assert notes == ([expected] if same else [])
+
+
+@pytest.mark.parametrize(
+    ("trainer", "line", "is_refused"),
+    [
+        ("nnUNetTrainerAdamW_20epochs", "", True),
+        ("nnUNetTrainerCPR_20epochs", "", True),
+        (
+            "nnUNetTrainerCPR_20epochs",
+            "2026-01-02 03:04:05.6: Defaults for 5,000 steps: ...",
+            False,
+        ),
+        ("nnUNetTrainerCPR_ws200_20epochs", "", False),
+        ("nnUNetTrainerCPR_anytime_20epochs", "", False),
+        ("nnUNetTrainerCPR", "", False),
+    ],
+)
+def test_runs_with_other_defaults_are_not_mixed(
+    trainer: str, line: str, is_refused: bool, tmp_path: Path
+) -> None:
+    study = study_of(trainer)
+    fold = next(iter(study.runs())).folder(tmp_path)
+    fold.mkdir(parents=True)
+    (fold / "training_log_2026_1_2_03_04_05.txt").write_text(line)
+    refused = pytest.raises(StudyError, match="have the defaults of version")
+    with refused if is_refused else nullcontext():
+        preparation._check_defaults(study, tmp_path)
