@@ -103,6 +103,6 @@ def test_parameters_that_never_change_are_not_counted() -> None:
 def test_bounds_that_are_never_set_are_reported_at_the_start(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    workspace.build("nnUNetTrainerCPR_1epochs_2iters", monkeypatch).on_train_start()
+    workspace.build("nnUNetTrainerCPR_ws1000_1epochs_2iters", monkeypatch).on_train_start()
     said = "the bounds are set at step 1000 or later, but this training has 2 steps: nothing will be"
     assert said in capsys.readouterr().err

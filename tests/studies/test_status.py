@@ -74,7 +74,7 @@ def test_narrow_terminal_shows_one_line_for_each_trainer() -> None:
 
 
 def test_dry_run_warns_of_bounds_after_the_end(paths: StudyPaths) -> None:
-    study = Study("s", ["Dataset001_A"], ["nnUNetTrainerCPR_2epochs_5iters"], folds=[0])
+    study = Study("s", ["Dataset001_A"], ["nnUNetTrainerCPR_ws1000_2epochs_5iters"], folds=[0])
     first, *_ = dry_run_lines(study, paths, [])
     assert first.startswith("warning: ") and "would be set at step 1,000, but it trains 10" in first
 
