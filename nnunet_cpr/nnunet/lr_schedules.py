@@ -89,7 +89,7 @@ class CooldownLRScheduler(IterationLRScheduler):
         >>> import torch
         >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
         >>> schedule = CooldownLRScheduler(optimizer, 0.1, 0, 1, iterations_per_epoch=8, percent=50)
-        >>> [schedule.rate(i) for i in (3, 4, 5, 6, 7)]
+        >>> [round(schedule.rate(i), 3) for i in (3, 4, 5, 6, 7)]
         [0.1, 0.1, 0.075, 0.05, 0.025]
     """
 
