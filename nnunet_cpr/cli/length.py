@@ -21,8 +21,8 @@ def finish(
     from nnunet_cpr.nnunet.finish_request import NotTraining, request_finish
 
     with report_errors(NotTraining, OSError):
-        request_finish(fold_folder)
-    print(f"{fold_folder}: ends after the running epoch, then validates")
+        process = request_finish(fold_folder)
+    print(f"{fold_folder}: asked {process} to end after the running epoch, and to validate")
 
 
 def extend(

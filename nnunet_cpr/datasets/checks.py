@@ -81,12 +81,8 @@ def _check_case(case: Case, allowed: Collection[int]) -> CheckedCase:
         _check_geometry(case.label, label, first, reference)
         values = np.unique(label.dataobj).tolist()
         if unknown := [value for value in values if value not in allowed][:5]:
-            known = (
-                f"labels from {min(allowed)} to {max(allowed)}"
-                if isinstance(allowed, range)
-                else (f"labels from {sorted(allowed)}")
-            )
-            raise PrepareError(f"{case.label}: expected {known}, got {unknown}")
+            known = f"{allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else sorted(allowed)
+            raise PrepareError(f"{case.label}: expected labels from {known}, got {unknown}")
     spacing = tuple(map(float, reference.header.get_zooms()))
     return CheckedCase("", reference.shape, spacing, frozenset(map(int, values)))
 

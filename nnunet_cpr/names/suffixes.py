@@ -71,45 +71,37 @@ class BaselineChoice:
 
 
 @dataclass(frozen=True)
-class WarmStartShare:
-    """Warm start of a name, as a share of the training, whose length the name may not contain.
+class Share:
+    """Share of a training, whose length the name may not contain.
 
     Attributes:
         percent: share of the optimizer steps in percent, above 0 and below 100.
 
     Raises:
         ValueError: ``percent`` is out of range.
+    """
+
+    percent: float
+
+    def __post_init__(self) -> None:
+        number_below(100, "percent", self.percent)
+
+
+class WarmStartShare(Share):
+    """Warm start of a name, as a share of the training.
 
     Example:
         >>> WarmStartShare(2).resolve(total_steps=250_000)
         KappaWS(steps=5000)
     """
 
-    percent: float
-
-    def __post_init__(self) -> None:
-        number_below(100, "percent", self.percent)
-
     def resolve(self, total_steps: int) -> KappaWS:
         """Return the bound for a training of ``total_steps`` optimizer steps, set after at least one."""
         return KappaWS(max(1, round(self.percent * total_steps / 100)))
 
 
-@dataclass(frozen=True)
-class Cooldown:
-    """Learning rate of a name that falls linearly to 0 at the end.
-
-    Attributes:
-        percent: share of the optimizer steps in percent, above 0 and below 100.
-
-    Raises:
-        ValueError: ``percent`` is out of range.
-    """
-
-    percent: float
-
-    def __post_init__(self) -> None:
-        number_below(100, "percent", self.percent)
+class Cooldown(Share):
+    """Share of a training at its end, in which the learning rate falls linearly to 0."""
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,7 @@ class AveragingTrainer(ResumingTrainer):
     def __begin(self) -> AveragedWeights:
         decay = self.settings.averaging_decay
         assert decay is not None
-        network: Any = self.network.module if self.is_ddp else self.network
-        self.__averaged = AveragedWeights(getattr(network, "_orig_mod", network), decay)
+        self.__averaged = AveragedWeights(self.unwrapped_network, decay)
         return self.__averaged
 
     def on_train_start(self) -> None:

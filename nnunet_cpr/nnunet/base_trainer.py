@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +15,6 @@ from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.utilities.default_n_proc_DA import get_allowed_n_proc_DA
 from torch.optim import Optimizer
 
-from nnunet_cpr import __version__
 from nnunet_cpr._attachment import RegularizationMethod, attached_method
 from nnunet_cpr._seeding import seed_all
 from nnunet_cpr._validation import positive_integer
@@ -25,11 +23,8 @@ from nnunet_cpr.integrations import from_timm
 from nnunet_cpr.names.families import DEFAULT_LR
 from nnunet_cpr.names.suffixes import Cooldown
 from nnunet_cpr.nnunet import checkpoints
-from nnunet_cpr.nnunet.averaging_trainer import AveragingTrainer
-from nnunet_cpr.nnunet.checkpoint_policy import read_checkpoints
-from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint
 from nnunet_cpr.nnunet.commands import CPU_THREADS
-from nnunet_cpr.nnunet.fold_files import DEFAULTS_LINE
+from nnunet_cpr.nnunet.defaults_trainer import DefaultsTrainer
 from nnunet_cpr.nnunet.lr_schedules import (
     ConstantLRScheduler,
     CooldownLRScheduler,
@@ -38,10 +33,6 @@ from nnunet_cpr.nnunet.lr_schedules import (
 )
 from nnunet_cpr.nnunet.other_optimizer import without_weight_decay
 from nnunet_cpr.nnunet.settings_check import unmet_settings
-
-DEFAULTS = "nnunet_cpr_defaults"
-"""Entry of a checkpoint's ``init_args``: the version whose defaults the training has. Version 0.2.0,
-which did not write it, had a warm-up and a bound that ignored the length."""
 
 ADAM_BETAS = (0.9, 0.99)
 """Coefficients of Adam's running averages in the paper's segmentation runs."""
@@ -54,7 +45,7 @@ def describe_frozen(network: torch.nn.Module) -> str:
     return f"{trained:,} of {total:,} parameters; the others keep their weights"
 
 
-class NamedTrainer(AveragingTrainer):
+class NamedTrainer(DefaultsTrainer):
     """nnU-Net's trainer with the settings of its class name.
 
     A family either builds its optimizer (:meth:`build_optimizer`) or keeps that of the other trainer in
@@ -76,7 +67,6 @@ class NamedTrainer(AveragingTrainer):
     __given_decays: set[Any] = set()  # noqa: RUF012 (replaced, never changed)
     __configured: Optimizer | None = None
     __checked: tuple[Any, ...] = (None,)
-    __has_old_defaults = False
 
     def __init__(
         self,
@@ -103,17 +93,7 @@ class NamedTrainer(AveragingTrainer):
                 torch.set_num_threads(positive_integer(CPU_THREADS, number))
             except ValueError as error:
                 self._exit(str(error))
-        self.__has_old_defaults = self.continues and self.__newest_has_old_defaults()
-        self.my_init_kwargs[DEFAULTS] = __version__
         self._seed(0)  # the network's initial weights
-
-    def __newest_has_old_defaults(self) -> bool:
-        try:
-            found = read_checkpoints(Path(self.output_folder), lambda message: None)
-        except UnusableCheckpoint:  # load_checkpoint says so
-            return False
-        arguments = next(iter(found.values()))["init_args"]
-        return DEFAULTS not in arguments
 
     @property
     def baseline(self) -> Baseline | None:
@@ -155,23 +135,6 @@ class NamedTrainer(AveragingTrainer):
         parameters = self.network.parameters()
         return from_timm.build(parameters, self.settings.timm, self.initial_lr, weight_decay)
 
-    @property
-    def _total_steps(self) -> int:
-        """Number of optimizer steps of the training."""
-        return self.num_epochs * self.num_iterations_per_epoch
-
-    @property
-    def _warmup_steps(self) -> int:
-        """Steps of linear learning-rate warm-up."""
-        if self.settings.keeps_optimizer:  # the attribute of nnU-Net's trainers with warm-up, in epochs
-            return getattr(self, "warmup_duration_whole_net", 0) * self.num_iterations_per_epoch
-        return self.settings.warmup_for(self._length_of_defaults)
-
-    @property
-    def _length_of_defaults(self) -> int | None:
-        """Number of steps that defaults follow; None to continue a training of version 0.2.0."""
-        return None if self.__has_old_defaults else self._total_steps
-
     def configure_optimizers(self, *args: Any, **kwargs: Any) -> tuple[Optimizer, Any]:
         """Return the optimizer, with the regularization of the name attached, and its schedule.
 
@@ -185,6 +148,7 @@ class NamedTrainer(AveragingTrainer):
             if not settings.keeps_optimizer and (settings.defaults.cpr or settings.baseline):
                 self.weight_decay = 0.0  # replaced by the regularization
             self.__baseline = settings.build_baseline(self.network, decay, self._total_steps)
+            self.record_defaults()
         if settings.keeps_optimizer:
             optimizer, schedule = self._configure_other_optimizer(*args, **kwargs)
         else:
@@ -194,7 +158,8 @@ class NamedTrainer(AveragingTrainer):
                 group["momentum"] = settings.momentum
             schedule = self._build_schedule(optimizer, self.initial_lr)
         self._attach_regularization(optimizer)
-        self.average_after_steps(optimizer)
+        if optimizer is not self.__configured:  # not a later stage with the same one
+            self.average_after_steps(optimizer)
         self.__configured = optimizer
         return optimizer, schedule
 
@@ -203,7 +168,7 @@ class NamedTrainer(AveragingTrainer):
         part = self.settings.freeze
         if part is None:
             return
-        network: Any = getattr(self.network, "_orig_mod", self.network)
+        network = self.unwrapped_network
         if not isinstance(frozen := getattr(network, part, None), torch.nn.Module):
             parts = ", ".join(name for name, _ in network.named_children())
             self._exit(
@@ -277,7 +242,7 @@ class NamedTrainer(AveragingTrainer):
             f"Training as {self.other_trainer().__name__} with {type(self.optimizer).__name__} and "
             f"{type(self.lr_scheduler).__name__}"
         )
-        for line in self._describe_defaults():
+        if line := self.describe_defaults():
             self.print_to_log_file(line)
         if self.settings.freeze is not None:
             self.print_to_log_file(f"Training {describe_frozen(self.network)}")
@@ -294,19 +259,6 @@ class NamedTrainer(AveragingTrainer):
                 "load the data; set nnUNet_n_proc_DA=0 if it should be"
             )
         self._check_settings(0 if self.current_epoch == 0 else None)
-
-    def _describe_defaults(self) -> Iterator[str]:
-        """Yield a line with the defaults that depend on the length, if the name has any."""
-        settings = self.settings
-        values = []
-        if settings.warmup is None and settings.defaults.warmup:
-            values.append(f"learning-rate warm-up of {self._warmup_steps:,} steps")
-        if settings.kappa is None and settings.defaults.cpr:
-            bound = settings.bound_for(self._length_of_defaults, self._warmup_steps)
-            values.append(f"bounds after {bound.earliest:,} steps")
-        if values:
-            of = "of version 0.2.0" if self.__has_old_defaults else f"for {self._total_steps:,} steps"
-            yield f"{DEFAULTS_LINE} {of}: {', '.join(values)}"
 
     def on_epoch_start(self) -> None:
         self._seed(1 + self.current_epoch)

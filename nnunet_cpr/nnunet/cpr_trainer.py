@@ -41,7 +41,9 @@ class CPRTrainer(NamedTrainer):
     def cpr_settings(self) -> dict[str, Any]:
         """Keyword arguments of :class:`CPR` and of the optimizers with CPR."""
         settings = self.settings
-        length = self._total_steps if settings.kappa else self._length_of_defaults
+        length = self._length_of_defaults
+        if settings.kappa is not None and length is None:  # a share of any version
+            length = self._total_steps
         return {**settings.cpr_settings, "kappa": settings.bound_for(length, self._warmup_steps)}
 
     @property

@@ -15,11 +15,14 @@ class NotTraining(RuntimeError):
     """Folder in which no training runs; the message is one line."""
 
 
-def request_finish(fold: Path) -> None:
+def request_finish(fold: Path) -> str:
     """Ask the training in a fold's folder to end after its running epoch.
 
     Args:
         fold: such as ``nnUNetTrainerCPR_anytime__nnUNetPlans__3d_fullres/fold_0``.
+
+    Returns:
+        The process in words. One of another machine, which cannot be asked, may have ended.
 
     Raises:
         NotTraining: no training of this package runs there.
@@ -32,6 +35,8 @@ def request_finish(fold: Path) -> None:
             "training; to train longer than a finished one, use nnunet-cpr extend"
         )
     (fold / REQUEST).write_text(process)
+    host, number, _ = process.split()
+    return f"process {number} of {host}"
 
 
 def is_finish_requested(fold: Path) -> bool:

@@ -49,14 +49,18 @@ def claimed(folder: Path) -> Iterator[None]:
 def running_process(folder: Path) -> str | None:
     """Return the description of the process that trains in a folder, None if there is none.
 
-    Those of other machines may have ended.
+    One of another machine, which cannot be asked, may have ended.
     """
     try:
         holder = (folder / CLAIM).read_text()
     except OSError:
         return None
-    is_here = holder.partition(" ")[0] == socket.gethostname()
-    return holder if _is_alive(holder) or not is_here else None
+    return holder if _is_alive(holder) or not is_of_this_machine(holder) else None
+
+
+def is_of_this_machine(process: str) -> bool:
+    """Return True if a description is that of a process of this machine."""
+    return process.partition(" ")[0] == socket.gethostname()
 
 
 def describe_process(pid: int) -> str:

@@ -9,6 +9,8 @@ import sys
 from typing import Any, ClassVar, NoReturn
 
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 class GuardedTrainer(nnUNetTrainer):
@@ -49,6 +51,14 @@ class GuardedTrainer(nnUNetTrainer):
         """Return the first base class that is not from this package, ``nnUNetTrainer`` or another."""
         others = (base for base in cls.__mro__ if not issubclass(base, GuardedTrainer))
         return next(base for base in others if issubclass(base, nnUNetTrainer))
+
+    @property
+    def unwrapped_network(self) -> nn.Module:
+        """Network without the wrappers of distributed training and ``torch.compile``."""
+        network: Any = self.network
+        if isinstance(network, DistributedDataParallel):
+            network = network.module
+        return getattr(network, "_orig_mod", network)
 
     def _warn(self, message: str) -> None:
         """Write a message of rank 0 to the log and in one line to stderr."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nnunet_cpr._spelling import print_number
-from nnunet_cpr.nnunet.lr_schedules import IterationLRScheduler
+from nnunet_cpr.nnunet.lr_schedules import CooldownLRScheduler, IterationLRScheduler
 
 
 def unmet_settings(
@@ -30,7 +30,11 @@ def unmet_settings(
     setting                is in force if
     =====================  =============================================================================
     optimizer,             the optimizer that trains is that of ``configure_optimizers``, or wraps it
-    regularization
+    regularization,
+    ``_ema<V>``
+    ``_constant``,         the schedule that trains is that of ``configure_optimizers``
+    ``_cooldown<V>p``,
+    ``_anytime``
     ``_momentum<V>``       each parameter group has it
     ``_wd<V>``             a parameter group has it, as the other trainer has built it
     ``_<N>epochs``,        the trainer has them
@@ -50,7 +54,8 @@ def unmet_settings(
     settings, other = trainer.settings, trainer.other_trainer().__name__
     optimizer: Any = trainer.optimizer
     is_ours = optimizer is configured or any(each is configured for each in vars(optimizer).values())
-    if not is_ours and (has_method or not settings.keeps_optimizer):
+    needs_hooks = has_method or settings.averaging_decay is not None
+    if not is_ours and (needs_hooks or not settings.keeps_optimizer):
         yield (
             f"{other} trains with an optimizer that is not from configure_optimizers, "
             f"{type(optimizer).__name__} in place of {type(configured).__name__}; build it there"
@@ -68,6 +73,17 @@ def unmet_settings(
     ):
         if length is not None and length != used:
             yield _in_place_of(other, {used}, suffix, length)
+    if settings.schedule is not None:
+        schedule, suffix = trainer.lr_scheduler, settings.tokens()["schedule"]
+        steps = trainer.num_epochs * trainer.num_iterations_per_epoch
+        if not isinstance(schedule, IterationLRScheduler):
+            yield f"{other} trains with {type(schedule).__name__} in place of _{suffix}; leave it out"
+            return
+        if isinstance(schedule, CooldownLRScheduler) and schedule.total != steps:
+            yield (
+                f"{other} trains {steps:,} steps, but _{suffix} was built for {schedule.total:,}; leave "
+                "it out"
+            )
     if first_epoch is not None:
         yield from _unmet_rate(trainer, other, first_epoch)
 

@@ -139,9 +139,7 @@ class Worker:
                 path.unlink()
         if not (fold / FINAL_CHECKPOINT).exists():
             (fold / "validation" / "summary.json").unlink(missing_ok=True)  # of an earlier training
-            from nnunet_cpr.nnunet.tools.extension import begin_from_shorter  # imports torch
-
-            begin_from_shorter(fold, print)
+            self._begin_from_shorter(fold)
             self._run_nnunet("--c", request)  # starts from scratch if there is no checkpoint
             record_epochs(self.run, fold)
         if validation_dice(fold) is None:
@@ -151,6 +149,15 @@ class Worker:
                 f"nnUNetv2_train: expected {fold / 'validation' / 'summary.json'}, got none; "
                 f"see {self.paths.log(self.run)}"
             )
+
+    def _begin_from_shorter(self, fold: Path) -> None:
+        from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint  # they import torch
+        from nnunet_cpr.nnunet.tools.extension import CannotExtend, begin_from_shorter
+
+        try:
+            begin_from_shorter(fold, print)
+        except (CannotExtend, UnusableCheckpoint) as error:
+            raise CommandFailed(f"cannot begin from a shorter training: {error}") from error
 
     def _run_nnunet(self, option: str, request: StopRequest) -> None:
         start = time.monotonic()

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from torch import nn
 
 from nnunet_cpr.nnunet.averaged_weights import AveragedWeights
 from nnunet_cpr.nnunet.averaging_trainer import TRAINING_WEIGHTS
+from tests.golden.tiny_trainer import build_trainer, nnunet_folders, set_gradients
+from tests.helpers import ROOT
 from tests.helpers.resume_cases import differences
 from tests.helpers.workspace import Workspace
 
 ANYTIME = "nnUNetTrainerCPR_anytime_ema0p5_ws3_seed1_4iters"
 NORMALIZED = "nnUNetTrainerSGD_ema0p5_seed1_4iters_on_nnUNetTrainerBN"
+
+SAME_OPTIMIZER = """
+import torch
+from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+
+class nnUNetTrainerSameOptimizer(nnUNetTrainer):
+    def configure_optimizers(self):
+        if self.optimizer is None:
+            self.optimizer = torch.optim.SGD(self.network.parameters(), self.initial_lr)
+        return self.optimizer, PolyLRScheduler(self.optimizer, self.initial_lr, self.num_epochs)
+"""
 
 
 def averages(states: list[dict[str, torch.Tensor]], decay: float) -> dict[str, torch.Tensor]:
@@ -103,3 +120,42 @@ def test_checkpoint_without_averaged_weights_is_refused(
     with pytest.raises(SystemExit):
         other.load_checkpoint(str(tmp_path / "checkpoint.pth"))
     assert "without averaged weights" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("other", ["nnUNetTrainerAdam", "nnUNetTrainerSameOptimizer"])
+def test_each_step_is_averaged_once(other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if a later stage configures the same optimizer again."""
+    (tmp_path / "other.py").write_text(SAME_OPTIMIZER)
+    monkeypatch.setenv("nnUNet_extTrainer", os.pathsep.join([str(tmp_path), str(ROOT / "trainers")]))
+    monkeypatch.setattr(nnUNetTrainer, "on_train_start", lambda trainer: None)
+    with nnunet_folders(tmp_path):
+        trainer = build_trainer(f"nnUNetTrainerPlain_ema_2epochs_2iters_on_{other}")
+        trainer.on_train_start()
+        trainer.optimizer, trainer.lr_scheduler = trainer.configure_optimizers()
+        trainer.on_train_epoch_start()
+        set_gradients(trainer, 0)
+        trainer.optimizer.step()
+    assert trainer.averaged_weights.steps == 1
+
+
+def test_optimizer_or_schedule_replaced_in_the_training_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(nnUNetTrainer, "on_train_start", lambda trainer: None)
+    with nnunet_folders(tmp_path):
+        for suffix, attribute, said in (
+            ("ema", "optimizer", "that is not from configure_optimizers"),
+            ("constant", "lr_scheduler", "PolyLRScheduler in place of _constant"),
+            ("cooldown50p", "num_epochs", "_cooldown50p was built for 250"),
+        ):
+            trainer = build_trainer(f"nnUNetTrainerPlain_{suffix}_250iters_on_nnUNetTrainer_1epoch")
+            trainer.on_train_start()
+            replaced = {
+                "optimizer": torch.optim.SGD(trainer.network.parameters(), lr=0.1),
+                "lr_scheduler": PolyLRScheduler(trainer.optimizer, 0.01, 2),
+                "num_epochs": 3,
+            }
+            setattr(trainer, attribute, replaced[attribute])
+            with pytest.raises(SystemExit):
+                trainer.on_train_epoch_start()
+            assert said in capsys.readouterr().err

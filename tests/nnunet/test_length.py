@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nnunetv2.run.run_training import maybe_load_checkpoint
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
-from nnunet_cpr.nnunet.tools.extension import begin_from_shorter, with_epochs
+from nnunet_cpr.nnunet.defaults_trainer import DEFAULTS
+from nnunet_cpr.nnunet.tools.extension import (
+    CannotExtend,
+    begin_from_shorter,
+    extend_model,
+    with_epochs,
+)
+from tests.golden.tiny_trainer import build_trainer, nnunet_folders
 from tests.helpers.resume_cases import differences
 from tests.helpers.workspace import Workspace
 
@@ -33,7 +42,7 @@ def train_and_finish(space: Workspace, name: str, epoch: int) -> None:
         begin(trainer)
         if trainer.current_epoch == epoch:
             asked = command("finish", space.fold(name))
-            assert asked.exit_code == 0 and "ends after the running epoch" in asked.output
+            assert asked.exit_code == 0 and f"asked process {os.getpid()} of" in asked.output
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nnUNetTrainer, "on_train_epoch_start", begin_and_ask)
@@ -106,6 +115,71 @@ def test_refusals_name_what_to_do(workspace: Workspace, tmp_path: Path) -> None:
     foreign = command("extend", other, "--epochs", 2)
     assert foreign.exit_code == 1 and "expected a trainer of nnunet-cpr" in foreign.stderr
     assert all(len(each.stderr.splitlines()) == 1 for each in (nothing, again, foreign))
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("nnUNetTrainerCPR_50epochs", "bound"),
+        ("nnUNetTrainerCPR_ws2p_10epochs", "bound"),
+        ("nnUNetTrainerAdamCPR_20epochs", "bound"),
+        ("nnUNetTrainerAdamW_20epochs", "learning rate"),
+        ("nnUNetTrainerSGD_cooldown20p_20epochs", "learning rate"),
+        ("nnUNetTrainerAttachCPR_on_nnUNetTrainer_5epochs", "learning rate"),
+        ("nnUNetTrainerCPR_anytime_10epochs", ""),
+    ],
+)
+def test_extended_training_keeps_what_followed_the_shorter_length(
+    name: str, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What extend prints continues, with the bound and the warm-up with which the training began."""
+    monkeypatch.setattr(nnUNetTrainer, "on_train_start", lambda trainer: None)
+    said: list[str] = []
+    with nnunet_folders(tmp_path):
+        shorter = save_fold(name)
+        model, _ = extend_model(Path(shorter.output_folder).parent, 200, said.append)
+        for _ in range(2):
+            longer = build_trainer(model.name.partition("__")[0], continues=True)
+            maybe_load_checkpoint(longer, True, False)
+            longer.save_checkpoint(str(model / "fold_0" / "checkpoint_latest.pth"))
+        assert longer.current_epoch == 4 and longer.num_epochs == 200  # saved once more
+        assert longer._warmup_steps == shorter._warmup_steps
+        states = [each.optimizer.state_dict() for each in (shorter, longer)]
+        assert states[0].get("cpr", {}).get("config") == states[1].get("cpr", {}).get("config")
+    assert kept in " ".join(said) if kept else not said
+
+
+def save_fold(name: str) -> Any:
+    """Build a trainer and save it as if it had been trained for three epochs."""
+    trainer = build_trainer(name)
+    trainer.on_train_start()
+    trainer.current_epoch = 2  # nnU-Net stores the next one
+    trainer.save_checkpoint(str(Path(trainer.output_folder) / "checkpoint_final.pth"))
+    return trainer
+
+
+def test_training_that_cannot_be_longer_is_refused(tmp_path: Path) -> None:
+    """Nothing is written, also if another fold could be extended."""
+    with nnunet_folders(tmp_path):
+        for name, words in (
+            ("nnUNetTrainerSGD_cosine0p1_wd1en3_20epochs", "ends with the length of the training"),
+            ("nnUNetTrainerCPR_ws2p_20epochs", "written by version 0.2.0"),
+            ("nnUNetTrainerCPR_anytime_20epochs", "has 3 epochs; expected --epochs above that"),
+        ):
+            trainer = build_trainer(name)
+            fold = Path(trainer.output_folder)
+            if "ws2p" in name:
+                del trainer.my_init_kwargs[DEFAULTS]
+            trainer.save_checkpoint(str(fold / "checkpoint_final.pth"))
+            epochs = 3 if "anytime" in name else 200
+            if "anytime" in name:
+                trainer.current_epoch = 2
+                (fold.parent / "fold_1").mkdir()
+                trainer.save_checkpoint(str(fold.parent / "fold_1" / "checkpoint_final.pth"))
+            with pytest.raises(CannotExtend, match=words):
+                extend_model(fold.parent, epochs, print)
+            longer = with_epochs(name, epochs)[0]
+            assert not list(fold.parents[1].glob(f"{longer}__*"))
 
 
 @pytest.mark.parametrize(

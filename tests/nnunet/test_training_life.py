@@ -120,7 +120,7 @@ class TrainingLife(RuleBasedStateMachine):
         self.length = EPOCHS
         self.finished: dict[int, int] = {}  # epochs of a training that was ended early
         # All processes of an example are this one.
-        process = lambda: f"life {self.lives}"  # noqa: E731
+        process = lambda: f"life {self.lives} now"  # noqa: E731
         self.patch.setattr(finish_request, "describe_process", lambda pid: process())
         self.patch.setattr(
             finish_request, "running_process", lambda fold: process() if self.trainer else None

@@ -11,12 +11,13 @@ from typing import Any
 from nnunet_cpr._files import atomic_torch_save
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.families import DEFAULT_EPOCHS
-from nnunet_cpr.names.suffixes import find_suffix
+from nnunet_cpr.names.suffixes import WarmStartShare, find_suffix
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.names.value import TrainerName
 from nnunet_cpr.nnunet.checkpoint_policy import FINISHED, read_checkpoints
 from nnunet_cpr.nnunet.composition import resolve_settings
-from nnunet_cpr.nnunet.fold_claim import running_process
+from nnunet_cpr.nnunet.defaults_trainer import DEFAULTS
+from nnunet_cpr.nnunet.fold_claim import is_of_this_machine, running_process
 from nnunet_cpr.nnunet.fold_files import (
     BEST_CHECKPOINT,
     CHECKPOINTS,
@@ -92,12 +93,16 @@ def extend_model(model: Path, epochs: int, report: Callable[[str], None]) -> tup
         )
     trainer, plans, configuration = model.name.split("__")
     longer, settings = with_epochs(trainer, epochs)
+    shorter = resolve_settings(trainer)
+    assert shorter is not None  # so is the longer one
     target = model.with_name(f"{longer}__{plans}__{configuration}")
     for fold in folds:
         if _has_checkpoint(target / fold.name):
             raise CannotExtend(f"{target / fold.name} has a checkpoint; continue it with --c")
+    for fold in folds:  # all of them, before anything is written
+        _read_shorter(fold, longer, epochs, report)
     done = [extend_fold(fold, target / fold.name, longer, epochs, report) for fold in folds]
-    if parts := settings.length_dependent:
+    if parts := dict.fromkeys([*shorter.length_dependent, *settings.length_dependent]):
         report(
             f"{longer} will not be the training of {epochs} epochs from its start: its "
             f"{', '.join(parts)} followed the length of {trainer} for {max(done)} epochs"
@@ -118,19 +123,12 @@ def extend_fold(
         report: function that shows a message.
 
     Raises:
-        CannotExtend: the shorter training runs, or has so many epochs already.
+        CannotExtend: the shorter training runs, has so many epochs, or cannot be longer.
         UnusableCheckpoint: it has no checkpoint that can be read.
         OSError: a file cannot be read or written.
     """
-    if running_process(fold) is not None:
-        raise CannotExtend(f"{fold} is trained at the moment; end it with nnunet-cpr finish first")
-    found = read_checkpoints(fold, report)
-    path, newest = next(iter(found.items()))
-    done: int = newest["current_epoch"]
-    if done >= epochs:
-        raise CannotExtend(
-            f"{path} has {done} epochs already; expected --epochs above that, got {epochs}"
-        )
+    found = _read_shorter(fold, trainer, epochs, report)
+    newest = next(iter(found.values()))
     target.mkdir(parents=True, exist_ok=True)
     for pattern in _COPIED:
         for record in fold.glob(pattern):
@@ -139,7 +137,32 @@ def extend_fold(
     if best := found.get(fold / BEST_CHECKPOINT):
         atomic_torch_save(_renamed(best, trainer), target / BEST_CHECKPOINT)
     atomic_torch_save(_renamed(newest, trainer), target / LATEST_CHECKPOINT)
-    return done
+    return int(newest["current_epoch"])
+
+
+def _read_shorter(
+    fold: Path, trainer: str, epochs: int, report: Callable[[str], None]
+) -> dict[Path, dict[str, Any]]:
+    """Return the checkpoints of a shorter training, the newest first, if it can be extended."""
+    process, settings = running_process(fold), resolve_settings(trainer)
+    assert settings is not None  # a trainer of this package
+    if process is not None and is_of_this_machine(process):  # claims of others may be left over
+        raise CannotExtend(f"{fold} is trained at the moment; end it with nnunet-cpr finish first")
+    if settings.baseline is not None and settings.baseline.needs_length:
+        raise CannotExtend(
+            f"{fold}: _{settings.tokens()['baseline']} ends with the length of the training, so that it "
+            "has no longer one; train that from the start"
+        )
+    found = read_checkpoints(fold, report)
+    path, newest = next(iter(found.items()))
+    if (done := newest["current_epoch"]) >= epochs:
+        raise CannotExtend(f"{path} has {done} epochs; expected --epochs above that, got {epochs}")
+    if isinstance(settings.kappa, WarmStartShare) and DEFAULTS not in newest["init_args"]:
+        raise CannotExtend(
+            f"{path} was written by version 0.2.0, which did not record the length that its bound is a "
+            "share of; train the longer one from the start"
+        )
+    return found
 
 
 def begin_from_shorter(fold: Path, report: Callable[[str], None]) -> None:
@@ -171,7 +194,8 @@ def begin_from_shorter(fold: Path, report: Callable[[str], None]) -> None:
         _, longest = max(shorter)
         epochs = wanted.epochs or DEFAULT_EPOCHS
         done = extend_fold(longest, fold, trainer, epochs, report)
-        report(f"{trainer} {fold.name}: continuing the {done} epochs of {longest.parent.name}")
+        name = longest.parent.name.partition("__")[0]
+        report(f"{trainer} {fold.name}: continuing {done} of {epochs} epochs from {name}")
 
 
 def _length_independent(trainer: str) -> TrainerName | None:

@@ -1,0 +1,76 @@
+"""nnU-Net's trainer whose defaults follow the length with which the training began."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nnunet_cpr.nnunet.averaging_trainer import AveragingTrainer
+from nnunet_cpr.nnunet.checkpoint_policy import read_checkpoints
+from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint
+from nnunet_cpr.nnunet.fold_files import DEFAULTS_LINE
+
+DEFAULTS = "nnunet_cpr_defaults"
+"""Entry of a checkpoint's ``init_args``: the number of steps that its defaults and shares follow, also
+after it was extended. Version 0.2.0, whose defaults ignored the length, did not write it."""
+
+
+class DefaultsTrainer(AveragingTrainer):
+    """nnU-Net's trainer whose defaults follow the length with which the training began.
+
+    Learning-rate warm-up and bound depend on the number of steps where a name does not give them. A
+    training that is continued, perhaps as a longer one, keeps those that it began with.
+    """
+
+    __continued: dict[str, Any] | None = None
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        if self.continues:
+            self.__continued = self.__newest_arguments()
+
+    def __newest_arguments(self) -> dict[str, Any] | None:
+        """Return ``init_args`` of the checkpoint to be continued, None if there is none."""
+        try:
+            found = read_checkpoints(Path(self.output_folder), lambda message: None)
+        except UnusableCheckpoint:  # load_checkpoint says so
+            return None
+        return dict(next(iter(found.values()))["init_args"])
+
+    @property
+    def _total_steps(self) -> int:
+        """Number of optimizer steps of the training."""
+        return self.num_epochs * self.num_iterations_per_epoch
+
+    @property
+    def _warmup_steps(self) -> int:
+        """Steps of linear learning-rate warm-up."""
+        if self.settings.keeps_optimizer:  # the attribute of nnU-Net's trainers with warm-up, in epochs
+            return getattr(self, "warmup_duration_whole_net", 0) * self.num_iterations_per_epoch
+        return self.settings.warmup_for(self._length_of_defaults)
+
+    @property
+    def _length_of_defaults(self) -> int | None:
+        """Number of steps that defaults and shares follow, those with which the training began.
+
+        None for a training of version 0.2.0, whose defaults ignored the length.
+        """
+        return self._total_steps if self.__continued is None else self.__continued.get(DEFAULTS)
+
+    def record_defaults(self) -> None:
+        """Record the length in the checkpoints, once it is known."""
+        if (length := self._length_of_defaults) is not None:
+            self.my_init_kwargs[DEFAULTS] = length
+
+    def describe_defaults(self) -> str:
+        """Return the defaults that depend on the length in words, empty if the name has none."""
+        settings = self.settings
+        values = []
+        if settings.warmup is None and settings.defaults.warmup:
+            values.append(f"learning-rate warm-up of {self._warmup_steps:,} steps")
+        if settings.kappa is None and settings.defaults.cpr:
+            bound = settings.bound_for(self._length_of_defaults, self._warmup_steps)
+            values.append(f"bounds after {bound.earliest:,} steps")
+        length = self._length_of_defaults
+        of = "of version 0.2.0" if length is None else f"for {length:,} steps"
+        return f"{DEFAULTS_LINE} {of}: {', '.join(values)}" if values else ""
