@@ -132,7 +132,7 @@ def test_refusals_name_what_to_do(workspace: Workspace, tmp_path: Path) -> None:
 def test_extended_training_keeps_what_followed_the_shorter_length(
     name: str, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What extend prints continues, with the bound and the warm-up with which the training began."""
+    """The command that extend prints continues, with the bound and the warm-up of the beginning."""
     monkeypatch.setattr(nnUNetTrainer, "on_train_start", lambda trainer: None)
     said: list[str] = []
     with nnunet_folders(tmp_path):
