@@ -225,7 +225,9 @@ class TrainingLife(RuleBasedStateMachine):
     def continue_(self, setup: float) -> None:
         files, newest, before = self.files(), self.newest(), len(self.said)
         trainer = build_trainer(trainer_name(self.length), continues=True)
-        if newest is None or newest[1] == self.finished.get(newest[0]):
+        # The final checkpoint alone tells that the training was ended early.
+        is_finished = newest is not None and newest[1] == self.finished.get(newest[0])
+        if newest is None or (is_finished and files.get(FILES[0]) == newest):
             with pytest.raises(SystemExit):
                 maybe_load_checkpoint(trainer, True, False)
             assert newest is None or "nnunet-cpr extend" in self.said[-1]
@@ -286,6 +288,18 @@ class TrainingLife(RuleBasedStateMachine):
     def ask_to_finish(self) -> None:
         self.asked_in = self.lives
         finish_request.request_finish(self.folder)
+
+    @precondition(lambda self: self.trainer and not self.is_in_epoch)
+    @rule(is_better=strategies.booleans(), minutes=minutes)
+    def finish(self, is_better: bool, minutes: float) -> None:
+        """Train an epoch as the last one, and end the training."""
+        self.begin_epoch()
+        if self.trainer is not None:
+            self.ask_to_finish()
+            self.end_epoch(is_better, minutes)
+        if self.trainer is not None:
+            self.begin_epoch()
+        assert self.trainer is None
 
     @precondition(lambda self: self.trainer is None and self.length < LONGEST and self.newest())
     @rule()

@@ -98,7 +98,14 @@ def request_of_a_killed_training_is_honoured(patch: Patch) -> None:
 
 
 def finished_training_is_continued(patch: Patch) -> None:
-    patch.setattr(resuming_trainer, "FINISHED", "unknown")
+    continue_from = CheckpointPolicy.continue_from
+
+    def continue_without_the_mark(policy: Any, chosen: Path) -> Any:
+        path, checkpoint = continue_from(policy, chosen)
+        checkpoint["init_args"].pop(checkpoint_policy.FINISHED, None)
+        return path, checkpoint
+
+    patch.setattr(CheckpointPolicy, "continue_from", continue_without_the_mark)
 
 
 def extended_training_is_still_finished(patch: Patch) -> None:
@@ -111,7 +118,8 @@ def extension_takes_the_final_checkpoint(patch: Patch) -> None:
 
 
 def read_in_order(fold: Path, report: Any) -> Any:
-    return {path: checkpoints.read(path) for path in map(fold.joinpath, CHECKPOINTS) if path.exists()}
+    newest_first = checkpoint_policy.read_checkpoints(fold, report)
+    return {path: newest_first[path] for path in map(fold.joinpath, CHECKPOINTS) if path in newest_first}
 
 
 @pytest.mark.parametrize(
