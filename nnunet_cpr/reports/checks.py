@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator
 
 from nnunet_cpr.reports.results import SettingResults, class_means
+from nnunet_cpr.studies.run_state import planned_epochs
 
 
 def find_warnings(results: SettingResults) -> list[str]:
-    """Return one line for each class with Dice 0 in all cases, missing run and diverged training."""
+    """Return one line for each class with Dice 0 in all cases, missing, short and diverged training."""
     titles = {entry.trainer: entry.full_title for entry in results.study.trainers}
     unset = "the bounds of CPR were never set, so nothing was regularized."
     counts = {trainer: len(results.finished_runs(trainer)) for trainer in titles}
@@ -21,6 +22,7 @@ def find_warnings(results: SettingResults) -> list[str]:
             for trainer, count in counts.items()
             if count < results.planned_runs
         ),
+        *_short_trainings(results, titles),
         *_diverged_trainings(results, titles),
     ]
 
@@ -33,6 +35,19 @@ def _classes_of_zero(results: SettingResults, titles: dict[str, str]) -> Iterato
             runs = "; ".join(results.run(*run).fold_and_seed for run in zero)
             where = "all runs" if len(zero) == len(rows) else runs
             yield f"{titles[trainer]}: Dice of 0 in all cases of class {name} ({where})."
+
+
+def _short_trainings(results: SettingResults, titles: dict[str, str]) -> Iterator[str]:
+    """Yield a line for each finished run that was ended before the last epoch of its name."""
+    epochs = results.epochs.dropna(subset=["seconds"])
+    trained = epochs.groupby(["trainer", "fold", "seed"])["epoch"].max() + 1
+    for trainer, title in titles.items():
+        for fold, seed in results.finished_runs(trainer):
+            run = results.run(fold, trainer, seed)
+            planned = planned_epochs(run.trainer) or 0
+            count = trained.get((trainer, fold, seed), planned)  # other machines' logs may be missing
+            if count < planned:
+                yield f"{title}, {run.fold_and_seed}: {count} of {planned} epochs were trained."
 
 
 def _diverged_trainings(results: SettingResults, titles: dict[str, str]) -> Iterator[str]:

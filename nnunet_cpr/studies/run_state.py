@@ -128,7 +128,7 @@ def state_of(run: Run, paths: StudyPaths, queued: frozenset[str] = frozenset()) 
         queued: keys of the runs in Slurm's queue.
     """
     folder = run.folder(paths.results)
-    planned, dice = _planned_epochs(run.trainer), validation_dice(folder)
+    planned, dice = planned_epochs(run.trainer), validation_dice(folder)
     if dice is not None:  # without its logs, as reading those of many runs takes long
         epoch = recorded_epochs(folder) or planned
         return State(Stage.DONE, epoch, planned, dice=dice, seconds=recorded_seconds(folder))
@@ -203,7 +203,7 @@ def record_epochs(run: Run, fold: Path) -> None:
     """Record the number of epochs of a finished training, if it is below that of its name."""
     record, (epochs, _) = _read_record(fold), fold_files.read_progress(fold)
     record.pop("epochs", None)  # of a shorter training that this one continues
-    if 0 < epochs < (_planned_epochs(run.trainer) or 0):
+    if 0 < epochs < (planned_epochs(run.trainer) or 0):
         record["epochs"] = epochs
     write_json(fold / fold_files.RESOURCES, record)
 
@@ -220,7 +220,8 @@ def parse_trainer(name: str) -> TrainerName | None:
         return None  # a trainer of another package with a similar name
 
 
-def _planned_epochs(trainer: str) -> int | None:
+def planned_epochs(trainer: str) -> int | None:
+    """Return the number of epochs that a trainer's name plans, None if it does not give it."""
     ours = parse_trainer(trainer)
     if ours is not None and ours.epochs is not None:
         return ours.epochs

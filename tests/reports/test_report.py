@@ -37,8 +37,8 @@ def report(folder, planned, results, raw=None, preprocessed=None):
 
 
 ENTRIES = (
-    TrainerEntry("nnUNetTrainerSGD", "3e-5", "weight <decay>"),
-    TrainerEntry("nnUNetTrainerCPR", "2k & more", "CPR"),
+    TrainerEntry("nnUNetTrainerSGD_6epochs", "3e-5", "weight <decay>"),
+    TrainerEntry("nnUNetTrainerCPR_6epochs", "2k & more", "CPR"),
     TrainerEntry("TheirTrainer"),
 )
 
@@ -73,7 +73,9 @@ def test_all_files_have_the_same_results(written):
         "report.html", "report.md", "report.tex", "table.csv",
     ]  # fmt: skip
     cases = pd.read_csv(folder / "cases.csv")
-    by_hand = cases[cases["trainer"] == "nnUNetTrainerCPR"].groupby(["fold", "class"])["dice"].mean()
+    by_hand = (
+        cases[cases["trainer"] == "nnUNetTrainerCPR_6epochs"].groupby(["fold", "class"])["dice"].mean()
+    )
     mean = 100 * by_hand.groupby("fold").mean().mean()
     assert pd.read_csv(folder / "table.csv").loc[1, "dice_percent"] == pytest.approx(mean)
     for text in (output, *(path.read_text() for path in folder.glob("report.*"))):

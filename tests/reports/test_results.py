@@ -93,3 +93,14 @@ def test_diverged_trainings_are_named(tmp_path):
         "A, fold 0: the training diverged (its loss is not a number).",
         "B, fold 0: the training diverged (its loss ends above that of its first epoch).",
     ]
+
+
+def test_trainings_that_were_ended_early_are_named(tmp_path):
+    trainers = ("nnUNetTrainerCPR_10epochs", "nnUNetTrainer_3epochs", "TheirTrainer")
+    for trainer in trainers:
+        name = f"{trainer}_seed1" if "CPR" in trainer else trainer
+        folder = write_fold(tmp_path, name, 0, {"a": both(0.5)})
+        write_log(folder, {epoch: (0.5, 0.5, 0.3, 5) for epoch in range(3)})
+    found = warnings(tmp_path, trainers[0], folds=(0,), seeds=(1,))
+    assert found == [f"{trainers[0]}, fold 0, seed 1: 3 of 10 epochs were trained."]
+    assert warnings(tmp_path, *trainers[1:], folds=(0,)) == []
