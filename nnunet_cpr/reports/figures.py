@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from nnunet_cpr._figures import styled_figure
-from nnunet_cpr.reports.metrics import Metric
+from nnunet_cpr.reports.metrics import Metric, value_text
 from nnunet_cpr.reports.numbers import Gain, Numbers
 from nnunet_cpr.reports.over_datasets import OverDatasets
 from nnunet_cpr.reports.results import SettingResults, run_means, unique
@@ -93,7 +93,7 @@ def draw_differences(comparisons: Sequence[Judged[Numbers]], title: str) -> Pict
             if abs(difference) > reach:
                 edge = math.copysign(0.97 * reach, difference)
                 side = "right" if difference > 0 else "left"
-                axes.text(edge, height, f"{difference:+.2f}", ha=side, va="center", size=8)
+                axes.text(edge, height, value_text(difference, "+.2f"), ha=side, va="center", size=8)
         names = [short(each.numbers.entry.full_title) for each in comparisons]
         axes.set_yticks(range(len(names)), names)
         axes.set(ylim=(len(names) - 0.5, -0.5), xlim=(-reach, reach), title=title)

@@ -60,7 +60,7 @@ METRICS = {
 
 def value_text(value: float, style: str = ".2f") -> str:
     """Return a shown value with two decimals, or a dash for NaN; "+.2f" adds the sign."""
-    return "-" if math.isnan(value) else f"{value:{style}}"
+    return "-" if math.isnan(value) else f"{round(value, 2) + 0.0:{style}}"  # no -0.00
 
 
 def p_text(p: float) -> str:

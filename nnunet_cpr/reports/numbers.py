@@ -144,11 +144,11 @@ def compare_with(settings: Sequence[Compared], reference: str) -> list[Numbers]:
         numbers
         for compared in settings
         for metric in compared.results.metrics
-        for numbers in _compare_by(metric, compared, reference)
+        for numbers in compare_by(metric, compared, reference)
     ]
 
 
-def _compare_by(metric: Metric, compared: Compared, trainer: str) -> Iterator[Numbers]:
+def compare_by(metric: Metric, compared: Compared, trainer: str) -> Iterator[Numbers]:
     """Yield the comparisons of one setting by one metric."""
     results, failures = compared.results, _find_failures(compared)
     reference = results.study.entry(trainer)

@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 
 from nnunet_cpr._figures import styled_figure
 from nnunet_cpr.reports.figures import STYLE, Picture, save, short
+from nnunet_cpr.reports.metrics import value_text
 from nnunet_cpr.reports.numbers import Numbers
 from nnunet_cpr.reports.reading import class_key, read_dataset_json
 from nnunet_cpr.reports.selection import Compared
@@ -38,7 +39,8 @@ def draw_extreme_cases(
         fold, case = gains.index[position]
         try:
             dataset, files = _find_files(compared, comparison, raw, fold, case)
-            title = f"{kind} case, {case} (fold {fold}): {gains.iloc[position]:+.2f} points of Dice"
+            gain = value_text(gains.iloc[position], "+.2f")
+            title = f"{kind} case, {case} (fold {fold}): {gain} points of Dice"
             pictures.append(_draw_case(files, dataset, title, "-".join([kind, *comparison.setting])))
         except (OSError, ValueError, RuntimeError) as error:  # SimpleITK raises RuntimeError
             reason = " ".join(str(error).rpartition("ERROR: ")[2].split())

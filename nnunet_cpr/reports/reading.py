@@ -15,6 +15,8 @@ from nnunet_cpr.nnunet.fold_files import LOG_COLUMNS, read_logs
 from nnunet_cpr.nnunet.history import CSV_NAME, has_bounds
 from nnunet_cpr.reports.results import (
     ASSUMED,
+    FALSELY_FOUND,
+    NOT_FOUND,
     RECORDED,
     RUN,
     SETTING,
@@ -29,7 +31,7 @@ class ReportError(StudyError):
     """No results to report; the message is one line."""
 
 
-CASES = [*SETTING, "fold", "seed", "case", "class", "trainer", "dice"]
+CASES = [*SETTING, "fold", "seed", "case", "class", "trainer", "dice", "empty"]
 EPOCHS = [*SETTING, "fold", "seed", "trainer", *LOG_COLUMNS]
 DAMAGE = (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError)
 """Errors that a damaged ``summary.json`` can raise."""
@@ -119,8 +121,9 @@ def read_cases(fold: Path) -> pd.DataFrame:
         fold: nnU-Net's ``fold_X``.
 
     Returns:
-        The columns case, class, dice in [0, 1] or NaN, labels (those of the class or region), and
-        prediction_file and reference_file as they are in the ``summary.json``.
+        The columns case, class, dice in [0, 1] or NaN, labels (those of the class or region), empty
+        (:data:`NOT_FOUND`, :data:`FALSELY_FOUND` or ""), and prediction_file and reference_file as they
+        are in the ``summary.json``.
 
     Raises:
         FileNotFoundError: the fold has not been validated.
@@ -139,8 +142,18 @@ def read_cases(fold: Path) -> pd.DataFrame:
         for key in sorted(metrics.keys() - {(0,)}, key=lambda k: (order.get(k, len(order)), k)):
             label = names.get(key, "label " + " + ".join(map(str, key)))
             dice = metrics[key]["Dice"]
-            rows.append({"case": name, "class": label, "dice": dice, "labels": key, **files})
+            empty = _empty_mask(metrics[key].get("n_pred"), metrics[key].get("n_ref"))
+            rows.append(
+                {"case": name, "class": label, "dice": dice, "labels": key, "empty": empty, **files}
+            )
     table = pd.DataFrame(rows).astype({"dice": float})  # None becomes NaN
     if table.duplicated(["case", "labels"]).any() or not table["dice"].dropna().between(0, 1).all():
         raise ValueError("a case twice, or a Dice out of [0, 1]")
     return table.sort_values("case", kind="stable")
+
+
+def _empty_mask(predicted: int | None, true: int | None) -> str:
+    """Return which mask is the only empty one; "" for neither, both, and unknown numbers of voxels."""
+    if true and predicted == 0:
+        return NOT_FOUND
+    return FALSELY_FOUND if predicted and true == 0 else ""

@@ -35,6 +35,8 @@ class SplitRatio(NamedTuple):
 
 
 RECORDED, ASSUMED = "recorded splits", "assumed"
+NOT_FOUND, FALSELY_FOUND = "not found", "falsely found"
+"""Kinds of a class that only the truth or only the prediction has: its HD95 is the image's diagonal."""
 SETTING = list(Setting._fields)
 RUN = [*SETTING, "trainer", "fold", "seed"]
 """Columns that identify a run; ``seed`` is :data:`UNSEEDED` in a study without seeds."""
@@ -54,8 +56,9 @@ class StudyResults:
         folder: nnU-Net's ``nnUNet_results``.
         cases: one row for each class of each validation case of each finished run, with a column for
             each metric of :data:`~nnunet_cpr.reports.metrics.METRICS` that was read; NaN where the
-            class is in neither the truth nor the prediction. ``trainer`` is the trainer's name in the
-            study, ``seed`` is :data:`UNSEEDED` in a study without seeds.
+            class is in neither the truth nor the prediction; ``empty`` is :data:`NOT_FOUND` or
+            :data:`FALSELY_FOUND` where it is in one of the two, otherwise "". ``trainer`` is the
+            trainer's name in the study, ``seed`` is :data:`UNSEEDED` in a study without seeds.
         epochs: one row for each epoch in the training logs, of unfinished runs too; ``pseudo_dice``
             is the mean over the classes, in [0, 1].
         unbounded: runs with CPR whose bounds were never set.

@@ -149,8 +149,7 @@ def _amount(n: Gain, gain: float) -> str:
 
 
 def _interval(low: float, high: float) -> str:
-    if low > 0:
-        return f"{low:.2f} to {high:.2f}"
-    if high < 0:
-        return f"{-high:.2f} to {-low:.2f}"
-    return f"{abs(low):.2f} worse to {high:.2f} better"
+    low, high = round(low, 2), round(high, 2)
+    if low < 0 < high:
+        return f"{-low:.2f} worse to {high:.2f} better"
+    return "{:.2f} to {:.2f}".format(*sorted([abs(low), abs(high)]))

@@ -13,7 +13,19 @@ import pandas as pd
 
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint, seconds_per_case
 from nnunet_cpr.reports.metrics import Metric, value_text
-from nnunet_cpr.reports.results import SettingResults, class_means, run_means, unique
+from nnunet_cpr.reports.numbers import compare_by
+from nnunet_cpr.reports.results import (
+    FALSELY_FOUND,
+    MIN_SEEDS,
+    NOT_FOUND,
+    RUN,
+    SettingResults,
+    class_means,
+    run_means,
+    unique,
+)
+from nnunet_cpr.reports.selection import Compared
+from nnunet_cpr.reports.verdicts import Verdict, judge_all
 from nnunet_cpr.studies.run_state import recorded_seconds
 
 _DEVIATIONS = {"folds": "fold", "seeds": "seed"}
@@ -36,9 +48,8 @@ def main_table(results: SettingResults) -> pd.DataFrame:
         One row for each trainer. For each metric there is the mean over the finished runs
         (``dice_percent``), the standard deviation (n - 1) of the folds' means over seeds
         (``deviation_folds_points``) and of the seeds' means over folds (``deviation_seeds_points``), and
-        ``best``, which marks the best value if all trainers have finished the same runs and no case
-        lacks the metric; values that are equal as shown are equally good. The columns of other metrics
-        than Dice start with their name.
+        ``best``, which marks the trainer to which all others are shown to be worse. The columns of other
+        metrics than Dice start with their name.
         ``published_percent`` is the published Dice of the data set.
     """
     rows = []
@@ -58,12 +69,20 @@ def main_table(results: SettingResults) -> pd.DataFrame:
         )
     table = pd.DataFrame(rows)
     for metric in results.metrics:
-        table = table.join(_means_and_deviations(results, metric), on="trainer")
-        shown = metric.sign * table[metric.column].round(2)
-        is_comparable = shown.count() > 1 and not _has_different_runs(results)
-        is_comparable &= not (results.cases["dice"].notna() & results.cases[metric.name].isna()).any()
-        table[_key(metric, "best")] = is_comparable & (shown != 0) & (shown == shown.max())
+        means = _means_and_deviations(results, metric)
+        table = table.join(means, on="trainer")
+        best = _find_best(results, metric, means[metric.column].dropna())
+        table[_key(metric, "best")] = table["trainer"] == best
     return table
+
+
+def _find_best(results: SettingResults, metric: Metric, means: pd.Series) -> str | None:
+    """Return the trainer to which the tests of the report show all others to be worse, if any."""
+    if len(means) < 2 or len(results.seeds) < MIN_SEEDS or _has_different_runs(results):
+        return None
+    best = str((metric.sign * means).idxmax())
+    others = judge_all(list(compare_by(metric, Compared(results, results, {}), best)))
+    return best if all(each.verdict is Verdict.WORSE for each in others) else None
 
 
 def _means_and_deviations(results: SettingResults, metric: Metric) -> pd.DataFrame:
@@ -97,7 +116,10 @@ def shown_main_table(settings: Sequence[SettingResults]) -> Table:
     for results in settings:
         numbers = main_table(results)
         for metric in results.metrics:
-            rows[results.title, metric.heading] = [_value(metric, row) for _, row in numbers.iterrows()]
+            rows[results.title, metric.heading] = [
+                _value(metric, row, results.cases[results.cases["trainer"] == row["trainer"]])
+                for _, row in numbers.iterrows()
+            ]
         if numbers["published_percent"].notna().any():
             published = numbers["published_percent"].map(value_text)
             rows[results.title, "published Dice (%)"] = published.tolist()
@@ -111,14 +133,27 @@ def shown_main_table(settings: Sequence[SettingResults]) -> Table:
     return Table(f"Foreground mean of {', '.join(metric.heading for metric in first.metrics)}", cells)
 
 
-def _value(metric: Metric, row: pd.Series) -> str:
+def _value(metric: Metric, row: pd.Series, cases: pd.DataFrame) -> str:
     deviations = [row[_deviation_key(metric, name)] for name in _DEVIATIONS]
     mean = value_text(row[metric.column])
     text = f"**{mean}**" if row[_key(metric, "best")] else mean
     text += "".join(f" ± {deviation:.2f}" for deviation in deviations if not math.isnan(deviation))
+    text = _add_empty_masks(text, metric, cases)
     if row["runs"] < row["runs_planned"]:
         text += f" ({row['runs']} of {row['runs_planned']} runs)"
     return text
+
+
+def _add_empty_masks(mean: str, metric: Metric, cases: pd.DataFrame) -> str:
+    """Return a mean distance with the number of cases of one empty mask; of such cases only, no mean."""
+    known = cases[cases[metric.name].notna()]
+    if metric.sign > 0 or known.empty:
+        return mean
+    case = [*RUN, "case"]
+    total, kinds = len(known[case].drop_duplicates()), known.drop_duplicates([*case, "empty"])["empty"]
+    counts = {kind: (kinds == kind).sum() for kind in (NOT_FOUND, FALSELY_FOUND)}
+    texts = [f"{kind} in {number} of {total} cases" for kind, number in counts.items() if number]
+    return ", ".join(texts if (known["empty"] != "").all() else [mean, *texts])
 
 
 def main_table_notes(settings: Sequence[SettingResults]) -> list[str]:
@@ -139,11 +174,13 @@ def main_table_notes(settings: Sequence[SettingResults]) -> list[str]:
 
 def class_table(results: SettingResults, metric: Metric) -> Table:
     """Return the mean of each class over the trainer's finished runs, trainers down, classes across."""
-    means = class_means(results.cases, metric.name)
-    of_classes = means.groupby(["trainer", "class"], sort=False)[metric.name].mean()
-    values = metric.scale * of_classes.unstack("class").reindex(columns=unique(means["class"]))
+    means, keys = class_means(results.cases, metric.name), ["trainer", "class"]
+    texts = (metric.scale * means.groupby(keys, sort=False)[metric.name].mean()).map(value_text)
+    for key, cases in results.cases.groupby(keys):
+        texts[key] = _add_empty_masks(texts[key], metric, cases)
+    cells = texts.unstack("class", fill_value="-")[unique(means["class"])]
     caption = f"{metric.heading} of each class, mean over the runs that a trainer has finished"
-    return Table(caption, _titled(results, values.map(value_text)))
+    return Table(caption, _titled(results, cells))
 
 
 def time_table(results: SettingResults) -> Table:

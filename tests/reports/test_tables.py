@@ -1,9 +1,13 @@
 """Tables of a report, as numbers and as text."""
 
+import json
+
 import pytest
 
+from nnunet_cpr.reports.metrics import METRICS
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.tables import (
+    class_table,
     main_table,
     main_table_notes,
     shown_main_table,
@@ -12,7 +16,8 @@ from nnunet_cpr.reports.tables import (
     to_markdown,
 )
 from nnunet_cpr.studies.definition import TrainerEntry
-from tests.reports.folds import DATASET, NAN, both, study, write_fold
+from tests.reports.folds import DATASET, NAN, both, study, write_fold, write_json
+from tests.reports.test_comparison import noisy, write_runs
 
 WD = TrainerEntry("A", "1e-5", "weight_decay", {DATASET: 80.0})
 CPR = TrainerEntry("B", "1k | *", "CPR <x>", {DATASET: 81.5})
@@ -39,25 +44,56 @@ def test_unfinished_trainers_have_no_best_and_published_numbers_a_column(unfinis
     assert notes[-1] == "Published numbers: Somebody et al., table 1."
 
 
-def test_smallest_distance_is_best_if_no_case_lacks_it(tmp_path):
-    for trainer, dice in (("A", 0.8), ("B", 0.7)):
-        for fold in (0, 1):
-            write_fold(tmp_path, trainer, fold, {f"a{fold}": both(dice)})
-    results = read_results(study("A", "B", metrics=("dice", "hd95")), tmp_path)
-    results.cases["hd95"] = 10 * results.cases["dice"]
+@pytest.mark.parametrize(
+    ("gain", "training", "best"),
+    [(0.02, 0.002, [False, True, False]), (0.0, 0.0, [False] * 3), (0.001, 0.02, [False] * 3)],
+    ids=["shown", "tied", "not significant"],
+)
+def test_best_is_the_one_to_which_all_others_are_shown_to_be_worse(tmp_path, gain, training, best):
+    write_runs(tmp_path, "A", noisy(0.8, folds=(0, 1, 2), training=training, residual=training))
+    write_runs(tmp_path, "B", noisy(0.8 + gain, folds=(0, 1, 2), training=training, residual=training))
+    write_runs(tmp_path, "C", noisy(0.7, folds=(0, 1, 2)))
+    planned = study("A", "B", "C", folds=(0, 1, 2), seeds=(1, 2, 3), metrics=("dice", "hd95"))
+    results = read_results(planned, tmp_path)
+    results.cases["hd95"] = 10 * (1 - results.cases["dice"])
     table = main_table(results.by_setting()[0])
-    assert table["hd95_mm"].tolist() == pytest.approx([8, 7])
-    assert table["hd95_best"].tolist() == [False, True] and table["best"].tolist() == [True, False]
-    # The hard case of B has a Dice, but its prediction is gone.
-    results.cases.loc[results.cases["trainer"].eq("B") & results.cases["fold"].eq(1), "hd95"] = NAN
+    assert table["best"].tolist() == table["hd95_best"].tolist() == best
+    bold = shown_main_table(results.by_setting()).cells.map(lambda cell: cell.startswith("**"))
+    assert bold.to_numpy().tolist() == [[each, each] for each in best]
+    # A case of B has a Dice, but its prediction is gone.
+    is_gone = results.cases["trainer"].eq("B") & results.cases["seed"].eq(1)
+    results.cases.loc[is_gone & results.cases["case"].eq("case_0_00"), "hd95"] = NAN
     table = main_table(results.by_setting()[0])
-    assert not table["hd95_best"].any() and table["best"].tolist() == [True, False]
+    assert not table["hd95_best"].any() and table["best"].tolist() == best
+
+
+def test_distances_of_one_empty_mask_are_counted_instead_of_the_diagonal(tmp_path):
+    voxels = {"a": ((9, 9), (0, 9)), "b": ((9, 9), (0, 9)), "c": ((9, 0), (0, 0))}  # predicted, true
+    folder = write_fold(tmp_path, "A", 0, {case: {"1": 0.5, "2": 0.0} for case in voxels})
+    path = folder / "validation" / "summary.json"
+    summary = json.loads(path.read_text())
+    for case, of_case in zip(summary["metric_per_case"], voxels.values()):
+        for metrics, (predicted, true) in zip(case["metrics"].values(), of_case):
+            metrics |= {"n_pred": predicted, "n_ref": true}
+    write_json(path, summary)
+    results = read_results(study("A", folds=(0,), metrics=("dice", "hd95")), tmp_path)
+    results.cases["hd95"] = [3.0, 72.12, 5.0, 72.12, 72.12, NAN]
+    (part,) = results.by_setting()
+    assert class_table(part, METRICS["hd95"]).cells.loc["A"].tolist() == [
+        "26.71, falsely found in 1 of 3 cases",
+        "not found in 2 of 2 cases",
+    ]
+    (cell,) = shown_main_table([part]).cells[DATASET, "HD95 (mm)"]
+    assert cell == "49.41, not found in 2 of 3 cases, falsely found in 1 of 3 cases"
+    assert class_table(part, METRICS["dice"]).cells.loc["A"].tolist() == ["50.00", "0.00"]
 
 
 def test_texts_escape_names_and_mark_the_best(tmp_path):
     write_fold(tmp_path, "A", 0, {"a": both(0.7)})
     write_fold(tmp_path, "B", 0, {"a": both(0.72)})
     table = shown_main_table(read_results(study(WD, CPR, folds=(0,)), tmp_path).by_setting())
+    assert table.cells.iat[1, 0] == "72.00"  # nothing is shown by one run
+    table.cells.iat[1, 0] = "**72.00**"
     ours = table._replace(cells=table.cells.rename(index={"weight_decay 1e-5": "**Ours**"}))
     text = to_latex(ours, [])
     assert r"\textbf{Ours" not in text and "*{}*Ours*{}* & 70.00" in text

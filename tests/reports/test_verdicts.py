@@ -107,6 +107,11 @@ def test_equivalent_or_better_is_non_inferior_in_every_cell() -> None:
             "undecided",
             "the means of the main table, over classes, are 1.50 points worse.",
         ),
+        (
+            numbers(-0.0, 1e-4),
+            "equivalent",
+            ": 0.00 points, 95 % interval 0.00 to 0.00; equivalent within 1 point.",
+        ),
         (numbers(2, obstacle="no verdict with 1 seed"), "no verdict", "2.23; no verdict with 1 seed."),
     ],
 )
