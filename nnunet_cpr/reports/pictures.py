@@ -15,7 +15,7 @@ from nnunet_cpr._figures import styled_figure
 from nnunet_cpr.reports.figures import STYLE, Picture, save, short
 from nnunet_cpr.reports.metrics import value_text
 from nnunet_cpr.reports.numbers import Numbers
-from nnunet_cpr.reports.reading import class_key, read_dataset_json
+from nnunet_cpr.reports.reading import class_key, counted_voxels, ignore_label, read_dataset_json
 from nnunet_cpr.reports.selection import Compared
 
 _MARGIN = 10
@@ -41,7 +41,7 @@ def draw_extreme_cases(
             dataset, files = _find_files(compared, comparison, raw, fold, case)
             gain = value_text(gains.iloc[position], "+.2f")
             title = f"{kind} case, {case} (fold {fold}): {gain} points of Dice"
-            pictures.append(_draw_case(files, dataset, title, "-".join([kind, *comparison.setting])))
+            pictures.append(draw_case(files, dataset, title, "-".join([kind, *comparison.setting])))
         except (OSError, ValueError, RuntimeError) as error:  # SimpleITK raises RuntimeError
             reason = " ".join(str(error).rpartition("ERROR: ")[2].split())
             notes.append(f"No picture of {case}: {reason}")
@@ -74,11 +74,14 @@ def _find_files(
     return dataset, files | of_trainers
 
 
-def read_slices(files: dict[str, Path]) -> tuple[np.ndarray, list[np.ndarray], float]:
+def read_slices(
+    files: dict[str, Path], ignore: int | None = None
+) -> tuple[np.ndarray, list[np.ndarray], float]:
     """Return the slice with the most wrong voxels, cropped to the structures.
 
     The voxels are turned to the patient orientation: axial slices have anterior on top and the patient's
     right side on the left. The slice lies across the axis with the largest voxels.
+    Voxels with the ignore label in the ground truth are neither wrong nor a structure.
 
     Returns:
         Grey values [rows, columns], the label maps alike, and the height of a voxel by its width.
@@ -94,10 +97,11 @@ def read_slices(files: dict[str, Path]) -> tuple[np.ndarray, list[np.ndarray], f
     is_flat = images[0].GetSize()[2] == 1
     axis = 0 if is_flat else int(np.argmax(np.round(spacing, 3)))
     grey, truth, *predictions = (np.moveaxis(sitk.GetArrayFromImage(i), axis, 0) for i in images)
-    wrong = sum(np.count_nonzero(p != truth, axis=(1, 2)) for p in predictions)
-    counts = wrong if np.any(wrong) else np.count_nonzero(truth, axis=(1, 2))
+    counted = counted_voxels(truth, ignore)
+    wrong = sum(np.count_nonzero((p != truth) & counted, axis=(1, 2)) for p in predictions)
+    counts = wrong if np.any(wrong) else np.count_nonzero(truth * counted, axis=(1, 2))
     slices = [array[int(np.argmax(counts))] for array in (grey, truth, *predictions)]
-    rows, columns = np.nonzero(np.any(slices[1:], axis=0))
+    rows, columns = np.nonzero(np.any(slices[1:], axis=0) & counted_voxels(slices[1], ignore))
     if rows.size:
         part = tuple(
             slice(max(0, each.min() - _MARGIN), each.max() + _MARGIN + 1) for each in (rows, columns)
@@ -117,8 +121,10 @@ def _read(path: Path) -> sitk.Image:
     return sitk.JoinSeries(image) if image.GetDimension() == 2 else sitk.DICOMOrient(image, "LPS")
 
 
-def _draw_case(files: dict[str, Path], dataset: dict[str, Any], title: str, name: str) -> Picture:
-    grey, labels, aspect = read_slices(files)
+def draw_case(files: dict[str, Path], dataset: dict[str, Any], title: str, name: str) -> Picture:
+    """Draw a slice of a case: the ground truth and two predictions on the image."""
+    ignore = ignore_label(dataset)
+    grey, labels, aspect = read_slices(files, ignore)
     channels = dataset.get("channel_names") or dataset.get("modality") or {}
     is_ct = isinstance(channels, dict) and str(channels.get("0", "")).casefold() == "ct"
     low, high = _CT_WINDOW if is_ct else np.percentile(grey, [1, 99])
@@ -139,7 +145,8 @@ def _draw_case(files: dict[str, Path], dataset: dict[str, Any], title: str, name
         patches = [Patch(color=tuple(_colors(value)), label=title) for value, title in titles.items()]
         figure.legend(handles=patches, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
         figure.suptitle(title, fontsize=9, parse_math=False)
-        wrong = [int(np.count_nonzero(prediction != labels[0])) for prediction in labels[1:]]
+        counted = counted_voxels(labels[0], ignore)
+        wrong = [int(np.count_nonzero((each != labels[0]) & counted)) for each in labels[1:]]
         alt = f"{title}. Wrong pixels of the slice: {wrong[0]} and {wrong[1]}."
         return save(figure, f"case-{name}", alt, suffixes=["png"])
 

@@ -109,6 +109,16 @@ def read_dataset_json(fold: Path) -> dict[str, Any]:
         return {}
 
 
+def ignore_label(dataset: dict[str, Any]) -> int | None:
+    """Return the label of the voxels that do not count, None if a ``dataset.json`` has none."""
+    return dict(dataset.get("labels") or {}).get("ignore")
+
+
+def counted_voxels(truth: np.ndarray, ignore: int | None) -> np.ndarray:
+    """Return the mask of the voxels that metrics and pictures count."""
+    return np.ones(truth.shape, bool) if ignore is None else truth != ignore
+
+
 def class_key(value: Any) -> tuple[int, ...]:
     """Return the labels of a class or region, given as 3, [1, 2], "3" or "(1, 2)"."""
     return tuple(int(number) for number in re.findall(r"-?\d+", str(value)))

@@ -21,7 +21,14 @@ import pandas as pd
 
 from nnunet_cpr._cores import available_cores
 from nnunet_cpr._files import atomic_write, read_json
-from nnunet_cpr.reports.reading import DAMAGE, ReportError, read_cases, read_dataset_json
+from nnunet_cpr.reports.reading import (
+    DAMAGE,
+    ReportError,
+    counted_voxels,
+    ignore_label,
+    read_cases,
+    read_dataset_json,
+)
 from nnunet_cpr.reports.results import RUN, UNSEEDED, StudyResults
 from nnunet_cpr.studies.definition import DEFAULT_TOLERANCE
 
@@ -90,7 +97,7 @@ def fold_surface_metrics(
     """
     summary = fold / "validation" / "summary.json"
     table = read_cases(fold)
-    ignore = dict(read_dataset_json(fold).get("labels") or {}).get("ignore")
+    ignore = ignore_label(read_dataset_json(fold))
     belongs_to = {
         "format": 1,
         "library": f"MONAI {version('monai')}",
@@ -221,8 +228,7 @@ def _measure(
         return " ".join(str(error).split())[-200:]
     if prediction.shape != truth.shape:
         return f"the prediction has shape {prediction.shape}, the ground truth {truth.shape}"
-    if ignore is not None:
-        prediction = np.where(truth == ignore, 0, prediction)
+    prediction = np.where(counted_voxels(truth, ignore), prediction, 0)
     metrics = {}
     for labels in classes:
         masks = np.isin(prediction, labels), np.isin(truth, labels)

@@ -13,9 +13,9 @@ import SimpleITK as sitk
 from rich.console import Console
 
 from nnunet_cpr.reports import write_report
-from nnunet_cpr.reports.pictures import read_slices
+from nnunet_cpr.reports.pictures import draw_case, read_slices
 from nnunet_cpr.studies.definition import TrainerEntry
-from tests.reports.folds import DATASET, NAN, study, whole, write_fold
+from tests.reports.folds import DATASET, NAN, study, whole, write_fold, write_volume
 
 
 class Page:
@@ -147,6 +147,24 @@ def test_picture_of_a_colour_image_shows_its_first_channel(tmp_path):
         sitk.WriteImage(sitk.GetImageFromArray(labels), str(files[name]))
     grey, maps, aspect = read_slices(files)
     assert (grey == 7).all() and [each.sum() for each in maps] == [100, 100] and aspect == 1
+
+
+def test_pictures_do_not_count_ignored_voxels(tmp_path):
+    """The slice of most wrong voxels is the first one, but for those that the truth ignores."""
+    truth = np.zeros((6, 40, 40), np.uint8)
+    truth[1, 2:38, 2:38], truth[4, 10:20, 10:20] = 3, 1
+    prediction = np.where(truth == 3, 1, 0)
+    files = {name: tmp_path / f"{name}.nii.gz" for name in ("image", "truth", "A", "B")}
+    for path, array in zip(files.values(), (truth, truth, prediction, prediction)):
+        write_volume(array.astype(np.uint8), path)
+    dataset = {"labels": {"background": 0, "liver": 1, "ignore": 3}}
+    picture = draw_case(files, dataset, "best case", "best")
+    assert picture.alt == "best case. Wrong pixels of the slice: 100 and 100."
+    assert read_slices(files, 3)[1][0].max() == 1 and read_slices(files)[1][0].max() == 3
+    for name in ("A", "B"):  # without wrong voxels the slice is that of the most foreground
+        write_volume(truth % 3, files[name])
+    assert draw_case(files, dataset, "", "").alt.endswith(" 0 and 0.")
+    assert read_slices(files, 3)[1][0].shape == (30, 30)
 
 
 @pytest.mark.parametrize(
