@@ -14,7 +14,7 @@ from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.checkpoints import one_line
 from nnunet_cpr.nnunet.history import CSV_NAME, History
 from nnunet_cpr.nnunet.progress_figure import FIGURE_NAME, draw_progress
-from nnunet_cpr.nnunet.verdict import judge
+from nnunet_cpr.nnunet.verdict import advise_on_unset, judge
 
 
 class CPRTrainer(NamedTrainer):
@@ -87,7 +87,7 @@ class CPRTrainer(NamedTrainer):
         if bound.earliest >= steps:
             self._warn(
                 f"the bounds are set at step {bound.earliest} or later, but this training has {steps} "
-                f"steps: nothing will be regularized; choose a smaller _{bound.keyword}<N>"
+                f"steps: nothing will be regularized; {advise_on_unset(steps)}"
             )
 
     def on_train_epoch_end(self, train_outputs: list[dict]) -> None:

@@ -33,7 +33,6 @@ class Kind(Enum):
 
 _ADVICE = {
     Kind.DIVERGED: "lower the learning rate",
-    Kind.UNSET: "train longer, or choose a bound that is set earlier, such as _ws1000",
     Kind.TOO_LOOSE: "the training is not regularized; choose a smaller bound",
     Kind.TOO_TIGHT: "choose a larger bound or, if the multipliers move too slowly or too far, another "
     "_mu<V>",
@@ -48,15 +47,12 @@ class Verdict:
     Attributes:
         kind: see :class:`Kind`.
         text: one line with the numbers behind it.
+        advice: one line on what to do, empty for :attr:`Kind.HELD`.
     """
 
     kind: Kind
     text: str
-
-    @property
-    def advice(self) -> str:
-        """One line on what to do, empty for :attr:`Kind.HELD`."""
-        return _ADVICE[self.kind]
+    advice: str
 
 
 def unchanged(history: History) -> np.ndarray:
@@ -95,7 +91,29 @@ def judge(history: History) -> Verdict:
         history.stack(name)[~ignored] for name in ("measure", "kappa", "multiplier")
     )
     kind, text = _judge(measure, kappa, multiplier, history.steps[-1])
-    return Verdict(kind, f"{kind.value}{text}{aside}")
+    advice = advise_on_unset(history.steps[-1]) if kind is Kind.UNSET else _ADVICE[kind]
+    return Verdict(kind, f"{kind.value}{text}{aside}", advice)
+
+
+def advise_on_unset(steps: int) -> str:
+    """Return advice for a training that sets no bound.
+
+    The warm start that it names is set within twice the default learning-rate warm-up, a tenth of a
+    short training.
+
+    Args:
+        steps: length of the training.
+
+    Example:
+        >>> advise_on_unset(120)
+        'train longer, or choose a bound that is set in these steps, such as _ws24'
+        >>> advise_on_unset(1)
+        'train longer'
+    """
+    warm_start = min(max(1, steps // 5), 1000)
+    if warm_start >= steps:
+        return "train longer"
+    return f"train longer, or choose a bound that is set in these steps, such as _ws{warm_start}"
 
 
 def _judge(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from nnunet_cpr.bounds import as_bound
 from nnunet_cpr.nnunet.verdict import Kind, judge, unchanged
 from tests.helpers.histories import history_of
 from tests.helpers.workspace import Workspace
@@ -61,6 +62,16 @@ def test_verdict_names_the_state_of_the_bounds(
     assert bool(verdict.advice) == (kind is not Kind.HELD)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 9, 10, 24, 120, 250, 5000, 250_000])
+def test_advice_on_bounds_that_are_never_set_is_set_in_this_training(steps: int) -> None:
+    history = history_of(np.ones((3, 1)), INF, 0)
+    history.steps[-1] = steps
+    advice = judge(history).advice
+    _, _, word = advice.partition("such as _")
+    assert advice.startswith("train longer") and bool(word) == (steps > 1)
+    assert steps == 1 or 0 < as_bound(word).earliest < steps
+
+
 @pytest.mark.parametrize(
     ("factor", "active", "kind"),
     [
@@ -105,4 +116,5 @@ def test_bounds_that_are_never_set_are_reported_at_the_start(
 ) -> None:
     workspace.build("nnUNetTrainerCPR_ws1000_1epochs_2iters", monkeypatch).on_train_start()
     said = "the bounds are set at step 1000 or later, but this training has 2 steps: nothing will be"
-    assert said in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert said in shown and "set in these steps, such as _ws1" in shown
