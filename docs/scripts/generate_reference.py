@@ -19,13 +19,9 @@ from typing import Any
 
 import typer.main
 
-from nnunet_cpr._spelling import OTHER_TRAINER
 from nnunet_cpr.cli import app
 from nnunet_cpr.integrations import from_timm
-from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.families import FAMILIES
-from nnunet_cpr.names.suffixes import SUFFIXES
-from nnunet_cpr.names.trainer_name import parse_trainer_name
+from nnunet_cpr.names.suffix_table import suffix_table
 from nnunet_cpr.studies.definition import Study, TrainerEntry
 from nnunet_cpr.studies.entry_types import METRIC_NAMES
 
@@ -34,32 +30,8 @@ REFERENCE = Path(__file__).parents[1] / "reference"
 
 def suffixes() -> str:
     """Return the table of suffixes, with the families that take each of them."""
-    rows = []
-    with_cpr = [name for name in FAMILIES if name.endswith("CPR")]
-    for suffix in SUFFIXES:
-        sample = suffix.syntax.replace("<N>", "10").replace("<V>", "0p5")
-        taken = [name for name in FAMILIES if _is_name(_complete(name) + sample)]
-        refused = [name for name in FAMILIES if name not in taken]
-        if not refused:
-            families = "all"
-        elif taken == with_cpr:
-            families = "with CPR"
-        elif sorted([*taken, *with_cpr]) == sorted(FAMILIES):
-            families = "without CPR"
-        elif sorted([*taken, *with_cpr, "nnUNetTrainerAMOS"]) == sorted(FAMILIES):
-            families = "without CPR (not AMOS)"
-        elif len(refused) <= 2:
-            families = "all but " + " and ".join(_short(name) for name in refused)
-        else:
-            families = ", ".join(_short(name) for name in taken)
-        rows.append(f"| `{suffix.syntax}` | {families} | {suffix.meaning} |")
-    rows.append(f"| `{OTHER_TRAINER}<Trainer>` | all | like another trainer; the last suffix |")
+    rows = [f"| `{syntax}` | {families} | {meaning} |" for syntax, families, meaning in suffix_table()]
     return "\n".join(["| suffix | families | meaning |", "| --- | --- | --- |", *rows])
-
-
-def _complete(family: str) -> str:
-    """Return the name of a trainer of this family without settings."""
-    return f"{family}_sgd" if FAMILIES[family].optimizer == "timm" else family
 
 
 def timm_names() -> str:
@@ -71,17 +43,6 @@ def timm_names() -> str:
     lines = [f"- {len(usable)} train here: {', '.join(usable)}."]
     lines += [f"- Not {', '.join(names)}: {reason}." for reason, names in by_reason.items()]
     return "\n".join(lines)
-
-
-def _short(family: str) -> str:
-    return family.removeprefix("nnUNetTrainer")
-
-
-def _is_name(name: str) -> bool:
-    try:
-        return parse_trainer_name(name) is not None
-    except WrongName:
-        return False
 
 
 def commands() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -20,17 +21,16 @@ def trainers(
     as_json: JsonOption = False,
 ) -> None:
     """List the trainers and suffixes, or explain what the trainer of a name does."""
-    from nnunet_cpr._spelling import NUMBER_HELP, OTHER_TRAINER
+    from nnunet_cpr._spelling import NUMBER_HELP
     from nnunet_cpr.names import WrongName
     from nnunet_cpr.names.families import FAMILIES
-    from nnunet_cpr.names.suffixes import SUFFIXES
+    from nnunet_cpr.names.suffix_table import suffix_table
 
     if name is None:
         print("families")
-        _print_pairs([(family.name, family.title) for family in FAMILIES.values()])
+        _print_rows([(family.name, family.title) for family in FAMILIES.values()])
         print(f"suffixes, {NUMBER_HELP}")
-        last = (f"{OTHER_TRAINER}<Trainer>", "like another trainer; the last suffix")
-        _print_pairs([*((suffix.syntax, suffix.meaning) for suffix in SUFFIXES), last])
+        _print_rows(suffix_table())
         return
     if name in FAMILIES and FAMILIES[name].optimizer == "timm":
         from nnunet_cpr.integrations import from_timm
@@ -40,7 +40,7 @@ def trainers(
             refusal = from_timm.refusal(optimizer)
             text = f"no: {refusal}" if refusal else from_timm.describe(optimizer)
             rows.append((f"{name}_{optimizer}", text))
-        _print_pairs(rows)
+        _print_rows(rows)
         return
     with report_errors(WrongName):
         with Console(stderr=True).status("building the trainer"):
@@ -50,13 +50,14 @@ def trainers(
         if as_json:
             print_json(dict(explained))
         else:
-            _print_pairs(explained)
+            _print_rows(explained)
         if NEVER in dict(explained).get("bound", ""):
             stop(f"{name}: no matrix is regularized, see the bound above")
 
 
-def _print_pairs(rows: list[tuple[str, str]]) -> None:
-    table = Table(Column(no_wrap=True), Column(overflow="fold"), box=None, show_header=False)
+def _print_rows(rows: Sequence[tuple[str, ...]]) -> None:
+    others = (Column(overflow="fold") for _ in rows[0][1:])
+    table = Table(Column(no_wrap=True), *others, box=None, show_header=False)
     for row in rows:
         table.add_row(*row)
     Console(highlight=False, markup=False).print(table)

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from nnunet_cpr.cli._errors import report_errors
 from nnunet_cpr.demo import run_demo
 from nnunet_cpr.names.families import FAMILIES
 from nnunet_cpr.nnunet.commands import run
+from tests.helpers import ROOT
 
 runner = CliRunner()
 
@@ -65,6 +67,16 @@ def test_explanation_is_printed_as_json() -> None:
     name = "nnUNetTrainerTimmCPR_lion_ws2000"
     found = json.loads(runner.invoke(app, ["trainers", name, "--json"]).stdout)
     assert found["optimizer"].startswith("Lion(") and "step 2,000" in found["bound"]
+
+
+def test_suffixes_are_listed_with_the_families_that_take_them(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    lines = runner.invoke(app, ["trainers"]).stdout.splitlines()
+    listed = [tuple(re.split(r"\s{2,}", line.strip())) for line in lines if line.startswith(" _")]
+    page = (ROOT / "docs" / "reference" / "trainer-names.md").read_text()
+    rows = re.findall(r"^\| `(_\S+)` \| (.+?) \| (.+?) \|$", page.split("begin suffixes")[1], re.M)
+    assert listed == rows
+    assert ("_momentum<V>", "CPR, MuonCPR, SGD, Muon, Timm, TimmCPR", "momentum below 1") in listed
 
 
 def test_optimizers_of_timm_are_listed_with_reasons_against_some() -> None:
