@@ -11,7 +11,7 @@ from nnunet_cpr.studies.run_state import planned_epochs
 
 def find_warnings(results: SettingResults) -> list[str]:
     """Return one line for each class with Dice 0 in all cases, missing, short and diverged training."""
-    titles = {entry.trainer: entry.full_title for entry in results.study.trainers}
+    titles = {entry.key: entry.full_title for entry in results.study.trainers}
     unset = "the bounds of CPR were never set, so nothing was regularized."
     counts = {trainer: len(results.finished_runs(trainer)) for trainer in titles}
     return [

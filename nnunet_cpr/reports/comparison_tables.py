@@ -69,8 +69,8 @@ def _key(judged: Judged[Any], reference: str) -> dict[str, Any]:
         **n.setting._asdict(),
         "metric": n.metric.name,
         "unit": n.metric.difference_unit,
-        reference: n.reference.trainer,
-        "trainer": n.entry.trainer,
+        reference: n.reference.key,
+        "trainer": n.entry.key,
     }
 
 

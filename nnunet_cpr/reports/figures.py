@@ -193,9 +193,9 @@ def draw_curves(results: SettingResults) -> Picture:
 
 def _titles_of_drawn(study: Study, table: pd.DataFrame) -> dict[str, str]:
     """Return the titles of the reference and the first others that are in the index of a table."""
-    others = [entry for entry in study.trainers if entry.trainer != study.reference]
+    others = [entry for entry in study.trainers if entry.key != study.reference]
     drawn = [study.entry(study.reference), *others[:MAX_DRAWN]]
-    return {e.trainer: short(e.full_title) for e in drawn if e.trainer in table.index}
+    return {e.key: short(e.full_title) for e in drawn if e.key in table.index}
 
 
 def short(text: str, length: int = 40) -> str:

@@ -165,7 +165,7 @@ def compare_by(metric: Metric, compared: Compared, trainer: str) -> Iterator[Num
             by_run.reindex(product([each.trainer], pairs.folds, pairs.seeds)).mean()
             for each in (entry, reference)
         ]
-        failed = [failures[e.trainer] for e in (reference, entry) if e.trainer in failures]
+        failed = [failures[e.key] for e in (reference, entry) if e.key in failures]
         doubt = failed[0] if failed else _left_out(metric, pairs.cases_left_out)
         yield Numbers(
             setting=results.setting,
@@ -237,11 +237,11 @@ def pair_runs(
 def _find_failures(compared: Compared) -> dict[str, str]:
     """Return the trainers that learned nothing or were not regularized, and why they have no verdict."""
     failures, results = {}, compared.results
-    titles = {entry.trainer: entry.full_title for entry in results.study.trainers}
+    titles = {entry.key: entry.full_title for entry in results.study.trainers}
     unbounded = {run.entry for run in results.unbounded}
     for entry in results.study.trainers:
         if unbounded & {compared.trainer(entry, fold) for fold in results.study.folds}:
-            failures[entry.trainer] = f"no verdict, as bounds of {entry.full_title} were never set"
+            failures[entry.key] = f"no verdict, as bounds of {entry.full_title} were never set"
     dice = results.cases.dropna(subset=["dice"]).groupby("trainer", sort=False)["dice"]
     for trainer, low, high, count in dice.agg(["min", "max", "size"]).itertuples():
         if low == high and count > 1:

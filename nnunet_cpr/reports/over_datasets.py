@@ -71,7 +71,7 @@ def over_datasets(comparisons: Sequence[Numbers]) -> list[OverDatasets]:
     """
     groups: dict[tuple[str, ...], list[Numbers]] = {}
     for each in comparisons:
-        key = (each.metric.name, each.entry.trainer, *each.setting[1:])
+        key = (each.metric.name, each.entry.key, *each.setting[1:])
         groups.setdefault(key, []).append(each)
     found = []
     for group in groups.values():

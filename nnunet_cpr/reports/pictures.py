@@ -52,7 +52,7 @@ def _gains(cases: pd.DataFrame, c: Numbers) -> pd.Series:
     """Return other - reference of the Dice of each case in percent, sorted, by (fold, case)."""
     cases = cases[(cases["seed"] == c.seeds[0]) & cases["fold"].isin(c.folds)]
     dice = 100 * cases.groupby(["trainer", "fold", "case"])["dice"].mean()
-    return (dice[c.entry.trainer] - dice[c.reference.trainer]).dropna().sort_values(kind="stable")
+    return (dice[c.entry.key] - dice[c.reference.key]).dropna().sort_values(kind="stable")
 
 
 def _find_files(

@@ -54,10 +54,10 @@ def read_results(study: Study, results: Path, splits: Path | None = None) -> Stu
     cases, epochs = [], []
     unbounded: list[Run] = []
     notes: list[str] = []
-    for run in study.runs():
+    for setting, run in study.runs_by_setting():
         folder = run.folder(results)
         seed = UNSEEDED if run.seed is None else run.seed
-        here = dict(zip(RUN, (run.dataset, run.configuration, run.plans, run.entry, run.fold, seed)))
+        here = dict(zip(RUN, (*setting, run.entry, run.fold, seed)))
         try:
             cases.append(read_cases(folder).assign(**here)[CASES])
         except FileNotFoundError:

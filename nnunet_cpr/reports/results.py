@@ -89,11 +89,11 @@ class StudyResults:
                 unbounded=[
                     run
                     for run in self.unbounded
-                    if (run.dataset, run.configuration, run.plans) == setting
+                    if study.run(*setting, run.fold, run.entry, run.seed) == run
                 ],
                 ratio=self.ratios[setting[0]],
             )
-            for setting in product(study.datasets, study.configurations, study.plans)
+            for setting in study.settings
         ]
 
 

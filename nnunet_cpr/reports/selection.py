@@ -30,7 +30,7 @@ class Compared:
 
     def trainer(self, entry: TrainerEntry, fold: int) -> str:
         """Return the trainer of an entry in a fold."""
-        return self.picks.get(entry.group, {}).get(fold, entry.trainer)
+        return self.picks.get(entry.group, {}).get(fold, entry.key)
 
 
 def choose_compared(results: SettingResults) -> Compared:
@@ -48,15 +48,15 @@ def choose_compared(results: SettingResults) -> Compared:
     entries = _entries(study.trainers)
     picks = {group: _select(results, group) for group in entries}
     chosen = [
-        cases[(cases["trainer"] == trainer) & (cases["fold"] == fold)].assign(trainer=entry.trainer)
+        cases[(cases["trainer"] == trainer) & (cases["fold"] == fold)].assign(trainer=entry.key)
         for group, entry in entries.items()
         for fold, trainer in picks[group].items()
     ]
     methods = replace(
         study,
         trainers=tuple(entries.values()),
-        reference=entries[study.entry(study.reference).group].trainer,
-        non_inferior_to=entries[study.entry(study.non_inferior_to).group].trainer,
+        reference=entries[study.entry(study.reference).group].key,
+        non_inferior_to=entries[study.entry(study.non_inferior_to).group].key,
     )
     cases = pd.concat([cases.iloc[:0], *chosen], ignore_index=True)
     return Compared(results, replace(results, study=methods, cases=cases), picks)
@@ -64,7 +64,7 @@ def choose_compared(results: SettingResults) -> Compared:
 
 def _select(results: SettingResults, group: str) -> dict[int, str]:
     """Return the trainer of a group that is selected for each fold."""
-    trainers = [entry.trainer for entry in results.study.trainers if entry.group == group]
+    trainers = [entry.key for entry in results.study.trainers if entry.group == group]
     finished = [set(results.finished_runs(trainer)) for trainer in trainers]
     folds, seeds = results.largest_rectangle(set.intersection(*finished))
     metric = results.metrics[0]
@@ -83,7 +83,7 @@ def _entries(trainers: tuple[TrainerEntry, ...]) -> dict[str, TrainerEntry]:
     for group in unique([entry.group for entry in trainers]):
         settings = [entry for entry in trainers if entry.group == group]
         name = "selected_" + re.sub(r"\W", "_", group, flags=re.ASCII)
-        while any(name == entry.trainer for entry in entries.values()):
+        while any(name == entry.key for entry in entries.values()):
             name += "_"
         entries[group] = settings[0] if len(settings) == 1 else TrainerEntry(name, "(selected)", group)
     return entries

@@ -54,13 +54,13 @@ def main_table(results: SettingResults) -> pd.DataFrame:
     """
     rows = []
     for entry in results.study.trainers:
-        runs = results.finished_runs(entry.trainer)
+        runs = results.finished_runs(entry.key)
         rows.append(
             {
                 **results.setting._asdict(),
                 "group": entry.group,
                 "label": entry.title,
-                "trainer": entry.trainer,
+                "trainer": entry.key,
                 "folds": " ".join(map(str, unique([fold for fold, _ in runs]))),
                 "runs": len(runs),
                 "runs_planned": results.planned_runs,
@@ -98,7 +98,7 @@ def _means_and_deviations(results: SettingResults, metric: Metric) -> pd.DataFra
 
 def _has_different_runs(results: SettingResults) -> bool:
     """Return True if trainers of a setting have finished different runs."""
-    runs = [results.finished_runs(entry.trainer) for entry in results.study.trainers]
+    runs = [results.finished_runs(entry.key) for entry in results.study.trainers]
     return len({tuple(each) for each in runs if each}) > 1
 
 
@@ -186,7 +186,7 @@ def class_table(results: SettingResults, metric: Metric) -> Table:
 def time_table(results: SettingResults) -> Table:
     """Return the times of epochs, runs and predictions, and the size, of each trainer."""
     rows = {}
-    for trainer in (entry.trainer for entry in results.study.trainers):
+    for trainer in (entry.key for entry in results.study.trainers):
         epochs = results.epochs[results.epochs["trainer"] == trainer]
         trainings = epochs.groupby(["fold", "seed"])["seconds"].sum(min_count=1)
         runs = [results.run(fold, trainer, seed) for fold, seed in results.finished_runs(trainer)]
@@ -220,7 +220,7 @@ def _parameters(folds: Sequence[Path]) -> float:
 
 def _titled(results: SettingResults, by_trainer: pd.DataFrame) -> pd.DataFrame:
     """Return the rows in the study's order, with the titles of the trainers."""
-    titles = {e.trainer: e.full_title for e in results.study.trainers if e.trainer in by_trainer.index}
+    titles = {e.key: e.full_title for e in results.study.trainers if e.key in by_trainer.index}
     return by_trainer.loc[list(titles)].rename(index=titles).rename_axis("trainer")
 
 

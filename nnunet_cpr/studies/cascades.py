@@ -30,16 +30,16 @@ def prerequisites(study: Study, folders: Mapping[str, str]) -> dict[Run, list[Ru
     """
     needed: dict[Run, list[Run]] = {}
     runs = list(study.runs())
-    for dataset, plans in product(study.datasets, study.plans):
+    for dataset, plans in product(study.datasets, study.used_plans):
         home = Path(folders["nnUNet_preprocessed"]) / dataset
         path = home / f"{plans}.json"
         known = read_json(path)["configurations"] if path.exists() else _USUAL_STAGES
         folds = range(count_folds(home))
-        for configuration in study.configurations:
+        for configuration in study.used_plans[plans]:
             previous = known.get(configuration, {}).get("previous_stage")
             if not previous:
                 continue
-            if previous not in study.configurations or not {*folds} <= {*study.folds}:
+            if previous not in study.used_plans[plans] or not {*folds} <= {*study.folds}:
                 raise StudyError(
                     f"{configuration}: needs the predictions of {previous} in all folds of {dataset}; "
                     f"write configurations [{previous}, {configuration}] and folds 0-{folds[-1]}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import BeforeValidator, ConfigDict, Field, StrictBool
@@ -51,7 +51,7 @@ class Run:
 
     Attributes:
         trainer: class name that nnU-Net trains, with ``_seed<N>`` if the study has seeds.
-        entry: class name of the trainer in the study, without the seed; ``trainer`` if empty.
+        entry: key of the trainer in the study, without the seed; ``trainer`` if empty.
         seed: seed of the training; None if the study has no seeds.
 
     Example:
@@ -93,9 +93,11 @@ class TrainerEntry:
 
     Attributes:
         trainer: class name of any trainer that nnU-Net finds.
-        label: name in tables; the class name if empty.
+        label: name in tables; the key if empty.
         group: heading shared with other trainers, such as the name of an optimizer.
         published: published mean foreground Dice in percent by data set.
+        plans: its own plans, in place of the study's.
+        configuration: its own configuration, in place of the study's.
     """
 
     trainer: ClassName
@@ -104,11 +106,23 @@ class TrainerEntry:
     published: Annotated[dict[FolderName, Percent], BeforeValidator(lambda value: value or {})] = Field(
         default_factory=dict
     )
+    plans: Annotated[FolderName | Literal[""], BeforeValidator(lambda value: value or "")] = ""
+    configuration: Annotated[FolderName | Literal[""], BeforeValidator(lambda value: value or "")] = ""
+
+    @property
+    def key(self) -> str:
+        """What identifies the setting: the trainer, with its own plans and configuration.
+
+        Example:
+            >>> TrainerEntry("nnUNetTrainer", plans="nnUNetResEncUNetMPlans").key
+            'nnUNetTrainer, nnUNetResEncUNetMPlans'
+        """
+        return ", ".join(filter(None, (self.trainer, self.plans, self.configuration)))
 
     @property
     def title(self) -> str:
         """Name in tables."""
-        return self.label or self.trainer
+        return self.label or self.key
 
     @property
     def full_title(self) -> str:
@@ -131,7 +145,8 @@ class Study:
         name: name of the study's folder.
         datasets: nnU-Net's names, ``DatasetXXX_Name``, or numbers, which the command replaces by them.
         trainers: the trainers to compare.
-        reference: class name of the trainer that the others are compared with; the first if empty.
+        reference: the trainer that the others are compared with, by its class name, label or key; the
+            first if empty.
         folds: numbers of the folds, also as ``0-2`` or ``all``.
         configurations: nnU-Net's names, such as ``3d_fullres``.
         plans: nnU-Net's names, such as ``nnUNetPlans``.
@@ -142,8 +157,8 @@ class Study:
         tolerance: tolerance of ``nsd`` in mm.
         margin: largest difference that counts as equivalent, for each metric: Dice and NSD in points,
             HD95 in mm. A single number holds for all metrics.
-        non_inferior_to: class name of the trainer that the others are tested not to be worse than by
-            more than the margin; the reference if empty.
+        non_inferior_to: the trainer that the others are tested not to be worse than by more than the
+            margin, as ``reference``; the reference if empty.
         select: compare the best setting of each group, selected on the other folds, in place of all
             settings.
 
@@ -177,48 +192,82 @@ class Study:
     select: StrictBool = False
 
     def __post_init__(self) -> None:
-        names = [entry.trainer for entry in self.trainers]
+        keys = [entry.key for entry in self.trainers]
         labels = [entry.full_title for entry in self.trainers]
-        for kind, values in (("trainer", names), ("label", labels)):
+        for kind, values in (("trainer", keys), ("label", labels)):
             name, count = Counter(values).most_common(1)[0]
             if count > 1:
                 raise ValueError(f"trainers: expected each {kind} once, got {name[:80]} {count} times")
-        for key, default in (("reference", names[0]), ("non_inferior_to", self.reference or names[0])):
-            if not getattr(self, key):
-                object.__setattr__(self, key, default)
-            if (name := getattr(self, key)) not in names:
-                raise ValueError(f"{key}: expected one of the trainers, got {shown(name)}")
+        object.__setattr__(self, "reference", self._find("reference", keys[0]))
+        object.__setattr__(self, "non_inferior_to", self._find("non_inferior_to", self.reference))
+        for key, own in (("plans", "plans"), ("configurations", "configuration")):
+            if len(getattr(self, key)) > 1 and any(getattr(entry, own) for entry in self.trainers):
+                raise ValueError(f"{key}: expected one beside a trainer with its own {own}, got several")
         object.__setattr__(self, "margin", {**as_margins(DEFAULT_MARGIN), **self.margin})
         if self.select and any(not entry.group for entry in self.trainers):
             raise ValueError("select: expected a group for each trainer, the method of its settings")
         if self.select and len(self.folds) < 2:
             raise ValueError("select: expected at least 2 folds, as settings are selected on the others")
 
+    def _find(self, key: str, default: str) -> str:
+        """Return the key of the entry that a field names."""
+        given = getattr(self, key) or default
+        for kind in ("key", "full_title", "title", "trainer"):
+            found = [entry.key for entry in self.trainers if getattr(entry, kind) == given]
+            if len(found) == 1:
+                return found[0]
+            if found:
+                choices = "; ".join(found)
+                raise ValueError(
+                    f"{key}: expected one trainer, got {shown(given)}; choose from {choices}"
+                )
+        raise ValueError(f"{key}: expected one of the trainers, got {shown(given)}")
+
+    @property
+    def settings(self) -> list[tuple[str, str, str]]:
+        """Data set, configuration and plans of each comparison; an entry's own come in their place."""
+        return list(product(self.datasets, self.configurations, self.plans))
+
+    @property
+    def used_plans(self) -> dict[str, list[str]]:
+        """Configurations of each plans that a run has."""
+        used: dict[str, list[str]] = {}
+        for configuration, plans, entry in product(self.configurations, self.plans, self.trainers):
+            own = used.setdefault(entry.plans or plans, [])
+            if (name := entry.configuration or configuration) not in own:
+                own.append(name)
+        return used
+
     def runs(self) -> Iterator[Run]:
         """Return all runs, seed by seed and fold by fold, so that early results compare all trainers."""
-        settings = product(self.datasets, self.configurations, self.plans)
-        for setting, seed, fold, entry in product(
-            settings, self.seeds or (None,), self.folds, self.trainers
-        ):
-            yield self.run(*setting, fold, entry.trainer, seed)
+        for _, run in self.runs_by_setting():
+            yield run
+
+    def runs_by_setting(self) -> Iterator[tuple[tuple[str, str, str], Run]]:
+        """Return each run with the data set, configuration and plans of its comparison."""
+        seeds = self.seeds or (None,)
+        for setting, seed, fold, entry in product(self.settings, seeds, self.folds, self.trainers):
+            yield setting, self.run(*setting, fold, entry.key, seed)
 
     def run(
-        self, dataset: str, configuration: str, plans: str, fold: int, entry: str, seed: int | None
+        self, dataset: str, configuration: str, plans: str, fold: int, key: str, seed: int | None
     ) -> Run:
-        """Return a run of one of the trainers."""
-        trainer = entry if seed is None else with_seed(entry, seed)
-        return Run(dataset, configuration, plans, fold, trainer, entry, seed)
+        """Return a run of one of the trainers, by the key of its entry."""
+        entry = self.entry(key)
+        trainer = entry.trainer if seed is None else with_seed(entry.trainer, seed)
+        own = entry.configuration or configuration, entry.plans or plans
+        return Run(dataset, *own, fold, trainer, key, seed)
 
-    def entry(self, trainer: str) -> TrainerEntry:
-        """Return the entry of a trainer."""
-        return next(entry for entry in self.trainers if entry.trainer == trainer)
+    def entry(self, key: str) -> TrainerEntry:
+        """Return the entry with a key."""
+        return next(entry for entry in self.trainers if entry.key == key)
 
     def lost_from(self, earlier: Study) -> list[str]:
         """Return the entries of an earlier study that have values which this one has not."""
         entries = ("datasets", "configurations", "plans")
         lost = [key for key in entries if set(getattr(earlier, key)) - set(getattr(self, key))]
-        ours = {entry.trainer for entry in self.trainers}
-        has_all = ours.issuperset(entry.trainer for entry in earlier.trainers)
+        ours = {entry.key for entry in self.trainers}
+        has_all = ours.issuperset(entry.key for entry in earlier.trainers)
         return lost if has_all else ["trainers", *lost]
 
     def changed(self, **values: Any) -> Study:

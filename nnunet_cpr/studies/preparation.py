@@ -19,7 +19,7 @@ from nnunet_cpr._spelling import nearest_first
 from nnunet_cpr.names.families import DEFAULT_EPOCHS, DEFAULT_ITERATIONS
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
 from nnunet_cpr.nnunet.fold_files import DEFAULTS_LINE
-from nnunet_cpr.studies.definition import Study, StudyError
+from nnunet_cpr.studies.definition import Study, StudyError, TrainerEntry
 from nnunet_cpr.studies.run_state import parse_trainer, validation_dice, write_json
 
 _SPLITS = "splits_final.json"
@@ -93,7 +93,7 @@ def check_study_data(study: Study, folders: Mapping[str, str], processes: int) -
     _check_defaults(study, Path(folders["nnUNet_results"]))
     commands = [
         _preparation_command(study, folders, processes, dataset, plans)
-        for dataset, plans in product(study.datasets, study.plans)
+        for dataset, plans in product(study.datasets, study.used_plans)
     ]
     for dataset in study.datasets:
         _check_folds(study, dataset, folders)
@@ -120,9 +120,9 @@ def prepare_study_data(study: Study, folders: Mapping[str, str], logs: Path, pro
     preprocessed = Path(folders["nnUNet_preprocessed"])
     for dataset in study.datasets:
         command = partial(_preparation_command, study, folders, processes, dataset)
-        if any(map(command, study.plans)) or not (preprocessed / dataset / _SPLITS).exists():
+        if any(map(command, study.used_plans)) or not (preprocessed / dataset / _SPLITS).exists():
             with FileLock(preprocessed / f".{dataset}.lock"):  # of other studies on the data set
-                for plans in study.plans:
+                for plans in study.used_plans:
                     if needed := command(plans):
                         run(needed, logs / f"{dataset}__{plans}__prepare.log", environment)
                         command(plans)  # refuses configurations that the new plans do not have
@@ -157,9 +157,9 @@ def notes(study: Study) -> Iterator[str]:
     """Yield a line for each trainer without effect or in twice, and for a metric without its package."""
     spelled: dict[str, str] = {}
     for entry in study.trainers:
-        same = spelled.setdefault(_settings(entry.trainer), entry.trainer)
-        if same != entry.trainer:
-            yield f"{entry.trainer}: the same training as {same}, spelled differently; leave one out"
+        same = spelled.setdefault(_settings(entry), entry.key)
+        if same != entry.key:
+            yield f"{entry.key}: the same training as {same}, spelled differently; leave one out"
         ours = parse_trainer(entry.trainer)
         if ours is not None and ours.defaults.cpr and ours.bound.earliest >= ours.total_steps:
             yield (
@@ -173,11 +173,11 @@ def notes(study: Study) -> Iterator[str]:
         )
 
 
-def _settings(trainer: str) -> str:
+def _settings(entry: TrainerEntry) -> str:
     """Return the settings of a trainer with its defaults, equal for all spellings of its name."""
-    ours = parse_trainer(trainer)
+    ours, own = parse_trainer(entry.trainer), (entry.plans, entry.configuration)
     if ours is None or ours.on:  # whose length and learning rate are not in the name
-        return str(ours or trainer)
+        return f"{ours or entry.trainer} {own}"
     defaults = {
         "kappa": ours.bound,
         "regularizer": ours.regularizer or "l2",
@@ -189,7 +189,7 @@ def _settings(trainer: str) -> str:
         "epochs": ours.epochs or DEFAULT_EPOCHS,
         "iterations": ours.iterations or DEFAULT_ITERATIONS,
     }
-    return str({**vars(ours), **defaults})
+    return f"{ {**vars(ours), **defaults} } {own}"
 
 
 def _check_defaults(study: Study, results: Path) -> None:
@@ -201,7 +201,7 @@ def _check_defaults(study: Study, results: Path) -> None:
         ours = parse_trainer(entry.trainer)
         if ours is None or not (ours.has_short_warmup or ours.has_early_bound):
             continue
-        runs = [run for run in study.runs() if run.entry == entry.trainer]
+        runs = [run for run in study.runs() if run.entry == entry.key]
         old = [run for run in runs if _has_old_defaults(run.folder(results))]
         if old and any(run not in old or validation_dice(run.folder(results)) is None for run in runs):
             raise StudyError(
@@ -246,7 +246,7 @@ def _preparation_command(
         labels = list((home / "gt_segmentations").glob("[!.]*"))
         missing = [
             configuration
-            for configuration in study.configurations
+            for configuration in study.used_plans[plans]
             if not 0 < len(_preprocessed_cases(home, plans, configuration)) == len(labels)
         ]
         command = ["nnUNetv2_preprocess", "-d", number, "-plans_name", plans, "-c", *missing]
@@ -267,7 +267,7 @@ def _preparation_command(
             f"nnUNetv2_plan_experiment to write {home / f'{plans}.json'}"
         )
     command = ["nnUNetv2_plan_and_preprocess", "-d", number, "-pl", _PLANNERS[plans], "-c"]
-    command += [*study.configurations, "--verify_dataset_integrity", "-npfp", str(processes)]
+    command += [*study.used_plans[plans], "--verify_dataset_integrity", "-npfp", str(processes)]
     return command + in_parallel
 
 
@@ -307,7 +307,8 @@ def _split(home: Path, study: Study) -> None:
         return
     from nnunetv2.utilities.crossval_split import generate_crossval_split
 
-    cases = _preprocessed_cases(home, study.plans[0], study.configurations[0])
+    plans, configurations = next(iter(study.used_plans.items()))
+    cases = _preprocessed_cases(home, plans, configurations[0])
     _check_case_count(home, len(cases))
     splits = generate_crossval_split(cases, seed=12345, n_splits=_FOLDS)
     write_json(home / _SPLITS, [{k: list(map(str, v)) for k, v in split.items()} for split in splits])

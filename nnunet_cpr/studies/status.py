@@ -67,7 +67,7 @@ def status_table(
     if left := time_left(found, jobs or running):
         parts.append(f"about {left} left, until {datetime.now() + left:%a %H:%M}")
     short = shorten([entry.full_title for entry in study.trainers])
-    titles = {entry.trainer: escape(name) for entry, name in zip(study.trainers, short)}
+    titles = {entry.key: escape(name) for entry, name in zip(study.trainers, short)}
     rows = _run_rows if width >= WIDE else _trainer_rows
     table = Table()
     headings, *lines = rows(found, titles)
