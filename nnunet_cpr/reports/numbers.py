@@ -162,7 +162,7 @@ def compare_by(metric: Metric, compared: Compared, trainer: str) -> Iterator[Num
         trainings = statistics.training_means(complete)
         of_cases = [np.nanmean(fold, axis=0).round(_ROUNDING) for fold in complete]
         in_table = [
-            by_run.reindex(product([each.trainer], pairs.folds, pairs.seeds)).mean()
+            by_run.reindex(product([each.key], pairs.folds, pairs.seeds)).mean()
             for each in (entry, reference)
         ]
         failed = [failures[e.key] for e in (reference, entry) if e.key in failures]
@@ -221,11 +221,11 @@ def pair_runs(
         by_case: its :func:`values_of_cases`.
         entry, reference: the two trainers.
     """
-    finished = [set(results.finished_runs(each.trainer)) for each in (entry, reference)]
+    finished = [set(results.finished_runs(each.key)) for each in (entry, reference)]
     folds, seeds = results.largest_rectangle(set.intersection(*finished))
     of_folds = by_case[by_case.index.isin(folds, level="fold")]
     other, base = (
-        of_folds.reindex(columns=pd.MultiIndex.from_product([[each.trainer], seeds])).to_numpy(float)
+        of_folds.reindex(columns=pd.MultiIndex.from_product([[each.key], seeds])).to_numpy(float)
         for each in (entry, reference)
     )
     differences = (other - base).round(_ROUNDING)

@@ -40,9 +40,10 @@ def write_fold(
     dice: Mapping[str, Mapping[str, float]],
     dataset: str = DATASET,
     labels: Mapping[str, object] = LABELS,
+    plans: str = "nnUNetPlans",
 ) -> Path:
     """Write a validated fold; ``dice`` is {case: {class's key in nnU-Net's file: Dice}}."""
-    run = Run(dataset, "3d_fullres", "nnUNetPlans", fold, trainer)
+    run = Run(dataset, "3d_fullres", plans, fold, trainer)
     folder = run.folder(results)
     cases = [
         {

@@ -14,6 +14,7 @@ from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.selection import choose_compared
 from nnunet_cpr.reports.sentences import sentence
 from nnunet_cpr.reports.verdicts import judge_all
+from nnunet_cpr.studies.definition import TrainerEntry
 from tests.reports.folds import NAN, both, study, write_fold, write_history
 
 SGD, CPR, ADAM = "nnUNetTrainerSGD", "nnUNetTrainerCPR", "nnUNetTrainerAdamW"
@@ -46,7 +47,22 @@ def compared(results, *trainers, reference="", **changes):
     planned = study(*(trainers or (SGD, CPR)), **{"seeds": SEEDS, **changes})
     chosen = choose_compared(read_results(planned, results).by_setting()[0])
     comparisons = compare_with([chosen], reference or planned.reference)
-    return {each.numbers.entry.trainer: each for each in judge_all(comparisons)}
+    return {each.numbers.entry.key: each for each in judge_all(comparisons)}
+
+
+def test_networks_of_one_trainer_are_compared(tmp_path):
+    """The cases are the same, whatever the plans."""
+    folds, larger = (0, 1, 2), "nnUNetResEncUNetMPlans"
+    write_runs(tmp_path, SGD, noisy(0.8, folds=folds))
+    write_runs(tmp_path, SGD, noisy(0.82, folds=folds), plans=larger)
+    write_runs(tmp_path, CPR, noisy(0.8, folds=folds, key=1), plans=larger)
+    entries = [SGD, *(TrainerEntry(each, plans=larger) for each in (SGD, CPR))]
+    found = compared(tmp_path, *entries, folds=folds)
+    assert {key: each.verdict for key, each in found.items()} == {
+        f"{SGD}, {larger}": "better",
+        f"{CPR}, {larger}": "undecided",
+    }
+    assert sentence(found[f"{SGD}, {larger}"]).count(larger) == 1
 
 
 def test_clear_difference_is_better_or_worse(tmp_path):

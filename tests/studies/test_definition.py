@@ -111,3 +111,43 @@ def test_empty_text_is_its_default_and_numbers_have_exponents(tmp_path: Path) ->
     document = yaml.safe_load(text)
     jsonschema.Draft202012Validator(json_schema()).validate(document)
     assert load(write(tmp_path, text + "margin: {dice: 5e-1}\n")).margin["dice"] == 0.5
+
+
+NETWORKS = """
+plans: nnUNetPlans
+trainers:
+  - nnUNetTrainer
+  - {trainer: nnUNetTrainer, plans: nnUNetResEncUNetMPlans, label: ResEnc M}
+  - {trainer: nnUNetTrainer, configuration: 2d}
+"""
+
+
+def test_trainer_may_have_its_own_plans_and_configuration(tmp_path: Path) -> None:
+    study = load(write(tmp_path, f"datasets: 4\nfolds: 0-0\nreference: ResEnc M\n{NETWORKS}"))
+    assert [(run.entry, run.plans, run.configuration) for run in study.runs()] == [
+        ("nnUNetTrainer", "nnUNetPlans", "3d_fullres"),
+        ("nnUNetTrainer, nnUNetResEncUNetMPlans", "nnUNetResEncUNetMPlans", "3d_fullres"),
+        ("nnUNetTrainer, 2d", "nnUNetPlans", "2d"),
+    ]
+    assert study.reference == study.non_inferior_to == "nnUNetTrainer, nnUNetResEncUNetMPlans"
+    assert study.used_plans == {
+        "nnUNetPlans": ["3d_fullres", "2d"],
+        "nnUNetResEncUNetMPlans": ["3d_fullres"],
+    }
+    assert len({run.key for run in study.runs()}) == 3
+    save(study, tmp_path / "saved.yaml")
+    assert load(str(tmp_path / "saved.yaml")) == study
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("plans: [A, B]", "plans: expected one beside a trainer with its own plans"),
+        ("configurations: [2d, 3d_fullres]", "configurations: expected one beside a trainer"),
+        ("reference: nnUNetTrainerX", "reference: expected one of the trainers"),
+    ],
+)
+def test_ambiguous_settings_are_refused(changes: str, message: str, tmp_path: Path) -> None:
+    text = NETWORKS.replace("plans: nnUNetPlans\n", "") if changes.startswith("plans") else NETWORKS
+    with pytest.raises(StudyError, match=message):
+        load(write(tmp_path, f"datasets: 4\n{changes}\n{text}"))
