@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import re
 from collections.abc import Iterable
 from decimal import Decimal
@@ -10,6 +11,7 @@ from decimal import Decimal
 OTHER_TRAINER = "_on_"
 """Text before the other trainer, at the end of a trainer's name."""
 
+WORD = re.compile(r"[0-9A-Za-z]+")
 NUMBER = re.compile(r"[0-9]+(?:p[0-9]+)?(?:en?[0-9]{1,3})?")
 COUNT = re.compile(r"[0-9]{1,9}")
 
@@ -115,12 +117,30 @@ def nearest_first(given: str, names: Iterable[str]) -> list[str]:
     return [*near, *(name for name in names if name not in near)]
 
 
-def with_seed(name: str, seed: int) -> str:
-    """Return the name of a trainer with ``_seed<N>``, which comes before ``_on_<Trainer>``.
+def with_suffix(name: str, suffix: str) -> str:
+    """Return the name of a trainer with one more suffix, which comes before ``_on_<Trainer>``.
 
     Example:
-        >>> with_seed("nnUNetTrainerCPR_on_nnUNetTrainerDA5", 1)
+        >>> with_suffix("nnUNetTrainerCPR_on_nnUNetTrainerDA5", "_seed1")
         'nnUNetTrainerCPR_seed1_on_nnUNetTrainerDA5'
     """
     own, ending, other = name.partition(OTHER_TRAINER)
-    return f"{own}_seed{seed}{ending}{other}"
+    return f"{own}{suffix}{ending}{other}"
+
+
+def with_pretrained(name: str, weights: str) -> str:
+    """Return the name of a trainer with ``_pre<Word>``, so that its runs have a folder of their own.
+
+    Args:
+        name: the trainer, perhaps with ``_pre<Word>`` already.
+        weights: text that identifies the pretrained weights, whose hash is the word.
+
+    Example:
+        >>> with_pretrained("nnUNetTrainerCPR", "Dataset003_Liver/checkpoint_final.pth")
+        'nnUNetTrainerCPR_prec82e9328'
+        >>> with_pretrained("nnUNetTrainerCPR_preLiver", "Dataset003_Liver/checkpoint_final.pth")
+        'nnUNetTrainerCPR_preLiver'
+    """
+    if re.search(rf"_pre{WORD.pattern}(?=_|$)", name.partition(OTHER_TRAINER)[0]):
+        return name
+    return with_suffix(name, f"_pre{hashlib.sha256(weights.encode()).hexdigest()[:8]}")

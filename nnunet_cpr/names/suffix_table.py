@@ -36,7 +36,8 @@ def _describe_families(suffix: Suffix) -> str:
 
 
 def _takes(family: str, suffix: Suffix) -> bool:
-    sample = suffix.before + {"<N>": "10", "<V>": "0p5"}.get(suffix.placeholder, "") + suffix.after
+    value = {"<N>": "10", "<V>": "0p5", "<Word>": "Liver"}.get(suffix.placeholder, "")
+    sample = suffix.before + value + suffix.after
     try:
         TrainerName(family, **{suffix.field: suffix.parse(sample)})
     except WrongName:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-from nnunet_cpr._spelling import COUNT, NUMBER, parse_number, print_number
+from nnunet_cpr._spelling import COUNT, NUMBER, WORD, parse_number, print_number
 from nnunet_cpr._validation import positive_integer, positive_number
 from nnunet_cpr.baselines.registry import BASELINES, BaselineEntry
 from nnunet_cpr.bounds import BOUNDS, Bound, KappaWS, has_count
@@ -20,6 +20,7 @@ _NOTATIONS: dict[str, tuple[re.Pattern[str], Callable[[str], Any], Callable[[Any
     "": (re.compile(""), lambda _: None, lambda _: ""),
     "<N>": (COUNT, int, "{:.9g}".format),
     "<V>": (NUMBER, parse_number, print_number),
+    "<Word>": (WORD, str, str),
     "<Trainer>": (re.compile(".*"), str, str),
 }
 """For each placeholder, the pattern of its text, and the functions that parse and print it."""
@@ -112,9 +113,9 @@ class Suffix:
         field: field of :class:`~nnunet_cpr.names.value.TrainerName`.
         meaning: the setting in a few words.
         before, after: fixed text.
-        placeholder: ``<N>`` for a whole number, ``<V>`` for a number, ``<Trainer>`` for a class name,
-            empty for a word.
-        build: converts the number or class name to the setting; raises ValueError if it is out of range.
+        placeholder: ``<N>`` for a whole number, ``<V>`` for a number, ``<Word>`` for letters and digits,
+            ``<Trainer>`` for a class name, empty without one.
+        build: converts the placeholder's value to the setting; raises ValueError if it is out of range.
         attribute: attribute of the setting that is the number; None if it is the setting itself.
 
     Example:
@@ -238,6 +239,7 @@ SUFFIXES = (
     Suffix("ema", f"{_AVERAGED}; V is their decay", "ema", "<V>", "", partial(number_below, 1, "ema")),
     _word("ema", f"{_AVERAGED}; decay {DEFAULT_AVERAGING_DECAY}", "ema", DEFAULT_AVERAGING_DECAY),
     _word("freeze", "the encoder keeps its weights", "freezeencoder", "encoder"),
+    Suffix("pretrained", "training from pretrained weights of this name", "pre", "<Word>"),
     number("epochs", "epochs", "<N>epochs"),
     number("iterations", "iterations per epoch", "<N>iters"),
 )

@@ -83,6 +83,7 @@ class TrainerName:
             :class:`~nnunet_cpr.names.suffixes.Cooldown`.
         ema: decay of the exponential moving average of the weights.
         freeze: part of the network that is not trained.
+        pretrained: name of the pretrained weights that the training begins with.
         epochs: number of epochs.
         iterations: optimizer steps per epoch.
         on: class name of the base trainer, of which the training keeps everything except the optimizer
@@ -117,6 +118,7 @@ class TrainerName:
     schedule: str | Cooldown | None = None
     ema: float | None = None
     freeze: str | None = None
+    pretrained: str | None = None
     epochs: int | None = None
     iterations: int | None = None
     on: str | None = None

@@ -24,7 +24,6 @@ from nnunet_cpr.names.families import DEFAULT_LR
 from nnunet_cpr.names.suffixes import Cooldown
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.commands import CPU_THREADS
-from nnunet_cpr.nnunet.defaults_trainer import DefaultsTrainer
 from nnunet_cpr.nnunet.lr_schedules import (
     ConstantLRScheduler,
     CooldownLRScheduler,
@@ -32,6 +31,7 @@ from nnunet_cpr.nnunet.lr_schedules import (
     WarmupPolyLRScheduler,
 )
 from nnunet_cpr.nnunet.other_optimizer import without_weight_decay
+from nnunet_cpr.nnunet.pretrained_trainer import PretrainedTrainer
 from nnunet_cpr.nnunet.settings_check import unmet_settings
 
 ADAM_BETAS = (0.9, 0.99)
@@ -45,7 +45,7 @@ def describe_frozen(network: torch.nn.Module) -> str:
     return f"{trained:,} of {total:,} parameters; the others keep their weights"
 
 
-class NamedTrainer(DefaultsTrainer):
+class NamedTrainer(PretrainedTrainer):
     """nnU-Net's trainer with the settings of its class name.
 
     A family either builds its optimizer (:meth:`build_optimizer`) or keeps that of the other trainer in

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import BeforeValidator, ConfigDict, Field, StrictBool
 
-from nnunet_cpr._spelling import with_seed
+from nnunet_cpr._spelling import with_pretrained, with_suffix
 from nnunet_cpr._yaml import first_error, number_ranges, shown
 from nnunet_cpr.studies.entry_types import (
     NOT_EMPTY,
@@ -51,6 +51,7 @@ class Run:
 
     Attributes:
         trainer: class name that nnU-Net trains, with ``_seed<N>`` if the study has seeds.
+        pretrained: checkpoint with which the training begins; empty for random weights.
         entry: key of the trainer in the study, without the seed; ``trainer`` if empty.
         seed: seed of the training; None if the study has no seeds.
 
@@ -67,6 +68,7 @@ class Run:
     trainer: str
     entry: str = ""
     seed: int | None = None
+    pretrained: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "entry", self.entry or self.trainer)
@@ -86,6 +88,10 @@ class Run:
         model = f"{self.trainer}__{self.plans}__{self.configuration}"
         return results / self.dataset / model / f"fold_{self.fold}"
 
+    def weights(self, results: Path) -> Path | None:
+        """Return the checkpoint with which the training begins, None for random weights."""
+        return results / Path(self.pretrained).expanduser() if self.pretrained else None
+
 
 @pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class TrainerEntry:
@@ -98,6 +104,8 @@ class TrainerEntry:
         published: published mean foreground Dice in percent by data set.
         plans: its own plans, in place of the study's.
         configuration: its own configuration, in place of the study's.
+        pretrained: checkpoint to begin with, or one of each fold with ``{fold}``; relative paths are in
+            ``nnUNet_results``. The trainer gets the suffix ``_pre<Word>``, by default with a hash.
     """
 
     trainer: ClassName
@@ -108,16 +116,22 @@ class TrainerEntry:
     )
     plans: Annotated[FolderName | Literal[""], BeforeValidator(lambda value: value or "")] = ""
     configuration: Annotated[FolderName | Literal[""], BeforeValidator(lambda value: value or "")] = ""
+    pretrained: Text = ""
+
+    @property
+    def trained(self) -> str:
+        """Class name that nnU-Net trains, without the seed."""
+        return with_pretrained(self.trainer, self.pretrained) if self.pretrained else self.trainer
 
     @property
     def key(self) -> str:
-        """What identifies the setting: the trainer, with its own plans and configuration.
+        """What identifies the setting: trainer, pretrained weights, own plans and configuration.
 
         Example:
             >>> TrainerEntry("nnUNetTrainer", plans="nnUNetResEncUNetMPlans").key
             'nnUNetTrainer, nnUNetResEncUNetMPlans'
         """
-        return ", ".join(filter(None, (self.trainer, self.plans, self.configuration)))
+        return ", ".join(filter(None, (self.trained, self.plans, self.configuration)))
 
     @property
     def title(self) -> str:
@@ -254,9 +268,10 @@ class Study:
     ) -> Run:
         """Return a run of one of the trainers, by the key of its entry."""
         entry = self.entry(key)
-        trainer = entry.trainer if seed is None else with_seed(entry.trainer, seed)
+        trainer = entry.trained if seed is None else with_suffix(entry.trained, f"_seed{seed}")
         own = entry.configuration or configuration, entry.plans or plans
-        return Run(dataset, *own, fold, trainer, key, seed)
+        weights = entry.pretrained.replace("{fold}", str(fold))
+        return Run(dataset, *own, fold, trainer, key, seed, weights)
 
     def entry(self, key: str) -> TrainerEntry:
         """Return the entry with a key."""

@@ -332,4 +332,6 @@ def command_line(run: Run, study: str, options: Sequence[str], environment: Mapp
     variables = [f"{name}={value}" for name, value in environment.items()]
     program = ["env", *variables, f"{sysconfig.get_path('scripts')}/nnunet-cpr"]
     selected = [run.dataset, run.configuration, str(run.fold), "-tr", run.trainer, "-p", run.plans]
+    if run.pretrained:
+        selected += ["--pretrained", run.pretrained]
     return shlex.join([*program, "study", "run-one", study, *selected, *options])

@@ -20,6 +20,7 @@ from nnunet_cpr.names.families import DEFAULT_EPOCHS, DEFAULT_ITERATIONS
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
 from nnunet_cpr.nnunet.fold_files import DEFAULTS_LINE
 from nnunet_cpr.studies.definition import Study, StudyError, TrainerEntry
+from nnunet_cpr.studies.pretraining import check_pretrained
 from nnunet_cpr.studies.run_state import parse_trainer, validation_dice, write_json
 
 _SPLITS = "splits_final.json"
@@ -100,6 +101,7 @@ def check_study_data(study: Study, folders: Mapping[str, str], processes: int) -
         home, raw = (Path(folders[name]) / dataset for name in ("nnUNet_preprocessed", "nnUNet_raw"))
         if not (home / _SPLITS).exists():
             _check_case_count(home, _planned_cases(raw / "dataset.json"))
+    check_pretrained(study, folders)
     return [command for command in commands if command]
 
 
@@ -113,7 +115,7 @@ def prepare_study_data(study: Study, folders: Mapping[str, str], logs: Path, pro
         processes: number of parallel processes.
 
     Raises:
-        StudyError: a data set, its plans or a fold is missing.
+        StudyError: a data set, its plans or a fold is missing, or pretrained weights do not fit.
         CommandFailed: nnU-Net's planning or preprocessing failed.
     """
     environment = {k: v for k, v in os.environ.items() if k != "nnUNet_n_proc_DA"} | dict(folders)
@@ -128,6 +130,7 @@ def prepare_study_data(study: Study, folders: Mapping[str, str], logs: Path, pro
                         command(plans)  # refuses configurations that the new plans do not have
                 _split(preprocessed / dataset, study)
         _check_folds(study, dataset, folders)
+    check_pretrained(study, folders)  # once more, with the networks of new plans
 
 
 def check_splits(study: Study, folders: Mapping[str, str], record: Path) -> None:
@@ -175,7 +178,7 @@ def notes(study: Study) -> Iterator[str]:
 
 def _settings(entry: TrainerEntry) -> str:
     """Return the settings of a trainer with its defaults, equal for all spellings of its name."""
-    ours, own = parse_trainer(entry.trainer), (entry.plans, entry.configuration)
+    ours, own = parse_trainer(entry.trainer), (entry.pretrained, entry.plans, entry.configuration)
     if ours is None or ours.on:  # whose length and learning rate are not in the name
         return f"{ours or entry.trainer} {own}"
     defaults = {

@@ -25,6 +25,7 @@ from nnunet_cpr.nnunet.fold_files import (
 )
 from nnunet_cpr.nnunet.stop_signals import StopRequest, record_stop_signals
 from nnunet_cpr.studies.definition import Run
+from nnunet_cpr.studies.pretraining import begins
 from nnunet_cpr.studies.run_state import (
     StudyPaths,
     add_seconds,
@@ -122,11 +123,11 @@ class Worker:
         """Return the job to submit at the time limit; submitit calls the method by this name."""
         return submitit.helpers.DelayedSubmission(self)
 
-    def command(self, option: str) -> list[str]:
-        """Return the command that trains (``--c``) or validates (``--val``)."""
+    def command(self, *options: str) -> list[str]:
+        """Return nnU-Net's command with ``--c``, ``-pretrained_weights`` and its file, or ``--val``."""
         run = self.run
         return [
-            *("nnUNetv2_train", run.dataset, run.configuration, str(run.fold), option),
+            *("nnUNetv2_train", run.dataset, run.configuration, str(run.fold), *options),
             *("-tr", run.trainer, "-p", run.plans, "-device", self.device or _default_device()),
             *self.options,
         ]
@@ -140,10 +141,14 @@ class Worker:
         if not (fold / FINAL_CHECKPOINT).exists():
             (fold / "validation" / "summary.json").unlink(missing_ok=True)  # of an earlier training
             self._begin_from_shorter(fold)
-            self._run_nnunet("--c", request)  # starts from scratch if there is no checkpoint
+            weights = self.run.weights(self.paths.results)
+            if weights is not None and begins(self.run, self.paths.results):
+                self._run_nnunet(request, "-pretrained_weights", str(weights))
+            else:
+                self._run_nnunet(request, "--c")  # starts from scratch if there is no checkpoint
             record_epochs(self.run, fold)
         if validation_dice(fold) is None:
-            self._run_nnunet("--val", request)
+            self._run_nnunet(request, "--val")
         if validation_dice(fold) is None:
             raise CommandFailed(
                 f"nnUNetv2_train: expected {fold / 'validation' / 'summary.json'}, got none; "
@@ -159,11 +164,11 @@ class Worker:
         except (CannotExtend, UnusableCheckpoint) as error:
             raise CommandFailed(f"cannot begin from a shorter training: {error}") from error
 
-    def _run_nnunet(self, option: str, request: StopRequest) -> None:
+    def _run_nnunet(self, request: StopRequest, *options: str) -> None:
         start = time.monotonic()
         try:
             commands.run(
-                self.command(option),
+                self.command(*options),
                 self.paths.log(self.run),
                 {**os.environ, **self.environment},
                 on_start=lambda pid: record_process(self.run, self.paths, pid),

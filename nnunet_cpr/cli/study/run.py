@@ -120,13 +120,17 @@ def run_one(
     fold: Annotated[int, Argument(min=0, help="Fold.")],
     trainer: Annotated[str, Option("-tr", help="Trainer.")],
     plans: Annotated[str, Option("-p", help="Plans.")] = "nnUNetPlans",
+    pretrained: Annotated[
+        str, Option("--pretrained", "-pretrained_weights", help="Checkpoint to begin with.")
+    ] = "",
     gpus: Annotated[int, Option("--gpus", "-num_gpus", min=1, help="GPUs of the training.")] = 1,
 ) -> None:
     """Train or continue one run and validate it, as the lines of `study commands` do."""
     folders = studies.nnunet_folders(os.environ)
     results = Path(folders["nnUNet_results"])
     paths = studies.StudyPaths(results, results / "studies" / study)
-    run = studies.Run(studies.dataset_name(dataset, folders), configuration, plans, fold, trainer)
+    name = studies.dataset_name(dataset, folders)
+    run = studies.Run(name, configuration, plans, fold, trainer, pretrained=pretrained)
     several = ("-num_gpus", str(gpus)) if gpus > 1 else ()
     worker = studies.Worker(run, paths, options.device, folders, (*options.nnunet_options, *several))
     try:

@@ -66,6 +66,7 @@ def explain(name: str) -> list[tuple[str, str]]:
         ("learning rate", _describe_schedule(built, rates)),
         *_describe_averaging(settings),
         *([("frozen", f"the {settings.freeze} keeps its weights")] if settings.freeze else []),
+        *_describe_pretrained(settings),
         ("length", f"{length}, {built._total_steps:,} steps"),
         ("weight decay", _describe_weight_decay(built)),
         *(_describe_cpr(built) if isinstance(built, CPRTrainer) else []),
@@ -132,6 +133,12 @@ def _describe_averaging(settings: TrainerName) -> list[tuple[str, str]]:
     if decay is None:
         return []
     return [("averaged weights", f"validated and saved: {NamedTrainer.averaging_description(decay)}")]
+
+
+def _describe_pretrained(settings: TrainerName) -> list[tuple[str, str]]:
+    if settings.pretrained is None:
+        return []
+    return [("begins with", f"weights called {settings.pretrained}, by -pretrained_weights CHECKPOINT")]
 
 
 def _describe_weight_decay(trainer: NamedTrainer) -> str:

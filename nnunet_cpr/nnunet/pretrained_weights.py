@@ -1,0 +1,82 @@
+"""Pretrained weights: the file that a training begins with, and its record in the checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nnunet_cpr.nnunet.checkpoints import restricted_loading
+
+PRETRAINED = "nnunet_cpr_pretrained"
+"""Entry of a checkpoint's ``init_args``: path and SHA-256 of the weights its training began with."""
+
+_NOT_LOADED = ".seg_layers."
+"""Part of the names of weights that nnU-Net does not load, those of the segmentation heads."""
+
+
+def given_weights(arguments: Sequence[str] | None = None) -> Path | None:
+    """Return the file of ``-pretrained_weights`` in nnU-Net's command, None without it.
+
+    nnU-Net loads the file itself, and does not tell the trainer.
+
+    Args:
+        arguments: arguments of the command; None for those of this process.
+
+    Example:
+        >>> given_weights(["4", "3d_fullres", "0", "-p", "nnUNetPlans"]) is None
+        True
+        >>> given_weights(["4", "2d", "0", "-pretrained_weights", "/tmp/final.pth"]).name
+        'final.pth'
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("-pretrained_weights", nargs="?")
+    parser.add_argument("-p", nargs="?")  # otherwise an abbreviation
+    known, _ = parser.parse_known_args(sys.argv[1:] if arguments is None else arguments)
+    return None if known.pretrained_weights is None else Path(known.pretrained_weights).absolute()
+
+
+@functools.cache
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, as ``sha256sum`` prints it."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def recorded_weights(checkpoint: Path) -> dict[str, str] | None:
+    """Return path and SHA-256 of the weights that a checkpoint's training began with, None without."""
+    with restricted_loading():
+        content = torch.load(checkpoint, map_location="meta", mmap=True)
+    record = content["init_args"].get(PRETRAINED)
+    return dict(record) if record else None
+
+
+def misfit(network: Mapping[str, Tensor], weights: Mapping[str, Any]) -> str | None:
+    """Return why pretrained weights do not fit a network by nnU-Net's rule, None if they do.
+
+    Args:
+        network: the network's ``state_dict``; its values are not read.
+        weights: ``network_weights`` of a checkpoint. Segmentation heads may differ or be missing.
+
+    Example:
+        >>> misfit({"a": torch.ones(2), "x.seg_layers.0": torch.ones(1)}, {"a": torch.ones(3)})
+        'a: expected shape (2,), got (3,)'
+    """
+    for name, value in network.items():
+        if _NOT_LOADED in name:
+            continue
+        if name not in weights:
+            return f"{name} is missing"
+        if weights[name].shape != value.shape:
+            return f"{name}: expected shape {tuple(value.shape)}, got {tuple(weights[name].shape)}"
+    return None
