@@ -20,11 +20,20 @@ from nnunet_cpr.nnunet.averaged_weights import AveragedWeights
 from nnunet_cpr.nnunet.checkpoint_policy import CheckpointPolicy
 from nnunet_cpr.nnunet.fold_files import CHECKPOINTS
 from nnunet_cpr.nnunet.tools import extension
-from tests.nnunet.test_training_life import play
+from tests.nnunet.test_training_life import TrainingLife, play
 
 pytestmark = pytest.mark.release
 
 Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def uninterrupted() -> None:
+    """Train without interruption before a defect is put back, for the first trainings of an example."""
+    life = TrainingLife()
+    for run in range(12):
+        life.expected(run, 0)
+    life.teardown()
 
 
 def first_epoch_counts_as_infinitely_new(patch: Patch) -> None:

@@ -113,49 +113,41 @@ def test_missing_and_damaged_weights_are_refused(folders: dict[str, str], tmp_pa
 def test_study_of_networks_and_fine_tuning_is_killed_and_continues(
     workspace: Workspace, tmp_path: Path
 ) -> None:
-    """Two plans x two trainers, one of them fine-tuned, which has an earlier training from scratch."""
+    """Two plans, and fine-tuning beside a training from scratch of the same name."""
     space = workspace.with_results_in(tmp_path)
     home = Path(space.environment["nnUNet_preprocessed"]) / space.dataset
     plans = json.loads((home / f"{PLANS}.json").read_text())
-    wider = plans["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"]
-    wider["features_per_stage"] = [6] * wider["n_stages"]
+    network = plans["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"]
+    network["features_per_stage"] = [6] * network["n_stages"]
     (home / "nnUNetPlansWider.json").write_text(json.dumps({**plans, "plans_name": "nnUNetPlansWider"}))
-    scratch, tuned = "nnUNetTrainerSGD_6epochs_4iters", "nnUNetTrainerCPR_ws4_6epochs_4iters"
+    trainer = "nnUNetTrainerCPR_ws2_2epochs_2iters"
     weights = space.finish("nnUNetTrainerSGD_seed7") / "checkpoint_final.pth"
+    results = tmp_path / "nnUNet_results"
 
-    mine = StudyRun(space, "networks", [], [0])
-    content = {
-        **yaml.safe_load(mine.file.read_text()),
-        "trainers": [
-            scratch,
-            {"trainer": scratch, "plans": "nnUNetPlansWider", "label": "wider"},
-            {"trainer": tuned, "plans": "nnUNetPlansWider", "label": "wider, CPR"},
-            {"trainer": tuned, "pretrained": str(weights), "label": "fine-tuned", "plans": PLANS},
-            {"trainer": tuned},
-        ],
-        "seeds": [1, 2],
-    }
-    content["trainers"][3]["plans"] = "nnUNetPlansWider"
+    mine = StudyRun(space, "networks", [trainer], [0])
+    tuned = {"trainer": trainer, "pretrained": str(weights), "plans": "nnUNetPlansWider"}
+    entries = [tuned, trainer, {"trainer": trainer, "plans": "nnUNetPlansWider", "label": "wider"}]
+    content = {**yaml.safe_load(mine.file.read_text()), "trainers": entries, "reference": "wider"}
     mine.file.write_text(yaml.safe_dump(content))
-    said = mine.run(status=1)  # the weights do not fit
-    assert "does not fit the network of" in said and "nnUNetPlansWider, 3d_fullres: " in said
-    assert not list((tmp_path / "nnUNet_results").rglob("*_seed1__*"))
-    content["trainers"][3]["plans"] = PLANS
-    mine.file.write_text(yaml.safe_dump(content))
+    said = mine.run(status=1)
+    assert f"{weights} does not fit the network of {space.dataset}, nnUNetPlansWider, 3d_full" in said
+    assert not list(results.rglob(f"{trainer}*"))
 
-    fold = next(run for run in mine.study().runs() if run.pretrained).folder(tmp_path / "nnUNet_results")
-    assert fold.parent.name.startswith(f"{tuned}_pre")
+    tuned["plans"] = PLANS
+    mine.file.write_text(yaml.safe_dump(content))
+    fold = next(mine.study().runs()).folder(results)
     process = mine.start()
-    wait_for(lambda: (fold / "checkpoint_latest.pth").exists() or (fold / "progress.png").exists())
+    wait_for(lambda: (fold / "progress.png").exists(), process)
     mine.kill_everything(process)
-    assert "10 of 10 done" in mine.run() + mine.command("status", "--once")
-    checkpoint = torch.load(fold / "checkpoint_final.pth", weights_only=False)
-    assert checkpoint["init_args"][PRETRAINED]["path"] == str(weights)
-    other = space.checkpoint(f"{tuned}_seed1")
-    assert PRETRAINED not in other["init_args"]
+    assert not (fold / "checkpoint_final.pth").exists()
+    mine.run()
+    assert "3 of 3 done" in mine.command("status")
+    for run in mine.study().runs():
+        path = run.folder(results) / "checkpoint_final.pth"
+        record = torch.load(path, weights_only=False)["init_args"].get(PRETRAINED)
+        assert (record["path"] if record else "") == run.pretrained
 
     mine.command("report")
-    folder = tmp_path / "nnUNet_results" / "studies" / "networks" / "report"
-    rows = pd.read_csv(next(folder.rglob("comparisons.csv")))
+    rows = pd.read_csv(results / "studies" / "networks" / "report" / "comparisons.csv")
     keys = [entry.key for entry in mine.study().trainers]
-    assert set(rows["reference"]) == {keys[0]} and set(rows["trainer"]) == set(keys[1:])
+    assert set(rows["reference"]) == {keys[2]} and set(rows["trainer"]) == set(keys[:2])
