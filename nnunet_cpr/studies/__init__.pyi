@@ -1,6 +1,7 @@
 from .cascades import prerequisites
 from .definition import Run, Study, StudyError
 from .executors import Local, Slurm, cancel_slurm_jobs, command_line
+from .prediction import Ensemble, predict, select_ensemble
 from .preparation import (
     check_splits,
     check_study_data,
@@ -24,6 +25,7 @@ from .worker import Worker
 
 __all__ = [
     "PRESETS",
+    "Ensemble",
     "Local",
     "Run",
     "Slurm",
@@ -43,12 +45,14 @@ __all__ = [
     "load",
     "nnunet_folders",
     "notes",
+    "predict",
     "prepare_study_data",
     "prerequisites",
     "preset_names",
     "running_command",
     "save",
     "saved_files",
+    "select_ensemble",
     "states",
     "status_table",
     "steps_summary",

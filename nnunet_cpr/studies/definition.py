@@ -225,7 +225,23 @@ class Study:
 
     def _find(self, key: str, default: str) -> str:
         """Return the key of the entry that a field names."""
-        given = getattr(self, key) or default
+        return self.find_trainer(key, getattr(self, key) or default)
+
+    def find_trainer(self, what: str, given: str) -> str:
+        """Return the key of the entry with a key, label or class name.
+
+        Args:
+            what: field or option with the name, for the error.
+            given: the name.
+
+        Raises:
+            ValueError: no entry or several have it.
+
+        Example:
+            >>> study = Study("mine", [], [{"trainer": "nnUNetTrainerCPR", "label": "CPR"}])
+            >>> study.find_trainer("--setting", "CPR")
+            'nnUNetTrainerCPR'
+        """
         for kind in ("key", "full_title", "title", "trainer"):
             found = [entry.key for entry in self.trainers if getattr(entry, kind) == given]
             if len(found) == 1:
@@ -233,9 +249,12 @@ class Study:
             if found:
                 choices = "; ".join(found)
                 raise ValueError(
-                    f"{key}: expected one trainer, got {shown(given)}; choose from {choices}"
+                    f"{what}: expected one trainer, got {shown(given)}; choose from {choices}"
                 )
-        raise ValueError(f"{key}: expected one of the trainers, got {shown(given)}")
+        choices = "; ".join(entry.full_title for entry in self.trainers)
+        raise ValueError(
+            f"{what}: expected one of the trainers, got {shown(given)}; choose from {choices}"
+        )
 
     @property
     def settings(self) -> list[tuple[str, str, str]]:

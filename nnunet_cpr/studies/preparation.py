@@ -6,7 +6,7 @@ import fnmatch
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
@@ -225,15 +225,24 @@ def _find_trainers(study: Study, results: Path) -> None:
     unfinished = [each for each in study.runs() if validation_dice(each.folder(results)) is None]
     # With one of its seeds, as other trainers take none; the study's names are without it.
     by_entry = {each.entry: each.trainer for each in unfinished}
-    if not by_entry:
+    find_trainers(by_entry.values(), bool(study.seeds))
+
+
+def find_trainers(names: Collection[str], has_seeds: bool) -> None:
+    """Search trainers as nnU-Net does.
+
+    Raises:
+        StudyError: it does not find all of them.
+    """
+    if not names:
         return
     from nnunet_cpr.nnunet.composition import missing_trainers  # imports nnU-Net
 
-    if missing := missing_trainers(by_entry.values()):
-        names = "; ".join(f"{name} ({hint})" if hint else name for name, hint in missing.items())
-        appended = "; the study appends _seed<N>" if study.seeds else ""
+    if missing := missing_trainers(names):
+        described = "; ".join(f"{name} ({hint})" if hint else name for name, hint in missing.items())
+        appended = "; the study appends _seed<N>" if has_seeds else ""
         raise StudyError(
-            f"trainers not found by nnU-Net: {names}{appended}; for a trainer of your own set "
+            f"trainers not found by nnU-Net: {described}{appended}; for a trainer of your own set "
             f"nnUNet_extTrainer to its folder, now {os.environ.get('nnUNet_extTrainer') or 'not set'}"
         )
 

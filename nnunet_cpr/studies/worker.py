@@ -128,7 +128,7 @@ class Worker:
         run = self.run
         return [
             *("nnUNetv2_train", run.dataset, run.configuration, str(run.fold), *options),
-            *("-tr", run.trainer, "-p", run.plans, "-device", self.device or _default_device()),
+            *("-tr", run.trainer, "-p", run.plans, "-device", self.device or default_device()),
             *self.options,
         ]
 
@@ -204,7 +204,8 @@ def _must_requeue(request: StopRequest) -> bool:
     return answer.stdout.strip() == "RUNNING"
 
 
-def _default_device() -> str:
+def default_device() -> str:
+    """Return the device that nnU-Net runs on unless one is given: a GPU if any."""
     import torch
 
     if torch.cuda.is_available():

@@ -188,6 +188,7 @@ class Workspace:
         fold: int = 0,
         continues: bool = False,
         features: int | None = None,
+        configuration: str = "3d_fullres",
     ) -> nnUNetTrainer:
         """Build a trainer as nnU-Net does, up to ``initialize``."""
         self.set_environment(monkeypatch)
@@ -198,7 +199,7 @@ class Workspace:
             network["features_per_stage"] = [features] * network["n_stages"]
         built = recursive_find_trainer_class_by_name(trainer)(
             plans={**plans, "continue_training": continues},
-            configuration="3d_fullres",
+            configuration=configuration,
             fold=fold,
             dataset_json=json.loads((preprocessed / "dataset.json").read_text()),
             device=torch.device("cpu"),

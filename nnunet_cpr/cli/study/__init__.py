@@ -5,6 +5,7 @@ import typer
 from nnunet_cpr.cli._options import expand_options
 from nnunet_cpr.cli.study._options import STOPPED, study_errors
 from nnunet_cpr.cli.study.plan import plan
+from nnunet_cpr.cli.study.predict import predict
 from nnunet_cpr.cli.study.presets import list_studies, new, presets, schema
 from nnunet_cpr.cli.study.report import report
 from nnunet_cpr.cli.study.run import commands, run, run_one
@@ -17,6 +18,8 @@ app = typer.Typer(
 for training in (run, run_one):
     app.command()(expand_options(study_errors(STOPPED)(training)))
 app.command()(expand_options(study_errors("stopped watching; training runs go on")(status)))
+again = "stopped; run the same command again to continue"
+app.command()(expand_options(study_errors(again)(predict)))
 for with_options in (plan, commands, report):
     app.command()(expand_options(study_errors()(with_options)))
 app.command("list")(study_errors()(list_studies))

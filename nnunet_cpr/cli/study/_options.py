@@ -34,6 +34,10 @@ StudyArgument = Annotated[
     Argument(metavar="STUDY", help="YAML file, preset, or name of a study in nnUNet_results/studies."),
 ]
 NameOption = Annotated[str | None, Option("--name", help="Replace the study's name and folder.")]
+DeviceOption = Annotated[
+    Literal["cuda", "cpu", "mps"] | None,
+    Option("--device", "-device", help="Device to use; by default a GPU if any."),
+]
 _Values = list[str] | None
 
 
@@ -112,10 +116,7 @@ class StudyOptions:
 class TrainingOptions:
     """Options of nnU-Net's trainings."""
 
-    device: Annotated[
-        Literal["cuda", "cpu", "mps"] | None,
-        Option("--device", "-device", help="Device to train on; by default a GPU if any."),
-    ] = None
+    device: DeviceOption = None
     npz: Annotated[bool, Option("--npz", help="Keep probabilities, for nnU-Net's ensembles.")] = False
 
     @property

@@ -1,0 +1,223 @@
+"""Prediction with all folds and seeds of one of a study's trainers."""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nnunet_cpr._files import read_json, remove_temporary_files
+from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint
+from nnunet_cpr.studies.definition import Run, Study, StudyError
+from nnunet_cpr.studies.preparation import find_trainers
+from nnunet_cpr.studies.run_state import write_json
+from nnunet_cpr.studies.worker import default_device
+
+_RECORD = "study_predict.json"
+_SHOWN = 3
+"""Number of names in an error."""
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Trained models of a setting.
+
+    Attributes:
+        trainers: the trainer's class name with each seed.
+        models: nnU-Net's folder of each of them.
+        folds: the folds of each model.
+        previous: models of a cascade's previous stage, None without one.
+    """
+
+    trainers: tuple[str, ...]
+    models: tuple[Path, ...]
+    folds: tuple[int, ...]
+    previous: Ensemble | None = None
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """Checkpoints of all folds and seeds."""
+        folds = [model / f"fold_{fold}" for model in self.models for fold in self.folds]
+        return [fold / FINAL_CHECKPOINT for fold in folds]
+
+    def find_postprocessing(self) -> tuple[Path | None, str]:
+        """Return the file of nnU-Net's postprocessing, None without one, and a sentence about it.
+
+        nnU-Net determines it for a model and its folds; seeds have to agree.
+        """
+        results = f"crossval_results_folds_{'_'.join(map(str, self.folds))}"
+        files = [model / results / "postprocessing.pkl" for model in self.models]
+        found = [path.read_bytes() for path in files if path.exists()]
+        if not found:
+            return None, "no postprocessing, as nnU-Net has determined none for these folds"
+        if len(found) < len(files) or len(set(found)) > 1:
+            return None, f"no postprocessing: expected the same of all seeds in {results}"
+        return files[0], f"with nnU-Net's postprocessing in {results}"
+
+
+def select_ensemble(study: Study, results: Path, setting: str | None) -> Ensemble:
+    """Return the trained models of one of a study's trainers.
+
+    Args:
+        study: the study, with one data set, configuration and plans.
+        results: ``nnUNet_results``.
+        setting: label or class name of the trainer; None if there is one only.
+
+    Raises:
+        StudyError: several are possible, or a run has no final checkpoint.
+    """
+    titles = [entry.full_title for entry in study.trainers]
+    choices: dict[str, Sequence[str]] = {
+        "--dataset": study.datasets,
+        "--configuration": study.configurations,
+        "--plans": study.plans,
+        "--setting": [setting] if setting else titles,
+    }
+    for option, values in choices.items():
+        if len(values) != 1:
+            listed = f"; choose from {'; '.join(values)}" if values else ""
+            raise StudyError(f"{option}: expected one to predict with, got {len(values)}{listed}")
+    try:
+        key = study.find_trainer("--setting", setting or titles[0])
+    except ValueError as error:
+        raise StudyError(str(error)) from None
+    return _trained(study, results, [run for run in study.runs() if run.entry == key])
+
+
+def _trained(study: Study, results: Path, runs: Sequence[Run]) -> Ensemble:
+    """Return the models of runs with all folds and seeds.
+
+    Raises:
+        StudyError: one has no final checkpoint, or models have other plans than the first.
+    """
+    missing = [run for run in runs if not is_complete_checkpoint(run.folder(results) / FINAL_CHECKPOINT)]
+    if missing:
+        shown = "; ".join(run.fold_and_seed for run in missing[:_SHOWN])
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        raise StudyError(
+            f"{runs[0].entry}, {runs[0].configuration}: {len(missing)} of {len(runs)} runs are not "
+            f"trained: {shown}{more}; run: nnunet-cpr study run {study.name}{_available(runs, missing)}"
+        )
+    models = {run.folder(results).parent: run.trainer for run in runs}
+    first, *others = models
+    plans = read_json(first / "plans.json")
+    for other in others:
+        if read_json(other / "plans.json") != plans:
+            raise StudyError(f"{other}: expected the plans.json of {first}; choose seeds with the same")
+    stage = plans["configurations"].get(runs[0].configuration, {}).get("previous_stage")
+    before = [replace(run, configuration=stage) for run in runs]
+    previous = _trained(study, results, before) if stage else None
+    folds = dict.fromkeys(run.fold for run in runs)
+    return Ensemble((*models.values(),), (*models,), (*folds,), previous)
+
+
+def _available(runs: Sequence[Run], missing: Sequence[Run]) -> str:
+    """Return the option that leaves out runs that are missing, if it leaves any."""
+    for option in ("fold", "seed"):
+        without = {getattr(run, option) for run in missing}
+        rest = [*dict.fromkeys(getattr(run, option) for run in runs)]
+        rest = [str(number) for number in rest if number not in without]
+        if rest:
+            numbers = ",".join(rest) if len(rest) > 1 else f"{rest[0]}-{rest[0]}"
+            return f", or predict with --{option}s {numbers}"
+    return ""
+
+
+def find_cases(images: Path, description: dict[str, Any]) -> dict[str, list[Path]]:
+    """Return the image files of each case, one for each channel.
+
+    Args:
+        images: folder with nnU-Net's names, such as ``liver_003_0000.nii.gz``.
+        description: ``dataset.json`` of the model.
+
+    Raises:
+        StudyError: there are none, or channels are missing.
+    """
+    ending, channels = description["file_ending"], description["channel_names"]
+    files = [path for path in sorted(images.iterdir()) if not path.name.startswith(".")]
+    cases = defaultdict(list)
+    for path in files:
+        if path.name.endswith(ending):
+            cases[path.name.removesuffix(ending).rpartition("_")[0]].append(path)
+    expected = [f"_{number:04d}{ending}" for number in range(len(channels))]
+    wrong = [
+        path.name
+        for case, found in cases.items()
+        if not case or [path.name.removeprefix(case) for path in found] != expected
+        for path in found
+    ]
+    if wrong or not cases:
+        names = wrong or [path.name for path in files]
+        raise StudyError(
+            f"{images}: expected {' and '.join(f'CASE{name}' for name in expected)} of each case, "
+            f"got {', '.join(names[:_SHOWN]) or 'no file'}"
+        )
+    return cases
+
+
+def predict(
+    ensemble: Ensemble, images: Path, output: Path, device: str | None = None
+) -> Iterator[tuple[int, int]]:
+    """Segment all cases of a folder, and yield the numbers of those that are done and of all.
+
+    Cases whose segmentation exists are not predicted again, unless the models or the images are others,
+    which is refused. The segmentations of a cascade's previous stage are in a folder of their own.
+
+    Args:
+        ensemble: the models.
+        images: folder of the images.
+        output: folder of the segmentations, with a record of how they were made.
+        device: ``cuda``, ``cpu`` or ``mps``; by default a GPU if any.
+
+    Raises:
+        StudyError: images are missing or invalid, or the folder has something else.
+    """
+    model = ensemble.models[0]
+    description = read_json(model / "dataset.json")
+    cases, ending = find_cases(images, description), description["file_ending"]
+    postprocessing, _ = ensemble.find_postprocessing()
+    _begin(ensemble, images, output, postprocessing)
+    before = output / "previous_stage"
+    if ensemble.previous:
+        yield from predict(ensemble.previous, images, before, device)
+    left = [case for case in cases if not (output / f"{case}{ending}").exists()]
+    yield len(cases) - len(left), len(cases)
+    if not left:
+        return
+    find_trainers(ensemble.trainers, has_seeds=False)
+    import torch
+
+    from nnunet_cpr.nnunet.tools.ensemble import EnsemblePredictor
+
+    used = torch.device(device or default_device())
+    predictor = EnsemblePredictor(ensemble.models, ensemble.folds, used, postprocessing)
+    for number, case in enumerate(left, len(cases) - len(left) + 1):
+        file = f"{case}{ending}"
+        try:
+            predictor.predict(cases[case], output / file, before / file if ensemble.previous else None)
+        except RuntimeError as error:  # of SimpleITK on a damaged file, or of a GPU without memory
+            raise StudyError(f"{images}: {case} could not be predicted: {error}") from error
+        yield number, len(cases)
+
+
+def _begin(ensemble: Ensemble, images: Path, output: Path, postprocessing: Path | None) -> None:
+    """Record how the segmentations are made, where nothing else is."""
+    used = [*ensemble.checkpoints, *([postprocessing] if postprocessing else [])]
+    changed = {str(path): path.stat().st_mtime for path in used}
+    record = {"images": str(images.absolute()), "files": changed}
+    file = output / _RECORD
+    if file.exists():
+        if read_json(file) != record:
+            raise StudyError(
+                f"{output}: has predictions of other images or models, see {file}; choose another folder"
+            )
+    elif output.exists() and any(output.iterdir()):
+        raise StudyError(f"{output}: expected a new or empty folder, or one of an earlier prediction")
+    output.mkdir(parents=True, exist_ok=True)
+    write_json(file, record)
+    remove_temporary_files(output, "*")
+    for name in ("dataset.json", "plans.json"):
+        shutil.copy(ensemble.models[0] / name, output)
