@@ -7,3 +7,7 @@ preset of the same name, ``nnunet_cpr/studies/presets/<name>.yaml``.
 """
 
 from __future__ import annotations
+
+from nnunet_cpr._installed import check_installed
+
+check_installed(__name__)

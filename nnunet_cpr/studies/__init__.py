@@ -6,4 +6,8 @@ first used, so that the help of a command waits for none of them.
 
 import lazy_loader
 
+from nnunet_cpr._installed import check_installed
+
+check_installed(__name__)
+
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
