@@ -73,3 +73,31 @@ def test_agrees_with_the_authors_package(bound: str, regularizer: str, foreach: 
     torch.testing.assert_close(
         ours.cpr.lagrange_multiplier, reference.state[q]["lagmul"].reshape(1), rtol=1e-3, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+@pytest.mark.parametrize(
+    ("method", "value"),
+    [("warm_start", 10), ("uniform", 5.0), ("dependent", 1.0), ("inflection_point", 0)],
+)
+def test_authors_package_trains_on_this_torch(method: str, value: float, foreach: bool) -> None:
+    """Every way to set a bound, on both paths; the page names the one that sets none."""
+    model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
+    optimizer = theirs.AdamCPR(
+        model,
+        lr=1e-2,
+        kappa_init_method=method,
+        kappa_init_param=value,
+        reg_step_size=5,
+        foreach=foreach,
+    )
+    inputs, labels, losses = torch.randn(64, 16), torch.arange(64) % 2, []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+    multipliers = [state["lagmul"].item() for state in optimizer.state.values()]
+    assert any(multipliers) == (foreach or method != "inflection_point")
