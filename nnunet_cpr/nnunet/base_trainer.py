@@ -31,7 +31,7 @@ from nnunet_cpr.nnunet.lr_schedules import (
     WarmupPolyLRScheduler,
 )
 from nnunet_cpr.nnunet.other_optimizer import without_weight_decay
-from nnunet_cpr.nnunet.pretrained_trainer import PretrainedTrainer
+from nnunet_cpr.nnunet.pretrained_trainer import PretrainedWeightsTrainer
 from nnunet_cpr.nnunet.settings_check import unmet_settings
 
 ADAM_BETAS = (0.9, 0.99)
@@ -45,7 +45,7 @@ def describe_frozen(network: torch.nn.Module) -> str:
     return f"{trained:,} of {total:,} parameters; the others keep their weights"
 
 
-class NamedTrainer(PretrainedTrainer):
+class NamedTrainer(PretrainedWeightsTrainer):
     """nnU-Net's trainer with the settings of its class name.
 
     A family either builds its optimizer (:meth:`build_optimizer`) or keeps that of the other trainer in

@@ -12,7 +12,7 @@ from nnunet_cpr.nnunet.defaults_trainer import DefaultsTrainer
 from nnunet_cpr.nnunet.pretrained_weights import PRETRAINED, given_weights, misfit, sha256
 
 
-class PretrainedTrainer(DefaultsTrainer):
+class PretrainedWeightsTrainer(DefaultsTrainer):
     """nnU-Net's trainer that records the pretrained weights with which its training began.
 
     nnU-Net has one folder for a trainer, whatever the training began with. The suffix ``_pre<Word>``
