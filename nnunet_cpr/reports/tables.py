@@ -26,6 +26,7 @@ from nnunet_cpr.reports.results import (
 )
 from nnunet_cpr.reports.selection import Compared
 from nnunet_cpr.reports.verdicts import Verdict, judge_all
+from nnunet_cpr.studies.definition import TrainerEntry
 from nnunet_cpr.studies.run_state import recorded_seconds
 
 _DEVIATIONS = {"folds": "fold", "seeds": "seed"}
@@ -169,7 +170,18 @@ def main_table_notes(settings: Sequence[SettingResults]) -> list[str]:
         notes.append("Means over different runs cannot be compared, so no value is marked as the best.")
     if any(dataset in entry.published for entry in study.trainers for dataset in study.datasets):
         notes.append(f"Published numbers: {study.source or 'source not given'}.")
-    return notes
+    return [*notes, *filter(None, map(_own_settings, study.trainers))]
+
+
+def _own_settings(entry: TrainerEntry) -> str:
+    """Return a note on what an entry has in place of the study's settings, "" if nothing."""
+    own = {
+        "plans": entry.plans,
+        "configuration": entry.configuration,
+        "pretrained weights": entry.pretrained,
+    }
+    given = ", ".join(f"{name} {value}" for name, value in own.items() if value)
+    return f"{entry.full_title}: {entry.trained} with {given}." if given else ""
 
 
 def class_table(results: SettingResults, metric: Metric) -> Table:
