@@ -33,7 +33,7 @@ def prepare(
     label_names: Annotated[str | None, Option(help="Names of the values above 0 of `folder`.")] = None,
     write: Annotated[bool, Option("--write", help="Write the data set that `folder` shows.")] = False,
 ) -> None:
-    """Check the files of a challenge archive and convert it to a data set in nnUNet_raw.
+    """Check images of your own or a challenge's archive, and convert them to a data set in nnUNet_raw.
 
     `prepare folder IMAGES LABELS --name Liver` does so with NIfTI, NRRD, MHA, DICOM and other images.
     """
@@ -79,7 +79,7 @@ def prepare(
             data_set.write(archive, folder, processes)
     print(f"{target}: {len(archive.cases)} cases. Next:")
     print(f"  nnUNetv2_plan_and_preprocess -d {number} --verify_dataset_integrity")
-    study = dataset if dataset != FOLDER else "--trainers nnUNetTrainer,nnUNetTrainerCPR"
+    study = dataset if dataset != FOLDER else "--trainers nnUNetTrainerSGD,nnUNetTrainerCPR --seeds 1-3"
     print(f"  nnunet-cpr study run {study} --dataset {target.name}")
 
 

@@ -153,7 +153,7 @@ def find_cases(images: Path, description: dict[str, Any]) -> dict[str, list[Path
         names = wrong or [path.name for path in files]
         raise StudyError(
             f"{images}: expected {' and '.join(f'CASE{name}' for name in expected)} of each case, "
-            f"got {', '.join(names[:_SHOWN]) or 'no file'}"
+            f"got {', '.join(names[:_SHOWN]) or 'no file'}; rename or convert them"
         )
     return cases
 

@@ -81,7 +81,9 @@ def test_own_images_are_shown_and_then_written(raw: Path, tmp_path: Path) -> Non
     assert max(map(len, said.splitlines()[:25])) <= 80
     assert os.listdir(raw) == []
 
-    assert "nnUNetv2_plan_and_preprocess -d 501" in run(tmp_path, *options, "--write")
+    written = run(tmp_path, *options, "--write")
+    assert "nnUNetv2_plan_and_preprocess -d 501" in written
+    assert "--trainers nnUNetTrainerSGD,nnUNetTrainerCPR --seeds 1-3 --dataset Dataset501" in written
     folder = raw / "Dataset501_Liver"
     assert os.listdir(raw) == [folder.name]
     written = json.loads((folder / "dataset.json").read_text())

@@ -183,7 +183,7 @@ def test_ambiguous_and_unfinished_settings_are_refused(
     ("names", "message"),
     [
         ([], "expected CASE_0000.nii.gz of each case, got no file"),
-        (["a_0000.nrrd"], "expected CASE_0000.nii.gz of each case, got a_0000.nrrd"),
+        (["a_0000.nrrd"], "of each case, got a_0000.nrrd; rename or convert them"),
         (["a_0000.nii.gz", "b.nii.gz"], "of each case, got b.nii.gz"),
         (["a_0000.nii.gz", "a_0001.nii.gz"], "of each case, got a_0000.nii.gz, a_0001.nii.gz"),
         (["a_0000.nii.gz"], "a could not be predicted: Exception thrown in SimpleITK"),
