@@ -111,9 +111,8 @@ def test_prediction_averages_folds_and_seeds_as_nnunet(
 ) -> None:
     options = ["--folds", f"{folds[0]}-{folds[-1]}", "--seeds", f"{seeds[0]}-{seeds[-1]}"]
     said = predict("--setting", "CPR", *options)
-    assert f"folds {', '.join(folds)}; {len(seeds)} seeds; no postprocessing" in said.replace(
-        " x ", "; "
-    )
+    for seed in seeds:
+        assert f"{TRAINER}_seed{seed}__{PLANS}__3d_fullres: folds {', '.join(folds)}\n" in said
     theirs = nnunet_folders(models, folds, seeds)
     single = [labels(folder) for folder in theirs]
     assert all(len(np.unique(each)) > 1 for each in single)
@@ -147,7 +146,7 @@ def test_postprocessing_is_applied_if_all_seeds_agree(
     plain = labels(tmp_path / "out")
     rules = ([keep_largest], [{"labels_or_regions": 2}])
     for seed in (1, 2):
-        assert "seeds; no postprocessing" in predict(*options)
+        assert "no postprocessing" in predict(*options)
         results = models.model(f"{TRAINER}_seed{seed}") / "crossval_results_folds_1"
         results.mkdir()
         (results / "postprocessing.pkl").write_bytes(pickle.dumps(rules))

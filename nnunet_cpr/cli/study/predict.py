@@ -30,9 +30,10 @@ def predict(
     study, paths, _ = options.select()
     ensemble, console = studies.select_ensemble(study, paths.results, setting), Console(highlight=False)
     gpu_names(None, device)  # refuses a GPU that torch does not find
-    seeds = f" x {len(ensemble.models)} seeds" if study.seeds else ""
-    folds, model = ", ".join(map(str, ensemble.folds)), ensemble.models[0].name
-    console.print(f"{model}: folds {folds}{seeds}; {ensemble.find_postprocessing()[1]}", soft_wrap=True)
+    for model in ensemble.models:
+        folds = ", ".join(map(str, ensemble.folds))
+        console.print(f"{model.name}: folds {folds}", soft_wrap=True, markup=False)
+    console.print(ensemble.find_postprocessing()[1], soft_wrap=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("cases", total=None)
@@ -40,4 +41,4 @@ def predict(
             progress.update(task, completed=done, total=total)
             if not console.is_terminal:
                 console.print(f"{done} of {total} cases")
-    console.print(f"wrote {output}", soft_wrap=True)
+    console.print(f"wrote {output}", soft_wrap=True, markup=False)
