@@ -72,8 +72,9 @@ def param_groups(params: Params) -> ParamGroups:
             of a group is not a number of 0 or above.
 
     Example:
-        >>> [[name for name, _ in group["params"]] for group in param_groups(nn.Linear(3, 2))]
-        [['weight', 'bias']]
+        >>> (group,) = param_groups(nn.Linear(3, 2))
+        >>> [name for name, _ in group["params"]]
+        ['weight', 'bias']
     """
     if isinstance(params, ParamGroups):
         return params
@@ -147,7 +148,7 @@ def regularized(params: Params) -> dict[str, Tensor]:
         ValueError: two parameters have the same name.
 
     Example:
-        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 2, 1))
+        >>> model = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Linear(8, 2))
         >>> list(regularized(model))
         ['0.weight', '2.weight']
     """

@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import indent
+from textwrap import indent, wrap
 
 import numpy as np
 import pandas as pd
@@ -149,8 +149,13 @@ def _comment(file: str | Path) -> str:
     return escape_markdown(" ".join(lines))
 
 
-def _command(*lines: str) -> str:
-    return "```bash\n" + "\n".join(lines) + "\n```"
+def _command(*commands: str) -> str:
+    """Return a block of commands whose lines fit on the page."""
+    lines = (
+        wrap(each, 78, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+        for each in commands
+    )
+    return "```bash\n" + "\n".join(map(" \\\n".join, lines)) + "\n```"
 
 
 def _figure(name: str) -> Iterator[str]:
@@ -202,7 +207,7 @@ def _script(module: str, studies: list[str], figure: str, option: str = "") -> s
     """Return the command that prints a table and draws its figure."""
     files = " ".join(f"benchmarks/real_data/studies/{study}.yaml" for study in studies)
     run = f"nnUNet_results=results python -m benchmarks.real_data.{module}"
-    return _command(f"{run} {files} \\", f"    {option}--figure docs/figures/{figure}")
+    return _command(f"{run} {files} {option}--figure docs/figures/{figure}")
 
 
 def _robustness(studies: list[str], results: Path, figure: str) -> Iterator[str]:
@@ -298,8 +303,8 @@ def vision_page(results: Path) -> Iterator[str]:
     )
     files = "vision-results/cifar10.csv vision-results/cifar10-steps.csv"
     yield _command(
-        f"python -m benchmarks.vision.robustness {files} --task cifar10 \\",
-        "    --figure docs/figures/vision-cifar10-robustness.png",
+        f"python -m benchmarks.vision.robustness {files} --task cifar10 "
+        "--figure docs/figures/vision-cifar10-robustness.png",
     )
 
 

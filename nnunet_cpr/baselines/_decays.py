@@ -91,7 +91,8 @@ class CosineDecay(DecoupledDecay):
     Example:
         >>> model = torch.nn.Linear(4, 3)
         >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        >>> optimizer = CosineDecay(model, weight_decay=1e-2, final=0.1, steps=1000).attach(optimizer)
+        >>> decay = CosineDecay(model, weight_decay=1e-2, final=0.1, steps=1000)
+        >>> optimizer = decay.attach(optimizer)
     """
 
     final: float = 0.1
@@ -181,7 +182,8 @@ class CorrectedDecay(IndependentDecay):
             that of a regularized matrix, or is not given without a module.
 
     Example:
-        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 2, 1))
+        >>> first, last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 2, 1)
+        >>> model = nn.Sequential(first, nn.BatchNorm2d(8), last)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> decay = CorrectedDecay(model, weight_decay=1e-4)
         >>> optimizer = decay.attach(optimizer)

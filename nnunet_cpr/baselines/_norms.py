@@ -38,7 +38,8 @@ class WeightNormControl(DecoupledDecay):
     Example:
         >>> model = torch.nn.Linear(4, 3)
         >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        >>> optimizer = WeightNormControl(model, weight_decay=1e-2, start=100).attach(optimizer)
+        >>> control = WeightNormControl(model, weight_decay=1e-2, start=100)
+        >>> optimizer = control.attach(optimizer)
     """
 
     factor: float = 1.0

@@ -110,8 +110,8 @@ class AdamCPR(FusedAdam):
     Example:
         >>> import torch
         >>> model = torch.nn.Linear(4, 3)
-        >>> groups = [{"params": [model.weight], "kappa": "k0p1", "mu": 5.0}, {"params": [model.bias]}]
-        >>> AdamCPR(groups, lr=1e-3).cpr
+        >>> weights = {"params": [model.weight], "kappa": "k0p1", "mu": 5.0}
+        >>> AdamCPR([weights, {"params": [model.bias]}], lr=1e-3).cpr
         CPR(1 matrices, kappa=KappaK(value=0.1), regularizer=l2, mu=5.0, adaptive=False)
     """
 

@@ -24,6 +24,8 @@ from tests.helpers.pages import PAGES, Block, blocks, without_blocks
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 LANGUAGES = {"bash", "diff", "python", "yaml", "text", "bibtex"}
+LONG_LINES = {"docs/how-to/compare-on-your-data.md", "docs/how-to/fine-tune.md"}
+"""Pages whose code lines may still be longer than the page is wide."""
 SEPARATORS = {"&&", "||", "|", ";", "&", "(", ")"}
 
 
@@ -34,6 +36,18 @@ def test_blocks_are_fenced_and_have_a_language() -> None:
         indented = re.search(r"^\n {4}(?![-*\d ])\S.*", text, re.MULTILINE)
         # An option block of mkdocstrings is indented below its directive.
         assert indented is None or "options:" in indented[0], f"{page}: {indented}"
+
+
+def test_code_lines_fit_on_the_page() -> None:
+    """A block of the site has room for 80 characters in a window of 1280 pixels."""
+    one_line = "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && "  # .ci/run takes it so
+    too_long = [
+        f"{block}: {line}"
+        for block in BLOCKS
+        for line in block.code.splitlines()
+        if len(line) > 80 and not line.startswith(one_line) and block.page not in LONG_LINES
+    ]
+    assert not too_long
 
 
 def test_marks_name_a_test_file_or_a_reason() -> None:
