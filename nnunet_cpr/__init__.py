@@ -6,6 +6,6 @@ The names in the stub beside this file are imported when they are first used, so
 
 import lazy_loader
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
