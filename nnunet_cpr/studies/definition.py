@@ -125,7 +125,7 @@ class TrainerEntry:
 
     @property
     def key(self) -> str:
-        """What identifies the setting: trainer, pretrained weights, own plans and configuration.
+        """Identity of the setting: trainer, pretrained weights, own plans and configuration.
 
         Example:
             >>> TrainerEntry("nnUNetTrainer", plans="nnUNetResEncUNetMPlans").key
