@@ -18,7 +18,7 @@ def find_warnings(results: SettingResults) -> list[str]:
         *_classes_of_zero(results, titles),
         *(f"{titles[run.entry]}, {run.fold_and_seed}: {unset}" for run in results.unbounded),
         *(
-            f"{titles[trainer]}: {count} of {results.planned_runs} runs have finished."
+            f"{titles[trainer]}: {count} of {results.planned_runs} runs finished."
             for trainer, count in counts.items()
             if count < results.planned_runs
         ),

@@ -240,7 +240,10 @@ def find_trainers(names: Collection[str], has_seeds: bool) -> None:
 
     if missing := missing_trainers(names):
         described = "; ".join(f"{name} ({hint})" if hint else name for name, hint in missing.items())
-        appended = "; the study appends _seed<N>" if has_seeds else ""
+        appended = ""
+        if has_seeds:  # as the entry has to be written
+            described = re.sub("_seed[0-9]+", "", described)
+            appended = "; the study appends _seed<N>"
         raise StudyError(
             f"trainers not found by nnU-Net: {described}{appended}; for a trainer of your own set "
             f"nnUNet_extTrainer to its folder, now {os.environ.get('nnUNet_extTrainer') or 'not set'}"

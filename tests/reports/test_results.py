@@ -76,7 +76,7 @@ def test_collapsed_and_missing_runs_are_named(tmp_path):
         write_fold(tmp_path, f"{trainer}_seed{seed}", fold, {"a": {"1": 0.5, "2": dice}})
     assert warnings(tmp_path, trainer, seeds=(1, 2)) == [
         f"{trainer}: Dice of 0 in all cases of class left_kidney (fold 0, seed 2).",
-        f"{trainer}: 3 of 4 runs have finished.",
+        f"{trainer}: 3 of 4 runs finished.",
     ]
 
 
