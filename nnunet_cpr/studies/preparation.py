@@ -242,7 +242,7 @@ def find_trainers(names: Collection[str], has_seeds: bool) -> None:
         described = "; ".join(f"{name} ({hint})" if hint else name for name, hint in missing.items())
         appended = ""
         if has_seeds:  # as the entry has to be written
-            described = re.sub("_seed[0-9]+", "", described)
+            described = re.sub(r"(write \S*)_seed[0-9]+", r"\1", described)
             appended = "; the study appends _seed<N>"
         raise StudyError(
             f"trainers not found by nnU-Net: {described}{appended}; for a trainer of your own set "

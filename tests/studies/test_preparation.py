@@ -78,7 +78,7 @@ def study_of(trainer: str, **options: Any) -> Study:
     ("trainer", "hint"),
     [
         ("nnUNetTrainer", "write nnUNetTrainerSGD); the study appends _seed<N>;"),
-        ("nnUNetTrainerDA5", "write nnUNetTrainerSGD_seed3_on_nnUNetTrainerDA5)"),
+        ("nnUNetTrainerDA5", "write nnUNetTrainerSGD_on_nnUNetTrainerDA5)"),
         ("nnUNetTrainerCPR_seed1", "_seed1 and _seed3 contradict each other"),
     ],
 )
