@@ -29,6 +29,6 @@ def test_results_that_come_with_the_source_give_a_report(
     done = CliRunner().invoke(app, ["study", "report", file])
     assert done.exit_code == 0, done.output
     report = (tmp_path / "studies" / "best_adam" / "report" / "report.md").read_text()
-    assert "**84.30**" in report and "-0.69 to -0.20" in report
+    assert "| 84.30 ± 0.43 ± 0.16 |" in report and "-0.69 to -0.20" in report
     rows = differences.read(file, tmp_path)
     assert any(f"{row.low:+.2f} to {row.high:+.2f}" == "-0.69 to -0.20" for row in rows)

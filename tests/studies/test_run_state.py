@@ -88,7 +88,7 @@ def test_damaged_checkpoint_and_earlier_result_are_removed(
     whole = checkpoint.read_bytes()
     checkpoint.write_bytes(whole[:-30])
 
-    def train(self: Worker, option: str, request: StopRequest) -> None:
+    def train(self: Worker, request: StopRequest, option: str) -> None:
         options.append(option)
         assert not checkpoint.exists() or option == "--val"
         checkpoint.write_bytes(whole)
