@@ -24,8 +24,6 @@ from tests.helpers.pages import PAGES, Block, blocks, without_blocks
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 LANGUAGES = {"bash", "diff", "python", "yaml", "text", "bibtex"}
-LONG_LINES = {"docs/how-to/compare-on-your-data.md", "docs/how-to/fine-tune.md"}
-"""Pages whose code lines may still be longer than the page is wide."""
 SEPARATORS = {"&&", "||", "|", ";", "&", "(", ")"}
 
 
@@ -45,7 +43,7 @@ def test_code_lines_fit_on_the_page() -> None:
         f"{block}: {line}"
         for block in BLOCKS
         for line in block.code.splitlines()
-        if len(line) > 80 and not line.startswith(one_line) and block.page not in LONG_LINES
+        if len(line) > 80 and not line.startswith(one_line)
     ]
     assert not too_long
 
