@@ -73,4 +73,6 @@ class DefaultsTrainer(AveragingTrainer):
             values.append(f"bounds after {bound.earliest:,} steps")
         length = self._length_of_defaults
         of = "of version 0.2.0" if length is None else f"for {length:,} steps"
+        if length is not None and length != self._total_steps:
+            of += ", with which the training began"
         return f"{DEFAULTS_LINE} {of}: {', '.join(values)}" if values else ""

@@ -39,11 +39,11 @@ class PretrainedWeightsTrainer(DefaultsTrainer):
         if self.__given is None:
             return
         try:  # as nnU-Net, which loads whatever the file has
-            loaded = torch.load(self.__given, map_location="cpu", weights_only=False)
-            reason = misfit(self.unwrapped_network.state_dict(), loaded["network_weights"])
+            weights = torch.load(self.__given, map_location="cpu", weights_only=False)["network_weights"]
         except Exception as error:  # a damaged file can fail in any way
-            reason = f"it cannot be read ({type(error).__name__}: {one_line(error)})"
-        if reason is not None:
+            text = f"{type(error).__name__}: {one_line(error)}"
+            self._exit(f"{self.__given} cannot be read as a checkpoint of nnU-Net: {text}")
+        if reason := misfit(self.unwrapped_network.state_dict(), weights):
             self._exit(
                 f"{self.__given} does not fit the network of {self.plans_manager.plans_name}, "
                 f"{self.configuration_name}: {reason}; fine-tune with the plans of the weights"

@@ -93,6 +93,13 @@ class Run:
         return results / Path(self.pretrained).expanduser() if self.pretrained else None
 
 
+def _not_left_out(value: Any) -> Any:
+    """Refuse an entry without a value, which would train from random weights."""
+    if value is None:
+        raise ValueError("expected a checkpoint")
+    return value
+
+
 @pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class TrainerEntry:
     """One trainer of a study.
@@ -116,7 +123,7 @@ class TrainerEntry:
     )
     plans: Annotated[FolderName | Literal[""], BeforeValidator(lambda value: value or "")] = ""
     configuration: Annotated[FolderName | Literal[""], BeforeValidator(lambda value: value or "")] = ""
-    pretrained: Text = ""
+    pretrained: Annotated[Text, BeforeValidator(_not_left_out)] = ""
 
     @property
     def trained(self) -> str:
@@ -217,6 +224,12 @@ class Study:
         for key, own in (("plans", "plans"), ("configurations", "configuration")):
             if len(getattr(self, key)) > 1 and any(getattr(entry, own) for entry in self.trainers):
                 raise ValueError(f"{key}: expected one beside a trainer with its own {own}, got several")
+        shared = self.plans[0], self.configurations[0]
+        places = [(e.trained, e.plans or shared[0], e.configuration or shared[1]) for e in self.trainers]
+        place, count = Counter(places).most_common(1)[0]
+        if count > 1:
+            name = ", ".join(place)
+            raise ValueError(f"trainers: expected each training once, got {name} {count} times")
         object.__setattr__(self, "margin", {**as_margins(DEFAULT_MARGIN), **self.margin})
         if self.select and any(not entry.group for entry in self.trainers):
             raise ValueError("select: expected a group for each trainer, the method of its settings")
@@ -247,7 +260,7 @@ class Study:
             if len(found) == 1:
                 return found[0]
             if found:
-                choices = "; ".join(found)
+                choices = "; ".join(entry.full_title for entry in self.trainers if entry.key in found)
                 raise ValueError(
                     f"{what}: expected one trainer, got {shown(given)}; choose from {choices}"
                 )

@@ -240,10 +240,10 @@ def find_trainers(names: Collection[str], has_seeds: bool) -> None:
 
     if missing := missing_trainers(names):
         described = "; ".join(f"{name} ({hint})" if hint else name for name, hint in missing.items())
-        appended = ""
-        if has_seeds:  # as the entry has to be written
-            described = re.sub(r"(write \S*)_seed[0-9]+", r"\1", described)
-            appended = "; the study appends _seed<N>"
+        # As the entry has to be written, without what the study appends.
+        described = re.sub(r"(write \S*?)(?:_pre[0-9a-f]{8})?(?:_seed[0-9]+)", r"\1", described)
+        described = re.sub(r"(write \S*?)_pre[0-9a-f]{8}", r"\1", described)
+        appended = "; the study appends _seed<N>" if has_seeds else ""
         raise StudyError(
             f"trainers not found by nnU-Net: {described}{appended}; for a trainer of your own set "
             f"nnUNet_extTrainer to its folder, now {os.environ.get('nnUNet_extTrainer') or 'not set'}"
@@ -276,7 +276,8 @@ def _preparation_command(
             "nnU-Net's raw format (nnunet-cpr prepare converts archives of challenges)"
         )
     if plans not in _PLANNERS:
-        known = ", ".join(nearest_first(plans, _PLANNERS))
+        written = sorted(path.stem for path in home.glob("*Plans*.json"))
+        known = ", ".join(nearest_first(plans, dict.fromkeys([*written, *_PLANNERS])))
         raise StudyError(
             f"{dataset}: no plans {plans}; choose from {known}, or run "
             f"nnUNetv2_plan_experiment to write {home / f'{plans}.json'}"

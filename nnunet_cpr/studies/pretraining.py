@@ -41,6 +41,14 @@ def check_pretrained(study: Study, folders: Mapping[str, str]) -> None:
             by_weights.setdefault(weights, []).append(run)
         elif getattr(parse_trainer(run.trainer), "pretrained", None) and begins(run, results):
             raise StudyError(f"{run.entry}: expected an entry 'pretrained' with a checkpoint, got none")
+    by_file: dict[Path, str] = {}
+    for entry in filter(lambda entry: entry.pretrained, study.trainers):
+        file = (results / Path(entry.pretrained).expanduser()).resolve()
+        if (first := by_file.setdefault(file, entry.pretrained)) != entry.pretrained:
+            raise StudyError(
+                f"pretrained: {first} and {entry.pretrained} are one file; write it in one way, as runs "
+                "that begin with it are found by what is written"
+            )
     for weights, runs in by_weights.items():
         _check_records(weights, runs, results)
         if beginning := [run for run in runs if begins(run, results)]:

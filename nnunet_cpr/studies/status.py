@@ -189,7 +189,7 @@ def dry_run_lines(study: Study, paths: StudyPaths, commands: Sequence[Sequence[s
     yield from (f"warning: {note}" for note in notes(study))
     found = states(study, paths)
     for run, state in found.items():
-        begin = f" -pretrained_weights {run.pretrained}" if run.pretrained else ""
+        begin = f" -pretrained_weights {run.weights(paths.results)}" if run.pretrained else ""
         yield (
             f"nnUNetv2_train {run.dataset} {run.configuration} {run.fold} -tr {run.trainer} "
             f"-p {run.plans}{begin}: {state.stage.value}, epoch {state.progress}"

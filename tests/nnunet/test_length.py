@@ -104,7 +104,7 @@ def test_refusals_name_what_to_do(workspace: Workspace, tmp_path: Path) -> None:
 
     space.finish(name)
     again = command("extend", space.model(name), "--epochs", 1)
-    assert again.exit_code == 1 and "has a checkpoint; continue it with --c" in again.stderr
+    assert again.exit_code == 1 and "extend it to another number" in again.stderr
     longer = command("extend", space.model(name), "--epochs", 2)
     assert longer.exit_code == 0
     assert "its learning rate followed the length" in longer.stderr

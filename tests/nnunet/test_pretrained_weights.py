@@ -65,7 +65,9 @@ def test_training_of_the_suffix_begins_with_pretrained_weights_only(
     assert f"got no file {missing}" in refuse(space, capsys, "-pretrained_weights", str(missing))
     damaged = tmp_path / "damaged.pth"
     damaged.write_bytes(start.read_bytes()[:1000])
-    assert "it cannot be read (" in refuse(space, capsys, "-pretrained_weights", str(damaged))
+    assert "damaged.pth cannot be read as a checkpoint" in refuse(
+        space, capsys, "-pretrained_weights", str(damaged)
+    )
     other = torch.load(start, weights_only=False)
     name = next(name for name in other["network_weights"] if ".seg_layers." not in name)
     other["network_weights"][name] = torch.zeros(3)

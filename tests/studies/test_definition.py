@@ -145,6 +145,7 @@ def test_trainer_may_have_its_own_plans_and_configuration(tmp_path: Path) -> Non
         ("plans: [A, B]", "plans: expected one beside a trainer with its own plans"),
         ("configurations: [2d, 3d_fullres]", "configurations: expected one beside a trainer"),
         ("reference: nnUNetTrainerX", "reference: expected one of the trainers"),
+        ("plans: nnUNetResEncUNetMPlans", "trainers: expected each training once"),
     ],
 )
 def test_ambiguous_settings_are_refused(changes: str, message: str, tmp_path: Path) -> None:

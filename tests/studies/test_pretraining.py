@@ -109,6 +109,18 @@ def test_missing_and_damaged_weights_are_refused(folders: dict[str, str], tmp_pa
         check_pretrained(study, folders)
 
 
+def test_one_file_that_is_written_in_two_ways_is_refused(
+    folders: dict[str, str], tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path / "nnUNet_results" / "a.pth", weight=torch.ones(1))
+    entries = [
+        {"trainer": SCRATCH, "pretrained": path}
+        for path in ("a.pth", str(tmp_path / "nnUNet_results" / "a.pth"))
+    ]
+    with pytest.raises(StudyError, match=r"a\.pth are one file; write it in one way"):
+        check_pretrained(Study("mine", ["Dataset001_A"], entries), folders)
+
+
 @pytest.mark.slow
 def test_study_of_networks_and_fine_tuning_is_killed_and_continues(
     workspace: Workspace, tmp_path: Path

@@ -55,7 +55,7 @@ def _run_here(executor: studies.Local, selected: SelectedStudy, console: Console
     study, paths, folders = selected
     found = studies.states(study, paths).values()
     if others := sum(state.stage is studies.Stage.RUNNING for state in found):
-        console.print(f"{others} runs are trained by another command; this one waits for them")
+        console.print(f"another command trains {others} of the runs; this one waits for them")
     stopping = "stopping the trainings, which save their state; another Ctrl-C kills them"
     with studies.running_command(paths), live_table(selected, console, executor.at_once) as show:
         executor.run(

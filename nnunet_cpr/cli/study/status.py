@@ -68,7 +68,8 @@ def live_table(
     def print_changes() -> None:
         for run, state in studies.states(*selected[:2]).items():
             if state.stage is not shown[run].stage:
-                text = f"{run.dataset}, {run.trainer}, fold {run.fold}: {state.stage.value}"
+                model = f"{run.dataset}, {run.trainer}, {run.plans}, {run.configuration}"
+                text = f"{model}, fold {run.fold}: {state.stage.value}"
                 console.print(text, soft_wrap=True, markup=False)
             shown[run] = state
 

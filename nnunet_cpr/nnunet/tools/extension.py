@@ -96,6 +96,11 @@ def extend_model(model: Path, epochs: int, report: Callable[[str], None]) -> tup
     shorter = resolve_settings(trainer)
     assert shorter is not None  # so is the longer one
     target = model.with_name(f"{longer}__{plans}__{configuration}")
+    if target == model:
+        raise CannotExtend(
+            f"{model}: its name has {epochs} epochs; continue it with --c, or if it was finished early, "
+            "extend it to another number"
+        )
     for fold in folds:
         if _has_checkpoint(target / fold.name):
             raise CannotExtend(f"{target / fold.name} has a checkpoint; continue it with --c")

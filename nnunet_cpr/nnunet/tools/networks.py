@@ -1,12 +1,10 @@
-"""Networks of nnU-Net's plans, without their values."""
+"""Networks that trainers build from nnU-Net's plans."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
-import torch
-from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
-from nnunetv2.utilities.get_network_from_plans import get_network_from_plans
 from nnunetv2.utilities.label_handling.label_handling import determine_num_input_channels
 from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 from torch import Tensor
@@ -17,7 +15,7 @@ from nnunet_cpr.nnunet.composition import find_trainer
 def network_shapes(
     trainer: str, plans: dict[str, Any], dataset: dict[str, Any], configuration: str
 ) -> dict[str, Tensor] | None:
-    """Return the ``state_dict`` of the network that a trainer builds, without memory for its values.
+    """Return the ``state_dict`` of the network that a trainer builds, with random values.
 
     Args:
         trainer: class name of the trainer.
@@ -26,19 +24,22 @@ def network_shapes(
         configuration: one of the plans' configurations.
 
     Returns:
-        The weights by name; None for a trainer with a network of its own, which only a training builds.
+        The weights by name; None if the trainer of another package cannot build its network here.
     """
-    if find_trainer(trainer).build_network_architecture is not nnUNetTrainer.build_network_architecture:
-        return None
+    build = find_trainer(trainer).build_network_architecture
     manager = PlansManager(plans)
     chosen = manager.get_configuration(configuration)
-    with torch.device("meta"):
-        network = get_network_from_plans(
+    described: tuple[Any, ...] = (manager, chosen)
+    if "plans_manager" not in inspect.signature(build).parameters:  # before nnU-Net 2.8.1
+        described = (
             chosen.network_arch_class_name,
             chosen.network_arch_init_kwargs,
             chosen.network_arch_init_kwargs_req_import,
-            determine_num_input_channels(manager, chosen, dataset),
-            manager.get_label_manager(dataset).num_segmentation_heads,
-            deep_supervision=True,
         )
+    channels = determine_num_input_channels(manager, chosen, dataset)
+    heads = manager.get_label_manager(dataset).num_segmentation_heads
+    try:
+        network = build(*described, channels, heads, True)  # with deep supervision
+    except Exception:  # it can fail in any way, such as without a GPU; its training checks the weights
+        return None
     return dict(network.state_dict())
