@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import re
 from collections.abc import Iterable
 from decimal import Decimal
@@ -126,21 +125,3 @@ def with_suffix(name: str, suffix: str) -> str:
     """
     own, ending, other = name.partition(OTHER_TRAINER)
     return f"{own}{suffix}{ending}{other}"
-
-
-def with_pretrained(name: str, weights: str) -> str:
-    """Return the name of a trainer with ``_pre<Word>``, so that its runs have a folder of their own.
-
-    Args:
-        name: the trainer, perhaps with ``_pre<Word>`` already.
-        weights: text that identifies the pretrained weights, whose hash is the word.
-
-    Example:
-        >>> with_pretrained("nnUNetTrainerCPR", "Dataset003_Liver/checkpoint_final.pth")
-        'nnUNetTrainerCPR_prec82e9328'
-        >>> with_pretrained("nnUNetTrainerCPR_preLiver", "Dataset003_Liver/checkpoint_final.pth")
-        'nnUNetTrainerCPR_preLiver'
-    """
-    if re.search(rf"_pre{WORD.pattern}(?=_|$)", name.partition(OTHER_TRAINER)[0]):
-        return name
-    return with_suffix(name, f"_pre{hashlib.sha256(weights.encode()).hexdigest()[:8]}")

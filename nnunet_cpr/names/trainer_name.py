@@ -10,15 +10,23 @@ nnU-Net.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
-from nnunet_cpr._spelling import WrongName
+from nnunet_cpr._spelling import WrongName, with_suffix
 from nnunet_cpr.names.suffixes import find_suffix
 from nnunet_cpr.names.suggestions import nearest_family, suggest_suffix
 from nnunet_cpr.names.value import BASE_TRAINER, TrainerName
 
-__all__ = ["TrainerName", "parse_name", "parse_suffixes", "parse_trainer_name", "split_suffixes"]
+__all__ = [
+    "TrainerName",
+    "parse_name",
+    "parse_suffixes",
+    "parse_trainer_name",
+    "split_suffixes",
+    "with_pretrained",
+]
 
 Name = TypeVar("Name", bound=TrainerName)
 
@@ -113,3 +121,22 @@ def split_suffixes(kind: type[TrainerName], name: str) -> Iterator[tuple[str, st
         if find_suffix(kind.suffixes, tokens[end]) is None:
             return
         yield "_".join(tokens[:end]), "_".join(tokens[end:])
+
+
+def with_pretrained(name: str, weights: str) -> str:
+    """Return the name of a trainer with ``_pre<Word>``, so that its runs have a folder of their own.
+
+    Args:
+        name: the trainer, perhaps with ``_pre<Word>`` already.
+        weights: text that identifies the pretrained weights, whose hash is the word.
+
+    Example:
+        >>> with_pretrained("nnUNetTrainerCPR", "Dataset003_Liver/checkpoint_final.pth")
+        'nnUNetTrainerCPR_prec82e9328'
+        >>> with_pretrained("nnUNetTrainerCPR_preLiver", "Dataset003_Liver/checkpoint_final.pth")
+        'nnUNetTrainerCPR_preLiver'
+    """
+    found = [find_suffix(TrainerName.suffixes, token) for token in TrainerName.split(name)[0].split("_")]
+    if any(suffix is not None and suffix.field == "pretrained" for suffix in found):
+        return name
+    return with_suffix(name, f"_pre{hashlib.sha256(weights.encode()).hexdigest()[:8]}")

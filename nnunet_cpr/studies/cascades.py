@@ -29,7 +29,7 @@ def prerequisites(study: Study, folders: Mapping[str, str]) -> dict[Run, list[Ru
         StudyError: the study does not have the previous stage with all folds.
     """
     needed: dict[Run, list[Run]] = {}
-    runs = list(study.runs())
+    runs = {run.key: run for run in study.runs()}
     for dataset, plans in product(study.datasets, study.used_plans):
         home = Path(folders["nnUNet_preprocessed"]) / dataset
         path = home / f"{plans}.json"
@@ -39,13 +39,16 @@ def prerequisites(study: Study, folders: Mapping[str, str]) -> dict[Run, list[Ru
             previous = known.get(configuration, {}).get("previous_stage")
             if not previous:
                 continue
-            if previous not in study.used_plans[plans] or not {*folds} <= {*study.folds}:
-                raise StudyError(
-                    f"{configuration}: needs the predictions of {previous} in all folds of {dataset}; "
-                    f"write configurations [{previous}, {configuration}] and folds 0-{folds[-1]}"
-                )
-            for each in runs:
-                if (each.dataset, each.plans, each.configuration) == (dataset, plans, configuration):
-                    stage = replace(each, configuration=previous)
-                    needed[each] = [replace(stage, fold=fold) for fold in folds]
+            for each in runs.values():
+                if (each.dataset, each.plans, each.configuration) != (dataset, plans, configuration):
+                    continue
+                stage = replace(each, configuration=previous)
+                keys = [replace(stage, fold=fold).key for fold in folds]
+                if not runs.keys() >= {*keys}:
+                    raise StudyError(
+                        f"{configuration}: needs the predictions of {previous} in all folds of "
+                        f"{dataset} by the same trainer; write configurations [{previous}, "
+                        f"{configuration}] and folds 0-{folds[-1]}, or an entry for {previous}"
+                    )
+                needed[each] = [runs[key] for key in keys]
     return needed

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import BeforeValidator, ConfigDict, Field, StrictBool
 
-from nnunet_cpr._spelling import with_pretrained, with_suffix
+from nnunet_cpr._spelling import with_suffix
 from nnunet_cpr._yaml import first_error, number_ranges, shown
+from nnunet_cpr.names.trainer_name import with_pretrained
 from nnunet_cpr.studies.entry_types import (
     NOT_EMPTY,
     ClassName,

@@ -40,3 +40,18 @@ def test_cascade_needs_all_folds_of_its_previous_stage(data: dict[str, str]) -> 
         with pytest.raises(StudyError, match=advice):
             prerequisites(wrong, data)
     assert prerequisites(cascade((0,), "2d"), data) == {}
+
+
+def test_cascade_of_an_entry_needs_an_entry_of_the_same_trainer(data: dict[str, str]) -> None:
+    def study(first: str) -> Study:
+        stages = zip((first, "nnUNetTrainerSGD"), ("3d_lowres", "3d_cascade_fullres"))
+        entries = [{"trainer": trainer, "configuration": stage} for trainer, stage in stages]
+        return Study("s", ["Dataset001_A"], entries, folds=[0, 1, 2, 3, 4])
+
+    same = study("nnUNetTrainerSGD")
+    needed = prerequisites(same, data)
+    assert len(needed) == 5 and {other for others in needed.values() for other in others} == {
+        run for run in same.runs() if run.configuration == "3d_lowres"
+    }
+    with pytest.raises(StudyError, match="by the same trainer"):
+        prerequisites(study("nnUNetTrainerCPR"), data)

@@ -132,7 +132,7 @@ def test_study_of_networks_and_fine_tuning_is_killed_and_continues(
     network = plans["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"]
     network["features_per_stage"] = [6] * network["n_stages"]
     (home / "nnUNetPlansWider.json").write_text(json.dumps({**plans, "plans_name": "nnUNetPlansWider"}))
-    trainer = "nnUNetTrainerCPR_ws2_2epochs_2iters"
+    trainer = "nnUNetTrainerCPR_ws2_6epochs_2iters"  # long enough to be killed amid it
     weights = space.finish("nnUNetTrainerSGD_seed7") / "checkpoint_final.pth"
     results = tmp_path / "nnUNet_results"
 

@@ -30,7 +30,7 @@ def network_shapes(
     manager = PlansManager(plans)
     chosen = manager.get_configuration(configuration)
     described: tuple[Any, ...] = (manager, chosen)
-    if "plans_manager" not in inspect.signature(build).parameters:  # before nnU-Net 2.8.1
+    if "plans_manager" not in inspect.signature(build).parameters:  # nnU-Net's older signature
         described = (
             chosen.network_arch_class_name,
             chosen.network_arch_init_kwargs,
