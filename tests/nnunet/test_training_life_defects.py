@@ -153,4 +153,4 @@ def test_state_machine_finds_the_defect(put_back: Callable[[Patch], None]) -> No
     with pytest.MonkeyPatch.context() as patch:
         put_back(patch)
         with pytest.raises((AssertionError, SystemExit, pytest.fail.Exception)):
-            play(60, 60, phases=[Phase.generate], report_multiple_bugs=False)
+            play(60, 400, phases=[Phase.generate], report_multiple_bugs=False)  # stops once it is found
