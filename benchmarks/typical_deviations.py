@@ -2,10 +2,8 @@
 
     python -m benchmarks.typical_deviations FOLDER
 
-FOLDER has nnU-Net's results of its default and its residual encoder network on ten data sets of the
-Decathlon: 1,000 epochs, five folds with one training each, from the repository automl/AutoNNUnet
-(``results_zipped/baseline_*``; Becktepe et al., 2025). The networks count as two trainers, and the
-deviations are medians over data sets.
+FOLDER is that of ``benchmarks.published.unpack``. nnU-Net's default network and its residual encoder L
+count as two trainers, and the deviations are medians over data sets.
 
 With one training a fold, the deviation of a case and that of a case in one training cannot be told
 apart; the shares are those of ACDC in ``power.MEASURED``.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,30 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=600,
     )
+
+
+def test_published_trainings_are_unpacked_and_compared(tmp_path: Path) -> None:
+    """Of three networks the one that is ahead half way is overtaken by one of the two others."""
+    half_way_and_end = {
+        "ConvolutionalEncoder": (0.8, 0.7),
+        "ResidualEncoderM": (0.7, 0.6),
+        "ResidualEncoderL": (0.6, 0.8),
+    }
+    for network, (half_way, end) in half_way_and_end.items():
+        folder = tmp_path / "archives" / f"baseline_{network}"
+        folder.mkdir(parents=True)
+        with zipfile.ZipFile(folder / "Dataset004_Hippocampus.zip", "w") as archive:
+            fold = "Dataset004_Hippocampus/3d_fullres/fold_0"
+            archive.writestr(f"{fold}/progress.csv", f"ema_fg_dice,Epoch\n0.1,499\n{half_way},500\n")
+            summary = json.dumps({"foreground_mean": {"Dice": end}})
+            archive.writestr(f"{fold}/validation/summary.json", summary)
+    results = tmp_path / "results"
+    unpacked = run("published.unpack", str(tmp_path / "archives"), str(results))
+    assert unpacked.returncode == 0, unpacked.stderr
+    model = results / "Dataset004_Hippocampus" / "nnUNetTrainer__nnUNetResEncUNetLPlans__3d_fullres"
+    assert (model / "fold_0" / "validation" / "summary.json").is_file()
+    said = run("published.pseudo_dice", str(results)).stdout
+    assert "better at the end: 1 of 3 pairs" in said
 
 
 @pytest.mark.slow

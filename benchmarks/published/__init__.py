@@ -1,0 +1,1 @@
+"""Results that others have published, in folders that a study reads."""
