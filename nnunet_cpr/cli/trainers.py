@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -50,7 +52,7 @@ def trainers(
         if as_json:
             print_json(dict(explained))
         else:
-            _print_rows(explained)
+            _print_explanation(explained)
         if NEVER in dict(explained).get("bound", ""):
             stop(f"{name}: no matrix is regularized, see the bound above")
 
@@ -61,3 +63,17 @@ def _print_rows(rows: Sequence[tuple[str, ...]]) -> None:
     for row in rows:
         table.add_row(*row)
     Console(highlight=False, markup=False).print(table)
+
+
+def _print_explanation(rows: Sequence[tuple[str, str]]) -> None:
+    """Print labels and texts, and keep names in one line, so that they can be copied."""
+    indent = max(len(label) for label, _ in rows) + 2
+    wrapper = textwrap.TextWrapper(
+        shutil.get_terminal_size().columns,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    for label, text in rows:
+        wrapper.initial_indent = f"{label:<{indent}}"
+        print(wrapper.fill(text))

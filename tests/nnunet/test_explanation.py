@@ -66,6 +66,9 @@ def test_trainer_that_needs_its_plans_is_refused_in_one_line() -> None:
 def test_command_explains_or_corrects_a_name() -> None:
     said = CliRunner().invoke(app, ["trainers", "nnUNetTrainerSGD_9epochs"])
     assert said.exit_code == 0 and "9 epochs of 250 iterations" in said.stdout
+    long = "nnUNetTrainerCPR_lr1en1_momentum0p9_warmup30_6epochs_50iters_on_nnUNetTrainerDA5"
+    narrow = CliRunner().invoke(app, ["trainers", long], env={"COLUMNS": "60"})
+    assert "nnUNetTrainerSGD_lr0p1_momentum0p9_warmup30_6epochs_50iters_on" in narrow.stdout
     never = CliRunner().invoke(app, ["trainers", "nnUNetTrainerCPR_ws3000_1epochs"])
     assert never.exit_code == 1 and "no matrix is regularized" in never.stderr
     assert "never comes, as the training has 250 steps" in " ".join(never.stdout.split())
