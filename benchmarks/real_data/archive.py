@@ -17,11 +17,11 @@ import io
 import json
 import os
 import tarfile
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, RESOURCES
@@ -79,7 +79,7 @@ def unpack(
 def _mark_as_finished(checkpoint: Path) -> None:
     """Write an empty checkpoint unless there is one."""
     if not checkpoint.exists():
-        zipfile.ZipFile(checkpoint, "x").close()
+        torch.save({}, checkpoint)
 
 
 def _small_files(fold: Path) -> Iterator[Path]:

@@ -54,11 +54,18 @@ def sha256(path: Path) -> str:
 
 
 def recorded_weights(checkpoint: Path) -> dict[str, str] | None:
-    """Return path and SHA-256 of the weights that a checkpoint's training began with, None without."""
+    """Return path and SHA-256 of the weights that a checkpoint's training began with.
+
+    Args:
+        checkpoint: file of nnU-Net.
+
+    Returns:
+        An empty dictionary for random weights, None if the file has no record of a training.
+    """
     with restricted_loading():
         content = torch.load(checkpoint, map_location="meta", mmap=True)
-    record = content["init_args"].get(PRETRAINED)
-    return dict(record) if record else None
+    arguments = content.get("init_args")
+    return None if arguments is None else dict(arguments.get(PRETRAINED, {}))
 
 
 def misfit(network: Mapping[str, Tensor], weights: Mapping[str, Any]) -> str | None:

@@ -37,9 +37,12 @@ def check_pretrained(study: Study, folders: Mapping[str, str]) -> None:
     results = Path(folders["nnUNet_results"])
     by_weights: dict[Path, list[Run]] = {}
     for run in study.runs():
+        ours = parse_trainer(run.trainer)
         if weights := run.weights(results):
             by_weights.setdefault(weights, []).append(run)
-        elif getattr(parse_trainer(run.trainer), "pretrained", None) and begins(run, results):
+        elif ours is not None and ours.pretrained is None:
+            _check_from_scratch(run, results)
+        elif ours is not None and begins(run, results):
             raise StudyError(f"{run.entry}: expected an entry 'pretrained' with a checkpoint, got none")
     by_file: dict[Path, str] = {}
     for entry in filter(lambda entry: entry.pretrained, study.trainers):
@@ -55,24 +58,44 @@ def check_pretrained(study: Study, folders: Mapping[str, str]) -> None:
             _check_fit(weights, beginning, folders)
 
 
+def _check_from_scratch(run: Run, results: Path) -> None:
+    """Check that a run without pretrained weights did not begin with any, as nnU-Net allows."""
+    if record := _record(run.folder(results)):
+        raise StudyError(
+            f"{run.folder(results)}: expected a training that began with random weights, got one from "
+            f"{_described(record)}; move it away, or give the entry 'pretrained'"
+        )
+
+
 def _check_records(weights: Path, runs: Iterable[Run], results: Path) -> None:
     """Check that all runs began with the same weights, those of the file if it is still there."""
-    from nnunet_cpr.nnunet.pretrained_weights import recorded_weights, sha256  # imports torch
+    from nnunet_cpr.nnunet.pretrained_weights import sha256  # imports torch
 
     expected = sha256(weights) if weights.is_file() else None
     for fold in (run.folder(results) for run in runs):
-        checkpoint = next(filter(is_complete_checkpoint, map(fold.joinpath, CHECKPOINTS)), None)
-        if checkpoint is None:
+        record = _record(fold)
+        if record is None:
             continue
-        record = recorded_weights(checkpoint)
-        began = record["sha256"] if record else None
+        began = record.get("sha256")
         expected = expected or began
         if began is None or began != expected:
-            others = f"{record['path']} (SHA-256 {began})" if record else "random weights"
             raise StudyError(
                 f"{fold}: expected a training that began with {weights} (SHA-256 {expected}), got one "
-                f"from {others}; move it away, or add _pre<Word> with another word to the trainer"
+                f"from {_described(record)}; move it away, or add _pre<Word> with another word to the "
+                "trainer"
             )
+
+
+def _record(fold: Path) -> dict[str, str] | None:
+    """Return path and hash of the weights that a fold began with, None if no checkpoint says so."""
+    from nnunet_cpr.nnunet.pretrained_weights import recorded_weights  # imports torch
+
+    checkpoint = next(filter(is_complete_checkpoint, map(fold.joinpath, CHECKPOINTS)), None)
+    return None if checkpoint is None else recorded_weights(checkpoint)
+
+
+def _described(record: Mapping[str, str]) -> str:
+    return f"{record['path']} (SHA-256 {record['sha256']})" if record else "random weights"
 
 
 def _check_fit(weights: Path, runs: Iterable[Run], folders: Mapping[str, str]) -> None:

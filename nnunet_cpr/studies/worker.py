@@ -140,8 +140,8 @@ class Worker:
                 path.unlink()
         if not (fold / FINAL_CHECKPOINT).exists():
             (fold / "validation" / "summary.json").unlink(missing_ok=True)  # of an earlier training
-            self._begin_from_shorter(fold)
             weights = self.run.weights(self.paths.results)
+            self._begin_from_shorter(fold, weights)
             if weights is not None and begins(self.run, self.paths.results):
                 self._run_nnunet(request, "-pretrained_weights", str(weights))
             else:
@@ -155,12 +155,12 @@ class Worker:
                 f"see {self.paths.log(self.run)}"
             )
 
-    def _begin_from_shorter(self, fold: Path) -> None:
+    def _begin_from_shorter(self, fold: Path, weights: Path | None) -> None:
         from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint  # they import torch
         from nnunet_cpr.nnunet.tools.extension import CannotExtend, begin_from_shorter
 
         try:
-            begin_from_shorter(fold, print)
+            begin_from_shorter(fold, weights, print)
         except (CannotExtend, UnusableCheckpoint) as error:
             raise CommandFailed(f"cannot begin from a shorter training: {error}") from error
 

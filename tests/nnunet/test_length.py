@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from nnunetv2.run.run_training import maybe_load_checkpoint
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
 from nnunet_cpr.nnunet.defaults_trainer import DEFAULTS
+from nnunet_cpr.nnunet.pretrained_weights import PRETRAINED, sha256
 from nnunet_cpr.nnunet.tools.extension import (
     CannotExtend,
     begin_from_shorter,
@@ -217,5 +219,26 @@ def test_study_continues_shorter_runs(
     shutil.copytree(trained, space.fold(other))
     longer = space.fold("nnUNetTrainerCPR_anytime_ws1_3epochs_2iters_seed1")
     said: list[str] = []
-    begin_from_shorter(longer, said.append)
+    begin_from_shorter(longer, None, said.append)
     assert (longer / "checkpoint_latest.pth").exists() == is_taken == bool(said)
+
+
+@pytest.mark.parametrize(("began_with", "is_taken"), [("a.pth", True), ("b.pth", False), (None, False)])
+def test_study_continues_shorter_runs_with_the_same_weights_only(
+    began_with: str | None, is_taken: bool, workspace: Workspace, tmp_path: Path
+) -> None:
+    space = workspace.with_results_in(tmp_path)
+    for name in ("a.pth", "b.pth"):
+        (tmp_path / name).write_text(name)
+    trained = workspace.fold(ANYTIME)
+    if not trained.exists():
+        workspace.finish(ANYTIME)
+    shorter = space.fold("nnUNetTrainerCPR_anytime_ws1_2epochs_2iters_seed1_preA")
+    shutil.copytree(trained, shorter)
+    if began_with is not None:
+        checkpoint = torch.load(shorter / "checkpoint_final.pth", weights_only=False)
+        checkpoint["init_args"][PRETRAINED] = {"path": "", "sha256": sha256(tmp_path / began_with)}
+        torch.save(checkpoint, shorter / "checkpoint_final.pth")
+    longer = space.fold("nnUNetTrainerCPR_anytime_ws1_3epochs_2iters_seed1_preA")
+    begin_from_shorter(longer, tmp_path / "a.pth", [].append)
+    assert (longer / "checkpoint_latest.pth").exists() == is_taken

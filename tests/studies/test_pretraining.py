@@ -98,6 +98,21 @@ def test_runs_that_began_with_other_weights_are_refused(
     assert ("random weights" if record == "none" else "/b.pth (SHA-256 0000") in str(refused.value)
 
 
+def test_fine_tuned_training_in_the_place_of_one_from_scratch_is_refused(
+    folders: dict[str, str], tmp_path: Path
+) -> None:
+    """nnU-Net's option without the suffix ``_pre<Word>`` leaves it in this folder."""
+    save_checkpoint(tmp_path / "a.pth", weight=torch.ones(1))
+    study = make_study(str(tmp_path / "a.pth"))
+    fold = next(study.runs()).folder(Path(folders["nnUNet_results"]))
+    record = {"path": "/b.pth", "sha256": "0" * 64}
+    save_checkpoint(fold / "checkpoint_final.pth", {PRETRAINED: record})
+    with pytest.raises(StudyError, match=r"fold_0: expected .* with random weights, got .* /b\.pth \(S"):
+        check_pretrained(study, folders)
+    save_checkpoint(fold / "checkpoint_final.pth")
+    check_pretrained(study, folders)
+
+
 def test_missing_and_damaged_weights_are_refused(folders: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(StudyError, match=r"got no file .*nnUNet_results/A/fold_0/final\.pth; write"):
         check_pretrained(make_study("A/fold_{fold}/final.pth"), folders)

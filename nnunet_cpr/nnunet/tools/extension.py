@@ -26,6 +26,7 @@ from nnunet_cpr.nnunet.fold_files import (
     RESOURCES,
 )
 from nnunet_cpr.nnunet.history import CSV_NAME
+from nnunet_cpr.nnunet.pretrained_weights import recorded_weights, sha256
 
 _COPIED = ("training_log_*.txt", CSV_NAME, RESOURCES)
 """Records of the epochs so far."""
@@ -170,13 +171,14 @@ def _read_shorter(
     return found
 
 
-def begin_from_shorter(fold: Path, report: Callable[[str], None]) -> None:
+def begin_from_shorter(fold: Path, weights: Path | None, report: Callable[[str], None]) -> None:
     """Begin a fold from a finished shorter training that it would otherwise repeat, if there is one.
 
     Only where nothing in the training depends on its length, so that the result is the same.
 
     Args:
         fold: folder of the fold to be trained, below ``TRAINER__PLANS__CONFIGURATION``.
+        weights: checkpoint with which the fold begins, None for random weights.
         report: function that shows a message.
 
     Raises:
@@ -190,10 +192,10 @@ def begin_from_shorter(fold: Path, report: Callable[[str], None]) -> None:
     shorter: list[tuple[int, Path]] = []
     for model in fold.parents[1].glob(f"*__{'__'.join(rest)}"):
         other = _length_independent(model.name.partition("__")[0])
-        is_finished = (model / fold.name / FINAL_CHECKPOINT).is_file()
-        if other is None or not is_finished or other.total_steps >= wanted.total_steps:
+        final = model / fold.name / FINAL_CHECKPOINT
+        if other is None or not final.is_file() or other.total_steps >= wanted.total_steps:
             continue
-        if replace(other, epochs=wanted.epochs) == wanted:
+        if replace(other, epochs=wanted.epochs) == wanted and _began_with(weights, final):
             shorter.append((other.total_steps, model / fold.name))
     if shorter:
         _, longest = max(shorter)
@@ -201,6 +203,11 @@ def begin_from_shorter(fold: Path, report: Callable[[str], None]) -> None:
         done = extend_fold(longest, fold, trainer, epochs, report)
         name = longest.parent.name.partition("__")[0]
         report(f"{trainer} {fold.name}: continuing {done} of {epochs} epochs from {name}")
+
+
+def _began_with(weights: Path | None, checkpoint: Path) -> bool:
+    record = recorded_weights(checkpoint) or {}
+    return record.get("sha256") == (None if weights is None else sha256(weights))
 
 
 def _length_independent(trainer: str) -> TrainerName | None:
