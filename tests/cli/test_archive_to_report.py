@@ -1,4 +1,4 @@
-"""Commands of docs/how-to/compare-on-your-data.md, from a challenge archive to the report."""
+"""Commands of docs/how-to/prepare-data.md, from a challenge archive to the report."""
 
 from __future__ import annotations
 
