@@ -7,7 +7,7 @@ Regularized are trainable parameters with two or more dimensions, except for:
 - parameters named ``bias``,
 - parameters that the model lists in ``no_weight_decay()``,
 - parameter groups with ``regularize=False``, or with ``weight_decay=0`` if another group has a positive
-  weight decay.
+  weight decay, or none of its own.
 
 timm and the authors' code use the same rule; the paper names biases and normalization weights.
 """
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from nnunet_cpr._distributed import check_not_flattened, local_tensors
-from nnunet_cpr._validation import positive_number
+from nnunet_cpr._validation import positive_number, short_repr
 
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
 """Module, parameters, named parameters, or parameter groups."""
@@ -67,7 +67,8 @@ def param_groups(params: Params) -> ParamGroups:
     groups.
 
     Raises:
-        TypeError: ``params`` is none of the four kinds, or a group contains a set.
+        TypeError: ``params`` is none of the four kinds, a group contains a set, or its ``regularize`` is
+            not a bool.
         ValueError: ``params`` is empty, only some of the parameters have names, or the ``weight_decay``
             of a group is not a number of 0 or above.
 
@@ -94,6 +95,11 @@ def param_groups(params: Params) -> ParamGroups:
         if isinstance(decay, Tensor) and decay.numel() == 1:
             decay = decay.item()
         positive_number("weight_decay of a parameter group", decay, allow_zero=True)
+        if not isinstance(group.get("regularize", True), bool):
+            raise TypeError(
+                "regularize of a parameter group: expected True or False, got "
+                f"{short_repr(group['regularize'])}"
+            )
     are_named = {isinstance(member, tuple) for group in members for member in group}
     if len(are_named) > 1:
         raise ValueError("params: expected names for all parameters or none; some names are missing")
@@ -137,7 +143,10 @@ def select(groups: ParamGroups) -> list[tuple[str, Tensor, dict[str, Any]]]:
     names = [name for name, _, _ in chosen.values()]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise ValueError(f"params: expected unique names, got {twice[0]!r} for two parameters")
+        raise ValueError(
+            f"params: expected unique names, got {twice[0]!r} for two parameters; take those of "
+            "the whole model's named_parameters()"
+        )
     return list(chosen.values())
 
 
@@ -186,9 +195,11 @@ def _has_only_ones(p: Tensor) -> bool:
 
 
 def _is_selected(group: Mapping[str, Any], groups: ParamGroups) -> bool:
-    decays = [g.get("weight_decay", 0) for g in groups]
-    excluded_by_decay = group.get("weight_decay") == 0 and any(d > 0 for d in decays)
-    return bool(group.get("regularize", not excluded_by_decay))
+    if "regularize" in group:
+        return bool(group["regularize"])
+    # Groups made for AdamW: the argument weight_decay, which CPR replaces, was that of the others.
+    others_decay = any("weight_decay" not in g or g["weight_decay"] > 0 for g in groups)
+    return not (others_decay and group.get("weight_decay") == 0)
 
 
 def _is_matrix(name: str, p: Tensor) -> bool:

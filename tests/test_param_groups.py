@@ -59,6 +59,8 @@ def test_groups_can_be_excluded() -> None:
     assert (
         len(regularized([{"params": [a], "weight_decay": 0}, {"params": [b], "weight_decay": 0}])) == 2
     )
+    # Beside a group that leaves its weight decay to the optimizer it does.
+    assert list(regularized([{"params": [a]}, {"params": [b], "weight_decay": 0}])) == ["0.0"]
     # And CPR takes the place of the positive one.
     assert {g["weight_decay"] for g in SGDCPR(decay, lr=0.1).param_groups} == {0}
 
@@ -80,6 +82,8 @@ def test_invalid_params_are_refused() -> None:
     for decay in (-0.1, None):
         with pytest.raises(ValueError, match="weight_decay of a parameter group: expected a finite"):
             CPR([{"params": [nn.Parameter(torch.zeros(2, 2))], "weight_decay": decay}])
+    with pytest.raises(TypeError, match="regularize of a parameter group: expected True"):
+        CPR([{"params": [nn.Parameter(torch.zeros(2, 2))], "regularize": "no"}])
     with pytest.raises(TypeError, match="complex"):
         CPR([nn.Parameter(torch.zeros(2, 2, dtype=torch.complex64))])
     with pytest.raises(ValueError, match="expected unique names, got 'w'"):
