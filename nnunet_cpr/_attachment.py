@@ -253,7 +253,8 @@ class RegularizationMethod(ABC):
             if own and _may_decay(group.get(key, 0)):
                 raise ValueError(
                     f"the optimizer applies weight decay to {list_names(own)}, which {self.title} "
-                    f"regularizes; build the optimizer with {key}=0"
+                    f"regularizes; build it with {key}=0, and set it to 0 in its param_groups after "
+                    "loading a state that has another"
                 )
 
     def _check_devices(self) -> None:
@@ -352,6 +353,12 @@ class RegularizationMethod(ABC):
                 f"{self.title}; to start {self.title} from it, load it into an optimizer of torch and "
                 f"attach {self.title} afterwards"
             )
+        for group in groups:
+            if missing := [key for key in _numbers(optimizer.defaults) if key not in group]:
+                raise ValueError(
+                    f"state_dict: expected a state of {type(optimizer).__name__}, got one of another "
+                    f"optimizer, without {list_names(missing)}"
+                )
         own = self.state_dict()
         pending = _state_dict.validated_tensors(self.title, saved[0], own)
         moved = [pair for pair in zip(saved[0]["names"], self.names) if pair[0] != pair[1]]
@@ -401,6 +408,15 @@ def is_within_step(optimizer: Optimizer) -> bool:
         depth += frame.f_code is _HOOKED_STEP and frame.f_locals.get("self") is optimizer
         frame = frame.f_back  # type: ignore[assignment]
     return depth > 1
+
+
+def _numbers(defaults: Mapping[str, Any]) -> list[str]:
+    """Return the settings that torch saves in any version; it sets flags that a state lacks."""
+    return [
+        key
+        for key, value in defaults.items()
+        if isinstance(value, int | float | tuple) and not isinstance(value, bool)
+    ]
 
 
 def _may_decay(weight_decay: Any) -> bool:

@@ -101,3 +101,14 @@ def test_state_of_other_groups_is_refused(build: Build) -> None:
     with pytest.raises(ValueError, match=r"saved groups, got 'a\.bias' in place of 'b\.weight'"):
         other.load_state_dict(saved)
     assert not other.state
+
+
+@pytest.mark.parametrize(("one", "other"), [(SGDCPR, AdamCPR), (AdamCPR, SGDCPR), (MuonCPR, SGDCPR)])
+def test_state_of_another_optimizer_is_refused(one: Build, other: Build) -> None:
+    model = network()
+    optimizer, loaded = one(model), other(model)
+    train(model, optimizer, 0, 2)
+    before = copy.deepcopy(loaded.state_dict())
+    with pytest.raises(ValueError, match=f"a state of {other.__name__}, got one of another optimizer"):
+        loaded.load_state_dict(optimizer.state_dict())
+    assert loaded.state_dict()["param_groups"] == before["param_groups"]
