@@ -45,6 +45,12 @@ class Bound(ABC):
     is_set_once: ClassVar[bool] = False
     """True: updates before :attr:`earliest` and after all bounds have been set change nothing."""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "update_" in vars(cls):  # what a parent says of its own updates does not hold for these
+            for name in {"is_set_once", "is_due"} - vars(cls).keys():
+                setattr(cls, name, vars(Bound)[name])
+
     def __str__(self) -> str:
         kind = type(self)
         if BOUNDS.get(getattr(kind, "keyword", "")) is not kind:
@@ -60,7 +66,7 @@ class Bound(ABC):
         return 0
 
     def memory(self, like: Tensor) -> dict[str, Tensor]:
-        """Return the initial state of the bound, tensors shaped like ``like`` (``[J]``)."""
+        """Return the initial state of the bound, tensors shaped like ``like``, ``[J]``."""
         return {}
 
     def is_due(self, step: int, kappa: np.ndarray) -> bool:
@@ -224,7 +230,7 @@ def as_bound(kappa: Bound | str | float) -> Bound:
     """Return a bound from a bound, its word, its ``repr()``, or the value of :class:`KappaK`.
 
     Raises:
-        TypeError: ``kappa`` is something else.
+        TypeError: ``kappa`` is something else, or a bound with settings that are no fields.
         ValueError: the number of the bound is out of range.
         WrongName: the string is not a bound.
 
@@ -233,6 +239,11 @@ def as_bound(kappa: Bound | str | float) -> Bound:
         (KappaWS(steps=1000), KappaK(value=0.005), KappaK(value=0.005))
     """
     if isinstance(kappa, Bound):
+        if others := vars(kappa).keys() - {field.name for field in dataclasses.fields(kappa)}:
+            raise TypeError(
+                f"kappa: expected the settings of {type(kappa).__name__} as fields of a dataclass, by "
+                f"which checkpoints know them, got {', '.join(sorted(others))} besides"
+            )
         return kappa
     if isinstance(kappa, int | float):
         return KappaK(kappa)

@@ -69,6 +69,25 @@ class _Part:
     shards: Shards
 
 
+class _Views(dict[str, Tensor]):
+    """Views of the state, which a bound has to update in place."""
+
+    def __setitem__(self, key: str, value: Tensor) -> None:
+        if value is not self.get(key):  # the end of "+=" assigns the same tensor
+            raise TypeError(f"memory[{key!r}]: expected an update in place, such as copy_()")
+
+
+def _measure(part: _Part, sums: Tensor) -> Tensor:
+    """Return R of the matrices of a part, float32 ``[J]``."""
+    r = part.settings.regularizer.measure(sums, part.numel)
+    if r.shape != part.numel.shape:
+        raise ValueError(
+            f"regularizer {part.settings.regularizer.name}: expected a measure of shape "
+            f"{list(part.numel.shape)}, got {list(r.shape)}"
+        )
+    return r
+
+
 class CPR(RegularizationMethod):
     r"""Constrained Parameter Regularization: an upper bound on R of each parameter matrix.
 
@@ -155,9 +174,15 @@ class CPR(RegularizationMethod):
         }
         if any(s.adaptive for s in self.settings):
             self._state["was_positive"] = torch.zeros_like(vector, dtype=torch.bool)
+        own = list(self._state)
         for part in self._parts:
-            memory = part.settings.kappa.memory(torch.zeros_like(part.numel, dtype=torch.float32))
-            for key, value in memory.items():
+            like = torch.zeros_like(part.numel, dtype=torch.float32)
+            for key, value in part.settings.kappa.memory(like).items():
+                if value.shape != like.shape or key in own:
+                    raise ValueError(
+                        f"{part.settings.kappa}.memory: expected one number for each matrix, under a "
+                        f"name other than {', '.join(own)}, got {key!r} of shape {list(value.shape)}"
+                    )
                 all_matrices = self._state.setdefault(key, value.new_zeros(len(self.parameters)))
                 all_matrices[part.index] = value
 
@@ -207,7 +232,7 @@ class CPR(RegularizationMethod):
         measure = torch.zeros(len(self.parameters), dtype=torch.float32, device=self._device())
         for part in self._parts:
             sums = part.shards.total(self._local_sums(part))
-            measure[part.index] = part.settings.regularizer.measure(sums, part.numel)
+            measure[part.index] = _measure(part, sums)
         return measure
 
     def metrics(self, measure: Tensor | None = None) -> dict[str, float]:
@@ -244,13 +269,19 @@ class CPR(RegularizationMethod):
     def step(self, found_inf: Tensor | None = None) -> None:
         """Update and correct, in a loop without an optimizer that this is attached to.
 
-        Call it after the backward pass, just before the parameters are updated. An attached CPR does
-        this by itself, and a call would regularize twice.
+        Call it after the backward pass, just before the parameters are updated.
 
         Args:
             found_inf: flag of ``GradScaler``, a scalar tensor; if it is not 0, the step is skipped and
                 nothing is changed.
+
+        Raises:
+            RuntimeError: CPR is attached to an optimizer, whose steps do this.
         """
+        if self._optimizer is not None:
+            raise RuntimeError(
+                "CPR is attached to an optimizer, whose step regularizes; leave step() out"
+            )
         self._move_state_to_parameters()
         self.update_and_correct(found_inf)
 
@@ -300,10 +331,12 @@ class CPR(RegularizationMethod):
             Multipliers of the correction, 0 for matrices that are not corrected, ``[J]``.
         """
         settings = part.settings
-        state = {key: value[part.index] if value.ndim else value for key, value in self._state.items()}
+        state = _Views(
+            (key, value[part.index] if value.ndim else value) for key, value in self._state.items()
+        )
         kappa, multiplier = state["kappa"], state["lagrange_multiplier"]
 
-        r = settings.regularizer.measure(sums, part.numel)
+        r = _measure(part, sums)
         if is_taken is not None:
             r = torch.where(is_taken, r, math.nan)  # sets no bound
         settings.kappa.update_(kappa, state["step"], r, state)
@@ -346,7 +379,14 @@ class CPR(RegularizationMethod):
         )
 
     def _local_sums(self, part: _Part) -> Tensor:
-        return part.settings.regularizer.sums(local_tensors(self.parameters[part.index]))
+        regularizer, params = part.settings.regularizer, local_tensors(self.parameters[part.index])
+        sums = regularizer.sums(params)
+        if sums.ndim != 2 or sums.shape[1] != len(params):
+            raise ValueError(
+                f"regularizer {regularizer.name}: expected sums of shape [rows, {len(params)}], got "
+                f"{list(sums.shape)}"
+            )
+        return sums
 
     # Settings
 

@@ -27,7 +27,8 @@ class Regularizer(ABC):
     """Regularization function R(theta) of J parameter matrices, with its gradient direction g(theta).
 
     Attributes:
-        name: name in settings and in trainer names.
+        name: name in settings, checkpoints and trainer names. Two functions need two names, also
+            where they differ in a parameter only.
         largest_multiplier: upper limit of the multiplier in a correction.
 
     Example:
@@ -153,16 +154,28 @@ def get_regularizer(regularizer: str | Regularizer) -> Regularizer:
     """Return the regularization function with a name; return an object unchanged.
 
     Raises:
-        ValueError: unknown name.
+        TypeError: neither a name nor a regularization function.
+        ValueError: unknown name, or one that another function has.
 
     Example:
         >>> get_regularizer("huber").name, get_regularizer(L2()).name
         ('huber', 'l2')
     """
+    known = ", ".join(REGULARIZERS)
     if isinstance(regularizer, Regularizer):
+        kind, name = type(regularizer), getattr(regularizer, "name", None)
+        if not isinstance(name, str) or type(REGULARIZERS.get(name, regularizer)) is not kind:
+            raise ValueError(
+                f"{kind.__name__}.name: expected one of its own, by which checkpoints know it, got "
+                f"{short_repr(name)}; {known} are taken"
+            )
         return regularizer
+    if not isinstance(regularizer, str):
+        raise TypeError(
+            f"regularizer: expected one of {known}, or an instance of Regularizer, got "
+            f"{short_repr(regularizer)}"
+        )
     if regularizer not in REGULARIZERS:
-        known = ", ".join(REGULARIZERS)
         raise ValueError(f"unknown regularizer {short_repr(regularizer)}; choose from {known}")
     return REGULARIZERS[regularizer]
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import Tensor
 
-from nnunet_cpr import CPR, SGDCPR, KappaK, KappaKI0, KappaWS
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaK, KappaKI0, KappaWS
+from nnunet_cpr.bounds import Bound
+from nnunet_cpr.regularizers import L2
 from tests.helpers.matrices import matrix, set_gradients
 
 
@@ -48,11 +53,121 @@ def test_gpu_path_equals_cpu_path(regularizer: str, monkeypatch: pytest.MonkeyPa
         ({"mu": 0}, "mu: expected a positive finite number"),
         ({"adaptive": "no"}, "adaptive: expected True or False, got 'no'"),
         ({"regularizer": "l3"}, "unknown regularizer 'l3'; choose from l2, l1, std, huber"),
+        ({"regularizer": L2}, "expected one of l2, .* or an instance of Regularizer, got <class"),
     ],
 )
 def test_wrong_settings_are_refused(model: torch.nn.Module, settings: dict, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         CPR(model, **settings)
+
+
+def test_attached_cpr_refuses_another_step(model: torch.nn.Module) -> None:
+    optimizer = AdamCPR(model)
+    with pytest.raises(RuntimeError, match="attached to an optimizer, whose step regularizes; leave"):
+        optimizer.cpr.step()
+    assert optimizer.cpr.step_count == 0
+
+
+# Bounds and regularization functions of users
+
+
+@dataclass(frozen=True)
+class Falling(KappaK):
+    """A bound that falls, derived from one that is set once."""
+
+    def update_(self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict) -> None:
+        kappa.copy_(self.value / (1 + step))
+
+
+@pytest.mark.parametrize("attach", [True, False])
+def test_derived_bound_is_updated_in_each_step(model: torch.nn.Module, attach: bool) -> None:
+    if attach:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        cpr = CPR(model, kappa=Falling(1))
+        cpr.attach(optimizer)
+    else:
+        optimizer = SGDCPR(model, kappa=Falling(1))
+        cpr = optimizer.cpr
+    for t in range(4):
+        set_gradients(model.parameters(), t)
+        optimizer.step()
+    assert set(cpr.kappa.tolist()) == {0.25}
+
+
+@dataclass(frozen=True)
+class Remembering(KappaK):
+    change: str = "in place"
+
+    def memory(self, like: Tensor) -> dict[str, Tensor]:
+        if self.change == "shape":
+            return {"sum": like.new_zeros(2, *like.shape)}
+        return {"kappa" if self.change == "name" else "sum": torch.zeros_like(like)}
+
+    def update_(self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict) -> None:
+        if self.change == "in place":
+            memory["sum"] += measure
+        else:
+            memory["sum"] = memory["sum"] + measure
+
+
+class NoFields(Bound):
+    def __init__(self, value: int) -> None:
+        object.__setattr__(self, "value", value)
+
+    def update_(self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict) -> None: ...
+
+
+class Nameless(L2):
+    name = None  # type: ignore[assignment]
+
+
+class TakesItsName(L2):
+    pass
+
+
+class OneSum(L2):
+    name = "one_sum"
+
+    def sums(self, params: list[Tensor]) -> Tensor:
+        return super().sums(params)[0]
+
+
+class OneMeasure(L2):
+    name = "one_measure"
+
+    def measure(self, sums: Tensor, numel: Tensor) -> Tensor:
+        return super().measure(sums, numel).mean()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (lambda: {"kappa": Remembering(1, "other")}, r"memory\['sum'\]: expected an update in place"),
+        (lambda: {"kappa": Remembering(1, "shape")}, r"one number .* got 'sum' of shape \[2, 2\]"),
+        (lambda: {"kappa": Remembering(1, "name")}, r"a name other than .*kappa.* got 'kappa'"),
+        (lambda: {"kappa": NoFields(1)}, "settings of NoFields as fields of a dataclass, .* got value"),
+        (lambda: {"regularizer": Nameless()}, "Nameless.name: expected one of its own, .* got None"),
+        (lambda: {"regularizer": TakesItsName()}, "TakesItsName.name: .* got 'l2'; l2, l1"),
+        (lambda: {"regularizer": OneSum()}, r"one_sum: expected sums of shape \[rows, 2\], got \[2\]"),
+        (lambda: {"regularizer": OneMeasure()}, r"a measure of shape \[2\], got \[\]"),
+    ],
+)
+def test_mistakes_in_bounds_and_functions_are_refused(
+    settings: Callable[[], dict], message: str
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2))
+    set_gradients(model.parameters(), 0)
+    with pytest.raises((ValueError, TypeError), match=message):
+        SGDCPR(model, **settings()).step()
+
+
+def test_bound_remembers_what_it_updates_in_place(model: torch.nn.Module) -> None:
+    optimizer = SGDCPR(model, lr=0.0, kappa=Remembering(1))
+    measure = optimizer.cpr.measure
+    for t in range(3):
+        set_gradients(model.parameters(), t)
+        optimizer.step()
+    torch.testing.assert_close(optimizer.state_dict()["cpr"]["state"]["sum"], 3 * measure)
 
 
 # Steps
