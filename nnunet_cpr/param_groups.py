@@ -83,6 +83,8 @@ def param_groups(params: Params) -> ParamGroups:
         return _module_groups(params)
     if isinstance(params, Tensor):
         raise TypeError("params: expected a module, parameters or groups, got a tensor; use a list")
+    if not isinstance(params, Iterable):
+        raise TypeError(f"params: expected a module, parameters or groups, got {short_repr(params)}")
     items: list[Any] = list(params)
     if not items:
         raise ValueError("optimizer got an empty parameter list")
@@ -119,6 +121,8 @@ def _members(group: Any) -> list[Any]:
     if not isinstance(group, Mapping):
         raise TypeError("params: expected parameter groups only, got groups and parameters mixed")
     members = group["params"]
+    if isinstance(members, nn.Module):
+        raise TypeError("a parameter group: expected parameters, got a module; take named_parameters()")
     if isinstance(members, (set, frozenset)):
         raise TypeError("a parameter group: expected an ordered collection, got a set; use a list")
     members = [members] if isinstance(members, Tensor) else list(members)

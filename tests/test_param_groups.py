@@ -75,6 +75,10 @@ def test_nothing_to_regularize_is_a_warning() -> None:
 def test_invalid_params_are_refused() -> None:
     with pytest.raises(TypeError, match="got a tensor"):
         CPR(torch.zeros(2, 2))
+    with pytest.raises(TypeError, match="expected a module, parameters or groups, got <class"):
+        CPR(nn.Linear)
+    with pytest.raises(TypeError, match="a parameter group: expected parameters, got a module"):
+        CPR([{"params": nn.Linear(2, 2)}])
     with pytest.raises(TypeError, match="a parameter group: expected an ordered collection"):
         CPR([{"params": {nn.Parameter(torch.zeros(2, 2))}}])
     with pytest.raises(ValueError, match="expected names for all parameters or none"):
