@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS, bounds
 from tests.helpers.oracle import OracleAdam, OracleCPR, OracleSGD, measure
 
 SHAPES = {"a": (6, 5), "b": (3, 4, 2, 2), "c": (1, 7), "bias": (6,)}
@@ -18,6 +18,7 @@ BOUNDS = {
     "ip": (KappaIP(10), ("ip", 10, 0.0)),
     "ip-ema": (KappaIP(10, ema=0.5), ("ip", 10, 0.5)),
 }
+assert {type(bound) for bound, _ in BOUNDS.values()} == set(bounds.BOUNDS.values()), "add the new bound"
 # Their corrections do not shrink with the parameters, so they need a slower multiplier.
 K_BOUND = {"l2": 0.02, "l1": 0.15, "std": 0.15, "huber": 0.02}
 MU = {"l2": 1.0, "l1": 1e-3, "std": 0.5, "huber": 0.1}

@@ -153,7 +153,7 @@ def _follow(
     copied: Any, stand_in: torch.optim.Optimizer, trainer: Any, epochs: range
 ) -> Iterator[float]:
     # nnU-Net steps it in each epoch, other trainers may in each iteration.
-    code = getattr(type(trainer).train_step, "__code__", None)
+    code = getattr(trainer.other_trainer().train_step, "__code__", None)
     steps_in_iterations = code is not None and "lr_scheduler" in code.co_names
     for epoch in epochs:
         highest = 0.0

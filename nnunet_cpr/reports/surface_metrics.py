@@ -31,6 +31,7 @@ from nnunet_cpr.reports.reading import (
 )
 from nnunet_cpr.reports.results import RUN, UNSEEDED, StudyResults
 from nnunet_cpr.studies.definition import DEFAULT_TOLERANCE
+from nnunet_cpr.studies.entry_types import SURFACE_METRICS
 
 CACHE_NAME = "surface_metrics.json"
 _SLACK = 1e-6
@@ -58,11 +59,11 @@ def add_surface_metrics(results: StudyResults, preprocessed: Path | None) -> Stu
         ReportError: MONAI is missing, and the study has no other metric.
     """
     study = results.study
-    if not {"hd95", "nsd"} & set(study.metrics):
+    if not {*SURFACE_METRICS} & {*study.metrics}:
         return results
     if find_spec("monai") is None:
         note = "HD95 and NSD are missing: they need MONAI; run pip install 'nnunet-cpr[surface]'"
-        if "dice" not in study.metrics:
+        if {*study.metrics} <= {*SURFACE_METRICS}:
             raise ReportError(note)
         return replace(results, notes=[*results.notes, note])
     tables, notes = [], []

@@ -10,7 +10,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictSt
 
 from nnunet_cpr._yaml import Scalar
 
-METRIC_NAMES = ("dice", "hd95", "nsd")
+SURFACE_METRICS = ("hd95", "nsd")
+"""Metrics of predictions and ground truth, for which MONAI is needed."""
+METRIC_NAMES = ("dice", *SURFACE_METRICS)
+"""Names of :data:`nnunet_cpr.reports.metrics.METRICS`."""
 _T = TypeVar("_T")
 
 

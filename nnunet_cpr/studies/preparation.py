@@ -20,6 +20,7 @@ from nnunet_cpr.names.families import DEFAULT_EPOCHS, DEFAULT_ITERATIONS
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
 from nnunet_cpr.nnunet.fold_files import DEFAULTS_LINE
 from nnunet_cpr.studies.definition import Study, StudyError, TrainerEntry
+from nnunet_cpr.studies.entry_types import SURFACE_METRICS
 from nnunet_cpr.studies.pretraining import check_pretrained
 from nnunet_cpr.studies.run_state import parse_trainer, validation_dice, write_json
 
@@ -169,7 +170,7 @@ def notes(study: Study) -> Iterator[str]:
                 f"{entry.trainer}: its bounds would be set at step {ours.bound.earliest:,}, but it "
                 f"trains {ours.total_steps:,} steps: no matrix is regularized; choose a smaller _ws<N>"
             )
-    if {*study.metrics} - {"dice"} and find_spec("monai") is None:
+    if {*study.metrics} & {*SURFACE_METRICS} and find_spec("monai") is None:
         yield (
             f"metrics {', '.join(study.metrics)}: MONAI is not installed, so the report will have Dice "
             "only; run: pip install 'nnunet-cpr[surface]'"

@@ -6,6 +6,7 @@ import re
 import runpy
 from pathlib import Path
 
+import nnunet_cpr
 from tests.helpers import ROOT
 from tests.helpers.pages import DOCS, PAGES
 
@@ -24,6 +25,12 @@ def test_environment_variables_are_listed() -> None:
     constants = set(re.findall(r'^[A-Z_]+ = "(NNUNET_CPR_\w+)"$', source, re.MULTILINE))
     assert "NNUNET_CPR_FUSED" in constants
     assert {name for name in constants if f"`{name}`" not in listed} == set()
+
+
+def test_public_names_are_on_the_pages_of_the_api() -> None:
+    pages = "".join(page.read_text() for page in (DOCS / "reference" / "api").glob("*.md"))
+    shown = set(re.findall(r"^::: nnunet_cpr\.(\w+)$", pages, re.MULTILINE))
+    assert set(nnunet_cpr.__all__) <= shown
 
 
 def test_links_of_pages_outside_the_site_lead_somewhere() -> None:

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import nnunet_cpr
-from nnunet_cpr import SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS
+from nnunet_cpr import SGDCPR, AdamCPR, KappaIP, KappaK, KappaWS
 from tests.fused.stepping import BOUNDED, parameters, set_gradients, use
+from tests.helpers.bounds import SHORT
 
 BUILDS = pytest.mark.parametrize("build", [SGDCPR, AdamCPR])
 
@@ -69,7 +70,7 @@ def test_weights_averaged_through_data_are_those_of_the_unfused_step(build: type
 
 
 @BUILDS
-@pytest.mark.parametrize("kappa", [KappaWS(3), KappaIP(2), KappaKI0(0.9), KappaK(0.5)])
+@pytest.mark.parametrize("kappa", SHORT)
 def test_sums_precede_only_steps_that_may_set_bounds(
     build: type, kappa: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,8 +88,8 @@ def test_sums_precede_only_steps_that_may_set_bounds(
     for t in range(6):
         set_gradients(params, 10 + t)
         optimizer.step()
-    expected = {KappaWS: [3], KappaIP: [0, 2, 4]}.get(type(kappa), [0])
-    assert summed == expected and optimizer.cpr.step_count == 6
+    expected = {KappaWS(3): [3], KappaIP(2): [0, 2, 4], KappaIP(1, ema=0.5): [0, 1, 2, 3, 4, 5]}
+    assert summed == expected.get(kappa, [0]) and optimizer.cpr.step_count == 6
     assert optimizer._find_backend(None).steps == 6
 
 

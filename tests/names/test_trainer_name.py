@@ -13,7 +13,7 @@ from nnunet_cpr.baselines.registry import BASELINES
 from nnunet_cpr.names import BaselineChoice, WarmStartShare, WrongName
 from nnunet_cpr.names.families import FAMILIES, MUON_LR
 from nnunet_cpr.names.run_name import RunName, parse_run_name
-from nnunet_cpr.names.suffixes import REGULARIZER_WORDS, SUFFIXES
+from nnunet_cpr.names.suffixes import REGULARIZER_WORDS, SUFFIXES, Cooldown
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.names.value import TrainerName
 from nnunet_cpr.optimizers.muon import DEFAULT_LR
@@ -23,6 +23,7 @@ from tests.helpers.examples import examples
 BELOW_ONE = st.floats(0, 1, exclude_min=True, exclude_max=True)
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 FLOAT32 = st.floats(1e-30, 1e30)
+PERCENT = st.floats(0, 100, exclude_min=True, exclude_max=True)
 COUNT = st.integers(1, 10**9 - 1)
 
 
@@ -34,7 +35,7 @@ def trainer_names(draw: st.DrawFn) -> TrainerName:
         st.builds(KappaKI0, FLOAT32),
         st.builds(KappaWS, COUNT),
         st.builds(KappaIP, COUNT),
-        st.builds(WarmStartShare, st.floats(0, 100, exclude_min=True, exclude_max=True)),
+        st.builds(WarmStartShare, PERCENT),
     )
     epochs, iterations = draw(st.none() | COUNT), draw(st.none() | COUNT)
     total = (epochs or 1000) * (iterations or 250)
@@ -65,6 +66,10 @@ def trainer_names(draw: st.DrawFn) -> TrainerName:
         epochs=epochs,
         iterations=iterations,
         seed=draw(st.none() | st.integers(0, 10**9 - 1)),
+        schedule=draw(st.sampled_from([None, "constant"])),
+        ema=draw(st.none() | BELOW_ONE),
+        freeze=draw(st.sampled_from([None, "encoder"])),
+        pretrained=draw(st.sampled_from([None, "Liver", "L2"])),
         on=draw(st.sampled_from([None, "nnUNetTrainerDA5", "nnUNetTrainer_onlyMirror01", "Mine_lr1"])),
     )
 
@@ -100,7 +105,7 @@ def test_names_repeat_what_they_cannot_import_without_torch() -> None:
 SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "timm": st.sampled_from(["lion", "adamw", "nonsense"]),
     "kappa": st.sampled_from([KappaK(0.1), KappaIP(50), KappaIP(50, ema=0.9), KappaWS(10**9), "ws5"])
-    | st.builds(WarmStartShare, st.floats(0, 100, exclude_min=True, exclude_max=True)),
+    | st.builds(WarmStartShare, PERCENT),
     "regularizer": st.sampled_from(["l1", "l3", Huber()]),
     "mu": st.sampled_from([0.5, 1e-3]) | st.floats(),
     "adaptive": st.sampled_from([True, False, None, 0, 1]),
@@ -112,11 +117,19 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "weight_decay": st.sampled_from([0.5, 1e-3]) | st.floats(),
     "warmup": st.integers(-1),
     "seed": st.integers() | st.floats(),
+    "schedule": st.sampled_from(["constant", "anytime", "cosine"]) | st.builds(Cooldown, PERCENT),
+    "ema": st.sampled_from([0.9, 0.999]) | st.floats(),
+    "freeze": st.sampled_from(["encoder", "decoder"]),
+    "pretrained": st.sampled_from(["Liver", "L2", "liver", "A_B", "", "é"]),
     "epochs": st.integers(-1),
     "iterations": st.integers() | st.just(2.5),
     "steps": st.integers(-1),
     "on": st.sampled_from(["nnUNetTrainerDA5", "Mine_lr1", "nnUNetTrainerSGD", "", "_A", "A_on_B", "é"]),
 }
+
+
+def test_every_setting_is_among_those_that_are_drawn() -> None:
+    assert {field.name for field in dataclasses.fields(TrainerName)} - {"family"} <= SETTINGS.keys()
 
 
 @examples(300, search=5000)

@@ -107,6 +107,17 @@ SETTINGS = {
 AS_A_WHOLE = ("it cannot be combined", "; build it there", "the optimizer does not have")
 """Words of the refusals of a trainer with whatever settings."""
 
+ELSEWHERE = {
+    "family": "test_composition",
+    "on": "test_composition",
+    "timm": "compatibility/test_from_timm",
+    "adaptive": "golden/test_names",
+    "baseline": "golden/test_names",
+    "warmup": "test_lr_schedules",
+    "pretrained": "test_pretrained_weights",
+}
+"""Settings with tests of their own."""
+
 GENERAL = ("lr", "epochs", "iterations", "seed", "schedule", "ema", "freeze")
 FAMILIES = {
     "nnUNetTrainerPlain": (*GENERAL, "weight_decay"),
@@ -226,3 +237,8 @@ def test_settings_on_published_trainers_are_in_force_or_refused(
 ) -> None:
     families = _families(find_trainer(other))
     assert tuple(_refused(family, other, capsys) for family in families) == PUBLISHED[other]
+
+
+def test_every_setting_is_tested() -> None:
+    fields = {field.name for field in dataclasses.fields(TrainerName)}
+    assert fields == SETTINGS.keys() | ELSEWHERE.keys()

@@ -11,8 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnunet_cpr import CPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS
+from nnunet_cpr import CPR, AdamCPR, KappaWS
 from nnunet_cpr.bounds import Bound
+from tests.helpers.bounds import SHORT
 from tests.helpers.examples import examples
 from tests.helpers.resume_cases import differences
 from tests.reliability.trainings import BASELINES, OURS, TORCH, Case, Training
@@ -29,7 +30,7 @@ WAYS = [name for name in (*OURS, *TORCH) if name != "lbfgs"]
 @given(
     optimizer=st.sampled_from(WAYS),
     baseline=st.sampled_from([None, None, *BASELINES]),
-    bound=st.sampled_from([KappaK(0.01), KappaKI0(0.9), KappaWS(3), KappaIP(1), KappaIP(2, ema=0.5)]),
+    bound=st.sampled_from(SHORT),
     regularizer=st.sampled_from(["l2", "l2", "l1", "std", "huber"]),
     adaptive=st.booleans(),
     overflows=st.sets(st.integers(0, STEPS + 3), max_size=8),

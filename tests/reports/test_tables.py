@@ -16,6 +16,7 @@ from nnunet_cpr.reports.tables import (
     to_markdown,
 )
 from nnunet_cpr.studies.definition import TrainerEntry
+from nnunet_cpr.studies.entry_types import METRIC_NAMES
 from tests.reports.folds import DATASET, NAN, both, study, write_fold, write_json
 from tests.reports.test_comparison import noisy, write_runs
 
@@ -108,3 +109,7 @@ def test_texts_escape_names_and_mark_the_best(tmp_path):
     latex = to_latex(table, ["a note"])
     assert r"weight\_decay 1e-5 & 70.00 & 80.00 \\" in latex and latex.endswith("% a note\n")
     assert r"1k | * & \textbf{72.00} & 81.50 \\" in latex and r"\toprule" in latex
+
+
+def test_every_metric_of_study_files_is_one_of_reports():
+    assert tuple(METRICS) == METRIC_NAMES

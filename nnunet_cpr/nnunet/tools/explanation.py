@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from nnunet_cpr import fused
-from nnunet_cpr.bounds import KappaIP
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.families import FAMILIES
 from nnunet_cpr.names.value import TrainerName
@@ -156,7 +155,7 @@ def _describe_weight_decay(trainer: NamedTrainer) -> str:
 def _describe_cpr(trainer: CPRTrainer) -> list[tuple[str, str]]:
     cpr, bound, regularizer = trainer.cpr, trainer.cpr.bound, trainer.cpr_settings["regularizer"]
     adaptive = ", adaptive bounds" if cpr.adaptive else ""
-    when = "not before step" if isinstance(bound, KappaIP) else "set at step"
+    when = "set at step" if bound.is_set_once else "not before step"
     steps, word = trainer._total_steps, trainer.settings.tokens().get("kappa", bound)
     part = f"after {bound.earliest / steps:.1%} of the training"
     if bound.earliest >= steps:
