@@ -30,8 +30,8 @@ PLANS = (
     *("nnUNetResEncUNetMPlans", "nnUNetResEncUNetLPlans"),
 )
 CONFIGURATIONS = ("2d", "3d_fullres")
-FOLDS = 403
-"""Folds of each data set; the studies of few training cases number theirs up to 402."""
+FOLDS = 602
+"""Folds of each data set; the study of fine-tuning numbers its up to 601."""
 
 
 def make_data(folder: Path, datasets: tuple[str, ...] = DATASETS) -> dict[str, str]:
