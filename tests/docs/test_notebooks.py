@@ -23,7 +23,7 @@ SMALL = {
     "[0, 1]": "[0]",
     "[1, 2, 3]": "[1]",
     "[8 * 2**stage": "[4",
-    "3d_fullres\n": "3d_fullres -np 1\n",
+    "-c 3d_fullres": "-c 3d_fullres -np 1",
     # Loading in the training's own process, which nnU-Net cannot plan with, saves the start of others.
     "nnunet-cpr study run laptop.yaml --device cpu --jobs 2": "nnUNet_n_proc_DA=0 "
     "nnunet-cpr study run laptop.yaml --device cpu -np 1",
