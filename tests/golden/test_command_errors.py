@@ -17,7 +17,7 @@ FILES = {
     "wrong_metric.yaml": STUDY + "metrics: [dice, jaccard]\n",
     "wrong_reference.yaml": STUDY + "reference: nnUNetTrainerMuon\n",
     "same_twice.yaml": STUDY.replace("SGD", "CPR"),
-    "wrong_fold.yaml": STUDY.replace("[0]", "[0, 500]"),
+    "wrong_fold.yaml": STUDY.replace("[0]", "[0, 900]"),
     "no_number.yaml": STUDY.replace("[0]", "[zero]"),
 }
 MISTAKES = [
@@ -32,7 +32,7 @@ MISTAKES = [
     (("study", "run", "same_twice.yaml"), ["same_twice", "nnUNetTrainerCPR"]),
     # Trainers and data of a study
     (("study", "run", "wrong_trainer.yaml"), ["nnUNetTrainerCPR_ws2k", "nnUNetTrainerCPR_ws2000"]),
-    (("study", "run", "wrong_fold.yaml"), ["500", "Dataset901_Golden", "402"]),
+    (("study", "run", "wrong_fold.yaml"), ["900", "Dataset901_Golden", "601"]),
     (("study", "run", "good.yaml", "-d", "Dataset777_Gone"), ["Dataset777_Gone", "nnUNet_raw"]),
     (("study", "run", "good.yaml", "-d", "777"), ["777"]),
     (("study", "run", "good.yaml", "-p", "MyPlans"), ["Dataset901_Golden"]),
