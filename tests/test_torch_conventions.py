@@ -329,7 +329,9 @@ DEVIATIONS = {
     "defaults of `SGDCPR`": ("test_torch_conventions.test_defaults_are_torchs_but_for_the_momentum"),
     "parameter groups": "test_group_settings.test_groups_train_like_optimizers_of_their_own",
     "`state_dict()`": "test_attachment.test_torchs_optimizer_ignores_the_state_of_cpr",
-    "state saved without CPR, or by another optimizer": "test_attachment.test_a_state_saved_without_cpr_is_refused",
+    "state saved without CPR, or by another optimizer": (
+        "test_attachment.test_a_state_saved_without_cpr_is_refused"
+    ),
     "loaded state": "test_torch_conventions.test_loaded_state_is_copied",
     "loaded state with the named parameters of each group in another order": (
         "test_loading_order.test_state_is_loaded_by_name"
