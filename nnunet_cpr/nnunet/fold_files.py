@@ -42,6 +42,9 @@ _ENTRY = re.compile(
 _NUMBERS = re.compile(r"(?<![\w.])-?\d{1,99}(?:\.\d*)?(?:e[-+]?\d\d?)?(?![\w.])")
 _PREDICTION = re.compile(r"^(\d+-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}): predicting ", re.MULTILINE)
 
+PRETRAINED = "nnunet_cpr_pretrained"
+"""Entry of a checkpoint's ``init_args``: path and SHA-256 of the weights its training began with."""
+
 
 def is_complete_checkpoint(path: Path) -> bool:
     """Return True if a checkpoint was written to its end.

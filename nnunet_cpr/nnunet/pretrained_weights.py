@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from nnunet_cpr.nnunet.checkpoints import restricted_loading
-
-PRETRAINED = "nnunet_cpr_pretrained"
-"""Entry of a checkpoint's ``init_args``: path and SHA-256 of the weights its training began with."""
+from nnunet_cpr.nnunet.fold_files import PRETRAINED
 
 _NOT_LOADED = ".seg_layers."
 """Part of the names of weights that nnU-Net does not load, those of the segmentation heads."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from nnunet_cpr._files import read_json
-from nnunet_cpr.nnunet.fold_files import CHECKPOINTS, is_complete_checkpoint
+from nnunet_cpr.nnunet.fold_files import CHECKPOINTS, PRETRAINED, is_complete_checkpoint
 from nnunet_cpr.studies.definition import Run, Study, StudyError
 from nnunet_cpr.studies.run_state import parse_trainer, validation_dice
 
@@ -60,6 +61,9 @@ def check_pretrained(study: Study, folders: Mapping[str, str]) -> None:
 
 def _check_from_scratch(run: Run, results: Path) -> None:
     """Check that a run without pretrained weights did not begin with any, as nnU-Net allows."""
+    checkpoint = _newest(run.folder(results))
+    if checkpoint is None or not _has_record(checkpoint):
+        return
     if record := _record(run.folder(results)):
         raise StudyError(
             f"{run.folder(results)}: expected a training that began with random weights, got one from "
@@ -90,8 +94,19 @@ def _record(fold: Path) -> dict[str, str] | None:
     """Return path and hash of the weights that a fold began with, None if no checkpoint says so."""
     from nnunet_cpr.nnunet.pretrained_weights import recorded_weights  # imports torch
 
-    checkpoint = next(filter(is_complete_checkpoint, map(fold.joinpath, CHECKPOINTS)), None)
+    checkpoint = _newest(fold)
     return None if checkpoint is None else recorded_weights(checkpoint)
+
+
+def _newest(fold: Path) -> Path | None:
+    return next(filter(is_complete_checkpoint, map(fold.joinpath, CHECKPOINTS)), None)
+
+
+def _has_record(checkpoint: Path) -> bool:
+    """Return True if a checkpoint may have a record; most have none, and torch takes long to import."""
+    with zipfile.ZipFile(checkpoint) as archive:
+        pickles = [name for name in archive.namelist() if name.endswith("data.pkl")]
+        return any(PRETRAINED.encode() in archive.read(name) for name in pickles)
 
 
 def _described(record: Mapping[str, str]) -> str:
