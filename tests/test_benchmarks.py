@@ -28,7 +28,7 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_published_trainings_are_unpacked_and_compared(tmp_path: Path) -> None:
-    """Of three networks the one that is ahead half way is overtaken by one of the two others."""
+    """The network that is ahead half way is overtaken by one of two others."""
     half_way_and_end = {
         "ConvolutionalEncoder": (0.8, 0.7),
         "ResidualEncoderM": (0.7, 0.6),

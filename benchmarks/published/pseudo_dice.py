@@ -1,4 +1,4 @@
-"""How often the network that is ahead half way has the better Dice at the end.
+"""Share of pairs of networks of which the one ahead half way has the better Dice at the end.
 
     python -m benchmarks.published.pseudo_dice FOLDER
 
