@@ -354,7 +354,7 @@ class RegularizationMethod(ABC):
                 f"attach {self.title} afterwards"
             )
         for group in groups:
-            if missing := [key for key in _numbers(optimizer.defaults) if key not in group]:
+            if missing := [key for key in _required_settings(optimizer) if key not in group]:
                 raise ValueError(
                     f"state_dict: expected a state of {type(optimizer).__name__}, got one of another "
                     f"optimizer, without {list_names(missing)}"
@@ -410,11 +410,11 @@ def is_within_step(optimizer: Optimizer) -> bool:
     return depth > 1
 
 
-def _numbers(defaults: Mapping[str, Any]) -> list[str]:
-    """Return the settings that torch saves in any version; it sets flags that a state lacks."""
+def _required_settings(optimizer: Optimizer) -> list[str]:
+    """Return the settings that every saved group has; torch adds flags, which older states lack."""
     return [
         key
-        for key, value in defaults.items()
+        for key, value in optimizer.defaults.items()
         if isinstance(value, int | float | tuple) and not isinstance(value, bool)
     ]
 

@@ -61,12 +61,11 @@ def check_pretrained(study: Study, folders: Mapping[str, str]) -> None:
 
 def _check_from_scratch(run: Run, results: Path) -> None:
     """Check that a run without pretrained weights did not begin with any, as nnU-Net allows."""
-    checkpoint = _newest(run.folder(results))
-    if checkpoint is None or not _has_record(checkpoint):
-        return
-    if record := _record(run.folder(results)):
+    fold = run.folder(results)
+    checkpoint = _newest(fold)
+    if checkpoint is not None and _has_record(checkpoint) and (record := _record(fold)):
         raise StudyError(
-            f"{run.folder(results)}: expected a training that began with random weights, got one from "
+            f"{fold}: expected a training that began with random weights, got one from "
             f"{_described(record)}; move it away, or give the entry 'pretrained'"
         )
 
