@@ -108,15 +108,15 @@ AS_A_WHOLE = ("it cannot be combined", "; build it there", "the optimizer does n
 """Words of the refusals of a trainer with whatever settings."""
 
 ELSEWHERE = {
-    "family": "test_composition",
-    "on": "test_composition",
+    "family": "nnunet/test_composition",
+    "on": "nnunet/test_composition",
     "timm": "compatibility/test_from_timm",
     "adaptive": "golden/test_names",
     "baseline": "golden/test_names",
-    "warmup": "test_lr_schedules",
-    "pretrained": "test_pretrained_weights",
+    "warmup": "nnunet/test_lr_schedules",
+    "pretrained": "nnunet/test_pretrained_weights",
 }
-"""Settings with tests of their own."""
+"""Settings with tests of their own, and their files."""
 
 GENERAL = ("lr", "epochs", "iterations", "seed", "schedule", "ema", "freeze")
 FAMILIES = {
@@ -242,3 +242,4 @@ def test_settings_on_published_trainers_are_in_force_or_refused(
 def test_every_setting_is_tested() -> None:
     fields = {field.name for field in dataclasses.fields(TrainerName)}
     assert fields == SETTINGS.keys() | ELSEWHERE.keys()
+    assert all((ROOT / "tests" / f"{file}.py").exists() for file in ELSEWHERE.values())
