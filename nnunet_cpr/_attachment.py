@@ -353,23 +353,11 @@ class RegularizationMethod(ABC):
                 f"{self.title}; to start {self.title} from it, load it into an optimizer of torch and "
                 f"attach {self.title} afterwards"
             )
-        for group in groups:
-            if missing := [key for key in _required_settings(optimizer) if key not in group]:
-                raise ValueError(
-                    f"state_dict: expected a state of {type(optimizer).__name__}, got one of another "
-                    f"optimizer, without {list_names(missing)}"
-                )
-        own = self.state_dict()
-        pending = _state_dict.validated_tensors(self.title, saved[0], own)
-        moved = [pair for pair in zip(saved[0]["names"], self.names) if pair[0] != pair[1]]
+        _state_dict.check_settings(optimizer, groups)
+        pending = _state_dict.validated_tensors(self.title, saved[0], self.state_dict())
         has_names = all("param_names" in group for group in (*optimizer.param_groups, *groups))
-        if state_dict["state"] and moved and not has_names:
-            before, now = moved[0]
-            raise ValueError(
-                f"cannot load the {self.title} state: expected the parameters in the saved order, by "
-                f"which torch matches momenta, got {now!r} in place of {before!r}; build the optimizer "
-                "with the parameters in the saved order"
-            )
+        if state_dict["state"] and not has_names:
+            _state_dict.check_order(self.title, saved[0]["names"], self.names)
         self._pending_state = pending
         state_dict["param_groups"] = [
             {key: value for key, value in group.items() if key != self.state_key} for group in groups
@@ -408,15 +396,6 @@ def is_within_step(optimizer: Optimizer) -> bool:
         depth += frame.f_code is _HOOKED_STEP and frame.f_locals.get("self") is optimizer
         frame = frame.f_back  # type: ignore[assignment]
     return depth > 1
-
-
-def _required_settings(optimizer: Optimizer) -> list[str]:
-    """Return the settings that every saved group has; torch adds flags, which older states lack."""
-    return [
-        key
-        for key, value in optimizer.defaults.items()
-        if isinstance(value, int | float | tuple) and not isinstance(value, bool)
-    ]
 
 
 def _may_decay(weight_decay: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Saved states: their parameter groups by name, and the state of a regularization method validated."""
+"""Checks of saved states: their parameter groups by name, and the state of a regularization method."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from nnunet_cpr._validation import list_names, short_repr
 
@@ -51,6 +52,50 @@ def _reordered(group: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     # torch refuses lists of another length, in a damaged state.
     lists = {key: group[key] for key in _OF_EACH_PARAMETER if len(group.get(key, ())) == len(order)}
     return {**group, **{key: [values[j] for j in order] for key, values in lists.items()}}
+
+
+def check_settings(optimizer: Optimizer, saved: Sequence[Mapping[str, Any]]) -> None:
+    """Check that saved parameter groups are those of an optimizer of the same kind.
+
+    Args:
+        optimizer: the optimizer that loads them.
+        saved: parameter groups of a state dict.
+
+    Raises:
+        ValueError: a group lacks a setting of the optimizer.
+    """
+    # Only numbers: torch adds flags, which older states lack.
+    required = [
+        key
+        for key, value in optimizer.defaults.items()
+        if isinstance(value, int | float | tuple) and not isinstance(value, bool)
+    ]
+    for group in saved:
+        if missing := [key for key in required if key not in group]:
+            raise ValueError(
+                f"state_dict: expected a state of {type(optimizer).__name__}, got one of another "
+                f"optimizer, without {list_names(missing)}"
+            )
+
+
+def check_order(title: str, saved: Sequence[str], own: Sequence[str]) -> None:
+    """Check that the parameters of groups without names are in the saved order.
+
+    Args:
+        title: name of the regularization method, for error messages.
+        saved: names of the regularized parameters in the saved state.
+        own: their present names.
+
+    Raises:
+        ValueError: the order differs.
+    """
+    for before, now in zip(saved, own):
+        if before != now:
+            raise ValueError(
+                f"cannot load the {title} state: expected the parameters in the saved order, by which "
+                f"torch matches momenta, got {now!r} in place of {before!r}; build the optimizer with "
+                "the parameters in the saved order"
+            )
 
 
 def validated_tensors(title: str, saved: Any, own: Mapping[str, Any]) -> dict[str, Tensor]:
