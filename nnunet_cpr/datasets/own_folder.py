@@ -19,6 +19,8 @@ from nnunet_cpr.datasets.checks import CheckedCase
 from nnunet_cpr.datasets.writing import write_cases
 
 _DIGITS = "0123456789"
+_SHOWN = 10
+"""Number of cases in the table."""
 
 
 @dataclass
@@ -48,6 +50,12 @@ class OwnFolder(DataSet):
             if (other := images[case].setdefault(channel, path)) != path:
                 raise PrepareError(f"{case}: expected one file a channel, got {other} and {path}")
         labels = _find_images(self.labels)
+        of_images = {path.resolve() for by_channel in images.values() for path in by_channel.values()}
+        if both := sorted(of_images.intersection(path.resolve() for path in labels.values())):
+            raise PrepareError(
+                f"{both[0]}: expected images and segmentations in two folders, got this file in both; "
+                "move the segmentations to a folder of their own"
+            )
         expected = list(range(len(self.channels) or max(map(len, images.values()))))
         for case, by_channel in images.items():
             if sorted(by_channel) != expected:
@@ -83,15 +91,17 @@ class OwnFolder(DataSet):
         self.named = {0: "background", **dict(zip(values, names))}
 
     def describe(self, archive: Archive, checked: Sequence[CheckedCase]) -> Iterator[Table | str]:
-        """Yield a table of the first ten cases, and the values of all."""
+        """Yield a table of the first cases, and the values of all."""
         titles = ("image", "label", "size", "mm", "values")
         table = Table(*(Column(title, overflow="fold") for title in titles), box=None)
-        for case, result in list(zip(archive.cases, checked))[:10]:
+        for case, result in list(zip(archive.cases, checked))[:_SHOWN]:
             *images, label = (path.name for path in (*case.images, case.label) if path)
             spacing = [f"{side:.3g}" for side in result.spacing]
             numbers = (result.size, spacing, sorted(result.label_values))
             table.add_row("\n".join(images), label, *(" ".join(map(str, each)) for each in numbers))
         yield table
+        if len(checked) > _SHOWN:
+            yield f"and {len(checked) - _SHOWN} more"
         for new, (value, name) in enumerate(self.named.items()):
             yield f"value {value}: {name}" + ("" if new == value else f", becomes {new}")
 

@@ -28,6 +28,14 @@ def run(tmp_path: Path, *options: str, status: int = 0) -> str:
     return done.output
 
 
+def put_into_one_folder(parent: Path) -> None:
+    """Put the segmentations to the images, as many archives have them, and give the folder twice."""
+    for path in (parent / "masks").iterdir():
+        path.rename(parent / "ct" / f"{path.stem}-label{path.suffix}")
+    (parent / "masks").rmdir()
+    (parent / "masks").symlink_to(parent / "ct")
+
+
 def write_series(folder: Path, image: sitk.Image) -> None:
     """Write a DICOM series."""
     folder.mkdir(parents=True)
@@ -76,6 +84,7 @@ def test_own_images_are_shown_and_then_written(raw: Path, tmp_path: Path) -> Non
     options = ("--channels", "T1,T2", "--label-names", "liver,tumor")
     said = run(tmp_path, *options)
     assert "0.75 0.9 2.5" in said
+    assert "and 1 more\n" in said
     assert "value 1: liver\n" in said and "value 4: tumor, becomes 2\n" in said
     assert "11 cases would be written; add --channels and --write" in said
     assert max(map(len, said.splitlines()[:25])) <= 80
@@ -116,6 +125,7 @@ def test_own_images_are_shown_and_then_written(raw: Path, tmp_path: Path) -> Non
             (),
             "a: expected one file a channel",
         ),
+        (lambda p: put_into_one_folder(p), (), "expected images and segmentations in two folders"),
         (lambda p: None, ("--channels", "T1,T2"), "a: expected the channels [0, 1], got [0]"),
         (lambda p: None, ("--label-names", "liver,tumor"), "a name for each of the values [1], got 2"),
         (lambda p: None, ("--write",), "--channels: expected their names"),
