@@ -120,10 +120,15 @@ def read(path: Path, needed: Sequence[str] = ENTRIES) -> dict[str, Any]:
 
 
 def count_parameters(path: Path) -> int:
-    """Return the number of network parameters in a checkpoint, without reading their values."""
+    """Return the number of network parameters in a checkpoint, without reading their values.
+
+    nnU-Net's networks hold most layers under several names, whose tensors share their memory.
+    """
     with restricted_loading():
-        checkpoint = torch.load(path, map_location="meta", mmap=True)
-    return sum(value.numel() for value in checkpoint["network_weights"].values())
+        checkpoint = torch.load(path, map_location="cpu", mmap=True)
+    weights = checkpoint["network_weights"].values()
+    by_memory = {(value.data_ptr(), value.shape): value.numel() for value in weights}
+    return sum(by_memory.values())
 
 
 def optimizer_differences(

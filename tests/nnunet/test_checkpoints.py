@@ -392,6 +392,15 @@ def test_pretrained_weights_load_weights_only(space: Workspace, monkeypatch) -> 
     assert trainer.cpr.kappa.isinf().all()
 
 
+def test_parameters_with_several_names_count_once(space: Workspace, monkeypatch) -> None:
+    """nnU-Net's decoder holds the encoder, and its state dict both."""
+    path = write(space, STOCK, monkeypatch)
+    network = space.build(STOCK, monkeypatch).network
+    distinct = sum(p.numel() for p in network.parameters())
+    assert sum(value.numel() for value in network.state_dict().values()) > distinct
+    assert checkpoints.count_parameters(path) == distinct
+
+
 class Payload:
     def __init__(self, target: Path) -> None:
         self.target = target
