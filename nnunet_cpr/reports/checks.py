@@ -12,11 +12,10 @@ from nnunet_cpr.studies.run_state import planned_epochs
 def find_warnings(results: SettingResults) -> list[str]:
     """Return one line for each class with Dice 0 in all cases, missing, short and diverged training."""
     titles = {entry.key: entry.full_title for entry in results.study.trainers}
-    unset = "the bounds of CPR were never set, so nothing was regularized."
     counts = {trainer: len(results.finished_runs(trainer)) for trainer in titles}
     return [
         *_classes_of_zero(results, titles),
-        *(f"{titles[run.entry]}, {run.fold_and_seed}: {unset}" for run in results.unbounded),
+        *(f"{titles[run.entry]}, {run.fold_and_seed}: {text}." for run, text, _ in results.flaws),
         *(
             f"{titles[trainer]}: {count} of {results.planned_runs} runs finished."
             for trainer, count in counts.items()

@@ -235,13 +235,14 @@ def pair_runs(
 
 
 def _find_failures(compared: Compared) -> dict[str, str]:
-    """Return the trainers that learned nothing or were not regularized, and why they have no verdict."""
+    """Return the trainers that learned nothing or have flawed runs, and why they have no verdict."""
     failures, results = {}, compared.results
     titles = {entry.key: entry.full_title for entry in results.study.trainers}
-    unbounded = {run.entry for run in results.unbounded}
+    reasons = {flaw.run.entry: flaw.reason for flaw in results.flaws}
     for entry in results.study.trainers:
-        if unbounded & {compared.trainer(entry, fold) for fold in results.study.folds}:
-            failures[entry.key] = f"no verdict, as bounds of {entry.full_title} were never set"
+        trained = [compared.trainer(entry, fold) for fold in results.study.folds]
+        if flawed := [reasons[key] for key in trained if key in reasons]:
+            failures[entry.key] = f"no verdict, as {flawed[0].format(entry.full_title)}"
     dice = results.cases.dropna(subset=["dice"]).groupby("trainer", sort=False)["dice"]
     for trainer, low, high, count in dice.agg(["min", "max", "size"]).itertuples():
         if low == high and count > 1:

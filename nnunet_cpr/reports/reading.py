@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,13 @@ from nnunet_cpr.reports.results import (
     RUN,
     SETTING,
     UNSEEDED,
+    Flaw,
     SplitRatio,
     StudyResults,
 )
 from nnunet_cpr.studies.definition import Run, Study, StudyError
+from nnunet_cpr.studies.plans import with_other_plans
+from nnunet_cpr.studies.pretraining import with_other_weights
 
 
 class ReportError(StudyError):
@@ -32,6 +35,7 @@ class ReportError(StudyError):
 
 
 CASES = [*SETTING, "fold", "seed", "case", "class", "trainer", "dice", "empty"]
+_UNSET = "the bounds of CPR were never set, so nothing was regularized"
 EPOCHS = [*SETTING, "fold", "seed", "trainer", *LOG_COLUMNS]
 DAMAGE = (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError)
 """Errors that a damaged ``summary.json`` can raise."""
@@ -52,7 +56,8 @@ def read_results(study: Study, results: Path, splits: Path | None = None) -> Stu
     if not study.datasets:
         raise ReportError(f"study {study.name}: expected a data set, got none; add --dataset")
     cases, epochs = [], []
-    unbounded: list[Run] = []
+    finished: list[Run] = []
+    flaws: list[Flaw] = []
     notes: list[str] = []
     for setting, run in study.runs_by_setting():
         folder = run.folder(results)
@@ -60,13 +65,14 @@ def read_results(study: Study, results: Path, splits: Path | None = None) -> Stu
         here = dict(zip(RUN, (*setting, run.entry, run.fold, seed)))
         try:
             cases.append(read_cases(folder).assign(**here)[CASES])
+            finished.append(run)
         except FileNotFoundError:
             pass  # not validated yet
         except DAMAGE:
             title = f"{run.dataset}, {run.configuration}, {run.plans}, {run.trainer}, fold {run.fold}"
             notes.append(f"{title}: validation/summary.json unreadable; counts as unfinished")
         if (folder / CSV_NAME).is_file() and not has_bounds(folder / CSV_NAME):
-            unbounded.append(run)
+            flaws.append(Flaw(run, _UNSET, "bounds of {} were never set"))
         logs = read_logs(folder)
         if len(logs):
             epochs.append(logs.assign(**here)[EPOCHS])
@@ -80,10 +86,19 @@ def read_results(study: Study, results: Path, splits: Path | None = None) -> Stu
         results,
         pd.concat(cases, ignore_index=True),
         pd.concat(epochs, ignore_index=True) if epochs else pd.DataFrame(columns=EPOCHS),
-        unbounded,
+        flaws + list(_find_other_runs(finished, results)),
         notes,
         {name: _test_ratio(name, study.folds, splits) for name in study.datasets},
     )
+
+
+def _find_other_runs(finished: Sequence[Run], results: Path) -> Iterator[Flaw]:
+    """Yield the runs that are not what the study says."""
+    for run, difference in with_other_weights(finished, results):
+        yield Flaw(run, difference, "{} has runs that began with other weights")
+    for run, settings in with_other_plans(finished, results):
+        warning = f"its {run.plans} differ from those of other runs in {settings}"
+        yield Flaw(run, warning, "{} has runs with other plans of the same name")
 
 
 def _test_ratio(dataset: str, folds: Sequence[int], record: Path | None) -> SplitRatio:

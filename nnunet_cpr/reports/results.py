@@ -47,6 +47,20 @@ MIN_FOLDS = 2
 """Minimum number of folds for a verdict."""
 
 
+class Flaw(NamedTuple):
+    """What makes the result of a run unfit for a verdict.
+
+    Attributes:
+        run: the run.
+        warning: the flaw in words.
+        reason: why its trainer, whose title replaces ``{}``, has no verdict.
+    """
+
+    run: Run
+    warning: str
+    reason: str
+
+
 @dataclass(frozen=True)
 class StudyResults:
     """Results of all runs of a study.
@@ -61,7 +75,7 @@ class StudyResults:
             trainer's name in the study, ``seed`` is :data:`UNSEEDED` in a study without seeds.
         epochs: one row for each epoch in the training logs, of unfinished runs too; ``pseudo_dice``
             is the mean over the classes, in [0, 1].
-        unbounded: runs with CPR whose bounds were never set.
+        flaws: what makes runs unfit for a verdict.
         notes: one line for each file or metric that is missing or unreadable.
         ratios: test cases of a fold per other case, by data set.
     """
@@ -70,7 +84,7 @@ class StudyResults:
     folder: Path
     cases: pd.DataFrame
     epochs: pd.DataFrame
-    unbounded: list[Run]
+    flaws: list[Flaw]
     notes: list[str]
     ratios: dict[str, SplitRatio]
 
@@ -86,10 +100,10 @@ class StudyResults:
                 title=", ".join(compress(setting, is_said)),
                 cases=self.cases[(self.cases[SETTING] == list(setting)).all(axis=1)],
                 epochs=self.epochs[(self.epochs[SETTING] == list(setting)).all(axis=1)],
-                unbounded=[
-                    run
-                    for run in self.unbounded
-                    if study.run(*setting, run.fold, run.entry, run.seed) == run
+                flaws=[
+                    flaw
+                    for flaw in self.flaws
+                    if study.run(*setting, flaw.run.fold, flaw.run.entry, flaw.run.seed) == flaw.run
                 ],
                 ratio=self.ratios[setting[0]],
             )
@@ -106,7 +120,7 @@ class SettingResults:
         folder: nnU-Net's ``nnUNet_results``.
         setting: data set, configuration and plans.
         title: the data set's name, with configuration and plans if the study has several.
-        cases, epochs, unbounded: those of :class:`StudyResults` in this setting.
+        cases, epochs, flaws: those of :class:`StudyResults` in this setting.
         ratio: test cases of a fold per other case.
     """
 
@@ -116,7 +130,7 @@ class SettingResults:
     title: str
     cases: pd.DataFrame
     epochs: pd.DataFrame
-    unbounded: list[Run]
+    flaws: list[Flaw]
     ratio: SplitRatio
 
     @property

@@ -21,6 +21,7 @@ from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
 from nnunet_cpr.nnunet.fold_files import DEFAULTS_LINE
 from nnunet_cpr.studies.definition import Study, StudyError, TrainerEntry
 from nnunet_cpr.studies.entry_types import SURFACE_METRICS
+from nnunet_cpr.studies.plans import check_plans, resolve
 from nnunet_cpr.studies.pretraining import check_pretrained
 from nnunet_cpr.studies.run_state import parse_trainer, validation_dice, write_json
 
@@ -102,6 +103,7 @@ def check_study_data(study: Study, folders: Mapping[str, str], processes: int) -
         home, raw = (Path(folders[name]) / dataset for name in ("nnUNet_preprocessed", "nnUNet_raw"))
         if not (home / _SPLITS).exists():
             _check_case_count(home, _planned_cases(raw / "dataset.json"))
+    check_plans(study, folders)
     check_pretrained(study, folders)
     return [command for command in commands if command]
 
@@ -290,16 +292,14 @@ def _preparation_command(
 
 def _preprocessed_cases(home: Path, plans: str, configuration: str) -> list[str]:
     """Return the names of the cases that are preprocessed for a configuration."""
-    known = read_json(home / f"{plans}.json")["configurations"]
-    if configuration not in known:
+    written = read_json(home / f"{plans}.json")
+    if configuration not in (known := written["configurations"]):
         raise StudyError(
             f"{home.name}: unknown configuration {configuration} of {plans}; choose from "
             f"{', '.join(known)}"
         )
-    described = known[configuration]
-    while "data_identifier" not in described:
-        described = known[described["inherits_from"]]
-    return sorted(path.stem for path in (home / described["data_identifier"]).glob("*.pkl"))
+    folder = home / resolve(written, configuration)["data_identifier"]
+    return sorted(path.stem for path in folder.glob("*.pkl"))
 
 
 def _check_folds(study: Study, dataset: str, folders: Mapping[str, str]) -> None:

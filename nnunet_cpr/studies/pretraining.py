@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from nnunet_cpr._files import read_json
@@ -36,14 +36,14 @@ def check_pretrained(study: Study, folders: Mapping[str, str]) -> None:
             the one with which a run began.
     """
     results = Path(folders["nnUNet_results"])
+    for run, difference in with_other_weights(study.runs(), results):
+        raise StudyError(f"{run.folder(results)}: {difference}")
     by_weights: dict[Path, list[Run]] = {}
-    for run in study.runs():
+    for run in filter(lambda run: begins(run, results), study.runs()):
         ours = parse_trainer(run.trainer)
         if weights := run.weights(results):
             by_weights.setdefault(weights, []).append(run)
-        elif ours is not None and ours.pretrained is None:
-            _check_from_scratch(run, results)
-        elif ours is not None and begins(run, results):
+        elif ours is not None and ours.pretrained is not None:
             raise StudyError(f"{run.entry}: expected an entry 'pretrained' with a checkpoint, got none")
     by_file: dict[Path, str] = {}
     for entry in filter(lambda entry: entry.pretrained, study.trainers):
@@ -53,59 +53,77 @@ def check_pretrained(study: Study, folders: Mapping[str, str]) -> None:
                 f"pretrained: {first} and {entry.pretrained} are one file; write it in one way, as runs "
                 "that begin with it are found by what is written"
             )
-    for weights, runs in by_weights.items():
-        _check_records(weights, runs, results)
-        if beginning := [run for run in runs if begins(run, results)]:
-            _check_fit(weights, beginning, folders)
+    for weights, beginning in by_weights.items():
+        _check_fit(weights, beginning, folders)
 
 
-def _check_from_scratch(run: Run, results: Path) -> None:
-    """Check that a run without pretrained weights did not begin with any, as nnU-Net allows."""
-    fold = run.folder(results)
-    checkpoint = _newest(fold)
-    if checkpoint is not None and _has_record(checkpoint) and (record := _record(fold)):
-        raise StudyError(
-            f"{fold}: expected a training that began with random weights, got one from "
-            f"{_described(record)}; move it away, or give the entry 'pretrained'"
-        )
+def with_other_weights(runs: Iterable[Run], results: Path) -> Iterator[tuple[Run, str]]:
+    """Yield the runs that did not begin with the weights of their entries, and what to do.
+
+    nnU-Net's option lets a training from scratch begin with weights, and files can change.
+
+    Args:
+        runs: the runs of a study, of which some may not have begun.
+        results: ``nnUNet_results``.
+    """
+    expected: dict[Path, str] = {}
+    for run in runs:
+        weights, ours = run.weights(results), parse_trainer(run.trainer)
+        if weights is not None:
+            if difference := _other_record(run.folder(results), weights, expected):
+                yield run, difference
+        elif ours is not None and ours.pretrained is None and (record := _record(run.folder(results))):
+            yield (
+                run,
+                "expected a training that began with random weights, got one from "
+                f"{_described(record)}; move it away, or give the entry 'pretrained'",
+            )
 
 
-def _check_records(weights: Path, runs: Iterable[Run], results: Path) -> None:
-    """Check that all runs began with the same weights, those of the file if it is still there."""
+def _other_record(fold: Path, weights: Path, expected: dict[Path, str]) -> str:
+    """Return why a fold did not begin with these weights, "" if it did or does not say.
+
+    Args:
+        fold: folder of the fold.
+        weights: file with the weights, which need not exist any more.
+        expected: hash of each file, else that of the first run that began with it; completed here.
+    """
     from nnunet_cpr.nnunet.pretrained_weights import sha256  # imports torch
 
-    expected = sha256(weights) if weights.is_file() else None
-    for fold in (run.folder(results) for run in runs):
-        record = _record(fold)
-        if record is None:
-            continue
-        began = record.get("sha256")
-        expected = expected or began
-        if began is None or began != expected:
-            raise StudyError(
-                f"{fold}: expected a training that began with {weights} (SHA-256 {expected}), got one "
-                f"from {_described(record)}; move it away, or add _pre<Word> with another word to the "
-                "trainer"
-            )
+    record = _record(fold)
+    if record is None:
+        return ""
+    began = record.get("sha256")
+    if weights not in expected and (weights.is_file() or began):
+        expected[weights] = sha256(weights) if weights.is_file() else str(began)
+    if began is not None and began == expected.get(weights):
+        return ""
+    return (
+        f"expected a training that began with {weights} (SHA-256 {expected.get(weights)}), got one from "
+        f"{_described(record)}; move it away, or add _pre<Word> with another word to the trainer"
+    )
 
 
 def _record(fold: Path) -> dict[str, str] | None:
     """Return path and hash of the weights that a fold began with, None if no checkpoint says so."""
+    checkpoint = next(filter(is_complete_checkpoint, map(fold.joinpath, CHECKPOINTS)), None)
+    if checkpoint is None or (content := _pickled(checkpoint)) is None:
+        return None
+    if PRETRAINED.encode() not in content:
+        return {}  # torch takes long to import
     from nnunet_cpr.nnunet.pretrained_weights import recorded_weights  # imports torch
 
-    checkpoint = _newest(fold)
-    return None if checkpoint is None else recorded_weights(checkpoint)
+    return recorded_weights(checkpoint)
 
 
-def _newest(fold: Path) -> Path | None:
-    return next(filter(is_complete_checkpoint, map(fold.joinpath, CHECKPOINTS)), None)
-
-
-def _has_record(checkpoint: Path) -> bool:
-    """Return True if a checkpoint may have a record; most have none, and torch takes long to import."""
+def _pickled(checkpoint: Path) -> bytes | None:
+    """Return the pickle in a checkpoint, None if there is none or it is damaged."""
     with zipfile.ZipFile(checkpoint) as archive:
-        pickles = [name for name in archive.namelist() if name.endswith("data.pkl")]
-        return any(PRETRAINED.encode() in archive.read(name) for name in pickles)
+        names = [name for name in archive.namelist() if name.endswith("data.pkl")]
+        try:
+            return archive.read(names[0]) if names else None
+        except zipfile.BadZipFile:
+            return None
 
 
 def _described(record: Mapping[str, str]) -> str:

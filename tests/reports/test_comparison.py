@@ -1,12 +1,15 @@
 """Comparisons of trainers, from the cases of their runs to verdicts and sentences."""
 
+import json
 import math
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import wilcoxon
 
 from benchmarks.study_statistics import PARTS, SCENARIOS, claims_by_parts, shown, simulate, verdicts
+from nnunet_cpr.nnunet.fold_files import PRETRAINED
 from nnunet_cpr.reports.checks import find_warnings
 from nnunet_cpr.reports.comparison_tables import non_inferiority_table
 from nnunet_cpr.reports.numbers import compare_with
@@ -169,7 +172,38 @@ def test_bounds_that_were_never_set_have_no_verdict(tmp_path):
     assert found.verdict == "no verdict" and f"as bounds of {CPR} were never set" in sentence(found)
     (part,) = read_results(study(SGD, CPR, seeds=SEEDS), tmp_path).by_setting()
     unset = [line for line in find_warnings(part) if "the bounds of CPR were never set" in line]
-    assert len(unset) == sum(run.fold > 0 for run in part.unbounded) > 0
+    assert len(unset) == sum(flaw.run.fold > 0 for flaw in part.flaws) > 0
+
+
+def test_runs_with_other_plans_of_the_same_name_have_no_verdict(tmp_path):
+    """As after a change of the plans' file, and a study with one more seed."""
+    write_runs(tmp_path, SGD, noisy(0.8))
+    write_runs(tmp_path, CPR, noisy(0.82))
+    for run in study(SGD, CPR, seeds=SEEDS).runs():
+        patch = [16] if run.entry == CPR and run.seed == 3 else [32]
+        low = {"patch_size": patch, "batch_size": 2, f"of version {run.seed}": 1}
+        plans = {"configurations": {run.configuration: {"inherits_from": "low"}, "low": low}}
+        (run.folder(tmp_path).parent / "plans.json").write_text(json.dumps(plans))
+    found = compared(tmp_path)[CPR]
+    assert found.verdict == "no verdict" and f"as {CPR} has runs with other plans" in sentence(found)
+    (part,) = read_results(study(SGD, CPR, seeds=SEEDS), tmp_path).by_setting()
+    warnings = [line for line in find_warnings(part) if "differ from those of other runs" in line]
+    assert len(warnings) == 2 and all(line.endswith("in patch_size.") for line in warnings)
+    assert warnings[0].startswith(f"{CPR}, fold 0, seed 3: its nnUNetPlans")
+
+
+def test_fine_tuned_run_in_the_place_of_one_from_scratch_has_no_verdict(tmp_path):
+    """nnU-Net's option without the suffix ``_pre<Word>`` overwrites the folder."""
+    write_runs(tmp_path, SGD, noisy(0.8))
+    write_runs(tmp_path, CPR, noisy(0.82))
+    fold = next(study(SGD, CPR, seeds=SEEDS).runs()).folder(tmp_path)
+    record = {"path": "/b.pth", "sha256": "0" * 64}
+    torch.save({"init_args": {PRETRAINED: record}}, fold / "checkpoint_final.pth")
+    found = compared(tmp_path)[CPR]
+    assert found.verdict == "no verdict" and f"{SGD} has runs that began with other" in sentence(found)
+    (part,) = read_results(study(SGD, CPR, seeds=SEEDS), tmp_path).by_setting()
+    (warning,) = [line for line in find_warnings(part) if "random weights" in line]
+    assert warning.startswith(f"{SGD}, fold 0, seed 1: expected") and "got one from /b.pth" in warning
 
 
 def test_trainer_that_has_learned_nothing_has_no_verdict(tmp_path):
