@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import functools
 import os
 import shutil
 import tempfile
@@ -98,6 +99,16 @@ def take_step(trainer: Any, epoch: int, step: int) -> None:
         trainer.on_train_epoch_end([{"loss": np.float32(0.5)}])
 
 
+@functools.lru_cache(maxsize=64)  # each rule asks
+def content_of(path: Path, written: int) -> tuple[int, int] | None:
+    """Return training and epochs of a file, None for a damaged one."""
+    try:
+        content = torch.load(path, weights_only=False)
+        return content["init_args"][RUN], content["current_epoch"]
+    except Exception:
+        return None
+
+
 class TrainingLife(RuleBasedStateMachine):
     """One fold's folder, and at most one process that trains in it."""
 
@@ -165,14 +176,8 @@ class TrainingLife(RuleBasedStateMachine):
 
     def files(self) -> dict[str, tuple[int, int] | None]:
         """Return training and epochs of each file, None for a damaged one."""
-        found: dict[str, tuple[int, int] | None] = {}
-        for path in filter(Path.exists, map(self.folder.joinpath, FILES)):
-            try:
-                content = torch.load(path, weights_only=False)
-                found[path.name] = content["init_args"][RUN], content["current_epoch"]
-            except Exception:
-                found[path.name] = None
-        return found
+        paths = filter(Path.exists, map(self.folder.joinpath, FILES))
+        return {path.name: content_of(path, path.stat().st_mtime_ns) for path in paths}
 
     def newest(self) -> tuple[int, int] | None:
         return max(filter(None, self.files().values()), default=None)
@@ -405,7 +410,7 @@ class TrainingLife(RuleBasedStateMachine):
         assert any("cannot be continued with --c" in line for line in self.said[-1:])
 
 
-def play(count: int = 40, search: int = 2000, **options: Any) -> None:
+def play(count: int = 40, search: int = 300, **options: Any) -> None:
     chosen = settings(examples.examples(count, search), stateful_step_count=40, **options)
     run_state_machine_as_test(TrainingLife, settings=chosen)
 
