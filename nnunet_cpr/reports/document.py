@@ -98,8 +98,8 @@ def _details(
         first = [each.numbers for each in known if each.numbers.metric == known[0].numbers.metric]
         best = max(first, key=lambda numbers: numbers.gain)
         pictures, notes = draw_extreme_cases(compared, best, raw)
-        names = f"{best.entry.full_title} and {best.reference.full_title}"
-        text = f"{names}: the slice with the most wrong voxels."
+        names = f"{best.entry.full_title} instead of {best.reference.full_title}"
+        text = f"{names}: points gained in a case, and the slice with the most wrong voxels."
         yield Section(f"Pictures of cases: {title}", [text, *notes], [], pictures)
     if not results.epochs.empty:
         curves, times = figures.draw_curves(results), tables.time_table(results)

@@ -21,6 +21,8 @@ from nnunet_cpr.reports.results import SettingResults, run_means, unique
 from nnunet_cpr.reports.verdicts import Judged, Verdict
 from nnunet_cpr.studies.definition import Study
 
+FIGURES = ("differences", "over-datasets", "runs", "curves", "case")
+"""First words of the names of all figures."""
 MAX_DRAWN = 8
 """Maximum number of trainers beside the reference in figures."""
 MAX_PANELS = 3
@@ -199,6 +201,7 @@ def _titles_of_drawn(study: Study, table: pd.DataFrame) -> dict[str, str]:
 
 
 def short(text: str, length: int = 40) -> str:
-    """Return a text for a figure."""
-    short = text if len(text) <= length else text[: length - 1] + "…"
+    """Return a text for a figure; names of trainers differ at their ends."""
+    end = length // 2
+    short = text if len(text) <= length else f"{text[: length - end - 1]}…{text[-end:]}"
     return short.replace("$", r"\$")  # otherwise Matplotlib reads it as mathematics

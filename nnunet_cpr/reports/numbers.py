@@ -263,7 +263,8 @@ def _left_out(metric: Metric, cases: int) -> str:
 def _shortage(trainings: np.ndarray) -> str:
     folds, seeds = trainings.shape if trainings.size else (0, 0)
     if seeds < MIN_SEEDS or folds < MIN_FOLDS:
-        return f"no verdict with {count(seeds, 'seed')} and {count(folds, 'fold')}"
+        given = f"{count(seeds, 'seed')} and {count(folds, 'fold')}"
+        return f"no verdict with {given} ({MIN_SEEDS} and {MIN_FOLDS} are needed)"
     return "" if np.ptp(trainings) else "no verdict, as all runs differ by exactly the same"
 
 

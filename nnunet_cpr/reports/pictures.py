@@ -16,6 +16,7 @@ from nnunet_cpr.reports.figures import STYLE, Picture, save, short
 from nnunet_cpr.reports.metrics import value_text
 from nnunet_cpr.reports.numbers import Numbers
 from nnunet_cpr.reports.reading import class_key, counted_voxels, ignore_label, read_dataset_json
+from nnunet_cpr.reports.results import UNSEEDED
 from nnunet_cpr.reports.selection import Compared
 
 _MARGIN = 10
@@ -34,13 +35,14 @@ def draw_extreme_cases(
     """
     pictures, notes = [], []
     gains = _gains(compared.results.cases, comparison)
+    seed = "" if comparison.seeds[0] == UNSEEDED else f", seed {comparison.seeds[0]}"
     kinds = {len(gains) // 2: "median", 0: "worst", len(gains) - 1: "best"} if len(gains) else {}
     for position, kind in sorted(kinds.items()):
         fold, case = gains.index[position]
         try:
             dataset, files = _find_files(compared, comparison, raw, fold, case)
             gain = value_text(gains.iloc[position], "+.2f")
-            title = f"{kind} case, {case} (fold {fold}): {gain} points of Dice"
+            title = f"{kind} case, {case} (fold {fold}{seed}): {gain} points of Dice"
             pictures.append(draw_case(files, dataset, title, "-".join([kind, *comparison.setting])))
         except (OSError, ValueError, RuntimeError) as error:  # SimpleITK raises RuntimeError
             reason = " ".join(str(error).rpartition("ERROR: ")[2].split())

@@ -164,9 +164,10 @@ def describe(size: Size, deviations: Deviations) -> str:
     if size != possible_size(size):
         possible = describe(possible_size(size), deviations)
         return f"{given} there is no verdict on a data set; {possible}"
-    sizes = (size, size._replace(seeds=size.seeds + 2))
-    found, more = (to_digits(smallest_effect(each, deviations)) for each in sizes)
-    return f"{given}, 8 of 10 studies find a difference of {found} points; 2 seeds more: {more}"
+    sizes = [size, size._replace(seeds=size.seeds + 2), size._replace(folds=size.folds + 1)]
+    found, seeds, fold = (to_digits(smallest_effect(each, deviations)) for each in sizes)
+    text = f"{given}, 8 of 10 studies find a difference of {found} points; 2 seeds more: {seeds}"
+    return f"{text}, a third fold: {fold}" if size.folds == MIN_FOLDS else text
 
 
 def to_digits(effect: float) -> str:

@@ -26,7 +26,7 @@ from nnunet_cpr.reports.results import (
 )
 from nnunet_cpr.reports.selection import Compared
 from nnunet_cpr.reports.verdicts import Verdict, judge_all
-from nnunet_cpr.studies.definition import TrainerEntry
+from nnunet_cpr.studies.definition import Study, TrainerEntry
 from nnunet_cpr.studies.run_state import recorded_seconds
 
 _DEVIATIONS = {"folds": "fold", "seeds": "seed"}
@@ -74,6 +74,21 @@ def main_table(results: SettingResults) -> pd.DataFrame:
         table = table.join(means, on="trainer")
         best = _find_best(results, metric, means[metric.column].dropna())
         table[_key(metric, "best")] = table["trainer"] == best
+    return table
+
+
+def with_own_places(table: pd.DataFrame, study: Study) -> pd.DataFrame:
+    """Return the table of a CSV file in which entries have their own configuration and plans.
+
+    Args:
+        table: rows with the columns trainer, configuration and plans, of the study.
+        study: the study.
+    """
+    table = table.copy()
+    for entry in study.trainers:
+        for column, own in (("configuration", entry.configuration), ("plans", entry.plans)):
+            if own:
+                table.loc[table["trainer"] == entry.key, column] = own
     return table
 
 
@@ -170,18 +185,21 @@ def main_table_notes(settings: Sequence[SettingResults]) -> list[str]:
         notes.append("Means over different runs cannot be compared, so no value is marked as the best.")
     if any(dataset in entry.published for entry in study.trainers for dataset in study.datasets):
         notes.append(f"Published numbers: {study.source or 'source not given'}.")
-    return [*notes, *filter(None, map(_own_settings, study.trainers))]
+    places = f"{' and '.join(study.configurations)} with {' and '.join(study.plans)}"
+    described = "; ".join(filter(None, map(_described, study.trainers)))
+    return [*notes, f"Trained in {places}: {described}." if described else f"Trained in {places}."]
 
 
-def _own_settings(entry: TrainerEntry) -> str:
-    """Return a note on what an entry has in place of the study's settings, "" if nothing."""
+def _described(entry: TrainerEntry) -> str:
+    """Return what an entry trains, "" if its title says all."""
     own = {
         "plans": entry.plans,
         "configuration": entry.configuration,
         "pretrained weights": entry.pretrained,
     }
     given = ", ".join(f"{name} {value}" for name, value in own.items() if value)
-    return f"{entry.full_title}: {entry.trained} with {given}." if given else ""
+    trained = f"{entry.trained} with {given}" if given else entry.trained
+    return "" if entry.full_title == trained else f"{entry.full_title} is {trained}"
 
 
 def class_table(results: SettingResults, metric: Metric) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +11,7 @@ from rich.console import Console
 from nnunet_cpr._files import atomic_write
 from nnunet_cpr.reports.comparison_tables import comparison_table, non_inferiority_table, over_table
 from nnunet_cpr.reports.document import build_sections, render
+from nnunet_cpr.reports.figures import FIGURES
 from nnunet_cpr.reports.numbers import compare_with
 from nnunet_cpr.reports.over_datasets import judge_family
 from nnunet_cpr.reports.reading import read_results
@@ -17,7 +19,13 @@ from nnunet_cpr.reports.results import UNSEEDED
 from nnunet_cpr.reports.selection import choose_compared, selection_notes
 from nnunet_cpr.reports.sentences import answers, ratio_notes
 from nnunet_cpr.reports.surface_metrics import add_surface_metrics
-from nnunet_cpr.reports.tables import main_table, main_table_notes, shown_main_table, to_latex
+from nnunet_cpr.reports.tables import (
+    main_table,
+    main_table_notes,
+    shown_main_table,
+    to_latex,
+    with_own_places,
+)
 from nnunet_cpr.studies.definition import Study
 
 
@@ -58,26 +66,38 @@ def write_report(
     table, answer = shown_main_table(settings), answers(settings, judged, tested)
     notes = main_table_notes(settings) + selection_notes(compared) + ratio_notes(compared) + found.notes
     sections = build_sections(compared, answer, table, notes, judged, raw)
+    cases = found.cases.assign(seed=found.cases["seed"].replace(UNSEEDED, None))
     documents = {
         "report.html": render("page.html.j2", study.name, sections),
         "report.md": render("page.md.j2", study.name, sections),
         "report.tex": to_latex(table, notes),
-        "table.csv": _csv(pd.concat(map(main_table, settings))),
+        "table.csv": _csv(
+            with_own_places(pd.concat(map(main_table, settings), ignore_index=True), study)
+        ),
         "comparisons.csv": _csv(comparison_table(judged.comparisons)),
         "non_inferiority.csv": _csv(non_inferiority_table(tested.comparisons)),
         **({"over_datasets.csv": _csv(over_table(judged.over))} if judged.over else {}),
-        "cases.csv": _csv(found.cases.assign(seed=found.cases["seed"].replace(UNSEEDED, None))),
+        "cases.csv": _csv(with_own_places(cases, study)),
     }
     files = {name: text.encode() for name, text in documents.items()}
     for picture in (each for section in sections for each in section.pictures):
         files |= {f"figures/{picture.name}.{suffix}": data for suffix, data in picture.files.items()}
     (output / "figures").mkdir(parents=True, exist_ok=True)
+    _remove_earlier(output, files)
     for name, content in files.items():
         with atomic_write(output / name) as path:
             path.write_bytes(content)
     for line in (*answer, table.cells.to_string(), *notes):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return [output / name for name in (*documents, "figures")]
+
+
+def _remove_earlier(output: Path, files: Mapping[str, bytes]) -> None:
+    """Remove figures of an earlier report, of other plans or trainers, that this one does not have."""
+    for kind in FIGURES:
+        for path in (output / "figures").glob(f"{kind}-*"):
+            if f"figures/{path.name}" not in files:
+                path.unlink()
 
 
 def _csv(table: pd.DataFrame) -> str:

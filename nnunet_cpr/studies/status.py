@@ -92,7 +92,12 @@ def shorten(names: Sequence[str]) -> list[str]:
         ['SGD', 'CPR_ws4']
         >>> shorten(["nnU-Net's weight decay", "CPR"])
         ["nnU-Net's weight decay", 'CPR']
+        >>> shorten(["nnUNetTrainerSGD_10epochs", "nnUNetTrainerSGD_10epochs, 2d"])
+        ['nnUNetTrainerSGD_10epochs', '2d']
     """
+    trainers, own = zip(*(name.partition(", ")[::2] for name in names))
+    if len(set(trainers)) == 1:  # they differ in their plans, configuration or weights
+        return [settings or name for name, settings in zip(names, own)]
     words = [name.split("_") for name in names]
     if all(name.startswith(_TRAINER) and name != _TRAINER for name in names):
         words = [name.removeprefix(_TRAINER).split("_") for name in names]

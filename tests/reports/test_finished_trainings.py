@@ -65,7 +65,7 @@ def test_plans_and_configurations_of_others_are_compared(
     assert done.exit_code == 0, done.output
     assert "ResEnc L instead of nnUNetTrainer: 2.0" in done.output
     assert "no verdict with 1 seed and 5 folds" in done.output
-    assert "ResEnc L: nnUNetTrainer with plans nnUNetResEncUNetLPlans." in done.output
+    assert "ResEnc L is nnUNetTrainer with plans nnUNetResEncUNetLPlans" in done.output
     report = theirs / "studies" / "theirs" / "report"
     rows = pd.read_csv(report / "comparisons.csv")
     np.testing.assert_allclose(sorted(rows["difference"]), [-1, 2], atol=0.1)

@@ -61,7 +61,7 @@ def test_report_answers_first(written):
         assert any(alt.startswith(kind) for alt in page.images), kind
     sentences = pd.read_csv(folder / "comparisons.csv")["sentence"]
     assert sentences[0].startswith("CPR 2k & more instead of weight <decay> 3e-5: ")
-    assert sentences[0].endswith("; no verdict with 1 seed and 2 folds.")
+    assert sentences[0].endswith("; no verdict with 1 seed and 2 folds (3 and 2 are needed).")
     assert output.startswith(sentences[0]) and page.words.index(sentences[0]) < 60
     assert sentences[1] in page.words and sentences[1] in output
 
@@ -81,6 +81,34 @@ def test_all_files_have_the_same_results(written):
     for text in (output, *(path.read_text() for path in folder.glob("report.*"))):
         assert f"{mean:.2f}" in text
     assert "CPR 2k & more instead of weight \\<decay\\> 3e-5" in (folder / "report.md").read_text()
+
+
+def test_report_says_what_was_trained(written):
+    output = written[0][2]
+    assert "Trained in 3d_fullres with nnUNetPlans: weight <decay> 3e-5 is nnUNetTrainerSGD_6" in output
+    assert "TheirTrainer is" not in output
+
+
+def test_entries_have_their_own_places_in_csv_files_and_old_figures_go(tmp_path):
+    """Whoever groups by configuration finds the one that was trained."""
+    flat = TrainerEntry("nnUNetTrainerSGD_6epochs", configuration="2d", plans="nnUNetPlansFlat")
+    planned = study("nnUNetTrainerSGD_6epochs", flat)
+    old = ("runs-Dataset002_B-3d_fullres-Replaced-dice.svg", "mine.svg")
+    (tmp_path / "report" / "figures").mkdir(parents=True)
+    for name in old:
+        (tmp_path / "report" / "figures" / name).touch()
+    results, *_ = whole(tmp_path, study("nnUNetTrainerSGD_6epochs"), cases=3)
+    shutil.copytree(*(run.folder(results).parent for run in planned.runs() if run.fold == 0))
+    folder, *_ = report(tmp_path, planned, results)
+    for name in ("table.csv", "cases.csv"):
+        rows = pd.read_csv(folder / name)
+        places = rows.groupby("trainer")[["configuration", "plans"]].agg(set).to_dict("index")
+        assert places == {
+            "nnUNetTrainerSGD_6epochs": {"configuration": {"3d_fullres"}, "plans": {"nnUNetPlans"}},
+            flat.key: {"configuration": {"2d"}, "plans": {"nnUNetPlansFlat"}},
+        }
+    kept = {path.name for path in (folder / "figures").iterdir()}
+    assert old[0] not in kept and old[1] in kept and len(kept) > 3
 
 
 def test_equal_results_give_equal_bytes(written):
