@@ -10,7 +10,7 @@ from nnunet_cpr.reports.checks import find_warnings
 from nnunet_cpr.reports.metrics import p_text
 from nnunet_cpr.reports.numbers import Gain, Numbers
 from nnunet_cpr.reports.over_datasets import Family, OverDatasets
-from nnunet_cpr.reports.results import ASSUMED, SettingResults
+from nnunet_cpr.reports.results import ASSUMED, MIN_FOLDS, SettingResults
 from nnunet_cpr.reports.selection import Compared
 from nnunet_cpr.reports.verdicts import Judged, Verdict
 
@@ -96,6 +96,16 @@ def ratio_notes(settings: Sequence[Compared]) -> list[str]:
     return [
         f"The study has not recorded the splits of {which}; four times as many cases for training as "
         "for the test of a fold are assumed, as in five folds."
+    ]
+
+
+def fold_notes(judged: Family) -> list[str]:
+    """Return a note if intervals are wide because there are two folds."""
+    if all(len(each.numbers.folds) != MIN_FOLDS or each.numbers.obstacle for each in judged.comparisons):
+        return []
+    return [
+        "Two folds leave one degree of freedom for the variation between folds, so intervals are wide; "
+        "a third fold narrows them most."
     ]
 
 

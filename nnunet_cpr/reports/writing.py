@@ -17,7 +17,7 @@ from nnunet_cpr.reports.over_datasets import judge_family
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.results import UNSEEDED
 from nnunet_cpr.reports.selection import choose_compared, selection_notes
-from nnunet_cpr.reports.sentences import answers, ratio_notes
+from nnunet_cpr.reports.sentences import answers, fold_notes, ratio_notes
 from nnunet_cpr.reports.surface_metrics import add_surface_metrics
 from nnunet_cpr.reports.tables import (
     main_table,
@@ -64,7 +64,8 @@ def write_report(
     if of_trainers.non_inferior_to != of_trainers.reference:
         tested = judge_family(compare_with(compared, of_trainers.non_inferior_to))
     table, answer = shown_main_table(settings), answers(settings, judged, tested)
-    notes = main_table_notes(settings) + selection_notes(compared) + ratio_notes(compared) + found.notes
+    notes = main_table_notes(settings) + selection_notes(compared) + fold_notes(judged)
+    notes += ratio_notes(compared) + found.notes
     sections = build_sections(compared, answer, table, notes, judged, raw)
     cases = found.cases.assign(seed=found.cases["seed"].replace(UNSEEDED, None))
     documents = {

@@ -13,9 +13,10 @@ from nnunet_cpr.nnunet.fold_files import PRETRAINED
 from nnunet_cpr.reports.checks import find_warnings
 from nnunet_cpr.reports.comparison_tables import non_inferiority_table
 from nnunet_cpr.reports.numbers import compare_with
+from nnunet_cpr.reports.over_datasets import Family
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.selection import choose_compared
-from nnunet_cpr.reports.sentences import sentence
+from nnunet_cpr.reports.sentences import fold_notes, sentence
 from nnunet_cpr.reports.verdicts import judge_all
 from nnunet_cpr.studies.definition import TrainerEntry
 from tests.reports.folds import NAN, both, study, write_fold, write_history
@@ -66,6 +67,9 @@ def test_networks_of_one_trainer_are_compared(tmp_path):
         f"{CPR}, {larger}": "undecided",
     }
     assert sentence(found[f"{SGD}, {larger}"]).count(larger) == 1
+    assert not fold_notes(Family([], list(found.values())))
+    wide = compared(tmp_path, *entries)
+    assert "a third fold narrows them" in fold_notes(Family([], list(wide.values())))[0]
 
 
 def test_clear_difference_is_better_or_worse(tmp_path):
