@@ -48,7 +48,7 @@ MIN_FOLDS = 2
 
 
 class Flaw(NamedTuple):
-    """What makes the result of a run unfit for a verdict.
+    """Flaw of a run that makes its result unfit for a verdict.
 
     Attributes:
         run: the run.
