@@ -64,7 +64,8 @@ def with_other_plans(runs: Iterable[Run], results: Path) -> Iterator[tuple[Run, 
         model = run.folder(results).parent
         if model not in by_model:
             own = _read(model / _KEPT, run)
-            by_model[model] = ", ".join(_differences(first.setdefault(_place(run), own), own))
+            known = first.setdefault(_place(run), own) if own else own
+            by_model[model] = ", ".join(_differences(known, own))
         if by_model[model]:
             yield run, by_model[model]
 

@@ -184,6 +184,8 @@ def test_runs_with_other_plans_of_the_same_name_have_no_verdict(tmp_path):
     write_runs(tmp_path, SGD, noisy(0.8))
     write_runs(tmp_path, CPR, noisy(0.82))
     for run in study(SGD, CPR, seeds=SEEDS).runs():
+        if (run.entry, run.seed) == (SGD, 1):
+            continue  # results of others may lack the file
         patch = [16] if run.entry == CPR and run.seed == 3 else [32]
         low = {"patch_size": patch, "batch_size": 2, f"of version {run.seed}": 1}
         plans = {"configurations": {run.configuration: {"inherits_from": "low"}, "low": low}}
