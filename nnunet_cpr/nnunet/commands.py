@@ -114,8 +114,7 @@ def run(
     if (status := process.returncode) != 0:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         tail = " | ".join([line for line in lines if line.strip()][-3:])
-        after = "; its last lines were" if status < 0 else ""  # they are no reason
-        raise CommandFailed(f"{command[0]} {_describe_end(status)}, see {log}{after}: {tail}")
+        raise CommandFailed(f"{command[0]} {_describe_end(status)}, see {log}; its last lines: {tail}")
 
 
 def _describe_end(status: int) -> str:

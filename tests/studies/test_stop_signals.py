@@ -111,7 +111,7 @@ def test_stubborn_command_is_killed_by_a_second_interrupt(training: Callable, tm
 def test_killed_command_leaves_no_processes(training: Callable, tmp_path: Path) -> None:
     training("sleep 1000 & echo $! > child; echo Epoch 3; kill -9 $$")
     with pytest.raises(
-        CommandFailed, match=r"was killed, perhaps out of memory, see .*; its last lines were: Epoch 3"
+        CommandFailed, match=r"was killed, perhaps out of memory, see .*; its last lines: Epoch 3"
     ):
         run_command(["nnUNetv2_train"], tmp_path / "log", os.environ)
     assert not child_runs(tmp_path)
