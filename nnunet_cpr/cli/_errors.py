@@ -11,7 +11,7 @@ from typing import NoReturn
 import typer
 
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES
-from nnunet_cpr.nnunet.stop_signals import Terminated, raise_on_termination
+from nnunet_cpr.nnunet.processes import Terminated, raise_on_termination
 
 
 def stop(message: str, status: int = 1) -> NoReturn:

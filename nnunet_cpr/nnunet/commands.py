@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from nnunet_cpr.nnunet.stop_signals import TERMINATION_SIGNALS, StopRequest
+from nnunet_cpr.nnunet.processes import TERMINATION_SIGNALS, StopRequest
 
 FOLDER_VARIABLES = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
 """Environment variables that name nnU-Net's folders."""

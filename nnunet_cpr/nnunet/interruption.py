@@ -14,7 +14,7 @@ import psutil
 from torch import distributed
 
 from nnunet_cpr.nnunet.checkpoints import one_line
-from nnunet_cpr.nnunet.stop_signals import TERMINATION_SIGNALS, handle_signals
+from nnunet_cpr.nnunet.processes import TERMINATION_SIGNALS, handle_signals
 
 
 class Interrupted(SystemExit, KeyboardInterrupt):

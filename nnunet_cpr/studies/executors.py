@@ -25,7 +25,7 @@ import submitit
 from nnunet_cpr._cores import available_cores
 from nnunet_cpr._files import add_path_to_os_errors, read_json
 from nnunet_cpr.nnunet.commands import CPU_THREADS, CommandFailed, CommandStopped
-from nnunet_cpr.nnunet.stop_signals import StopRequest, Terminated, record_stop_signals
+from nnunet_cpr.nnunet.processes import StopRequest, Terminated, record_stop_signals
 from nnunet_cpr.studies.definition import Run, StudyError
 from nnunet_cpr.studies.run_state import (
     Stage,
@@ -74,7 +74,7 @@ class Local:
     ) -> None:
         """Train the unfinished runs until all are done or have failed once.
 
-        Ctrl-C and the other signals of :func:`~nnunet_cpr.nnunet.stop_signals.record_stop_signals` stop
+        Ctrl-C and the other signals of :func:`~nnunet_cpr.nnunet.processes.record_stop_signals` stop
         the trainings, which write their state; a second Ctrl-C kills them.
 
         Args:

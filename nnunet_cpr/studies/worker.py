@@ -23,7 +23,7 @@ from nnunet_cpr.nnunet.fold_files import (
     is_complete_checkpoint,
     read_progress,
 )
-from nnunet_cpr.nnunet.stop_signals import StopRequest, record_stop_signals
+from nnunet_cpr.nnunet.processes import StopRequest, record_stop_signals
 from nnunet_cpr.studies.definition import Run
 from nnunet_cpr.studies.pretraining import begins
 from nnunet_cpr.studies.run_state import (

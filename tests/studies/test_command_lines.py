@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from nnunet_cpr.cli import app
 from nnunet_cpr.nnunet.commands import CommandStopped
-from nnunet_cpr.nnunet.stop_signals import StopRequest
+from nnunet_cpr.nnunet.processes import StopRequest
 from nnunet_cpr.studies.definition import Run
 from nnunet_cpr.studies.run_state import StudyPaths
 from nnunet_cpr.studies.worker import Worker

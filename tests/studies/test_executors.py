@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nnunet_cpr.nnunet.stop_signals import StopRequest
+from nnunet_cpr.nnunet.processes import StopRequest
 from nnunet_cpr.studies import executors
 from nnunet_cpr.studies.definition import Run
 from nnunet_cpr.studies.executors import Local

@@ -20,7 +20,7 @@ import torch
 
 from nnunet_cpr.nnunet.commands import CommandFailed
 from nnunet_cpr.nnunet.fold_files import RESOURCES
-from nnunet_cpr.nnunet.stop_signals import StopRequest
+from nnunet_cpr.nnunet.processes import StopRequest
 from nnunet_cpr.studies.definition import Run, StudyError
 from nnunet_cpr.studies.run_state import (
     Stage,

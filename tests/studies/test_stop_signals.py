@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -18,7 +17,7 @@ import pytest
 
 from nnunet_cpr.nnunet.commands import CommandFailed, CommandStopped
 from nnunet_cpr.nnunet.commands import run as run_command
-from nnunet_cpr.nnunet.stop_signals import raise_on_termination, record_stop_signals
+from nnunet_cpr.nnunet.processes import record_stop_signals
 from nnunet_cpr.studies.definition import Run
 from nnunet_cpr.studies.executors import Local
 from nnunet_cpr.studies.run_state import Stage, StudyPaths, claim, is_running, state_of
@@ -199,21 +198,3 @@ def test_refused_requeue_is_the_reason_of_the_failure(
         Worker(run, paths, "cpu")()
     state = state_of(run, paths)
     assert state.stage is Stage.FAILED and "'false'" in state.reason
-
-
-def test_forked_process_dies_of_a_signal() -> None:
-    """A pool of nnU-Net waits for its processes after it has sent them SIGTERM."""
-    fork = multiprocessing.get_context("fork")
-    started = fork.Event()
-
-    def wait() -> None:
-        started.set()
-        time.sleep(600)
-
-    with raise_on_termination():
-        process = fork.Process(target=wait)
-        process.start()
-        assert started.wait(300)
-        process.terminate()
-        process.join(300)
-    assert process.exitcode == -signal.SIGTERM
