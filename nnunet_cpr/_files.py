@@ -11,6 +11,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,20 @@ def remove_temporary_files(folder: Path, *patterns: str) -> None:
     for pattern in patterns:
         for path in folder.glob(f".{pattern}.*@*.tmp*"):
             path.unlink(missing_ok=True)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a file, so that nothing of a user is lost where another takes its place.
+
+    Returns:
+        The new path, whose name ends with ``.set-aside-<N>``.
+    """
+    for number in count(1):
+        kept = path.with_name(f"{path.name}.set-aside-{number}")
+        if not kept.exists():
+            path.rename(kept)
+            break
+    return kept
 
 
 @contextmanager

@@ -6,8 +6,8 @@
 With ``nnUNet_results`` set to the folder, ``nnunet-cpr study report studies/methods.yaml`` writes the
 report again, without pictures of cases. HD95 and NSD need the version of MONAI that computed them.
 
-A study that was begun on another machine goes on after ``unpack --finished`` into an empty folder of
-results: ``nnunet-cpr study run`` then trains the runs that the archive does not have.
+A study that was begun on another machine goes on after ``unpack`` into an empty folder of results:
+``nnunet-cpr study run`` then trains the runs that the archive does not have.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
-from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, RESOURCES
+from nnunet_cpr.nnunet.fold_files import RESOURCES
 from nnunet_cpr.nnunet.history import CSV_NAME
 from nnunet_cpr.reports.surface_metrics import CACHE_NAME
 from nnunet_cpr.studies.study_file import load
@@ -59,27 +58,12 @@ def pack(
 def unpack(
     files: Annotated[list[Path], typer.Argument(help="Archives to read; they may share runs.")],
     folder: Annotated[Path, typer.Argument(help="Folder to write, for nnUNet_results.")],
-    finished: Annotated[
-        bool,
-        typer.Option("--finished", help="Add empty checkpoints: a study trains only other runs."),
-    ] = False,
 ) -> None:
     """Write the files as nnU-Net's results."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:
         with tarfile.open(file) as archive:
             archive.extractall(folder, filter="data")
-            names = archive.getnames()
-        if finished:
-            for name in names:
-                if name.endswith("/validation/summary.json"):
-                    _mark_as_finished(folder / Path(name).parent.parent / FINAL_CHECKPOINT)
-
-
-def _mark_as_finished(checkpoint: Path) -> None:
-    """Write an empty checkpoint unless there is one."""
-    if not checkpoint.exists():
-        torch.save({}, checkpoint)
 
 
 def _small_files(fold: Path) -> Iterator[Path]:

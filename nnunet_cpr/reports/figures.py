@@ -133,12 +133,14 @@ def draw_over_datasets(comparisons: Sequence[Judged[OverDatasets]]) -> Picture:
             means = [each.difference for each in judged.numbers.datasets]
             reach = 1.2 * max(np.abs([*means, low, high])) or 1
             axes.set(xlim=(-reach, reach), title=short(judged.numbers.entry.full_title))
-        panels[0].set_yticks(range(len(names) + 1), [*map(short, names), "all data sets"])
+        is_all = not any(judged.numbers.left_out for judged in shown)
+        mean = "all data sets" if is_all else "mean, not of all"
+        panels[0].set_yticks(range(len(names) + 1), [*map(short, names), mean])
         panels[0].set_ylim(len(names) + 0.5, -0.5)
         figure.supxlabel(f"{_difference_label(first)}; bars: 95 % intervals", fontsize=9)
         alt = (
-            f"Differences of {metric.title} to {first.reference.full_title} on each data set and over "
-            f"all of them, in {metric.difference_unit}, with 95 % intervals; over_datasets.csv has the "
+            f"Differences of {metric.title} to {first.reference.full_title} on each data set, and their "
+            f"mean, in {metric.difference_unit}, with 95 % intervals; over_datasets.csv has the "
             "numbers."
         )
         return save(figure, f"over-datasets-{metric.name}", alt)

@@ -150,8 +150,8 @@ def compare_with(settings: Sequence[Compared], reference: str) -> list[Numbers]:
 
 def compare_by(metric: Metric, compared: Compared, trainer: str) -> Iterator[Numbers]:
     """Yield the comparisons of one setting by one metric."""
-    results, failures = compared.results, _find_failures(compared)
-    reference = results.study.entry(trainer)
+    results, reference = compared.results, compared.results.study.entry(trainer)
+    flaws, constants = _find_flaws(compared), _find_constants(results)
     by_case = values_of_cases(results, metric)
     by_run = run_means(results.cases, metric.name).set_index(["trainer", "fold", "seed"])[metric.name]
     for entry in results.study.trainers:
@@ -165,8 +165,11 @@ def compare_by(metric: Metric, compared: Compared, trainer: str) -> Iterator[Num
             by_run.reindex(product([each.key], pairs.folds, pairs.seeds)).mean()
             for each in (entry, reference)
         ]
-        failed = [failures[e.key] for e in (reference, entry) if e.key in failures]
-        doubt = failed[0] if failed else _left_out(metric, pairs.cases_left_out)
+        flawed, constant = (
+            next((reasons[e.key] for e in (reference, entry) if e.key in reasons), "")
+            for reasons in (flaws, constants)
+        )
+        doubt = flawed or _left_out(metric, pairs.cases_left_out)
         yield Numbers(
             setting=results.setting,
             metric=metric,
@@ -185,7 +188,7 @@ def compare_by(metric: Metric, compared: Compared, trainer: str) -> Iterator[Num
             bootstrap=statistics.crossed_bootstrap(complete),
             table_gain=metric.sign * metric.scale * float(in_table[0] - in_table[1]),
             doubt=doubt,
-            obstacle=doubt or _shortage(trainings),
+            obstacle=doubt or constant or _shortage(trainings),
         )
 
 
@@ -234,21 +237,29 @@ def pair_runs(
     return Pairs(folds, seeds, [differences[of_fold == fold].T for fold in folds], left_out)
 
 
-def _find_failures(compared: Compared) -> dict[str, str]:
-    """Return the trainers that learned nothing or have flawed runs, and why they have no verdict."""
-    failures, results = {}, compared.results
-    titles = {entry.key: entry.full_title for entry in results.study.trainers}
+def _find_flaws(compared: Compared) -> dict[str, str]:
+    """Return the trainers with flawed runs, whose numbers are doubtful, and why."""
+    flaws, results = {}, compared.results
     reasons = {flaw.run.entry: flaw.reason for flaw in results.flaws}
     for entry in results.study.trainers:
         trained = [compared.trainer(entry, fold) for fold in results.study.folds]
         if flawed := [reasons[key] for key in trained if key in reasons]:
-            failures[entry.key] = f"no verdict, as {flawed[0].format(entry.full_title)}"
+            flaws[entry.key] = f"no verdict, as {flawed[0].format(entry.full_title)}"
+    return flaws
+
+
+def _find_constants(results: SettingResults) -> dict[str, str]:
+    """Return the trainers that learned nothing here, and why they have no verdict.
+
+    Their numbers are not doubtful: that a trainer collapses on a data set is a result.
+    """
+    titles = {entry.key: entry.full_title for entry in results.study.trainers}
     dice = results.cases.dropna(subset=["dice"]).groupby("trainer", sort=False)["dice"]
-    for trainer, low, high, count in dice.agg(["min", "max", "size"]).itertuples():
-        if low == high and count > 1:
-            same = f"the Dice of {titles[trainer]} is {100 * low:.2f} % in all cases"
-            failures.setdefault(trainer, f"no verdict, as {same}")
-    return failures
+    return {
+        trainer: f"no verdict, as the Dice of {titles[trainer]} is {100 * low:.2f} % in all cases"
+        for trainer, low, high, number in dice.agg(["min", "max", "size"]).itertuples()
+        if low == high and number > 1
+    }
 
 
 def _left_out(metric: Metric, cases: int) -> str:

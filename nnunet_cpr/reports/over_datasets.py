@@ -26,7 +26,8 @@ class OverDatasets(Gain):
 
     Attributes:
         datasets: comparisons of the data sets.
-        left_out: those whose numbers are doubtful, which do not count.
+        left_out: those without numbers, or with doubtful ones. There is no verdict without them: a
+            trainer must not become better by the data sets on which it has no results.
     """
 
     datasets: list[Numbers]
@@ -36,6 +37,12 @@ class OverDatasets(Gain):
     def setting(self) -> Setting:
         """Setting of all data sets but for their names."""
         return self.datasets[0].setting._replace(dataset="")
+
+    @property
+    def title(self) -> str:
+        """Number of data sets in words, such as "5 data sets" or "4 of 5 data sets"."""
+        of_all = f" of {len(self.datasets) + len(self.left_out)}" if self.left_out else ""
+        return f"{len(self.datasets)}{of_all} data sets"
 
     @property
     def better_on(self) -> int:
@@ -66,8 +73,8 @@ def over_datasets(comparisons: Sequence[Numbers]) -> list[OverDatasets]:
     """Return a comparison over data sets for each trainer, metric, configuration and plans.
 
     Args:
-        comparisons: comparisons with one reference. There is none over fewer than three data sets with
-            values that are not doubtful.
+        comparisons: comparisons with one reference. There is none over fewer than three data sets whose
+            numbers are not doubtful.
     """
     groups: dict[tuple[str, ...], list[Numbers]] = {}
     for each in comparisons:
@@ -94,7 +101,17 @@ def _over(counted: list[Numbers], left_out: list[Numbers]) -> OverDatasets:
         bootstrap=test.interval,  # a bootstrap over so few units would be too narrow
         table_gain=float(np.mean([each.table_gain for each in counted])),
         doubt="",
-        obstacle="" if np.ptp(gains) else "no verdict, as all data sets differ by exactly the same",
+        obstacle=_obstacle(gains, left_out),
         datasets=counted,
         left_out=left_out,
     )
+
+
+def _obstacle(gains: np.ndarray, left_out: Sequence[Numbers]) -> str:
+    if left_out:
+        reasons = [
+            f"{each.setting.dataset}: {each.doubt.removeprefix('no verdict, as ') or 'no finished runs'}"
+            for each in left_out
+        ]
+        return f"no verdict, as data sets are left out ({'; '.join(reasons)})"
+    return "" if np.ptp(gains) else "no verdict, as all data sets differ by exactly the same"

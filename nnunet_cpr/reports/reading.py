@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,18 @@ import pandas as pd
 from nnunet_cpr._files import read_json
 from nnunet_cpr.nnunet.fold_files import LOG_COLUMNS, read_logs
 from nnunet_cpr.nnunet.history import CSV_NAME, has_bounds
+from nnunet_cpr.nnunet.validation import (
+    DAMAGE,
+    Validation,
+    find_validation,
+    is_outdated,
+    read_summary,
+    summary_file,
+)
 from nnunet_cpr.reports.results import (
     ASSUMED,
     FALSELY_FOUND,
+    INCOMPLETE,
     NOT_FOUND,
     RECORDED,
     RUN,
@@ -28,6 +38,7 @@ from nnunet_cpr.reports.results import (
 from nnunet_cpr.studies.definition import Run, Study, StudyError
 from nnunet_cpr.studies.plans import with_other_plans
 from nnunet_cpr.studies.pretraining import with_other_weights
+from nnunet_cpr.studies.run_state import validation_cases
 
 
 class ReportError(StudyError):
@@ -37,18 +48,19 @@ class ReportError(StudyError):
 CASES = [*SETTING, "fold", "seed", "case", "class", "trainer", "dice", "empty"]
 _UNSET = "the bounds of CPR were never set, so nothing was regularized"
 EPOCHS = [*SETTING, "fold", "seed", "trainer", *LOG_COLUMNS]
-DAMAGE = (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError)
-"""Errors that a damaged ``summary.json`` can raise."""
 
 
-def read_results(study: Study, results: Path, splits: Path | None = None) -> StudyResults:
+def read_results(
+    study: Study, results: Path, splits: Path | None = None, preprocessed: Path | None = None
+) -> StudyResults:
     """Read all runs of a study.
 
     Args:
         study: the study.
         results: nnU-Net's ``nnUNet_results``.
-        splits: the study's record of the splits of its data sets, if there is one. Splits elsewhere are
-            not read: they may have changed since.
+        splits: the study's record of the splits of its data sets, if there is one.
+        preprocessed: nnU-Net's ``nnUNet_preprocessed``, whose folds say which cases a run should have
+            where the study has no record.
 
     Raises:
         ReportError: the study has no data set, or no run has finished.
@@ -56,20 +68,23 @@ def read_results(study: Study, results: Path, splits: Path | None = None) -> Stu
     if not study.datasets:
         raise ReportError(f"study {study.name}: expected a data set, got none; add --dataset")
     cases, epochs = [], []
-    finished: list[Run] = []
+    finished: dict[Run, Validation] = {}
     flaws: list[Flaw] = []
     notes: list[str] = []
     for setting, run in study.runs_by_setting():
         folder = run.folder(results)
         seed = UNSEEDED if run.seed is None else run.seed
         here = dict(zip(RUN, (*setting, run.entry, run.fold, seed)))
+        title = f"{run.dataset}, {run.configuration}, {run.plans}, {run.trainer}, fold {run.fold}"
         try:
-            cases.append(read_cases(folder).assign(**here)[CASES])
-            finished.append(run)
-        except FileNotFoundError:
-            pass  # not validated yet
-        except DAMAGE:
-            title = f"{run.dataset}, {run.configuration}, {run.plans}, {run.trainer}, fold {run.fold}"
+            validation = find_validation(folder)
+            if validation is not None:
+                cases.append(read_cases(folder).assign(**here)[CASES])
+                finished[run] = validation
+            elif summary_file(folder).exists():
+                reason = "older than a checkpoint" if is_outdated(folder) else "unreadable"
+                notes.append(f"{title}: validation/summary.json {reason}; counts as unfinished")
+        except DAMAGE:  # of dataset.json
             notes.append(f"{title}: validation/summary.json unreadable; counts as unfinished")
         if (folder / CSV_NAME).is_file() and not has_bounds(folder / CSV_NAME):
             flaws.append(Flaw(run, _UNSET, "bounds of {} were never set"))
@@ -86,10 +101,28 @@ def read_results(study: Study, results: Path, splits: Path | None = None) -> Stu
         results,
         pd.concat(cases, ignore_index=True),
         pd.concat(epochs, ignore_index=True) if epochs else pd.DataFrame(columns=EPOCHS),
-        flaws + list(_find_other_runs(finished, results)),
+        [
+            *flaws,
+            *_find_incomplete_runs(finished, splits, preprocessed),
+            *_find_other_runs(list(finished), results),
+        ],
         notes,
         {name: _test_ratio(name, study.folds, splits) for name in study.datasets},
     )
+
+
+def _find_incomplete_runs(
+    finished: Mapping[Run, Validation], splits: Path | None, preprocessed: Path | None
+) -> Iterator[Flaw]:
+    """Yield the runs that lack cases of their fold, by its file, else by what others have."""
+    of_others: dict[tuple[str, int], frozenset[str]] = defaultdict(frozenset)
+    for run, validation in finished.items():
+        of_others[run.dataset, run.fold] |= validation.cases
+    for run, validation in finished.items():
+        expected = validation_cases(run, splits, preprocessed) or of_others[run.dataset, run.fold]
+        if missing := validation.missing(expected):
+            left = len(expected) - len(missing)
+            yield Flaw(run, f"validated on {left} of the {len(expected)} cases of its fold", INCOMPLETE)
 
 
 def _find_other_runs(finished: Sequence[Run], results: Path) -> Iterator[Flaw]:
@@ -154,14 +187,12 @@ def read_cases(fold: Path) -> pd.DataFrame:
         FileNotFoundError: the fold has not been validated.
         Exception: the ``summary.json`` is damaged, one of ``DAMAGE``.
     """
-    summary = read_json(fold / "validation" / "summary.json")
     labels = dict(read_dataset_json(fold).get("labels") or {})
     names = {class_key(value): str(name) for name, value in labels.items()}
     order = {key: position for position, key in enumerate(names)}
     rows = []
-    for case in summary["metric_per_case"]:
+    for name, case in read_summary(fold).items():
         files = {key: str(case.get(key, "")) for key in ("prediction_file", "reference_file")}
-        name = Path(Path(case["prediction_file"]).name.removesuffix(".gz")).stem
         # The keys in the file are sorted as text, 10 before 2; use the data set's order.
         metrics = {class_key(key): values for key, values in case["metrics"].items()}
         for key in sorted(metrics.keys() - {(0,)}, key=lambda k: (order.get(k, len(order)), k)):
@@ -172,8 +203,6 @@ def read_cases(fold: Path) -> pd.DataFrame:
                 {"case": name, "class": label, "dice": dice, "labels": key, "empty": empty, **files}
             )
     table = pd.DataFrame(rows).astype({"dice": float})  # None becomes NaN
-    if table.duplicated(["case", "labels"]).any() or not table["dice"].dropna().between(0, 1).all():
-        raise ValueError("a case twice, or a Dice out of [0, 1]")
     return table.sort_values("case", kind="stable")
 
 

@@ -41,6 +41,8 @@ SETTING = list(Setting._fields)
 RUN = [*SETTING, "trainer", "fold", "seed"]
 """Columns that identify a run; ``seed`` is :data:`UNSEEDED` in a study without seeds."""
 UNSEEDED = -1
+INCOMPLETE = "{} has runs that were not validated on all cases of their fold"
+"""Reason of a flaw for which the main table has a mark."""
 MIN_SEEDS = 3
 """Minimum number of seeds for a verdict, which is about methods instead of trainings."""
 MIN_FOLDS = 2
@@ -157,6 +159,10 @@ class SettingResults:
         mine = self.cases.loc[self.cases["trainer"] == trainer, ["fold", "seed"]].drop_duplicates()
         finished = set(mine.itertuples(index=False, name=None))
         return [run for run in product(self.study.folds, self.seeds) if run in finished]
+
+    def incomplete_runs(self, trainer: str) -> int:
+        """Return the number of validated runs that lack cases of their fold."""
+        return sum(flaw.reason == INCOMPLETE and flaw.run.entry == trainer for flaw in self.flaws)
 
     def largest_rectangle(self, runs: Collection[tuple[int, int]]) -> tuple[list[int], list[int]]:
         """Return folds and seeds all of whose runs are given, as many runs as possible.

@@ -53,18 +53,15 @@ def _most_interesting(judged: Family) -> list[Judged[Numbers]]:
 
 
 def _over_title(judged: Judged[OverDatasets]) -> str:
-    return f"over {len(judged.numbers.datasets)} data sets"
+    return f"over {judged.numbers.title}"
 
 
 def _over_sentence(judged: Judged[OverDatasets]) -> str:
-    """Return the result over data sets in words, and which data sets do not count."""
+    """Return the result over data sets in words."""
     n, title = judged.numbers, _over_title(judged)
-    text = (
-        f"{title[0].upper()}{title[1:]}: {sentence(judged).removesuffix('.')}; better on {n.better_on}"
+    return (
+        f"{title[0].upper()}{title[1:]}: {sentence(judged).removesuffix('.')}; better on {n.better_on}."
     )
-    if left_out := [each.setting.dataset for each in n.left_out]:
-        text += f"; without {', '.join(left_out)}, where values are missing"
-    return f"{text}."
 
 
 def _not_worse(titled: Sequence[tuple[str, Judged[Any]]]) -> str:

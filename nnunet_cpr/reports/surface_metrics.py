@@ -21,8 +21,8 @@ import pandas as pd
 
 from nnunet_cpr._cores import available_cores
 from nnunet_cpr._files import atomic_write, read_json
+from nnunet_cpr.nnunet.validation import DAMAGE
 from nnunet_cpr.reports.reading import (
-    DAMAGE,
     ReportError,
     counted_voxels,
     ignore_label,

@@ -13,7 +13,7 @@ import pandas as pd
 
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint, seconds_per_case
 from nnunet_cpr.reports.metrics import Metric, value_text
-from nnunet_cpr.reports.numbers import compare_by
+from nnunet_cpr.reports.numbers import compare_by, count
 from nnunet_cpr.reports.results import (
     FALSELY_FOUND,
     MIN_SEEDS,
@@ -65,6 +65,7 @@ def main_table(results: SettingResults) -> pd.DataFrame:
                 "folds": " ".join(map(str, unique([fold for fold, _ in runs]))),
                 "runs": len(runs),
                 "runs_planned": results.planned_runs,
+                "runs_incomplete": results.incomplete_runs(entry.key),
                 "published_percent": entry.published.get(results.setting.dataset, np.nan),
             }
         )
@@ -157,6 +158,8 @@ def _value(metric: Metric, row: pd.Series, cases: pd.DataFrame) -> str:
     text = _add_empty_masks(text, metric, cases)
     if row["runs"] < row["runs_planned"]:
         text += f" ({row['runs']} of {row['runs_planned']} runs)"
+    if row["runs_incomplete"]:
+        text += f" ({count(row['runs_incomplete'], 'run')} without all cases)"
     return text
 
 

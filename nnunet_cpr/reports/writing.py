@@ -56,7 +56,7 @@ def write_report(
         ReportError: the study has no data set, or no fold has finished.
         OSError: a file cannot be written.
     """
-    found = add_surface_metrics(read_results(study, results, splits), preprocessed)
+    found = add_surface_metrics(read_results(study, results, splits, preprocessed), preprocessed)
     settings = found.by_setting()
     compared = [choose_compared(each) for each in settings]
     of_trainers = compared[0].results.study

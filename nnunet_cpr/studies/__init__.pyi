@@ -10,7 +10,7 @@ from .preparation import (
     notes,
     prepare_study_data,
 )
-from .run_state import Stage, StudyPaths, running_command, stop_command, validation_dice
+from .run_state import Stage, StudyPaths, finished, running_command, stop_command
 from .status import dry_run_lines, states, status_table, steps_summary, summary, time_left
 from .study_file import (
     PRESETS,
@@ -41,6 +41,7 @@ __all__ = [
     "dataset_name",
     "dry_run_lines",
     "find_study",
+    "finished",
     "json_schema",
     "load",
     "nnunet_folders",
@@ -59,5 +60,4 @@ __all__ = [
     "stop_command",
     "summary",
     "time_left",
-    "validation_dice",
 ]

@@ -30,9 +30,9 @@ from nnunet_cpr.studies.definition import Run, StudyError
 from nnunet_cpr.studies.run_state import (
     Stage,
     StudyPaths,
+    finished,
     is_running,
     state_of,
-    validation_dice,
     write_json,
 )
 from nnunet_cpr.studies.worker import Worker
@@ -135,7 +135,7 @@ class Local:
 
 def _missing(needed: Sequence[Run], paths: StudyPaths) -> list[Run]:
     """Return the runs that are not done."""
-    return [run for run in needed if validation_dice(run.folder(paths.results)) is None]
+    return [run for run in needed if finished(run, paths) is None]
 
 
 def _train_to_the_end(worker: Worker, request: StopRequest) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from nnunet_cpr._files import read_json
 from nnunet_cpr.studies.definition import Run, Study, StudyError
 from nnunet_cpr.studies.pretraining import begins
-from nnunet_cpr.studies.run_state import validation_dice
+from nnunet_cpr.studies.run_state import StudyPaths, finished
 
 _KEPT = "plans.json"
 """File in which nnU-Net keeps the plans of a model, beside its folds."""
@@ -41,14 +41,13 @@ def check_plans(study: Study, folders: Mapping[str, str]) -> None:
     Raises:
         StudyError: plans have changed since a run began.
     """
-    results = Path(folders["nnUNet_results"])
-    runs = list(study.runs())
-    unfinished = {_place(run) for run in runs if validation_dice(run.folder(results)) is None}
+    paths, runs = StudyPaths.of(study.name, folders), list(study.runs())
+    unfinished = {_place(run) for run in runs if finished(run, paths) is None}
     for run in runs:
         file = Path(folders["nnUNet_preprocessed"]) / run.dataset / f"{run.plans}.json"
-        if _place(run) not in unfinished or not file.exists() or begins(run, results):
+        if _place(run) not in unfinished or not file.exists() or begins(run, paths):
             continue
-        model = run.folder(results).parent
+        model = run.folder(paths.results).parent
         if changed := _differences(_read(file, run), _read(model / _KEPT, run)):
             raise StudyError(
                 f"{file}: {', '.join(changed)} of {run.configuration} changed since {model.name} was "

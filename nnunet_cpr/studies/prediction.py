@@ -11,6 +11,7 @@ from typing import Any
 
 from nnunet_cpr._files import read_json, remove_temporary_files
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint
+from nnunet_cpr.nnunet.validation import find_validation
 from nnunet_cpr.studies.definition import Run, Study, StudyError
 from nnunet_cpr.studies.preparation import find_trainers
 from nnunet_cpr.studies.run_state import write_json
@@ -97,9 +98,12 @@ def _trained(study: Study, results: Path, runs: Sequence[Run]) -> Ensemble:
     if missing:
         shown = "; ".join(run.fold_and_seed for run in missing[:_SHOWN])
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        state, advice = "are not trained", f"run: nnunet-cpr study run {study.name}"
+        if any(find_validation(run.folder(results)) for run in missing):  # they are finished without it
+            state, advice = f"have no {FINAL_CHECKPOINT}", "copy them from where the runs were trained"
         raise StudyError(
-            f"{runs[0].entry}, {runs[0].configuration}: {len(missing)} of {len(runs)} runs are not "
-            f"trained: {shown}{more}; run: nnunet-cpr study run {study.name}{_available(runs, missing)}"
+            f"{runs[0].entry}, {runs[0].configuration}: {len(missing)} of {len(runs)} runs "
+            f"{state}: {shown}{more}; {advice}{_available(runs, missing)}"
         )
     models = {run.folder(results).parent: run.trainer for run in runs}
     first, *others = models

@@ -23,9 +23,8 @@ from nnunet_cpr.studies.definition import Study, StudyError, TrainerEntry
 from nnunet_cpr.studies.entry_types import SURFACE_METRICS
 from nnunet_cpr.studies.plans import check_plans, resolve
 from nnunet_cpr.studies.pretraining import check_pretrained
-from nnunet_cpr.studies.run_state import parse_trainer, validation_dice, write_json
+from nnunet_cpr.studies.run_state import SPLITS, StudyPaths, finished, parse_trainer, write_json
 
-_SPLITS = "splits_final.json"
 _FOLDS = 5
 """Number of folds of nnU-Net's own split."""
 _PLANNERS = {
@@ -92,8 +91,9 @@ def check_study_data(study: Study, folders: Mapping[str, str], processes: int) -
     nnunet_folders(folders)
     if not study.datasets:
         raise StudyError(f"study {study.name}: expected a data set, got none; add --dataset")
-    _find_trainers(study, Path(folders["nnUNet_results"]))
-    _check_defaults(study, Path(folders["nnUNet_results"]))
+    paths = StudyPaths.of(study.name, folders)
+    _find_trainers(study, paths)
+    _check_defaults(study, paths)
     commands = [
         _preparation_command(study, folders, processes, dataset, plans)
         for dataset, plans in product(study.datasets, study.used_plans)
@@ -101,7 +101,7 @@ def check_study_data(study: Study, folders: Mapping[str, str], processes: int) -
     for dataset in study.datasets:
         _check_folds(study, dataset, folders)
         home, raw = (Path(folders[name]) / dataset for name in ("nnUNet_preprocessed", "nnUNet_raw"))
-        if not (home / _SPLITS).exists():
+        if not (home / SPLITS).exists():
             _check_case_count(home, _planned_cases(raw / "dataset.json"))
     check_plans(study, folders)
     check_pretrained(study, folders)
@@ -125,7 +125,7 @@ def prepare_study_data(study: Study, folders: Mapping[str, str], logs: Path, pro
     preprocessed = Path(folders["nnUNet_preprocessed"])
     for dataset in study.datasets:
         command = partial(_preparation_command, study, folders, processes, dataset)
-        if any(map(command, study.used_plans)) or not (preprocessed / dataset / _SPLITS).exists():
+        if any(map(command, study.used_plans)) or not (preprocessed / dataset / SPLITS).exists():
             with FileLock(preprocessed / f".{dataset}.lock"):  # of other studies on the data set
                 for plans in study.used_plans:
                     if needed := command(plans):
@@ -149,7 +149,7 @@ def check_splits(study: Study, folders: Mapping[str, str], record: Path) -> None
     """
     recorded = read_json(record) if record.exists() else {}
     for dataset in study.datasets:
-        file = Path(folders["nnUNet_preprocessed"]) / dataset / _SPLITS
+        file = Path(folders["nnUNet_preprocessed"]) / dataset / SPLITS
         splits = read_json(file)
         if recorded.setdefault(dataset, splits) != splits:
             raise StudyError(
@@ -198,18 +198,19 @@ def _settings(entry: TrainerEntry) -> str:
     return f"{ {**vars(ours), **defaults} } {own}"
 
 
-def _check_defaults(study: Study, results: Path) -> None:
+def _check_defaults(study: Study, paths: StudyPaths) -> None:
     """Check that no trainer would have runs with defaults of version 0.2.0 and of this one.
 
     Those of version 0.2.0 ignored the length, and its logs do not have a line with them.
     """
+    results = paths.results
     for entry in study.trainers:
         ours = parse_trainer(entry.trainer)
         if ours is None or not (ours.has_short_warmup or ours.has_early_bound):
             continue
         runs = [run for run in study.runs() if run.entry == entry.key]
         old = [run for run in runs if _has_old_defaults(run.folder(results))]
-        if old and any(run not in old or validation_dice(run.folder(results)) is None for run in runs):
+        if old and any(run not in old or finished(run, paths) is None for run in runs):
             raise StudyError(
                 f"{entry.trainer}: {len(old)} of {len(runs)} runs have the defaults of version 0.2.0, "
                 f"such as {old[0].folder(results)}, others would have those for {ours.total_steps:,} "
@@ -223,9 +224,9 @@ def _has_old_defaults(fold: Path) -> bool:
     return bool(paths) and not any(f": {DEFAULTS_LINE} " in log for log in logs)
 
 
-def _find_trainers(study: Study, results: Path) -> None:
+def _find_trainers(study: Study, paths: StudyPaths) -> None:
     """Search the trainers of unfinished runs as nnU-Net does, before the first of them starts."""
-    unfinished = [each for each in study.runs() if validation_dice(each.folder(results)) is None]
+    unfinished = [each for each in study.runs() if finished(each, paths) is None]
     # With one of its seeds, as other trainers take none; the study's names are without it.
     by_entry = {each.entry: each.trainer for each in unfinished}
     find_trainers(by_entry.values(), bool(study.seeds))
@@ -311,7 +312,7 @@ def _check_folds(study: Study, dataset: str, folders: Mapping[str, str]) -> None
 
 def count_folds(home: Path) -> int:
     """Return the number of folds of a preprocessed data set, or of nnU-Net's own split."""
-    splits = home / _SPLITS
+    splits = home / SPLITS
     try:
         return len(read_json(splits)) if splits.exists() else _FOLDS
     except ValueError as error:  # users may write the file
@@ -320,7 +321,7 @@ def count_folds(home: Path) -> int:
 
 def _split(home: Path, study: Study) -> None:
     """Write nnU-Net's own split before concurrent trainings could write the file at the same time."""
-    if (home / _SPLITS).exists():
+    if (home / SPLITS).exists():
         return
     from nnunetv2.utilities.crossval_split import generate_crossval_split
 
@@ -328,7 +329,7 @@ def _split(home: Path, study: Study) -> None:
     cases = _preprocessed_cases(home, plans, configurations[0])
     _check_case_count(home, len(cases))
     splits = generate_crossval_split(cases, seed=12345, n_splits=_FOLDS)
-    write_json(home / _SPLITS, [{k: list(map(str, v)) for k, v in split.items()} for split in splits])
+    write_json(home / SPLITS, [{k: list(map(str, v)) for k, v in split.items()} for split in splits])
 
 
 def _planned_cases(description: Path) -> int:
@@ -344,5 +345,5 @@ def _check_case_count(home: Path, count: int) -> None:
     if count < _FOLDS:
         raise StudyError(
             f"{home.name}: expected at least {_FOLDS} training cases for nnU-Net's {_FOLDS} folds, "
-            f"got {count}; write a split of your own to {home / _SPLITS}"
+            f"got {count}; write a split of your own to {home / SPLITS}"
         )

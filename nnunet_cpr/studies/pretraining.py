@@ -9,19 +9,14 @@ from pathlib import Path
 from nnunet_cpr._files import read_json
 from nnunet_cpr.nnunet.fold_files import CHECKPOINTS, PRETRAINED, is_complete_checkpoint
 from nnunet_cpr.studies.definition import Run, Study, StudyError
-from nnunet_cpr.studies.run_state import parse_trainer, validation_dice
+from nnunet_cpr.studies.run_state import StudyPaths, finished, parse_trainer
 
 
-def begins(run: Run, results: Path) -> bool:
-    """Return True if a run has neither a checkpoint nor a validation yet.
-
-    Args:
-        run: the run.
-        results: ``nnUNet_results``.
-    """
-    fold = run.folder(results)
+def begins(run: Run, paths: StudyPaths) -> bool:
+    """Return True if a run has no checkpoint and is not finished, so that its training begins anew."""
+    fold = run.folder(paths.results)
     has_checkpoint = any(is_complete_checkpoint(fold / name) for name in CHECKPOINTS)
-    return not has_checkpoint and validation_dice(fold) is None
+    return not has_checkpoint and finished(run, paths) is None
 
 
 def check_pretrained(study: Study, folders: Mapping[str, str]) -> None:
@@ -35,11 +30,12 @@ def check_pretrained(study: Study, folders: Mapping[str, str]) -> None:
         StudyError: a checkpoint is missing, cannot be read, does not fit the network of a run, or is not
             the one with which a run began.
     """
-    results = Path(folders["nnUNet_results"])
+    paths = StudyPaths.of(study.name, folders)
+    results = paths.results
     for run, difference in with_other_weights(study.runs(), results):
         raise StudyError(f"{run.folder(results)}: {difference}")
     by_weights: dict[Path, list[Run]] = {}
-    for run in filter(lambda run: begins(run, results), study.runs()):
+    for run in filter(lambda run: begins(run, paths), study.runs()):
         ours = parse_trainer(run.trainer)
         if weights := run.weights(results):
             by_weights.setdefault(weights, []).append(run)

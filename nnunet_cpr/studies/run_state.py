@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import signal
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -21,11 +20,14 @@ from filelock import FileLock, Timeout
 
 from nnunet_cpr._files import atomic_write, finite_number, read_json
 from nnunet_cpr.nnunet import fold_files
+from nnunet_cpr.nnunet.validation import Validation, find_validation
 from nnunet_cpr.studies.definition import Run, StudyError
 
 if TYPE_CHECKING:
     from nnunet_cpr.names.value import TrainerName
 
+SPLITS = "splits_final.json"
+"""nnU-Net's file with the folds of a data set, in its preprocessed folder."""
 _PROCESS = ".study_running.json"
 _LOCK = ".study.lock"
 _LOCK_TIMEOUT = 0.5
@@ -85,10 +87,24 @@ class StudyPaths:
     Attributes:
         results: ``nnUNet_results``.
         study: folder for the study's logs and jobs.
+        preprocessed: ``nnUNet_preprocessed``; None if it is not set, as results can be read without it.
     """
 
     results: Path
     study: Path
+    preprocessed: Path | None = None
+
+    @classmethod
+    def of(cls, study: str, folders: Mapping[str, str]) -> StudyPaths:
+        """Return the folders of a study.
+
+        Args:
+            study: its name.
+            folders: nnU-Net's folders by the names of their environment variables; only that of the
+                results is needed.
+        """
+        results, preprocessed = Path(folders["nnUNet_results"]), folders.get("nnUNet_preprocessed")
+        return cls(results, results / "studies" / study, Path(preprocessed) if preprocessed else None)
 
     @property
     def file(self) -> Path:
@@ -128,10 +144,10 @@ def state_of(run: Run, paths: StudyPaths, queued: frozenset[str] = frozenset()) 
         queued: keys of the runs in Slurm's queue.
     """
     folder = run.folder(paths.results)
-    planned, dice = planned_epochs(run.trainer), validation_dice(folder)
-    if dice is not None:  # without its logs, as reading those of many runs takes long
+    planned, done = planned_epochs(run.trainer), finished(run, paths)
+    if done is not None:  # without its logs, as reading those of many runs takes long
         epoch = recorded_epochs(folder) or planned
-        return State(Stage.DONE, epoch, planned, dice=dice, seconds=recorded_seconds(folder))
+        return State(Stage.DONE, epoch, planned, dice=done.dice, seconds=recorded_seconds(folder))
     epoch, pseudo_dice = fold_files.read_progress(folder)
     failure, reason = paths.failure(run), ""
     if is_running(run, paths):
@@ -156,23 +172,36 @@ def _count_validated(fold: Path) -> int:
     return len(cases - {"summary"})
 
 
-def validation_dice(fold: Path) -> float | None:
-    """Return the mean foreground Dice of a finished and validated training, otherwise None."""
-    summary = fold / "validation" / "summary.json"
-    checkpoint = fold / fold_files.FINAL_CHECKPOINT
-    if not summary.exists() or not fold_files.is_complete_checkpoint(checkpoint):
+def finished(run: Run, paths: StudyPaths) -> Validation | None:
+    """Return the validation of a run that is trained and validated on all cases, otherwise None."""
+    validation = find_validation(run.folder(paths.results))
+    if validation is None or validation.missing(validation_cases(run, paths.splits, paths.preprocessed)):
         return None
-    return _dice_in(summary, summary.stat().st_size, summary.stat().st_mtime_ns)
+    return validation
 
 
-@lru_cache(maxsize=4096)
-def _dice_in(path: Path, size: int, changed: int) -> float | None:
-    # Cached by size and time, because the live table asks every second.
-    try:
-        dice = float(read_json(path)["foreground_mean"]["Dice"])
-    except (ValueError, ArithmeticError, LookupError, TypeError):
-        return None  # nnU-Net was stopped while it wrote
-    return dice if 0 <= dice <= 1 or math.isnan(dice) else None
+def validation_cases(run: Run, recorded: Path | None, preprocessed: Path | None) -> frozenset[str]:
+    """Return the validation cases of a run's fold, none if no file has the fold.
+
+    Args:
+        run: the run.
+        recorded: the study's record of the splits of its data sets, which comes first.
+        preprocessed: ``nnUNet_preprocessed``, with nnU-Net's own file of the folds.
+    """
+    own = preprocessed / run.dataset / SPLITS if preprocessed else None
+    for file, keys in ((recorded, [run.dataset, run.fold, "val"]), (own, [run.fold, "val"])):
+        with suppress(OSError, ValueError, LookupError, TypeError):  # no such file, or not the fold
+            if file is not None:
+                found = _read_splits(file, file.stat().st_mtime_ns)
+                for key in keys:
+                    found = found[key]
+                return frozenset(map(str, found))
+    return frozenset()
+
+
+@lru_cache(maxsize=64)
+def _read_splits(file: Path, changed: int) -> Any:
+    return read_json(file)
 
 
 def recorded_seconds(fold: Path) -> float | None:

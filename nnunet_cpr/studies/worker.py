@@ -15,6 +15,7 @@ from pathlib import Path
 
 import submitit
 
+from nnunet_cpr._files import set_aside
 from nnunet_cpr.nnunet import commands
 from nnunet_cpr.nnunet.commands import CommandFailed, CommandStopped
 from nnunet_cpr.nnunet.fold_files import (
@@ -24,15 +25,16 @@ from nnunet_cpr.nnunet.fold_files import (
     read_progress,
 )
 from nnunet_cpr.nnunet.processes import StopRequest, record_stop_signals
+from nnunet_cpr.nnunet.validation import summary_file
 from nnunet_cpr.studies.definition import Run
 from nnunet_cpr.studies.pretraining import begins
 from nnunet_cpr.studies.run_state import (
     StudyPaths,
     add_seconds,
     claim,
+    finished,
     record_epochs,
     record_process,
-    validation_dice,
 )
 
 _REQUEUE_SIGNAL = signal.Signals[f"SIG{submitit.JobEnvironment.USR_SIG}"]
@@ -134,24 +136,26 @@ class Worker:
 
     def _train_and_validate(self, request: StopRequest) -> None:
         fold = self.run.folder(self.paths.results)
-        for path in (fold / name for name in CHECKPOINTS):
-            # nnU-Net was killed while it wrote the file, and could not load it.
-            if path.exists() and _is_torn(path):
-                path.unlink()
+        if finished(self.run, self.paths):
+            return
+        # nnU-Net was killed while it wrote a checkpoint, and could not load it; the results are those of
+        # an earlier training, or not of all cases.
+        torn = [path for path in map(fold.joinpath, CHECKPOINTS) if path.exists() and _is_torn(path)]
+        for path in (*torn, *filter(Path.exists, [summary_file(fold)])):
+            print(f"{path}: set aside as {set_aside(path).name}")
         if not (fold / FINAL_CHECKPOINT).exists():
-            (fold / "validation" / "summary.json").unlink(missing_ok=True)  # of an earlier training
             weights = self.run.weights(self.paths.results)
             self._begin_from_shorter(fold, weights)
-            if weights is not None and begins(self.run, self.paths.results):
+            if weights is not None and begins(self.run, self.paths):
                 self._run_nnunet(request, "-pretrained_weights", str(weights))
             else:
                 self._run_nnunet(request, "--c")  # starts from scratch if there is no checkpoint
             record_epochs(self.run, fold)
-        if validation_dice(fold) is None:
+        if finished(self.run, self.paths) is None:
             self._run_nnunet(request, "--val")
-        if validation_dice(fold) is None:
+        if finished(self.run, self.paths) is None:
             raise CommandFailed(
-                f"nnUNetv2_train: expected {fold / 'validation' / 'summary.json'}, got none; "
+                f"nnUNetv2_train: expected {summary_file(fold)} with all cases of the fold, got none; "
                 f"see {self.paths.log(self.run)}"
             )
 

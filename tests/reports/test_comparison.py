@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -13,13 +14,14 @@ from nnunet_cpr.nnunet.fold_files import PRETRAINED
 from nnunet_cpr.reports.checks import find_warnings
 from nnunet_cpr.reports.comparison_tables import non_inferiority_table
 from nnunet_cpr.reports.numbers import compare_with
-from nnunet_cpr.reports.over_datasets import Family
+from nnunet_cpr.reports.over_datasets import Family, judge_family
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.selection import choose_compared
 from nnunet_cpr.reports.sentences import fold_notes, sentence
+from nnunet_cpr.reports.tables import shown_main_table
 from nnunet_cpr.reports.verdicts import judge_all
 from nnunet_cpr.studies.definition import TrainerEntry
-from tests.reports.folds import NAN, both, study, write_fold, write_history
+from tests.reports.folds import NAN, both, study, write_fold, write_history, write_json
 
 SGD, CPR, ADAM = "nnUNetTrainerSGD", "nnUNetTrainerCPR", "nnUNetTrainerAdamW"
 SEEDS = (1, 2, 3)
@@ -218,6 +220,75 @@ def test_trainer_that_has_learned_nothing_has_no_verdict(tmp_path):
     found = compared(tmp_path)[CPR]
     assert found.verdict == "no verdict" and not found.is_non_inferior
     assert f"the Dice of {CPR} is 0.00 % in all cases." in sentence(found)
+
+
+def test_data_set_on_which_a_trainer_collapses_counts_over_data_sets(tmp_path):
+    """Half a point better on four data sets and a Dice of 0 on the fifth is not better over five."""
+    names, folds = [f"Dataset00{i}_A" for i in range(5)], (0, 1)
+    for key, name in enumerate(names):
+        write_runs(tmp_path, SGD, noisy(0.8, (None,), key=key), dataset=name)
+        better = noisy(0.805, (None,), key=key)
+        if key == 4:
+            better = {None: {fold: np.zeros(12) for fold in folds}}
+        write_runs(tmp_path, CPR, better, dataset=name)
+
+    def over(planned):
+        chosen = [choose_compared(each) for each in read_results(planned, tmp_path).by_setting()]
+        (found,) = judge_family(compare_with(chosen, SGD)).over
+        return found
+
+    found = over(study(SGD, CPR, datasets=names))
+    assert len(found.numbers.datasets) == 5 and found.numbers.gain < -10
+    assert found.verdict == "undecided" and "5 data sets" in found.numbers.title
+    found = over(study(SGD, CPR, datasets=[*names, "Dataset006_A"]))
+    assert found.verdict == "no verdict" and found.numbers.title == "5 of 6 data sets"
+    assert "left out (Dataset006_A: no finished runs)" in sentence(found)
+
+
+@pytest.mark.parametrize("place", ["record", "nnU-Net", "others"])
+def test_run_without_all_cases_of_its_fold_is_named_and_has_no_verdict(tmp_path, place):
+    values = noisy(0.8)
+    write_runs(tmp_path, SGD, values)
+    shorter = noisy(0.82)
+    shorter[2][1] = shorter[2][1][:7]
+    write_runs(tmp_path, CPR, shorter)
+    expected = [{"train": [], "val": [f"case_{fold}_{i:02}" for i in range(12)]} for fold in (0, 1)]
+    record = splits = None
+    planned = study(SGD, CPR, seeds=SEEDS)
+    if place == "record":
+        write_json(record := tmp_path / "splits.json", {planned.datasets[0]: expected})
+    if place == "nnU-Net":
+        splits = tmp_path / "preprocessed"
+        write_json(splits / planned.datasets[0] / "splits_final.json", expected)
+    if place != "others":  # then it is the file that says so, as all runs lack the cases
+        values[2][1] = values[2][1][:7]
+        write_runs(tmp_path, SGD, values)
+        write_runs(tmp_path, SGD, {1: {1: values[1][1][:7]}, 3: {1: values[3][1][:7]}})
+        write_runs(tmp_path, CPR, {1: {1: values[1][1][:7]}, 3: {1: values[3][1][:7]}})
+    (part,) = read_results(planned, tmp_path, record, splits).by_setting()
+    warned = [line for line in find_warnings(part) if "validated on" in line]
+    assert f"{CPR}, fold 1, seed 2: validated on 7 of the 12 cases of its fold." in warned
+    assert len(warned) == (1 if place == "others" else 6)
+    table = shown_main_table([part]).cells.astype(str)
+    assert "without all cases)" in table.loc[CPR].iloc[0]
+    assert ("without all cases)" in table.loc[SGD].iloc[0]) == (place != "others")
+    (found,) = judge_all(compare_with([choose_compared(part)], SGD))
+    assert found.verdict == "no verdict" and "not validated on all cases of their fold" in sentence(
+        found
+    )
+
+
+def test_results_older_than_an_unfinished_training_do_not_count(tmp_path):
+    write_runs(tmp_path, SGD, noisy(0.8))
+    fold = next(study(SGD, seeds=SEEDS).runs()).folder(tmp_path)
+    torch.save({}, fold / "checkpoint_latest.pth")
+    os.utime(fold / "validation" / "summary.json", (1e9, 1e9))
+    found = read_results(study(SGD, seeds=SEEDS), tmp_path)
+    assert len(found.by_setting()[0].finished_runs(SGD)) == 5
+    assert found.notes == [
+        f"Dataset001_Toy, 3d_fullres, nnUNetPlans, {SGD}_seed1, fold 0: validation/summary.json older "
+        "than a checkpoint; counts as unfinished"
+    ]
 
 
 def test_classes_that_one_trainer_never_finds_are_warned_of_and_leave_the_verdict(tmp_path):

@@ -197,10 +197,15 @@ def test_data_sets_with_one_seed_have_a_verdict_over_all_of_them() -> None:
     assert not judge_family(of_datasets(*gains[:2]))[0]
 
 
-def test_data_sets_with_doubtful_values_do_not_count() -> None:
+def test_there_is_no_verdict_without_all_data_sets() -> None:
+    """A trainer must not become better by the data sets on which it has no results."""
     doubtful = replace(of_datasets(9.0)[0], doubt="no verdict, as 9 cases are left out")
+    (over,), _ = judge_family(of_datasets(0.1, 0.2, -0.1, 0.0, margin=2.0))
+    assert over.verdict == "equivalent" and over.is_non_inferior
     (over,), _ = judge_family([*of_datasets(0.1, 0.2, -0.1, 0.0, margin=2.0), doubtful])
-    assert over.verdict == "equivalent" and over.is_non_inferior and over.numbers.left_out == [doubtful]
+    assert over.verdict == "no verdict" and not over.is_non_inferior
+    assert over.numbers.left_out == [doubtful] and over.numbers.gain == pytest.approx(0.05)
+    assert sentence(over).endswith("as data sets are left out (Dataset0: 9 cases are left out).")
     assert not judge_family([*of_datasets(1.0, 1.1), doubtful])[0]
     (over,), _ = judge_family(of_datasets(0.0, 0.0, 0.0))
     assert over.verdict == "no verdict" and "exactly the same" in sentence(over)

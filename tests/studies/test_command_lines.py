@@ -39,10 +39,8 @@ def invoke(*arguments: str) -> Result:
 
 def test_lines_are_the_unfinished_runs(mine: StudyRun, monkeypatch: pytest.MonkeyPatch) -> None:
     finished = next(iter(mine.study().runs()))
-    dice = {finished.fold_and_seed + finished.trainer: 0.9}
     monkeypatch.setattr(
-        "nnunet_cpr.studies.validation_dice",
-        lambda fold: dice.get(f"fold {fold.name[5:]}" + fold.parent.name.split("__")[0]),
+        "nnunet_cpr.studies.finished", lambda run, paths: run if run == finished else None
     )
     lines = invoke("commands", str(mine.file)).stdout.splitlines()
     assert len(lines) == 3
@@ -65,9 +63,8 @@ def test_lines_run_the_study_s_runs(mine: StudyRun, monkeypatch: pytest.MonkeyPa
         words = shlex.split(line)
         assert invoke(*words[words.index("run-one") :]).exit_code == 0
     assert [worker.run.key for worker in workers] == [run.key for run in mine.study().runs()]
-    results = Path(mine.environment["nnUNet_results"])
     for worker in workers:
-        assert worker.paths == StudyPaths(results, results / "studies" / "lines")
+        assert worker.paths == StudyPaths.of("lines", mine.environment)
         assert (worker.device, worker.options) == ("cpu", ("--npz", "-num_gpus", "2"))
 
 

@@ -74,11 +74,11 @@ def test_run_waits_for_those_that_it_needs(
 ) -> None:
     second, first, other = (replace(run, fold=fold) for fold in range(3))
     trainings, done = FakeTrainings(monkeypatch), set()
-    monkeypatch.setattr(executors, "validation_dice", lambda folder: 0.5 if folder in done else None)
+    monkeypatch.setattr(executors, "finished", lambda run, paths: run if run in done else None)
     needed = {second: [first]}
 
     def show() -> None:
-        done.update(first.folder(paths.results) for fold, *_ in trainings.started if fold == 1)
+        done.update(first for fold, *_ in trainings.started if fold == 1)
 
     Local(at_once=2).run([second, first, other], paths, {}, show, needed=needed)
     assert [fold for fold, *_ in trainings.started] in ([1, 2, 0], [2, 1, 0])

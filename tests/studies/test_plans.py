@@ -60,7 +60,7 @@ def test_finished_study_may_have_plans_that_have_changed(folders: dict[str, str]
     fold = next(study.runs()).folder(Path(folders["nnUNet_results"]))
     write_plans(fold.parent / "plans.json")
     (fold / "validation").mkdir(parents=True)
-    (fold / "validation" / "summary.json").write_text('{"foreground_mean": {"Dice": 0.8}}')
-    torch.save({}, fold / "checkpoint_final.pth")
+    cases = [{"prediction_file": "a.nii.gz", "metrics": {"1": {"Dice": 0.8}}}]
+    (fold / "validation" / "summary.json").write_text(json.dumps({"metric_per_case": cases}))
     write_plans(Path(folders["nnUNet_preprocessed"]) / DATA / "nnUNetPlans.json", patch_size=[16])
     check_plans(study, folders)

@@ -15,6 +15,7 @@ import pytest
 
 from nnunet_cpr.studies import preparation
 from nnunet_cpr.studies.definition import Study, StudyError, TrainerEntry
+from nnunet_cpr.studies.run_state import StudyPaths
 
 
 def test_two_studies_do_not_prepare_a_data_set_at_the_same_time(
@@ -186,4 +187,4 @@ def test_runs_with_other_defaults_are_not_mixed(
     (fold / "training_log_2026_1_2_03_04_05.txt").write_text(line)
     refused = pytest.raises(StudyError, match="have the defaults of version")
     with refused if is_refused else nullcontext():
-        preparation._check_defaults(study, tmp_path)
+        preparation._check_defaults(study, StudyPaths(tmp_path, tmp_path / "studies" / "s"))

@@ -88,7 +88,7 @@ def test_runs_that_began_with_other_weights_are_refused(
     fold = run.folder(Path(folders["nnUNet_results"]))
     arguments = {PRETRAINED: {"path": "/b.pth", "sha256": digest if record == "same" else "0" * 64}}
     save_checkpoint(fold / "checkpoint_latest.pth", {} if record == "none" else arguments)
-    assert not begins(run, Path(folders["nnUNet_results"]))
+    assert not begins(run, StudyPaths.of(study.name, folders))
     if record == "same":
         check_pretrained(study, folders)
         return

@@ -34,7 +34,7 @@ from nnunet_cpr.studies.run_state import (
 )
 from nnunet_cpr.studies.status import steps_left, time_left
 from nnunet_cpr.studies.worker import Worker
-from tests.reports.folds import write_log
+from tests.reports.folds import write_json, write_log
 
 
 @pytest.fixture
@@ -44,10 +44,17 @@ def fold(run: Run, paths: StudyPaths) -> Path:
     return folder
 
 
-def finish(fold: Path, dice: float = 0.5) -> None:
+def finish(fold: Path, dice: float = 0.5, cases: tuple[str, ...] = ("a", "b")) -> None:
     torch.save({"a": torch.zeros(10)}, fold / "checkpoint_final.pth")
-    summary = {"foreground_mean": {"Dice": dice}}
+    values = [
+        {"prediction_file": f"/there/{case}.nii.gz", "metrics": {"1": {"Dice": dice}}} for case in cases
+    ]
+    summary = {"foreground_mean": {"Dice": dice}, "metric_per_case": values}
     (fold / "validation" / "summary.json").write_text(json.dumps(summary))
+
+
+def set_age(path: Path, seconds: float) -> None:
+    os.utime(path, (1e9 - seconds, 1e9 - seconds))
 
 
 def test_new_run_is_waiting_or_queued(run: Run, paths: StudyPaths) -> None:
@@ -66,26 +73,87 @@ def test_progress_is_that_of_the_log(run: Run, paths: StudyPaths, fold: Path) ->
     assert state_of(run, paths).stage is Stage.STOPPED
 
 
-def test_done_needs_complete_checkpoint_and_summary(run: Run, paths: StudyPaths, fold: Path) -> None:
+def test_whole_result_is_done_without_checkpoints(run: Run, paths: StudyPaths, fold: Path) -> None:
     finish(fold, 0.75)
     assert state_of(run, paths).dice == 0.75
-    checkpoint, result = fold / "checkpoint_final.pth", fold / "validation" / "summary.json"
-    for file in (checkpoint, result):
-        whole = file.read_bytes()
-        file.write_bytes(whole[: len(whole) // 2])
-        assert state_of(run, paths).stage is not Stage.DONE
-        file.write_bytes(whole)
-    assert state_of(run, paths).stage is Stage.DONE
+    (fold / "checkpoint_final.pth").unlink()
+    assert state_of(run, paths).dice == 0.75
+    result = fold / "validation" / "summary.json"
+    result.write_bytes(result.read_bytes()[:-9])
+    assert state_of(run, paths).stage is not Stage.DONE
     finish(fold, math.nan)  # of a class that is in neither the reference nor the prediction
     assert state_of(run, paths).stage is Stage.DONE
 
 
-def test_damaged_checkpoint_and_earlier_result_are_removed(
+@pytest.mark.parametrize(
+    ("checkpoints", "is_done"),
+    [
+        ({"latest": 10}, True),  # seconds before the validation
+        ({"latest": -10}, False),
+        ({"best": -10}, False),
+        ({"latest": -10, "final": 10}, True),
+        ({"final": -10}, True),  # which nnU-Net would validate again
+        ({"torn final": -10}, False),
+        ({"torn final": 10}, True),
+        ({"latest": -10, "torn final": 10}, False),
+    ],
+)
+def test_result_before_a_checkpoint_of_an_unfinished_training_is_not_done(
+    run: Run, paths: StudyPaths, fold: Path, checkpoints: dict[str, float], is_done: bool
+) -> None:
+    finish(fold)
+    set_age(fold / "validation" / "summary.json", 0)
+    whole = (fold / "checkpoint_final.pth").read_bytes()
+    (fold / "checkpoint_final.pth").unlink()
+    for name, seconds in checkpoints.items():
+        path = fold / f"checkpoint_{name.removeprefix('torn ')}.pth"
+        path.write_bytes(whole[:-30] if name.startswith("torn") else whole)
+        set_age(path, seconds)
+    assert (state_of(run, paths).stage is Stage.DONE) == is_done
+
+
+@pytest.mark.parametrize("place", ["record", "nnU-Net", "neither"])
+def test_result_without_all_cases_of_the_fold_is_not_done(
+    run: Run, paths: StudyPaths, fold: Path, place: str, tmp_path: Path
+) -> None:
+    """The study's record of the splits comes before nnU-Net's file, which may have changed since."""
+    paths = replace(paths, preprocessed=tmp_path / "preprocessed")
+    splits = [{"train": ["d"], "val": ["a", "b", "c"]}]
+    if place == "record":
+        write_json(paths.splits, {run.dataset: splits})
+        splits = [{"train": ["d"], "val": ["a", "b"]}]
+    if place != "neither":
+        write_json(paths.preprocessed / run.dataset / "splits_final.json", splits)
+    finish(fold)
+    assert (state_of(run, paths).stage is Stage.DONE) == (place == "neither")
+    finish(fold, cases=("a", "b", "c"))
+    assert state_of(run, paths).stage is Stage.DONE
+
+
+def test_results_without_checkpoints_are_neither_trained_nor_changed(
     run: Run, paths: StudyPaths, fold: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were copied from where they were trained."""
+    finish(fold)
+    (fold / "checkpoint_final.pth").unlink()
+    result = (fold / "validation" / "summary.json").read_bytes()
+    monkeypatch.setattr(Worker, "_run_nnunet", lambda *arguments: pytest.fail("trains"))
+    assert Worker(run, paths, "cpu")()
+    assert (fold / "validation" / "summary.json").read_bytes() == result
+
+
+def test_damaged_checkpoint_and_earlier_result_are_set_aside(
+    run: Run,
+    paths: StudyPaths,
+    fold: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
 ) -> None:
     finish(fold, 0.5)
     checkpoint, options = fold / "checkpoint_final.pth", []
-    whole = checkpoint.read_bytes()
+    whole, result = checkpoint.read_bytes(), fold / "validation" / "summary.json"
+    set_age(result, 10)
+    earlier = result.read_bytes()
     checkpoint.write_bytes(whole[:-30])
 
     def train(self: Worker, request: StopRequest, option: str) -> None:
@@ -98,6 +166,9 @@ def test_damaged_checkpoint_and_earlier_result_are_removed(
     monkeypatch.setattr(Worker, "_run_nnunet", train)
     assert Worker(run, paths, "cpu")()
     assert options == ["--c", "--val"] and state_of(run, paths).dice == 0.75
+    assert (fold / "checkpoint_final.pth.set-aside-1").read_bytes() == whole[:-30]
+    assert (fold / "validation" / "summary.json.set-aside-1").read_bytes() == earlier
+    assert "summary.json: set aside as summary.json.set-aside-1" in capsys.readouterr().out
 
 
 def test_checkpoints_that_cannot_be_read_are_kept(

@@ -108,7 +108,7 @@ class StudyOptions:
             seeds=parse_numbers("--seeds", self.seeds),
         )
         names = [studies.dataset_name(dataset, folders) for dataset in study.datasets]
-        paths = studies.StudyPaths(results, results / "studies" / study.name)
+        paths = studies.StudyPaths.of(study.name, folders)
         return SelectedStudy(study.changed(datasets=names), paths, folders)
 
 

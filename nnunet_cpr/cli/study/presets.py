@@ -41,11 +41,11 @@ def schema() -> None:
 
 def list_studies() -> None:
     """List the studies in nnUNet_results/studies with their progress."""
-    results = Path(studies.nnunet_folders(os.environ, ["nnUNet_results"])["nnUNet_results"])
-    for name, file in studies.saved_files(results / "studies").items():
+    folders = studies.nnunet_folders(os.environ, ["nnUNet_results"])
+    for name, file in studies.saved_files(Path(folders["nnUNet_results"]) / "studies").items():
         try:
             study = studies.load(str(file))
-            found = studies.states(study, studies.StudyPaths(results, file.parent))
+            found = studies.states(study, studies.StudyPaths.of(file.parent.name, folders))
             line = f"{studies.summary(found.values())}; {', '.join(study.datasets)}"
         except (OSError, ValueError) as error:
             line = f"unreadable: {error}"

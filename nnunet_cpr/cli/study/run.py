@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 from rich.console import Console
@@ -107,7 +106,7 @@ def commands(
     variables = {key: value for key, value in sorted(os.environ.items()) if key.startswith("nnUNet_")}
     needed = studies.prerequisites(selected.study, selected.folders)
     for run in sorted(selected.study.runs(), key=needed.__contains__):  # cascades come last
-        if all_runs or studies.validation_dice(run.folder(selected.paths.results)) is None:
+        if all_runs or studies.finished(run, selected.paths) is None:
             name = selected.study.name
             print(studies.command_line(run, name, given, variables | selected.folders))
 
@@ -127,8 +126,7 @@ def run_one(
 ) -> None:
     """Train or continue one run and validate it, as the lines of `study commands` do."""
     folders = studies.nnunet_folders(os.environ)
-    results = Path(folders["nnUNet_results"])
-    paths = studies.StudyPaths(results, results / "studies" / study)
+    paths = studies.StudyPaths.of(study, folders)
     name = studies.dataset_name(dataset, folders)
     run = studies.Run(name, configuration, plans, fold, trainer, pretrained=pretrained)
     several = ("-num_gpus", str(gpus)) if gpus > 1 else ()
