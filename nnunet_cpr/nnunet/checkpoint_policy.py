@@ -79,7 +79,7 @@ class CheckpointPolicy:
         self.started = time.time()
         self._report = report
         self._interval = _save_interval()
-        self._folder = Path()
+        self._folder, self._writes = Path(), True
         self._saved_at = time.monotonic()
         self._newest: tuple[Path, int] | None = None  # file that this process has written, its epochs
         self._memory = io.BytesIO()  # used again in each epoch
@@ -93,13 +93,14 @@ class CheckpointPolicy:
         """Number of finished epochs of the copy in memory, None without a copy."""
         return self._copied
 
-    def begin(self, folder: Path) -> None:
+    def begin(self, folder: Path, writes: bool = True) -> None:
         """Begin the save interval, after the set-up.
 
         Args:
             folder: the fold's folder.
+            writes: False if the training writes no checkpoints.
         """
-        self._folder = folder
+        self._folder, self._writes = folder, writes
         self._saved_at = time.monotonic()
 
     def start_epoch(self, save: Save, epochs: int, logged: Mapping[str, list[Any]]) -> None:
@@ -154,6 +155,8 @@ class CheckpointPolicy:
         if self._newest is not None:
             path, epochs = self._newest
             return f"{path.parent.name}/{path.name} has the end of epoch {epochs - 1}; continue with --c"
+        if not self._writes:
+            return "ended without a checkpoint, as --disable_checkpointing asks"
         return "ended without writing a checkpoint; continue with --c"
 
     def continue_from(self, chosen: Path) -> tuple[Path, dict[str, Any]]:

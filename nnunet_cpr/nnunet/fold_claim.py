@@ -10,8 +10,10 @@ from pathlib import Path
 
 import psutil
 
+from nnunet_cpr.nnunet.processes import process_start
+
 CLAIM = ".training_process"
-"""File with the host, process id and start time of the process that trains in the folder."""
+"""File with the host, process id and start of the process that trains in the folder."""
 
 
 class FoldInUse(RuntimeError):
@@ -31,12 +33,8 @@ def claimed(folder: Path) -> Iterator[None]:
         FoldInUse: another process of this machine trains there.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    refuse_if_claimed(folder)
     path, own = folder / CLAIM, describe_process(os.getpid())
-    with suppress(OSError):
-        holder = path.read_text()
-        if holder != own and _is_alive(holder):
-            pid = holder.split()[1]
-            raise FoldInUse(f"process {pid} trains in {folder}; wait for it, or end it: kill {pid}")
     path.write_text(own)
     try:
         yield
@@ -44,6 +42,19 @@ def claimed(folder: Path) -> Iterator[None]:
         with suppress(OSError):
             if path.read_text() == own:  # not that of another machine
                 path.unlink()
+
+
+def refuse_if_claimed(folder: Path) -> None:
+    """Refuse a folder in which another process trains, before anything in it changes.
+
+    Raises:
+        FoldInUse: another process of this machine trains there.
+    """
+    with suppress(OSError):
+        holder = (folder / CLAIM).read_text()
+        if holder != describe_process(os.getpid()) and _is_alive(holder):
+            pid = holder.split()[1]
+            raise FoldInUse(f"process {pid} trains in {folder}; wait for it, or end it: kill {pid}")
 
 
 def running_process(folder: Path) -> str | None:
@@ -64,8 +75,8 @@ def is_of_this_machine(process: str) -> bool:
 
 
 def describe_process(pid: int) -> str:
-    """Return the host, process id and start time of a process of this machine."""
-    return f"{socket.gethostname()} {pid} {psutil.Process(pid).create_time():.2f}"
+    """Return the host, process id and start of a process of this machine."""
+    return f"{socket.gethostname()} {pid} {process_start(pid)}"
 
 
 def _is_alive(holder: str) -> bool:

@@ -1,6 +1,7 @@
-"""Signals that ask a process to end: from a terminal, a cluster's scheduler or an operating system.
+"""Processes: how one is known, and the signals that ask it to end.
 
-Forked processes, such as those of a pool or of data loaders, do not inherit the handlers of this module.
+Signals come from a terminal, a cluster's scheduler or an operating system. Forked processes, such as
+those of a pool or of data loaders, do not inherit the handlers of this module.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
+
+import psutil
 
 TERMINATION_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
@@ -69,6 +73,30 @@ def record_stop_signals() -> Iterator[StopRequest]:
 
     with handle_signals((signal.SIGINT, *TERMINATION_SIGNALS), record):
         yield request
+
+
+# Identity
+
+
+def process_start(pid: int) -> str:
+    """Return what tells a process from a later one with its number, whatever is done to the clock.
+
+    On Linux it is the boot and the clock ticks from it to the start of the process. The time of the
+    start, which other systems keep, is computed there from the present time, and moves with the clock.
+
+    Raises:
+        psutil.NoSuchProcess: there is no such process.
+    """
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:  # another system, or no such process
+        return f"{psutil.Process(pid).create_time():.2f}"
+    # The name of the program, in parentheses, may have spaces; the start is the 20th value after it.
+    return f"{boot.strip()}:{status.rpartition(')')[2].split()[19]}"
+
+
+# Handlers
 
 
 _before_ours: dict[signal.Signals, Any] = {}

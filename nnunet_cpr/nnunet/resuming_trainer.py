@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+from nnunetv2.utilities.file_path_utilities import get_output_folder
 from torch import distributed
 
 from nnunet_cpr._files import remove_temporary_files
@@ -16,8 +17,8 @@ from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.checkpoint_policy import FINISHED, STARTED, CheckpointPolicy
 from nnunet_cpr.nnunet.checkpoints import START_ANEW, UnusableCheckpoint
 from nnunet_cpr.nnunet.finish_request import is_finish_requested, withdraw_request
-from nnunet_cpr.nnunet.fold_claim import FoldInUse, claimed
-from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT
+from nnunet_cpr.nnunet.fold_claim import FoldInUse, claimed, refuse_if_claimed
+from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, LATEST_CHECKPOINT
 from nnunet_cpr.nnunet.guarded_trainer import GuardedTrainer
 from nnunet_cpr.nnunet.interruption import Interruption
 
@@ -44,7 +45,19 @@ class ResumingTrainer(GuardedTrainer):
 
     def __init__(self, **arguments: Any) -> None:
         # nnU-Net's command for --c; its trainer removes the entry.
-        self.__continues: bool = arguments["plans"].get("continue_training", False)
+        plans = arguments["plans"]
+        self.__continues: bool = plans.get("continue_training", False)
+        folder = get_output_folder(
+            plans["dataset_name"],
+            type(self).__name__,
+            plans["plans_name"],
+            arguments["configuration"],
+            arguments["fold"],
+        )
+        try:  # before nnU-Net's loggers, which write there and remove files of earlier trainings
+            refuse_if_claimed(Path(folder))
+        except FoldInUse as error:
+            self._exit(str(error))
         super().__init__(**arguments)
         try:
             self.__policy = CheckpointPolicy(self._warn)
@@ -77,11 +90,16 @@ class ResumingTrainer(GuardedTrainer):
             self._exit(str(error))
 
     def on_train_start(self) -> None:
-        super().on_train_start()
         folder = Path(self.output_folder)
+        if self.disable_checkpointing and (folder / LATEST_CHECKPOINT).exists():
+            self._exit(
+                f"--disable_checkpointing: would remove {folder / LATEST_CHECKPOINT} of an interrupted "
+                "training; continue that with --c and without the option, or move it away"
+            )
+        super().on_train_start()
         if self.local_rank == 0:
             remove_temporary_files(folder, "cpr_*", "checkpoint_*")
-        self.__policy.begin(folder)
+        self.__policy.begin(folder, writes=not self.disable_checkpointing)
 
     def on_epoch_start(self) -> None:
         if self.current_epoch > 0 and self.__is_finish_requested():

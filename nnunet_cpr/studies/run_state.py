@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 
 from nnunet_cpr._files import atomic_write, finite_number, read_json
 from nnunet_cpr.nnunet import fold_files
+from nnunet_cpr.nnunet.processes import process_start
 from nnunet_cpr.nnunet.validation import Validation, find_validation
 from nnunet_cpr.studies.definition import Run, StudyError
 
@@ -287,7 +288,7 @@ def claim(run: Run, paths: StudyPaths) -> Iterator[bool]:
 def running_command(paths: StudyPaths) -> Iterator[None]:
     """Record this process as one that runs the study, for :func:`stop_command`."""
     record = paths.study / f".run_{os.getpid()}.json"
-    write_json(record, {"host": socket.gethostname(), "started": psutil.Process().create_time()})
+    write_json(record, {"host": socket.gethostname(), "started": process_start(os.getpid())})
     try:
         yield
     finally:
@@ -329,11 +330,11 @@ def stop_command(runs: Iterable[Run], paths: StudyPaths) -> Iterator[str]:
         raise StudyError(f"runs of another command: {'; '.join(others)}")
 
 
-def _process(pid: int, started: float | None) -> psutil.Process | None:
-    """Return a process that still runs and began at this time, so that its number is not another's."""
+def _process(pid: int, started: str | None) -> psutil.Process | None:
+    """Return a process that still runs and had this start, so that its number is not another's."""
     try:
         process = psutil.Process(pid)
-        return process if started in (None, process.create_time()) else None
+        return process if started in (None, process_start(pid)) else None
     except psutil.NoSuchProcess:
         return None
 
@@ -345,8 +346,8 @@ def _terminate(pid: int) -> None:
 
 def record_process(run: Run, paths: StudyPaths, pid: int) -> None:
     """Record the process of a training, which may outlive its worker."""
-    started = psutil.Process(pid).create_time()
-    record = {"host": socket.gethostname(), "pid": pid, "started": started, "trainer": run.trainer}
+    started, host = process_start(pid), socket.gethostname()
+    record = {"host": host, "pid": pid, "started": started, "trainer": run.trainer}
     write_json(run.folder(paths.results) / _PROCESS, record)
 
 
@@ -375,8 +376,9 @@ def _training(folder: Path) -> psutil.Process | None:
         record = read_json(folder / _PROCESS)
         if record["host"] != socket.gethostname():
             return None
-        process = _process(record["pid"], record.get("started"))
-        # Version 0.2.0 recorded no time, so that another process could have the number by now.
+        started = record.get("started")
+        # Version 0.2.0 recorded no start, and 0.3.0 a time that moves with the clock.
+        process = _process(record["pid"], started if isinstance(started, str) else None)
         return process if process and record["trainer"] in process.cmdline() else None
     except (OSError, ValueError, LookupError, TypeError, OverflowError, psutil.Error):
         return None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from nnunetv2.run.run_training import maybe_load_checkpoint
@@ -252,9 +253,16 @@ def test_second_process_in_a_fold_is_refused(space: Workspace, monkeypatch, caps
     folder = space.fold(CPR)
     folder.mkdir(parents=True)
     (folder / fold_claim.CLAIM).write_text(fold_claim.describe_process(os.getppid()))
+    before = {path.name for path in folder.iterdir()}
+    with pytest.raises(SystemExit):
+        space.build(CPR, monkeypatch)
+    assert f"process {os.getppid()} trains in {folder}; wait for it" in refusal(capsys)
+    assert {path.name for path in folder.iterdir()} == before, "nnU-Net's loggers write and remove files"
+    (folder / fold_claim.CLAIM).unlink()
+    trainer = space.build(CPR, monkeypatch)  # another process begins before this one has loaded its data
+    (folder / fold_claim.CLAIM).write_text(fold_claim.describe_process(os.getppid()))
     temporary = folder / ".checkpoint_latest.1@host.tmp.pth"
     temporary.touch()
-    trainer = space.build(CPR, monkeypatch)
     capsys.readouterr()
     with pytest.raises(SystemExit):
         trainer.run_training()
@@ -265,6 +273,34 @@ def test_second_process_in_a_fold_is_refused(space: Workspace, monkeypatch, caps
         with fold_claim.claimed(folder):
             pass
     assert not (folder / fold_claim.CLAIM).exists()
+
+
+def test_claim_holds_when_the_clock_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux computes the time at which a process began from the present time."""
+    (tmp_path / fold_claim.CLAIM).write_text(fold_claim.describe_process(os.getppid()))
+    began = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: began(process) + 2)
+    assert fold_claim.running_process(tmp_path) is not None
+    with pytest.raises(fold_claim.FoldInUse):
+        fold_claim.refuse_if_claimed(tmp_path)
+
+
+def test_training_without_checkpoints_keeps_that_of_an_interrupted_one(
+    space: Workspace, put, monkeypatch, capsys
+) -> None:
+    """nnU-Net removes it at the end of every training."""
+    latest = put("checkpoint_latest.pth")
+    trainer = space.build(CPR, monkeypatch)
+    trainer.disable_checkpointing = True
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        trainer.on_train_start()
+    assert f"--disable_checkpointing: would remove {latest}" in refusal(capsys)
+    latest.unlink()
+    monkeypatch.setattr(nnUNetTrainer, "on_train_start", lambda trainer: None)
+    trainer.on_train_start()
+    ended = "ended without a checkpoint, as --disable_checkpointing asks"
+    assert trainer.checkpoint_policy.end() == ended
 
 
 def test_arguments_of_nnunets_main_branch_are_accepted(space: Workspace, put, monkeypatch) -> None:

@@ -304,7 +304,7 @@ def test_trainings_of_a_killed_command_are_stopped(run: Run, paths: StudyPaths, 
                 assert training.poll() is None
             record_process(run, paths, training.pid)  # as if the command had not removed it
             record = fold / ".study_running.json"
-            record.write_text(record.read_text().replace('"started": 1', '"started": 2'))
+            record.write_text(record.read_text().replace('"started": "', '"started": "2'))
             assert list(stop_command([run], paths)) == []  # another process has the number now
             record_process(run, paths, training.pid)
             assert str(training.pid) in "".join(stop_command([run], paths))
