@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +14,44 @@ import SimpleITK as sitk
 from nibabel import Nifti1Image
 
 NIFTI = (".nii", ".nii.gz")
+TIFF = (".tif", ".tiff")
 
 
 def is_image(path: Path) -> bool:
     """Return True if SimpleITK or nibabel knows the format of a file, or a folder has DICOM slices."""
     if path.is_dir():
-        sitk.ProcessObject.SetGlobalWarningDisplay(False)  # of other folders
-        return bool(sitk.ImageSeriesReader.GetGDCMSeriesIDs(str(path)))
+        return bool(slices(path))
     try:
         return _is_of_sitk(path) or bool(nibabel.load(path))
     except nibabel.filebasedimages.ImageFileError:
         return False
+
+
+def slices(folder: Path) -> set[Path]:
+    """Return the DICOM slices in a folder, of one image or of several."""
+    sitk.ProcessObject.SetGlobalWarningDisplay(False)  # of other folders
+    reader = sitk.ImageSeriesReader
+    return {
+        folder / Path(file).name
+        for series in reader.GetGDCMSeriesIDs(str(folder))
+        for file in reader.GetGDCMSeriesFileNames(str(folder), series)
+    }
+
+
+def spacing_file(path: Path) -> Path | None:
+    """Return the file with the spacing of a TIFF image if there is one.
+
+    nnU-Net reads the spacing from ``case.json`` beside ``case_0000.tif`` or the segmentation
+    ``case.tif``, and nothing from the image itself.
+    """
+    names = (path.stem, re.sub(r"_[0-9]{4}$", "", path.stem))
+    files = [path.with_name(f"{name}.json") for name in names]
+    return next(filter(Path.is_file, files), None) if path.suffix.lower() in TIFF else None
+
+
+def lacks_spacing(path: Path) -> bool:
+    """Return True if nnU-Net would assume a spacing of 1 mm."""
+    return path.suffix.lower() in TIFF and spacing_file(path) is None
 
 
 def read(path: Path) -> Nifti1Image:
@@ -42,9 +71,21 @@ def read(path: Path) -> Nifti1Image:
             raise ValueError(f"expected one DICOM series, got {len(series)}")
         return _to_nifti(sitk.ReadImage(sitk.ImageSeriesReader.GetGDCMSeriesFileNames(str(path))))
     if _is_of_sitk(path):
-        return _to_nifti(sitk.ReadImage(str(path)))
+        image = sitk.ReadImage(str(path))
+        if path.suffix.lower() in TIFF:
+            image.SetSpacing(_tiff_spacing(path)[: image.GetDimension()])
+        return _to_nifti(image)
     other: Any = nibabel.load(path)
     return Nifti1Image(np.asarray(other.dataobj), other.affine)
+
+
+def _tiff_spacing(path: Path) -> list[float]:
+    """Return the sides of a voxel in mm along x, y and z; nnU-Net's file has them along z, y and x."""
+    file = spacing_file(path)
+    spacing = [1.0, 1.0, 1.0] if file is None else json.loads(file.read_bytes())["spacing"]
+    if len(spacing) != 3 or not all(side > 0 for side in spacing):
+        raise ValueError(f"{file}: expected three positive numbers as spacing, got {spacing}")
+    return [float(side) for side in reversed(spacing)]
 
 
 def _is_of_sitk(path: Path) -> bool:

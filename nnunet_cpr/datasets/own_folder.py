@@ -33,6 +33,8 @@ class OwnFolder(DataSet):
             with nnU-Net's ``_0000``.
         label_names: names of the values of the segmentations above 0, in ascending order.
         named: the values of the segmentations with their names, after :meth:`name_labels`.
+        left_out: names of the files in both folders that are no images, after :meth:`open`.
+        without_spacing: names of the TIFF images without a file with their spacing, after :meth:`open`.
     """
 
     number = 501
@@ -42,16 +44,23 @@ class OwnFolder(DataSet):
     channels: Sequence[str] = ()
     label_names: Sequence[str] = ()
     named: dict[int, str] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    without_spacing: list[str] = field(default_factory=list)
 
     def open(self, source: Path) -> Archive:
         images: dict[str, dict[int, Path]] = defaultdict(dict)
-        for name, path in _find_images(source).items():
+        found, of_images = _find_images(source)
+        labels, of_labels = _find_images(self.labels)
+        for folder, paths, others in ((source, found, of_images), (self.labels, labels, of_labels)):
+            unknown = filter(formats.lacks_spacing, paths.values())
+            self.left_out += [str(path.relative_to(folder.parent)) for path in others]
+            self.without_spacing += [str(path.relative_to(folder.parent)) for path in unknown]
+        for name, path in found.items():
             case, channel = self._split_channel(name)
             if (other := images[case].setdefault(channel, path)) != path:
                 raise PrepareError(f"{case}: expected one file a channel, got {other} and {path}")
-        labels = _find_images(self.labels)
-        of_images = {path.resolve() for by_channel in images.values() for path in by_channel.values()}
-        if both := sorted(of_images.intersection(path.resolve() for path in labels.values())):
+        files = {path.resolve() for path in found.values()}
+        if both := sorted(files.intersection(path.resolve() for path in labels.values())):
             raise PrepareError(
                 f"{both[0]}: expected images and segmentations in two folders, got this file in both; "
                 "move the segmentations to a folder of their own"
@@ -102,6 +111,13 @@ class OwnFolder(DataSet):
         yield table
         if len(checked) > _SHOWN:
             yield f"and {len(checked) - _SHOWN} more"
+        if self.left_out:
+            yield f"left out, as they are no images: {', '.join(self.left_out)}"
+        if self.without_spacing:
+            yield (
+                'voxels of 1 mm, as nnU-Net assumes without a.json with {"spacing": [z, y, x]} beside '
+                f"a.tif: {', '.join(self.without_spacing)}"
+            )
         for new, (value, name) in enumerate(self.named.items()):
             yield f"value {value}: {name}" + ("" if new == value else f", becomes {new}")
 
@@ -118,20 +134,16 @@ class OwnFolder(DataSet):
             raise PrepareError(f"{folder.name}: refused by nnU-Net: {error}") from error
 
 
-def _find_images(folder: Path) -> dict[str, Path]:
-    """Return the images in a folder by their names.
+def _find_images(folder: Path) -> tuple[dict[str, Path], list[Path]]:
+    """Return the images in a folder by their names, and all other files.
 
     A name is the path without file ending, or its first part if that has one image only.
 
     Raises:
-        PrepareError: there is none, or two have the same name.
+        PrepareError: there is no image, or two have the same name.
     """
-    paths: list[Path] = []
-    for path in sorted(folder.rglob("*")):
-        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if not is_hidden and path.parent not in paths and formats.is_image(path):  # no slices
-            paths.append(path)
-    if not paths or formats.is_image(folder):
+    paths, others = _list_files(folder)
+    if not paths or folder in paths:
         got = "the slices of one" if paths else "none"
         raise PrepareError(f"{folder}: expected images, DICOM in a folder each, got {got}")
     firsts = Counter(path.relative_to(folder).parts[0] for path in paths)
@@ -143,7 +155,28 @@ def _find_images(folder: Path) -> dict[str, Path]:
             name = re.sub(r"(\.\w+)?\.gz$|\.\w+$", "", name)
         if (other := images.setdefault(name, path)) != path:
             raise PrepareError(f"{name}: expected one file, got {other} and {path}; move one away")
-    return images
+    spacings = {formats.spacing_file(path) for path in paths}
+    return images, [path for path in others if path not in spacings]
+
+
+def _list_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the images in a folder, also through symbolic links, and everything else.
+
+    A folder of DICOM slices is an image.
+    """
+    slices = formats.slices(folder)
+    images, others = [folder] if slices else [], []
+    for path in sorted(folder.iterdir()):
+        is_loop = path.is_symlink() and folder.resolve().is_relative_to(path.resolve())
+        if path.name.startswith(".") or is_loop or not path.exists():
+            others.append(path)
+        elif path.is_dir():
+            found, rest = _list_files(path)
+            images += found
+            others += rest
+        elif path not in slices:
+            (images if formats.is_image(path) and not slices else others).append(path)
+    return images, others
 
 
 def _match(cases: Collection[str], labels: Collection[str]) -> dict[str, str]:

@@ -85,6 +85,7 @@ def test_own_images_are_shown_and_then_written(raw: Path, tmp_path: Path) -> Non
     said = run(tmp_path, *options)
     assert "0.75 0.9 2.5" in said
     assert "and 1 more\n" in said
+    assert "left out, as they are no images: masks/notes.txt\n" in said
     assert "value 1: liver\n" in said and "value 4: tumor, becomes 2\n" in said
     assert "11 cases would be written; add --channels and --write" in said
     assert max(map(len, said.splitlines()[:25])) <= 80
@@ -108,6 +109,50 @@ def test_own_images_are_shown_and_then_written(raw: Path, tmp_path: Path) -> Non
     after = archives.read(folder / "labelsTr" / "site A_Jürgen-2.nii.gz")
     np.testing.assert_array_equal(after, np.where(expected == 4, 2, expected))
     assert "exists; remove it or choose another id" in run(tmp_path, *options, "--write", status=1)
+
+
+def test_every_file_is_taken_or_named(raw: Path, tmp_path: Path) -> None:
+    """Also through symbolic links to files and folders, which archives of large data sets have."""
+    far = tmp_path / "far"
+    for n in range(2):
+        archives.write(tmp_path / "ct" / f"a{n}" / "ct.nrrd", archives.picture(n))
+        archives.write(tmp_path / "masks" / f"a{n}.nrrd", archives.labels(n, (0, 1)))
+        archives.write(far / f"b{n}" / "ct.nrrd", archives.picture(n))
+        archives.write(far / f"mask{n}.nrrd", archives.labels(n, (0, 1)))
+        (tmp_path / "ct" / f"b{n}").symlink_to(far / f"b{n}")
+        (tmp_path / "masks" / f"b{n}.nrrd").symlink_to(far / f"mask{n}.nrrd")
+    write_series(tmp_path / "ct" / "c", sitk.ReadImage(str(far / "b0" / "ct.nrrd")))
+    archives.write(tmp_path / "masks" / "c.nrrd", archives.labels(0, (0, 1)))
+    (tmp_path / "ct" / "c" / "report.txt").touch()
+    (tmp_path / "ct" / "loop").symlink_to(tmp_path / "ct")
+    (tmp_path / "masks" / "gone.nrrd").symlink_to(far / "gone.nrrd")
+    (tmp_path / "masks" / ".trash").mkdir()
+    said = run(tmp_path, "--channels", "CT", "--write")
+    named = {"ct/c/report.txt", "ct/loop", "masks/.trash", "masks/gone.nrrd"}
+    (line,) = [line for line in said.splitlines() if line.startswith("left out")]
+    assert set(line.partition(": ")[2].split(", ")) == named
+    written = os.listdir(raw / "Dataset501_Liver" / "labelsTr")
+    assert sorted(written) == [f"{name}.nii.gz" for name in ("a0", "a1", "b0", "b1", "c")]
+
+
+def test_spacing_of_tiff_is_read_where_nnunet_reads_it(raw: Path, tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    for name, suffix in (("a", "_0000"), ("b", ""), ("plain", "")):
+        for folder, channel in (("ct", suffix), ("masks", "")):
+            path = tmp_path / folder / f"{name}{channel}.tif"
+            path.parent.mkdir(exist_ok=True)
+            image = sitk.GetImageFromArray(generator.integers(0, 2, (6, 12, 10)).astype(np.uint8))
+            sitk.WriteImage(image, str(path))
+            if name != "plain":
+                path.with_name(f"{name}.json").write_text('{"spacing": [20.0, 5.0, 4.0]}')
+    said = run(tmp_path, "--channels", "CT")
+    rows = {
+        line.split()[0]: " ".join(line.split()[5:8]) for line in said.splitlines() if ".tif " in line
+    }
+    assert rows == {"a_0000.tif": "4 5 20", "b.tif": "4 5 20", "plain.tif": "1 1 1"}
+    assert "left out" not in said and "beside a.tif: ct/plain.tif, masks/plain.tif\n" in said
+    (tmp_path / "ct" / "a.json").write_text('{"spacing": [20.0, 5.0]}')
+    assert "a.json: expected three positive numbers as spacing" in run(tmp_path, status=1)
 
 
 @pytest.mark.parametrize(
