@@ -7,7 +7,7 @@ from importlib.util import find_spec
 TRAINERS_NEED = ("nnunetv2", "matplotlib", "psutil", "filelock")
 COMMANDS_NEED = (
     *TRAINERS_NEED, "typer", "rich", "pydantic", "yaml", "pandas", "scipy", "SimpleITK", "nibabel",
-    "submitit", "jinja2", "seaborn",
+    "submitit", "jinja2",
 )  # fmt: skip
 """Modules that commands, studies and reports import, beside those of the optimizers."""
 

@@ -1,14 +1,16 @@
 """Write the pages of the tab Evidence: ``python docs/scripts/evidence.py``.
 
 Each archive in ``benchmarks/real_data/results`` is unpacked, and the report of its study is written to
-the page of its data set. A page on images and text has the sweeps of ``benchmarks/vision``. The pages
-are built from committed results and are not committed themselves: run this before ``mkdocs``.
+the page of its data set. A page on images and text has the sweeps of ``benchmarks/vision``. With
+``--check`` the committed pages are compared with what would be written, and the exit status is 1 if one
+is out of date; the last printed digit of a number may differ, as libraries round differently.
 """
 
 # ruff: noqa: E402
 
 from __future__ import annotations
 
+import argparse
 import io
 import re
 import sys
@@ -69,9 +71,8 @@ READING = (
 )
 
 
-def write_pages() -> list[Path]:
-    """Write all pages and return their paths."""
-    EVIDENCE.mkdir(exist_ok=True)
+def build_pages() -> dict[Path, str]:
+    """Return the content of all pages."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         archive.unpack(sorted((REAL / "results").glob("*.tar.xz")), folder)
@@ -80,9 +81,21 @@ def write_pages() -> list[Path]:
             with tarfile.open(file) as results:
                 results.extractall(folder / "vision", filter="data")
         texts["images-and-text"] = "\n\n".join(vision_page(folder / "vision"))
-    for page, text in texts.items():
-        (EVIDENCE / f"{page}.md").write_text(text + "\n")
-    return [EVIDENCE / f"{page}.md" for page in texts]
+    return {EVIDENCE / f"{page}.md": text + "\n" for page, text in texts.items()}
+
+
+def is_same(one: str, other: str) -> bool:
+    """Return True for equal texts but for the last digits of decimal numbers."""
+    pieces, others = (re.split(r"([0-9]+\.[0-9]+)", text) for text in (one, other))
+    return len(pieces) == len(others) and all(
+        a == b or (place % 2 == 1 and len(a) == len(b) and abs(float(a) - float(b)) < 1.5 * _unit(a))
+        for place, (a, b) in enumerate(zip(pieces, others))
+    )
+
+
+def _unit(number: str) -> float:
+    """Return the value of the last digit of a decimal number."""
+    return 10.0 ** -len(number.partition(".")[2])
 
 
 def _start(title: str, text: str) -> Iterator[str]:
@@ -308,6 +321,21 @@ def vision_page(results: Path) -> Iterator[str]:
     )
 
 
+def main() -> None:
+    """Write the pages, or check them."""
+    parser = argparse.ArgumentParser(description="Write the pages of the tab Evidence.")
+    parser.add_argument("--check", action="store_true", help="Check the committed pages instead.")
+    check, pages = parser.parse_args().check, build_pages()
+    EVIDENCE.mkdir(exist_ok=True)
+    before = {path: path.read_text() if path.exists() else "" for path in pages}
+    old = [path for path, text in pages.items() if not is_same(before[path], text)]
+    for path in old:
+        name = path.relative_to(ROOT)
+        print(f"{name} is out of date; run this script" if check else f"wrote {name}")
+        if not check:
+            path.write_text(pages[path])
+    sys.exit(1 if check and old else 0)
+
+
 if __name__ == "__main__":
-    for path in write_pages():
-        print(path.relative_to(ROOT))
+    main()

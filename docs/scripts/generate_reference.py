@@ -1,8 +1,8 @@
 """Write the generated parts of the reference: ``python docs/scripts/generate_reference.py``.
 
-A generated part of a page stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. With
-``--check`` these are only compared, and the exit status is 1 if a page is out of date. The page of the
-commands is written in any case; it is not committed.
+A generated part of a page stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``; the page of
+the commands is generated as a whole. With ``--check`` the committed pages are only compared, and the
+exit status is 1 if one is out of date.
 """
 
 from __future__ import annotations
@@ -144,8 +144,9 @@ PAGES = {
     "../how-to/other-optimizers.md": {"timm": timm_names},
     "trainer-names.md": {"suffixes": suffixes},
     "study-file.md": {"study": study_entries, "trainer": trainer_entries},
+    "commands.md": {},
 }
-"""Generated parts by page and name."""
+"""Generated parts by page and name; of the page of the commands everything."""
 
 
 def generated(page: str) -> str:
@@ -154,6 +155,8 @@ def generated(page: str) -> str:
     Raises:
         ValueError: a part has no place in the page.
     """
+    if page == "commands.md":
+        return commands_page()
     text = (REFERENCE / page).read_text()
     for name, make in PAGES[page].items():
         begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
@@ -165,7 +168,7 @@ def generated(page: str) -> str:
 
 
 def commands_page() -> str:
-    """Return the page of the commands, which is built before the site and not committed."""
+    """Return the page of the commands."""
     return (
         "# Commands\n\n`nnunet-cpr --help`, or `nnunet-cpr COMMAND --help`, prints the same text. "
         "`nnunet-cpr --install-completion` installs shell completion.\n\n" + commands() + "\n"
@@ -177,7 +180,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write the generated parts of the reference.")
     parser.add_argument("--check", action="store_true", help="Check the committed pages instead.")
     check = parser.parse_args().check
-    (REFERENCE / "commands.md").write_text(commands_page())
     old = [page for page in PAGES if (REFERENCE / page).read_text() != generated(page)]
     for page in old:
         print(f"{page} is out of date; run this script" if check else f"wrote {page}")

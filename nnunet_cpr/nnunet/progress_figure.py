@@ -99,7 +99,7 @@ def _draw_heat_map(
     ticks: Sequence[float] | np.ndarray,
 ) -> tuple[AxesImage, Colorbar]:
     """Draw values ``[J, epochs]``, hatched for parameters that never changed, and their colour bar."""
-    # Not seaborn.heatmap, which takes 15 s for 300 parameters and 1,000 epochs.
+    # A cell at a time, as in seaborn.heatmap, takes 15 s for 300 parameters and 1,000 epochs.
     names, left, right = history.names, history.epochs[0] - 0.5, history.epochs[-1] + 0.5
     ax.set_facecolor("0.85")  # grey, shows where a value is NaN
     visible = np.where(left_out[:, None], np.nan, values)

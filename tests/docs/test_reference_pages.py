@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import runpy
+import shutil
+import subprocess
 from pathlib import Path
 
 import nnunet_cpr
 from tests.helpers import ROOT
-from tests.helpers.pages import DOCS, PAGES
+from tests.helpers.pages import DOCS, GENERATED, PAGES
 
 SCRIPT = ROOT / "docs" / "scripts" / "generate_reference.py"
 
@@ -33,10 +35,19 @@ def test_public_names_are_on_the_pages_of_the_api() -> None:
     assert set(nnunet_cpr.__all__) <= shown
 
 
-def test_links_of_pages_outside_the_site_lead_somewhere() -> None:
-    """MkDocs checks those of the site."""
-    for page in PAGES:
-        if not page.is_relative_to(DOCS):
-            for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-                if not target.startswith("https://"):
-                    assert Path(page.parent / target).exists(), f"{page.name}: {target}"
+def test_relative_links_lead_to_committed_files() -> None:
+    """A page that only the site has is missing where the repository is read."""
+    committed: set[Path] = set()  # stays empty outside of a clone
+    if shutil.which("git"):
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+        committed = {(ROOT / name).resolve() for name in listed.stdout.split("\0") if name}
+    missing = []
+    for page in [*PAGES, *GENERATED.glob("*.md")]:
+        text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(), flags=re.M | re.S)
+        targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)|(?:src|href)=\"([^\"#]+)", text)
+        for target in filter(None, map("".join, targets)):
+            if not re.match(r"https?://|mailto:", target):
+                path = (page.parent / target).resolve()
+                if not (path in committed if committed else path.exists()):
+                    missing.append(f"{page.relative_to(ROOT)}: {target}")
+    assert not missing

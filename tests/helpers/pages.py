@@ -20,7 +20,7 @@ from tests.helpers import ROOT
 
 DOCS = ROOT / "docs"
 GENERATED = DOCS / "evidence"
-"""Folder of pages that ``docs/scripts/evidence.py`` writes and that are not committed."""
+"""Folder of pages that ``docs/scripts/evidence.py`` writes."""
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
