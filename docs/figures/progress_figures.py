@@ -1,6 +1,6 @@
 """Train the four annotated examples of ``docs/choose/progress-figure.md`` on the data of the demo.
 
-    python docs/figures/progress_figures.py [--folder FOLDER]
+    python docs/figures/progress_figures.py [--folder FOLDER] [--output FOLDER]
 
 Four trainings of 120 steps with nnU-Net's own trainer, a few minutes each on two CPU cores. Trainings
 that are finished in the folder are not repeated. Seeds are fixed and the data are loaded in the process
@@ -105,10 +105,12 @@ def main() -> None:
     """Train, and write ``progress-*.png`` beside this file."""
     parser = argparse.ArgumentParser(description="Train the examples of cpr_progress.png.")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "progress-figures")
-    folder = parser.parse_args().folder.resolve()
+    parser.add_argument("--output", type=Path, default=HERE)
+    given = parser.parse_args()
+    folder, output = given.folder.resolve(), given.output.resolve()
     prepare(folder)
     for key, name in TRAINERS.items():
-        annotate(train(folder, name) / FIGURE_NAME, HERE / f"progress-{key}.png", NOTES[key])
+        annotate(train(folder, name) / FIGURE_NAME, output / f"progress-{key}.png", NOTES[key])
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def _markdown(text: str) -> nbformat.NotebookNode:
     return nbformat.v4.new_markdown_cell(text.strip())
 
 
-def draw(page: str) -> None:
+def draw(page: str, output: Path) -> None:
     """Run the Python blocks of a page and write the figures that it shows after ``plt.show()``."""
     import matplotlib
 
@@ -75,7 +75,7 @@ def draw(page: str) -> None:
         def show(image: re.Match[str] | None = image) -> None:
             assert image is not None
             plt.gcf().tight_layout()
-            plt.savefig(TUTORIALS / image[1], dpi=90)
+            plt.savefig(output / Path(image[1]).name, dpi=90)
             plt.close("all")
 
         plt.show = show
@@ -87,6 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write the notebooks of the tutorials.")
     parser.add_argument("--check", action="store_true", help="Write nothing; report old notebooks.")
     parser.add_argument("--figures", action="store_true", help="Draw the figures of plain-pytorch.")
+    parser.add_argument("--output", type=Path, default=TUTORIALS.parent / "figures", help="For figures.")
     given = parser.parse_args()
     old = []
     for page in PAGES:
@@ -99,7 +100,7 @@ def main() -> None:
     for name in old:
         print(f"{name} is out of date; run this script" if given.check else f"wrote {name}")
     if given.figures:
-        draw("plain-pytorch")
+        draw("plain-pytorch", given.output)
     sys.exit(1 if given.check and old else 0)
 
 

@@ -75,7 +75,9 @@ def save(figure: Figure, name: str, alt: str, suffixes: Sequence[str] = ("svg", 
     return Picture(name, alt, files)
 
 
-def draw_differences(comparisons: Sequence[Judged[Numbers]], title: str) -> Picture:
+def draw_differences(
+    comparisons: Sequence[Judged[Numbers]], title: str, suffixes: Sequence[str] = ("svg", "pdf")
+) -> Picture:
     """Draw the differences of one setting and metric to the reference, with their 95 % intervals."""
     first = comparisons[0].numbers
     metric, margin = first.metric, first.margin
@@ -105,7 +107,7 @@ def draw_differences(comparisons: Sequence[Judged[Numbers]], title: str) -> Pict
             f"Differences of {metric.title} to {first.reference.full_title} in "
             f"{metric.difference_unit}, with 95 % intervals; the numbers are in the table."
         )
-        return save(figure, "-".join(["differences", *first.setting, metric.name]), alt)
+        return save(figure, "-".join(["differences", *first.setting, metric.name]), alt, suffixes)
 
 
 def draw_over_datasets(comparisons: Sequence[Judged[OverDatasets]]) -> Picture:

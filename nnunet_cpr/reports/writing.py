@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -68,7 +68,7 @@ def write_report(
     notes += ratio_notes(compared) + found.notes
     sections = build_sections(compared, answer, table, notes, judged, raw)
     cases = found.cases.assign(seed=found.cases["seed"].replace(UNSEEDED, None))
-    documents = {
+    documents: dict[str, str | None] = {
         "report.html": render("page.html.j2", study.name, sections),
         "report.md": render("page.md.j2", study.name, sections),
         "report.tex": to_latex(table, notes),
@@ -77,24 +77,28 @@ def write_report(
         ),
         "comparisons.csv": _csv(comparison_table(judged.comparisons)),
         "non_inferiority.csv": _csv(non_inferiority_table(tested.comparisons)),
-        **({"over_datasets.csv": _csv(over_table(judged.over))} if judged.over else {}),
+        "over_datasets.csv": _csv(over_table(judged.over)) if judged.over else None,
         "cases.csv": _csv(with_own_places(cases, study)),
     }
-    files = {name: text.encode() for name, text in documents.items()}
+    files = {name: text.encode() for name, text in documents.items() if text is not None}
+    written = [*files, "figures"]
     for picture in (each for section in sections for each in section.pictures):
         files |= {f"figures/{picture.name}.{suffix}": data for suffix, data in picture.files.items()}
     (output / "figures").mkdir(parents=True, exist_ok=True)
-    _remove_earlier(output, files)
+    _remove_earlier(output, [*documents], files)
     for name, content in files.items():
         with atomic_write(output / name) as path:
             path.write_bytes(content)
     for line in (*answer, table.cells.to_string(), *notes):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    return [output / name for name in (*documents, "figures")]
+    return [output / name for name in written]
 
 
-def _remove_earlier(output: Path, files: Mapping[str, bytes]) -> None:
-    """Remove figures of an earlier report, of other plans or trainers, that this one does not have."""
+def _remove_earlier(output: Path, documents: Sequence[str], files: Mapping[str, bytes]) -> None:
+    """Remove what an earlier report, of other data sets or trainers, has and this one does not."""
+    for name in documents:
+        if name not in files:
+            (output / name).unlink(missing_ok=True)
     for kind in FIGURES:
         for path in (output / "figures").glob(f"{kind}-*"):
             if f"figures/{path.name}" not in files:

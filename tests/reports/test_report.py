@@ -97,6 +97,7 @@ def test_entries_have_their_own_places_in_csv_files_and_old_figures_go(tmp_path)
     (tmp_path / "report" / "figures").mkdir(parents=True)
     for name in old:
         (tmp_path / "report" / "figures" / name).touch()
+    (tmp_path / "report" / "over_datasets.csv").touch()  # of a report on three data sets
     results, *_ = whole(tmp_path, study("nnUNetTrainerSGD_6epochs"), cases=3)
     shutil.copytree(*(run.folder(results).parent for run in planned.runs() if run.fold == 0))
     folder, *_ = report(tmp_path, planned, results)
@@ -107,6 +108,7 @@ def test_entries_have_their_own_places_in_csv_files_and_old_figures_go(tmp_path)
             "nnUNetTrainerSGD_6epochs": {"configuration": {"3d_fullres"}, "plans": {"nnUNetPlans"}},
             flat.key: {"configuration": {"2d"}, "plans": {"nnUNetPlansFlat"}},
         }
+    assert not (folder / "over_datasets.csv").exists()
     kept = {path.name for path in (folder / "figures").iterdir()}
     assert old[0] not in kept and old[1] in kept and len(kept) > 3
 
