@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -75,20 +75,10 @@ class L2(Regularizer):
     largest_multiplier = 0.5  # above it, 1 - 2 lambda would flip the sign of theta
 
     def sums(self, params: list[Tensor]) -> Tensor:
-        if all(p.device.type == "cpu" for p in params):
-            return sums_of_squares(params)[None]
-        device = params[0].device
-        norms = torch._foreach_norm(params, dtype=accumulator(device))
-        if len({p.device for p in params}) > 1:
-            return _stack(norms).square()[None]
-        return torch.stack(norms).square_()[None]
+        return sums_of_squares(params)[None]
 
     def correct_(self, params: list[Tensor], multiplier: Tensor, sums: Tensor, numel: Tensor) -> None:
-        if multiplier.is_cpu:
-            _subtract_(params, 2 * multiplier, lambda p, _: p)
-        else:  # one call for all: on a GPU the time of the host counts
-            shares = [_on_device_of(p, share) for p, share in zip(params, (2 * multiplier).unbind())]
-            torch._foreach_addcmul_(params, params, shares, value=-1)
+        subtract_share_(params, 2 * multiplier)
 
 
 class L1(Regularizer):
@@ -129,8 +119,8 @@ class Std(Regularizer):
         scale = (numel - 1) * self._deviation(sums, numel)
         coefficient = torch.where(scale > 0, multiplier / scale, 0.0).float()
         # The mean of a matrix that is not corrected may not be finite.
-        means = _unbind(torch.where(coefficient > 0, sums[0] / numel, 0.0))
-        _subtract_(params, coefficient, lambda p, j: p - _on_device_of(p, means[j]))
+        means = torch.where(coefficient > 0, sums[0] / numel, 0.0).unbind()
+        _subtract_(params, coefficient, lambda p, j: p - means[j].to(p))
 
 
 class Huber(Regularizer):
@@ -190,25 +180,50 @@ def _stack(values: Sequence[Tensor]) -> Tensor:
     return torch.stack([v.to(first.device, accumulator(first.device)) for v in values])
 
 
-def _unbind(values: Tensor) -> Sequence[float | Tensor]:
-    """Return one number for each matrix: floats on the CPU, scalar tensors elsewhere.
+def subtract_share_(params: Sequence[Tensor], shares: Tensor) -> None:
+    """Subtract a share of each tensor from it in place, without waiting for a GPU.
 
-    Reading a number from a GPU would make the host wait for it.
+    A factor is exactly 1 for a share of 0, so that a tensor that is left out is not changed even where
+    it is infinite: infinity minus 0 times infinity would not be a number.
+
+    Args:
+        params: J tensors, on any devices.
+        shares: share of each of them, ``[J]``.
+
+    Example:
+        >>> tensors = [torch.tensor([2.0, 4.0]), torch.tensor([math.inf])]
+        >>> subtract_share_(tensors, torch.tensor([0.25, 0.0]))
+        >>> tensors
+        [tensor([1.5000, 3.0000]), tensor([inf])]
     """
-    return values.tolist() if values.device.type == "cpu" else values.unbind()
+    factors = 1 - shares.to(accumulator(shares.device))
+    in_float32 = factors.float()
+    for p, exact, factor in zip(params, factors.unbind(), in_float32.unbind()):
+        if p.dtype == torch.float32:
+            p.mul_(_on_device_of(p, factor))
+        elif p.dtype == torch.float64:
+            p.mul_(_on_device_of(p, exact))
+        else:  # a factor in half precision would lose the digits of a small share
+            p.copy_(p.float() * _on_device_of(p, factor))
 
 
-def _on_device_of(p: Tensor, value: Any) -> Any:
-    """Return a number, or a scalar tensor on the device of a parameter, which may be another GPU."""
-    return value.to(p.device) if isinstance(value, Tensor) else value
+def clamp_to_finite(t: Tensor) -> Tensor:
+    """Return a tensor with the largest number in place of infinity: 0 times infinity is not a number."""
+    largest = torch.finfo(t.dtype).max
+    return t.clamp(-largest, largest)
+
+
+def _on_device_of(p: Tensor, value: Tensor) -> Tensor:
+    """Return a scalar tensor on the device of a parameter, which may be another GPU."""
+    return value if value.device == p.device else value.to(p.device)
 
 
 def _subtract_(
     params: list[Tensor], coefficient: Tensor, direction: Callable[[Tensor, int], Tensor]
 ) -> None:
-    """Subtract ``coefficient[j] * direction(theta_j, j)`` from each theta_j in place."""
-    for j, (p, c) in enumerate(zip(params, _unbind(coefficient))):
-        if isinstance(c, Tensor):
-            p.addcmul_(direction(p, j), c.to(p), value=-1)
-        elif c != 0.0:
-            p.add_(direction(p, j), alpha=-c)
+    """Subtract ``coefficient[j] * direction(theta_j, j)`` from each theta_j in place.
+
+    It does not wait for a GPU. Where a coefficient is 0, the matrix is not changed, infinite or not.
+    """
+    for j, (p, c) in enumerate(zip(params, coefficient.unbind())):
+        p.addcmul_(clamp_to_finite(direction(p, j)), c.to(p), value=-1)

@@ -13,7 +13,13 @@ class nnUNetTrainerAdamCPR(CPRTrainer):
     settings = TrainerName("nnUNetTrainerAdamCPR")
 
     def build_optimizer(self):
-        return AdamCPR(self.network, self.initial_lr, betas=ADAM_BETAS, **self.cpr_settings)
+        return AdamCPR(
+            self.network,
+            self.initial_lr,
+            betas=ADAM_BETAS,
+            fused=self.is_step_fused,
+            **self.cpr_settings,
+        )
 
 
 __getattr__ = with_suffixes(nnUNetTrainerAdamCPR)

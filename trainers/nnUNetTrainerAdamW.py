@@ -6,6 +6,7 @@ from nnunet_cpr.names.value import TrainerName
 from nnunet_cpr.nnunet.base_trainer import ADAM_BETAS, NamedTrainer
 from nnunet_cpr.nnunet.composition import with_suffixes
 from nnunet_cpr.optimizers import FusedAdam
+from nnunet_cpr.optimizers._groups import keep_fused
 
 
 class nnUNetTrainerAdamW(NamedTrainer):
@@ -15,14 +16,17 @@ class nnUNetTrainerAdamW(NamedTrainer):
 
     def build_optimizer(self):
         if self.baseline is not None:
-            return FusedAdam(self.network.parameters(), self.initial_lr, betas=ADAM_BETAS)
-        return torch.optim.AdamW(
+            return FusedAdam(
+                self.network.parameters(), self.initial_lr, betas=ADAM_BETAS, fused=self.is_step_fused
+            )
+        optimizer = torch.optim.AdamW(
             self.network.parameters(),
             self.initial_lr,
             betas=ADAM_BETAS,
             weight_decay=self.weight_decay,
             fused=self.device.type in ("cpu", "cuda"),
         )
+        return keep_fused(optimizer)
 
 
 __getattr__ = with_suffixes(nnUNetTrainerAdamW)

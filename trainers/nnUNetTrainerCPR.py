@@ -12,7 +12,13 @@ class nnUNetTrainerCPR(CPRTrainer):
     settings = TrainerName("nnUNetTrainerCPR")
 
     def build_optimizer(self):
-        return SGDCPR(self.network, self.initial_lr, momentum=0.99, **self.cpr_settings)
+        return SGDCPR(
+            self.network,
+            self.initial_lr,
+            momentum=0.99,
+            fused=self.is_step_fused,
+            **self.cpr_settings,
+        )
 
 
 __getattr__ = with_suffixes(nnUNetTrainerCPR)

@@ -14,9 +14,16 @@ class nnUNetTrainerSGD(NamedTrainer):
     settings = TrainerName("nnUNetTrainerSGD")
 
     def build_optimizer(self):
-        if self.baseline is None:
+        if self.baseline is None and not self.is_step_fused:
             return nnUNetTrainer.configure_optimizers(self)[0]
-        return FusedSGD(self.network.parameters(), self.initial_lr, momentum=0.99, nesterov=True)
+        return FusedSGD(
+            self.network.parameters(),
+            self.initial_lr,
+            momentum=0.99,
+            nesterov=True,
+            weight_decay=self.weight_decay,
+            fused=self.is_step_fused,
+        )
 
 
 __getattr__ = with_suffixes(nnUNetTrainerSGD)

@@ -16,7 +16,7 @@ from nnunet_cpr._validation import list_names
 from nnunet_cpr.baselines._base import Baseline
 from nnunet_cpr.baselines._normalized import matrices_before_normalization
 from nnunet_cpr.param_groups import Params, unwrap
-from nnunet_cpr.regularizers import L2
+from nnunet_cpr.regularizers import L2, subtract_share_
 
 Sums = Callable[[], Tensor]
 
@@ -66,9 +66,9 @@ class DecoupledDecay(Baseline):
         return [(p, decay[j]) for j, p in enumerate(self.parameters) if p.grad is not None]
 
     def _around_step(self, found_inf: Tensor | None) -> Iterator[None]:
-        for p, decay in self._decays(found_inf):
-            # As a difference, since 1 - decay loses digits of a small decay in half precision.
-            p.addcmul_(p, decay.to(p), value=-1)
+        if decays := self._decays(found_inf):
+            matrices, shares = zip(*decays)
+            subtract_share_(matrices, torch.stack(shares))
         yield
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nnunet_cpr.baselines._base import total_norm
 from nnunet_cpr.baselines._decays import DecoupledDecay, Sums
+from nnunet_cpr.regularizers import clamp_to_finite
 
 
 class AdaptiveWeightDecay(DecoupledDecay):
@@ -97,7 +98,7 @@ class AdaDecay(DecoupledDecay):
             standard = (absolute - mean) / torch.where(std > 0, std, 1)
             rate = 2 * torch.sigmoid(self.alpha * standard)
             rate = torch.where(std.isfinite(), rate, 0)
-            p.addcmul_(p, (decay.to(rate) * rate).to(p), value=-1)
+            p.addcmul_(clamp_to_finite(p), (decay.to(rate) * rate).to(p), value=-1)
         yield
 
 
@@ -132,4 +133,4 @@ class CautiousDecay(DecoupledDecay):
         for p, old, decay in before:
             # By comparison, since a difference or a product of small numbers may round to 0.
             agrees = torch.where(old >= 0, p <= old, p >= old)
-            p.addcmul_(old, agrees * decay.to(p), value=-1)
+            p.addcmul_(clamp_to_finite(old), agrees * decay.to(p), value=-1)

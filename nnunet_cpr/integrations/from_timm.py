@@ -105,6 +105,7 @@ def build(
     lr: float,
     weight_decay: float = 0.0,
     momentum: float | None = None,
+    fused: bool | None = None,
 ) -> Optimizer:
     """Return an optimizer of timm, whose state dict says which optimizer and which timm wrote it.
 
@@ -114,6 +115,8 @@ def build(
         lr: learning rate.
         weight_decay: weight decay of all parameters, as the optimizer applies it.
         momentum: momentum, or None for timm's default.
+        fused: True lets a step skip the overflows of ``GradScaler`` itself, where the optimizer is Adam
+            or AdamW of torch; others have no such step.
 
     Example:
         >>> import torch
@@ -121,11 +124,19 @@ def build(
         >>> type(optimizer).__name__, optimizer.param_groups[0]["timm"].partition(",")[0]
         ('Lion', 'lion')
     """
+    import torch
     from timm.optim import create_optimizer_v2
+
+    from nnunet_cpr.optimizers._groups import keep_fused
 
     given: dict[str, Any] = {} if momentum is None else {"momentum": momentum}
     groups: Any = [{"params": list(parameters)}]
+    is_fused = bool(fused) and _info(name).opt_class in (torch.optim.Adam, torch.optim.AdamW)
+    if is_fused:
+        given["fused"] = True
     optimizer = create_optimizer_v2(groups, name, lr, weight_decay, **given)
+    if is_fused:
+        keep_fused(optimizer)
     optimizer.param_groups[0]["timm"] = f"{name}, timm {version('timm')}"
     optimizer.register_load_state_dict_pre_hook(_check_state)
     return optimizer

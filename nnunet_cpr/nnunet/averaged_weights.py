@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 
-Tensors = tuple[Tensor, ...] | list[Tensor]
+from nnunet_cpr.regularizers import accumulator
 
 WINDOW_SHARE = 0.1
 """Longest window of the average, as a share of the steps so far."""
@@ -46,24 +46,45 @@ class AveragedWeights:
         self._network = network
         self._window = 1 / (1 - decay)
         # Beside the network: the average while it trains, otherwise the weights that train.
-        self._beside = AveragedModel(network, multi_avg_fn=self._move, use_buffers=True)
+        self._beside = copy.deepcopy(network)
+        device = next(network.parameters()).device
+        self._steps = torch.zeros((), dtype=torch.int64, device=device)
         self._is_training = False
 
     @property
     def steps(self) -> int:
-        """Number of steps so far."""
-        return int(self._beside.n_averaged)
+        """Number of steps so far. Waits for a GPU."""
+        return int(self._steps)
 
-    def update(self) -> None:
-        """Move the average towards the weights that train, after a step."""
-        self._beside.update_parameters(self._network)
+    @torch.no_grad()
+    def update(self, is_taken: Tensor | None = None) -> None:
+        """Move the average towards the weights that train, after a step, without waiting for a GPU.
 
-    def _move(self, averaged: Tensors, current: Tensors, _: Any) -> None:
-        window = max(1.0, min(self._window, WINDOW_SHARE * (self.steps + 1)))
-        if averaged[0].is_floating_point():
-            torch._foreach_lerp_(averaged, current, 1 / window)
-        else:
-            torch._foreach_copy_(averaged, current)
+        Args:
+            is_taken: False, a scalar, after a step that ``GradScaler`` has skipped; None for True.
+        """
+        is_taken = torch.ones_like(self._steps, dtype=torch.bool) if is_taken is None else is_taken
+        is_taken = is_taken.to(self._steps.device).reshape(())
+        self._steps += is_taken
+        longest = WINDOW_SHARE * self._steps.to(accumulator(self._steps.device))
+        weight = torch.where(is_taken, 1 / longest.clamp(1, self._window), 0)
+        weights: dict[Any, Tensor] = {}  # by device and dtype
+        for averaged, current in self._pairs():
+            kind = averaged.device, averaged.dtype
+            if averaged.is_floating_point():
+                if kind not in weights:
+                    weights[kind] = weight.to(*kind)
+                averaged.lerp_(current, weights[kind])
+            else:
+                averaged.copy_(torch.where(is_taken.to(averaged.device), current, averaged))
+
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each tensor beside the network and that in it."""
+        return zip(
+            chain(self._beside.parameters(), self._beside.buffers()),
+            chain(self._network.parameters(), self._network.buffers()),
+            strict=True,
+        )
 
     def use_training(self) -> None:
         """Put the weights that train into the network."""
@@ -77,12 +98,7 @@ class AveragedWeights:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        beside = self._beside.module
-        for ours, others in zip(
-            chain(self._network.parameters(), self._network.buffers()),
-            chain(beside.parameters(), beside.buffers()),
-            strict=True,
-        ):
+        for others, ours in self._pairs():
             # In place, as compiled graphs and optimizers keep the memory of the weights.
             kept = ours.clone()
             ours.copy_(others)
@@ -91,7 +107,7 @@ class AveragedWeights:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the weights that train, and the number of steps."""
-        holder = self._network if self._is_training else self._beside.module
+        holder = self._network if self._is_training else self._beside
         return {"steps": self.steps, "weights": dict(holder.state_dict())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -101,5 +117,5 @@ class AveragedWeights:
             RuntimeError: they are of another network.
         """
         assert not self._is_training
-        self._beside.module.load_state_dict(state_dict["weights"])
-        self._beside.n_averaged.fill_(state_dict["steps"])
+        self._beside.load_state_dict(state_dict["weights"])
+        self._steps.fill_(state_dict["steps"])

@@ -46,7 +46,8 @@ class AveragingTrainer(ResumingTrainer):
     def __update(self, optimizer: Optimizer, *_: Any) -> None:
         # Once, though torch also calls hooks in the steps of base classes.
         if self.__averaged is not None and not is_within_step(optimizer):
-            self.__averaged.update()
+            found_inf = getattr(optimizer, "found_inf", None)  # of GradScaler, for fused steps
+            self.__averaged.update(None if found_inf is None else found_inf == 0)
 
     def __add_training_weights(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         if self.__averaged is not None:

@@ -6,6 +6,7 @@ are listed in ``FAMILIES`` of :mod:`nnunet_cpr.names.families`.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.utilities.default_n_proc_DA import get_allowed_n_proc_DA
 from torch.optim import Optimizer
 
-from nnunet_cpr._attachment import RegularizationMethod, attached_method
+from nnunet_cpr._attachment import RegularizationMethod, attached_method, is_within_step
 from nnunet_cpr._seeding import seed_all
 from nnunet_cpr._validation import positive_integer
 from nnunet_cpr.baselines import Baseline
@@ -36,6 +37,11 @@ from nnunet_cpr.nnunet.settings_check import unmet_settings
 
 ADAM_BETAS = (0.9, 0.99)
 """Coefficients of Adam's running averages in the paper's segmentation runs."""
+
+
+def _skips_overflows(optimizer: Any) -> bool:
+    """Return True if ``GradScaler`` calls the step of an optimizer after an overflow, too."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def describe_frozen(network: torch.nn.Module) -> str:
@@ -67,6 +73,9 @@ class NamedTrainer(PretrainedWeightsTrainer):
     __given_decays: set[Any] = set()  # noqa: RUF012 (replaced, never changed)
     __configured: Optimizer | None = None
     __checked: tuple[Any, ...] = (None,)
+    __counter: Any = None  # handle of the hook that counts the steps of the first epoch
+    __steps: int | None = None  # before it
+    __scale = 1.0  # of GradScaler when the count began
 
     def __init__(
         self,
@@ -123,6 +132,15 @@ class NamedTrainer(PretrainedWeightsTrainer):
             if value is not None:
                 setattr(self, attribute, value)
 
+    @property
+    def is_step_fused(self) -> bool | None:
+        """Argument ``fused`` of optimizers: True in mixed precision, else None, which leaves it to them.
+
+        The step then skips overflows itself. Otherwise ``GradScaler`` waits for the backward pass before
+        each step, and the GPU waits for the host, which only then prepares the step.
+        """
+        return True if self.grad_scaler is not None else None
+
     def build_optimizer(self) -> Optimizer:
         """Return the optimizer of ``self.network``."""
         raise NotImplementedError(f"{self.settings.family} keeps the optimizer of the other trainer")
@@ -132,8 +150,13 @@ class NamedTrainer(PretrainedWeightsTrainer):
         if self.settings.timm is None:  # nnU-Net has found the class of the family itself
             family = self.settings.family
             self._exit(f"{family} names no optimizer of timm; write it first, as {family}_lion")
-        parameters = self.network.parameters()
-        return from_timm.build(parameters, self.settings.timm, self.initial_lr, weight_decay)
+        return from_timm.build(
+            self.network.parameters(),
+            self.settings.timm,
+            self.initial_lr,
+            weight_decay,
+            fused=self.is_step_fused,
+        )
 
     def configure_optimizers(self, *args: Any, **kwargs: Any) -> tuple[Optimizer, Any]:
         """Return the optimizer, with the regularization of the name attached, and its schedule.
@@ -259,6 +282,40 @@ class NamedTrainer(PretrainedWeightsTrainer):
                 "load the data; set nnUNet_n_proc_DA=0 if it should be"
             )
         self._check_settings(0 if self.current_epoch == 0 else None)
+        assert self.__configured is not None  # by initialize
+        self.__counter = self.__configured.register_step_pre_hook(self.__count_step)
+
+    def __count_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if self.__steps is not None and not is_within_step(optimizer):
+            self.__steps += 1
+
+    def __begin_counting_steps(self) -> None:
+        self.__steps = 0
+        if self.grad_scaler is not None:
+            self.__scale = self.grad_scaler.get_scale()
+
+    def __check_steps(self) -> None:
+        """End the training if steps of its first epoch are not its iterations, and something needs that.
+
+        A trainer may accumulate gradients over several iterations, and lengths in names are in steps.
+        """
+        if self.__counter is None or self.__steps is None:
+            return
+        self.__counter.remove()
+        self.__counter, steps, iterations = None, self.__steps, self.num_iterations_per_epoch
+        if self.grad_scaler is not None and not _skips_overflows(self.__configured):
+            shrinking = math.log(max(self.__scale / self.grad_scaler.get_scale(), 1))
+            steps += round(shrinking / -math.log(self.grad_scaler.get_backoff_factor()))
+        parts = [part for part in self.settings.length_dependent if part != "learning rate"]
+        if isinstance(self.lr_scheduler, IterationLRScheduler):
+            parts.append("learning rate")
+        # The count of skipped steps is an estimate; accumulation leaves out half of them or more.
+        if parts and abs(iterations - steps) > iterations / 3:
+            self._exit(
+                f"{type(self).__name__}: expected an optimizer step in each iteration, from the number "
+                f"of which its {' and '.join(parts)} is computed, got {steps} in {iterations}; give a "
+                "bound in optimizer steps, as _ws<N>, and leave out what follows the length"
+            )
 
     def on_epoch_start(self) -> None:
         self._seed(1 + self.current_epoch)
@@ -267,6 +324,14 @@ class NamedTrainer(PretrainedWeightsTrainer):
     def on_train_epoch_start(self) -> None:
         super().on_train_epoch_start()
         self._check_settings(self.current_epoch)
+        if self.__steps is None:
+            self.__begin_counting_steps()
+        else:
+            self.__check_steps()
+
+    def on_train_epoch_end(self, train_outputs: list[dict]) -> None:
+        super().on_train_epoch_end(train_outputs)
+        self.__check_steps()
 
     def _check_settings(self, first_epoch: int | None) -> None:
         """End the training if a setting of its name is not in force, where something has changed."""

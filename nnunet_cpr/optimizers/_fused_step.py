@@ -162,9 +162,7 @@ class FusedStep(LoadsByName, ABC):
         """Return True if the state belongs to the gradients and parameters as they are now."""
         pairs = [(p, grad) for p in group["params"] if (grad := p.grad) is not None]
         params = [p for p, _ in pairs]
-        # If GradScaler skips a first step, torch's fused SGD leaves the momentum uninitialized.
-        may_skip = getattr(self, "found_inf", None) is not None and group.get("momentum")
-        if may_skip and not all(self.state.get(p) for p in params):
+        if not self._prepare_skippable_step(group, params):
             return False
         if params and params[0].is_cuda:
             # Torch's kernels on a GPU raise for anything else that is wrong. They wait for this code.
@@ -176,6 +174,15 @@ class FusedStep(LoadsByName, ABC):
         keys = {key for own in states for key, t in own.items() if isinstance(t, Tensor)} - {"step"}
         moments = [[own[key] for own in states if isinstance(own.get(key), Tensor)] for key in keys]
         return are_alike([params, [grad for _, grad in pairs], *moments])
+
+    def _prepare_skippable_step(self, group: dict[str, Any], params: list[Tensor]) -> bool:
+        """Prepare the state for a step that GradScaler may skip; return False if torch's would be wrong.
+
+        Args:
+            group: parameter group.
+            params: those with a gradient.
+        """
+        return True
 
     # Implemented by each optimizer
 

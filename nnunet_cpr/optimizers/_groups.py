@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -101,12 +102,46 @@ class LoadsByName:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state. Parameters with names may be in another order; torch goes by order.
 
+        How this optimizer takes its steps is not part of it, see :func:`keep_fused`.
+
         Raises:
             ValueError: the saved groups have other parameters; nothing is changed then.
         """
         groups = order_by_names(self.param_groups, state_dict["param_groups"])
+        groups = _with_own_fused(self.param_groups, groups)
         super().load_state_dict({**state_dict, "param_groups": groups})  # type: ignore[misc]
         _copy_loaded_state(cast(torch.optim.Optimizer, self))
+
+
+def keep_fused(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Let an optimizer of torch keep ``fused`` when it loads a state, and return it.
+
+    Torch takes ``fused`` from the state. One of another machine or version would switch the fused steps
+    off, which ``GradScaler`` goes on to tell of overflows, so that the next step would raise.
+
+    Example:
+        >>> parameters = [torch.nn.Parameter(torch.ones(2))]
+        >>> optimizer = keep_fused(torch.optim.AdamW(parameters, fused=True))
+        >>> optimizer.load_state_dict(torch.optim.AdamW(parameters).state_dict())
+        >>> optimizer.param_groups[0]["fused"]
+        True
+    """
+
+    def replace(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        groups = _with_own_fused(optimizer.param_groups, state_dict["param_groups"])
+        return {**state_dict, "param_groups": groups}
+
+    optimizer.register_load_state_dict_pre_hook(replace)
+    return optimizer
+
+
+def _with_own_fused(
+    own: Sequence[dict[str, Any]], saved: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return saved parameter groups with ``fused`` of an optimizer's, as many as were saved."""
+    fused = [{"fused": group["fused"]} if "fused" in group else {} for group in own]
+    fused += [{}] * (len(saved) - len(own))  # torch refuses another number
+    return [{**group, **mine} for group, mine in zip(saved, fused)]
 
 
 def _copy_loaded_state(optimizer: torch.optim.Optimizer) -> None:
