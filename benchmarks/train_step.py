@@ -35,7 +35,7 @@ PAIRS = {
 averaged weights."""
 BARS = {
     "cpu": {"nnUNetTrainer": 1.005, "nnUNetTrainerSGD": 1.01},
-    "cuda": {"nnUNetTrainer": 1.025, "nnUNetTrainerSGD": 1.01},
+    "cuda": {"nnUNetTrainer": 1.0, "nnUNetTrainerAdamW": 1.01, "nnUNetTrainerSGD": 1.01},
 }
 """Largest ratio of both iterations."""
 

@@ -331,8 +331,10 @@ class CPR(RegularizationMethod):
             Multipliers of the correction, 0 for matrices that are not corrected, ``[J]``.
         """
         settings = part.settings
+        is_whole = len(self._parts) == 1
         state = _Views(
-            (key, value[part.index] if value.ndim else value) for key, value in self._state.items()
+            (key, value if is_whole or not value.ndim else value[part.index])
+            for key, value in self._state.items()
         )
         kappa, multiplier = state["kappa"], state["lagrange_multiplier"]
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaKI0, KappaWS, MuonCPR
+from nnunet_cpr._row_norms import sums_of_squares
 from nnunet_cpr.optimizers import FusedAdam, FusedSGD
 from tests.helpers.baseline_kinds import KINDS
 from tests.helpers.resume_cases import differences
@@ -158,8 +159,6 @@ def test_mixed_precision_with_a_gradient_scaler(
     build: type, fused: bool | None, unscale_first: bool
 ) -> None:
     """An overflow in step 5 changes nothing."""
-    if fused and unscale_first:
-        pytest.skip("as in torch, a fused step unscales by itself")
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.Linear(50, 3)).cuda()
     optimizer = build(model, lr=1e-3, kappa=KappaWS(2), mu=0.1, fused=fused)
@@ -204,6 +203,34 @@ def test_step_never_synchronizes_with_the_gpu(build: type, regularizer: str) -> 
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert optimizer.cpr.kappa.isfinite().all()
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_mixed_precision_step_never_waits_for_the_gpu(build: type) -> None:
+    """In nnU-Net's order: unscale, clip, step."""
+    model = torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.Linear(50, 3)).cuda()
+    optimizer = build(model, lr=1e-3, kappa=KappaWS(2), mu=0.1, fused=True)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)
+    for t in range(6):
+        optimizer.zero_grad()
+        loss = model(torch.ones(7, 40, device="cuda")).square().mean() * (1e30 if t == 3 else 1.0)
+        scaler.scale(loss).backward()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 12)
+            scaler.step(optimizer)
+            scaler.update()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert optimizer.cpr.step_count == 5
+
+
+@pytest.mark.parametrize("shape", [(320, 320, 3, 3, 3), (1000, 3000)])
+def test_sums_of_squares_on_a_gpu_are_exact_to_2en6(shape: tuple[int, ...]) -> None:
+    t = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    exact = t.double().square().sum()
+    assert abs(sums_of_squares([t.cuda()]).cpu() / exact - 1) < 2e-6
 
 
 @pytest.mark.parametrize("build", BUILDS)
