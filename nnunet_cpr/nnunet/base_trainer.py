@@ -299,7 +299,7 @@ class NamedTrainer(PretrainedWeightsTrainer):
 
         A trainer may accumulate gradients over several iterations, and lengths in names are in steps.
         """
-        if self.__counter is None or self.__steps is None:
+        if self.__counter is None or not self.__steps:  # a whole epoch may have none
             return
         self.__counter.remove()
         self.__counter, steps, iterations = None, self.__steps, self.num_iterations_per_epoch
