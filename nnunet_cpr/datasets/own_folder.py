@@ -33,7 +33,7 @@ class OwnFolder(DataSet):
             with nnU-Net's ``_0000``.
         label_names: names of the values of the segmentations above 0, in ascending order.
         named: the values of the segmentations with their names, after :meth:`name_labels`.
-        left_out: names of the files in both folders that are no images, after :meth:`open`.
+        left_out: names of what is in both folders and no case has, after :meth:`open`.
         without_spacing: names of the TIFF images without a file with their spacing, after :meth:`open`.
     """
 
@@ -112,7 +112,8 @@ class OwnFolder(DataSet):
         if len(checked) > _SHOWN:
             yield f"and {len(checked) - _SHOWN} more"
         if self.left_out:
-            yield f"left out, as they are no images: {', '.join(self.left_out)}"
+            what = "no images, hidden, beside DICOM slices, or links that lead nowhere"
+            yield f"left out ({what}): {', '.join(self.left_out)}"
         if self.without_spacing:
             yield (
                 'voxels of 1 mm, as nnU-Net assumes without a.json with {"spacing": [z, y, x]} beside '
@@ -146,6 +147,13 @@ def _find_images(folder: Path) -> tuple[dict[str, Path], list[Path]]:
     if not paths or folder in paths:
         got = "the slices of one" if paths else "none"
         raise PrepareError(f"{folder}: expected images, DICOM in a folder each, got {got}")
+    targets: dict[Path, Path] = {}
+    for path in paths:
+        if (other := targets.setdefault(path.resolve(), path)) != path:
+            raise PrepareError(
+                f"{path}: expected each image once, got it as {other}, too; remove the link, as one "
+                "patient must not be two cases"
+            )
     firsts = Counter(path.relative_to(folder).parts[0] for path in paths)
     images: dict[str, Path] = {}
     for path in paths:

@@ -21,7 +21,7 @@ import pandas as pd
 
 from nnunet_cpr._cores import available_cores
 from nnunet_cpr._files import atomic_write, read_json
-from nnunet_cpr.nnunet.validation import DAMAGE
+from nnunet_cpr.nnunet.validation import DAMAGE, summary_file
 from nnunet_cpr.reports.reading import (
     ReportError,
     counted_voxels,
@@ -96,7 +96,7 @@ def fold_surface_metrics(
         A table with the columns case, class, hd95 in mm and nsd in [0, 1], both NaN where ground truth
         and prediction are empty or a file cannot be used, and one line for each case of the latter.
     """
-    summary = fold / "validation" / "summary.json"
+    summary = summary_file(fold)
     table = read_cases(fold)
     ignore = ignore_label(read_dataset_json(fold))
     belongs_to = {

@@ -85,7 +85,7 @@ def test_own_images_are_shown_and_then_written(raw: Path, tmp_path: Path) -> Non
     said = run(tmp_path, *options)
     assert "0.75 0.9 2.5" in said
     assert "and 1 more\n" in said
-    assert "left out, as they are no images: masks/notes.txt\n" in said
+    assert "or links that lead nowhere): masks/notes.txt\n" in said
     assert "value 1: liver\n" in said and "value 4: tumor, becomes 2\n" in said
     assert "11 cases would be written; add --channels and --write" in said
     assert max(map(len, said.splitlines()[:25])) <= 80
@@ -133,6 +133,17 @@ def test_every_file_is_taken_or_named(raw: Path, tmp_path: Path) -> None:
     assert set(line.partition(": ")[2].split(", ")) == named
     written = os.listdir(raw / "Dataset501_Liver" / "labelsTr")
     assert sorted(written) == [f"{name}.nii.gz" for name in ("a0", "a1", "b0", "b1", "c")]
+
+
+def test_image_under_two_names_is_refused(raw: Path, tmp_path: Path) -> None:
+    """One patient would be in the training and in the validation cases."""
+    for n in range(2):
+        archives.write(tmp_path / "ct" / f"a{n}" / "ct.nrrd", archives.picture(n))
+        archives.write(tmp_path / "masks" / f"a{n}" / "seg.nrrd", archives.labels(n, (0, 1)))
+    for folder in ("ct", "masks"):
+        (tmp_path / folder / "latest").symlink_to(tmp_path / folder / "a1")
+    said = run(tmp_path, "--channels", "CT", "--write", status=1)
+    assert "latest/ct.nrrd: expected each image once, got it as" in said and os.listdir(raw) == []
 
 
 def test_spacing_of_tiff_is_read_where_nnunet_reads_it(raw: Path, tmp_path: Path) -> None:
