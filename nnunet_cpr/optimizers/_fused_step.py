@@ -146,8 +146,12 @@ class FusedStep(LoadsByName, ABC):
 
     def _take_torchs_step(self) -> None:
         """Take torch's step, unfused for groups that torch's kernels would not step correctly."""
-        is_fused = [bool(g.get("fused")) and self._torch_can_fuse(g) for g in self.param_groups]
         found_inf, scale = (getattr(self, key, None) for key in ("found_inf", "grad_scale"))
+        if found_inf is not None:
+            for group in self.param_groups:
+                if not all([self.state.get(p) for p in group["params"] if p.grad is not None]):
+                    self._create_state(group)
+        is_fused = [bool(g.get("fused")) and self._torch_can_fuse(g) for g in self.param_groups]
         if found_inf is not None and not all(is_fused):  # only fused steps of torch support GradScaler
             if found_inf:
                 return
@@ -162,7 +166,9 @@ class FusedStep(LoadsByName, ABC):
         """Return True if the state belongs to the gradients and parameters as they are now."""
         pairs = [(p, grad) for p in group["params"] if (grad := p.grad) is not None]
         params = [p for p, _ in pairs]
-        if not self._prepare_skippable_step(group, params):
+        # If GradScaler skips a first step, torch's fused SGD leaves the momentum uninitialized. With
+        # dampening no initial momentum gives torch's first step.
+        if getattr(self, "found_inf", None) is not None and group.get("dampening"):
             return False
         if params and params[0].is_cuda:
             # Torch's kernels on a GPU raise for anything else that is wrong. They wait for this code.
@@ -175,16 +181,14 @@ class FusedStep(LoadsByName, ABC):
         moments = [[own[key] for own in states if isinstance(own.get(key), Tensor)] for key in keys]
         return are_alike([params, [grad for _, grad in pairs], *moments])
 
-    def _prepare_skippable_step(self, group: dict[str, Any], params: list[Tensor]) -> bool:
-        """Prepare the state for a step that GradScaler may skip; return False if torch's would be wrong.
-
-        Args:
-            group: parameter group.
-            params: those with a gradient.
-        """
-        return True
-
     # Implemented by each optimizer
+
+    @abstractmethod
+    def _create_state(self, group: dict[str, Any]) -> None:
+        """Create the state that parameters with a gradient lack, for a step that may be skipped.
+
+        With it a first step must do the same as torch's without state.
+        """
 
     @abstractmethod
     def _rule_and_state(

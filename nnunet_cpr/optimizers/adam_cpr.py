@@ -55,11 +55,8 @@ class FusedAdam(FusedStep, torch.optim.Adam):
         rule = Rule(True, float(group["lr"]), beta1, beta2, float(group["eps"]))
         return rule, [first, second], steps
 
-    def _prepare_skippable_step(self, group: dict[str, Any], params: list[Tensor]) -> bool:
-        is_skippable = getattr(self, "found_inf", None) is not None
-        if is_skippable and not all([self.state.get(p) for p in params]):  # else torch's step does this
-            self._init_group(group, [], [], [], [], [], [])
-        return True
+    def _create_state(self, group: dict[str, Any]) -> None:
+        self._init_group(group, [], [], [], [], [], [])
 
     def _step_group(self, group: dict[str, Any], *, fused: bool | None) -> None:
         params: list[Tensor] = []

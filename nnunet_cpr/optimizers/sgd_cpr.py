@@ -59,17 +59,12 @@ class FusedSGD(FusedStep, torch.optim.SGD):
         rule = Rule(False, float(group["lr"]), float(group["momentum"]), nesterov=group["nesterov"])
         return rule, [[state["momentum_buffer"] for state in states]], []
 
-    def _prepare_skippable_step(self, group: dict[str, Any], params: list[Tensor]) -> bool:
-        missing = [p for p in params if self.state.get(p, {}).get("momentum_buffer") is None]
-        if not (missing and group["momentum"]) or getattr(self, "found_inf", None) is None:
-            return True
-        # Torch's fused step leaves the momentum uninitialized where it skips the first one. Starting
-        # from 0, the first step sets it to the gradient, as in torch, but not with dampening.
-        if group["dampening"]:
-            return False
-        for p in missing:
-            self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        return True
+    def _create_state(self, group: dict[str, Any]) -> None:
+        if group["momentum"] == 0 or group["dampening"]:  # by which torch's first step does not multiply
+            return
+        for p in group["params"]:
+            if p.grad is not None and self.state[p].get("momentum_buffer") is None:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
     def _step_group(self, group: dict[str, Any], *, fused: bool | None) -> None:
         params: list[Tensor] = []

@@ -85,7 +85,7 @@ def test_own_images_are_shown_and_then_written(raw: Path, tmp_path: Path) -> Non
     said = run(tmp_path, *options)
     assert "0.75 0.9 2.5" in said
     assert "and 1 more\n" in said
-    assert "or links that lead nowhere): masks/notes.txt\n" in said
+    assert "left out (no image, hidden, or a link to nowhere): masks/notes.txt\n" in said
     assert "value 1: liver\n" in said and "value 4: tumor, becomes 2\n" in said
     assert "11 cases would be written; add --channels and --write" in said
     assert max(map(len, said.splitlines()[:25])) <= 80
