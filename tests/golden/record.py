@@ -86,6 +86,13 @@ def record_trainers() -> None:
     write_golden("trainers_described", {name: described_settings(name) for name in NAMES})
 
 
+def record_documented_imports() -> None:
+    """Record the names that the documentation imports."""
+    from tests.golden.documented_imports import documented_imports
+
+    write_golden("documented_imports", documented_imports())
+
+
 def record_history() -> None:
     """Record the history of a short training."""
     import tests.conftest  # noqa: F401
@@ -121,6 +128,7 @@ def record_reports() -> None:
 
 KINDS = {
     "signatures": record_signatures,
+    "documented_imports": record_documented_imports,
     "states": record_states,
     "checkpoints": record_checkpoints,
     "trainers": record_trainers,
