@@ -24,8 +24,8 @@ from nnunet_cpr.baselines import (
     NormRescaling,
     WeightNormControl,
 )
+from nnunet_cpr.cpr.parameters import regularized
 from nnunet_cpr.optimizers import FusedAdam, FusedSGD
-from nnunet_cpr.param_groups import regularized
 
 Named = list[tuple[str, nn.Parameter]]
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from benchmarks.competitors import ADAM, BASE, SGD
-from nnunet_cpr._figures import new_figure
+from nnunet_cpr.figures import new_figure
 
 _OURS = ("AdamCPR", "SGDCPR")
 

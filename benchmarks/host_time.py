@@ -18,7 +18,8 @@ import typer
 from rich.console import Console
 
 from benchmarks.limits import CheckOption, Limit, check_limits
-from nnunet_cpr import SGDCPR, AdamCPR, _row_norms
+from nnunet_cpr import SGDCPR, AdamCPR
+from nnunet_cpr.cpr import sums
 
 MATRICES, VECTORS = 27, 81
 MAXIMUM = {"SGDCPR": 1.2, "AdamCPR": 1.35}
@@ -59,7 +60,7 @@ def seconds(function: Callable[[], Any]) -> float:
 def main(repeats: int = 1000, checks: CheckOption = False) -> None:
     """Time CPR's part of a step of SGDCPR and AdamCPR."""
     torch.set_num_threads(1)
-    _row_norms._sums_on_cpu = _row_norms.squared_norms  # as on a GPU
+    sums._sums_on_cpu = sums.squared_norms  # as on a GPU
     console, found = Console(width=100), []
     base = build(torch.optim.SGD, momentum=0.99, nesterov=True, foreach=True)
     for kind in (SGDCPR, AdamCPR):

@@ -29,7 +29,7 @@ from benchmarks.measure import (
 )
 from benchmarks.train_step import Iteration, ratio_with_the_rest_shared, set_environment
 from nnunet_cpr import SGDCPR, MuonCPR
-from nnunet_cpr._files import atomic_write
+from nnunet_cpr.files import atomic_write
 from nnunet_cpr.optimizers import Muon
 
 SGD, MUON = "nnUNetTrainer", "nnUNetTrainerMuon"

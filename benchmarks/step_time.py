@@ -27,7 +27,7 @@ from benchmarks.competitors import (
 from benchmarks.figure import draw
 from benchmarks.limits import Limit, check_limits
 from benchmarks.measure import Timing, as_json, free_bytes, machine, memory, require_device, step_times
-from nnunet_cpr._files import atomic_write
+from nnunet_cpr.files import atomic_write
 
 CHECKED = "nnU-Net"  # network of the comparison methods, and of the limits on them and on memory
 MAXIMA = ((1.30, 1.10), (1.40, 1.15))

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from benchmarks.limits import CheckOption, Limit, check_limits
 from benchmarks.measure import Timing, as_json, in_turn, machine, require_device
-from nnunet_cpr._files import atomic_write
+from nnunet_cpr.files import atomic_write
 
 _DATASET, _CONFIGURATION = "Dataset902_Benchmark", "3d_fullres"
 PAIRS = {

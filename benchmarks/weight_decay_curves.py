@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.axes import Axes
 
-from nnunet_cpr._figures import new_figure
+from nnunet_cpr.figures import new_figure
 
 COLUMNS = ["optimizer", "lr", "steps", "decay", "mean", "std"]
 """Columns of a table: ``optimizer``, a key of :data:`OPTIMIZERS`; learning rate and number of steps;

@@ -1,5 +1,5 @@
-from .bounds import KappaIP, KappaK, KappaKI0, KappaWS
-from .cpr import CPR
+from .cpr.algorithm import CPR
+from .cpr.bounds import KappaIP, KappaK, KappaKI0, KappaWS
 from .optimizers import SGDCPR, AdamCPR, MuonCPR
 
 __all__ = ["CPR", "SGDCPR", "AdamCPR", "KappaIP", "KappaK", "KappaKI0", "KappaWS", "MuonCPR"]

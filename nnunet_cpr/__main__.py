@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from nnunet_cpr._installed import check_installed
+from nnunet_cpr.environment import check_installed
 
 
 def main() -> None:

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from nnunet_cpr._cores import available_cores
-from nnunet_cpr._files import add_path_to_os_errors, atomic_write
 from nnunet_cpr.datasets import phantom
+from nnunet_cpr.environment import available_cores
+from nnunet_cpr.files import add_path_to_os_errors, atomic_write
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.nnunet.commands import nnunet_environment, run
 from nnunet_cpr.nnunet.history import CSV_NAME

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nnunet_cpr import KappaIP, KappaK, KappaWS
-from nnunet_cpr.bounds import Bound
+from nnunet_cpr.cpr.bounds import Bound
 from tests.helpers.bounds import SHORT
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaK, KappaKI0, KappaWS
-from nnunet_cpr._row_norms import squared_norms
-from nnunet_cpr.bounds import Bound
-from nnunet_cpr.regularizers import L2
+from nnunet_cpr.cpr.bounds import Bound
+from nnunet_cpr.cpr.regularizers import L2
+from nnunet_cpr.cpr.sums import squared_norms
 from tests.helpers.matrices import matrix, set_gradients
 
 
@@ -39,7 +39,7 @@ def test_gpu_path_equals_cpu_path(regularizer: str, monkeypatch: pytest.MonkeyPa
         return params, optimizer.cpr.lagrange_multiplier
 
     ours, multipliers = run(may_fuse=True)
-    monkeypatch.setattr("nnunet_cpr._row_norms._sums_on_cpu", squared_norms)
+    monkeypatch.setattr("nnunet_cpr.cpr.sums._sums_on_cpu", squared_norms)
     theirs, others = run(may_fuse=False)
     torch.testing.assert_close(multipliers, others)
     assert multipliers[:2].max() > 0

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaKI0, KappaWS, MuonCPR
-from nnunet_cpr._row_norms import sums_of_squares
+from nnunet_cpr.cpr.sums import sums_of_squares
 from nnunet_cpr.optimizers import FusedAdam, FusedSGD
 from tests.helpers.baseline_kinds import KINDS
 from tests.helpers.resume_cases import differences

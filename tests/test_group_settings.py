@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS, MuonCPR
-from nnunet_cpr.bounds import Bound, as_bound
+from nnunet_cpr.cpr.bounds import Bound, as_bound
+from nnunet_cpr.cpr.regularizers import Huber
 from nnunet_cpr.optimizers import FusedSGD, Muon
-from nnunet_cpr.regularizers import Huber
 from tests.helpers.examples import examples
 from tests.helpers.matrices import matrix, set_gradients
 

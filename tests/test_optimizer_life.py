@@ -30,7 +30,7 @@ from timm.optim import Lion
 from torch import nn
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaK, KappaKI0, KappaWS, MuonCPR
-from nnunet_cpr._attachment import attached_method
+from nnunet_cpr.cpr.attachment import attached_method
 from nnunet_cpr.optimizers import Muon
 from tests.helpers import examples
 from tests.helpers.oracle import OracleAdam, OracleCPR, OracleLion, OracleMuon, OracleSGD

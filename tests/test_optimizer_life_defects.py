@@ -10,10 +10,10 @@ from hypothesis import Phase
 from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
-from nnunet_cpr import _attachment, _state_dict
-from nnunet_cpr._attachment import attached_method
+from nnunet_cpr.cpr import attachment, saved_state
+from nnunet_cpr.cpr.attachment import attached_method
+from nnunet_cpr.cpr.regularizers import L2
 from nnunet_cpr.optimizers import _groups, muon
-from nnunet_cpr.regularizers import L2
 from tests.test_optimizer_life import play
 
 pytestmark = pytest.mark.release
@@ -23,12 +23,12 @@ Patch = pytest.MonkeyPatch
 
 def step_within_a_step_regularizes_again(patch: Patch) -> None:
     """0.2.0: a subclass whose step calls that of its base, after both classes have been used."""
-    patch.setattr(_attachment, "is_within_step", lambda optimizer: False)
+    patch.setattr(attachment, "is_within_step", lambda optimizer: False)
 
 
 def momenta_go_by_position(patch: Patch) -> None:
     """0.2.0: multipliers by name, momenta by the order of the parameters."""
-    for module in (_groups, _state_dict):
+    for module in (_groups, saved_state):
         patch.setattr(module, "order_by_names", lambda own, saved: saved)
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS, bounds
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, KappaK, KappaKI0, KappaWS
+from nnunet_cpr.cpr import bounds
 from tests.helpers.oracle import OracleAdam, OracleCPR, OracleSGD, measure
 
 SHAPES = {"a": (6, 5), "b": (3, 4, 2, 2), "c": (1, 7), "bias": (6,)}

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from nnunet_cpr import AdamCPR, KappaK, KappaKI0, KappaWS
-from nnunet_cpr.bounds import Bound
+from nnunet_cpr.cpr.bounds import Bound
 from tests.helpers.oracle import measure
 
 theirs = pytest.importorskip("pytorch_cpr")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nnunet_cpr._row_norms import squared_norms, sums_of_squares
+from nnunet_cpr.cpr.sums import squared_norms, sums_of_squares
 
 BLOCK, THREADS, AT_ONCE = 65536, 512, 4
 """Elements of a block, and its threads, each of which loads four elements at a time."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nnunet_cpr._installed import COMMANDS_NEED
+from nnunet_cpr.environment import COMMANDS_NEED
 from tests.helpers import ROOT
 
 PAGE = ROOT / "docs" / "how-to" / "training-loop.md"
@@ -177,9 +177,9 @@ def test_modules_name_missing_packages(run: Run, module: str, missing: str) -> N
 
 @pytest.mark.parametrize("missing", COMMANDS_NEED)
 def test_each_missing_package_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nnunet_cpr import __main__, _installed
+    from nnunet_cpr import __main__, environment
 
-    find = _installed.find_spec
-    monkeypatch.setattr(_installed, "find_spec", lambda name: None if name == missing else find(name))
+    find = environment.find_spec
+    monkeypatch.setattr(environment, "find_spec", lambda name: None if name == missing else find(name))
     with pytest.raises(SystemExit, match=f"^nnunet-cpr: expected {missing} to be installed; run pip"):
         __main__.main()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pandas as pd
 from matplotlib.axes import Axes
 
-from nnunet_cpr._figures import new_figure
+from nnunet_cpr.figures import new_figure
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.selection import choose_compared

@@ -21,8 +21,8 @@ from matplotlib.axes import Axes
 
 from benchmarks.real_data.trainings import read_trainings
 from benchmarks.weight_decay_curves import write_below
-from nnunet_cpr._figures import new_figure
-from nnunet_cpr.bounds import KappaWS
+from nnunet_cpr.cpr.bounds import KappaWS
+from nnunet_cpr.figures import new_figure
 from nnunet_cpr.names.value import TrainerName
 
 DEFAULT_WEIGHT_DECAY = 3e-5

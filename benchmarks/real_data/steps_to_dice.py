@@ -19,7 +19,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from benchmarks.real_data.trainings import read_trainings
-from nnunet_cpr._figures import new_figure
+from nnunet_cpr.figures import new_figure
 from nnunet_cpr.names.value import TrainerName
 from nnunet_cpr.studies.study_file import load
 

@@ -23,7 +23,7 @@ import pandas as pd
 from language_options import DYNAMICS, SETTINGS
 from matplotlib import colormaps
 
-from nnunet_cpr._figures import new_figure
+from nnunet_cpr.figures import new_figure
 
 _ROWS = {"measure": "mean square", "growth": "growth per step", "multiplier": "multiplier"}
 """Rows of the figure below the loss."""

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from nnunet_cpr._state_dict import order_by_names
 from nnunet_cpr.baselines._decays import DecoupledDecay
-from nnunet_cpr.param_groups import Params, param_groups
+from nnunet_cpr.cpr.parameters import Params, param_groups
+from nnunet_cpr.cpr.saved_state import order_by_names
 
 
 def amos(params: Params, lr: float = 1e-3, weight_decay: float = 0.0) -> Optimizer:
@@ -18,14 +18,14 @@ def amos(params: Params, lr: float = 1e-3, weight_decay: float = 0.0) -> Optimiz
     pytorch-optimizer (seen in 4.1.0) it has the wrong sign and increases the weights.
 
     Args:
-        params: as in :class:`~nnunet_cpr.cpr.CPR`; parameters that are not regularized have no
+        params: as in :class:`~nnunet_cpr.CPR`; parameters that are not regularized have no
             additional decay.
         lr: learning rate of the parameter groups without their own.
         weight_decay: coefficient of the additional decay, multiplied by the learning rate of each step.
 
     Raises:
         ImportError: ``pytorch-optimizer`` is not installed.
-        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.cpr.CPR`, or ``weight_decay`` is
+        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.CPR`, or ``weight_decay`` is
             negative or not finite.
 
     Example:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nnunet_cpr._attachment import RegularizationMethod
-from nnunet_cpr._distributed import is_sharded
-from nnunet_cpr._validation import positive_integer, positive_number
-from nnunet_cpr.param_groups import Params
-from nnunet_cpr.regularizers import L2
+from nnunet_cpr.cpr.attachment import RegularizationMethod
+from nnunet_cpr.cpr.parameters import Params
+from nnunet_cpr.cpr.regularizers import L2
+from nnunet_cpr.cpr.shards import is_sharded
+from nnunet_cpr.refusals import positive_integer, positive_number
 
 _COUNTS = ("start", "steps")
 _MAY_BE_ZERO = ("weight_decay", "alpha", "start")

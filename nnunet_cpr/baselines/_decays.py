@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nnunet_cpr._validation import list_names
 from nnunet_cpr.baselines._base import Baseline
 from nnunet_cpr.baselines._normalized import matrices_before_normalization
-from nnunet_cpr.param_groups import Params, unwrap
-from nnunet_cpr.regularizers import L2, subtract_share_
+from nnunet_cpr.cpr.parameters import Params, unwrap
+from nnunet_cpr.cpr.regularizers import L2, subtract_share_
+from nnunet_cpr.refusals import list_names
 
 Sums = Callable[[], Tensor]
 
@@ -28,11 +28,11 @@ class DecoupledDecay(Baseline):
     Described by Loshchilov and Hutter (2019).
 
     Args:
-        params: as in :class:`~nnunet_cpr.cpr.CPR`.
+        params: as in :class:`~nnunet_cpr.CPR`.
         weight_decay: coefficient, multiplied by the learning rate of each step.
 
     Raises:
-        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.cpr.CPR`, or ``weight_decay`` is
+        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.CPR`, or ``weight_decay`` is
             negative or not finite.
 
     Example:
@@ -80,7 +80,7 @@ class CosineDecay(DecoupledDecay):
     to 10 and 100 times the initial value, after Caron et al. (2021).
 
     Args:
-        params: as in :class:`~nnunet_cpr.cpr.CPR`.
+        params: as in :class:`~nnunet_cpr.CPR`.
         weight_decay: initial coefficient.
         final: final coefficient as a multiple of the initial one.
         steps: optimizer steps of the whole training; later steps keep the final value.
@@ -117,14 +117,14 @@ class IndependentDecay(DecoupledDecay):
     coefficient times the highest learning rate here.
 
     Args:
-        params: as in :class:`~nnunet_cpr.cpr.CPR`.
+        params: as in :class:`~nnunet_cpr.CPR`.
         weight_decay: share of a matrix that a step with the highest learning rate subtracts.
         max_lr: highest learning rate of the training. By default that of each parameter group when this
             method is attached for the first time: its ``max_lr`` or ``initial_lr``, which schedulers of
             torch set, else its ``lr``.
 
     Raises:
-        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.cpr.CPR`, or a setting is negative or
+        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.CPR`, or a setting is negative or
             not finite.
 
     Example:
@@ -167,7 +167,7 @@ class CorrectedDecay(IndependentDecay):
     that of timm's ``corrected_weight_decay``, which applies it to all parameters.
 
     Args:
-        params: as in :class:`~nnunet_cpr.cpr.CPR`; a module unless ``normalized`` is given.
+        params: as in :class:`~nnunet_cpr.CPR`; a module unless ``normalized`` is given.
         weight_decay: coefficient, multiplied by the learning rate of each step.
         max_lr: as in :class:`IndependentDecay`.
         normalized: names of the matrices that are followed by a normalization. By default they are found

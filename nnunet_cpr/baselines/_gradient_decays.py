@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nnunet_cpr.baselines._base import total_norm
 from nnunet_cpr.baselines._decays import DecoupledDecay, Sums
-from nnunet_cpr.regularizers import clamp_to_finite
+from nnunet_cpr.cpr.regularizers import clamp_to_finite
 
 
 class AdaptiveWeightDecay(DecoupledDecay):
@@ -26,11 +26,11 @@ class AdaptiveWeightDecay(DecoupledDecay):
     A step in which the ratio is not finite changes neither the coefficient nor the parameters.
 
     Args:
-        params: as in :class:`~nnunet_cpr.cpr.CPR`.
+        params: as in :class:`~nnunet_cpr.CPR`.
         weight_decay: ratio between the norms of the decay and the gradient, the paper's lambda_awd.
 
     Raises:
-        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.cpr.CPR`, or ``weight_decay`` is
+        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.CPR`, or ``weight_decay`` is
             negative or not finite.
 
     Example:
@@ -70,13 +70,13 @@ class AdaDecay(DecoupledDecay):
     A matrix with gradients that are not finite is not changed in that step.
 
     Args:
-        params: as in :class:`~nnunet_cpr.cpr.CPR`.
+        params: as in :class:`~nnunet_cpr.CPR`.
         weight_decay: coefficient, multiplied by the learning rate of each step.
         alpha: steepness of the sigmoid; 0 gives decoupled weight decay. CPR's authors compare 1, 2, 4
             and 8.
 
     Raises:
-        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.cpr.CPR`, or a setting is negative
+        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.CPR`, or a setting is negative
             or not finite.
 
     Example:
@@ -112,11 +112,11 @@ class CautiousDecay(DecoupledDecay):
         \theta \leftarrow \theta - \mathrm{lr}\, (u + \mathrm{wd}\, [u \theta \ge 0]\, \theta)
 
     Args:
-        params: as in :class:`~nnunet_cpr.cpr.CPR`.
+        params: as in :class:`~nnunet_cpr.CPR`.
         weight_decay: coefficient, multiplied by the learning rate of each step.
 
     Raises:
-        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.cpr.CPR`, or ``weight_decay`` is
+        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.CPR`, or ``weight_decay`` is
             negative or not finite.
 
     Example:

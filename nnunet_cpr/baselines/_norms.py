@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nnunet_cpr.baselines._base import Baseline, total_norm
 from nnunet_cpr.baselines._decays import DecoupledDecay, Sums
-from nnunet_cpr.regularizers import L2
+from nnunet_cpr.cpr.regularizers import L2
 
 
 @dataclass(eq=False, repr=False)
@@ -25,14 +25,14 @@ class WeightNormControl(DecoupledDecay):
     with Kappa-WS. The paper was read up to Eq. (2); the target r follows its abstract.
 
     Args:
-        params: as in :class:`~nnunet_cpr.cpr.CPR`.
+        params: as in :class:`~nnunet_cpr.CPR`.
         weight_decay: coefficient, multiplied by the learning rate of each step.
         factor: r as a multiple of the norm at step ``start``.
         start: number of optimizer steps after which the norm sets r; 0 for the initial norm. Before it,
             and while a norm is 0 or not finite, a matrix is not changed.
 
     Raises:
-        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.cpr.CPR`, or a setting is out of
+        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.CPR`, or a setting is out of
             range.
 
     Example:
@@ -65,11 +65,11 @@ class NormRescaling(Baseline):
     changed.
 
     Args:
-        params: as in :class:`~nnunet_cpr.cpr.CPR`.
+        params: as in :class:`~nnunet_cpr.CPR`.
         factor: norm as a multiple of the initial one. CPR's authors compare 0.8 to 16.
 
     Raises:
-        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.cpr.CPR`, or ``factor`` is not
+        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.CPR`, or ``factor`` is not
             positive and finite.
 
     Example:
@@ -111,11 +111,11 @@ class Hyperball(Baseline):
     norm.
 
     Args:
-        params: as in :class:`~nnunet_cpr.cpr.CPR`.
+        params: as in :class:`~nnunet_cpr.CPR`.
         factor: R as a multiple of the initial norm of the matrix.
 
     Raises:
-        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.cpr.CPR`, or ``factor`` is not
+        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.CPR`, or ``factor`` is not
             positive and finite.
 
     Example:

@@ -15,9 +15,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from nnunet_cpr import _spelling
-from nnunet_cpr._cores import available_cores
+from nnunet_cpr import spelling
 from nnunet_cpr.cli._errors import stop
+from nnunet_cpr.environment import available_cores
 
 ProcessesOption = Annotated[
     int, typer.Option("--processes", "-np", min=1, help="Number of parallel processes.")
@@ -88,6 +88,6 @@ def parse_numbers(option: str, text: str | None) -> list[int]:
         [1, 2, 3]
     """
     try:
-        return [] if text is None else _spelling.parse_numbers(option[2:-1], text)
+        return [] if text is None else spelling.parse_numbers(option[2:-1], text)
     except ValueError as error:
         stop(f"{option}: {error}, got {text!r}")

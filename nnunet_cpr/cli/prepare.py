@@ -37,11 +37,11 @@ def prepare(
 
     `prepare folder IMAGES LABELS --name Liver` does so with NIfTI, NRRD, MHA, DICOM and other images.
     """
-    from nnunet_cpr._files import add_path_to_os_errors, atomic_directory
     from nnunet_cpr.datasets.archive import PrepareError
     from nnunet_cpr.datasets.checks import check_cases
     from nnunet_cpr.datasets.own_folder import OwnFolder
     from nnunet_cpr.datasets.registry import DATA_SETS, refuse_used_id
+    from nnunet_cpr.files import add_path_to_os_errors, atomic_directory
     from nnunet_cpr.nnunet.commands import CommandFailed
 
     if dataset not in (*DATA_SETS, FOLDER):

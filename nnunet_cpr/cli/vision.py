@@ -82,7 +82,7 @@ for command in (run, sweep):
 
 def _train_and_draw(sweep: vision.Sweep, name: str, options: VisionOptions) -> None:
     """Train runs one after the other, print a line for each, and draw all of them."""
-    from nnunet_cpr._files import atomic_write
+    from nnunet_cpr.files import atomic_write
 
     if seeds := parse_numbers("--seeds", options.seeds):
         sweep = replace(sweep, seeds=seeds)

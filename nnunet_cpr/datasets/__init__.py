@@ -8,6 +8,6 @@ preset of the same name, ``nnunet_cpr/studies/presets/<name>.yaml``.
 
 from __future__ import annotations
 
-from nnunet_cpr._installed import check_installed
+from nnunet_cpr.environment import check_installed
 
 check_installed(__name__)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from nnunet_cpr._files import read_json
 from nnunet_cpr.datasets.archive import (
     AGAIN,
     Archive,
@@ -17,6 +16,7 @@ from nnunet_cpr.datasets.archive import (
     unpacked,
 )
 from nnunet_cpr.datasets.writing import run_converter
+from nnunet_cpr.files import read_json
 
 
 class Decathlon(DataSet):

@@ -15,7 +15,7 @@ import numpy as np
 from numba.core import types
 from numba.extending import intrinsic
 
-from nnunet_cpr._multipliers import LARGEST, moved_multiplier
+from nnunet_cpr.cpr.multipliers import LARGEST, moved_multiplier
 from nnunet_cpr.fused.backend import FIRST, GRAD, MATRIX, NUMEL, PARAM, SECOND, STEP
 
 MOMENTUM, NESTEROV, ADAM = range(3)
@@ -188,7 +188,7 @@ def step(
         batch: number of chunks of a batch, except for a single tensor with more.
         threads: number of threads.
         decays, kappas, mus, limit, multipliers, skipped, limited: as in
-            :class:`~nnunet_cpr._multipliers.Decays`.
+            :class:`~nnunet_cpr.cpr.multipliers.Decays`.
     """
     n = table.shape[1]
     first_chunks, needs_sum = _prepare(table, size, kappas)

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nnunet_cpr._multipliers import Decays
-from nnunet_cpr._row_norms import is_dense
+from nnunet_cpr.cpr.multipliers import Decays
+from nnunet_cpr.cpr.sums import is_dense
 
 PARAM, GRAD, FIRST, SECOND, STEP, NUMEL, MATRIX = range(7)
 """Rows of :attr:`Plan.table`; FIRST is SGD's momentum or Adam's first moment."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numba.core.config
 import torch
 
-from nnunet_cpr._multipliers import Decays
+from nnunet_cpr.cpr.multipliers import Decays
 from nnunet_cpr.fused import _cpu_kernels
 from nnunet_cpr.fused.backend import NUMEL, Backend, Plan, Rule
 

@@ -27,9 +27,9 @@ from timm.optim import OptimInfo, list_optimizers
 from timm.optim._optim_factory import default_registry
 from torch import nn
 
+from nnunet_cpr.cpr.parameters import ParamGroups, Params, param_groups, regularized
 from nnunet_cpr.optimizers import SGDCPR, AdamCPR, MuonCPR
 from nnunet_cpr.optimizers.muon import DEFAULT_LR
-from nnunet_cpr.param_groups import ParamGroups, Params, param_groups, regularized
 
 _TEXT_OPTIONS = ("kappa", "regularizer", "adjust_lr", "ns_coefficients", "ns_dtype", "adamw_for")
 """Options that may be strings."""

@@ -11,7 +11,7 @@ of ``TrainerName`` and a :class:`~nnunet_cpr.names.suffixes.Suffix` in the table
 ``NamedTrainer`` of :mod:`nnunet_cpr.nnunet.base_trainer`.
 """
 
-from nnunet_cpr._spelling import WrongName
 from nnunet_cpr.names.suffixes import BaselineChoice, WarmStartShare
+from nnunet_cpr.spelling import WrongName
 
 __all__ = ["BaselineChoice", "WarmStartShare", "WrongName"]

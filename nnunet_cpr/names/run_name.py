@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nnunet_cpr._spelling import WrongName
 from nnunet_cpr.names.families import Family
 from nnunet_cpr.names.suffixes import METHOD_SUFFIXES, number
 from nnunet_cpr.names.trainer_name import parse_name
 from nnunet_cpr.names.value import TrainerName
+from nnunet_cpr.spelling import WrongName
 
 FAMILIES = {
     name: Family(name, name.removesuffix("CPR").removesuffix("W").lower(), cpr=name.endswith("CPR"))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nnunet_cpr._spelling import OTHER_TRAINER, WrongName
 from nnunet_cpr.names.families import FAMILIES
 from nnunet_cpr.names.suffixes import SUFFIXES, Suffix
 from nnunet_cpr.names.value import TrainerName
+from nnunet_cpr.spelling import OTHER_TRAINER, WrongName
 
 
 def suffix_table() -> list[tuple[str, str, str]]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-from nnunet_cpr._spelling import COUNT, NUMBER, WORD, parse_number, print_number
-from nnunet_cpr._validation import positive_integer, positive_number
 from nnunet_cpr.baselines.registry import BASELINES, BaselineEntry
-from nnunet_cpr.bounds import BOUNDS, Bound, KappaWS, has_count
+from nnunet_cpr.cpr.bounds import BOUNDS, Bound, KappaWS, has_count
+from nnunet_cpr.refusals import positive_integer, positive_number
+from nnunet_cpr.spelling import COUNT, NUMBER, WORD, parse_number, print_number
 
 REGULARIZER_WORDS = ("l2", "l1", "std", "huber")
 """Keys of :data:`~nnunet_cpr.regularizers.REGULARIZERS`, whose module imports torch."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 
-from nnunet_cpr._spelling import NUMBER_HELP, OTHER_TRAINER, split_word
 from nnunet_cpr.names.families import Family
 from nnunet_cpr.names.suffixes import Suffix, find_suffix
+from nnunet_cpr.spelling import NUMBER_HELP, OTHER_TRAINER, split_word
 
 _SPELLED_OUT = {"warmstart": "ws", "learningrate": "lr", "weightdecay": "wd"}
 """Words that users may write in place of a suffix, which resemble another one."""

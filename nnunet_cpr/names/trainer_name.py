@@ -14,10 +14,10 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
-from nnunet_cpr._spelling import WrongName, with_suffix
 from nnunet_cpr.names.suffixes import find_suffix
 from nnunet_cpr.names.suggestions import nearest_family, suggest_suffix
 from nnunet_cpr.names.value import BASE_TRAINER, TrainerName
+from nnunet_cpr.spelling import WrongName, with_suffix
 
 __all__ = [
     "TrainerName",

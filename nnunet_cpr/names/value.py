@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nnunet_cpr._spelling import OTHER_TRAINER, WrongName
 from nnunet_cpr.baselines.registry import BASELINES
-from nnunet_cpr.bounds import Bound, KappaWS
+from nnunet_cpr.cpr.bounds import Bound, KappaWS
 from nnunet_cpr.integrations import from_timm
 from nnunet_cpr.names.families import DEFAULT_EPOCHS, DEFAULT_ITERATIONS, FAMILIES, Family
 from nnunet_cpr.names.suffixes import (
@@ -18,10 +17,11 @@ from nnunet_cpr.names.suffixes import (
     Suffix,
     WarmStartShare,
 )
+from nnunet_cpr.spelling import OTHER_TRAINER, WrongName
 
 if TYPE_CHECKING:
     from nnunet_cpr.baselines import Baseline
-    from nnunet_cpr.param_groups import Params
+    from nnunet_cpr.cpr.parameters import Params
 
 _WITHOUT_MOMENTUM = ("adam", "amos", "other")
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nnunet_cpr.regularizers import accumulator
+from nnunet_cpr.cpr.regularizers import accumulator
 
 WINDOW_SHARE = 0.1
 """Longest window of the average, as a share of the steps so far."""

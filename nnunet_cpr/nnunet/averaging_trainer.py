@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from matplotlib.figure import Figure
 from torch.optim import Optimizer
 
-from nnunet_cpr._attachment import is_within_step
+from nnunet_cpr.cpr.attachment import is_within_step
 from nnunet_cpr.names.value import TrainerName
 from nnunet_cpr.nnunet.averaged_weights import AveragedWeights
 from nnunet_cpr.nnunet.resuming_trainer import ResumingTrainer

@@ -16,10 +16,9 @@ from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.utilities.default_n_proc_DA import get_allowed_n_proc_DA
 from torch.optim import Optimizer
 
-from nnunet_cpr._attachment import RegularizationMethod, attached_method, is_within_step
-from nnunet_cpr._seeding import seed_all
-from nnunet_cpr._validation import positive_integer
 from nnunet_cpr.baselines import Baseline
+from nnunet_cpr.cpr.attachment import RegularizationMethod, attached_method, is_within_step
+from nnunet_cpr.environment import seed_all
 from nnunet_cpr.integrations import from_timm
 from nnunet_cpr.names.families import DEFAULT_LR
 from nnunet_cpr.names.suffixes import Cooldown
@@ -34,6 +33,7 @@ from nnunet_cpr.nnunet.lr_schedules import (
 from nnunet_cpr.nnunet.other_optimizer import without_weight_decay
 from nnunet_cpr.nnunet.pretrained_trainer import PretrainedWeightsTrainer
 from nnunet_cpr.nnunet.settings_check import unmet_settings
+from nnunet_cpr.refusals import positive_integer
 
 ADAM_BETAS = (0.9, 0.99)
 """Coefficients of Adam's running averages in the paper's segmentation runs."""

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from nnunet_cpr._files import atomic_torch_save, atomic_write
-from nnunet_cpr._validation import positive_number
+from nnunet_cpr.files import atomic_torch_save, atomic_write
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.checkpoints import DamagedCheckpoint, UnusableCheckpoint, one_line
 from nnunet_cpr.nnunet.fold_files import BEST_CHECKPOINT, FINAL_CHECKPOINT, LATEST_CHECKPOINT
+from nnunet_cpr.refusals import positive_number
 
 SAVE_MINUTES = "NNUNET_CPR_SAVE_MINUTES"
 """Environment variable with the save interval in minutes; 0 saves after every epoch."""

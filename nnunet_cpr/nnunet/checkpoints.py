@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from nnunet_cpr.nnunet.environment import changed_environment
+from nnunet_cpr.environment import changed_environment
 
 START_ANEW = "to start a new training from its weights, pass it to -pretrained_weights"
 

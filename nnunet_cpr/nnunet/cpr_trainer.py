@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from nnunet_cpr._attachment import attached_method
-from nnunet_cpr.cpr import CPR
+from nnunet_cpr.cpr.algorithm import CPR
+from nnunet_cpr.cpr.attachment import attached_method
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.checkpoints import one_line
 from nnunet_cpr.nnunet.history import CSV_NAME, History

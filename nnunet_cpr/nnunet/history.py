@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:  # drawing does not import torch
     from torch import Tensor
 
-    from nnunet_cpr.cpr import CPR
+    from nnunet_cpr.cpr.algorithm import CPR
 
 CSV_NAME = "cpr_history.csv"
 COLUMNS = ["epoch", "step", "parameter", "measure", "kappa", "multiplier"]

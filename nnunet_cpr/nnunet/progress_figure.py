@@ -14,7 +14,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from nnunet_cpr._figures import new_figure
+from nnunet_cpr.figures import new_figure
 from nnunet_cpr.nnunet.history import History
 from nnunet_cpr.nnunet.verdict import HELD, Kind, judge, unchanged
 

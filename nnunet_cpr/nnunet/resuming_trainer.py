@@ -12,7 +12,7 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.file_path_utilities import get_output_folder
 from torch import distributed
 
-from nnunet_cpr._files import remove_temporary_files
+from nnunet_cpr.files import remove_temporary_files
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.checkpoint_policy import FINISHED, STARTED, CheckpointPolicy
 from nnunet_cpr.nnunet.checkpoints import START_ANEW, UnusableCheckpoint

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from nnunet_cpr._spelling import print_number
 from nnunet_cpr.nnunet.lr_schedules import CooldownLRScheduler, IterationLRScheduler
+from nnunet_cpr.spelling import print_number
 
 
 def unmet_settings(

@@ -18,10 +18,10 @@ from pathlib import Path
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
-from nnunet_cpr._spelling import OTHER_TRAINER
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.families import FAMILIES
 from nnunet_cpr.names.trainer_name import TrainerName, split_suffixes
+from nnunet_cpr.spelling import OTHER_TRAINER
 
 _NO_TRAINER = (
     "Could not find requested nnunet trainer",

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from nnunet_cpr._files import read_json
+from nnunet_cpr.files import read_json
 from nnunet_cpr.nnunet.fold_files import CHECKPOINTS, FINAL_CHECKPOINT, is_complete_checkpoint
 
 DAMAGE = (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError)

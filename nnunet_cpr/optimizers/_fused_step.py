@@ -9,10 +9,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from nnunet_cpr._attachment import RegularizationMethod, attached_method
-from nnunet_cpr._distributed import has_same_placements, is_sharded, local_tensors
-from nnunet_cpr._multipliers import Decays
-from nnunet_cpr._tensor_check import check_tensors
+from nnunet_cpr.cpr.attachment import RegularizationMethod, attached_method
+from nnunet_cpr.cpr.multipliers import Decays
+from nnunet_cpr.cpr.parameters import Params
+from nnunet_cpr.cpr.regularizers import L2
+from nnunet_cpr.cpr.shards import has_same_placements, is_sharded, local_tensors
+from nnunet_cpr.cpr.tensors import check_tensors
 from nnunet_cpr.fused import (
     Backend,
     Plan,
@@ -23,8 +25,6 @@ from nnunet_cpr.fused import (
     share_memory,
 )
 from nnunet_cpr.optimizers._groups import LoadsByName, torch_groups, torch_may_fuse
-from nnunet_cpr.param_groups import Params
-from nnunet_cpr.regularizers import L2
 
 
 class FusedStep(LoadsByName, ABC):

@@ -9,11 +9,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from nnunet_cpr._state_dict import order_by_names
-from nnunet_cpr._validation import short_repr
-from nnunet_cpr.cpr import CPR, CPRSettings
+from nnunet_cpr.cpr.algorithm import CPR, CPRSettings
+from nnunet_cpr.cpr.parameters import Params, param_groups, unwrap
+from nnunet_cpr.cpr.saved_state import order_by_names
 from nnunet_cpr.fused import are_alike, is_enabled
-from nnunet_cpr.param_groups import Params, param_groups, unwrap
+from nnunet_cpr.refusals import short_repr
 
 _SCHEDULER_KEYS = {"initial_lr", "max_lr", "min_lr", "swa_lr", "max_momentum", "base_momentum"}
 _LAYER_KEYS = {"lr_scale", "group_name", "layer_id", "layer_name"}
@@ -29,8 +29,8 @@ def cpr_and_groups(
 
     Args:
         optimizer: name of the optimizer, for error messages.
-        params: as in :class:`~nnunet_cpr.cpr.CPR`.
-        given: values of :data:`CPRSettings.KEYS <nnunet_cpr.cpr.CPRSettings>`.
+        params: as in :class:`~nnunet_cpr.CPR`.
+        given: values of :data:`CPRSettings.KEYS <nnunet_cpr.cpr.algorithm.CPRSettings>`.
         weight_decay: argument of the optimizer, which must be 0.
         keys: keys of the groups that the optimizer uses, in addition to those of CPR.
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from nnunet_cpr.bounds import Bound, KappaWS
+from nnunet_cpr.cpr.bounds import Bound, KappaWS
+from nnunet_cpr.cpr.parameters import Params
+from nnunet_cpr.cpr.regularizers import Regularizer
 from nnunet_cpr.fused import Rule
 from nnunet_cpr.optimizers._fused_step import FusedStep
 from nnunet_cpr.optimizers._groups import cpr_and_groups
-from nnunet_cpr.param_groups import Params
-from nnunet_cpr.regularizers import Regularizer
 
 
 class FusedAdam(FusedStep, torch.optim.Adam):
@@ -95,20 +95,20 @@ class FusedAdam(FusedStep, torch.optim.Adam):
 
 
 class AdamCPR(FusedAdam):
-    """``torch.optim.Adam`` with :class:`~nnunet_cpr.cpr.CPR` in place of weight decay.
+    """``torch.optim.Adam`` with :class:`~nnunet_cpr.CPR` in place of weight decay.
 
     Args:
         params: as in :class:`~nnunet_cpr.optimizers.SGDCPR`.
         lr, betas, eps, amsgrad, maximize, capturable: as in ``torch.optim.Adam``.
-        kappa, regularizer, mu, adaptive: as in :class:`~nnunet_cpr.cpr.CPR`.
+        kappa, regularizer, mu, adaptive: as in :class:`~nnunet_cpr.CPR`.
         fused, weight_decay: as in :class:`~nnunet_cpr.optimizers.SGDCPR`.
 
     Attributes:
-        cpr: the attached :class:`~nnunet_cpr.cpr.CPR`.
+        cpr: the attached :class:`~nnunet_cpr.CPR`.
 
     Raises:
         TypeError: a weight decay, or a parameter group with an unknown key.
-        TypeError, ValueError: as :class:`~nnunet_cpr.cpr.CPR` and ``torch.optim.Adam`` do.
+        TypeError, ValueError: as :class:`~nnunet_cpr.CPR` and ``torch.optim.Adam`` do.
 
     Example:
         >>> import torch

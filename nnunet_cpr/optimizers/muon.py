@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from nnunet_cpr._tensor_check import check_tensors
-from nnunet_cpr._validation import positive_integer, positive_number, short_repr
+from nnunet_cpr.cpr.parameters import Params
+from nnunet_cpr.cpr.tensors import check_tensors
 from nnunet_cpr.optimizers._groups import LoadsByName
 from nnunet_cpr.optimizers.muon_rules import ADAMW, ADAMW_KINDS, MUON_TRANSPOSED, check_kinds, with_rules
 from nnunet_cpr.optimizers.newton_schulz import (
@@ -21,7 +21,7 @@ from nnunet_cpr.optimizers.newton_schulz import (
     orthogonalize,
     resolve_coefficients,
 )
-from nnunet_cpr.param_groups import Params
+from nnunet_cpr.refusals import positive_integer, positive_number, short_repr
 
 DEFAULT_LR = 3e-3
 """Learning rate, the highest one of nnU-Net's trainers too (``MUON_LR`` of their names)."""

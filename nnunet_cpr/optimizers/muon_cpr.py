@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from nnunet_cpr.bounds import Bound, KappaWS
+from nnunet_cpr.cpr.bounds import Bound, KappaWS
+from nnunet_cpr.cpr.parameters import Params, param_groups
+from nnunet_cpr.cpr.regularizers import Regularizer
 from nnunet_cpr.optimizers._groups import cpr_and_groups
 from nnunet_cpr.optimizers.muon import DEFAULT_LR, DEFAULT_MOMENTUM, Muon
 from nnunet_cpr.optimizers.muon_rules import ADAMW_KINDS, assign_rules, check_kinds
 from nnunet_cpr.optimizers.newton_schulz import Coefficients
-from nnunet_cpr.param_groups import Params, param_groups
-from nnunet_cpr.regularizers import Regularizer
 
 
 class MuonCPR(Muon):
-    """:class:`~nnunet_cpr.optimizers.Muon` with :class:`~nnunet_cpr.cpr.CPR` in place of weight decay.
+    """:class:`~nnunet_cpr.optimizers.Muon` with :class:`~nnunet_cpr.CPR` in place of weight decay.
 
     CPR regularizes the matrices of both rules.
 
@@ -26,15 +26,15 @@ class MuonCPR(Muon):
             ``adamw_for``.
         lr, momentum, nesterov, betas, eps: as in :class:`~nnunet_cpr.optimizers.Muon`.
         adjust_lr, ns_steps, ns_coefficients, ns_dtype, adamw_for, model: as there.
-        kappa, regularizer, mu, adaptive: as in :class:`~nnunet_cpr.cpr.CPR`.
+        kappa, regularizer, mu, adaptive: as in :class:`~nnunet_cpr.CPR`.
         weight_decay: as in :class:`~nnunet_cpr.optimizers.SGDCPR`.
 
     Attributes:
-        cpr: the attached :class:`~nnunet_cpr.cpr.CPR`.
+        cpr: the attached :class:`~nnunet_cpr.CPR`.
 
     Raises:
         TypeError: a weight decay, or a parameter group with an unknown key.
-        TypeError, ValueError: as :class:`~nnunet_cpr.cpr.CPR` and ``Muon`` do.
+        TypeError, ValueError: as :class:`~nnunet_cpr.CPR` and ``Muon`` do.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2))

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from nnunet_cpr._validation import short_repr
+from nnunet_cpr.refusals import short_repr
 
 Triple = tuple[float, float, float]
 Coefficients = str | Sequence[Triple]

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from nnunet_cpr.bounds import Bound, KappaWS
+from nnunet_cpr.cpr.bounds import Bound, KappaWS
+from nnunet_cpr.cpr.parameters import Params
+from nnunet_cpr.cpr.regularizers import Regularizer
 from nnunet_cpr.fused import Rule
 from nnunet_cpr.optimizers._fused_step import FusedStep
 from nnunet_cpr.optimizers._groups import cpr_and_groups
-from nnunet_cpr.param_groups import Params
-from nnunet_cpr.regularizers import Regularizer
 
 
 class FusedSGD(FusedStep, torch.optim.SGD):
@@ -93,7 +93,7 @@ class FusedSGD(FusedStep, torch.optim.SGD):
 
 
 class SGDCPR(FusedSGD):
-    """``torch.optim.SGD`` with :class:`~nnunet_cpr.cpr.CPR` in place of weight decay.
+    """``torch.optim.SGD`` with :class:`~nnunet_cpr.CPR` in place of weight decay.
 
     Args:
         params: module, named parameters, parameters or parameter groups. CPR regularizes those that are
@@ -102,17 +102,17 @@ class SGDCPR(FusedSGD):
             does not regularize groups with 0. Nor does it regularize groups with ``regularize=False``.
         lr, momentum, nesterov, maximize: as in ``torch.optim.SGD``; the defaults of ``momentum`` and
             ``nesterov`` are those of nnU-Net.
-        kappa, regularizer, mu, adaptive: as in :class:`~nnunet_cpr.cpr.CPR`.
+        kappa, regularizer, mu, adaptive: as in :class:`~nnunet_cpr.CPR`.
         fused: None takes fused steps if the parameters allow. True also makes the step unscale the
             gradients of ``GradScaler``, as in torch.
         weight_decay: argument of other optimizers; must be 0, since CPR replaces it.
 
     Attributes:
-        cpr: the attached :class:`~nnunet_cpr.cpr.CPR`.
+        cpr: the attached :class:`~nnunet_cpr.CPR`.
 
     Raises:
         TypeError: a weight decay, or a parameter group with an unknown key.
-        TypeError, ValueError: as :class:`~nnunet_cpr.cpr.CPR` and ``torch.optim.SGD`` do.
+        TypeError, ValueError: as :class:`~nnunet_cpr.CPR` and ``torch.optim.SGD`` do.
 
     Example:
         >>> import torch

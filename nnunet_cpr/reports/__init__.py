@@ -2,7 +2,7 @@
 
 import lazy_loader
 
-from nnunet_cpr._installed import check_installed
+from nnunet_cpr.environment import check_installed
 
 check_installed(__name__)
 

@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from nnunet_cpr._figures import styled_figure
+from nnunet_cpr.figures import styled_figure
 from nnunet_cpr.reports.metrics import Metric, value_text
 from nnunet_cpr.reports.numbers import Gain, Numbers
 from nnunet_cpr.reports.over_datasets import OverDatasets

@@ -11,7 +11,7 @@ import pandas as pd
 import SimpleITK as sitk
 from matplotlib.patches import Patch
 
-from nnunet_cpr._figures import styled_figure
+from nnunet_cpr.figures import styled_figure
 from nnunet_cpr.reports.figures import STYLE, Picture, save, short
 from nnunet_cpr.reports.metrics import value_text
 from nnunet_cpr.reports.numbers import Numbers

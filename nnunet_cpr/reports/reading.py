@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nnunet_cpr._files import read_json
+from nnunet_cpr.files import read_json
 from nnunet_cpr.nnunet.fold_files import LOG_COLUMNS, read_logs
 from nnunet_cpr.nnunet.history import CSV_NAME, has_bounds
 from nnunet_cpr.nnunet.validation import (

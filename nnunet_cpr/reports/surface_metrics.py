@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nnunet_cpr._cores import available_cores
-from nnunet_cpr._files import atomic_write, read_json
+from nnunet_cpr.environment import available_cores
+from nnunet_cpr.files import atomic_write, read_json
 from nnunet_cpr.nnunet.validation import DAMAGE, summary_file
 from nnunet_cpr.reports.reading import (
     ReportError,

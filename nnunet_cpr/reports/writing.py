@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
-from nnunet_cpr._files import atomic_write
+from nnunet_cpr.files import atomic_write
 from nnunet_cpr.reports.comparison_tables import comparison_table, non_inferiority_table, over_table
 from nnunet_cpr.reports.document import build_sections, render
 from nnunet_cpr.reports.figures import FIGURES

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from nnunet_cpr._files import read_json
+from nnunet_cpr.files import read_json
 from nnunet_cpr.studies.definition import Run, Study, StudyError
 from nnunet_cpr.studies.preparation import count_folds
 

@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import BeforeValidator, ConfigDict, Field, StrictBool
 
-from nnunet_cpr._spelling import with_suffix
-from nnunet_cpr._yaml import first_error, number_ranges, shown
 from nnunet_cpr.names.trainer_name import with_pretrained
+from nnunet_cpr.spelling import with_suffix
 from nnunet_cpr.studies.entry_types import (
     NOT_EMPTY,
     ClassName,
@@ -32,6 +31,7 @@ from nnunet_cpr.studies.entry_types import (
     as_text,
     as_tuple,
 )
+from nnunet_cpr.yaml_files import first_error, number_ranges, shown
 
 DEFAULT_MARGIN = 0.1
 """Points of Dice or NSD, or mm of HD95."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr
 
-from nnunet_cpr._yaml import Scalar
+from nnunet_cpr.yaml_files import Scalar
 
 SURFACE_METRICS = ("hd95", "nsd")
 """Metrics of predictions and ground truth, for which MONAI is needed."""

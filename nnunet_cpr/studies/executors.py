@@ -22,8 +22,8 @@ from types import MappingProxyType
 
 import submitit
 
-from nnunet_cpr._cores import available_cores
-from nnunet_cpr._files import add_path_to_os_errors, read_json
+from nnunet_cpr.environment import available_cores
+from nnunet_cpr.files import add_path_to_os_errors, read_json
 from nnunet_cpr.nnunet.commands import CPU_THREADS, CommandFailed, CommandStopped
 from nnunet_cpr.nnunet.processes import StopRequest, Terminated, record_stop_signals
 from nnunet_cpr.studies.definition import Run, StudyError

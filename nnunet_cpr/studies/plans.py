@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nnunet_cpr._files import read_json
+from nnunet_cpr.files import read_json
 from nnunet_cpr.studies.definition import Run, Study, StudyError
 from nnunet_cpr.studies.pretraining import begins
 from nnunet_cpr.studies.run_state import StudyPaths, finished

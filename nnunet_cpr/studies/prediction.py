@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nnunet_cpr._files import read_json, remove_temporary_files
+from nnunet_cpr.files import read_json, remove_temporary_files
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint
 from nnunet_cpr.nnunet.validation import find_validation
 from nnunet_cpr.studies.definition import Run, Study, StudyError

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from nnunet_cpr._files import read_json
-from nnunet_cpr._spelling import nearest_first
+from nnunet_cpr.files import read_json
 from nnunet_cpr.names.families import DEFAULT_EPOCHS, DEFAULT_ITERATIONS
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
 from nnunet_cpr.nnunet.fold_files import DEFAULTS_LINE
+from nnunet_cpr.spelling import nearest_first
 from nnunet_cpr.studies.definition import Study, StudyError, TrainerEntry
 from nnunet_cpr.studies.entry_types import SURFACE_METRICS
 from nnunet_cpr.studies.plans import check_plans, resolve

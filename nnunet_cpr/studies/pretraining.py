@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from nnunet_cpr._files import read_json
+from nnunet_cpr.files import read_json
 from nnunet_cpr.nnunet.fold_files import CHECKPOINTS, PRETRAINED, is_complete_checkpoint
 from nnunet_cpr.studies.definition import Run, Study, StudyError
 from nnunet_cpr.studies.run_state import StudyPaths, finished, parse_trainer

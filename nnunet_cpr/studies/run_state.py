@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from filelock import FileLock, Timeout
 
-from nnunet_cpr._files import atomic_write, finite_number, read_json
+from nnunet_cpr.files import atomic_write, finite_number, read_json
 from nnunet_cpr.nnunet import fold_files
 from nnunet_cpr.nnunet.processes import process_start
 from nnunet_cpr.nnunet.validation import Validation, find_validation

@@ -9,9 +9,9 @@ from typing import Any
 import pydantic
 import yaml
 
-from nnunet_cpr._files import atomic_write
-from nnunet_cpr._yaml import read_yaml
+from nnunet_cpr.files import atomic_write
 from nnunet_cpr.studies.definition import Study, StudyError, TrainerEntry
+from nnunet_cpr.yaml_files import read_yaml
 
 PRESETS = Path(__file__).parent / "presets"
 _STUDY: pydantic.TypeAdapter[Study] = pydantic.TypeAdapter(Study)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import submitit
 
-from nnunet_cpr._files import set_aside
+from nnunet_cpr.files import set_aside
 from nnunet_cpr.nnunet import commands
 from nnunet_cpr.nnunet.commands import CommandFailed, CommandStopped
 from nnunet_cpr.nnunet.fold_files import (

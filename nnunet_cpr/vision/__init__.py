@@ -6,7 +6,7 @@ first used, so that the help of a command waits for none of them.
 
 import lazy_loader
 
-from nnunet_cpr._installed import check_installed
+from nnunet_cpr.environment import check_installed
 
 check_installed(__name__)
 

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from nnunet_cpr._attachment import RegularizationMethod
 from nnunet_cpr.baselines import amos
-from nnunet_cpr.cpr import CPR
+from nnunet_cpr.cpr.algorithm import CPR
+from nnunet_cpr.cpr.attachment import RegularizationMethod
+from nnunet_cpr.cpr.parameters import regularized
 from nnunet_cpr.integrations import from_timm
 from nnunet_cpr.names.run_name import RunName
 from nnunet_cpr.optimizers import SGDCPR, AdamCPR, FusedAdam, FusedSGD, Muon, MuonCPR
-from nnunet_cpr.param_groups import regularized
 from nnunet_cpr.vision.task import Task
 
 _MOMENTUM = 0.9

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from nnunet_cpr._figures import new_figure
-from nnunet_cpr._files import finite_number
+from nnunet_cpr.figures import new_figure
+from nnunet_cpr.files import finite_number
 from nnunet_cpr.vision.sweep import Sweep
 from nnunet_cpr.vision.tasks import find_task
 from nnunet_cpr.vision.training import read_result, run_folder

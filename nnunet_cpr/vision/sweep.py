@@ -9,10 +9,10 @@ from typing import Annotated
 import pydantic
 from pydantic import ConfigDict, Field
 
-from nnunet_cpr._yaml import number_ranges, read_yaml
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.run_name import RunName, parse_run_name
 from nnunet_cpr.vision.task import CannotTrain
+from nnunet_cpr.yaml_files import number_ranges, read_yaml
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -29,9 +29,9 @@ from filelock import FileLock, Timeout
 from torch import nn
 from torch.nn import functional
 
-from nnunet_cpr._files import atomic_torch_save, atomic_write, read_json
-from nnunet_cpr._seeding import seed_all
-from nnunet_cpr.cpr import CPR
+from nnunet_cpr.cpr.algorithm import CPR
+from nnunet_cpr.environment import seed_all
+from nnunet_cpr.files import atomic_torch_save, atomic_write, read_json
 from nnunet_cpr.names.run_name import RunName
 from nnunet_cpr.vision.optimizer_factory import build_optimizer
 from nnunet_cpr.vision.task import CannotTrain, Diverged, InUse, Metrics, Setup, Task

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from nnunet_cpr import CPR
-from nnunet_cpr._attachment import attached_method
+from nnunet_cpr.cpr.attachment import attached_method
 from nnunet_cpr.integrations import from_timm
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.run_name import parse_run_name

@@ -15,8 +15,8 @@ from unittest import mock
 import pytest
 import typer.main
 
-from nnunet_cpr.bounds import BOUNDS
 from nnunet_cpr.cli import app
+from nnunet_cpr.cpr.bounds import BOUNDS
 from nnunet_cpr.names.families import FAMILIES
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from tests.helpers import ROOT

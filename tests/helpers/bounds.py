@@ -1,7 +1,7 @@
 """A bound of each kind, so that a new one is in every test of all bounds."""
 
 from nnunet_cpr import KappaIP, KappaK, KappaKI0, KappaWS
-from nnunet_cpr.bounds import BOUNDS, Bound
+from nnunet_cpr.cpr.bounds import BOUNDS, Bound
 
 SHORT: tuple[Bound, ...] = (
     KappaK(0.01),

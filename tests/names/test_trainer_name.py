@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nnunet_cpr import KappaIP, KappaK, KappaKI0, KappaWS
 from nnunet_cpr.baselines.registry import BASELINES
+from nnunet_cpr.cpr.regularizers import REGULARIZERS, Huber
 from nnunet_cpr.names import BaselineChoice, WarmStartShare, WrongName
 from nnunet_cpr.names.families import FAMILIES, MUON_LR
 from nnunet_cpr.names.run_name import RunName, parse_run_name
@@ -17,7 +18,6 @@ from nnunet_cpr.names.suffixes import REGULARIZER_WORDS, SUFFIXES, Cooldown
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.names.value import TrainerName
 from nnunet_cpr.optimizers.muon import DEFAULT_LR
-from nnunet_cpr.regularizers import REGULARIZERS, Huber
 from tests.helpers.examples import examples
 
 BELOW_ONE = st.floats(0, 1, exclude_min=True, exclude_max=True)

@@ -19,7 +19,7 @@ import torch
 from nnunetv2.run.run_training import maybe_load_checkpoint
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
-from nnunet_cpr.cpr import CPRSettings
+from nnunet_cpr.cpr.algorithm import CPRSettings
 from nnunet_cpr.nnunet import checkpoints, fold_claim
 from nnunet_cpr.nnunet.checkpoint_policy import SAVE_MINUTES, STARTED, CheckpointPolicy
 from tests.helpers.resume_cases import differences

@@ -9,7 +9,7 @@ import pytest
 from nnunetv2.run.run_training import maybe_load_checkpoint
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
-from nnunet_cpr.bounds import KappaWS
+from nnunet_cpr.cpr.bounds import KappaWS
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.nnunet.defaults_trainer import DEFAULTS
 from tests.golden.tiny_trainer import build_trainer, nnunet_folders

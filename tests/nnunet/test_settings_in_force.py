@@ -17,8 +17,8 @@ import pytest
 import torch
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
-from nnunet_cpr._attachment import attached_method
-from nnunet_cpr.bounds import KappaWS
+from nnunet_cpr.cpr.attachment import attached_method
+from nnunet_cpr.cpr.bounds import KappaWS
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.nnunet.averaging_trainer import TRAINING_WEIGHTS

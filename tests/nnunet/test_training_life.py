@@ -27,7 +27,7 @@ from nnunetv2.run.run_training import maybe_load_checkpoint
 from nnunetv2.training.nnUNetTrainer import nnUNetTrainer as nnunet_module
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
-from nnunet_cpr import _files
+from nnunet_cpr import files
 from nnunet_cpr.nnunet import (
     checkpoint_policy,
     checkpoints,
@@ -339,7 +339,7 @@ class TrainingLife(RuleBasedStateMachine):
     def fail_while_saving(self, minutes: float, fail: Any) -> None:
         before = self.newest()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_files, "_sync", fail)
+            patch.setattr(files, "_sync", fail)
             try:
                 self.end_epoch(True, minutes)
             except (Killed, SystemExit):

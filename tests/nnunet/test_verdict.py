@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nnunet_cpr.bounds import as_bound
+from nnunet_cpr.cpr.bounds import as_bound
 from nnunet_cpr.nnunet.verdict import Kind, judge, unchanged
 from tests.helpers.histories import history_of
 from tests.helpers.workspace import Workspace

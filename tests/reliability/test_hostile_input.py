@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnunet_cpr.bounds import Bound, as_bound
+from nnunet_cpr.cpr.bounds import Bound, as_bound
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names import run_name as runs
 from nnunet_cpr.names import trainer_name as trainers

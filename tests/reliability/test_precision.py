@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnunet_cpr import CPR, AdamCPR, KappaWS
-from nnunet_cpr.bounds import Bound
+from nnunet_cpr.cpr.bounds import Bound
 from tests.helpers.bounds import SHORT
 from tests.helpers.examples import examples
 from tests.helpers.resume_cases import differences

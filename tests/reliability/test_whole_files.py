@@ -12,8 +12,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from nnunet_cpr._files import atomic_directory, atomic_torch_save, atomic_write
 from nnunet_cpr.cli import app
+from nnunet_cpr.files import atomic_directory, atomic_torch_save, atomic_write
 from tests.helpers import archives
 from tests.reports.folds import both, write_fold
 
@@ -36,7 +36,7 @@ def test_failed_write_leaves_the_file_unchanged(tmp_path: Path) -> None:
 KILLED = """
 import sys, time
 from pathlib import Path
-from nnunet_cpr._files import atomic_directory
+from nnunet_cpr.files import atomic_directory
 with atomic_directory(Path(sys.argv[1])) as folder:
     folder.mkdir()
     print("writing", flush=True)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, MuonCPR
-from nnunet_cpr._attachment import attached_method
 from nnunet_cpr.baselines import WeightNormControl
-from nnunet_cpr.bounds import Bound
+from nnunet_cpr.cpr.attachment import attached_method
+from nnunet_cpr.cpr.bounds import Bound
 from nnunet_cpr.fused import cpu
 from nnunet_cpr.optimizers import FusedAdam, FusedSGD, Muon
 from tests.fused.stepping import use

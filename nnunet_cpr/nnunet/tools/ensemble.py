@@ -18,7 +18,7 @@ from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 from nnunetv2.postprocessing.remove_connected_components import apply_postprocessing
 from nnunetv2.utilities.label_handling.label_handling import convert_labelmap_to_one_hot
 
-from nnunet_cpr._files import atomic_write
+from nnunet_cpr.files import atomic_write
 
 
 class EnsemblePredictor:

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from nnunet_cpr import fused
+from nnunet_cpr.environment import changed_environment
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.families import FAMILIES
 from nnunet_cpr.names.value import TrainerName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.composition import find_trainer, name_with_cpr
 from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
-from nnunet_cpr.nnunet.environment import changed_environment
 
 _PLANS: dict[str, Any] = {
     "dataset_name": "Dataset000_None",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from nnunet_cpr._files import atomic_directory, atomic_torch_save, read_json
+from nnunet_cpr.files import atomic_directory, atomic_torch_save, read_json
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT

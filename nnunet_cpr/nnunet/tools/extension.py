@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nnunet_cpr._files import atomic_torch_save
+from nnunet_cpr.files import atomic_torch_save
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.families import DEFAULT_EPOCHS
 from nnunet_cpr.names.suffixes import WarmStartShare, find_suffix

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nnunet_cpr._device import to_device
+from nnunet_cpr.cpr.tensors import to_device
 from nnunet_cpr.vision.task import Metrics, Pairs
 
 

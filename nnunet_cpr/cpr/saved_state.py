@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nnunet_cpr._validation import list_names, short_repr
+from nnunet_cpr.refusals import list_names, short_repr
 
 VERSION = 1
 

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nnunet_cpr._attachment import RegularizationMethod
-from nnunet_cpr._device import to_device
-from nnunet_cpr._distributed import Shards, local_tensors
-from nnunet_cpr._multipliers import LARGEST, Decays, moved_multiplier
-from nnunet_cpr._validation import positive_number, short_repr
-from nnunet_cpr.bounds import Bound, KappaWS, as_bound
-from nnunet_cpr.param_groups import Params, param_groups, select
-from nnunet_cpr.regularizers import L2, Regularizer, accumulator, get_regularizer
+from nnunet_cpr.cpr.attachment import RegularizationMethod
+from nnunet_cpr.cpr.bounds import Bound, KappaWS, as_bound
+from nnunet_cpr.cpr.multipliers import LARGEST, Decays, moved_multiplier
+from nnunet_cpr.cpr.parameters import Params, param_groups, select
+from nnunet_cpr.cpr.regularizers import L2, Regularizer, accumulator, get_regularizer
+from nnunet_cpr.cpr.shards import Shards, local_tensors
+from nnunet_cpr.cpr.tensors import to_device
+from nnunet_cpr.refusals import positive_number, short_repr
 
 
 @dataclass(frozen=True)

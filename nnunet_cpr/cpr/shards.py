@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nnunet_cpr._device import to_device
+from nnunet_cpr.cpr.tensors import to_device
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _FLATTENED = {"_fsdp_flattened": "FullyShardedDataParallel (FSDP1)", "ds_id": "DeepSpeed's ZeRO-3"}

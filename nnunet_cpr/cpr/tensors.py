@@ -2,6 +2,8 @@
 
 On a GPU the host's time counts. So whole lists are compared first, by functions that Python maps over
 them in C, and each tensor is looked at only where these differ.
+
+Copies from the host to a device that do not synchronize.
 """
 
 from __future__ import annotations
@@ -139,3 +141,15 @@ def _name(optimizer: Optimizer, group: dict[str, Any], k: int) -> str:
 
 def _described(t: Tensor) -> str:
     return f"{t.dtype} of shape {list(t.shape)} on {t.device}"
+
+
+def to_device(values: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return ``values`` as a vector on ``device`` without waiting for the device.
+
+    A copy from pageable memory would make the host wait for the GPU. torch's allocator keeps the pinned
+    memory until the copy is done.
+    """
+    host = torch.tensor(values, dtype=dtype, device="cpu")
+    if device.type != "cuda":
+        return host.to(device)
+    return host.pin_memory().to(device, non_blocking=True)

@@ -1,7 +1,7 @@
 """Base class of regularization methods that run before each step of a torch optimizer.
 
 Such a method replaces the optimizer's weight decay, and its state is saved in the optimizer's state
-dict. :class:`~nnunet_cpr.cpr.CPR` and the comparison methods (:mod:`nnunet_cpr.baselines`) differ only
+dict. :class:`~nnunet_cpr.CPR` and the comparison methods (:mod:`nnunet_cpr.baselines`) differ only
 in their update.
 """
 
@@ -20,13 +20,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nnunet_cpr import _state_dict
-from nnunet_cpr._device import to_device
-from nnunet_cpr._distributed import is_checkpoint_imported, is_state_initialization
-from nnunet_cpr._multipliers import Decays
-from nnunet_cpr._tensor_check import check_tensors, layouts
-from nnunet_cpr._validation import list_names
-from nnunet_cpr.param_groups import Params, find_doubtful, param_groups, regularized
+from nnunet_cpr.cpr import saved_state
+from nnunet_cpr.cpr.multipliers import Decays
+from nnunet_cpr.cpr.parameters import Params, find_doubtful, param_groups, regularized
+from nnunet_cpr.cpr.shards import is_checkpoint_imported, is_state_initialization
+from nnunet_cpr.cpr.tensors import check_tensors, layouts, to_device
+from nnunet_cpr.refusals import list_names
 
 _DECAYS = ("weight_decay", "lambd")
 """Settings of weight decay in parameter groups; ASGD has both."""
@@ -324,7 +323,7 @@ class RegularizationMethod(ABC):
         It contains only tensors and plain values, which ``torch.load(..., weights_only=True)`` reads.
         """
         return {
-            "version": _state_dict.VERSION,
+            "version": saved_state.VERSION,
             "config": self._config(),
             "names": list(self.names),
             "shapes": [list(p.shape) for p in self.parameters],
@@ -337,7 +336,7 @@ class RegularizationMethod(ABC):
         Raises:
             ValueError: names, shapes or configuration differ; nothing is changed then.
         """
-        self._state = _state_dict.validated_tensors(self.title, state_dict, self.state_dict())
+        self._state = saved_state.validated_tensors(self.title, state_dict, self.state_dict())
 
     def _add_to_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         state = state_dict[self.state_key] = self.state_dict()
@@ -345,7 +344,7 @@ class RegularizationMethod(ABC):
             state_dict["param_groups"][0][self.state_key] = state
 
     def _check_loaded_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-        groups = _state_dict.order_by_names(optimizer.param_groups, state_dict["param_groups"])
+        groups = saved_state.order_by_names(optimizer.param_groups, state_dict["param_groups"])
         saved = [holder[self.state_key] for holder in (state_dict, *groups) if self.state_key in holder]
         if not saved:
             raise ValueError(
@@ -353,11 +352,11 @@ class RegularizationMethod(ABC):
                 f"{self.title}; to start {self.title} from it, load it into an optimizer of torch and "
                 f"attach {self.title} afterwards"
             )
-        _state_dict.check_settings(optimizer, groups)
-        pending = _state_dict.validated_tensors(self.title, saved[0], self.state_dict())
+        saved_state.check_settings(optimizer, groups)
+        pending = saved_state.validated_tensors(self.title, saved[0], self.state_dict())
         has_names = all("param_names" in group for group in (*optimizer.param_groups, *groups))
         if state_dict["state"] and not has_names:
-            _state_dict.check_order(self.title, saved[0]["names"], self.names)
+            saved_state.check_order(self.title, saved[0]["names"], self.names)
         self._pending_state = pending
         state_dict["param_groups"] = [
             {key: value for key, value in group.items() if key != self.state_key} for group in groups

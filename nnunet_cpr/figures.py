@@ -10,7 +10,7 @@ from typing import IO, Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from nnunet_cpr._files import atomic_write
+from nnunet_cpr.files import atomic_write
 
 
 @contextmanager

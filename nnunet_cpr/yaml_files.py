@@ -13,7 +13,7 @@ import pydantic
 import yaml
 from pydantic import BeforeValidator
 
-from nnunet_cpr._spelling import nearest_first, parse_numbers
+from nnunet_cpr.spelling import nearest_first, parse_numbers
 
 Scalar = str | int | float
 _T = TypeVar("_T")

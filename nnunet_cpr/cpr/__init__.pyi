@@ -1,0 +1,3 @@
+from .algorithm import CPR
+
+__all__ = ["CPR"]
