@@ -13,7 +13,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 from nnunet_cpr.cpr import attachment, saved_state
 from nnunet_cpr.cpr.attachment import attached_method
 from nnunet_cpr.cpr.regularizers import L2
-from nnunet_cpr.optimizers import _groups, muon
+from nnunet_cpr.optimizers import groups, muon
 from tests.test_optimizer_life import play
 
 pytestmark = pytest.mark.release
@@ -28,7 +28,7 @@ def step_within_a_step_regularizes_again(patch: Patch) -> None:
 
 def momenta_go_by_position(patch: Patch) -> None:
     """0.2.0: multipliers by name, momenta by the order of the parameters."""
-    for module in (_groups, saved_state):
+    for module in (groups, saved_state):
         patch.setattr(module, "order_by_names", lambda own, saved: saved)
 
 

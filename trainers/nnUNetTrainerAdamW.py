@@ -6,7 +6,7 @@ from nnunet_cpr.names.value import TrainerName
 from nnunet_cpr.nnunet.base_trainer import ADAM_BETAS, NamedTrainer
 from nnunet_cpr.nnunet.composition import with_suffixes
 from nnunet_cpr.optimizers import FusedAdam
-from nnunet_cpr.optimizers._groups import keep_fused
+from nnunet_cpr.optimizers.groups import keep_fused
 
 
 class nnUNetTrainerAdamW(NamedTrainer):

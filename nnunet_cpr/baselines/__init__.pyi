@@ -1,8 +1,15 @@
-from ._amos import amos
-from ._base import Baseline
-from ._decays import CorrectedDecay, CosineDecay, DecoupledDecay, IndependentDecay
-from ._gradient_decays import AdaDecay, AdaptiveWeightDecay, CautiousDecay
-from ._norms import Hyperball, NormRescaling, WeightNormControl
+from .base import Baseline
+from .decays import (
+    AdaDecay,
+    AdaptiveWeightDecay,
+    CautiousDecay,
+    CorrectedDecay,
+    CosineDecay,
+    DecoupledDecay,
+    IndependentDecay,
+    amos,
+)
+from .norms import Hyperball, NormRescaling, WeightNormControl
 
 __all__ = [
     "AdaDecay",

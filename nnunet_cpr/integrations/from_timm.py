@@ -127,7 +127,7 @@ def build(
     import torch
     from timm.optim import create_optimizer_v2
 
-    from nnunet_cpr.optimizers._groups import keep_fused
+    from nnunet_cpr.optimizers.groups import keep_fused
 
     given: dict[str, Any] = {} if momentum is None else {"momentum": momentum}
     groups: Any = [{"params": list(parameters)}]

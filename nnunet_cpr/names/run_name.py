@@ -14,11 +14,11 @@ from nnunet_cpr.names.trainer_name import parse_name
 from nnunet_cpr.names.value import TrainerName
 from nnunet_cpr.spelling import WrongName
 
-FAMILIES = {
+RUN_FAMILIES = {
     name: Family(name, name.removesuffix("CPR").removesuffix("W").lower(), cpr=name.endswith("CPR"))
     for name in ("AdamCPR", "SGDCPR", "MuonCPR", "TimmCPR", "AdamW", "SGD", "Muon", "AMOS", "Timm")
 }
-SUFFIXES = (*METHOD_SUFFIXES, number("steps", "optimizer steps", "<N>steps"))
+RUN_SUFFIXES = (*METHOD_SUFFIXES, number("steps", "optimizer steps", "<N>steps"))
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class RunName(TrainerName):
         WrongName: a value is out of range, or settings contradict each other.
     """
 
-    families = FAMILIES
-    suffixes = SUFFIXES
+    families = RUN_FAMILIES
+    suffixes = RUN_SUFFIXES
     prefix = ""
     defaults_follow_length = False  # tasks have their own
 
@@ -56,5 +56,5 @@ def parse_run_name(name: str) -> RunName:
     """
     parsed = parse_name(RunName, name)
     if parsed is None:
-        raise WrongName(f"unknown run {name!r}; its name begins with {', '.join(FAMILIES)}")
+        raise WrongName(f"unknown run {name!r}; its name begins with {', '.join(RUN_FAMILIES)}")
     return parsed

@@ -1,7 +1,8 @@
-"""Muon for the parameter matrices, and AdamW's rule for the other parameters."""
+"""Muon for the parameter matrices and AdamW's rule for the other parameters; the same with CPR."""
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,10 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from nnunet_cpr.cpr.parameters import Params
+from nnunet_cpr.cpr.bounds import Bound, KappaWS
+from nnunet_cpr.cpr.parameters import Params, param_groups
+from nnunet_cpr.cpr.regularizers import Regularizer
 from nnunet_cpr.cpr.tensors import check_tensors
-from nnunet_cpr.optimizers._groups import LoadsByName
-from nnunet_cpr.optimizers.muon_rules import ADAMW, ADAMW_KINDS, MUON_TRANSPOSED, check_kinds, with_rules
+from nnunet_cpr.optimizers.groups import LoadsByName, cpr_and_groups
+from nnunet_cpr.optimizers.muon_rules import (
+    ADAMW,
+    ADAMW_KINDS,
+    MUON_TRANSPOSED,
+    assign_rules,
+    check_kinds,
+    with_rules,
+)
 from nnunet_cpr.optimizers.newton_schulz import (
     Coefficients,
     batch_key,
@@ -304,3 +314,74 @@ def _as_weight(matrix: Tensor, p: Tensor, is_transposed: bool) -> Tensor:
     shape = p.transpose(0, 1).shape if is_transposed else p.shape
     weight = matrix.reshape(shape)
     return weight.transpose(0, 1) if is_transposed else weight
+
+
+class MuonCPR(Muon):
+    """:class:`~nnunet_cpr.optimizers.Muon` with :class:`~nnunet_cpr.CPR` in place of weight decay.
+
+    CPR regularizes the matrices of both rules.
+
+    Args:
+        params: as in :class:`~nnunet_cpr.optimizers.SGDCPR`. A group may have its own ``use_muon`` and
+            ``adamw_for``.
+        lr, momentum, nesterov, betas, eps: as in :class:`~nnunet_cpr.optimizers.Muon`.
+        adjust_lr, ns_steps, ns_coefficients, ns_dtype, adamw_for, model: as there.
+        kappa, regularizer, mu, adaptive: as in :class:`~nnunet_cpr.CPR`.
+        weight_decay: as in :class:`~nnunet_cpr.optimizers.SGDCPR`.
+
+    Attributes:
+        cpr: the attached :class:`~nnunet_cpr.CPR`.
+
+    Raises:
+        TypeError: a weight decay, or a parameter group with an unknown key.
+        TypeError, ValueError: as :class:`~nnunet_cpr.CPR` and ``Muon`` do.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+        >>> MuonCPR(model, lr=3e-3, kappa="ws1000").cpr
+        CPR(3 matrices, kappa=KappaWS(steps=1000), regularizer=l2, mu=1.0, adaptive=False)
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | Tensor = DEFAULT_LR,
+        momentum: float = DEFAULT_MOMENTUM,
+        nesterov: bool = False,
+        *,
+        kappa: Bound | str = KappaWS(1000),
+        regularizer: str | Regularizer = "l2",
+        mu: float = 1.0,
+        adaptive: bool = False,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-7,
+        adjust_lr: str = "match_rms_adamw",
+        ns_steps: int = 5,
+        ns_coefficients: Coefficients = "quintic",
+        ns_dtype: str = "float32",
+        adamw_for: Sequence[str] = ADAMW_KINDS,
+        model: nn.Module | None = None,
+        weight_decay: float = 0,
+    ) -> None:
+        known = set(inspect.signature(Muon).parameters) - {"model"} | {"use_muon"}
+        given = {"kappa": kappa, "regularizer": regularizer, "mu": mu, "adaptive": adaptive}
+        if isinstance(params, nn.Module):
+            model = params
+        else:
+            params = param_groups(params)
+        self.cpr, groups = cpr_and_groups("MuonCPR", params, given, weight_decay, known)
+        assign_rules(groups, self.cpr.parameters, model, check_kinds(adamw_for))
+        super().__init__(
+            groups,
+            lr=lr,
+            momentum=momentum,
+            nesterov=nesterov,
+            betas=betas,
+            eps=eps,
+            adjust_lr=adjust_lr,
+            ns_steps=ns_steps,
+            ns_coefficients=ns_coefficients,
+            ns_dtype=ns_dtype,
+            adamw_for=adamw_for,
+        )
+        self.cpr.attach(self)

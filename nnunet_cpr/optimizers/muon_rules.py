@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from nnunet_cpr.cpr.parameters import Params, param_groups, regularized, unwrap
 from nnunet_cpr.cpr.shards import is_sharded
-from nnunet_cpr.optimizers._groups import torch_groups
+from nnunet_cpr.optimizers.groups import torch_groups
 
 KINDS = ("first", "head", "transposed", "depthwise")
 """Kinds of parameter matrices that can be left to AdamW's rule; see :func:`kinds`."""

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from nnunet_cpr.fused import cpu
+from nnunet_cpr.optimizers import kernels
 
 
 @pytest.fixture(autouse=True)
 def several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "CHUNK", 2048)
-    monkeypatch.setattr(cpu, "BATCH", 3)
+    monkeypatch.setattr(kernels, "CHUNK", 2048)
+    monkeypatch.setattr(kernels, "BATCH", 3)

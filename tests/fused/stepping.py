@@ -8,27 +8,27 @@ from typing import Any
 import torch
 
 from nnunet_cpr import SGDCPR, AdamCPR, KappaIP, KappaKI0
-from nnunet_cpr.fused.cpu import CPUBackend
+from nnunet_cpr.optimizers.kernels import fused_step
 
 # Chunks of these tests are 2048 elements: some tensors have several, with a rest or without, or one
 # element in the last.
 SHAPES = [(64, 100), (17,), (3, 1000, 3), (5, 7), (2, 2048), (4097, 1), (1, 1), (0, 4), (3, 4, 5, 2)]
 
 
-class CountingBackend(CPUBackend):
-    """The backend, with the number of its steps."""
+class CountingKernel:
+    """The kernel, with the number of its steps."""
 
     steps = 0
 
-    def step(self, *args: Any) -> None:
-        super().step(*args)
+    def __call__(self, *args: Any) -> None:
+        fused_step(*args)
         self.steps += 1
 
 
-def use(optimizer: Any, backend: str) -> None:
-    """Make the optimizer use the backend ``cpu``, or none."""
-    kernels = CountingBackend() if backend == "cpu" else None
-    optimizer._find_backend = lambda device: kernels
+def use(optimizer: Any, kernel: str) -> None:
+    """Make the optimizer use the kernel for the ``cpu``, or none."""
+    counting = CountingKernel() if kernel == "cpu" else None
+    optimizer._find_kernel = lambda device: counting
 
 
 def parameters(
@@ -51,20 +51,20 @@ def set_gradients(params: list[torch.nn.Parameter], t: int, scale: float = 1.0) 
 
 def run(
     build: Callable[..., Any],
-    backend: str,
+    kernel: str,
     dtype: torch.dtype = torch.float32,
     steps: int = 8,
     **options: Any,
 ) -> Any:
     params = parameters(dtype)
     optimizer = build(params, **options)
-    use(optimizer, backend)
+    use(optimizer, kernel)
     for t in range(steps):
         set_gradients(params, t, -1.0 if options.get("maximize") else 1.0)
         optimizer.step()
     in_kernels = options.get("momentum") != 0 and not options.keys() & {"maximize", "amsgrad"}
-    if backend == "cpu" and dtype == torch.float32 and in_kernels:
-        assert optimizer._find_backend(None).steps == steps
+    if kernel == "cpu" and dtype == torch.float32 and in_kernels:
+        assert optimizer._find_kernel(None).steps == steps
     return optimizer
 
 

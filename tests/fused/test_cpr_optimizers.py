@@ -35,7 +35,7 @@ def test_parameter_unfrozen_later_is_stepped(build: type) -> None:
                 late.grad = torch.full_like(late, 0.5)
             optimizer.step()
         if fused:
-            assert optimizer._find_backend(None).steps == 2
+            assert optimizer._find_kernel(None).steps == 2
         results.append([*params, late])
     for p, q in zip(*results):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)

@@ -14,7 +14,6 @@ import torch
 
 from nnunet_cpr import SGDCPR, AdamCPR
 from nnunet_cpr.baselines import DecoupledDecay
-from nnunet_cpr.fused import find_backend
 from nnunet_cpr.optimizers import FusedAdam, FusedSGD
 from tests.fused.stepping import parameters, set_gradients
 from tests.helpers import ROOT
@@ -53,7 +52,7 @@ def test_foreach_takes_torchs_step(build: Any, in_group: bool, monkeypatch: pyte
     else:
         optimizer = build(params, lr=0.1, foreach=True)
     DecoupledDecay(params).attach(optimizer)
-    monkeypatch.setattr(find_backend(params[0].device), "step", None)
+    monkeypatch.setattr(type(optimizer), "_find_kernel", lambda device: None)
     set_gradients(params, 0)
     optimizer.step()
 
@@ -67,7 +66,7 @@ def test_an_environment_variable_turns_fused_steps_off(
     monkeypatch.setattr(torch, "_fused_sgd_", None)
     monkeypatch.setattr(torch, "_fused_adam_", None)
     set_gradients(optimizer.param_groups[0]["params"], 10)
-    optimizer._find_backend = None
+    optimizer._find_kernel = None
     optimizer.step()
     monkeypatch.setenv("NNUNET_CPR_FUSED", "no")
     with pytest.raises(ValueError, match="NNUNET_CPR_FUSED: expected 0 or 1, got 'no'"):

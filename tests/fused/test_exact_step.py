@@ -49,7 +49,7 @@ def test_no_write_through_data_is_missed(build: type, write: str) -> None:
             p.data = p.data * 1.01
         expected = multiplier_after(p, optimizer)
         assert optimizer.cpr.lagrange_multiplier.item() == pytest.approx(expected, rel=1e-5)
-    assert optimizer._find_backend(None).steps == 21
+    assert optimizer._find_kernel(None).steps == 21
 
 
 @BUILDS
@@ -90,7 +90,7 @@ def test_sums_precede_only_steps_that_may_set_bounds(
         optimizer.step()
     expected = {KappaWS(3): [3], KappaIP(2): [0, 2, 4], KappaIP(1, ema=0.5): [0, 1, 2, 3, 4, 5]}
     assert summed == expected.get(kappa, [0]) and optimizer.cpr.step_count == 6
-    assert optimizer._find_backend(None).steps == 6
+    assert optimizer._find_kernel(None).steps == 6
 
 
 def test_outcomes_in_a_kernel_are_those_of_algorithm_1() -> None:

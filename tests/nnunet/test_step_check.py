@@ -9,9 +9,9 @@ import torch
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
-from nnunet_cpr.fused.cpu import CPUBackend
 from nnunet_cpr.nnunet.tools import step_check
 from nnunet_cpr.nnunet.tools.step_check import check_steps
+from nnunet_cpr.optimizers.kernels import fused_step
 
 CPU = torch.device("cpu")
 
@@ -39,16 +39,15 @@ def test_unusable_device_is_refused_in_one_line(device: str, reason: str) -> Non
 
 
 def test_wrong_and_missing_kernels_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wrong(CPUBackend):
-        def step(self, groups, decays):
-            super().step(groups, replace(decays, multiplier=1.01 * decays.multiplier))
+    def wrong_step(groups, decays):
+        fused_step(groups, replace(decays, multiplier=1.01 * decays.multiplier))
 
-    class Fails(CPUBackend):
-        def step(self, *arguments):
-            raise OSError("no compiler")
+    def failing_step(*arguments):
+        raise OSError("no compiler")
 
     wrong, missing = (
-        next(check_steps(CPU, lambda device, kind=kind: kind())) for kind in (Wrong, Fails)
+        next(check_steps(CPU, lambda device, kernel=kernel: kernel))
+        for kernel in (wrong_step, failing_step)
     )
     assert wrong.is_fused and wrong.difference > 1000 and wrong.problem == "wrong"
     assert missing.problem == "wrong: OSError: no compiler"

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nnunet_cpr import KappaIP, KappaK, KappaKI0, KappaWS
-from nnunet_cpr.fused import cpu
+from nnunet_cpr.optimizers import kernels
 from tests.helpers.bounds import SHORT
 from tests.helpers.examples import examples
 from tests.helpers.resume_cases import differences
@@ -33,7 +33,7 @@ from tests.reliability.trainings import (
 
 @pytest.fixture(autouse=True)
 def _like_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "CHUNK", CHUNK)
+    monkeypatch.setattr(kernels, "CHUNK", CHUNK)
 
 
 class Worker:

@@ -15,8 +15,7 @@ from nnunet_cpr import CPR, SGDCPR, AdamCPR, MuonCPR
 from nnunet_cpr.baselines import WeightNormControl
 from nnunet_cpr.cpr.attachment import attached_method
 from nnunet_cpr.cpr.bounds import Bound
-from nnunet_cpr.fused import cpu
-from nnunet_cpr.optimizers import FusedAdam, FusedSGD, Muon
+from nnunet_cpr.optimizers import FusedAdam, FusedSGD, Muon, kernels
 from tests.fused.stepping import use
 from tests.helpers.baseline_kinds import KINDS
 
@@ -177,7 +176,7 @@ class Training:
 
 def split_small_matrices() -> None:
     """Prepare a process that resumes trainings: CPU kernels split small matrices."""
-    cpu.CHUNK = CHUNK
+    kernels.CHUNK = CHUNK
     torch.set_num_threads(1)
 
 

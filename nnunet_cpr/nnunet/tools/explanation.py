@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from nnunet_cpr import fused
 from nnunet_cpr.environment import changed_environment
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.families import FAMILIES
@@ -20,6 +19,7 @@ from nnunet_cpr.names.value import TrainerName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.composition import find_trainer, name_with_cpr
 from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
+from nnunet_cpr.optimizers import step_tensors
 
 _PLANS: dict[str, Any] = {
     "dataset_name": "Dataset000_None",
@@ -86,7 +86,7 @@ def _build(trainer: type[NamedTrainer]) -> tuple[NamedTrainer, list[float]]:
     with (
         tempfile.TemporaryDirectory() as folder,
         # Without steps, importing Numba for fused ones would be in vain.
-        changed_environment({"nnUNet_results": folder, fused.SWITCH: "0"}),
+        changed_environment({"nnUNet_results": folder, step_tensors.SWITCH: "0"}),
         contextlib.redirect_stdout(io.StringIO()),
         warnings.catch_warnings(),
     ):

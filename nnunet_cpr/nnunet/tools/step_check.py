@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 
 from nnunet_cpr import SGDCPR, AdamCPR, MuonCPR
-from nnunet_cpr.fused import Backend, find_backend
+from nnunet_cpr.optimizers.fused_step import Kernel, find_kernel
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 TOLERANCE = 32
@@ -56,21 +56,21 @@ class StepResult:
 
 
 def check_steps(
-    device: torch.device, find: Callable[[torch.device], Backend | None] = find_backend
+    device: torch.device, find: Callable[[torch.device], Kernel | None] = find_kernel
 ) -> Iterator[StepResult]:
     """Compare steps of each optimizer in each dtype with unfused ones in float64 on the CPU.
 
     Args:
         device: device of the steps.
-        find: function that returns the backend of the fused steps, for tests.
+        find: function that returns the kernel of the fused steps, for tests.
 
     Example:
         >>> next(check_steps(torch.device("cpu"))).problem
         ''
     """
-    backend = find(device)
+    has_kernel = find(device) is not None
     for name, dtype in product(_OPTIMIZERS, DTYPES):
-        should_fuse = name != "MuonCPR" and backend is not None and dtype in backend.dtypes
+        should_fuse = name != "MuonCPR" and has_kernel and dtype == torch.float32
         build = partial(_OPTIMIZERS[name], lr=0.05, kappa="ki0x0p9", mu=0.1)
         difference, is_fused, reason = float("inf"), should_fuse, ""
         with warnings.catch_warnings(record=True) as caught:
@@ -90,14 +90,14 @@ def _step_difference(
     build: Callable[[list[nn.Parameter]], Any],
     device: torch.device,
     dtype: torch.dtype,
-    find: Callable[[torch.device], Backend | None],
+    find: Callable[[torch.device], Kernel | None],
 ) -> tuple[float, bool]:
     """Compare three steps of an optimizer with unfused ones in float64 on the CPU.
 
     Args:
         build: function that returns the optimizer of parameters.
         device, dtype: of parameters, gradients and state.
-        find: function that returns the backend of the fused steps for a device.
+        find: function that returns the kernel of the fused steps for a device.
 
     Returns:
         The largest difference of a parameter in units of the dtype's precision, and True if the steps
@@ -113,7 +113,7 @@ def _take_steps(
     build: Callable[[list[nn.Parameter]], Any],
     device: torch.device,
     dtype: torch.dtype,
-    find: Callable[[torch.device], Backend | None] | None,
+    find: Callable[[torch.device], Kernel | None] | None,
 ) -> tuple[Tensor, bool]:
     """Return the parameters after three steps in float64, and True if the steps were fused.
 
@@ -125,7 +125,7 @@ def _take_steps(
     values = [value.to(dtype).to(device, own) for value in values]
     params = [nn.Parameter(value) for value in values[: len(_SHAPES)]]
     optimizer = build(params)
-    optimizer._find_backend = find or (lambda device: None)
+    optimizer._find_kernel = find or (lambda device: None)
     for step in range(1, 4):
         for p, gradient in zip(params, values[step * len(_SHAPES) :]):
             p.grad = gradient

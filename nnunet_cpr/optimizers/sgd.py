@@ -12,9 +12,9 @@ from torch.optim.sgd import sgd
 from nnunet_cpr.cpr.bounds import Bound, KappaWS
 from nnunet_cpr.cpr.parameters import Params
 from nnunet_cpr.cpr.regularizers import Regularizer
-from nnunet_cpr.fused import Rule
-from nnunet_cpr.optimizers._fused_step import FusedStep
-from nnunet_cpr.optimizers._groups import cpr_and_groups
+from nnunet_cpr.optimizers.fused_step import FusedStep
+from nnunet_cpr.optimizers.groups import cpr_and_groups
+from nnunet_cpr.optimizers.step_tensors import Rule
 
 
 class FusedSGD(FusedStep, torch.optim.SGD):

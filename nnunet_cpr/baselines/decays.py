@@ -1,4 +1,8 @@
-"""Comparison methods that decay each matrix as a whole, on a schedule of their own."""
+"""Comparison methods that are weight decays.
+
+The first decay each matrix as a whole, on a schedule of their own; the next depend on gradients or on
+the optimizer's update; AMOS is an optimizer with a decay of its own.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nnunet_cpr.baselines._base import Baseline
-from nnunet_cpr.baselines._normalized import matrices_before_normalization
-from nnunet_cpr.cpr.parameters import Params, unwrap
-from nnunet_cpr.cpr.regularizers import L2, subtract_share_
+from nnunet_cpr.baselines.base import Baseline, total_norm
+from nnunet_cpr.baselines.normalized import matrices_before_normalization
+from nnunet_cpr.cpr.parameters import Params, param_groups, unwrap
+from nnunet_cpr.cpr.regularizers import L2, clamp_to_finite, subtract_share_
+from nnunet_cpr.cpr.saved_state import order_by_names
 from nnunet_cpr.refusals import list_names
 
 Sums = Callable[[], Tensor]
@@ -220,3 +225,171 @@ class CorrectedDecay(IndependentDecay):
         lr, share = DecoupledDecay._rates(self), super()._rates()
         is_normalized = self._constant("is_normalized", self._is_normalized, torch.bool)
         return torch.where(is_normalized, lr * share, lr)
+
+
+class AdaptiveWeightDecay(DecoupledDecay):
+    r"""Weight decay in proportion to the norm of the gradient.
+
+    The coefficient follows the ratio of two norms over all regularized matrices (Ghiasi et al., arXiv
+    2210.00094):
+
+    .. math::
+        \bar\lambda &\leftarrow 0.1\, \bar\lambda + 0.9\, \mathrm{wd}\, \|g\|\, /\, \|\theta\| \\
+        \theta &\leftarrow (1 - \mathrm{lr}\, \bar\lambda)\, \theta
+
+    A step in which the ratio is not finite changes neither the coefficient nor the parameters.
+
+    Args:
+        params: as in :class:`~nnunet_cpr.CPR`.
+        weight_decay: ratio between the norms of the decay and the gradient, the paper's lambda_awd.
+
+    Raises:
+        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.CPR`, or ``weight_decay`` is
+            negative or not finite.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        >>> optimizer = AdaptiveWeightDecay(model, weight_decay=1e-2).attach(optimizer)
+    """
+
+    _scalar_state = ("coefficient",)
+
+    def _coefficients(self, sums_of_squares: Sums, taken: Tensor) -> Tensor:
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        has_grad = self._constant("has_grad", [p.grad is not None for p in self.parameters], torch.bool)
+        norm = torch.where(has_grad, sums_of_squares(), 0).sum().sqrt().float()
+        ratio = total_norm(gradients) / norm  # NaN without any gradient
+        scale = getattr(self._optimizer, "grad_scale", None)  # GradScaler leaves it to fused optimizers
+        if scale is not None:
+            ratio = ratio / scale.to(ratio)
+        present = self._state["coefficient"]
+        proposed = 0.1 * present + 0.9 * self.weight_decay * ratio
+        is_used = proposed.isfinite() & (taken == 1)
+        torch.where(is_used, proposed, present, out=present)
+        return torch.where(is_used, proposed, 0)
+
+
+@dataclass(eq=False, repr=False)
+class AdaDecay(DecoupledDecay):
+    r"""Weight decay that is stronger for elements with larger gradients.
+
+    In each matrix the absolute gradients are standardized and passed through a sigmoid (Nakamura and
+    Hong, arXiv 1907.08931, section on the adaptive rate); an average element has the rate 1:
+
+    .. math::
+        \theta &\leftarrow (1 - \mathrm{lr}\, \mathrm{wd}\, s)\, \theta \\
+        s &= 2\, /\, (1 + \exp(-\alpha\, (|g| - \mathrm{mean}\,|g|)\, /\, \mathrm{std}\,|g|))
+
+    A matrix with gradients that are not finite is not changed in that step.
+
+    Args:
+        params: as in :class:`~nnunet_cpr.CPR`.
+        weight_decay: coefficient, multiplied by the learning rate of each step.
+        alpha: steepness of the sigmoid; 0 gives decoupled weight decay. CPR's authors compare 1, 2, 4
+            and 8.
+
+    Raises:
+        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.CPR`, or a setting is negative
+            or not finite.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        >>> optimizer = AdaDecay(model, weight_decay=1e-2, alpha=4.0).attach(optimizer)
+    """
+
+    alpha: float = 4.0
+
+    has_decay = False
+
+    def _around_step(self, found_inf: Tensor | None) -> Iterator[None]:
+        for p, decay in self._decays(found_inf):
+            assert p.grad is not None
+            absolute = p.grad.abs().to(torch.promote_types(p.grad.dtype, torch.float32))
+            std, mean = torch.std_mean(absolute, correction=0)
+            # Equal gradients have the rate 1 and not NaN.
+            standard = (absolute - mean) / torch.where(std > 0, std, 1)
+            rate = 2 * torch.sigmoid(self.alpha * standard)
+            rate = torch.where(std.isfinite(), rate, 0)
+            p.addcmul_(clamp_to_finite(p), (decay.to(rate) * rate).to(p), value=-1)
+        yield
+
+
+class CautiousDecay(DecoupledDecay):
+    r"""Decoupled weight decay of the elements that the optimizer moves towards zero, or not at all.
+
+    With the optimizer's update u, so that the optimizer alone gives theta - lr u (Chen et al., arXiv
+    2510.12402, Algorithm 1):
+
+    .. math::
+        \theta \leftarrow \theta - \mathrm{lr}\, (u + \mathrm{wd}\, [u \theta \ge 0]\, \theta)
+
+    Args:
+        params: as in :class:`~nnunet_cpr.CPR`.
+        weight_decay: coefficient, multiplied by the learning rate of each step.
+
+    Raises:
+        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.CPR`, or ``weight_decay`` is
+            negative or not finite.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        >>> optimizer = CautiousDecay(model, weight_decay=1e-2).attach(optimizer)
+    """
+
+    has_decay = False
+
+    def _around_step(self, found_inf: Tensor | None) -> Iterator[None]:
+        before = [(p, p.clone(), decay) for p, decay in self._decays(found_inf)]
+        yield
+        for p, old, decay in before:
+            # By comparison, since a difference or a product of small numbers may round to 0.
+            agrees = torch.where(old >= 0, p <= old, p >= old)
+            p.addcmul_(clamp_to_finite(old), agrees * decay.to(p), value=-1)
+
+
+def amos(params: Params, lr: float = 1e-3, weight_decay: float = 0.0) -> Optimizer:
+    """Return AMOS with an additional weight decay on the matrices that CPR would regularize.
+
+    The additional decay is an attached :class:`DecoupledDecay`. AMOS's own ``extra_l2`` is not used: in
+    pytorch-optimizer (seen in 4.1.0) it has the wrong sign and increases the weights.
+
+    Args:
+        params: as in :class:`~nnunet_cpr.CPR`; parameters that are not regularized have no
+            additional decay.
+        lr: learning rate of the parameter groups without their own.
+        weight_decay: coefficient of the additional decay, multiplied by the learning rate of each step.
+
+    Raises:
+        ImportError: ``pytorch-optimizer`` is not installed.
+        TypeError, ValueError: ``params`` as in :class:`~nnunet_cpr.CPR`, or ``weight_decay`` is
+            negative or not finite.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = amos(model, lr=1e-3, weight_decay=1e-2)  # doctest: +SKIP
+    """
+    try:
+        from pytorch_optimizer import Amos
+    except ImportError as error:
+        message = "AMOS requires pytorch-optimizer; run: pip install 'nnunet-cpr[baselines]'"
+        raise ImportError(message) from error
+    groups = param_groups(params)
+    optimizer = Amos([_for_amos(group, groups.has_names) for group in groups], lr=lr)
+    if weight_decay:
+        return DecoupledDecay(groups, weight_decay).attach(optimizer)
+    optimizer.register_load_state_dict_pre_hook(_order_by_names)
+    return optimizer
+
+
+def _for_amos(group: dict[str, Any], has_names: bool) -> dict[str, Any]:
+    """Return a parameter group without the keys that only this package reads."""
+    settings = {key: v for key, v in group.items() if key not in ("regularize", "weight_decay")}
+    return {**settings, "params": group["params"] if has_names else [p for _, p in group["params"]]}
+
+
+def _order_by_names(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    state_dict["param_groups"] = order_by_names(optimizer.param_groups, state_dict["param_groups"])

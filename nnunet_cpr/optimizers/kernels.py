@@ -1,4 +1,4 @@
-"""Numba kernel of :class:`~nnunet_cpr.fused.cpu.CPUBackend`, in float32.
+"""Fused step on the CPU in float32: a kernel compiled by Numba, and its launch.
 
 A step is limited by memory bandwidth. Consecutive tensors form a batch: the squares of its matrices are
 summed, their multipliers updated, and all its tensors decayed and stepped, before the next batch is
@@ -8,15 +8,31 @@ Each loop over all elements is a function of slices of one chunk. Numba then kno
 wrap around nor leave the array, and vectorizes the loop.
 """
 
+from __future__ import annotations
+
 import math
+import threading
+from collections.abc import Sequence
 
 import numba
+import numba.core.config
 import numpy as np
+import torch
 from numba.core import types
 from numba.extending import intrinsic
 
-from nnunet_cpr.cpr.multipliers import LARGEST, moved_multiplier
-from nnunet_cpr.fused.backend import FIRST, GRAD, MATRIX, NUMEL, PARAM, SECOND, STEP
+from nnunet_cpr.cpr.multipliers import LARGEST, Decays, moved_multiplier
+from nnunet_cpr.optimizers.step_tensors import (
+    FIRST,
+    GRAD,
+    MATRIX,
+    NUMEL,
+    PARAM,
+    SECOND,
+    STEP,
+    Rule,
+    StepTensors,
+)
 
 MOMENTUM, NESTEROV, ADAM = range(3)
 """Rules of :func:`step`."""
@@ -183,7 +199,7 @@ def step(
     Args:
         rule: :data:`MOMENTUM`, :data:`NESTEROV` or :data:`ADAM`.
         settings: lr, beta1 (SGD's momentum), beta2 and eps, in float64.
-        table: as in :class:`~nnunet_cpr.fused.backend.Plan`.
+        table: as in :class:`~nnunet_cpr.optimizers.step_tensors.Plan`.
         size: number of elements of a chunk.
         batch: number of chunks of a batch, except for a single tensor with more.
         threads: number of threads.
@@ -228,3 +244,53 @@ def step(
 def add_one(x):
     """Return ``x + 1``, a trial of the compiler."""
     return x + 1
+
+
+CHUNK = 65536
+"""Number of elements of a chunk, which one thread handles."""
+BATCH = 16
+"""Number of chunks that are summed before they are stepped, so that they stay in the cache."""
+_LITTLE = 131_072
+"""Number of elements that one thread steps as soon as several do."""
+
+_launch_lock = threading.Lock()
+
+
+def fused_step(groups: Sequence[tuple[StepTensors, Rule]], decays: Decays) -> None:
+    """Take a step; see :data:`~nnunet_cpr.optimizers.fused_step.Kernel`."""
+    for tensors, rule in groups:
+        sgd = NESTEROV if rule.nesterov else MOMENTUM
+        _launch(ADAM if rule.adam else sgd, rule, tensors, decays)
+    # Kernels do not raise the version counters.
+    torch.autograd.graph.increment_version([p for tensors, _ in groups for p in tensors.params])
+
+
+def _launch(kernel_rule: int, rule: Rule, tensors: StepTensors, decays: Decays) -> None:
+    """Run the kernel on as many of Numba's threads as torch uses, on one if there is little to do."""
+    most = numba.core.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    with _launch_lock:  # without OpenMP, Numba aborts on concurrent launches
+        of_torch = torch.get_num_threads()
+        before = numba.get_num_threads()
+        threads = min(of_torch, most) if tensors.table[NUMEL].sum() > _LITTLE else 1
+        numba.set_num_threads(threads)
+        try:
+            step(
+                kernel_rule,
+                (rule.lr, rule.beta1, rule.beta2, rule.eps),
+                tensors.table,
+                CHUNK,
+                BATCH,
+                threads,
+                decays.value,
+                decays.kappa,
+                decays.mu,
+                decays.limit,
+                decays.multiplier,
+                decays.skipped,
+                decays.limited,
+            )
+        finally:
+            numba.set_num_threads(before)
+            # Numba's first call sets the number of OpenMP's threads, which torch uses, to its own.
+            if torch.get_num_threads() != of_torch:
+                torch.set_num_threads(of_torch)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -15,30 +17,65 @@ from nnunet_cpr.cpr.parameters import Params
 from nnunet_cpr.cpr.regularizers import L2
 from nnunet_cpr.cpr.shards import has_same_placements, is_sharded, local_tensors
 from nnunet_cpr.cpr.tensors import check_tensors
-from nnunet_cpr.fused import (
-    Backend,
-    Plan,
+from nnunet_cpr.optimizers.groups import LoadsByName, torch_groups, torch_may_fuse
+from nnunet_cpr.optimizers.step_tensors import (
     Rule,
+    StepTensors,
     are_alike,
-    find_backend,
     is_enabled,
     share_memory,
 )
-from nnunet_cpr.optimizers._groups import LoadsByName, torch_groups, torch_may_fuse
+
+Kernel = Callable[[Sequence[tuple[StepTensors, Rule]], Decays], None]
+"""Function that takes a step in float32 and subtracts a share of each matrix on the way.
+
+Its arguments are the tensors with gradients and the settings of each parameter group, and the share of
+each of the J matrices; matrices without a gradient are not among the tensors.
+"""
+
+
+def find_kernel(device: torch.device) -> Kernel | None:
+    """Return the kernel for tensors on a device, None if there is none.
+
+    Example:
+        >>> print(find_kernel(torch.device("meta")))
+        None
+    """
+    return _cpu_kernel() if device.type == "cpu" else None
+
+
+@lru_cache
+def _cpu_kernel() -> Kernel | None:
+    """Return the kernel if Numba compiles a trial kernel and has a cache; if not, warn."""
+    try:
+        from nnunet_cpr.optimizers import kernels
+
+        kernels.add_one(1)
+        return kernels.fused_step
+    except Exception as error:  # its compiler raises errors of many classes
+        # If neither the folder of this package nor the user's cache can be written.
+        is_cache = "cannot cache function" in str(error)
+        advice = "; set NUMBA_CACHE_DIR=<folder that can be written>" if is_cache else ""
+        warnings.warn(
+            "CPR's fused step on the CPU is disabled: Numba cannot compile a kernel "
+            f"({type(error).__name__}: {error}); the slower unfused step is taken instead{advice}",
+            stacklevel=2,
+        )
+        return None
 
 
 class FusedStep(LoadsByName, ABC):
     """Step of an optimizer, beside its class in torch.
 
     An unfused step is the method's correction followed by torch's step. A fused step does both in one
-    kernel (:mod:`nnunet_cpr.fused`), if the method multiplies each matrix by one number
+    kernel (:mod:`nnunet_cpr.optimizers.kernels`), if the method multiplies each matrix by one number
     (``RegularizationMethod.has_decay``). Without a method, a step is torch's.
     """
 
     calls_method = True
     """True: a step calls the attached method, which needs no hook."""
     state: Any
-    _find_backend = staticmethod(find_backend)  # an attribute, so that a trial can choose another
+    _find_kernel = staticmethod(find_kernel)  # an attribute, so that a trial can choose another
     # Defaults, which a copy has: torch copies groups and state only.
     _may_fuse = True
     _has_shards = True
@@ -89,38 +126,38 @@ class FusedStep(LoadsByName, ABC):
         # GradScaler's tensors are left to torch's fused steps.
         if not (self._may_fuse and method.has_decay) or getattr(self, "found_inf", None) is not None:
             return False
-        backend = self._find_backend(method.parameters[0].device)
-        if backend is None:
-            return False
-        plans = self._plans(backend, method)
-        if plans is None:
+        kernel = self._find_kernel(method.parameters[0].device)
+        groups = self._step_tensors(method) if kernel is not None else None
+        if kernel is None or groups is None:
             return False
         decays = method.begin_kernel_step()
         if decays is None:  # R of all matrices first, in a pass of its own
             matrices = local_tensors(method.parameters)
             shares = method.update_decay(lambda: L2().sums(matrices)[0])
             decays = Decays.given(shares.numpy())
-        steps = [count for plan, _ in plans for count in plan.steps]
+        steps = [count for tensors, _ in groups for count in tensors.steps]
         if steps:
             torch._foreach_add_(steps, 1)
-        backend.step(plans, decays)
+        kernel(groups, decays)
         return True
 
-    def _plans(self, backend: Backend, method: RegularizationMethod) -> list[tuple[Plan, Rule]] | None:
+    def _step_tensors(self, method: RegularizationMethod) -> list[tuple[StepTensors, Rule]] | None:
         """Return tensors and rule of each group with gradients, None if a kernel cannot step all."""
         index = {id(p): j for j, p in enumerate(method.parameters)}
         device = method.parameters[0].device
-        plans = []
+        listed = []
         for group in self.param_groups:
             if all(p.grad is None for p in group["params"]):
                 continue
-            own = self._plan(group, index)
-            if own is None or own[0].dtype not in backend.dtypes or own[0].device != device:
+            own = self._group_tensors(group, index)
+            if own is None or own[0].dtype != torch.float32 or own[0].device != device:
                 return None
-            plans.append(own)
-        return plans if plans and not share_memory([plan for plan, _ in plans]) else None
+            listed.append(own)
+        return listed if listed and not share_memory([tensors for tensors, _ in listed]) else None
 
-    def _plan(self, group: dict[str, Any], index: dict[int, int]) -> tuple[Plan, Rule] | None:
+    def _group_tensors(
+        self, group: dict[str, Any], index: dict[int, int]
+    ) -> tuple[StepTensors, Rule] | None:
         """Return the tensors of a group and its rule, None if a kernel cannot step them."""
         if group.get("fused") is False or group.get("foreach"):
             return None
@@ -141,8 +178,8 @@ class FusedStep(LoadsByName, ABC):
             if not all(all(map(has_same_placements, params, column)) for column in columns):
                 return None
             columns, steps = [local_tensors(column) for column in columns], local_tensors(steps)
-        plan = Plan.of(columns, matrices, steps)
-        return None if plan is None else (plan, rule)
+        tensors = StepTensors.of(columns, matrices, steps)
+        return None if tensors is None else (tensors, rule)
 
     def _take_torchs_step(self) -> None:
         """Take torch's step, unfused for groups that torch's kernels would not step correctly."""

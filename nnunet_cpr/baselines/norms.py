@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nnunet_cpr.baselines._base import Baseline, total_norm
-from nnunet_cpr.baselines._decays import DecoupledDecay, Sums
+from nnunet_cpr.baselines.base import Baseline, total_norm
+from nnunet_cpr.baselines.decays import DecoupledDecay, Sums
 from nnunet_cpr.cpr.regularizers import L2
 
 

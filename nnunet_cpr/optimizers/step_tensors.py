@@ -1,23 +1,30 @@
-"""Interface of the backends of fused steps, and the tensors that they step."""
+"""Tensors and settings of a fused step.
+
+A fused step decays each matrix and updates the parameters in one kernel. :class:`StepTensors` lists the
+tensors of a step. If they allow no list, or no kernel has the settings, the unfused step is taken: the
+regularization method corrects, then torch's optimizer updates. The kernel is tested against it.
+
+There is none for GPUs. There the time of the host counts, which waits for the gradients in mixed
+precision and then lets the GPU wait: listing all tensors in Python takes longer than the separate
+correction, and torch's own fused step lists them in C++.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nnunet_cpr.cpr.multipliers import Decays
 from nnunet_cpr.cpr.sums import is_dense
 
 PARAM, GRAD, FIRST, SECOND, STEP, NUMEL, MATRIX = range(7)
-"""Rows of :attr:`Plan.table`; FIRST is SGD's momentum or Adam's first moment."""
+"""Rows of :attr:`StepTensors.table`; FIRST is SGD's momentum or Adam's first moment."""
 
 _shape, _dtype, _device, _layout = map(attrgetter, ("shape", "dtype", "device", "layout"))
 _PLAIN = {Tensor, torch.nn.Parameter, torch.nn.Buffer}
@@ -36,7 +43,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StepTensors:
     """Tensors that a kernel reads and writes.
 
     Attributes:
@@ -60,8 +67,8 @@ class Plan:
         columns: Sequence[Sequence[Tensor]],
         matrices: Sequence[int],
         steps: Sequence[Tensor] = (),
-    ) -> Plan | None:
-        """Return the plan of parameters, None if a kernel must not access them by their addresses.
+    ) -> StepTensors | None:
+        """Return the tensors of parameters, None if a kernel must not access them by their addresses.
 
         Users and libraries replace ``p.data``, move and cast models, and change the state between two
         steps. So nothing is known from the step before: all tensors are read anew.
@@ -86,12 +93,12 @@ class Plan:
         return cls(params, table, steps, params[0].dtype, params[0].device)
 
 
-def share_memory(plans: Sequence[Plan]) -> bool:
+def share_memory(listed: Sequence[StepTensors]) -> bool:
     """Return True if two parameters of a step share memory: threads would write to it at once."""
     spans: list[tuple[int, int]] = []
-    for plan in plans:
-        starts = plan.table[PARAM]
-        ends = starts + plan.table[NUMEL] * plan.dtype.itemsize
+    for tensors in listed:
+        starts = tensors.table[PARAM]
+        ends = starts + tensors.table[NUMEL] * tensors.dtype.itemsize
         spans += zip(starts.tolist(), ends.tolist())
     spans.sort()
     return any(end > start for (_, end), (start, _) in pairwise(spans))
@@ -125,20 +132,17 @@ def are_alike(columns: Sequence[Sequence[Tensor]]) -> bool:
     )
 
 
-class Backend(ABC):
-    """Kernels that take an optimizer's step and decay each matrix on the way.
+SWITCH = "NNUNET_CPR_FUSED"
+"""Environment variable; 0 disables all fused steps."""
 
-    Attributes:
-        dtypes: dtypes of parameters, gradients and moments that the kernels support.
+
+def is_enabled() -> bool:
+    """Return True unless the environment variable ``NNUNET_CPR_FUSED`` disables fused steps.
+
+    Raises:
+        ValueError: the variable is neither 0 nor 1.
     """
-
-    dtypes: ClassVar[Collection[torch.dtype]]
-
-    @abstractmethod
-    def step(self, groups: Sequence[tuple[Plan, Rule]], decays: Decays) -> None:
-        """Take an optimizer step that also subtracts a share of each matrix.
-
-        Args:
-            groups: the parameters with gradients, and the settings, of each parameter group.
-            decays: share of each of the J matrices; matrices without a gradient are not in ``groups``.
-        """
+    value = os.environ.get(SWITCH) or "1"
+    if value not in ("0", "1"):
+        raise ValueError(f"environment variable {SWITCH}: expected 0 or 1, got {value!r}")
+    return value == "1"
