@@ -1,7 +1,7 @@
 """CPR attached to the optimizer of another trainer, in place of its weight decay."""
 
-from nnunet_cpr.names.value import TrainerName
-from nnunet_cpr.nnunet.composition import with_suffixes
+from nnunet_cpr.names.settings import TrainerName
+from nnunet_cpr.nnunet.classes import with_suffixes
 from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
 
 

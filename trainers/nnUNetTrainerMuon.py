@@ -2,9 +2,9 @@
 
 from typing import ClassVar
 
-from nnunet_cpr.names.value import TrainerName
+from nnunet_cpr.names.settings import TrainerName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
-from nnunet_cpr.nnunet.composition import with_suffixes
+from nnunet_cpr.nnunet.classes import with_suffixes
 from nnunet_cpr.optimizers import Muon
 
 

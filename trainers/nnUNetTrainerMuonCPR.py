@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
-from nnunet_cpr.names.value import TrainerName
-from nnunet_cpr.nnunet.composition import with_suffixes
+from nnunet_cpr.names.settings import TrainerName
+from nnunet_cpr.nnunet.classes import with_suffixes
 from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
 from nnunet_cpr.optimizers import MuonCPR
 

@@ -1,8 +1,8 @@
 """Another trainer with suffixes, the comparison for ``nnUNetTrainerAttachCPR``."""
 
-from nnunet_cpr.names.value import TrainerName
+from nnunet_cpr.names.settings import TrainerName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
-from nnunet_cpr.nnunet.composition import with_suffixes
+from nnunet_cpr.nnunet.classes import with_suffixes
 
 
 class nnUNetTrainerPlain(NamedTrainer):

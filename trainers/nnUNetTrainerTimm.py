@@ -1,8 +1,8 @@
 """An optimizer of timm with its weight decay: ``nnUNetTrainerTimm_lion_lr1en4_wd1en1``."""
 
-from nnunet_cpr.names.value import TrainerName
+from nnunet_cpr.names.settings import TrainerName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
-from nnunet_cpr.nnunet.composition import with_suffixes
+from nnunet_cpr.nnunet.classes import with_suffixes
 
 
 class nnUNetTrainerTimm(NamedTrainer):

@@ -1,8 +1,8 @@
 """An optimizer of timm with CPR in place of weight decay: ``nnUNetTrainerTimmCPR_adopt_ws2000``."""
 
 from nnunet_cpr.cpr.algorithm import CPR
-from nnunet_cpr.names.value import TrainerName
-from nnunet_cpr.nnunet.composition import with_suffixes
+from nnunet_cpr.names.settings import TrainerName
+from nnunet_cpr.nnunet.classes import with_suffixes
 from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
 
 

@@ -18,7 +18,7 @@ def finish(
     ],
 ) -> None:
     """End a training after its running epoch, with its validation and final checkpoint."""
-    from nnunet_cpr.nnunet.finish_request import NotTraining, request_finish
+    from nnunet_cpr.nnunet.fold_claim import NotTraining, request_finish
 
     with report_errors(NotTraining, OSError):
         process = request_finish(fold_folder)

@@ -24,8 +24,8 @@ def trainers(
 ) -> None:
     """List the trainers and suffixes, or explain what the trainer of a name does."""
     from nnunet_cpr.names import WrongName
-    from nnunet_cpr.names.families import FAMILIES
-    from nnunet_cpr.names.suffix_table import suffix_table
+    from nnunet_cpr.names.settings import FAMILIES
+    from nnunet_cpr.names.trainer_name import suffix_table
     from nnunet_cpr.spelling import NUMBER_HELP
 
     if name is None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nnunet_cpr.names.families import Family
+from nnunet_cpr.names.settings import Family, TrainerName
 from nnunet_cpr.names.suffixes import METHOD_SUFFIXES, number
 from nnunet_cpr.names.trainer_name import parse_name
-from nnunet_cpr.names.value import TrainerName
 from nnunet_cpr.spelling import WrongName
 
 RUN_FAMILIES = {

@@ -6,6 +6,8 @@ of nnU-Net. The training keeps everything of the base trainer except the optimiz
 nnU-Net's command has no option for the settings of a trainer, names result folders after the trainer and
 searches for it by name at inference. The name therefore holds the settings. This module does not import
 nnU-Net.
+
+Table of the suffixes of trainer names, for the terminal and the documentation.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
-from nnunet_cpr.names.suffixes import find_suffix
+from nnunet_cpr.names.settings import BASE_TRAINER, FAMILIES, TrainerName
+from nnunet_cpr.names.suffixes import SUFFIXES, Suffix, find_suffix
 from nnunet_cpr.names.suggestions import nearest_family, suggest_suffix
-from nnunet_cpr.names.value import BASE_TRAINER, TrainerName
-from nnunet_cpr.spelling import WrongName, with_suffix
+from nnunet_cpr.spelling import OTHER_TRAINER, WrongName, with_suffix
 
 __all__ = [
     "TrainerName",
@@ -140,3 +142,40 @@ def with_pretrained(name: str, weights: str) -> str:
     if any(suffix is not None and suffix.field == "pretrained" for suffix in found):
         return name
     return with_suffix(name, f"_pre{hashlib.sha256(weights.encode()).hexdigest()[:8]}")
+
+
+def suffix_table() -> list[tuple[str, str, str]]:
+    """Return a row for each suffix: its syntax, the families that take it, and its meaning.
+
+    Example:
+        >>> suffix_table()[0]
+        ('_k<V>', 'with CPR', 'bound: the same value for every parameter matrix')
+    """
+    rows = [(suffix.syntax, _describe_families(suffix), suffix.meaning) for suffix in SUFFIXES]
+    return [*rows, (f"{OTHER_TRAINER}<Trainer>", "all", "like another trainer; the last suffix")]
+
+
+def _describe_families(suffix: Suffix) -> str:
+    taken = [name for name in FAMILIES if _takes(name, suffix)]
+    refused = [name for name in FAMILIES if name not in taken]
+    with_cpr = [family.name for family in FAMILIES.values() if family.cpr]
+    if not refused:
+        return "all"
+    if taken == with_cpr:
+        return "with CPR"
+    if refused == with_cpr:
+        return "without CPR"
+    if set(refused) == {*with_cpr, "nnUNetTrainerAMOS"}:
+        return "without CPR (not AMOS)"
+    short = [name.removeprefix("nnUNetTrainer") for name in (refused if len(refused) <= 2 else taken)]
+    return "all but " + " and ".join(short) if len(refused) <= 2 else ", ".join(short)
+
+
+def _takes(family: str, suffix: Suffix) -> bool:
+    value = {"<N>": "10", "<V>": "0p5", "<Word>": "Liver"}.get(suffix.placeholder, "")
+    sample = suffix.before + value + suffix.after
+    try:
+        TrainerName(family, **{suffix.field: suffix.parse(sample)})
+    except WrongName:
+        return False
+    return True

@@ -1,7 +1,7 @@
 """Base class of the trainers in ``trainers/``.
 
 A trainer family is a short subclass in ``trainers/`` that builds the optimizer. Its name and defaults
-are listed in ``FAMILIES`` of :mod:`nnunet_cpr.names.families`.
+are listed in ``FAMILIES`` of :mod:`nnunet_cpr.names.settings`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from nnunet_cpr.baselines import Baseline
 from nnunet_cpr.cpr.attachment import RegularizationMethod, attached_method, is_within_step
 from nnunet_cpr.environment import seed_all
 from nnunet_cpr.integrations import from_timm
-from nnunet_cpr.names.families import DEFAULT_LR
+from nnunet_cpr.names.settings import DEFAULT_LR
 from nnunet_cpr.names.suffixes import Cooldown
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.commands import CPU_THREADS
-from nnunet_cpr.nnunet.lr_schedules import (
+from nnunet_cpr.nnunet.other_optimizer import without_weight_decay
+from nnunet_cpr.nnunet.pretrained import PretrainedWeightsTrainer
+from nnunet_cpr.nnunet.schedules import (
     ConstantLRScheduler,
     CooldownLRScheduler,
     IterationLRScheduler,
     WarmupPolyLRScheduler,
 )
-from nnunet_cpr.nnunet.other_optimizer import without_weight_decay
-from nnunet_cpr.nnunet.pretrained_trainer import PretrainedWeightsTrainer
 from nnunet_cpr.nnunet.settings_check import unmet_settings
 from nnunet_cpr.refusals import positive_integer
 

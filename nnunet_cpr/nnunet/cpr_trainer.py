@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 from nnunet_cpr.cpr.algorithm import CPR
 from nnunet_cpr.cpr.attachment import attached_method
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from nnunet_cpr.nnunet.bounds_verdict import advise_on_unset, judge
 from nnunet_cpr.nnunet.checkpoints import one_line
 from nnunet_cpr.nnunet.history import CSV_NAME, History
 from nnunet_cpr.nnunet.progress_figure import FIGURE_NAME, draw_progress
-from nnunet_cpr.nnunet.verdict import advise_on_unset, judge
 
 
 class CPRTrainer(NamedTrainer):

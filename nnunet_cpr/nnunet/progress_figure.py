@@ -15,8 +15,8 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from nnunet_cpr.figures import new_figure
+from nnunet_cpr.nnunet.bounds_verdict import HELD, Kind, judge, unchanged
 from nnunet_cpr.nnunet.history import History
-from nnunet_cpr.nnunet.verdict import HELD, Kind, judge, unchanged
 
 FIGURE_NAME = "cpr_progress.png"
 

@@ -16,11 +16,16 @@ from nnunet_cpr.files import remove_temporary_files
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.checkpoint_policy import FINISHED, STARTED, CheckpointPolicy
 from nnunet_cpr.nnunet.checkpoints import START_ANEW, UnusableCheckpoint
-from nnunet_cpr.nnunet.finish_request import is_finish_requested, withdraw_request
-from nnunet_cpr.nnunet.fold_claim import FoldInUse, claimed, refuse_if_claimed
+from nnunet_cpr.nnunet.fold_claim import (
+    FoldInUse,
+    claimed,
+    is_finish_requested,
+    refuse_if_claimed,
+    withdraw_request,
+)
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, LATEST_CHECKPOINT
 from nnunet_cpr.nnunet.guarded_trainer import GuardedTrainer
-from nnunet_cpr.nnunet.interruption import Interruption
+from nnunet_cpr.nnunet.processes import Interruption
 
 
 class _NoLog:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nnunet_cpr.nnunet.lr_schedules import CooldownLRScheduler, IterationLRScheduler
+from nnunet_cpr.nnunet.schedules import CooldownLRScheduler, IterationLRScheduler
 from nnunet_cpr.spelling import print_number
 
 

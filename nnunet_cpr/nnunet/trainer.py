@@ -15,9 +15,9 @@ from types import ModuleType
 from typing import Any
 
 import nnunet_cpr
-from nnunet_cpr.names.families import FAMILIES
+from nnunet_cpr.names.settings import FAMILIES
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
-from nnunet_cpr.nnunet.composition import resolve_settings
+from nnunet_cpr.nnunet.classes import resolve_settings
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from nnunet_cpr.files import read_json
-from nnunet_cpr.names.families import DEFAULT_EPOCHS, DEFAULT_ITERATIONS
+from nnunet_cpr.names.settings import DEFAULT_EPOCHS, DEFAULT_ITERATIONS
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
 from nnunet_cpr.nnunet.fold_files import DEFAULTS_LINE
 from nnunet_cpr.spelling import nearest_first
@@ -240,7 +240,7 @@ def find_trainers(names: Collection[str], has_seeds: bool) -> None:
     """
     if not names:
         return
-    from nnunet_cpr.nnunet.composition import missing_trainers  # imports nnU-Net
+    from nnunet_cpr.nnunet.classes import missing_trainers  # imports nnU-Net
 
     if missing := missing_trainers(names):
         described = "; ".join(f"{name} ({hint})" if hint else name for name, hint in missing.items())

@@ -84,7 +84,7 @@ def _other_record(fold: Path, weights: Path, expected: dict[Path, str]) -> str:
         weights: file with the weights, which need not exist any more.
         expected: hash of each file, else that of the first run that began with it; completed here.
     """
-    from nnunet_cpr.nnunet.pretrained_weights import sha256  # imports torch
+    from nnunet_cpr.nnunet.pretrained import sha256  # imports torch
 
     record = _record(fold)
     if record is None:
@@ -107,7 +107,7 @@ def _record(fold: Path) -> dict[str, str] | None:
         return None
     if PRETRAINED.encode() not in content:
         return {}  # torch takes long to import
-    from nnunet_cpr.nnunet.pretrained_weights import recorded_weights  # imports torch
+    from nnunet_cpr.nnunet.pretrained import recorded_weights  # imports torch
 
     return recorded_weights(checkpoint)
 
@@ -129,8 +129,8 @@ def _described(record: Mapping[str, str]) -> str:
 def _check_fit(weights: Path, runs: Iterable[Run], folders: Mapping[str, str]) -> None:
     """Check that a checkpoint can be read and fits the networks of runs whose plans exist."""
     from nnunet_cpr.nnunet import checkpoints  # they import torch
-    from nnunet_cpr.nnunet.pretrained_weights import misfit
-    from nnunet_cpr.nnunet.tools.networks import network_shapes
+    from nnunet_cpr.nnunet.pretrained import misfit
+    from nnunet_cpr.nnunet.tools.explanation import network_shapes
 
     if not weights.is_file():
         raise StudyError(

@@ -25,7 +25,7 @@ from nnunet_cpr.nnunet.validation import Validation, find_validation
 from nnunet_cpr.studies.definition import Run, StudyError
 
 if TYPE_CHECKING:
-    from nnunet_cpr.names.value import TrainerName
+    from nnunet_cpr.names.settings import TrainerName
 
 SPLITS = "splits_final.json"
 """nnU-Net's file with the folds of a data set, in its preprocessed folder."""

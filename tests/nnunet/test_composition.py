@@ -15,7 +15,7 @@ from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.run_name import RunName
 from nnunet_cpr.names.trainer_name import parse_name
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
-from nnunet_cpr.nnunet.composition import find_trainer, resolve_settings
+from nnunet_cpr.nnunet.classes import find_trainer, resolve_settings
 from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
 from nnunet_cpr.nnunet.guarded_trainer import kept_names
 from nnunet_cpr.nnunet.trainer import trainer_class
@@ -98,7 +98,7 @@ def test_each_trainer_of_nnunet_has_one_name_with_cpr(other: str) -> None:
 @pytest.mark.parametrize("ending", ["", "_on_nnUNetTrainerDA5", "_on_nnUNetTrainerAbstract"])
 def test_created_classes_name_a_module_of_this_package(ending: str) -> None:
     created = trainer_class(f"nnUNetTrainerCPR_ws50{ending}")
-    assert created is not None and created.__module__ == "nnunet_cpr.nnunet.composition"
+    assert created is not None and created.__module__ == "nnunet_cpr.nnunet.classes"
 
 
 def test_documentation_lists_every_trainer_of_nnunet() -> None:

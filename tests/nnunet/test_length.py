@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
 from nnunet_cpr.nnunet.defaults_trainer import DEFAULTS
-from nnunet_cpr.nnunet.pretrained_weights import PRETRAINED, sha256
+from nnunet_cpr.nnunet.pretrained import PRETRAINED, sha256
 from nnunet_cpr.nnunet.tools.extension import (
     CannotExtend,
     begin_from_shorter,

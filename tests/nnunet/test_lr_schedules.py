@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from nnunet_cpr.nnunet.lr_schedules import (
+from nnunet_cpr.nnunet.schedules import (
     ConstantLRScheduler,
     CooldownLRScheduler,
     IterationLRScheduler,

@@ -21,9 +21,9 @@ from nnunet_cpr.cpr.attachment import attached_method
 from nnunet_cpr.cpr.bounds import KappaWS
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.trainer_name import TrainerName
-from nnunet_cpr.nnunet.averaging_trainer import TRAINING_WEIGHTS
+from nnunet_cpr.nnunet.averaging import TRAINING_WEIGHTS
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
-from nnunet_cpr.nnunet.composition import find_trainer
+from nnunet_cpr.nnunet.classes import find_trainer
 from nnunet_cpr.nnunet.tools import explanation
 from tests.helpers import ROOT
 from tests.helpers.nnunet_trainers import NNUNET, OTHER_PROJECTS

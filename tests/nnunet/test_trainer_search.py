@@ -12,8 +12,8 @@ from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
-from nnunet_cpr.nnunet import composition, trainer_search
-from nnunet_cpr.nnunet.composition import missing_trainers, resolve_settings
+from nnunet_cpr.nnunet import classes
+from nnunet_cpr.nnunet.classes import missing_trainers, resolve_settings
 from nnunet_cpr.nnunet.tools.doctor import check_installation
 from tests.helpers import ROOT
 
@@ -50,7 +50,7 @@ class nnUNetTrainer{0}_big(nnUNetTrainer):
 
 
 def forget_searches() -> None:
-    for search in (trainer_search.search, composition._resolve):
+    for search in (classes.search, classes._resolve):
         search.cache_clear()
 
 

@@ -28,14 +28,8 @@ from nnunetv2.training.nnUNetTrainer import nnUNetTrainer as nnunet_module
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr import files
-from nnunet_cpr.nnunet import (
-    checkpoint_policy,
-    checkpoints,
-    finish_request,
-    fold_claim,
-    resuming_trainer,
-)
-from nnunet_cpr.nnunet.averaging_trainer import TRAINING_WEIGHTS
+from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, fold_claim, resuming_trainer
+from nnunet_cpr.nnunet.averaging import TRAINING_WEIGHTS
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.tools.extension import extend_model
 from tests.golden.tiny_trainer import build_trainer, nnunet_folders, set_gradients, set_weights
@@ -132,9 +126,9 @@ class TrainingLife(RuleBasedStateMachine):
         self.finished: dict[int, int] = {}  # epochs of a training that was ended early
         # All processes of an example are this one.
         process = lambda: f"life {self.lives} now"  # noqa: E731
-        self.patch.setattr(finish_request, "describe_process", lambda pid: process())
+        self.patch.setattr(fold_claim, "describe_process", lambda pid: process())
         self.patch.setattr(
-            finish_request, "running_process", lambda fold: process() if self.trainer else None
+            fold_claim, "running_process", lambda fold: process() if self.trainer else None
         )
         self.lives = 0
         self.is_in_epoch = False
@@ -292,7 +286,7 @@ class TrainingLife(RuleBasedStateMachine):
     @rule()
     def ask_to_finish(self) -> None:
         self.asked_in = self.lives
-        finish_request.request_finish(self.folder)
+        fold_claim.request_finish(self.folder)
 
     @precondition(lambda self: self.trainer and not self.is_in_epoch)
     @rule(is_better=strategies.booleans(), minutes=minutes)

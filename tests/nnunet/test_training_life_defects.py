@@ -9,14 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import Phase
 
-from nnunet_cpr.nnunet import (
-    checkpoint_policy,
-    checkpoints,
-    finish_request,
-    fold_claim,
-    resuming_trainer,
-)
-from nnunet_cpr.nnunet.averaged_weights import AveragedWeights
+from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, fold_claim, resuming_trainer
+from nnunet_cpr.nnunet.averaging import AveragedWeights
 from nnunet_cpr.nnunet.checkpoint_policy import CheckpointPolicy
 from nnunet_cpr.nnunet.fold_files import CHECKPOINTS
 from nnunet_cpr.nnunet.tools import extension
@@ -102,7 +96,7 @@ def averaged_weights_stay_beside(patch: Patch) -> None:
 
 def request_of_a_killed_training_is_honoured(patch: Patch) -> None:
     patch.setattr(
-        resuming_trainer, "is_finish_requested", lambda fold: (fold / finish_request.REQUEST).exists()
+        resuming_trainer, "is_finish_requested", lambda fold: (fold / fold_claim.REQUEST).exists()
     )
 
 

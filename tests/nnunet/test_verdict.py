@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nnunet_cpr.cpr.bounds import as_bound
-from nnunet_cpr.nnunet.verdict import Kind, judge, unchanged
+from nnunet_cpr.nnunet.bounds_verdict import Kind, judge, unchanged
 from tests.helpers.histories import history_of
 from tests.helpers.workspace import Workspace
 

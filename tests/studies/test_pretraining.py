@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from nnunet_cpr.nnunet.commands import CommandFailed
-from nnunet_cpr.nnunet.pretrained_weights import PRETRAINED, sha256
+from nnunet_cpr.nnunet.pretrained import PRETRAINED, sha256
 from nnunet_cpr.studies.definition import Study, StudyError
 from nnunet_cpr.studies.executors import command_line
 from nnunet_cpr.studies.pretraining import begins, check_pretrained

@@ -14,10 +14,10 @@ from pathlib import Path
 from nnunet_cpr.files import atomic_directory, atomic_torch_save, read_json
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from nnunet_cpr.nnunet.bounds_verdict import judge
+from nnunet_cpr.nnunet.classes import search_trainer
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT
 from nnunet_cpr.nnunet.history import History
-from nnunet_cpr.nnunet.trainer_search import search_trainer
-from nnunet_cpr.nnunet.verdict import judge
 
 NEEDED = ("network_weights", "init_args", "trainer_name")
 """Entries of a checkpoint that inference needs; the optimizer state is larger than the weights."""

@@ -10,12 +10,11 @@ from typing import Any
 
 from nnunet_cpr.files import atomic_torch_save
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.families import DEFAULT_EPOCHS
+from nnunet_cpr.names.settings import DEFAULT_EPOCHS, TrainerName
 from nnunet_cpr.names.suffixes import WarmStartShare, find_suffix
 from nnunet_cpr.names.trainer_name import parse_trainer_name
-from nnunet_cpr.names.value import TrainerName
 from nnunet_cpr.nnunet.checkpoint_policy import FINISHED, read_checkpoints
-from nnunet_cpr.nnunet.composition import resolve_settings
+from nnunet_cpr.nnunet.classes import resolve_settings
 from nnunet_cpr.nnunet.defaults_trainer import DEFAULTS
 from nnunet_cpr.nnunet.fold_claim import is_of_this_machine, running_process
 from nnunet_cpr.nnunet.fold_files import (
@@ -26,7 +25,7 @@ from nnunet_cpr.nnunet.fold_files import (
     RESOURCES,
 )
 from nnunet_cpr.nnunet.history import CSV_NAME
-from nnunet_cpr.nnunet.pretrained_weights import recorded_weights, sha256
+from nnunet_cpr.nnunet.pretrained import recorded_weights, sha256
 
 _COPIED = ("training_log_*.txt", CSV_NAME, RESOURCES)
 """Records of the epochs so far."""

@@ -1,4 +1,4 @@
-"""Settings that a name holds, which can be built only if a name can express them."""
+"""Settings that a name holds: a family, and values that a name can express."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from nnunet_cpr.baselines.registry import BASELINES
 from nnunet_cpr.cpr.bounds import Bound, KappaWS
 from nnunet_cpr.integrations import from_timm
-from nnunet_cpr.names.families import DEFAULT_EPOCHS, DEFAULT_ITERATIONS, FAMILIES, Family
 from nnunet_cpr.names.suffixes import (
     DEFAULT_AVERAGING_DECAY,
     SUFFIXES,
@@ -22,6 +21,53 @@ from nnunet_cpr.spelling import OTHER_TRAINER, WrongName
 if TYPE_CHECKING:
     from nnunet_cpr.baselines import Baseline
     from nnunet_cpr.cpr.parameters import Params
+
+
+DEFAULT_EPOCHS = 1000
+DEFAULT_ITERATIONS = 250
+DEFAULT_LR = 1e-2
+DEFAULT_WEIGHT_DECAY = 3e-5
+MUON_LR = 3e-3
+
+
+@dataclass(frozen=True)
+class Family:
+    """First part of a name, with its default settings.
+
+    Attributes:
+        name: the first part itself.
+        optimizer: ``sgd``, ``adam``, ``muon``, ``amos``, or ``other`` for that of the base trainer.
+        title: the family in a few words.
+        cpr: True if it trains with CPR.
+        warmup: steps of learning-rate warm-up.
+        lr: highest learning rate.
+    """
+
+    name: str
+    optimizer: str
+    title: str = ""
+    cpr: bool = False
+    warmup: int = 0
+    lr: float = 1e-2
+
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family("nnUNetTrainerCPR", "sgd", "nnU-Net's SGD with CPR", cpr=True),
+        Family("nnUNetTrainerAdamCPR", "adam", "Adam with CPR", cpr=True, warmup=2000),
+        Family("nnUNetTrainerMuonCPR", "muon", "Muon with CPR", cpr=True, warmup=2000, lr=MUON_LR),
+        Family("nnUNetTrainerSGD", "sgd", "nnU-Net's SGD with weight decay"),
+        Family("nnUNetTrainerAdamW", "adam", "Adam with decoupled weight decay", warmup=2000),
+        Family("nnUNetTrainerMuon", "muon", "Muon with decoupled weight decay", warmup=2000, lr=MUON_LR),
+        Family("nnUNetTrainerAMOS", "amos", "AMOS, with its own decay", warmup=2000, lr=1e-3),
+        Family("nnUNetTrainerTimm", "timm", "an optimizer of timm, such as _lion", warmup=2000),
+        Family("nnUNetTrainerTimmCPR", "timm", "an optimizer of timm with CPR", cpr=True, warmup=2000),
+        Family("nnUNetTrainerAttachCPR", "other", "the other trainer's optimizer with CPR", cpr=True),
+        Family("nnUNetTrainerPlain", "other", "the other trainer, unchanged, with suffixes"),
+    )
+}
+
 
 _WITHOUT_MOMENTUM = ("adam", "amos", "other")
 
