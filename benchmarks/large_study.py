@@ -23,7 +23,7 @@ from benchmarks.limits import CheckOption, Limit, check_limits
 from benchmarks.measure import machine
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, RESOURCES
 from nnunet_cpr.nnunet.history import COLUMNS, CSV_NAME
-from nnunet_cpr.studies.definition import Run, Study
+from nnunet_cpr.studies.study import Run, Study
 from nnunet_cpr.studies.study_file import save
 
 NAME = "large"

@@ -32,17 +32,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from nnunet_cpr.reports.comparison import Judged, Numbers, Verdict, compare_with, judge_all
 from nnunet_cpr.reports.comparison_tables import comparison_table
-from nnunet_cpr.reports.numbers import Numbers, compare_with
 from nnunet_cpr.reports.over_datasets import judge_family
 from nnunet_cpr.reports.power import ASSUMED, CASES_PER_FOLD, Deviations
 from nnunet_cpr.reports.reading import CASES, EPOCHS
 from nnunet_cpr.reports.results import RECORDED, SplitRatio, StudyResults
 from nnunet_cpr.reports.selection import choose_compared
-from nnunet_cpr.reports.sentences import sentence
 from nnunet_cpr.reports.statistics import LEVEL
-from nnunet_cpr.reports.verdicts import Judged, Verdict, judge_all
-from nnunet_cpr.studies.definition import DEFAULT_MARGIN, Study, TrainerEntry
+from nnunet_cpr.reports.words import sentence
+from nnunet_cpr.studies.study import DEFAULT_MARGIN, Study, TrainerEntry
 
 TRAINERS = ("nnUNetTrainerSGD", "nnUNetTrainerCPR")
 SCENARIOS = (

@@ -21,7 +21,7 @@ from scipy.optimize import brentq
 from nnunet_cpr.reports.power import MEASURED
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.results import case_means
-from nnunet_cpr.studies.definition import Study, TrainerEntry
+from nnunet_cpr.studies.study import Study, TrainerEntry
 
 PLANS = ("nnUNetPlans", "nnUNetResEncUNetLPlans")
 PUBLISHED = {

@@ -21,7 +21,7 @@ from nnunet_cpr.figures import new_figure
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.selection import choose_compared
-from nnunet_cpr.studies.definition import Study, TrainerEntry
+from nnunet_cpr.studies.study import Study, TrainerEntry
 from nnunet_cpr.studies.study_file import load
 
 WIDEST = 5.0

@@ -17,8 +17,7 @@ import pandas as pd
 import yaml
 from scipy.stats import ttest_ind
 
-from nnunet_cpr.vision.summary import CONFIDENCE, read_results
-from nnunet_cpr.vision.sweep import load_sweep
+from nnunet_cpr.vision.sweep import CONFIDENCE, load_sweep, read_results
 
 COMPARISONS = Path(__file__).with_name("comparisons.yaml")
 SELECTION = "validation_accuracy"
@@ -29,7 +28,7 @@ def select_settings(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return the runs of the best setting of each method, without rows if no setting can be chosen.
 
     Args:
-        runs: the table of :func:`~nnunet_cpr.vision.summary.read_results`.
+        runs: the table of :func:`~nnunet_cpr.vision.sweep.read_results`.
     """
     chosen = {}
     for method, own in runs.groupby("method", sort=False):
@@ -46,7 +45,7 @@ def compare_methods(runs: pd.DataFrame, references: dict[str, str]) -> pd.DataFr
     """Return a row for each method: its chosen setting, and the difference from its reference.
 
     Args:
-        runs: the table of :func:`~nnunet_cpr.vision.summary.read_results`.
+        runs: the table of :func:`~nnunet_cpr.vision.sweep.read_results`.
         references: the method that a method is compared with.
 
     Returns:

@@ -32,11 +32,10 @@ from benchmarks.real_data import archive, rates_and_lengths, robustness, steps_t
 from benchmarks.real_data.trainings import read_trainings
 from benchmarks.vision.compare import COMPARISONS, compare_methods
 from nnunet_cpr.reports import write_report
-from nnunet_cpr.reports.document import CAVEAT, METHODS
+from nnunet_cpr.reports.page import CAVEAT, METHODS
 from nnunet_cpr.reports.tables import escape_markdown
 from nnunet_cpr.studies.study_file import load
-from nnunet_cpr.vision.summary import read_results, summarize
-from nnunet_cpr.vision.sweep import load_sweep
+from nnunet_cpr.vision.sweep import load_sweep, read_results, summarize
 
 EVIDENCE = ROOT / "docs" / "evidence"
 REAL = ROOT / "benchmarks" / "real_data"

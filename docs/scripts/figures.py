@@ -31,14 +31,12 @@ sys.path.insert(0, str(ROOT))
 from nnunet_cpr.nnunet.history import History
 from nnunet_cpr.nnunet.progress_figure import FIGURE_NAME, draw_progress
 from nnunet_cpr.reports import write_report
+from nnunet_cpr.reports.comparison import compare_with, judge_all
 from nnunet_cpr.reports.figures import draw_differences
-from nnunet_cpr.reports.numbers import compare_with
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.selection import choose_compared
-from nnunet_cpr.reports.verdicts import judge_all
 from nnunet_cpr.studies.study_file import load
-from nnunet_cpr.vision.summary import draw_summary, summarize
-from nnunet_cpr.vision.sweep import load_sweep
+from nnunet_cpr.vision.sweep import draw_summary, load_sweep, summarize
 
 STUDIES = ROOT / "benchmarks" / "real_data" / "studies"
 SWEEPS = ROOT / "benchmarks" / "vision"

@@ -22,8 +22,7 @@ import typer.main
 from nnunet_cpr.cli import app
 from nnunet_cpr.integrations import from_timm
 from nnunet_cpr.names.trainer_name import suffix_table
-from nnunet_cpr.studies.definition import Study, TrainerEntry
-from nnunet_cpr.studies.entry_types import METRIC_NAMES
+from nnunet_cpr.studies.study import METRIC_NAMES, Study, TrainerEntry
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 

@@ -13,13 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from nnunet_cpr.cli import study, vision
-from nnunet_cpr.cli._errors import report_errors
-from nnunet_cpr.cli.demo import demo
-from nnunet_cpr.cli.doctor import doctor
-from nnunet_cpr.cli.export import export
-from nnunet_cpr.cli.length import extend, finish
+from nnunet_cpr.cli.common import report_errors
+from nnunet_cpr.cli.doctor import demo, doctor
 from nnunet_cpr.cli.prepare import prepare
-from nnunet_cpr.cli.trainers import trainers
+from nnunet_cpr.cli.trainers import export, extend, finish, trainers
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -13,8 +13,7 @@ from rich.console import Console
 from typer import Argument, Option
 
 from nnunet_cpr import studies
-from nnunet_cpr.cli._errors import report_errors, stop
-from nnunet_cpr.cli._options import DEFAULT_PROCESSES, ProcessesOption
+from nnunet_cpr.cli.common import DEFAULT_PROCESSES, ProcessesOption, report_errors, stop
 
 if TYPE_CHECKING:
     from nnunet_cpr.datasets.archive import DataSet
@@ -37,10 +36,9 @@ def prepare(
 
     `prepare folder IMAGES LABELS --name Liver` does so with NIfTI, NRRD, MHA, DICOM and other images.
     """
-    from nnunet_cpr.datasets.archive import PrepareError
-    from nnunet_cpr.datasets.checks import check_cases
+    from nnunet_cpr.datasets.archive import PrepareError, check_cases
+    from nnunet_cpr.datasets.challenges import DATA_SETS, refuse_used_id
     from nnunet_cpr.datasets.own_folder import OwnFolder
-    from nnunet_cpr.datasets.registry import DATA_SETS, refuse_used_id
     from nnunet_cpr.files import add_path_to_os_errors, atomic_directory
     from nnunet_cpr.nnunet.commands import CommandFailed
 

@@ -1,18 +1,19 @@
-"""``nnunet-cpr trainers``: list the trainers, or explain a name."""
+"""``nnunet-cpr trainers``, ``finish``, ``extend`` and ``export``: trainers by name, and trainings."""
 
 from __future__ import annotations
 
 import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from nnunet_cpr.cli._errors import report_errors, stop
-from nnunet_cpr.cli._options import JsonOption, print_json
+from nnunet_cpr.cli.common import JsonOption, parse_numbers, print_json, report_errors, stop
 
 
 def trainers(
@@ -77,3 +78,85 @@ def _print_explanation(rows: Sequence[tuple[str, str]]) -> None:
     for label, text in rows:
         wrapper.initial_indent = f"{label:<{indent}}"
         print(wrapper.fill(text))
+
+
+def finish(
+    fold_folder: Annotated[
+        Path,
+        typer.Argument(help="Fold that is trained now: TRAINER__PLANS__CONFIGURATION/fold_0."),
+    ],
+) -> None:
+    """End a training after its running epoch, with its validation and final checkpoint."""
+    from nnunet_cpr.nnunet.fold_claim import NotTraining, request_finish
+
+    with report_errors(NotTraining, OSError):
+        process = request_finish(fold_folder)
+    print(f"{fold_folder}: asked {process} to end after the running epoch, and to validate")
+
+
+def extend(
+    model_folder: Annotated[
+        Path,
+        typer.Argument(help="Shorter training: TRAINER__PLANS__CONFIGURATION in nnUNet_results."),
+    ],
+    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs of the longer training.")],
+) -> None:
+    """Make the folder of a longer training from a shorter one, and print the command that trains on."""
+    import shlex
+
+    from nnunet_cpr.names import WrongName
+    from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint
+    from nnunet_cpr.nnunet.tools.extension import CannotExtend, extend_model
+
+    def report(message: str) -> None:
+        print(f"nnunet-cpr: {message}", file=sys.stderr)
+
+    with report_errors(CannotExtend, UnusableCheckpoint, WrongName, OSError):
+        longer, folds = extend_model(model_folder, epochs, report)
+    trainer, plans, configuration = longer.name.split("__")
+    print(f"{longer}: has the epochs so far. Train on:")
+    for fold in folds:
+        command = ["nnUNetv2_train", longer.parent.name, configuration, fold, "-tr", trainer]
+        print(f"  {shlex.join([*command, '-p', plans, '--c'])}")
+
+
+def export(
+    model_folder: Annotated[
+        Path,
+        typer.Argument(help="Trained model: TRAINER__PLANS__CONFIGURATION in nnUNet_results."),
+    ],
+    output: Annotated[
+        Path, typer.Argument(help="Folder for the copy, with the layout of nnUNet_results.")
+    ] = Path("exported"),
+    folds: Annotated[
+        str | None,
+        typer.Option("--folds", "-f", help="Folds such as 0-2, or all; by default every existing fold."),
+    ] = None,
+    checkpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--checkpoint",
+            "-chk",
+            help="Checkpoint such as checkpoint_best.pth, checkpoint_final.pth by default; repeatable.",
+        ),
+    ] = None,
+) -> None:
+    """Copy a trained model so that nnU-Net can predict with it where nnunet-cpr is not installed."""
+    import shlex
+
+    from nnunet_cpr.names import WrongName
+    from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint
+    from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT
+    from nnunet_cpr.nnunet.tools.export import ExportError, export_model
+
+    names = checkpoint or [FINAL_CHECKPOINT]
+    # Of nnU-Net's fold "all", not all folds.
+    selected = [folds] if folds == "all" else [*map(str, parse_numbers("--folds", folds))]
+    expected = (ExportError, UnusableCheckpoint, WrongName, OSError)
+    with report_errors(*expected, interrupted="interrupted; nothing was written"):
+        copy = export_model(model_folder, output, selected or None, names)
+    exported = sorted(fold.name.removeprefix("fold_") for fold in copy.glob("fold_*"))
+    options = [] if names == [FINAL_CHECKPOINT] else ["-chk", names[0]]
+    arguments = shlex.join(["-m", str(copy), "-f", *exported, *options])
+    print(f"{copy}: exported. Predict with it:")
+    print(f"  nnUNetv2_predict_from_modelfolder {arguments} -i IMAGES -o SEGMENTATIONS")

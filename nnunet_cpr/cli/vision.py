@@ -15,8 +15,7 @@ from rich.progress import Progress
 from typer import Argument, Option
 
 from nnunet_cpr import vision
-from nnunet_cpr.cli._errors import report_errors, stop
-from nnunet_cpr.cli._options import expand_options, parse_numbers
+from nnunet_cpr.cli.common import expand_options, parse_numbers, report_errors, stop
 
 if TYPE_CHECKING:
     import torch

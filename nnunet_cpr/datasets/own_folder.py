@@ -14,9 +14,8 @@ from pathlib import Path
 from rich.table import Column, Table
 
 from nnunet_cpr.datasets import formats
-from nnunet_cpr.datasets.archive import Archive, Case, DataSet, PrepareError
-from nnunet_cpr.datasets.checks import CheckedCase
-from nnunet_cpr.datasets.writing import write_cases
+from nnunet_cpr.datasets.archive import Archive, Case, CheckedCase, DataSet, PrepareError
+from nnunet_cpr.datasets.raw import write_cases
 
 _DIGITS = "0123456789"
 _SHOWN = 10

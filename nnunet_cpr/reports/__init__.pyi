@@ -1,4 +1,4 @@
+from .page import write_report
 from .reading import ReportError
-from .writing import write_report
 
 __all__ = ["ReportError", "write_report"]

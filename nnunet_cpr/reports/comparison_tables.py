@@ -7,13 +7,12 @@ from typing import Any
 
 import pandas as pd
 
+from nnunet_cpr.reports.comparison import Judged, Numbers
 from nnunet_cpr.reports.metrics import p_text, value_text
-from nnunet_cpr.reports.numbers import Numbers
 from nnunet_cpr.reports.over_datasets import OverDatasets
 from nnunet_cpr.reports.results import UNSEEDED, Setting
-from nnunet_cpr.reports.sentences import sentence
 from nnunet_cpr.reports.tables import Table
-from nnunet_cpr.reports.verdicts import Judged
+from nnunet_cpr.reports.words import sentence
 
 
 def comparison_table(comparisons: Sequence[Judged[Numbers]]) -> pd.DataFrame:

@@ -14,12 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from nnunet_cpr.figures import styled_figure
+from nnunet_cpr.reports.comparison import Gain, Judged, Numbers, Verdict
 from nnunet_cpr.reports.metrics import Metric, value_text
-from nnunet_cpr.reports.numbers import Gain, Numbers
 from nnunet_cpr.reports.over_datasets import OverDatasets
 from nnunet_cpr.reports.results import SettingResults, run_means, unique
-from nnunet_cpr.reports.verdicts import Judged, Verdict
-from nnunet_cpr.studies.definition import Study
+from nnunet_cpr.studies.study import Study
 
 FIGURES = ("differences", "over-datasets", "runs", "curves", "case")
 """First words of the names of all figures."""

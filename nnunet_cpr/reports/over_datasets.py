@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnunet_cpr.reports.numbers import Gain, Numbers
+from nnunet_cpr.reports.comparison import Gain, Judged, Numbers, judge_all
 from nnunet_cpr.reports.results import Setting
 from nnunet_cpr.reports.statistics import corrected_t_test
-from nnunet_cpr.reports.verdicts import Judged, judge_all
 
 MIN_DATASETS = 3
 """Minimum number of data sets for a comparison over data sets."""

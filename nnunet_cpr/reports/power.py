@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from nnunet_cpr.reports import statistics
+from nnunet_cpr.reports.comparison import count, pair_runs, values_of_cases
 from nnunet_cpr.reports.metrics import METRICS
-from nnunet_cpr.reports.numbers import count, pair_runs, values_of_cases
 from nnunet_cpr.reports.over_datasets import MIN_DATASETS
 from nnunet_cpr.reports.reading import ReportError
 from nnunet_cpr.reports.results import MIN_FOLDS, MIN_SEEDS, StudyResults

@@ -35,10 +35,9 @@ from nnunet_cpr.reports.results import (
     SplitRatio,
     StudyResults,
 )
-from nnunet_cpr.studies.definition import Run, Study, StudyError
-from nnunet_cpr.studies.plans import with_other_plans
-from nnunet_cpr.studies.pretraining import with_other_weights
-from nnunet_cpr.studies.run_state import validation_cases
+from nnunet_cpr.studies.made_from import with_other_plans, with_other_weights
+from nnunet_cpr.studies.state import validation_cases
+from nnunet_cpr.studies.study import Run, Study, StudyError
 
 
 class ReportError(StudyError):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from nnunet_cpr.reports.metrics import METRICS, Metric
-from nnunet_cpr.studies.definition import Run, Study
+from nnunet_cpr.studies.study import Run, Study
 
 
 class Setting(NamedTuple):

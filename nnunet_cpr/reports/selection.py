@@ -11,7 +11,7 @@ from itertools import product
 import pandas as pd
 
 from nnunet_cpr.reports.results import SettingResults, run_means, unique
-from nnunet_cpr.studies.definition import TrainerEntry
+from nnunet_cpr.studies.study import TrainerEntry
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint, seconds_per_case
+from nnunet_cpr.reports.comparison import Verdict, compare_by, count, judge_all
 from nnunet_cpr.reports.metrics import Metric, value_text
-from nnunet_cpr.reports.numbers import compare_by, count
 from nnunet_cpr.reports.results import (
     FALSELY_FOUND,
     MIN_SEEDS,
@@ -25,9 +25,8 @@ from nnunet_cpr.reports.results import (
     unique,
 )
 from nnunet_cpr.reports.selection import Compared
-from nnunet_cpr.reports.verdicts import Verdict, judge_all
-from nnunet_cpr.studies.definition import Study, TrainerEntry
-from nnunet_cpr.studies.run_state import recorded_seconds
+from nnunet_cpr.studies.state import recorded_seconds
+from nnunet_cpr.studies.study import Study, TrainerEntry
 
 _DEVIATIONS = {"folds": "fold", "seeds": "seed"}
 

@@ -1,8 +1,5 @@
 from .cascades import prerequisites
-from .definition import Run, Study, StudyError
-from .executors import Local, Slurm, cancel_slurm_jobs, command_line
-from .prediction import Ensemble, predict, select_ensemble
-from .preparation import (
+from .data import (
     check_splits,
     check_study_data,
     dataset_name,
@@ -10,8 +7,11 @@ from .preparation import (
     notes,
     prepare_study_data,
 )
-from .run_state import Stage, StudyPaths, finished, running_command, stop_command
+from .prediction import Ensemble, predict, select_ensemble
+from .running import Local, Slurm, cancel_slurm_jobs, command_line
+from .state import Stage, StudyPaths, finished, running_command, stop_command
 from .status import dry_run_lines, states, status_table, steps_summary, summary, time_left
+from .study import Run, Study, StudyError
 from .study_file import (
     PRESETS,
     find_study,

@@ -8,8 +8,8 @@ from itertools import product
 from pathlib import Path
 
 from nnunet_cpr.files import read_json
-from nnunet_cpr.studies.definition import Run, Study, StudyError
-from nnunet_cpr.studies.preparation import count_folds
+from nnunet_cpr.studies.data import count_folds
+from nnunet_cpr.studies.study import Run, Study, StudyError
 
 _USUAL_STAGES = {"3d_cascade_fullres": {"previous_stage": "3d_lowres"}}
 """Configurations of nnU-Net's own plans with a previous stage."""

@@ -12,9 +12,9 @@ from typing import Any
 from nnunet_cpr.files import read_json, remove_temporary_files
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint
 from nnunet_cpr.nnunet.validation import find_validation
-from nnunet_cpr.studies.definition import Run, Study, StudyError
-from nnunet_cpr.studies.preparation import find_trainers
-from nnunet_cpr.studies.run_state import write_json
+from nnunet_cpr.studies.data import find_trainers
+from nnunet_cpr.studies.state import write_json
+from nnunet_cpr.studies.study import Run, Study, StudyError
 from nnunet_cpr.studies.worker import default_device
 
 _RECORD = "study_predict.json"

@@ -13,10 +13,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from nnunet_cpr.studies.definition import Run, Study
-from nnunet_cpr.studies.executors import queued_runs
-from nnunet_cpr.studies.preparation import notes
-from nnunet_cpr.studies.run_state import Stage, State, StudyPaths, parse_trainer, state_of
+from nnunet_cpr.studies.data import notes
+from nnunet_cpr.studies.running import queued_runs
+from nnunet_cpr.studies.state import Stage, State, StudyPaths, parse_trainer, state_of
+from nnunet_cpr.studies.study import Run, Study
 
 _COLOURS = {Stage.DONE: "green", Stage.RUNNING: "cyan", Stage.FAILED: "red", Stage.STOPPED: "yellow"}
 _COLUMNS = ("dataset", "configuration", "plans", "fold", "seed")
@@ -185,7 +185,7 @@ def dry_run_lines(study: Study, paths: StudyPaths, commands: Sequence[Sequence[s
     """Yield the commands that a study would run, and the number of training steps left.
 
     Args:
-        study: a study that :func:`~nnunet_cpr.studies.preparation.check_study_data` accepts.
+        study: a study that :func:`~nnunet_cpr.studies.data.check_study_data` accepts.
         paths: the study's folders.
         commands: the commands that prepare the data sets.
     """

@@ -10,7 +10,7 @@ import pydantic
 import yaml
 
 from nnunet_cpr.files import atomic_write
-from nnunet_cpr.studies.definition import Study, StudyError, TrainerEntry
+from nnunet_cpr.studies.study import Study, StudyError, TrainerEntry
 from nnunet_cpr.yaml_files import read_yaml
 
 PRESETS = Path(__file__).parent / "presets"

@@ -26,9 +26,8 @@ from nnunet_cpr.nnunet.fold_files import (
 )
 from nnunet_cpr.nnunet.processes import StopRequest, record_stop_signals
 from nnunet_cpr.nnunet.validation import summary_file
-from nnunet_cpr.studies.definition import Run
-from nnunet_cpr.studies.pretraining import begins
-from nnunet_cpr.studies.run_state import (
+from nnunet_cpr.studies.made_from import begins
+from nnunet_cpr.studies.state import (
     StudyPaths,
     add_seconds,
     claim,
@@ -36,6 +35,7 @@ from nnunet_cpr.studies.run_state import (
     record_epochs,
     record_process,
 )
+from nnunet_cpr.studies.study import Run
 
 _REQUEUE_SIGNAL = signal.Signals[f"SIG{submitit.JobEnvironment.USR_SIG}"]
 """Signal whose handler by submitit requeues a Slurm job."""

@@ -1,5 +1,4 @@
-from .summary import draw_summary, summarize
-from .sweep import Sweep, load_sweep
+from .sweep import Sweep, draw_summary, load_sweep, summarize
 from .task import CannotTrain, Diverged, InUse
 from .tasks import find_task
 from .training import train

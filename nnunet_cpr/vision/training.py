@@ -33,7 +33,7 @@ from nnunet_cpr.cpr.algorithm import CPR
 from nnunet_cpr.environment import seed_all
 from nnunet_cpr.files import atomic_torch_save, atomic_write, read_json
 from nnunet_cpr.names.run_name import RunName
-from nnunet_cpr.vision.optimizer_factory import build_optimizer
+from nnunet_cpr.vision.optimizer import build_optimizer
 from nnunet_cpr.vision.task import CannotTrain, Diverged, InUse, Metrics, Setup, Task
 
 CHECKPOINT, RESULT = "checkpoint.pt", "result.json"

@@ -15,7 +15,7 @@ from nnunet_cpr.integrations import from_timm
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.run_name import parse_run_name
 from nnunet_cpr.names.trainer_name import parse_trainer_name
-from nnunet_cpr.vision.optimizer_factory import build_optimizer
+from nnunet_cpr.vision.optimizer import build_optimizer
 from nnunet_cpr.vision.tasks import TASKS
 from tests.helpers.matrices import set_gradients
 

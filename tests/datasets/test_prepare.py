@@ -16,7 +16,7 @@ import SimpleITK as sitk
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
-from nnunet_cpr.datasets.registry import DATA_SETS
+from nnunet_cpr.datasets.challenges import DATA_SETS
 from nnunet_cpr.files import TEMPORARY_PREFIX
 from nnunet_cpr.studies.study_file import load
 from tests.helpers import archives

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nnunet_cpr.studies import preparation
+from nnunet_cpr.studies import data
 from tests.golden.goldens import run_command
 from tests.helpers import ROOT
 
@@ -64,7 +64,7 @@ def listed_runs(file: Path, environment: dict[str, str]) -> list[list[Any]]:
     """Return data set, configuration, plans, fold and trainer of each run of a study."""
     options = ["--dataset", "Dataset901_Golden"] if "datasets:" not in file.read_text() else []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparation, "check_pretrained", lambda *_: None)  # of weights that users have
+        patch.setattr(data, "check_pretrained", lambda *_: None)  # of weights that users have
         done = run_command("study", "commands", str(file), "--all", *options, environment=environment)
     assert done.status == 0, done.errors
     return [_run(line) for line in done.output.splitlines()]

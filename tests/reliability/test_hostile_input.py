@@ -20,9 +20,9 @@ from nnunet_cpr.names.settings import FAMILIES
 from nnunet_cpr.names.suffixes import SUFFIXES
 from nnunet_cpr.nnunet.fold_files import RESOURCES
 from nnunet_cpr.reports.reading import read_results
-from nnunet_cpr.studies.definition import Run, Study, StudyError, TrainerEntry
-from nnunet_cpr.studies.run_state import StudyPaths
+from nnunet_cpr.studies.state import StudyPaths
 from nnunet_cpr.studies.status import states, status_table
+from nnunet_cpr.studies.study import Run, Study, StudyError, TrainerEntry
 from nnunet_cpr.studies.study_file import load
 from tests.helpers.examples import examples
 

@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 import SimpleITK as sitk
 
-from nnunet_cpr.studies.definition import Run, Study, TrainerEntry
+from nnunet_cpr.studies.study import Run, Study, TrainerEntry
 
 DATASET = "Dataset001_Toy"
 LABELS = {"background": 0, "liver": 1, "left_kidney": 2}

@@ -11,16 +11,14 @@ from scipy.stats import wilcoxon
 
 from benchmarks.study_statistics import PARTS, SCENARIOS, claims_by_parts, shown, simulate, verdicts
 from nnunet_cpr.nnunet.fold_files import PRETRAINED
-from nnunet_cpr.reports.checks import find_warnings
+from nnunet_cpr.reports.comparison import compare_with, judge_all
 from nnunet_cpr.reports.comparison_tables import non_inferiority_table
-from nnunet_cpr.reports.numbers import compare_with
 from nnunet_cpr.reports.over_datasets import Family, judge_family
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.selection import choose_compared
-from nnunet_cpr.reports.sentences import fold_notes, sentence
 from nnunet_cpr.reports.tables import shown_main_table
-from nnunet_cpr.reports.verdicts import judge_all
-from nnunet_cpr.studies.definition import TrainerEntry
+from nnunet_cpr.reports.words import find_warnings, fold_notes, sentence
+from nnunet_cpr.studies.study import TrainerEntry
 from tests.reports.folds import NAN, both, study, write_fold, write_history, write_json
 
 SGD, CPR, ADAM = "nnUNetTrainerSGD", "nnUNetTrainerCPR", "nnUNetTrainerAdamW"

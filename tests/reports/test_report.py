@@ -14,7 +14,7 @@ from rich.console import Console
 
 from nnunet_cpr.reports import write_report
 from nnunet_cpr.reports.pictures import draw_case, read_slices
-from nnunet_cpr.studies.definition import TrainerEntry
+from nnunet_cpr.studies.study import TrainerEntry
 from tests.reports.folds import DATASET, NAN, study, whole, write_fold, write_volume
 
 

@@ -2,8 +2,8 @@ from itertools import product
 
 import pytest
 
-from nnunet_cpr.reports.checks import find_warnings
 from nnunet_cpr.reports.reading import ReportError, read_results
+from nnunet_cpr.reports.words import find_warnings
 from tests.reports.folds import DATASET, NAN, both, study, write_fold, write_json, write_log
 
 

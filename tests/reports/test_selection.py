@@ -4,7 +4,7 @@ import pytest
 
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.selection import choose_compared
-from nnunet_cpr.studies.definition import StudyError, TrainerEntry
+from nnunet_cpr.studies.study import StudyError, TrainerEntry
 from nnunet_cpr.studies.study_file import load
 from tests.reports.folds import both, study, write_fold
 

@@ -16,8 +16,8 @@ import SimpleITK as sitk
 from rich.console import Console
 
 from nnunet_cpr.reports import ReportError, write_report
-from nnunet_cpr.reports import surface_metrics as module
-from nnunet_cpr.reports.surface_metrics import (
+from nnunet_cpr.reports import surface as module
+from nnunet_cpr.reports.surface import (
     CACHE_NAME,
     compute_surface_metrics,
     fold_surface_metrics,

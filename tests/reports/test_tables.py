@@ -15,8 +15,7 @@ from nnunet_cpr.reports.tables import (
     to_latex,
     to_markdown,
 )
-from nnunet_cpr.studies.definition import TrainerEntry
-from nnunet_cpr.studies.entry_types import METRIC_NAMES
+from nnunet_cpr.studies.study import METRIC_NAMES, TrainerEntry
 from tests.reports.folds import DATASET, NAN, both, study, write_fold, write_json
 from tests.reports.test_comparison import noisy, write_runs
 

@@ -17,14 +17,13 @@ from benchmarks.study_statistics import (
     false_claims,
     simulate,
 )
+from nnunet_cpr.reports.comparison import Claim, Evidence, Judged, Numbers, Verdict, judge, judge_all
 from nnunet_cpr.reports.metrics import METRICS
-from nnunet_cpr.reports.numbers import Numbers
 from nnunet_cpr.reports.over_datasets import judge_family
 from nnunet_cpr.reports.results import Setting, SplitRatio
-from nnunet_cpr.reports.sentences import sentence
 from nnunet_cpr.reports.statistics import MeanDifference
-from nnunet_cpr.reports.verdicts import Claim, Evidence, Judged, Verdict, judge, judge_all
-from nnunet_cpr.studies.definition import TrainerEntry
+from nnunet_cpr.reports.words import sentence
+from nnunet_cpr.studies.study import TrainerEntry
 
 CLAIMS = [Claim(*each) for each in product([False, True], repeat=3)]
 CELLS = [Evidence(*each) for each in product([False, True], [False, True], CLAIMS, CLAIMS, CLAIMS)]

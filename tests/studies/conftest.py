@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from nnunet_cpr.studies.definition import Run
-from nnunet_cpr.studies.run_state import StudyPaths
+from nnunet_cpr.studies.state import StudyPaths
+from nnunet_cpr.studies.study import Run
 from tests.helpers.workspace import Workspace
 from tests.studies.study_run import StudyRun
 

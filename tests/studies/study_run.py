@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import yaml
 
-from nnunet_cpr.studies.definition import Study
+from nnunet_cpr.studies.study import Study
 from nnunet_cpr.studies.study_file import load
 from tests.helpers.workspace import PLANS, Workspace
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nnunet_cpr.studies.cascades import prerequisites
-from nnunet_cpr.studies.definition import Study, StudyError
+from nnunet_cpr.studies.state import prerequisites
+from nnunet_cpr.studies.study import Study, StudyError
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 from nnunet_cpr.cli import app
 from nnunet_cpr.nnunet.commands import CommandStopped
 from nnunet_cpr.nnunet.processes import StopRequest
-from nnunet_cpr.studies.definition import Run
-from nnunet_cpr.studies.run_state import StudyPaths
+from nnunet_cpr.studies.state import StudyPaths
+from nnunet_cpr.studies.study import Run
 from nnunet_cpr.studies.worker import Worker
 from tests.helpers.workspace import PLANS
 from tests.studies.study_run import StudyRun

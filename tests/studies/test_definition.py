@@ -10,7 +10,7 @@ import yaml
 
 from nnunet_cpr import KappaWS
 from nnunet_cpr.names.trainer_name import parse_trainer_name
-from nnunet_cpr.studies.definition import StudyError
+from nnunet_cpr.studies.study import StudyError
 from nnunet_cpr.studies.study_file import PRESETS, json_schema, load, preset_names, save
 
 # The paper's table of segmentation results: weight decays 1e-5 to 1e-1, then warm starts of 1k to 4k.

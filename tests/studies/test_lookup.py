@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
-from nnunet_cpr.cli.study._options import PreparationOptions
+from nnunet_cpr.cli.study.options import PreparationOptions
 from nnunet_cpr.nnunet.commands import nnunet_environment
 from nnunet_cpr.studies.study_file import load
 

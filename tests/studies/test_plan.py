@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
-from nnunet_cpr.studies.definition import Study
+from nnunet_cpr.studies.study import Study
 from nnunet_cpr.studies.study_file import save
 from tests.reports.folds import DATASET, both, write_fold, write_json
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from nnunet_cpr.studies.definition import Study, StudyError
-from nnunet_cpr.studies.plans import check_plans
+from nnunet_cpr.studies.made_from import check_plans
+from nnunet_cpr.studies.study import Study, StudyError
 
 DATA = "Dataset001_A"
 

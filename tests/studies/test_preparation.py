@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from nnunet_cpr.studies import preparation
-from nnunet_cpr.studies.definition import Study, StudyError, TrainerEntry
-from nnunet_cpr.studies.run_state import StudyPaths
+from nnunet_cpr.studies import data as study_data
+from nnunet_cpr.studies.state import StudyPaths
+from nnunet_cpr.studies.study import Study, StudyError, TrainerEntry
 
 
 def test_two_studies_do_not_prepare_a_data_set_at_the_same_time(
@@ -43,15 +43,15 @@ def test_two_studies_do_not_prepare_a_data_set_at_the_same_time(
                 (home / "nnUNetPlans_2d" / f"{case}{suffix}").touch()
         running.clear()
 
-    monkeypatch.setattr(preparation, "run", run)
+    monkeypatch.setattr(study_data, "run", run)
     study = Study("s", ["Dataset001_A"], [TrainerEntry("nnUNetTrainer")], "nnUNetTrainer", (0,), ("2d",))
     with ThreadPoolExecutor(3) as pool:
         args = study, folders, tmp_path / "logs", 1
-        for future in [pool.submit(preparation.prepare_study_data, *args) for _ in range(3)]:
+        for future in [pool.submit(study_data.prepare_study_data, *args) for _ in range(3)]:
             future.result()
     assert commands == ["nnUNetv2_plan_and_preprocess"]
     (home / "nnUNetPlans_2d" / "a.pkl").unlink()  # as if the preprocessing had been killed
-    preparation.prepare_study_data(*args)
+    study_data.prepare_study_data(*args)
     assert commands[1:] == ["nnUNetv2_preprocess"]
     assert len(json.loads((home / "splits_final.json").read_text())) == 5
 
@@ -85,7 +85,7 @@ def study_of(trainer: str, **options: Any) -> Study:
 )
 def test_trainers_that_take_no_seed_are_refused(data: dict[str, str], trainer: str, hint: str) -> None:
     with pytest.raises(StudyError, match=re.escape(hint)):
-        preparation.check_study_data(study_of(trainer, seeds=(1, 2, 3)), data, 1)
+        study_data.check_study_data(study_of(trainer, seeds=(1, 2, 3)), data, 1)
 
 
 def test_data_set_without_enough_cases_needs_a_split_of_its_own(
@@ -93,13 +93,13 @@ def test_data_set_without_enough_cases_needs_a_split_of_its_own(
 ) -> None:
     study, logs = study_of("nnUNetTrainer"), tmp_path / "logs"
     with pytest.raises(StudyError, match=r"at least 5 training cases for .* got 4; write a split"):
-        preparation.prepare_study_data(study, data, logs, 1)
+        study_data.prepare_study_data(study, data, logs, 1)
     splits = tmp_path / "nnUNet_preprocessed" / "Dataset001_A" / "splits_final.json"
     splits.write_text(json.dumps([{"train": ["a", "b"], "val": ["c", "d"]}] * 2))
-    preparation.prepare_study_data(study, data, logs, 1)
+    study_data.prepare_study_data(study, data, logs, 1)
     splits.write_text(json.dumps([{"train": ["a", "b"], "val": ["c", "d"]}]))
     with pytest.raises(StudyError, match="fold 1: Dataset001_A has folds 0 to 0 only"):
-        preparation.check_study_data(study, data, 1)
+        study_data.check_study_data(study, data, 1)
 
 
 def test_too_few_cases_are_refused_before_preprocessing(tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ def test_too_few_cases_are_refused_before_preprocessing(tmp_path: Path) -> None:
     (raw / "dataset.json").write_text(json.dumps({"numTraining": 4}))
     study = study_of("nnUNetTrainer")
     with pytest.raises(StudyError, match=r"at least 5 training cases for .* got 4; write a split"):
-        preparation.check_study_data(study, folders, 1)
+        study_data.check_study_data(study, folders, 1)
     (home / "splits_final.json").write_text(json.dumps([{"train": ["a", "b"], "val": ["c"]}] * 2))
-    assert preparation.check_study_data(study, folders, 1)[0][0] == "nnUNetv2_plan_and_preprocess"
+    assert study_data.check_study_data(study, folders, 1)[0][0] == "nnUNetv2_plan_and_preprocess"
 
 
 def test_changed_splits_are_refused(data: dict[str, str], tmp_path: Path) -> None:
@@ -121,22 +121,22 @@ def test_changed_splits_are_refused(data: dict[str, str], tmp_path: Path) -> Non
     split = [{"train": ["a", "b"], "val": ["c", "d"]}, {"train": ["c", "d"], "val": ["a", "b"]}]
     for _ in range(2):
         splits.write_text(json.dumps(split))
-        preparation.check_splits(study, data, record)
+        study_data.check_splits(study, data, record)
     splits.write_text(json.dumps(split[::-1]))
     with pytest.raises(StudyError, match=r"splits_final\.json: has changed since study s began"):
-        preparation.check_splits(study, data, record)
+        study_data.check_splits(study, data, record)
 
 
 def test_notes_name_trainers_that_never_regularize_and_missing_packages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert list(preparation.notes(study_of("nnUNetTrainerCPR"))) == []
-    assert list(preparation.notes(study_of("nnUNetTrainerSGD_2epochs_5iters"))) == []
-    assert list(preparation.notes(study_of("nnUNetTrainerCPR_2epochs_5iters"))) == []
-    (note,) = preparation.notes(study_of("nnUNetTrainerCPR_ws1000_2epochs_5iters"))
+    assert list(study_data.notes(study_of("nnUNetTrainerCPR"))) == []
+    assert list(study_data.notes(study_of("nnUNetTrainerSGD_2epochs_5iters"))) == []
+    assert list(study_data.notes(study_of("nnUNetTrainerCPR_2epochs_5iters"))) == []
+    (note,) = study_data.notes(study_of("nnUNetTrainerCPR_ws1000_2epochs_5iters"))
     assert "would be set at step 1,000, but it trains 10 steps: no matrix is regularized" in note
-    monkeypatch.setattr(preparation, "find_spec", lambda name: None)
-    (note,) = preparation.notes(study_of("nnUNetTrainerSGD", metrics=("dice", "hd95")))
+    monkeypatch.setattr(study_data, "find_spec", lambda name: None)
+    (note,) = study_data.notes(study_of("nnUNetTrainerSGD", metrics=("dice", "hd95")))
     assert note.endswith("run: pip install 'nnunet-cpr[surface]'")
 
 
@@ -158,7 +158,7 @@ def test_notes_name_trainers_that_never_regularize_and_missing_packages(
 )
 def test_two_spellings_of_a_training_are_noted(trainers: list[str], same: bool) -> None:
     study = Study("mine", ["Dataset001_A"], [TrainerEntry(name) for name in trainers])
-    notes = [note for note in preparation.notes(study) if "spelled" in note]
+    notes = [note for note in study_data.notes(study) if "spelled" in note]
     expected = f"{trainers[1]}: the same training as {trainers[0]}, spelled differently; leave one out"
     assert notes == ([expected] if same else [])
 
@@ -187,4 +187,4 @@ def test_runs_with_other_defaults_are_not_mixed(
     (fold / "training_log_2026_1_2_03_04_05.txt").write_text(line)
     refused = pytest.raises(StudyError, match="have the defaults of version")
     with refused if is_refused else nullcontext():
-        preparation._check_defaults(study, StudyPaths(tmp_path, tmp_path / "studies" / "s"))
+        study_data._check_defaults(study, StudyPaths(tmp_path, tmp_path / "studies" / "s"))

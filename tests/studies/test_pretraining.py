@@ -12,10 +12,10 @@ import yaml
 
 from nnunet_cpr.nnunet.commands import CommandFailed
 from nnunet_cpr.nnunet.pretrained import PRETRAINED, sha256
-from nnunet_cpr.studies.definition import Study, StudyError
-from nnunet_cpr.studies.executors import command_line
-from nnunet_cpr.studies.pretraining import begins, check_pretrained
-from nnunet_cpr.studies.run_state import StudyPaths
+from nnunet_cpr.studies.made_from import begins, check_pretrained
+from nnunet_cpr.studies.running import command_line
+from nnunet_cpr.studies.state import StudyPaths
+from nnunet_cpr.studies.study import Study, StudyError
 from nnunet_cpr.studies.worker import Worker
 from tests.helpers.workspace import PLANS, Workspace
 from tests.studies.study_run import StudyRun, wait_for

@@ -21,8 +21,7 @@ import torch
 from nnunet_cpr.nnunet.commands import CommandFailed
 from nnunet_cpr.nnunet.fold_files import RESOURCES
 from nnunet_cpr.nnunet.processes import StopRequest
-from nnunet_cpr.studies.definition import Run, StudyError
-from nnunet_cpr.studies.run_state import (
+from nnunet_cpr.studies.state import (
     Stage,
     StudyPaths,
     add_seconds,
@@ -33,6 +32,7 @@ from nnunet_cpr.studies.run_state import (
     stop_command,
 )
 from nnunet_cpr.studies.status import steps_left, time_left
+from nnunet_cpr.studies.study import Run, StudyError
 from nnunet_cpr.studies.worker import Worker
 from tests.reports.folds import write_json, write_log
 
@@ -277,7 +277,7 @@ def test_command_of_a_study_is_stopped(run: Run, paths: StudyPaths, fold: Path) 
     code = (
         "import signal, sys, time; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "from pathlib import Path\n"
-        "from nnunet_cpr.studies.run_state import StudyPaths, running_command\n"
+        "from nnunet_cpr.studies.state import StudyPaths, running_command\n"
         "with running_command(StudyPaths(Path(sys.argv[1]), Path(sys.argv[2]))):\n"
         "    print('runs', flush=True); time.sleep(60)\n"
     )

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import typer
 
-from nnunet_cpr.cli.study._run_options import RunOptions, parse_minutes
-from nnunet_cpr.cli.study.run import gpu_names
-from nnunet_cpr.studies import executors
-from nnunet_cpr.studies.definition import Run, StudyError
-from nnunet_cpr.studies.executors import Slurm, cancel_slurm_jobs, queued_runs
-from nnunet_cpr.studies.run_state import StudyPaths, state_of
+from nnunet_cpr.cli.study.run import RunOptions, gpu_names, parse_minutes
+from nnunet_cpr.studies import running
+from nnunet_cpr.studies.running import Slurm, cancel_slurm_jobs, queued_runs
+from nnunet_cpr.studies.state import StudyPaths, state_of
+from nnunet_cpr.studies.study import Run, StudyError
 
 RUNS = [Run("Dataset001_A", "3d_fullres", "nnUNetPlans", fold, "nnUNetTrainerCPR") for fold in (0, 1)]
 
@@ -71,7 +70,7 @@ def test_dependencies_of_user_stage_and_array_hold_together(
     script: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm refuses arrays of more than 1,000 jobs by default."""
-    monkeypatch.setattr(executors, "_ARRAY_SIZE", 2)
+    monkeypatch.setattr(running, "_ARRAY_SIZE", 2)
     count = "n=$(cat n 2> /dev/null || echo 0); echo $((n + 1)) > n; echo Submitted batch job 1$n"
     (tmp_path / "bin" / "sbatch").write_text(f"#!/bin/sh\ncd {tmp_path}\n{count}\n")
     paths = StudyPaths(tmp_path / "results", tmp_path / "results" / "studies" / "s")
@@ -94,7 +93,7 @@ def test_squeue_is_asked_twice_a_minute(
     squeue.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/calls; echo 5_0\n")
     paths = StudyPaths(tmp_path / "results", tmp_path / "results" / "studies" / "s")
     for second in range(0, 60, 2):
-        monkeypatch.setattr(executors.time, "monotonic", lambda second=second: 3000.0 + second)
+        monkeypatch.setattr(running.time, "monotonic", lambda second=second: 3000.0 + second)
         assert queued_runs(paths) == {RUNS[0].key}
     assert len((tmp_path / "calls").read_text().splitlines()) == 2
     assert queued_runs(paths, needed=True) == {RUNS[0].key}

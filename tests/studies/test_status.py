@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from nnunet_cpr.studies.definition import Run, Study, TrainerEntry
-from nnunet_cpr.studies.run_state import Stage, State, StudyPaths, claim
+from nnunet_cpr.studies.state import Stage, State, StudyPaths, claim
 from nnunet_cpr.studies.status import dry_run_lines, states, status_table, summary, time_left
+from nnunet_cpr.studies.study import Run, Study, TrainerEntry
 from tests.reports.folds import write_log
 from tests.studies.study_run import StudyRun
 

@@ -18,9 +18,9 @@ import pytest
 from nnunet_cpr.nnunet.commands import CommandFailed, CommandStopped
 from nnunet_cpr.nnunet.commands import run as run_command
 from nnunet_cpr.nnunet.processes import record_stop_signals
-from nnunet_cpr.studies.definition import Run
-from nnunet_cpr.studies.executors import Local
-from nnunet_cpr.studies.run_state import Stage, StudyPaths, claim, is_running, state_of
+from nnunet_cpr.studies.running import Local
+from nnunet_cpr.studies.state import Stage, StudyPaths, claim, is_running, state_of
+from nnunet_cpr.studies.study import Run
 from nnunet_cpr.studies.worker import Worker
 from tests.studies.study_run import wait_for
 

@@ -15,8 +15,7 @@ import yaml
 from scipy import stats
 
 from nnunet_cpr.names.run_name import parse_run_name
-from nnunet_cpr.vision.summary import draw_summary, read_results, summarize
-from nnunet_cpr.vision.sweep import Sweep, load_sweep
+from nnunet_cpr.vision.sweep import Sweep, draw_summary, load_sweep, read_results, summarize
 from nnunet_cpr.vision.task import CannotTrain
 from nnunet_cpr.vision.tasks import TASKS
 from nnunet_cpr.vision.training import run_folder

@@ -2,12 +2,11 @@
 
 import typer
 
-from nnunet_cpr.cli._options import expand_options
-from nnunet_cpr.cli.study._options import STOPPED, study_errors
+from nnunet_cpr.cli.common import expand_options
+from nnunet_cpr.cli.study.options import STOPPED, study_errors
 from nnunet_cpr.cli.study.plan import plan
-from nnunet_cpr.cli.study.predict import predict
 from nnunet_cpr.cli.study.presets import list_studies, new, presets, schema
-from nnunet_cpr.cli.study.report import report
+from nnunet_cpr.cli.study.report import predict, report
 from nnunet_cpr.cli.study.run import commands, run, run_one
 from nnunet_cpr.cli.study.status import cancel, remove, status, stop
 

@@ -12,8 +12,8 @@ from rich.table import Column, Table
 from typer import Option
 
 from nnunet_cpr import studies
-from nnunet_cpr.cli._options import JsonOption, print_json
-from nnunet_cpr.cli.study._options import SelectedStudy, StudyOptions
+from nnunet_cpr.cli.common import JsonOption, print_json
+from nnunet_cpr.cli.study.options import SelectedStudy, StudyOptions
 
 if TYPE_CHECKING:
     from nnunet_cpr.reports.power import Deviations, Size

@@ -9,8 +9,7 @@ from typing import Annotated
 from typer import Argument
 
 from nnunet_cpr import studies
-from nnunet_cpr.cli._errors import stop
-from nnunet_cpr.cli._options import print_json
+from nnunet_cpr.cli.common import print_json, stop
 
 
 def presets() -> None:

@@ -15,9 +15,9 @@ from rich.live import Live
 from typer import Option
 
 from nnunet_cpr import studies
-from nnunet_cpr.cli._errors import stop as refuse
-from nnunet_cpr.cli._options import JsonOption, print_json
-from nnunet_cpr.cli.study._options import NameOption, SelectedStudy, StudyArgument, StudyOptions
+from nnunet_cpr.cli.common import JsonOption, print_json
+from nnunet_cpr.cli.common import stop as refuse
+from nnunet_cpr.cli.study.options import NameOption, SelectedStudy, StudyArgument, StudyOptions
 
 
 def status(

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from nibabel import Nifti1Image
 
-from nnunet_cpr.datasets.archive import Archive, Case, map_cases
-from nnunet_cpr.datasets.checks import read_image
+from nnunet_cpr.datasets.archive import Archive, Case, map_cases, read_image
 from nnunet_cpr.datasets.formats import NIFTI
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
 

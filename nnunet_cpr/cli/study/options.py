@@ -14,8 +14,7 @@ from rich.console import Console
 from typer import Argument, BadParameter, Option
 
 from nnunet_cpr import studies
-from nnunet_cpr.cli._errors import report_errors
-from nnunet_cpr.cli._options import DEFAULT_PROCESSES, ProcessesOption, parse_numbers
+from nnunet_cpr.cli.common import DEFAULT_PROCESSES, ProcessesOption, parse_numbers, report_errors
 
 STOPPED = "stopped; run the same command again to continue from the last checkpoints"
 

@@ -30,8 +30,7 @@ from nnunet_cpr.reports.reading import (
     read_dataset_json,
 )
 from nnunet_cpr.reports.results import RUN, UNSEEDED, StudyResults
-from nnunet_cpr.studies.definition import DEFAULT_TOLERANCE
-from nnunet_cpr.studies.entry_types import SURFACE_METRICS
+from nnunet_cpr.studies.study import DEFAULT_TOLERANCE, SURFACE_METRICS
 
 CACHE_NAME = "surface_metrics.json"
 _SLACK = 1e-6

@@ -19,11 +19,9 @@ from nnunet_cpr.names.settings import DEFAULT_EPOCHS, DEFAULT_ITERATIONS
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
 from nnunet_cpr.nnunet.fold_files import DEFAULTS_LINE
 from nnunet_cpr.spelling import nearest_first
-from nnunet_cpr.studies.definition import Study, StudyError, TrainerEntry
-from nnunet_cpr.studies.entry_types import SURFACE_METRICS
-from nnunet_cpr.studies.plans import check_plans, resolve
-from nnunet_cpr.studies.pretraining import check_pretrained
-from nnunet_cpr.studies.run_state import SPLITS, StudyPaths, finished, parse_trainer, write_json
+from nnunet_cpr.studies.made_from import check_plans, check_pretrained, resolve
+from nnunet_cpr.studies.state import SPLITS, StudyPaths, finished, parse_trainer, write_json
+from nnunet_cpr.studies.study import SURFACE_METRICS, Study, StudyError, TrainerEntry
 
 _FOLDS = 5
 """Number of folds of nnU-Net's own split."""

@@ -22,10 +22,11 @@ from nnunet_cpr.files import atomic_write, finite_number, read_json
 from nnunet_cpr.nnunet import fold_files
 from nnunet_cpr.nnunet.processes import process_start
 from nnunet_cpr.nnunet.validation import Validation, find_validation
-from nnunet_cpr.studies.definition import Run, StudyError
+from nnunet_cpr.studies.study import Run, StudyError
 
 if TYPE_CHECKING:
     from nnunet_cpr.names.settings import TrainerName
+
 
 SPLITS = "splits_final.json"
 """nnU-Net's file with the folds of a data set, in its preprocessed folder."""

@@ -26,15 +26,8 @@ from nnunet_cpr.environment import available_cores
 from nnunet_cpr.files import add_path_to_os_errors, read_json
 from nnunet_cpr.nnunet.commands import CPU_THREADS, CommandFailed, CommandStopped
 from nnunet_cpr.nnunet.processes import StopRequest, Terminated, record_stop_signals
-from nnunet_cpr.studies.definition import Run, StudyError
-from nnunet_cpr.studies.run_state import (
-    Stage,
-    StudyPaths,
-    finished,
-    is_running,
-    state_of,
-    write_json,
-)
+from nnunet_cpr.studies.state import Stage, StudyPaths, finished, is_running, state_of, write_json
+from nnunet_cpr.studies.study import Run, StudyError
 from nnunet_cpr.studies.worker import Worker
 
 _POLL_SECONDS = 1.0

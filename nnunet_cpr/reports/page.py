@@ -1,0 +1,220 @@
+"""Page of a report: its content in the order in which it is read, its text and its files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from rich.console import Console
+
+from nnunet_cpr.files import atomic_write
+from nnunet_cpr.reports import figures, tables
+from nnunet_cpr.reports.comparison import Judged, Numbers, compare_with
+from nnunet_cpr.reports.comparison_tables import (
+    comparison_table,
+    non_inferiority_table,
+    over_table,
+    shown_comparisons,
+)
+from nnunet_cpr.reports.figures import FIGURES, Picture
+from nnunet_cpr.reports.over_datasets import Family, judge_family
+from nnunet_cpr.reports.pictures import draw_extreme_cases
+from nnunet_cpr.reports.reading import read_results
+from nnunet_cpr.reports.results import UNSEEDED
+from nnunet_cpr.reports.selection import Compared, choose_compared, selection_notes
+from nnunet_cpr.reports.surface import add_surface_metrics
+from nnunet_cpr.reports.tables import (
+    Table,
+    main_table,
+    main_table_notes,
+    shown_main_table,
+    to_latex,
+    with_own_places,
+)
+from nnunet_cpr.reports.words import answers, fold_notes, ratio_notes
+from nnunet_cpr.studies.study import Study
+
+CAVEAT, METHODS = (Path(__file__).parent / "methods.txt").read_text(encoding="utf-8").splitlines()
+"""Paragraphs of the notes that are the same in all reports."""
+
+
+@dataclass
+class Section:
+    """Part of a report.
+
+    Attributes:
+        title: heading.
+        text: paragraphs.
+        tables, pictures: shown below the text.
+        is_open: False if the page shows it on a click only.
+    """
+
+    title: str
+    text: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+    is_open: bool = False
+
+
+def build_sections(
+    settings: Sequence[Compared],
+    answer: list[str],
+    main: Table,
+    notes: list[str],
+    family: Family,
+    raw: Path | None,
+) -> list[Section]:
+    """Return the sections of a report: the answer, one table and one figure, then everything else."""
+    result = Section("Result", answer, [main], is_open=True)
+    sections = [result, Section("Notes", [CAVEAT, *notes, METHODS], is_open=True)]
+    if family.over:
+        metric = family.over[0].numbers.metric
+        first = [each for each in family.over if each.numbers.metric == metric]
+        result.tables, result.pictures = [], [figures.draw_over_datasets(first)]
+        sections.insert(1, Section("Means of the data sets", tables=[main], is_open=True))
+    for compared in settings:
+        setting = compared.of_study.setting
+        here = [each for each in family.comparisons if each.numbers.setting == setting]
+        details = list(_details(compared, here, raw))
+        if len(settings) > 1:
+            details = [_merge(details, compared.of_study.title)]
+        elif here:
+            result.pictures, details[0].pictures = details[0].pictures[:1], details[0].pictures[1:]
+        sections += details
+    return sections
+
+
+def _merge(sections: Sequence[Section], title: str) -> Section:
+    """Return one section with the content of several."""
+    return Section(
+        title,
+        [paragraph for section in sections for paragraph in section.text],
+        [table for section in sections for table in section.tables],
+        [picture for section in sections for picture in section.pictures],
+    )
+
+
+def _details(
+    compared: Compared, comparisons: list[Judged[Numbers]], raw: Path | None
+) -> Iterator[Section]:
+    """Yield the sections of one setting."""
+    results, title = compared.of_study, compared.of_study.title
+    if results.cases.empty:
+        yield Section(title, ["No run has finished."])
+        return
+    known = [each for each in comparisons if each.numbers.cases]
+    if comparisons:
+        by_metric = [[each for each in known if each.numbers.metric == m] for m in results.metrics]
+        drawn = [figures.draw_differences(each, title) for each in by_metric if each]
+        yield Section(f"Differences: {title}", [], [shown_comparisons(comparisons)], drawn)
+    runs = [figures.draw_runs(results, metric) for metric in results.metrics]
+    classes = [tables.class_table(results, metric) for metric in results.metrics]
+    yield Section(f"Runs and classes: {title}", [], classes, runs)
+    if known and raw is not None:
+        first = [each.numbers for each in known if each.numbers.metric == known[0].numbers.metric]
+        best = max(first, key=lambda numbers: numbers.gain)
+        pictures, notes = draw_extreme_cases(compared, best, raw)
+        names = f"{best.entry.full_title} instead of {best.reference.full_title}"
+        text = f"{names}: points gained in a case, and the slice with the most wrong voxels."
+        yield Section(f"Pictures of cases: {title}", [text, *notes], [], pictures)
+    if not results.epochs.empty:
+        curves, times = figures.draw_curves(results), tables.time_table(results)
+        yield Section(f"Curves and times: {title}", [], [times], [curves])
+
+
+def render(template: str, study_name: str, sections: Sequence[Section]) -> str:
+    """Return the sections by one of the templates of this folder, as HTML or as Markdown."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=template.endswith("html.j2"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    markdown = {"escape_markdown": tables.escape_markdown, "markdown_table": tables.to_markdown}
+    environment.filters.update(table=tables.to_html, **markdown)
+    return environment.get_template(template).render(study_name=study_name, sections=sections)
+
+
+def write_report(
+    study: Study,
+    results: Path,
+    raw: Path | None,
+    preprocessed: Path | None,
+    output: Path,
+    console: Console,
+    splits: Path | None = None,
+) -> list[Path]:
+    """Print the answer and the main table, and write the whole report.
+
+    Args:
+        study: the study.
+        results: nnU-Net's ``nnUNet_results``.
+        raw: nnU-Net's ``nnUNet_raw``; None leaves out the pictures of cases.
+        preprocessed: nnU-Net's ``nnUNet_preprocessed``, for class names and ground truth.
+        output: the folder to write to; created if missing.
+        console: where to print.
+        splits: the study's record of the splits of its data sets, if there is one.
+
+    Returns:
+        The files, the page first, and the folder of figures. Equal results give equal bytes.
+
+    Raises:
+        ReportError: the study has no data set, or no fold has finished.
+        OSError: a file cannot be written.
+    """
+    found = add_surface_metrics(read_results(study, results, splits, preprocessed), preprocessed)
+    settings = found.by_setting()
+    compared = [choose_compared(each) for each in settings]
+    of_trainers = compared[0].results.study
+    judged = tested = judge_family(compare_with(compared, of_trainers.reference))
+    if of_trainers.non_inferior_to != of_trainers.reference:
+        tested = judge_family(compare_with(compared, of_trainers.non_inferior_to))
+    table, answer = shown_main_table(settings), answers(settings, judged, tested)
+    notes = main_table_notes(settings) + selection_notes(compared) + fold_notes(judged)
+    notes += ratio_notes(compared) + found.notes
+    sections = build_sections(compared, answer, table, notes, judged, raw)
+    cases = found.cases.assign(seed=found.cases["seed"].replace(UNSEEDED, None))
+    documents: dict[str, str | None] = {
+        "report.html": render("page.html.j2", study.name, sections),
+        "report.md": render("page.md.j2", study.name, sections),
+        "report.tex": to_latex(table, notes),
+        "table.csv": _csv(
+            with_own_places(pd.concat(map(main_table, settings), ignore_index=True), study)
+        ),
+        "comparisons.csv": _csv(comparison_table(judged.comparisons)),
+        "non_inferiority.csv": _csv(non_inferiority_table(tested.comparisons)),
+        "over_datasets.csv": _csv(over_table(judged.over)) if judged.over else None,
+        "cases.csv": _csv(with_own_places(cases, study)),
+    }
+    files = {name: text.encode() for name, text in documents.items() if text is not None}
+    written = [*files, "figures"]
+    for picture in (each for section in sections for each in section.pictures):
+        files |= {f"figures/{picture.name}.{suffix}": data for suffix, data in picture.files.items()}
+    (output / "figures").mkdir(parents=True, exist_ok=True)
+    _remove_earlier(output, [*documents], files)
+    for name, content in files.items():
+        with atomic_write(output / name) as path:
+            path.write_bytes(content)
+    for line in (*answer, table.cells.to_string(), *notes):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return [output / name for name in written]
+
+
+def _remove_earlier(output: Path, documents: Sequence[str], files: Mapping[str, bytes]) -> None:
+    """Remove what an earlier report, of other data sets or trainers, has and this one does not."""
+    for name in documents:
+        if name not in files:
+            (output / name).unlink(missing_ok=True)
+    for kind in FIGURES:
+        for path in (output / "figures").glob(f"{kind}-*"):
+            if f"figures/{path.name}" not in files:
+                path.unlink()
+
+
+def _csv(table: pd.DataFrame) -> str:
+    return str(table.to_csv(index=False, lineterminator="\n"))
