@@ -19,7 +19,8 @@ from torch import Tensor
 
 from nnunet_cpr import demo
 from nnunet_cpr.datasets import phantom
-from nnunet_cpr.nnunet.commands import CommandFailed, nnunet_environment, run
+from nnunet_cpr.nnunet.commands import nnunet_environment, run
+from nnunet_cpr.refusals import Refusal
 
 GPUS = 2
 EPOCHS = 3
@@ -196,7 +197,7 @@ def main(folder: Annotated[Path, typer.Argument(help="New folder for data, logs,
         trainings.prepare()
         check_resume_after_kill(trainings)
         check_against_one_gpu(trainings)
-    except (CommandFailed, Disagreement, OSError) as error:
+    except (Refusal, Disagreement, OSError) as error:
         raise SystemExit(str(error)) from None
     print("all checks passed")
 

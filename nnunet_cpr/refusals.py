@@ -1,4 +1,4 @@
-"""Validation of settings and formatting of values in error messages."""
+"""Refusals: the one exception that commands print, checks of settings, and values in messages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,31 @@ import numbers
 import sys
 from collections.abc import Sequence
 from typing import Any
+
+
+class Refusal(ValueError):
+    """Something that cannot be done; commands print the message, one line, and end with status 1.
+
+    Args:
+        problem: the object, and what is wrong with it: ``<object>: expected X, got Y``.
+        remedy: what to do, if the problem does not say it.
+        command: shell command that shows or solves the problem, for ``nnunet-cpr doctor``.
+
+    Example:
+        >>> raise Refusal("fold 7: data set 4 has folds 0 to 4 only", "choose one of them")
+        Traceback (most recent call last):
+        nnunet_cpr.refusals.Refusal: fold 7: data set 4 has folds 0 to 4 only; choose one of them
+    """
+
+    def __init__(self, problem: str, remedy: str = "", *, command: str = "") -> None:
+        message = f"{problem}; {remedy}" if remedy else problem
+        super().__init__(" ".join(message.splitlines()))
+        self.command = command
+
+
+class RefusedItem(Refusal):
+    """Refusal of one of several files or runs, after which the others can be used."""
+
 
 _FLOAT32_TINY = 2.0**-126
 _FLOAT32_MAX = (2 - 2.0**-23) * 2.0**127

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 from decimal import Decimal
 
+from nnunet_cpr.refusals import Refusal
+
 OTHER_TRAINER = "_on_"
 """Text before the other trainer, at the end of a trainer's name."""
 
@@ -19,11 +21,8 @@ _MAX_NUMBERS = 10_000
 NUMBER_HELP = "where <N> is a whole number such as 200 and <V> a number such as 0p5 or 1en3"
 
 
-class WrongName(ValueError):
-    """A name that cannot be parsed; the message is one line and suggests a correction."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.splitlines()))
+class WrongName(Refusal):
+    """A name that cannot be parsed; the message suggests a correction."""
 
 
 def parse_number(text: str) -> float:

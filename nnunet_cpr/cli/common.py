@@ -22,20 +22,7 @@ from nnunet_cpr import spelling
 from nnunet_cpr.environment import available_cores
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES
 from nnunet_cpr.nnunet.processes import Terminated, raise_on_termination
-
-
-def stop(message: str, status: int = 1) -> NoReturn:
-    """Print one line on stderr and end the command.
-
-    Args:
-        message: the error; line breaks become spaces.
-        status: the exit status.
-
-    Raises:
-        typer.Exit: always.
-    """
-    print(f"nnunet-cpr: {' '.join(message.splitlines())}", file=sys.stderr)
-    raise typer.Exit(status)
+from nnunet_cpr.refusals import Refusal
 
 
 def _describe(error: Exception) -> str:
@@ -50,30 +37,34 @@ def _describe(error: Exception) -> str:
 
 
 @contextmanager
-def report_errors(*errors: type[Exception], interrupted: str = "stopped") -> Iterator[None]:
-    """End the command with :func:`stop` on expected errors, on Ctrl-C and on termination signals.
+def report_errors(interrupted: str = "stopped") -> Iterator[None]:
+    """End the command with one line on stderr on a refusal, an OSError, Ctrl-C or a termination signal.
 
     Args:
-        errors: exceptions whose message is meant for the user; exit status 1.
         interrupted: message for Ctrl-C and signals; exit status 128 + signal, as shells use it.
 
     Raises:
-        typer.Exit: one of ``errors`` or KeyboardInterrupt was raised.
+        typer.Exit: one of them was raised; the status of refusals and errors is 1.
 
     Example:
-        >>> with report_errors(OSError):
+        >>> with report_errors():
         ...     print("no error")
         no error
     """
     try:
         with raise_on_termination():
             yield
-    except errors as error:
-        stop(_describe(error))
+    except (Refusal, OSError) as error:
+        _end(_describe(error), 1)
     except Terminated as error:
-        stop(interrupted, error.status)
+        _end(interrupted, error.status)
     except KeyboardInterrupt:
-        stop(interrupted, status=130)
+        _end(interrupted, 130)
+
+
+def _end(message: str, status: int) -> NoReturn:
+    print(f"nnunet-cpr: {' '.join(message.splitlines())}", file=sys.stderr)
+    raise typer.Exit(status)
 
 
 ProcessesOption = Annotated[
@@ -138,7 +129,7 @@ def parse_numbers(option: str, text: str | None) -> list[int]:
     """Parse the value of ``--folds`` or ``--seeds``, such as ``1-3``; empty without one.
 
     Raises:
-        typer.Exit: it is not a list of numbers; one line is printed on stderr.
+        Refusal: it is not a list of numbers.
 
     Example:
         >>> parse_numbers("--seeds", "1-3")
@@ -147,4 +138,4 @@ def parse_numbers(option: str, text: str | None) -> list[int]:
     try:
         return [] if text is None else spelling.parse_numbers(option[2:-1], text)
     except ValueError as error:
-        stop(f"{option}: {error}, got {text!r}")
+        raise Refusal(f"{option}: {error}, got {text!r}") from error

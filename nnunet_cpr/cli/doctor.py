@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 from typer import Option
 
-from nnunet_cpr.cli.common import JsonOption, print_json, report_errors, stop
+from nnunet_cpr.cli.common import JsonOption, print_json
+from nnunet_cpr.refusals import Refusal
 
 
 def doctor(
@@ -29,7 +30,7 @@ def doctor(
     """Check the installation, or with --device the steps; exit status 1 if there is a problem."""
     problems = _check_installation(as_json) if device is None else _check_steps(device)
     if problems:
-        stop(f"{problems} problem{'s' if problems > 1 else ''} found, see above")
+        raise Refusal(f"{problems} problem{'s' if problems > 1 else ''} found, see above")
 
 
 def _check_installation(as_json: bool) -> int:
@@ -38,7 +39,7 @@ def _check_installation(as_json: bool) -> int:
         from nnunet_cpr.nnunet.tools.doctor import check_installation
     except (ImportError, OSError) as error:  # torch raises an OSError for a library that is missing
         package = (getattr(error, "name", None) or "torch").partition(".")[0]
-        stop(f"{error}; run: pip install --upgrade --force-reinstall {package}")
+        raise Refusal(f"{error}", f"run: pip install --upgrade --force-reinstall {package}") from error
 
     with Console(stderr=True).status("checking the installation"):
         findings = list(check_installation())
@@ -55,14 +56,14 @@ def _check_installation(as_json: bool) -> int:
 def _check_steps(name: str) -> int:
     """Print a text for a report of a problem, and return the number of wrong steps."""
     if name not in ("cpu", "cuda"):
-        stop(f"--device: expected cuda or cpu, got {name!r}")
+        raise Refusal(f"--device: expected cuda or cpu, got {name!r}")
     import torch
 
     from nnunet_cpr.nnunet.tools.doctor import check_installation
     from nnunet_cpr.nnunet.tools.step_check import check_steps, step_times
 
     if name == "cuda" and not torch.cuda.is_available():
-        stop("--device: torch finds no CUDA device; run nnunet-cpr doctor for the reason")
+        raise Refusal("--device: torch finds no CUDA device", "run nnunet-cpr doctor for the reason")
     device = torch.device(name)
     print("```")
     for finding in islice(check_installation(), 5):  # the versions and the GPU
@@ -87,16 +88,14 @@ def demo(
 ) -> None:
     """Train, validate and predict with and without CPR on synthetic data: a few minutes on a CPU."""
     from nnunet_cpr.demo import figures, keep_only, print_results, run_demo
-    from nnunet_cpr.nnunet.commands import CommandFailed
 
-    with report_errors(CommandFailed, OSError):
-        if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            stop(f"--folder: expected a new or empty folder, got {folder}")
-        where = folder or Path(tempfile.mkdtemp(prefix="nnunet-cpr-demo-"))
-        where.mkdir(parents=True, exist_ok=True)
-        console = Console()
-        results = run_demo(where.resolve(), console)
-        files = figures(results)
-        if folder is None:
-            files = keep_only(files, where.resolve())
+    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise Refusal(f"--folder: expected a new or empty folder, got {folder}")
+    where = folder or Path(tempfile.mkdtemp(prefix="nnunet-cpr-demo-"))
+    where.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    results = run_demo(where.resolve(), console)
+    files = figures(results)
+    if folder is None:
+        files = keep_only(files, where.resolve())
     print_results(results, files, console)

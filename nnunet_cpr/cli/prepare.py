@@ -13,7 +13,8 @@ from rich.console import Console
 from typer import Argument, Option
 
 from nnunet_cpr import studies
-from nnunet_cpr.cli.common import DEFAULT_PROCESSES, ProcessesOption, report_errors, stop
+from nnunet_cpr.cli.common import DEFAULT_PROCESSES, ProcessesOption
+from nnunet_cpr.refusals import Refusal
 
 if TYPE_CHECKING:
     from nnunet_cpr.datasets.archive import DataSet
@@ -36,45 +37,48 @@ def prepare(
 
     `prepare folder IMAGES LABELS --name Liver` does so with NIfTI, NRRD, MHA, DICOM and other images.
     """
-    from nnunet_cpr.datasets.archive import PrepareError, check_cases
+    from nnunet_cpr.datasets.archive import check_cases
     from nnunet_cpr.datasets.challenges import DATA_SETS, refuse_used_id
     from nnunet_cpr.datasets.own_folder import OwnFolder
     from nnunet_cpr.files import add_path_to_os_errors, atomic_directory
-    from nnunet_cpr.nnunet.commands import CommandFailed
 
     if dataset not in (*DATA_SETS, FOLDER):
-        stop(f"unknown data set {dataset!r}; choose from {', '.join([*DATA_SETS, FOLDER])}")
+        raise Refusal(f"unknown data set {dataset!r}", f"choose from {', '.join([*DATA_SETS, FOLDER])}")
     if name is not None and not re.fullmatch(r"\w[\w-]*", name):
-        stop(f"--name: expected letters, digits, '_' and '-', got {name!r}")
+        raise Refusal(f"--name: expected letters, digits, '_' and '-', got {name!r}")
     data_set = DATA_SETS.get(dataset) or _own_folder(labels, name, channels, label_names)
     if dataset != FOLDER and (labels or channels or label_names or write):
-        stop(f"{dataset}: expected no LABELS, --channels, --label-names or --write; leave them out")
+        raise Refusal(
+            f"{dataset}: expected no LABELS, --channels, --label-names or --write", "leave them out"
+        )
     if write and not channels:
-        stop("--channels: expected their names, as nnU-Net normalizes CT in another way than all others")
+        raise Refusal(
+            "--channels: expected their names, as nnU-Net normalizes CT in another way than all others"
+        )
     number = dataset_id or data_set.number
-    expected = (studies.StudyError, PrepareError, CommandFailed, OSError)
-    with report_errors(*expected, interrupted="interrupted; nothing was written"):
-        raw = Path(studies.nnunet_folders(os.environ, ["nnUNet_raw"])["nnUNet_raw"])
-        if not raw.is_dir():
-            stop(f"nnUNet_raw: {raw} does not exist; run: mkdir -p {shlex.quote(str(raw))}")
-        target = raw / f"Dataset{number:03d}_{name or data_set.name}"
-        refuse_used_id(target)
-        archive = data_set.open(source)
-        checked = check_cases(archive, processes)
-        problems = [each.problem for each in checked if each.problem]
-        for problem in problems:
-            print(problem, file=sys.stderr)
-        if problems:
-            stop(f"{archive.folder}: invalid cases: {len(problems)}, see above; nothing was written")
-        if isinstance(data_set, OwnFolder):
-            data_set.name_labels(checked)
-            for part in data_set.describe(archive, checked):
-                Console(markup=False, highlight=False).print(part, soft_wrap=isinstance(part, str))
-            if not write:
-                print(f"{target}: {len(checked)} cases would be written; add --channels and --write")
-                return
-        with add_path_to_os_errors(target), atomic_directory(target) as folder:
-            data_set.write(archive, folder, processes)
+    raw = Path(studies.nnunet_folders(os.environ, ["nnUNet_raw"])["nnUNet_raw"])
+    if not raw.is_dir():
+        raise Refusal(f"nnUNet_raw: {raw} does not exist", f"run: mkdir -p {shlex.quote(str(raw))}")
+    target = raw / f"Dataset{number:03d}_{name or data_set.name}"
+    refuse_used_id(target)
+    archive = data_set.open(source)
+    checked = check_cases(archive, processes)
+    problems = [each.problem for each in checked if each.problem]
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if problems:
+        raise Refusal(
+            f"{archive.folder}: invalid cases: {len(problems)}, see above", "nothing was written"
+        )
+    if isinstance(data_set, OwnFolder):
+        data_set.name_labels(checked)
+        for part in data_set.describe(archive, checked):
+            Console(markup=False, highlight=False).print(part, soft_wrap=isinstance(part, str))
+        if not write:
+            print(f"{target}: {len(checked)} cases would be written; add --channels and --write")
+            return
+    with add_path_to_os_errors(target), atomic_directory(target) as folder:
+        data_set.write(archive, folder, processes)
     print(f"{target}: {len(archive.cases)} cases. Next:")
     print(f"  nnUNetv2_plan_and_preprocess -d {number} --verify_dataset_integrity")
     study = dataset if dataset != FOLDER else "--trainers nnUNetTrainerSGD,nnUNetTrainerCPR --seeds 1-3"
@@ -85,6 +89,6 @@ def _own_folder(labels: Path | None, name: str | None, *lists: str | None) -> Da
     from nnunet_cpr.datasets.own_folder import OwnFolder
 
     if labels is None or name is None:
-        stop("folder: expected IMAGES LABELS --name NAME, such as ct masks --name Liver")
+        raise Refusal("folder: expected IMAGES LABELS --name NAME, such as ct masks --name Liver")
     channels, names = ([part.strip() for part in text.split(",")] if text else [] for text in lists)
     return OwnFolder(labels, name, channels, names)

@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from nnunet_cpr.cli.common import JsonOption, parse_numbers, print_json, report_errors, stop
+from nnunet_cpr.cli.common import JsonOption, parse_numbers, print_json
+from nnunet_cpr.refusals import Refusal
 
 
 def trainers(
@@ -24,7 +25,6 @@ def trainers(
     as_json: JsonOption = False,
 ) -> None:
     """List the trainers and suffixes, or explain what the trainer of a name does."""
-    from nnunet_cpr.names import WrongName
     from nnunet_cpr.names.settings import FAMILIES
     from nnunet_cpr.names.trainer_name import suffix_table
     from nnunet_cpr.spelling import NUMBER_HELP
@@ -45,17 +45,16 @@ def trainers(
             rows.append((f"{name}_{optimizer}", text))
         _print_rows(rows)
         return
-    with report_errors(WrongName):
-        with Console(stderr=True).status("building the trainer"):
-            from nnunet_cpr.nnunet.tools.explanation import NEVER, explain
+    with Console(stderr=True).status("building the trainer"):
+        from nnunet_cpr.nnunet.tools.explanation import NEVER, explain
 
-            explained = explain(name)
-        if as_json:
-            print_json(dict(explained))
-        else:
-            _print_explanation(explained)
-        if NEVER in dict(explained).get("bound", ""):
-            stop(f"{name}: no matrix is regularized, see the bound above")
+        explained = explain(name)
+    if as_json:
+        print_json(dict(explained))
+    else:
+        _print_explanation(explained)
+    if NEVER in dict(explained).get("bound", ""):
+        raise Refusal(f"{name}: no matrix is regularized, see the bound above")
 
 
 def _print_rows(rows: Sequence[tuple[str, ...]]) -> None:
@@ -87,10 +86,9 @@ def finish(
     ],
 ) -> None:
     """End a training after its running epoch, with its validation and final checkpoint."""
-    from nnunet_cpr.nnunet.fold_claim import NotTraining, request_finish
+    from nnunet_cpr.nnunet.fold_claim import request_finish
 
-    with report_errors(NotTraining, OSError):
-        process = request_finish(fold_folder)
+    process = request_finish(fold_folder)
     print(f"{fold_folder}: asked {process} to end after the running epoch, and to validate")
 
 
@@ -104,15 +102,12 @@ def extend(
     """Make the folder of a longer training from a shorter one, and print the command that trains on."""
     import shlex
 
-    from nnunet_cpr.names import WrongName
-    from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint
-    from nnunet_cpr.nnunet.tools.extension import CannotExtend, extend_model
+    from nnunet_cpr.nnunet.tools.extension import extend_model
 
     def report(message: str) -> None:
         print(f"nnunet-cpr: {message}", file=sys.stderr)
 
-    with report_errors(CannotExtend, UnusableCheckpoint, WrongName, OSError):
-        longer, folds = extend_model(model_folder, epochs, report)
+    longer, folds = extend_model(model_folder, epochs, report)
     trainer, plans, configuration = longer.name.split("__")
     print(f"{longer}: has the epochs so far. Train on:")
     for fold in folds:
@@ -144,17 +139,13 @@ def export(
     """Copy a trained model so that nnU-Net can predict with it where nnunet-cpr is not installed."""
     import shlex
 
-    from nnunet_cpr.names import WrongName
-    from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint
     from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT
-    from nnunet_cpr.nnunet.tools.export import ExportError, export_model
+    from nnunet_cpr.nnunet.tools.export import export_model
 
     names = checkpoint or [FINAL_CHECKPOINT]
     # Of nnU-Net's fold "all", not all folds.
     selected = [folds] if folds == "all" else [*map(str, parse_numbers("--folds", folds))]
-    expected = (ExportError, UnusableCheckpoint, WrongName, OSError)
-    with report_errors(*expected, interrupted="interrupted; nothing was written"):
-        copy = export_model(model_folder, output, selected or None, names)
+    copy = export_model(model_folder, output, selected or None, names)
     exported = sorted(fold.name.removeprefix("fold_") for fold in copy.glob("fold_*"))
     options = [] if names == [FINAL_CHECKPOINT] else ["-chk", names[0]]
     arguments = shlex.join(["-m", str(copy), "-f", *exported, *options])

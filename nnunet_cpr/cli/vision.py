@@ -15,7 +15,8 @@ from rich.progress import Progress
 from typer import Argument, Option
 
 from nnunet_cpr import vision
-from nnunet_cpr.cli.common import expand_options, parse_numbers, report_errors, stop
+from nnunet_cpr.cli.common import expand_options, parse_numbers, report_errors
+from nnunet_cpr.refusals import Refusal, RefusedItem
 
 if TYPE_CHECKING:
     import torch
@@ -64,15 +65,12 @@ def sweep(
 @contextmanager
 def _vision_errors() -> Iterator[None]:
     """End a command with one line on expected errors, and on how to install what cannot be imported."""
-    from nnunet_cpr.names import WrongName
-
-    expected = (WrongName, vision.CannotTrain, OSError)
-    with report_errors(*expected, interrupted="stopped; run the same command again to continue"):
+    with report_errors("stopped; run the same command again to continue"):
         try:
             yield
         except ImportError as error:
             advice = "" if "pip install" in str(error) else "; run: pip install 'nnunet-cpr[vision]'"
-            stop(f"{error}{advice}")
+            raise Refusal(f"{error}{advice}") from error
 
 
 for command in (run, sweep):
@@ -100,7 +98,7 @@ def _train_and_draw(sweep: vision.Sweep, name: str, options: VisionOptions) -> N
                 result = vision.train(task, run, options.results, options.data, device, step)
                 message = "accuracy {accuracy:.2f}, loss {loss:.4f}, {step} steps in {seconds:.0f} s"
                 message = message.format_map(result)
-            except (vision.Diverged, vision.InUse) as error:
+            except RefusedItem as error:
                 unfinished += 1
                 message = str(error)
             console.print(f"{run}: {message}", markup=False)
@@ -112,7 +110,7 @@ def _train_and_draw(sweep: vision.Sweep, name: str, options: VisionOptions) -> N
     print(table.to_string(index=False, float_format="%.2f"))
     print(file, figure, sep="\n")
     if unfinished:
-        stop(f"{unfinished} of {len(runs)} runs are not finished, see above")
+        raise Refusal(f"{unfinished} of {len(runs)} runs are not finished, see above")
 
 
 def _find_device(name: str | None) -> torch.device:
@@ -122,5 +120,5 @@ def _find_device(name: str | None) -> torch.device:
     try:
         torch.zeros((), device=name).item()
     except (RuntimeError, NotImplementedError, AssertionError) as error:
-        stop(f"--device {name} is not usable: {str(error).splitlines()[0]}")
+        raise Refusal(f"--device {name} is not usable: {str(error).splitlines()[0]}") from None
     return torch.device(name)

@@ -69,25 +69,6 @@ class _Part:
     shards: Shards
 
 
-class _Views(dict[str, Tensor]):
-    """Views of the state, which a bound has to update in place."""
-
-    def __setitem__(self, key: str, value: Tensor) -> None:
-        if value is not self.get(key):  # the end of "+=" assigns the same tensor
-            raise TypeError(f"memory[{key!r}]: expected an update in place, such as copy_()")
-
-
-def _measure(part: _Part, sums: Tensor) -> Tensor:
-    """Return R of the matrices of a part, float32 ``[J]``."""
-    r = part.settings.regularizer.measure(sums, part.numel)
-    if r.shape != part.numel.shape:
-        raise ValueError(
-            f"regularizer {part.settings.regularizer.name}: expected a measure of shape "
-            f"{list(part.numel.shape)}, got {list(r.shape)}"
-        )
-    return r
-
-
 class CPR(RegularizationMethod):
     r"""Constrained Parameter Regularization: an upper bound on R of each parameter matrix.
 
@@ -174,15 +155,9 @@ class CPR(RegularizationMethod):
         }
         if any(s.adaptive for s in self.settings):
             self._state["was_positive"] = torch.zeros_like(vector, dtype=torch.bool)
-        own = list(self._state)
         for part in self._parts:
             like = torch.zeros_like(part.numel, dtype=torch.float32)
             for key, value in part.settings.kappa.memory(like).items():
-                if value.shape != like.shape or key in own:
-                    raise ValueError(
-                        f"{part.settings.kappa}.memory: expected one number for each matrix, under a "
-                        f"name other than {', '.join(own)}, got {key!r} of shape {list(value.shape)}"
-                    )
                 all_matrices = self._state.setdefault(key, value.new_zeros(len(self.parameters)))
                 all_matrices[part.index] = value
 
@@ -232,7 +207,7 @@ class CPR(RegularizationMethod):
         measure = torch.zeros(len(self.parameters), dtype=torch.float32, device=self._device())
         for part in self._parts:
             sums = part.shards.total(self._local_sums(part))
-            measure[part.index] = _measure(part, sums)
+            measure[part.index] = part.settings.regularizer.measure(sums, part.numel)
         return measure
 
     def metrics(self, measure: Tensor | None = None) -> dict[str, float]:
@@ -332,13 +307,13 @@ class CPR(RegularizationMethod):
         """
         settings = part.settings
         is_whole = len(self._parts) == 1
-        state = _Views(
-            (key, value if is_whole or not value.ndim else value[part.index])
+        state = {
+            key: value if is_whole or not value.ndim else value[part.index]  # views
             for key, value in self._state.items()
-        )
+        }
         kappa, multiplier = state["kappa"], state["lagrange_multiplier"]
 
-        r = _measure(part, sums)
+        r = settings.regularizer.measure(sums, part.numel)
         if is_taken is not None:
             r = torch.where(is_taken, r, math.nan)  # sets no bound
         settings.kappa.update_(kappa, state["step"], r, state)
@@ -381,14 +356,7 @@ class CPR(RegularizationMethod):
         )
 
     def _local_sums(self, part: _Part) -> Tensor:
-        regularizer, params = part.settings.regularizer, local_tensors(self.parameters[part.index])
-        sums = regularizer.sums(params)
-        if sums.ndim != 2 or sums.shape[1] != len(params):
-            raise ValueError(
-                f"regularizer {regularizer.name}: expected sums of shape [rows, {len(params)}], got "
-                f"{list(sums.shape)}"
-            )
-        return sums
+        return part.settings.regularizer.sums(local_tensors(self.parameters[part.index]))
 
     # Settings
 

@@ -43,13 +43,9 @@ class Bound(ABC):
     title: ClassVar[str]
     """The bound in a few words."""
     is_set_once: ClassVar[bool] = False
-    """True: updates before :attr:`earliest` and after all bounds have been set change nothing."""
+    """True: updates before :attr:`earliest` and after all bounds have been set change nothing.
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "update_" in vars(cls):  # what a parent says of its own updates does not hold for these
-            for name in {"is_set_once", "is_due"} - vars(cls).keys():
-                setattr(cls, name, vars(Bound)[name])
+    A class that derives from a bound and updates in another way sets it again."""
 
     def __str__(self) -> str:
         kind = type(self)
@@ -87,7 +83,8 @@ class Bound(ABC):
             step: number of optimizer steps taken before this one, an int64 scalar tensor.
             measure: R(theta_step), float32 ``[J]``; NaN in a step that ``GradScaler`` skips, which must
                 not change anything.
-            memory: contains the tensors of :meth:`memory`; updated in place.
+            memory: contains the tensors of :meth:`memory`, to be updated in place, under names of their
+                own.
         """
 
 
@@ -230,7 +227,7 @@ def as_bound(kappa: Bound | str | float) -> Bound:
     """Return a bound from a bound, its word, its ``repr()``, or the value of :class:`KappaK`.
 
     Raises:
-        TypeError: ``kappa`` is something else, or a bound with settings that are no fields.
+        TypeError: ``kappa`` is something else.
         ValueError: the number of the bound is out of range.
         WrongName: the string is not a bound.
 
@@ -239,11 +236,6 @@ def as_bound(kappa: Bound | str | float) -> Bound:
         (KappaWS(steps=1000), KappaK(value=0.005), KappaK(value=0.005))
     """
     if isinstance(kappa, Bound):
-        if others := vars(kappa).keys() - {field.name for field in dataclasses.fields(kappa)}:
-            raise TypeError(
-                f"kappa: expected the settings of {type(kappa).__name__} as fields of a dataclass, by "
-                f"which checkpoints know them, got {', '.join(sorted(others))} besides"
-            )
         return kappa
     if isinstance(kappa, int | float):
         return KappaK(kappa)
@@ -255,9 +247,9 @@ def as_bound(kappa: Bound | str | float) -> Bound:
     if bound := _match_word(kappa.replace(".", "p").replace("e-", "en")) or _match_repr(kappa):
         return bound
     if re.fullmatch("ws[0-9.]+p", kappa):
-        raise WrongName(f"bound {kappa!r}: only names know the training's length; write ws<N>")
+        raise WrongName(f"bound {kappa!r}: only names know the training's length", "write ws<N>")
     shapes = " ".join(k + ("<N>" if has_count(b) else "<V>") for k, b in BOUNDS.items())
-    raise WrongName(f"unknown bound {kappa!r}; choose from {shapes}, {NUMBER_HELP}")
+    raise WrongName(f"unknown bound {kappa!r}", f"choose from {shapes}, {NUMBER_HELP}")
 
 
 def has_count(kind: type[Bound]) -> bool:

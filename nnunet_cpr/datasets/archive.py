@@ -15,12 +15,9 @@ from nibabel import Nifti1Image
 from rich.progress import track
 
 from nnunet_cpr.datasets import formats
+from nnunet_cpr.refusals import Refusal
 
 AGAIN = "extract it from the archive again"
-
-
-class PrepareError(ValueError):
-    """Data set that cannot be prepared; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class DataSet(ABC):
         """List the archive's cases.
 
         Raises:
-            PrepareError: the folder does not have the layout of this archive.
+            Refusal: the folder does not have the layout of this archive.
         """
 
     @abstractmethod
@@ -84,7 +81,7 @@ class DataSet(ABC):
             processes: number of parallel processes or threads.
 
         Raises:
-            CommandFailed: nnU-Net's converter failed.
+            Refusal: nnU-Net's converter failed.
             OSError: a file cannot be written.
         """
 
@@ -97,14 +94,14 @@ def find_folder(source: Path, content: str) -> Path:
         content: glob pattern of a file or folder that the archive has.
 
     Raises:
-        PrepareError: no folder has it.
+        Refusal: no folder has it.
     """
     for depth in range(4):
         if found := sorted(source.absolute().glob("*/" * depth + content)):
             return found[0].parents[content.count("/")]
     if content.endswith(".nii.gz") and any(source.rglob(content.removesuffix(".gz"))):
-        raise PrepareError(unpacked(source))
-    raise PrepareError(f"{source}: found no {content} in it; give the folder of the extracted archive")
+        raise Refusal(unpacked(source))
+    raise Refusal(f"{source}: found no {content} in it", "give the folder of the extracted archive")
 
 
 def unpacked(folder: Path) -> str:
@@ -154,7 +151,7 @@ def check_cases(archive: Archive, threads: int) -> list[CheckedCase]:
     def check(case: Case) -> CheckedCase:
         try:
             return _check_case(case, archive.label_values)
-        except PrepareError as error:
+        except Refusal as error:
             return CheckedCase(f"{case.name}: {error}; {archive.advice}")
 
     return map_cases(check, archive, threads, "checking")
@@ -164,20 +161,20 @@ def read_image(path: Path) -> Nifti1Image:
     """Read a 3-D image up to its last byte, which includes the checksum of gzip.
 
     Raises:
-        PrepareError: the file is missing, damaged or not a 3-D image.
+        Refusal: the file is missing, damaged or not a 3-D image.
     """
     if not path.exists():
-        raise PrepareError(f"{path} is missing")
+        raise Refusal(f"{path} is missing")
     try:
         image = formats.read(path)
         voxels = np.asarray(image.dataobj)
     except Exception as error:  # gzip, zlib, nibabel and NumPy have one each for damaged files
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise PrepareError(f"{path} cannot be read ({reason})") from error
+        raise Refusal(f"{path} cannot be read ({reason})") from error
     if voxels.ndim != 3:
-        raise PrepareError(f"{path}: expected 3 dimensions, got {voxels.ndim}")
+        raise Refusal(f"{path}: expected 3 dimensions, got {voxels.ndim}")
     if not np.isfinite(image.affine).all():
-        raise PrepareError(f"{path}: expected a finite affine matrix in the header")
+        raise Refusal(f"{path}: expected a finite affine matrix in the header")
     return Nifti1Image(voxels, image.affine, image.header)
 
 
@@ -194,7 +191,7 @@ def _check_case(case: Case, allowed: Collection[int]) -> CheckedCase:
         values = np.unique(label.dataobj).tolist()
         if unknown := [value for value in values if value not in allowed][:5]:
             known = f"{allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else sorted(allowed)
-            raise PrepareError(f"{case.label}: expected labels from {known}, got {unknown}")
+            raise Refusal(f"{case.label}: expected labels from {known}, got {unknown}")
     spacing = tuple(map(float, reference.header.get_zooms()))
     return CheckedCase("", reference.shape, spacing, frozenset(map(int, values)))
 
@@ -209,4 +206,4 @@ def _check_geometry(path: Path, image: Nifti1Image, first: Path, reference: Nift
         if distance <= _TOLERANCE * min(reference.header.get_zooms()):
             return
         difference = f"voxels up to {distance:.2g} mm away"
-    raise PrepareError(f"{path}: expected the geometry of {first}, got {difference}")
+    raise Refusal(f"{path}: expected the geometry of {first}, got {difference}")

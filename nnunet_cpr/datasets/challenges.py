@@ -13,18 +13,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nnunet_cpr.datasets.archive import (
-    AGAIN,
-    Archive,
-    Case,
-    DataSet,
-    PrepareError,
-    find_folder,
-    unpacked,
-)
+from nnunet_cpr.datasets.archive import AGAIN, Archive, Case, DataSet, find_folder, unpacked
 from nnunet_cpr.datasets.raw import run_converter, write_cases
 from nnunet_cpr.files import read_json
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES
+from nnunet_cpr.refusals import Refusal
 
 AMOS_LAST_CT = {"imagesTr": 410, "imagesVa": 409, "imagesTs": 500}
 """Last case number of CT in each folder; nnU-Net's converter leaves out the cases of MRI after it."""
@@ -43,9 +36,10 @@ class AMOS22(DataSet):
     def open(self, source: Path) -> Archive:
         folder = find_folder(source, "imagesVa")
         if not (folder / "labelsVa").is_dir():
-            raise PrepareError(
+            raise Refusal(
                 f"{folder}: found no labelsVa, so that it is the archive from before the end of the "
-                "challenge; download amos22.zip from https://zenodo.org/record/7262581"
+                "challenge",
+                "download amos22.zip from https://zenodo.org/record/7262581",
             )
         archive = read_listed_cases(folder, {"training": "Tr", "validation": "Va", "test": "Ts"})
         return dataclasses.replace(archive, cases=[each for each in archive.cases if _is_ct(each)])
@@ -187,7 +181,7 @@ class Decathlon(DataSet):
         if folder.name != self.task:  # the converter parses it
             is_other = re.match("Task[0-9]{2}_", folder.name)
             advice = f"got {folder.name}" if is_other else "give its path or rename it"
-            raise PrepareError(f"{folder}: expected the folder {self.task}; {advice}")
+            raise Refusal(f"{folder}: expected the folder {self.task}", f"{advice}")
         return read_listed_cases(folder, {"training": "Tr", "test": "Ts"})
 
     def write(self, archive: Archive, folder: Path, processes: int) -> None:
@@ -204,7 +198,7 @@ def read_listed_cases(folder: Path, parts: dict[str, str]) -> Archive:
             those of the test cases, ``Ts``, have no labels.
 
     Raises:
-        PrepareError: ``dataset.json`` is missing, damaged or incomplete, or the folders have other files
+        Refusal: ``dataset.json`` is missing, damaged or incomplete, or the folders have other files
             than it lists.
     """
     path = folder / "dataset.json"
@@ -218,7 +212,7 @@ def read_listed_cases(folder: Path, parts: dict[str, str]) -> Archive:
         archive = Archive(folder, cases, [int(value) for value in document["labels"]])
     except (OSError, ValueError, TypeError, KeyError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise PrepareError(f"{path} is missing, damaged or incomplete ({reason}); {AGAIN}") from error
+        raise Refusal(f"{path} is missing, damaged or incomplete ({reason})", f"{AGAIN}") from error
     images = [f"images{suffix}" for suffix in parts.values()]
     _refuse_unlisted(
         archive, [*images, *(f"labels{suffix}" for suffix in parts.values() if suffix != "Ts")]
@@ -235,12 +229,13 @@ def _refuse_unlisted(archive: Archive, folders: Sequence[str]) -> None:
     # The converter ignores the same hidden files.
     found = {path for name in folders for path in (archive.folder / name).glob("[!._]*.nii*")}
     if any(path.with_name(f"{path.name}.gz") in listed for path in found - listed):
-        raise PrepareError(unpacked(archive.folder))
+        raise Refusal(unpacked(archive.folder))
     if unlisted := sorted(str(path.relative_to(archive.folder)) for path in found - listed):
         names = ", ".join(unlisted[:3]) + (", ..." if unlisted[3:] else "")
-        raise PrepareError(
+        raise Refusal(
             f"{archive.folder}: expected the files that dataset.json lists, got {len(unlisted)} others "
-            f"({names}); move them away, or list them in dataset.json"
+            f"({names})",
+            "move them away, or list them in dataset.json",
         )
 
 
@@ -271,10 +266,10 @@ def refuse_used_id(target: Path) -> None:
         target: new folder ``DatasetXXX_Name`` in ``nnUNet_raw``.
 
     Raises:
-        PrepareError: the id is in use.
+        Refusal: the id is in use.
     """
     prefix = target.name.partition("_")[0]
     folders = [Path(os.environ[name]) for name in FOLDER_VARIABLES if os.environ.get(name)]
     for existing in (path for folder in folders for path in sorted(folder.glob(f"{prefix}*"))):
         if existing == target or existing.name != target.name:
-            raise PrepareError(f"{existing} exists; remove it or choose another id with --dataset-id")
+            raise Refusal(f"{existing} exists", "remove it or choose another id with --dataset-id")

@@ -14,8 +14,9 @@ from pathlib import Path
 from rich.table import Column, Table
 
 from nnunet_cpr.datasets import formats
-from nnunet_cpr.datasets.archive import Archive, Case, CheckedCase, DataSet, PrepareError
+from nnunet_cpr.datasets.archive import Archive, Case, CheckedCase, DataSet
 from nnunet_cpr.datasets.raw import write_cases
+from nnunet_cpr.refusals import Refusal
 
 _DIGITS = "0123456789"
 _SHOWN = 10
@@ -57,19 +58,19 @@ class OwnFolder(DataSet):
         for name, path in found.items():
             case, channel = self._split_channel(name)
             if (other := images[case].setdefault(channel, path)) != path:
-                raise PrepareError(f"{case}: expected one file a channel, got {other} and {path}")
+                raise Refusal(f"{case}: expected one file a channel, got {other} and {path}")
         files = {path.resolve() for path in found.values()}
         if both := sorted(files.intersection(path.resolve() for path in labels.values())):
-            raise PrepareError(
-                f"{both[0]}: expected images and segmentations in two folders, got this file in both; "
-                "move the segmentations to a folder of their own"
+            raise Refusal(
+                f"{both[0]}: expected images and segmentations in two folders, got this file in both",
+                "move the segmentations to a folder of their own",
             )
         expected = list(range(len(self.channels) or max(map(len, images.values()))))
         for case, by_channel in images.items():
             if sorted(by_channel) != expected:
-                raise PrepareError(
-                    f"{case}: expected the channels {expected}, got {sorted(by_channel)}; name them as "
-                    "the files end, such as --channels T1,T2 for a_T1.nrrd and a_T2.nrrd"
+                raise Refusal(
+                    f"{case}: expected the channels {expected}, got {sorted(by_channel)}",
+                    "name them as the files end, such as --channels T1,T2 for a_T1.nrrd and a_T2.nrrd",
                 )
         cases = [
             Case(case, tuple(images[case][channel] for channel in expected), labels[label])
@@ -89,13 +90,13 @@ class OwnFolder(DataSet):
         """Name the values that the segmentations have.
 
         Raises:
-            PrepareError: the number of names is another one.
+            Refusal: the number of names is another one.
         """
         values = sorted(set().union(*(each.label_values for each in checked)) - {0})
         names = self.label_names or [f"label {value}" for value in values]
         if len(names) != len(values):
             expected = f"a name for each of the values {values}"
-            raise PrepareError(f"--label-names: expected {expected}, got {len(names)}")
+            raise Refusal(f"--label-names: expected {expected}, got {len(names)}")
         self.named = {0: "background", **dict(zip(values, names))}
 
     def describe(self, archive: Archive, checked: Sequence[CheckedCase]) -> Iterator[Table | str]:
@@ -131,7 +132,7 @@ class OwnFolder(DataSet):
             with contextlib.redirect_stdout(sys.stderr):
                 verify_dataset_integrity(str(folder), processes)
         except (AssertionError, RuntimeError) as error:
-            raise PrepareError(f"{folder.name}: refused by nnU-Net: {error}") from error
+            raise Refusal(f"{folder.name}: refused by nnU-Net: {error}") from error
 
 
 def _find_images(folder: Path) -> tuple[dict[str, Path], list[Path]]:
@@ -140,18 +141,18 @@ def _find_images(folder: Path) -> tuple[dict[str, Path], list[Path]]:
     A name is the path without file ending, or its first part if that has one image only.
 
     Raises:
-        PrepareError: there is no image, or two have the same name.
+        Refusal: there is no image, or two have the same name.
     """
     paths, others = _list_files(folder)
     if not paths or folder in paths:
         got = "the slices of one" if paths else "none"
-        raise PrepareError(f"{folder}: expected images, DICOM in a folder each, got {got}")
+        raise Refusal(f"{folder}: expected images, DICOM in a folder each, got {got}")
     targets: dict[Path, Path] = {}
     for path in paths:
         if (other := targets.setdefault(path.resolve(), path)) != path:
-            raise PrepareError(
-                f"{path}: expected each image once, got it as {other}, too; remove the link, as one "
-                "patient must not be two cases"
+            raise Refusal(
+                f"{path}: expected each image once, got it as {other}, too",
+                "remove the link, as one patient must not be two cases",
             )
     firsts = Counter(path.relative_to(folder).parts[0] for path in paths)
     images: dict[str, Path] = {}
@@ -161,7 +162,7 @@ def _find_images(folder: Path) -> tuple[dict[str, Path], list[Path]]:
         if path.is_file() and name.endswith(path.name):
             name = re.sub(r"(\.\w+)?\.gz$|\.\w+$", "", name)
         if (other := images.setdefault(name, path)) != path:
-            raise PrepareError(f"{name}: expected one file, got {other} and {path}; move one away")
+            raise Refusal(f"{name}: expected one file, got {other} and {path}", "move one away")
     spacings = {formats.spacing_file(path) for path in paths}
     return images, [path for path in others if path not in spacings]
 
@@ -190,7 +191,7 @@ def _match(cases: Collection[str], labels: Collection[str]) -> dict[str, str]:
     """Return the label of each case, by names without what all of their kind begin and end with.
 
     Raises:
-        PrepareError: a case has no label, or a label no case.
+        Refusal: a case has no label, or a label no case.
 
     Example:
         >>> _match(["volume-1", "volume-2"], ["segmentation-2", "segmentation-1"])
@@ -202,9 +203,10 @@ def _match(cases: Collection[str], labels: Collection[str]) -> dict[str, str]:
     images = sorted(case_of[key] for key in case_of.keys() - label_of.keys())
     others = sorted(label_of[key] for key in label_of.keys() - case_of.keys())
     if images or others:
-        raise PrepareError(
-            f"expected a label for each image, got images without one: {images[:3]}, and labels without "
-            f"image: {others[:3]}; rename them, or move them away"
+        raise Refusal(
+            f"expected a label for each image, got images without one: {images[:3]}, and labels "
+            f"without image: {others[:3]}",
+            "rename them, or move them away",
         )
     return {case: label_of[key] for key, case in case_of.items()}
 

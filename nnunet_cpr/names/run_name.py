@@ -55,5 +55,5 @@ def parse_run_name(name: str) -> RunName:
     """
     parsed = parse_name(RunName, name)
     if parsed is None:
-        raise WrongName(f"unknown run {name!r}; its name begins with {', '.join(RUN_FAMILIES)}")
+        raise WrongName(f"unknown run {name!r}", f"its name begins with {', '.join(RUN_FAMILIES)}")
     return parsed

@@ -77,8 +77,9 @@ def _base_trainer(name: str) -> str:
     is_valid = name.isidentifier() and "__" not in f"_{name}" and OTHER_TRAINER not in name
     if not is_valid or name.partition("_")[0] in FAMILIES:
         raise WrongName(
-            f"expected the class name of a trainer after {OTHER_TRAINER}, not of nnunet-cpr and without "
-            f"leading or double underscores, got {name!r}; write all settings before {OTHER_TRAINER}"
+            f"expected the class name of a trainer after {OTHER_TRAINER}, not of nnunet-cpr and "
+            f"without leading or double underscores, got {name!r}",
+            f"write all settings before {OTHER_TRAINER}",
         )
     return name
 
@@ -171,7 +172,9 @@ class TrainerName:
 
     def __post_init__(self) -> None:
         if self.family not in self.families:
-            raise WrongName(f"family: unknown {self.family!r}; choose from {', '.join(self.families)}")
+            raise WrongName(
+                f"family: unknown {self.family!r}", f"choose from {', '.join(self.families)}"
+            )
         own, tokens = self.defaults, self.tokens()
         for field in fields(self):
             value = getattr(self, field.name)
@@ -204,13 +207,14 @@ class TrainerName:
         for is_refused, names, reason, advice in rules:
             given = " ".join(f"_{tokens[name]}" for name in names if name in tokens)
             if is_refused and given:
-                raise WrongName(f"{own.name} {reason} and takes no {given}; {advice}leave it out")
+                raise WrongName(f"{own.name} {reason} and takes no {given}", f"{advice}leave it out")
         cooldown = self.schedule.percent if isinstance(self.schedule, Cooldown) else 0
         if self.warmup_steps >= self.total_steps * (1 - cooldown / 100):
             before = f" before its cooldown of {cooldown:g} %" if cooldown else ""
             raise WrongName(
                 f"the learning-rate warm-up of {self.warmup_steps} steps is not shorter than the "
-                f"training of {self.total_steps} steps{before}; choose a shorter one with _warmup<N>"
+                f"training of {self.total_steps} steps{before}",
+                "choose a shorter one with _warmup<N>",
             )
 
     def __str__(self) -> str:

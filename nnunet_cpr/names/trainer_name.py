@@ -62,13 +62,13 @@ def parse_name(kind: type[Name], name: str) -> Name | None:
         if nearest is None:
             return None
         raise WrongName(
-            f"unknown name {family!r}; did you mean {nearest}{name[len(family) :]}? "
-            "Every suffix starts with an underscore"
+            f"unknown name {family!r}",
+            f"did you mean {nearest}{name[len(family) :]}? Every suffix starts with an underscore",
         )
     timm = None
     if kind.families[family].optimizer == "timm":
         if not tokens or find_suffix(kind.suffixes, tokens[0]):
-            raise WrongName(f"{name!r} names no optimizer of timm; write it first, as {family}_lion")
+            raise WrongName(f"{name!r} names no optimizer of timm", f"write it first, as {family}_lion")
         timm = tokens.pop(0)
     if ending:
         tokens.append(BASE_TRAINER.before + other)
@@ -100,10 +100,12 @@ def parse_suffixes(kind: type[TrainerName], tokens: Sequence[str], name: str) ->
         suffix = find_suffix(kind.suffixes, token)
         if suffix is None:
             advice = suggest_suffix(kind.suffixes, kind.prefix, token, name)
-            raise WrongName(f"unknown suffix _{token} in {name!r}; {advice}")
+            raise WrongName(f"unknown suffix _{token} in {name!r}", f"{advice}")
         first = given.setdefault(suffix.field, token)
         if suffix.field in settings:
-            raise WrongName(f"_{first} and _{token} in {name!r} contradict each other; keep one of them")
+            raise WrongName(
+                f"_{first} and _{token} in {name!r} contradict each other", "keep one of them"
+            )
         try:
             settings[suffix.field] = suffix.parse(token)
         except ValueError as error:

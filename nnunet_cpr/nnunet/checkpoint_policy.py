@@ -14,9 +14,9 @@ import torch
 
 from nnunet_cpr.files import atomic_torch_save, atomic_write
 from nnunet_cpr.nnunet import checkpoints
-from nnunet_cpr.nnunet.checkpoints import DamagedCheckpoint, UnusableCheckpoint, one_line
+from nnunet_cpr.nnunet.checkpoints import one_line
 from nnunet_cpr.nnunet.fold_files import BEST_CHECKPOINT, FINAL_CHECKPOINT, LATEST_CHECKPOINT
-from nnunet_cpr.refusals import positive_number
+from nnunet_cpr.refusals import Refusal, RefusedItem, positive_number
 
 SAVE_MINUTES = "NNUNET_CPR_SAVE_MINUTES"
 """Environment variable with the save interval in minutes; 0 saves after every epoch."""
@@ -167,7 +167,7 @@ class CheckpointPolicy:
                 it is: nnU-Net chooses the best one where there is no other, and for ``--val_best``.
 
         Raises:
-            UnusableCheckpoint: none can be used, or one cannot be read at the moment.
+            Refusal: none can be used, or one cannot be read at the moment.
         """
         candidates: tuple[str, ...] = _CANDIDATES
         if chosen.name not in (FINAL_CHECKPOINT, LATEST_CHECKPOINT):
@@ -243,17 +243,17 @@ def read_checkpoints(
         candidates: names of the files.
 
     Raises:
-        UnusableCheckpoint: none can be used, or one cannot be read at the moment.
+        Refusal: none can be used, or one cannot be read at the moment.
     """
     found: dict[Path, dict[str, Any]] = {}
     for path in map(fold.joinpath, candidates):
         try:
             if checkpoints.is_there(path):
                 found[path] = checkpoints.read(path)
-        except DamagedCheckpoint as error:
+        except RefusedItem as error:
             report(f"{error}; it is skipped")
     if not found:
-        raise UnusableCheckpoint(fold, "has no checkpoint that can be read; train without --c")
+        raise Refusal(f"{fold} has no checkpoint that can be read", "train without --c")
     # Of equal ones the first candidate remains the first.
     return dict(sorted(found.items(), key=lambda item: _age(item[1]), reverse=True))
 

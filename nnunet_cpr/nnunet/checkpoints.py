@@ -19,6 +19,7 @@ import torch
 from torch.optim import Optimizer
 
 from nnunet_cpr.environment import changed_environment
+from nnunet_cpr.refusals import Refusal, RefusedItem
 
 START_ANEW = "to start a new training from its weights, pass it to -pretrained_weights"
 
@@ -33,17 +34,6 @@ SAFE_GLOBALS: tuple[Any, ...] = (
 
 ENTRIES = ("network_weights", "optimizer_state", "logging", "current_epoch", "init_args", "trainer_name")
 """Entries that a training needs to continue."""
-
-
-class UnusableCheckpoint(RuntimeError):
-    """Checkpoint that cannot be used; the message is one line with the file and the reason."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path} {reason}")
-
-
-class DamagedCheckpoint(UnusableCheckpoint):
-    """Checkpoint whose content is damaged, which another one may replace."""
 
 
 def one_line(error: Exception) -> str:
@@ -66,14 +56,14 @@ def is_there(path: Path) -> bool:
     """Return True if a checkpoint exists; ``Path.exists`` may take an error of the machine for False.
 
     Raises:
-        UnusableCheckpoint: the file system cannot tell at the moment.
+        Refusal: the file system cannot tell at the moment.
     """
     try:
         path.stat()
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise UnusableCheckpoint(path, f"cannot be read: {one_line(error)}; try again") from error
+        raise Refusal(f"{path} cannot be read: {one_line(error)}", "try again") from error
     return True
 
 
@@ -85,8 +75,8 @@ def read(path: Path, needed: Sequence[str] = ENTRIES) -> dict[str, Any]:
         needed: required entries.
 
     Raises:
-        DamagedCheckpoint: its content is damaged.
-        UnusableCheckpoint: it cannot be read at the moment, is not a checkpoint of nnU-Net, or contains
+        RefusedItem: its content is damaged.
+        Refusal: it cannot be read at the moment, is not a checkpoint of nnU-Net, or contains
             objects that such a checkpoint does not need.
     """
     try:
@@ -101,21 +91,20 @@ def read(path: Path, needed: Sequence[str] = ENTRIES) -> dict[str, Any]:
         with restricted_loading():
             checkpoint = torch.load(path, map_location="cpu")
     except pickle.UnpicklingError as error:
-        raise UnusableCheckpoint(
-            path,
-            "contains objects that checkpoints of nnU-Net do not need; they were not loaded. Do not use "
-            "this file unless you trust its source",
+        raise Refusal(
+            f"{path} contains objects that checkpoints of nnU-Net do not need",
+            "they were not loaded. Do not use this file unless you trust its source",
         ) from error
     except (OSError, MemoryError) as error:
-        raise UnusableCheckpoint(path, f"cannot be read: {one_line(error)}; try again") from error
+        raise Refusal(f"{path} cannot be read: {one_line(error)}", "try again") from error
     except Exception as error:  # flipped bits can fail in any way
         if isinstance(error.__context__, OSError):  # which zipfile takes for damage
             reason = one_line(error.__context__)
-            raise UnusableCheckpoint(path, f"cannot be read: {reason}; try again") from error
-        raise DamagedCheckpoint(path, f"is damaged: {one_line(error)}") from error
+            raise Refusal(f"{path} cannot be read: {reason}", "try again") from error
+        raise RefusedItem(f"{path} is damaged: {one_line(error)}") from error
     missing = [key for key in needed if not isinstance(checkpoint, dict) or key not in checkpoint]
     if missing:
-        raise UnusableCheckpoint(path, f"is not a checkpoint of nnU-Net: {missing[0]!r} is missing")
+        raise Refusal(f"{path} is not a checkpoint of nnU-Net: {missing[0]!r} is missing")
     return dict(checkpoint)
 
 

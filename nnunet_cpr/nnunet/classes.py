@@ -28,6 +28,7 @@ from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.settings import FAMILIES
 from nnunet_cpr.names.trainer_name import TrainerName, parse_suffixes, parse_trainer_name, split_suffixes
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.spelling import OTHER_TRAINER
 
 _NO_TRAINER = (
@@ -39,22 +40,6 @@ _NO_TRAINER = (
 
 _searched: list[str] = []
 """Names that :func:`search` searches at the moment."""
-
-
-class TakenName(WrongName):
-    """Name of a trainer family under which nnU-Net finds somebody else's class.
-
-    Attributes:
-        remedy: shell command that shows where that class is.
-    """
-
-    def __init__(self, family: str, file: Path) -> None:
-        other = family.replace("nnUNetTrainer", "nnUNetTrainerMy", 1)
-        super().__init__(
-            f"{family}: this name of nnunet-cpr is taken by a class in {file}; rename that class, for "
-            f"example to {other}"
-        )
-        self.remedy = f"grep -nw {family} {shlex.quote(str(file))}"
 
 
 def search_trainer(name: str, own: str = "") -> type[nnUNetTrainer]:
@@ -69,7 +54,7 @@ def search_trainer(name: str, own: str = "") -> type[nnUNetTrainer]:
     """
     found = search(name)
     if found is None:
-        raise WrongName(f"trainer {name} not found by nnU-Net; {_advice(name, own)}")
+        raise WrongName(f"trainer {name} not found by nnU-Net", f"{_advice(name, own)}")
     return found
 
 
@@ -125,14 +110,19 @@ def check_not_taken(name: str, is_ours: bool = True) -> None:
         is_ours: False for a trainer of others, whose name may begin with that of a family.
 
     Raises:
-        TakenName: it finds somebody else's class.
+        Refusal: it finds somebody else's class.
     """
-    own, _, other = TrainerName.split(name)
-    for part in (own, other) if is_ours or own in FAMILIES else (other,):
+    own, _, base = TrainerName.split(name)
+    for part in (own, base) if is_ours or own in FAMILIES else (base,):
         family = part.partition("_")[0]
         found = search(family) if family in FAMILIES else None
         if found is not None and "is_family" not in vars(found):
-            raise TakenName(family, _file_of(found))
+            file, other = _file_of(found), family.replace("nnUNetTrainer", "nnUNetTrainerMy", 1)
+            raise Refusal(
+                f"{family}: this name of nnunet-cpr is taken by a class in {file}",
+                f"rename that class, for example to {other}",
+                command=f"grep -nw {family} {shlex.quote(str(file))}",
+            )
 
 
 def _file_of(trainer: type[nnUNetTrainer]) -> Path:
@@ -162,7 +152,7 @@ def with_suffixes(family: type[NamedTrainer]) -> Callable[[str], type[NamedTrain
             raise AttributeError(name)
         try:
             base, settings = _resolve(name)
-        except WrongName as error:
+        except Refusal as error:
             is_command = Path(sys.argv[0]).name.startswith("nnUNetv2_")
             if is_command and parent_process() is None and not is_searching() and not search(name):
                 # In place of nnU-Net's traceback, which does not say what is wrong.
@@ -192,8 +182,6 @@ def find_trainer(name: str) -> type[nnUNetTrainer]:
     """
     try:
         resolve_settings(name)
-    except TakenName:
-        raise
     except WrongName:
         if found := search(name):  # a trainer of another package whose name resembles ours
             return found
@@ -215,7 +203,7 @@ def missing_trainers(names: Iterable[str]) -> dict[str, str]:
     for name in names:
         try:
             find_trainer(name)
-        except WrongName as error:
+        except Refusal as error:
             reason = str(error).replace(f" in {name!r}", "").removeprefix(f"{name!r}: ")
             missing[name] = reason.replace("; ", ", ")
         except Exception as error:  # the module of another package can fail in any way
@@ -279,7 +267,7 @@ def _derived_trainer(name: str) -> tuple[type[NamedTrainer] | None, TrainerName 
             names = [f"{_family(found, cpr)}_{suffixes}" for cpr in (False, True)]
             right = names[0] if _is_valid(names[0]) else names[1]
             base = "" if found is nnUNetTrainer else f"_on_{stem}"
-            raise WrongName(f"{stem} takes no suffixes; write {right}{base}")
+            raise WrongName(f"{stem} takes no suffixes", f"write {right}{base}")
         if ending:
             given["on"] = other
         try:

@@ -14,16 +14,13 @@ from pathlib import Path
 import psutil
 
 from nnunet_cpr.nnunet.processes import TERMINATION_SIGNALS, StopRequest
+from nnunet_cpr.refusals import Refusal
 
 FOLDER_VARIABLES = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
 """Environment variables that name nnU-Net's folders."""
 
 CPU_THREADS = "NNUNET_CPR_CPU_THREADS"
 """Environment variable with the number of threads of a training on the CPU."""
-
-
-class CommandFailed(RuntimeError):
-    """Command that ended with a non-zero exit status; the message has the last lines of its log."""
 
 
 class CommandStopped(Exception):
@@ -80,7 +77,7 @@ def run(
             state after the end of the command, so that this function waits for them as well.
 
     Raises:
-        CommandFailed: it failed.
+        Refusal: it failed.
         OSError: it is not installed, or the log cannot be written.
         CommandStopped: there was a request to stop.
     """
@@ -114,7 +111,7 @@ def run(
     if (status := process.returncode) != 0:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         tail = " | ".join([line for line in lines if line.strip()][-3:])
-        raise CommandFailed(f"{command[0]} {_describe_end(status)}, see {log}; its last lines: {tail}")
+        raise Refusal(f"{command[0]} {_describe_end(status)}, see {log}", f"its last lines: {tail}")
 
 
 def _describe_end(status: int) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 
 from nnunet_cpr.nnunet.averaging import AveragingTrainer
 from nnunet_cpr.nnunet.checkpoint_policy import read_checkpoints
-from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint
 from nnunet_cpr.nnunet.fold_files import DEFAULTS_LINE
+from nnunet_cpr.refusals import Refusal
 
 DEFAULTS = "nnunet_cpr_defaults"
 """Entry of a checkpoint's ``init_args``: the number of steps that its defaults and shares follow, also
@@ -33,7 +33,7 @@ class DefaultsTrainer(AveragingTrainer):
         """Return ``init_args`` of the checkpoint to be continued, None if there is none."""
         try:
             found = read_checkpoints(Path(self.output_folder), lambda message: None)
-        except UnusableCheckpoint:  # load_checkpoint says so
+        except Refusal:  # load_checkpoint says so
             return None
         return dict(next(iter(found.values()))["init_args"])
 

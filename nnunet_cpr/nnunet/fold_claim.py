@@ -11,13 +11,10 @@ from pathlib import Path
 import psutil
 
 from nnunet_cpr.nnunet.processes import process_start
+from nnunet_cpr.refusals import Refusal
 
 CLAIM = ".training_process"
 """File with the host, process id and start of the process that trains in the folder."""
-
-
-class FoldInUse(RuntimeError):
-    """Folder in which another process trains; the message is one line."""
 
 
 @contextmanager
@@ -30,7 +27,7 @@ def claimed(folder: Path) -> Iterator[None]:
     both get the folder.
 
     Raises:
-        FoldInUse: another process of this machine trains there.
+        Refusal: another process of this machine trains there.
     """
     folder.mkdir(parents=True, exist_ok=True)
     refuse_if_claimed(folder)
@@ -48,13 +45,13 @@ def refuse_if_claimed(folder: Path) -> None:
     """Refuse a folder in which another process trains, before anything in it changes.
 
     Raises:
-        FoldInUse: another process of this machine trains there.
+        Refusal: another process of this machine trains there.
     """
     with suppress(OSError):
         holder = (folder / CLAIM).read_text()
         if holder != describe_process(os.getpid()) and _is_alive(holder):
             pid = holder.split()[1]
-            raise FoldInUse(f"process {pid} trains in {folder}; wait for it, or end it: kill {pid}")
+            raise Refusal(f"process {pid} trains in {folder}", f"wait for it, or end it: kill {pid}")
 
 
 def running_process(folder: Path) -> str | None:
@@ -90,10 +87,6 @@ REQUEST = ".finish_after_epoch"
 """File with the process that shall end; one that was started later ignores it."""
 
 
-class NotTraining(RuntimeError):
-    """Folder in which no training runs; the message is one line."""
-
-
 def request_finish(fold: Path) -> str:
     """Ask the training in a fold's folder to end after its running epoch.
 
@@ -104,14 +97,15 @@ def request_finish(fold: Path) -> str:
         The process in words. One of another machine, which cannot be asked, may have ended.
 
     Raises:
-        NotTraining: no training of this package runs there.
+        Refusal: no training of this package runs there.
         OSError: the request cannot be written.
     """
     process = running_process(fold)
     if process is None:
-        raise NotTraining(
+        raise Refusal(
             f"{fold}: expected a fold that nnunet-cpr trains now, got a folder without a running "
-            "training; to train longer than a finished one, use nnunet-cpr extend"
+            "training",
+            "to train longer than a finished one, use nnunet-cpr extend",
         )
     (fold / REQUEST).write_text(process)
     host, number, _ = process.split()

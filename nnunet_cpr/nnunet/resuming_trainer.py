@@ -15,9 +15,8 @@ from torch import distributed
 from nnunet_cpr.files import remove_temporary_files
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.checkpoint_policy import FINISHED, STARTED, CheckpointPolicy
-from nnunet_cpr.nnunet.checkpoints import START_ANEW, UnusableCheckpoint
+from nnunet_cpr.nnunet.checkpoints import START_ANEW
 from nnunet_cpr.nnunet.fold_claim import (
-    FoldInUse,
     claimed,
     is_finish_requested,
     refuse_if_claimed,
@@ -26,6 +25,7 @@ from nnunet_cpr.nnunet.fold_claim import (
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, LATEST_CHECKPOINT
 from nnunet_cpr.nnunet.guarded_trainer import GuardedTrainer
 from nnunet_cpr.nnunet.processes import Interruption
+from nnunet_cpr.refusals import Refusal
 
 
 class _NoLog:
@@ -61,7 +61,7 @@ class ResumingTrainer(GuardedTrainer):
         )
         try:  # before nnU-Net's loggers, which write there and remove files of earlier trainings
             refuse_if_claimed(Path(folder))
-        except FoldInUse as error:
+        except Refusal as error:
             self._exit(str(error))
         super().__init__(**arguments)
         try:
@@ -91,7 +91,7 @@ class ResumingTrainer(GuardedTrainer):
                     self.on_train_end()
                 if self.local_rank == 0:
                     withdraw_request(Path(self.output_folder))
-        except FoldInUse as error:
+        except Refusal as error:
             self._exit(str(error))
 
     def on_train_start(self) -> None:
@@ -173,21 +173,21 @@ class ResumingTrainer(GuardedTrainer):
                 path, checkpoint = self.__policy.continue_from(path)
                 given = str(path)
                 if (epochs := checkpoint["init_args"].get(FINISHED)) is not None:
-                    raise UnusableCheckpoint(
-                        path,
-                        f"was finished after {epochs} epochs; to train longer: nnunet-cpr extend "
-                        f"{path.parents[1]} --epochs <N>; to validate it, give --val in place of --c",
+                    raise Refusal(
+                        f"{path} was finished after {epochs} epochs; to train longer: nnunet-cpr "
+                        f"extend {path.parents[1]} --epochs <N>",
+                        "to validate it, give --val in place of --c",
                     )
             else:
                 checkpoint = given if isinstance(given, dict) else checkpoints.read(path)
             for difference in self._differences(checkpoint):
                 written_by = f"was written by {checkpoint['trainer_name']}"
                 expected = f"expected {type(self).__name__}: {difference}"
-                raise UnusableCheckpoint(path, f"{written_by}, {expected}; {START_ANEW}")
+                raise Refusal(f"{path} {written_by}, {expected}", f"{START_ANEW}")
             with checkpoints.restricted_loading():
                 super().load_checkpoint(given)
             self._restore(checkpoint)
-        except UnusableCheckpoint as error:
+        except Refusal as error:
             self._exit(str(error))
         except Exception as error:  # of another network, or crafted
             self.print_to_log_file(traceback.format_exc(), also_print_to_console=False)

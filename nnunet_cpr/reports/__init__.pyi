@@ -1,4 +1,3 @@
 from .page import write_report
-from .reading import ReportError
 
-__all__ = ["ReportError", "write_report"]
+__all__ = ["write_report"]

@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.reports import statistics
 from nnunet_cpr.reports.comparison import count, pair_runs, values_of_cases
 from nnunet_cpr.reports.metrics import METRICS
 from nnunet_cpr.reports.over_datasets import MIN_DATASETS
-from nnunet_cpr.reports.reading import ReportError
 from nnunet_cpr.reports.results import MIN_FOLDS, MIN_SEEDS, StudyResults
 from nnunet_cpr.reports.statistics import LEVEL
 
@@ -207,7 +207,7 @@ def deviations_of(results: StudyResults) -> Deviations:
         results: results of a study.
 
     Raises:
-        ReportError: no two trainers have finished two folds with two seeds.
+        Refusal: no two trainers have finished two folds with two seeds.
     """
     variances = []
     for setting in results.by_setting():
@@ -220,9 +220,10 @@ def deviations_of(results: StudyResults) -> Deviations:
                 if min(fold.shape[1] for fold in complete) >= 2:
                     variances.append(_components(complete))
     if not variances:
-        raise ReportError(
-            f"study {results.study.name}: expected two trainers with two folds, two seeds and two cases "
-            "a fold that both have finished, got fewer; choose another study for --like"
+        raise Refusal(
+            f"study {results.study.name}: expected two trainers with two folds, two seeds and two "
+            "cases a fold that both have finished, got fewer",
+            "choose another study for --like",
         )
     of_trainer = np.sqrt(np.median(variances, axis=0) / 2)
     return Deviations(f"study {results.study.name}", *map(float, of_trainer))

@@ -22,6 +22,7 @@ from nnunet_cpr.nnunet.validation import (
     read_summary,
     summary_file,
 )
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.reports.results import (
     ASSUMED,
     FALSELY_FOUND,
@@ -37,12 +38,7 @@ from nnunet_cpr.reports.results import (
 )
 from nnunet_cpr.studies.made_from import with_other_plans, with_other_weights
 from nnunet_cpr.studies.state import validation_cases
-from nnunet_cpr.studies.study import Run, Study, StudyError
-
-
-class ReportError(StudyError):
-    """No results to report; the message is one line."""
-
+from nnunet_cpr.studies.study import Run, Study
 
 CASES = [*SETTING, "fold", "seed", "case", "class", "trainer", "dice", "empty"]
 _UNSET = "the bounds of CPR were never set, so nothing was regularized"
@@ -62,10 +58,10 @@ def read_results(
             where the study has no record.
 
     Raises:
-        ReportError: the study has no data set, or no run has finished.
+        Refusal: the study has no data set, or no run has finished.
     """
     if not study.datasets:
-        raise ReportError(f"study {study.name}: expected a data set, got none; add --dataset")
+        raise Refusal(f"study {study.name}: expected a data set, got none", "add --dataset")
     cases, epochs = [], []
     finished: dict[Run, Validation] = {}
     flaws: list[Flaw] = []
@@ -91,9 +87,9 @@ def read_results(
         if len(logs):
             epochs.append(logs.assign(**here)[EPOCHS])
     if not cases:
-        raise ReportError(
-            f"study {study.name}: no run has finished; expected a validation/summary.json "
-            f"below {results}"
+        raise Refusal(
+            f"study {study.name}: no run has finished",
+            f"expected a validation/summary.json below {results}",
         )
     return StudyResults(
         study,

@@ -22,13 +22,8 @@ import pandas as pd
 from nnunet_cpr.environment import available_cores
 from nnunet_cpr.files import atomic_write, read_json
 from nnunet_cpr.nnunet.validation import DAMAGE, summary_file
-from nnunet_cpr.reports.reading import (
-    ReportError,
-    counted_voxels,
-    ignore_label,
-    read_cases,
-    read_dataset_json,
-)
+from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.reports.reading import counted_voxels, ignore_label, read_cases, read_dataset_json
 from nnunet_cpr.reports.results import RUN, UNSEEDED, StudyResults
 from nnunet_cpr.studies.study import DEFAULT_TOLERANCE, SURFACE_METRICS
 
@@ -55,7 +50,7 @@ def add_surface_metrics(results: StudyResults, preprocessed: Path | None) -> Stu
         preprocessed: nnU-Net's folder, for the ground truth.
 
     Raises:
-        ReportError: MONAI is missing, and the study has no other metric.
+        Refusal: MONAI is missing, and the study has no other metric.
     """
     study = results.study
     if not {*SURFACE_METRICS} & {*study.metrics}:
@@ -63,7 +58,7 @@ def add_surface_metrics(results: StudyResults, preprocessed: Path | None) -> Stu
     if find_spec("monai") is None:
         note = "HD95 and NSD are missing: they need MONAI; run pip install 'nnunet-cpr[surface]'"
         if {*study.metrics} <= {*SURFACE_METRICS}:
-            raise ReportError(note)
+            raise Refusal(note)
         return replace(results, notes=[*results.notes, note])
     tables, notes = [], []
     for key in results.cases[RUN].drop_duplicates().itertuples(index=False):

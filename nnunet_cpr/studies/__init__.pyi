@@ -11,7 +11,7 @@ from .prediction import Ensemble, predict, select_ensemble
 from .running import Local, Slurm, cancel_slurm_jobs, command_line
 from .state import Stage, StudyPaths, finished, running_command, stop_command
 from .status import dry_run_lines, states, status_table, steps_summary, summary, time_left
-from .study import Run, Study, StudyError
+from .study import Run, Study
 from .study_file import (
     PRESETS,
     find_study,
@@ -31,7 +31,6 @@ __all__ = [
     "Slurm",
     "Stage",
     "Study",
-    "StudyError",
     "StudyPaths",
     "Worker",
     "cancel_slurm_jobs",

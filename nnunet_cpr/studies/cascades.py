@@ -8,8 +8,9 @@ from itertools import product
 from pathlib import Path
 
 from nnunet_cpr.files import read_json
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies.data import count_folds
-from nnunet_cpr.studies.study import Run, Study, StudyError
+from nnunet_cpr.studies.study import Run, Study
 
 _USUAL_STAGES = {"3d_cascade_fullres": {"previous_stage": "3d_lowres"}}
 """Configurations of nnU-Net's own plans with a previous stage."""
@@ -26,7 +27,7 @@ def prerequisites(study: Study, folders: Mapping[str, str]) -> dict[Run, list[Ru
         folders: nnU-Net's folders, with the plans.
 
     Raises:
-        StudyError: the study does not have the previous stage with all folds.
+        Refusal: the study does not have the previous stage with all folds.
     """
     needed: dict[Run, list[Run]] = {}
     runs = {run.key: run for run in study.runs()}
@@ -45,10 +46,11 @@ def prerequisites(study: Study, folders: Mapping[str, str]) -> dict[Run, list[Ru
                 stage = replace(each, configuration=previous)
                 keys = [replace(stage, fold=fold).key for fold in folds]
                 if not runs.keys() >= {*keys}:
-                    raise StudyError(
+                    raise Refusal(
                         f"{configuration}: needs the predictions of {previous} in all folds of "
-                        f"{dataset} by the same trainer; write configurations [{previous}, "
-                        f"{configuration}] and folds 0-{folds[-1]}, or an entry for {previous}"
+                        f"{dataset} by the same trainer",
+                        f"write configurations [{previous}, {configuration}] and folds 0-{folds[-1]}, "
+                        f"or an entry for {previous}",
                     )
                 needed[each] = [runs[key] for key in keys]
     return needed

@@ -18,10 +18,11 @@ from nnunet_cpr.files import read_json
 from nnunet_cpr.names.settings import DEFAULT_EPOCHS, DEFAULT_ITERATIONS
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
 from nnunet_cpr.nnunet.fold_files import DEFAULTS_LINE
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.spelling import nearest_first
 from nnunet_cpr.studies.made_from import check_plans, check_pretrained, resolve
 from nnunet_cpr.studies.state import SPLITS, StudyPaths, finished, parse_trainer, write_json
-from nnunet_cpr.studies.study import SURFACE_METRICS, Study, StudyError, TrainerEntry
+from nnunet_cpr.studies.study import SURFACE_METRICS, Study, TrainerEntry
 
 _FOLDS = 5
 """Number of folds of nnU-Net's own split."""
@@ -41,12 +42,12 @@ def nnunet_folders(
         needed: the variables that must be set; results can be read without the data.
 
     Raises:
-        StudyError: a needed variable is not set.
+        Refusal: a needed variable is not set.
     """
     missing = [name for name in needed if not environment.get(name)]
     if missing:
-        raise StudyError(
-            f"{', '.join(missing)} not set; set nnU-Net's environment variables to its folders"
+        raise Refusal(
+            f"{', '.join(missing)} not set", "set nnU-Net's environment variables to its folders"
         )
     given = [name for name in FOLDER_VARIABLES if environment.get(name)]
     return {name: str(Path(environment[name]).absolute()) for name in given}
@@ -56,7 +57,7 @@ def dataset_name(given: str, folders: Mapping[str, str]) -> str:
     """Return nnU-Net's full name of a data set, which is given by number or name.
 
     Raises:
-        StudyError: no data set has this number, or several have, or the folders are not set.
+        Refusal: no data set has this number, or several have, or the folders are not set.
     """
     if not re.fullmatch("[0-9]{1,9}", given):
         return given
@@ -64,9 +65,10 @@ def dataset_name(given: str, folders: Mapping[str, str]) -> str:
     pattern = f"Dataset{int(given):03d}_*"
     found = fnmatch.filter(_data_sets(folders), pattern)
     if len(found) != 1:
-        raise StudyError(
-            f"data set {given}: expected one {pattern} in nnUNet_raw and nnUNet_preprocessed, "
-            f"got {', '.join(found) or 'none'}; choose from {', '.join(_data_sets(folders)) or 'none'}"
+        raise Refusal(
+            f"data set {given}: expected one {pattern} in nnUNet_raw and nnUNet_preprocessed, got "
+            f"{', '.join(found) or 'none'}",
+            f"choose from {', '.join(_data_sets(folders)) or 'none'}",
         )
     return found[0]
 
@@ -84,11 +86,11 @@ def check_study_data(study: Study, folders: Mapping[str, str], processes: int) -
         The commands of nnU-Net that prepare the data.
 
     Raises:
-        StudyError: a folder of nnU-Net, a data set, its plans, a trainer or a fold is missing.
+        Refusal: a folder of nnU-Net, a data set, its plans, a trainer or a fold is missing.
     """
     nnunet_folders(folders)
     if not study.datasets:
-        raise StudyError(f"study {study.name}: expected a data set, got none; add --dataset")
+        raise Refusal(f"study {study.name}: expected a data set, got none", "add --dataset")
     paths = StudyPaths.of(study.name, folders)
     _find_trainers(study, paths)
     _check_defaults(study, paths)
@@ -116,8 +118,8 @@ def prepare_study_data(study: Study, folders: Mapping[str, str], logs: Path, pro
         processes: number of parallel processes.
 
     Raises:
-        StudyError: a data set, its plans or a fold is missing, or pretrained weights do not fit.
-        CommandFailed: nnU-Net's planning or preprocessing failed.
+        Refusal: a data set, its plans or a fold is missing, or pretrained weights do not fit.
+        Refusal: nnU-Net's planning or preprocessing failed.
     """
     environment = {k: v for k, v in os.environ.items() if k != "nnUNet_n_proc_DA"} | dict(folders)
     preprocessed = Path(folders["nnUNet_preprocessed"])
@@ -143,16 +145,16 @@ def check_splits(study: Study, folders: Mapping[str, str], record: Path) -> None
         record: the study's own file of the folds by data set.
 
     Raises:
-        StudyError: a ``splits_final.json`` has changed.
+        Refusal: a ``splits_final.json`` has changed.
     """
     recorded = read_json(record) if record.exists() else {}
     for dataset in study.datasets:
         file = Path(folders["nnUNet_preprocessed"]) / dataset / SPLITS
         splits = read_json(file)
         if recorded.setdefault(dataset, splits) != splits:
-            raise StudyError(
-                f"{file}: has changed since study {study.name} began; restore it, or delete the study's "
-                f"runs of {dataset} and {record}"
+            raise Refusal(
+                f"{file}: has changed since study {study.name} began",
+                f"restore it, or delete the study's runs of {dataset} and {record}",
             )
     write_json(record, recorded)
 
@@ -209,10 +211,11 @@ def _check_defaults(study: Study, paths: StudyPaths) -> None:
         runs = [run for run in study.runs() if run.entry == entry.key]
         old = [run for run in runs if _has_old_defaults(run.folder(results))]
         if old and any(run not in old or finished(run, paths) is None for run in runs):
-            raise StudyError(
+            raise Refusal(
                 f"{entry.trainer}: {len(old)} of {len(runs)} runs have the defaults of version 0.2.0, "
                 f"such as {old[0].folder(results)}, others would have those for {ours.total_steps:,} "
-                "steps; move the old ones away, or write warm-up and bound into the name"
+                "steps",
+                "move the old ones away, or write warm-up and bound into the name",
             )
 
 
@@ -234,7 +237,7 @@ def find_trainers(names: Collection[str], has_seeds: bool) -> None:
     """Search trainers as nnU-Net does.
 
     Raises:
-        StudyError: it does not find all of them.
+        Refusal: it does not find all of them.
     """
     if not names:
         return
@@ -246,9 +249,10 @@ def find_trainers(names: Collection[str], has_seeds: bool) -> None:
         described = re.sub(r"(write \S*?)(?:_pre[0-9a-f]{8})?(?:_seed[0-9]+)", r"\1", described)
         described = re.sub(r"(write \S*?)_pre[0-9a-f]{8}", r"\1", described)
         appended = "; the study appends _seed<N>" if has_seeds else ""
-        raise StudyError(
-            f"trainers not found by nnU-Net: {described}{appended}; for a trainer of your own set "
-            f"nnUNet_extTrainer to its folder, now {os.environ.get('nnUNet_extTrainer') or 'not set'}"
+        raise Refusal(
+            f"trainers not found by nnU-Net: {described}{appended}",
+            "for a trainer of your own set nnUNet_extTrainer to its folder, now "
+            f"{os.environ.get('nnUNet_extTrainer') or 'not set'}",
         )
 
 
@@ -271,18 +275,18 @@ def _preparation_command(
     raw = Path(folders["nnUNet_raw"])
     if not (raw / dataset / "dataset.json").exists():
         if not raw.is_dir():
-            raise StudyError(f"nnUNet_raw: {raw} does not exist; run: mkdir -p {shlex.quote(str(raw))}")
+            raise Refusal(f"nnUNet_raw: {raw} does not exist", f"run: mkdir -p {shlex.quote(str(raw))}")
         others = ", ".join(nearest_first(f"Dataset000_{dataset}", _data_sets(folders)))
-        raise StudyError(
-            f"{dataset}: not found in nnUNet_raw, which has {others or 'no data set'}; put it there in "
-            "nnU-Net's raw format (nnunet-cpr prepare converts archives of challenges)"
+        raise Refusal(
+            f"{dataset}: not found in nnUNet_raw, which has {others or 'no data set'}",
+            "put it there in nnU-Net's raw format (nnunet-cpr prepare converts archives of challenges)",
         )
     if plans not in _PLANNERS:
         written = sorted(path.stem for path in home.glob("*Plans*.json"))
         known = ", ".join(nearest_first(plans, dict.fromkeys([*written, *_PLANNERS])))
-        raise StudyError(
-            f"{dataset}: no plans {plans}; choose from {known}, or run "
-            f"nnUNetv2_plan_experiment to write {home / f'{plans}.json'}"
+        raise Refusal(
+            f"{dataset}: no plans {plans}",
+            f"choose from {known}, or run nnUNetv2_plan_experiment to write {home / f'{plans}.json'}",
         )
     command = ["nnUNetv2_plan_and_preprocess", "-d", number, "-pl", _PLANNERS[plans], "-c"]
     command += [*study.used_plans[plans], "--verify_dataset_integrity", "-npfp", str(processes)]
@@ -293,9 +297,9 @@ def _preprocessed_cases(home: Path, plans: str, configuration: str) -> list[str]
     """Return the names of the cases that are preprocessed for a configuration."""
     written = read_json(home / f"{plans}.json")
     if configuration not in (known := written["configurations"]):
-        raise StudyError(
-            f"{home.name}: unknown configuration {configuration} of {plans}; choose from "
-            f"{', '.join(known)}"
+        raise Refusal(
+            f"{home.name}: unknown configuration {configuration} of {plans}",
+            f"choose from {', '.join(known)}",
         )
     folder = home / resolve(written, configuration)["data_identifier"]
     return sorted(path.stem for path in folder.glob("*.pkl"))
@@ -305,7 +309,7 @@ def _check_folds(study: Study, dataset: str, folders: Mapping[str, str]) -> None
     """Check that the folds exist, or will exist in nnU-Net's own split."""
     count = count_folds(Path(folders["nnUNet_preprocessed"]) / dataset)
     if (last := max(study.folds)) >= count:
-        raise StudyError(f"fold {last}: {dataset} has folds 0 to {count - 1} only")
+        raise Refusal(f"fold {last}: {dataset} has folds 0 to {count - 1} only")
 
 
 def count_folds(home: Path) -> int:
@@ -314,7 +318,7 @@ def count_folds(home: Path) -> int:
     try:
         return len(read_json(splits)) if splits.exists() else _FOLDS
     except ValueError as error:  # users may write the file
-        raise StudyError(f"{splits}: expected a list of folds, got: {error}") from error
+        raise Refusal(f"{splits}: expected a list of folds, got: {error}") from error
 
 
 def _split(home: Path, study: Study) -> None:
@@ -341,7 +345,8 @@ def _planned_cases(description: Path) -> int:
 def _check_case_count(home: Path, count: int) -> None:
     """Check that nnU-Net can split so many cases into its folds."""
     if count < _FOLDS:
-        raise StudyError(
-            f"{home.name}: expected at least {_FOLDS} training cases for nnU-Net's {_FOLDS} folds, "
-            f"got {count}; write a split of your own to {home / SPLITS}"
+        raise Refusal(
+            f"{home.name}: expected at least {_FOLDS} training cases for nnU-Net's {_FOLDS} folds, got "
+            f"{count}",
+            f"write a split of your own to {home / SPLITS}",
         )

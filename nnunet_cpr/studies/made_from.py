@@ -9,8 +9,9 @@ from typing import Any
 
 from nnunet_cpr.files import read_json
 from nnunet_cpr.nnunet.fold_files import CHECKPOINTS, PRETRAINED, is_complete_checkpoint
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies.state import StudyPaths, finished, parse_trainer
-from nnunet_cpr.studies.study import Run, Study, StudyError
+from nnunet_cpr.studies.study import Run, Study
 
 _KEPT = "plans.json"
 """File in which nnU-Net keeps the plans of a model, beside its folds."""
@@ -40,7 +41,7 @@ def check_plans(study: Study, folders: Mapping[str, str]) -> None:
         folders: nnU-Net's folders; plans that do not exist yet are not checked.
 
     Raises:
-        StudyError: plans have changed since a run began.
+        Refusal: plans have changed since a run began.
     """
     paths, runs = StudyPaths.of(study.name, folders), list(study.runs())
     unfinished = {_place(run) for run in runs if finished(run, paths) is None}
@@ -50,9 +51,10 @@ def check_plans(study: Study, folders: Mapping[str, str]) -> None:
             continue
         model = run.folder(paths.results).parent
         if changed := _differences(_read(file, run), _read(model / _KEPT, run)):
-            raise StudyError(
+            raise Refusal(
                 f"{file}: {', '.join(changed)} of {run.configuration} changed since {model.name} was "
-                "trained; restore them, give the new plans another name, or move the runs away"
+                "trained",
+                "restore them, give the new plans another name, or move the runs away",
             )
 
 
@@ -102,27 +104,27 @@ def check_pretrained(study: Study, folders: Mapping[str, str]) -> None:
         folders: nnU-Net's folders; networks are compared where the plans exist.
 
     Raises:
-        StudyError: a checkpoint is missing, cannot be read, does not fit the network of a run, or is not
+        Refusal: a checkpoint is missing, cannot be read, does not fit the network of a run, or is not
             the one with which a run began.
     """
     paths = StudyPaths.of(study.name, folders)
     results = paths.results
     for run, difference in with_other_weights(study.runs(), results):
-        raise StudyError(f"{run.folder(results)}: {difference}")
+        raise Refusal(f"{run.folder(results)}: {difference}")
     by_weights: dict[Path, list[Run]] = {}
     for run in filter(lambda run: begins(run, paths), study.runs()):
         ours = parse_trainer(run.trainer)
         if weights := run.weights(results):
             by_weights.setdefault(weights, []).append(run)
         elif ours is not None and ours.pretrained is not None:
-            raise StudyError(f"{run.entry}: expected an entry 'pretrained' with a checkpoint, got none")
+            raise Refusal(f"{run.entry}: expected an entry 'pretrained' with a checkpoint, got none")
     by_file: dict[Path, str] = {}
     for entry in filter(lambda entry: entry.pretrained, study.trainers):
         file = (results / Path(entry.pretrained).expanduser()).resolve()
         if (first := by_file.setdefault(file, entry.pretrained)) != entry.pretrained:
-            raise StudyError(
-                f"pretrained: {first} and {entry.pretrained} are one file; write it in one way, as runs "
-                "that begin with it are found by what is written"
+            raise Refusal(
+                f"pretrained: {first} and {entry.pretrained} are one file",
+                "write it in one way, as runs that begin with it are found by what is written",
             )
     for weights, beginning in by_weights.items():
         _check_fit(weights, beginning, folders)
@@ -208,14 +210,14 @@ def _check_fit(weights: Path, runs: Iterable[Run], folders: Mapping[str, str]) -
     from nnunet_cpr.nnunet.tools.explanation import network_shapes
 
     if not weights.is_file():
-        raise StudyError(
-            f"pretrained: expected a checkpoint, got no file {weights}; write an absolute path, or one "
-            "from nnUNet_results"
+        raise Refusal(
+            f"pretrained: expected a checkpoint, got no file {weights}",
+            "write an absolute path, or one from nnUNet_results",
         )
     try:
         given = checkpoints.read(weights, needed=("network_weights",))["network_weights"]
-    except checkpoints.UnusableCheckpoint as error:
-        raise StudyError(f"pretrained: {error}") from error
+    except Refusal as error:
+        raise Refusal(f"pretrained: {error}") from error
     for dataset, plans, configuration, trainer in dict.fromkeys(
         (run.dataset, run.plans, run.configuration, run.trainer) for run in runs
     ):
@@ -227,7 +229,8 @@ def _check_fit(weights: Path, runs: Iterable[Run], folders: Mapping[str, str]) -
             continue  # refused with the plans
         shapes = network_shapes(trainer, *described, configuration)
         if shapes is not None and (reason := misfit(shapes, given)):
-            raise StudyError(
+            raise Refusal(
                 f"pretrained: {weights} does not fit the network of {dataset}, {plans}, "
-                f"{configuration}: {reason}; fine-tune with the plans of the weights"
+                f"{configuration}: {reason}",
+                "fine-tune with the plans of the weights",
             )

@@ -12,9 +12,10 @@ from typing import Any
 from nnunet_cpr.files import read_json, remove_temporary_files
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint
 from nnunet_cpr.nnunet.validation import find_validation
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies.data import find_trainers
 from nnunet_cpr.studies.state import write_json
-from nnunet_cpr.studies.study import Run, Study, StudyError
+from nnunet_cpr.studies.study import Run, Study
 from nnunet_cpr.studies.worker import default_device
 
 _RECORD = "study_predict.json"
@@ -68,7 +69,7 @@ def select_ensemble(study: Study, results: Path, setting: str | None) -> Ensembl
         setting: label or class name of the trainer; None if there is one only.
 
     Raises:
-        StudyError: several are possible, or a run has no final checkpoint.
+        Refusal: several are possible, or a run has no final checkpoint.
     """
     titles = [entry.full_title for entry in study.trainers]
     choices: dict[str, Sequence[str]] = {
@@ -80,11 +81,11 @@ def select_ensemble(study: Study, results: Path, setting: str | None) -> Ensembl
     for option, values in choices.items():
         if len(values) != 1:
             listed = f"; choose from {'; '.join(values)}" if values else ""
-            raise StudyError(f"{option}: expected one to predict with, got {len(values)}{listed}")
+            raise Refusal(f"{option}: expected one to predict with, got {len(values)}{listed}")
     try:
         key = study.find_trainer("--setting", setting or titles[0])
     except ValueError as error:
-        raise StudyError(str(error)) from None
+        raise Refusal(str(error)) from None
     return _trained(study, results, [run for run in study.runs() if run.entry == key])
 
 
@@ -92,7 +93,7 @@ def _trained(study: Study, results: Path, runs: Sequence[Run]) -> Ensemble:
     """Return the models of runs with all folds and seeds.
 
     Raises:
-        StudyError: one has no final checkpoint, or models have other plans than the first.
+        Refusal: one has no final checkpoint, or models have other plans than the first.
     """
     missing = [run for run in runs if not is_complete_checkpoint(run.folder(results) / FINAL_CHECKPOINT)]
     if missing:
@@ -101,16 +102,17 @@ def _trained(study: Study, results: Path, runs: Sequence[Run]) -> Ensemble:
         state, advice = "are not trained", f"run: nnunet-cpr study run {study.name}"
         if any(find_validation(run.folder(results)) for run in missing):  # they are finished without it
             state, advice = f"have no {FINAL_CHECKPOINT}", "copy them from where the runs were trained"
-        raise StudyError(
-            f"{runs[0].entry}, {runs[0].configuration}: {len(missing)} of {len(runs)} runs "
-            f"{state}: {shown}{more}; {advice}{_available(runs, missing)}"
+        raise Refusal(
+            f"{runs[0].entry}, {runs[0].configuration}: {len(missing)} of {len(runs)} runs {state}: "
+            f"{shown}{more}",
+            f"{advice}{_available(runs, missing)}",
         )
     models = {run.folder(results).parent: run.trainer for run in runs}
     first, *others = models
     plans = read_json(first / "plans.json")
     for other in others:
         if read_json(other / "plans.json") != plans:
-            raise StudyError(f"{other}: expected the plans.json of {first}; choose seeds with the same")
+            raise Refusal(f"{other}: expected the plans.json of {first}", "choose seeds with the same")
     stage = plans["configurations"].get(runs[0].configuration, {}).get("previous_stage")
     before = [replace(run, configuration=stage) for run in runs]
     previous = _trained(study, results, before) if stage else None
@@ -138,7 +140,7 @@ def find_cases(images: Path, description: dict[str, Any]) -> dict[str, list[Path
         description: ``dataset.json`` of the model.
 
     Raises:
-        StudyError: there are none, or channels are missing.
+        Refusal: there are none, or channels are missing.
     """
     ending, channels = description["file_ending"], description["channel_names"]
     files = [path for path in sorted(images.iterdir()) if not path.name.startswith(".")]
@@ -155,9 +157,10 @@ def find_cases(images: Path, description: dict[str, Any]) -> dict[str, list[Path
     ]
     if wrong or not cases:
         names = wrong or [path.name for path in files]
-        raise StudyError(
+        raise Refusal(
             f"{images}: expected {' and '.join(f'CASE{name}' for name in expected)} of each case, "
-            f"got {', '.join(names[:_SHOWN]) or 'no file'}; rename or convert them"
+            f"got {', '.join(names[:_SHOWN]) or 'no file'}",
+            "rename or convert them",
         )
     return cases
 
@@ -177,7 +180,7 @@ def predict(
         device: ``cuda``, ``cpu`` or ``mps``; by default a GPU if any.
 
     Raises:
-        StudyError: images are missing or invalid, or the folder has something else.
+        Refusal: images are missing or invalid, or the folder has something else.
     """
     model = ensemble.models[0]
     description = read_json(model / "dataset.json")
@@ -203,7 +206,7 @@ def predict(
         try:
             predictor.predict(cases[case], output / file, before / file if ensemble.previous else None)
         except RuntimeError as error:  # of SimpleITK on a damaged file, or of a GPU without memory
-            raise StudyError(f"{images}: {case} could not be predicted: {error}") from error
+            raise Refusal(f"{images}: {case} could not be predicted: {error}") from error
         yield number, len(cases)
 
 
@@ -215,11 +218,12 @@ def _begin(ensemble: Ensemble, images: Path, output: Path, postprocessing: Path 
     file = output / _RECORD
     if file.exists():
         if read_json(file) != record:
-            raise StudyError(
-                f"{output}: has predictions of other images or models, see {file}; choose another folder"
+            raise Refusal(
+                f"{output}: has predictions of other images or models, see {file}",
+                "choose another folder",
             )
     elif output.exists() and any(output.iterdir()):
-        raise StudyError(f"{output}: expected a new or empty folder, or one of an earlier prediction")
+        raise Refusal(f"{output}: expected a new or empty folder, or one of an earlier prediction")
     output.mkdir(parents=True, exist_ok=True)
     write_json(file, record)
     remove_temporary_files(output, "*")

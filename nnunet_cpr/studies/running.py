@@ -24,10 +24,11 @@ import submitit
 
 from nnunet_cpr.environment import available_cores
 from nnunet_cpr.files import add_path_to_os_errors, read_json
-from nnunet_cpr.nnunet.commands import CPU_THREADS, CommandFailed, CommandStopped
+from nnunet_cpr.nnunet.commands import CPU_THREADS, CommandStopped
 from nnunet_cpr.nnunet.processes import StopRequest, Terminated, record_stop_signals
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies.state import Stage, StudyPaths, finished, is_running, state_of, write_json
-from nnunet_cpr.studies.study import Run, StudyError
+from nnunet_cpr.studies.study import Run
 from nnunet_cpr.studies.worker import Worker
 
 _POLL_SECONDS = 1.0
@@ -139,7 +140,7 @@ def _train_to_the_end(worker: Worker, request: StopRequest) -> None:
                 time.sleep(_POLL_SECONDS)
             if request or state_of(worker.run, worker.paths).stage is Stage.DONE:
                 return
-    except (CommandFailed, CommandStopped, OSError):
+    except (Refusal, CommandStopped, OSError):
         pass  # the run's state has the reason
 
 
@@ -186,10 +187,10 @@ class Slurm:
             The job number of each submitted run's key.
 
         Raises:
-            StudyError: Slurm is missing, or it refused the jobs.
+            Refusal: Slurm is missing, or it refused the jobs.
         """
         if shutil.which("sbatch") is None:
-            raise StudyError("sbatch: not installed; run this command where Slurm jobs are submitted")
+            raise Refusal("sbatch: not installed", "run this command where Slurm jobs are submitted")
         queued = queued_runs(paths, needed=True)
         others = (Stage.DONE, Stage.RUNNING, Stage.QUEUED)
         todo = [run for run in runs if state_of(run, paths, queued).stage not in others]
@@ -250,7 +251,7 @@ class Slurm:
                 jobs = executor.submit_array([self.worker(run, paths, folders) for run in todo])
         except (subprocess.CalledProcessError, RuntimeError) as error:  # RuntimeError: of submitit
             output = str(getattr(error, "stderr", None) or error).strip().splitlines()
-            raise StudyError(f"sbatch: refused the jobs: {output[-1] if output else error}") from error
+            raise Refusal(f"sbatch: refused the jobs: {output[-1] if output else error}") from error
         for run in todo:
             paths.failure(run).unlink(missing_ok=True)
         numbers = {run.key: job.job_id for run, job in zip(todo, jobs)}
@@ -272,7 +273,7 @@ def queued_runs(paths: StudyPaths, needed: bool = False) -> frozenset[str]:
             30 seconds is enough, and with an error nothing counts as queued.
 
     Raises:
-        StudyError: ``squeue`` failed.
+        Refusal: ``squeue`` failed.
     """
     jobs = _read_slurm_jobs(paths)
     if not jobs or shutil.which("squeue") is None:
@@ -282,7 +283,7 @@ def queued_runs(paths: StudyPaths, needed: bool = False) -> frozenset[str]:
     answer = _ask_squeue(numbers, now if needed else now // _SQUEUE_SECONDS)
     # squeue fails if all jobs ended so long ago that Slurm has forgotten them; then nothing is queued.
     if needed and answer.returncode and "Invalid job id" not in answer.stderr:
-        raise StudyError(f"squeue: {answer.stderr.strip()}; try again when Slurm answers")
+        raise Refusal(f"squeue: {answer.stderr.strip()}", "try again when Slurm answers")
     present = set(answer.stdout.split())
     return frozenset(key for key, number in jobs.items() if number in present)
 

@@ -22,7 +22,8 @@ from nnunet_cpr.files import atomic_write, finite_number, read_json
 from nnunet_cpr.nnunet import fold_files
 from nnunet_cpr.nnunet.processes import process_start
 from nnunet_cpr.nnunet.validation import Validation, find_validation
-from nnunet_cpr.studies.study import Run, StudyError
+from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.studies.study import Run
 
 if TYPE_CHECKING:
     from nnunet_cpr.names.settings import TrainerName
@@ -303,7 +304,7 @@ def stop_command(runs: Iterable[Run], paths: StudyPaths) -> Iterator[str]:
     command was killed.
 
     Raises:
-        StudyError: others work on some of the runs; it names them.
+        Refusal: others work on some of the runs; it names them.
     """
     commands = set()
     for path in paths.study.glob(".run_*.json"):
@@ -328,7 +329,7 @@ def stop_command(runs: Iterable[Run], paths: StudyPaths) -> Iterator[str]:
         elif is_claimed and not training and not commands:
             others.append(f"{run.key}: a process of another machine, or one that is about to train")
     if others:
-        raise StudyError(f"runs of another command: {'; '.join(others)}")
+        raise Refusal(f"runs of another command: {'; '.join(others)}")
 
 
 def _process(pid: int, started: str | None) -> psutil.Process | None:

@@ -14,6 +14,7 @@ import pydantic
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from nnunet_cpr.names.trainer_name import with_pretrained
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.spelling import with_suffix
 from nnunet_cpr.yaml_files import Scalar, first_error, number_ranges, shown
 
@@ -100,13 +101,6 @@ DEFAULT_MARGIN = 0.1
 """Points of Dice or NSD, or mm of HD95."""
 DEFAULT_TOLERANCE = 2.0
 """Tolerance of the NSD in mm."""
-
-
-class StudyError(ValueError):
-    """Invalid study; the message is one line."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.splitlines()))
 
 
 @dataclass(frozen=True)
@@ -385,9 +379,9 @@ class Study:
         """Return a copy in which the values that are not empty replace the study's own.
 
         Raises:
-            StudyError: a value is invalid.
+            Refusal: a value is invalid.
         """
         try:
             return replace(self, **{key: value for key, value in values.items() if value})
         except pydantic.ValidationError as error:
-            raise StudyError(first_error(error, self.name, Study, TrainerEntry)) from None
+            raise Refusal(first_error(error, self.name, Study, TrainerEntry)) from None

@@ -10,7 +10,8 @@ import pydantic
 import yaml
 
 from nnunet_cpr.files import atomic_write
-from nnunet_cpr.studies.study import Study, StudyError, TrainerEntry
+from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.studies.study import Study, TrainerEntry
 from nnunet_cpr.yaml_files import read_yaml
 
 PRESETS = Path(__file__).parent / "presets"
@@ -25,7 +26,7 @@ def load(name: str, called: str | None = None) -> Study:
         called: name of the study if the file gives none; by default the name of the file.
 
     Raises:
-        StudyError: the file does not exist or is invalid.
+        Refusal: the file does not exist or is invalid.
 
     Example:
         >>> load("quick").folds
@@ -36,7 +37,7 @@ def load(name: str, called: str | None = None) -> Study:
         return read_yaml(path, Study, TrainerEntry, name=called or path.stem, datasets=())
     except ValueError as error:
         is_of_file = str(error).endswith(f"got {path.stem!r}")
-        raise StudyError(f"{error}; choose one with --name" if is_of_file else str(error)) from error
+        raise Refusal(f"{error}; choose one with --name" if is_of_file else str(error)) from error
 
 
 def json_schema() -> dict[str, Any]:
@@ -81,15 +82,15 @@ def find_study(given: str, studies: Path | None = None, saved_first: bool = Fals
         saved_first: prefer a study that has been run to a preset of the same name.
 
     Raises:
-        StudyError: there is none; the message lists the names.
+        Refusal: there is none; the message lists the names.
     """
     presets = {name: PRESETS / f"{name}.yaml" for name in preset_names()}
     saved = {} if studies is None else saved_files(studies)
     known = presets | saved if saved_first else saved | presets
     file = Path(given) if Path(given).is_file() else known.get(given)
     if file is None:
-        raise StudyError(
-            f"study {given!r}: expected a file, a study in nnUNet_results/studies or a preset; choose "
-            f"from {', '.join([*saved, *presets])}"
+        raise Refusal(
+            f"study {given!r}: expected a file, a study in nnUNet_results/studies or a preset",
+            f"choose from {', '.join([*saved, *presets])}",
         )
     return file

@@ -17,7 +17,7 @@ import submitit
 
 from nnunet_cpr.files import set_aside
 from nnunet_cpr.nnunet import commands
-from nnunet_cpr.nnunet.commands import CommandFailed, CommandStopped
+from nnunet_cpr.nnunet.commands import CommandStopped
 from nnunet_cpr.nnunet.fold_files import (
     CHECKPOINTS,
     FINAL_CHECKPOINT,
@@ -26,6 +26,7 @@ from nnunet_cpr.nnunet.fold_files import (
 )
 from nnunet_cpr.nnunet.processes import StopRequest, record_stop_signals
 from nnunet_cpr.nnunet.validation import summary_file
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies.made_from import begins
 from nnunet_cpr.studies.state import (
     StudyPaths,
@@ -71,7 +72,7 @@ class Worker:
 
         Raises:
             SystemExit: a signal has stopped the training; its status is 128 + signal.
-            CommandFailed: two jobs reached their time limit without progress; the error is kept.
+            Refusal: two jobs reached their time limit without progress; the error is kept.
             CalledProcessError: Slurm has refused to requeue the job; the error is kept.
         """
         fold = self.run.folder(self.paths.results)
@@ -86,9 +87,10 @@ class Worker:
             with self._keeping_failures():
                 stalls = _REQUEUE_SIGNAL in request.signals and read_progress(fold)[0] == before
                 if stalls and self.has_stalled:
-                    raise CommandFailed(
-                        "expected an epoch or the whole validation within the time limit of a job, got "
-                        "neither in two jobs; give a longer --time"
+                    raise Refusal(
+                        "expected an epoch or the whole validation within the time limit of a job, "
+                        "got neither in two jobs",
+                        "give a longer --time",
                     )
                 self.has_stalled = stalls
                 signal.raise_signal(_REQUEUE_SIGNAL)
@@ -101,7 +103,7 @@ class Worker:
             True if the run is done, False if another process works on it.
 
         Raises:
-            CommandFailed: nnU-Net failed; the error is kept for ``study status``.
+            Refusal: nnU-Net failed; the error is kept for ``study status``.
             CommandStopped: there was a request to stop.
             OSError: a file cannot be written; the error is kept as well if possible.
         """
@@ -116,7 +118,7 @@ class Worker:
         """Keep errors for ``study status``."""
         try:
             yield
-        except (CommandFailed, OSError, subprocess.CalledProcessError) as error:
+        except (Refusal, OSError, subprocess.CalledProcessError) as error:
             self.paths.logs.mkdir(parents=True, exist_ok=True)
             self.paths.failure(self.run).write_text(f"{error}\n")
             raise
@@ -154,19 +156,18 @@ class Worker:
         if finished(self.run, self.paths) is None:
             self._run_nnunet(request, "--val")
         if finished(self.run, self.paths) is None:
-            raise CommandFailed(
-                f"nnUNetv2_train: expected {summary_file(fold)} with all cases of the fold, got none; "
-                f"see {self.paths.log(self.run)}"
+            raise Refusal(
+                f"nnUNetv2_train: expected {summary_file(fold)} with all cases of the fold, got none",
+                f"see {self.paths.log(self.run)}",
             )
 
     def _begin_from_shorter(self, fold: Path, weights: Path | None) -> None:
-        from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint  # they import torch
-        from nnunet_cpr.nnunet.tools.extension import CannotExtend, begin_from_shorter
+        from nnunet_cpr.nnunet.tools.extension import begin_from_shorter
 
         try:
             begin_from_shorter(fold, weights, print)
-        except (CannotExtend, UnusableCheckpoint) as error:
-            raise CommandFailed(f"cannot begin from a shorter training: {error}") from error
+        except Refusal as error:
+            raise Refusal(f"cannot begin from a shorter training: {error}") from error
 
     def _run_nnunet(self, request: StopRequest, *options: str) -> None:
         start = time.monotonic()

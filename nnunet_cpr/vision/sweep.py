@@ -16,7 +16,7 @@ from nnunet_cpr.figures import new_figure
 from nnunet_cpr.files import finite_number
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.run_name import RunName, parse_run_name
-from nnunet_cpr.vision.task import CannotTrain
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.vision.tasks import find_task
 from nnunet_cpr.vision.training import read_result, run_folder
 from nnunet_cpr.yaml_files import number_ranges, read_yaml
@@ -58,7 +58,7 @@ class Sweep:
         ]
         for _, name in settings:
             if name.seed is not None:
-                raise WrongName(f"{name}: expected a name without a seed; use seeds or --seeds")
+                raise WrongName(f"{name}: expected a name without a seed", "use seeds or --seeds")
         return settings
 
     def runs(self) -> list[RunName]:
@@ -76,13 +76,13 @@ def load_sweep(path: Path) -> Sweep:
     """Read a sweep from a YAML file.
 
     Raises:
-        CannotTrain: the file is not a sweep.
+        Refusal: the file is not a sweep.
         OSError: the file cannot be read.
     """
     try:
         return read_yaml(path, Sweep)
     except ValueError as error:
-        raise CannotTrain(str(error)) from error
+        raise Refusal(str(error)) from error
 
 
 CONFIDENCE = 0.95

@@ -23,18 +23,6 @@ Pairs = tuple[Tensor, Tensor]
 Metrics = dict[str, float]
 
 
-class CannotTrain(RuntimeError):
-    """Run that cannot start or resume; the message is one line."""
-
-
-class Diverged(CannotTrain):
-    """Run with a non-finite loss."""
-
-
-class InUse(CannotTrain):
-    """Run that another process trains."""
-
-
 @dataclass(frozen=True)
 class Setup:
     """Model, batches and evaluation of a task, trained with the cross-entropy.
@@ -106,11 +94,11 @@ class Task:
             "seed": 1,
         }
         if name.lr is None and defaults["lr"] is None:
-            raise WrongName(f"{name}: {self.name} has no learning rate for {name.family}; add _lr<V>")
+            raise WrongName(f"{name}: {self.name} has no learning rate for {name.family}", "add _lr<V>")
         if name.baseline is not None and name.weight_decay is None and defaults["weight_decay"] == 0:
             raise WrongName(
-                f"{name}: {self.name} has no weight decay for {name.family}, so there is none to adapt; "
-                "add _wd<V>"
+                f"{name}: {self.name} has no weight decay for {name.family}, so there is none to adapt",
+                "add _wd<V>",
             )
         missing = {key: value for key, value in defaults.items() if getattr(name, key) is None}
         return dataclasses.replace(name, **missing)

@@ -33,8 +33,9 @@ from nnunet_cpr.cpr.algorithm import CPR
 from nnunet_cpr.environment import seed_all
 from nnunet_cpr.files import atomic_torch_save, atomic_write, read_json
 from nnunet_cpr.names.run_name import RunName
+from nnunet_cpr.refusals import Refusal, RefusedItem
 from nnunet_cpr.vision.optimizer import build_optimizer
-from nnunet_cpr.vision.task import CannotTrain, Diverged, InUse, Metrics, Setup, Task
+from nnunet_cpr.vision.task import Metrics, Setup, Task
 
 CHECKPOINT, RESULT = "checkpoint.pt", "result.json"
 HISTORY, DYNAMICS = "history.csv", "dynamics.csv"
@@ -60,9 +61,9 @@ def train(
         progress: function to call after each step.
 
     Raises:
-        CannotTrain: the task rejects the data, or the folder holds the run with other settings.
-        Diverged: the loss is not finite, now or in the run that the folder holds.
-        InUse: another process trains the run.
+        Refusal: the task rejects the data, or the folder holds the run with other settings.
+        RefusedItem: the loss is not finite, now or in the run that the folder holds.
+        RefusedItem: another process trains the run.
         OSError: the data cannot be read, or the folder cannot be written.
     """
     folder, run = run_folder(results, task, name), task.complete(name)
@@ -83,14 +84,14 @@ def train(
                 # Another process may have finished the run in the meantime.
                 result = read_result(folder) or _Training(task, run, folder, setup, device).run(progress)
         except Timeout:
-            raise InUse(f"{folder} is in use: another process trains this run") from None
+            raise RefusedItem(f"{folder} is in use: another process trains this run") from None
         finally:
             gc.collect()  # frees the reference cycle of optimizer and CPR, and with it the GPU's memory
     _check_same_run(folder / RESULT, result, run)
     if "diverged" in result:
-        raise Diverged(
-            f"{name} diverged: its loss is not finite before step {result['diverged']}; use a smaller "
-            f"_lr<V>, or delete {folder} to train it again"
+        raise RefusedItem(
+            f"{name} diverged: its loss is not finite before step {result['diverged']}",
+            f"use a smaller _lr<V>, or delete {folder} to train it again",
         )
     return result
 
@@ -126,7 +127,7 @@ def _damaged(path: Path) -> OSError:
 
 def _check_same_run(path: Path, saved: dict[str, Any], run: RunName) -> None:
     if saved["run"] != str(run):
-        raise CannotTrain(f"{path}: expected {run}, got {saved['run']}; use other --results")
+        raise Refusal(f"{path}: expected {run}, got {saved['run']}", "use other --results")
 
 
 def learning_rate_factor(step: int, warmup: int, total: int, final: float = 0.1) -> float:
@@ -175,7 +176,7 @@ class _Training:
                 self.seconds = time.perf_counter() - started
                 self._save()
             outcome: dict[str, Any] = self.history[-1]
-        except Diverged:
+        except FloatingPointError:
             outcome = {"diverged": self.step}
         result = {"run": str(self.name), "task": self.task.name, **outcome}
         result["seconds"] = round(self.seconds, 1)
@@ -273,4 +274,4 @@ _PROGRESS = ("epoch", "step", "seconds", "history", "dynamics")
 
 def _check_finite(loss: float) -> None:
     if not math.isfinite(loss):
-        raise Diverged
+        raise FloatingPointError("the loss is not finite")

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.nnunet.checkpoints import UnusableCheckpoint
-from nnunet_cpr.nnunet.tools.export import ExportError, export_model
+from nnunet_cpr.nnunet.tools.export import export_model
+from nnunet_cpr.refusals import Refusal
 from tests.helpers.workspace import PLANS, Workspace
 
 CPR = "nnUNetTrainerCPR_ws1_seed2"
@@ -92,7 +92,7 @@ def refused(model: Path, tmp_path: Path) -> Iterator[Callable[..., str]]:
         model: Path = model,
     ) -> str:
         before = contents(tmp_path)
-        with pytest.raises((ExportError, UnusableCheckpoint, WrongName)) as error:
+        with pytest.raises((Refusal, WrongName)) as error:
             export_model(model, output, list(folds) or None, names)
         assert contents(tmp_path) == before
         assert "\n" not in str(error.value)

@@ -17,12 +17,8 @@ from typer.testing import CliRunner
 from nnunet_cpr.cli import app
 from nnunet_cpr.nnunet.defaults_trainer import DEFAULTS
 from nnunet_cpr.nnunet.pretrained import PRETRAINED, sha256
-from nnunet_cpr.nnunet.tools.extension import (
-    CannotExtend,
-    begin_from_shorter,
-    extend_model,
-    with_epochs,
-)
+from nnunet_cpr.nnunet.tools.extension import begin_from_shorter, extend_model, with_epochs
+from nnunet_cpr.refusals import Refusal
 from tests.golden.tiny_trainer import build_trainer, nnunet_folders
 from tests.helpers.resume_cases import differences
 from tests.helpers.workspace import Workspace
@@ -178,7 +174,7 @@ def test_training_that_cannot_be_longer_is_refused(tmp_path: Path) -> None:
                 trainer.current_epoch = 2
                 (fold.parent / "fold_1").mkdir()
                 trainer.save_checkpoint(str(fold.parent / "fold_1" / "checkpoint_final.pth"))
-            with pytest.raises(CannotExtend, match=words):
+            with pytest.raises(Refusal, match=words):
                 extend_model(fold.parent, epochs, print)
             longer = with_epochs(name, epochs)[0]
             assert not list(fold.parents[1].glob(f"{longer}__*"))

@@ -14,6 +14,7 @@ from nnunet_cpr.nnunet.averaging import AveragedWeights
 from nnunet_cpr.nnunet.checkpoint_policy import CheckpointPolicy
 from nnunet_cpr.nnunet.fold_files import CHECKPOINTS
 from nnunet_cpr.nnunet.tools import extension
+from nnunet_cpr.refusals import Refusal, RefusedItem
 from tests.nnunet.test_training_life import TrainingLife, play
 
 pytestmark = pytest.mark.release
@@ -51,8 +52,8 @@ def read_error_is_taken_for_damage(patch: Patch) -> None:
     def read_or_skip(path: Path) -> Any:
         try:
             return read(path)
-        except checkpoints.UnusableCheckpoint as error:
-            raise checkpoints.DamagedCheckpoint(path, str(error)) from error
+        except Refusal as error:
+            raise RefusedItem(path, str(error)) from error
 
     patch.setattr(checkpoints, "read", read_or_skip)
 

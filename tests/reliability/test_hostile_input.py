@@ -19,10 +19,11 @@ from nnunet_cpr.names import trainer_name as trainers
 from nnunet_cpr.names.settings import FAMILIES
 from nnunet_cpr.names.suffixes import SUFFIXES
 from nnunet_cpr.nnunet.fold_files import RESOURCES
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.studies.state import StudyPaths
 from nnunet_cpr.studies.status import states, status_table
-from nnunet_cpr.studies.study import Run, Study, StudyError, TrainerEntry
+from nnunet_cpr.studies.study import Run, Study, TrainerEntry
 from nnunet_cpr.studies.study_file import load
 from tests.helpers.examples import examples
 
@@ -90,7 +91,7 @@ def test_invalid_study_file_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(StudyError, match=re.escape(message)) as caught:
+    with pytest.raises(Refusal, match=re.escape(message)) as caught:
         load("mine.yaml")
     assert_one_line(caught.value)
     assert os.listdir() == ["mine.yaml"]

@@ -2,7 +2,8 @@ from itertools import product
 
 import pytest
 
-from nnunet_cpr.reports.reading import ReportError, read_results
+from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.words import find_warnings
 from tests.reports.folds import DATASET, NAN, both, study, write_fold, write_json, write_log
 
@@ -20,10 +21,10 @@ def test_fold_is_finished_after_validation(tmp_path):
 
 def test_study_without_results_is_refused(tmp_path):
     write_log(tmp_path / DATASET / "A__nnUNetPlans__3d_fullres" / "fold_0", {0: (1, 1, 0, 5)})
-    with pytest.raises(ReportError, match="study toy: no run has finished") as error:
+    with pytest.raises(Refusal, match="study toy: no run has finished") as error:
         read_results(study("A"), tmp_path)
     assert "\n" not in str(error.value)
-    with pytest.raises(ReportError, match="expected a data set"):
+    with pytest.raises(Refusal, match="expected a data set"):
         read_results(study("A", datasets=()), tmp_path)
 
 

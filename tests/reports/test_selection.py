@@ -2,9 +2,10 @@
 
 import pytest
 
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.selection import choose_compared
-from nnunet_cpr.studies.study import StudyError, TrainerEntry
+from nnunet_cpr.studies.study import TrainerEntry
 from nnunet_cpr.studies.study_file import load
 from tests.reports.folds import both, study, write_fold
 
@@ -53,7 +54,7 @@ def test_setting_is_selected_on_the_other_folds(tmp_path):
 def test_selection_needs_groups_and_folds(tmp_path):
     text = "datasets: A\nselect: true\ntrainers: [B, C]\n"
     (tmp_path / "mine.yaml").write_text(text)
-    with pytest.raises(StudyError, match="select: expected a group for each trainer"):
+    with pytest.raises(Refusal, match="select: expected a group for each trainer"):
         load(str(tmp_path / "mine.yaml"))
     with pytest.raises(ValueError, match="select: expected at least 2 folds"):
         planned(folds=(0,))

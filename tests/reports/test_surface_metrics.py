@@ -15,8 +15,9 @@ import pytest
 import SimpleITK as sitk
 from rich.console import Console
 
-from nnunet_cpr.reports import ReportError, write_report
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.reports import surface as module
+from nnunet_cpr.reports import write_report
 from nnunet_cpr.reports.surface import (
     CACHE_NAME,
     compute_surface_metrics,
@@ -238,7 +239,7 @@ def test_missing_monai_is_said(tmp_path, monkeypatch, metrics):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     advice = "they need MONAI; run pip install 'nnunet-cpr[surface]'"
     if "dice" not in metrics:
-        with pytest.raises(ReportError, match=re.escape(advice)):
+        with pytest.raises(Refusal, match=re.escape(advice)):
             write_report(planned, results, raw, preprocessed, tmp_path / "report", console)
         return
     files = write_report(planned, results, raw, preprocessed, tmp_path / "report", console)

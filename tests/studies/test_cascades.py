@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies.state import prerequisites
-from nnunet_cpr.studies.study import Study, StudyError
+from nnunet_cpr.studies.study import Study
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_cascade_needs_all_folds_of_its_previous_stage(data: dict[str, str]) -> 
         ]
     advice = r"write configurations \[3d_lowres, 3d_cascade_fullres\] and folds 0-4"
     for wrong in (cascade((0, 1), *stages), cascade((0, 1, 2, 3, 4), stages[1])):
-        with pytest.raises(StudyError, match=advice):
+        with pytest.raises(Refusal, match=advice):
             prerequisites(wrong, data)
     assert prerequisites(cascade((0,), "2d"), data) == {}
 
@@ -53,5 +54,5 @@ def test_cascade_of_an_entry_needs_an_entry_of_the_same_trainer(data: dict[str, 
     assert len(needed) == 5 and {other for others in needed.values() for other in others} == {
         run for run in same.runs() if run.configuration == "3d_lowres"
     }
-    with pytest.raises(StudyError, match="by the same trainer"):
+    with pytest.raises(Refusal, match="by the same trainer"):
         prerequisites(study("nnUNetTrainerCPR"), data)

@@ -10,7 +10,7 @@ import yaml
 
 from nnunet_cpr import KappaWS
 from nnunet_cpr.names.trainer_name import parse_trainer_name
-from nnunet_cpr.studies.study import StudyError
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies.study_file import PRESETS, json_schema, load, preset_names, save
 
 # The paper's table of segmentation results: weight decays 1e-5 to 1e-1, then warm starts of 1k to 4k.
@@ -89,7 +89,7 @@ def test_saved_study_loads_unchanged(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_file_is_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match=message) as caught:
+    with pytest.raises(Refusal, match=message) as caught:
         load(write(tmp_path, text))
     assert "\n" not in str(caught.value)
 
@@ -150,5 +150,5 @@ def test_trainer_may_have_its_own_plans_and_configuration(tmp_path: Path) -> Non
 )
 def test_ambiguous_settings_are_refused(changes: str, message: str, tmp_path: Path) -> None:
     text = NETWORKS.replace("plans: nnUNetPlans\n", "") if changes.startswith("plans") else NETWORKS
-    with pytest.raises(StudyError, match=message):
+    with pytest.raises(Refusal, match=message):
         load(write(tmp_path, f"datasets: 4\n{changes}\n{text}"))

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies.made_from import check_plans
-from nnunet_cpr.studies.study import Study, StudyError
+from nnunet_cpr.studies.study import Study
 
 DATA = "Dataset001_A"
 
@@ -51,7 +52,7 @@ def test_plans_that_have_changed_since_a_run_began_are_refused(
         check_plans(study, folders)
         return
     expected = rf"nnUNetPlans\.json: {changed} of 3d_fullres changed since nnUNetTrainerSGD_seed1__"
-    with pytest.raises(StudyError, match=expected):
+    with pytest.raises(Refusal, match=expected):
         check_plans(study, folders)
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies import data as study_data
 from nnunet_cpr.studies.state import StudyPaths
-from nnunet_cpr.studies.study import Study, StudyError, TrainerEntry
+from nnunet_cpr.studies.study import Study, TrainerEntry
 
 
 def test_two_studies_do_not_prepare_a_data_set_at_the_same_time(
@@ -84,7 +85,7 @@ def study_of(trainer: str, **options: Any) -> Study:
     ],
 )
 def test_trainers_that_take_no_seed_are_refused(data: dict[str, str], trainer: str, hint: str) -> None:
-    with pytest.raises(StudyError, match=re.escape(hint)):
+    with pytest.raises(Refusal, match=re.escape(hint)):
         study_data.check_study_data(study_of(trainer, seeds=(1, 2, 3)), data, 1)
 
 
@@ -92,13 +93,13 @@ def test_data_set_without_enough_cases_needs_a_split_of_its_own(
     data: dict[str, str], tmp_path: Path
 ) -> None:
     study, logs = study_of("nnUNetTrainer"), tmp_path / "logs"
-    with pytest.raises(StudyError, match=r"at least 5 training cases for .* got 4; write a split"):
+    with pytest.raises(Refusal, match=r"at least 5 training cases for .* got 4; write a split"):
         study_data.prepare_study_data(study, data, logs, 1)
     splits = tmp_path / "nnUNet_preprocessed" / "Dataset001_A" / "splits_final.json"
     splits.write_text(json.dumps([{"train": ["a", "b"], "val": ["c", "d"]}] * 2))
     study_data.prepare_study_data(study, data, logs, 1)
     splits.write_text(json.dumps([{"train": ["a", "b"], "val": ["c", "d"]}]))
-    with pytest.raises(StudyError, match="fold 1: Dataset001_A has folds 0 to 0 only"):
+    with pytest.raises(Refusal, match="fold 1: Dataset001_A has folds 0 to 0 only"):
         study_data.check_study_data(study, data, 1)
 
 
@@ -109,7 +110,7 @@ def test_too_few_cases_are_refused_before_preprocessing(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
     (raw / "dataset.json").write_text(json.dumps({"numTraining": 4}))
     study = study_of("nnUNetTrainer")
-    with pytest.raises(StudyError, match=r"at least 5 training cases for .* got 4; write a split"):
+    with pytest.raises(Refusal, match=r"at least 5 training cases for .* got 4; write a split"):
         study_data.check_study_data(study, folders, 1)
     (home / "splits_final.json").write_text(json.dumps([{"train": ["a", "b"], "val": ["c"]}] * 2))
     assert study_data.check_study_data(study, folders, 1)[0][0] == "nnUNetv2_plan_and_preprocess"
@@ -123,7 +124,7 @@ def test_changed_splits_are_refused(data: dict[str, str], tmp_path: Path) -> Non
         splits.write_text(json.dumps(split))
         study_data.check_splits(study, data, record)
     splits.write_text(json.dumps(split[::-1]))
-    with pytest.raises(StudyError, match=r"splits_final\.json: has changed since study s began"):
+    with pytest.raises(Refusal, match=r"splits_final\.json: has changed since study s began"):
         study_data.check_splits(study, data, record)
 
 
@@ -185,6 +186,6 @@ def test_runs_with_other_defaults_are_not_mixed(
     fold = next(iter(study.runs())).folder(tmp_path)
     fold.mkdir(parents=True)
     (fold / "training_log_2026_1_2_03_04_05.txt").write_text(line)
-    refused = pytest.raises(StudyError, match="have the defaults of version")
+    refused = pytest.raises(Refusal, match="have the defaults of version")
     with refused if is_refused else nullcontext():
         study_data._check_defaults(study, StudyPaths(tmp_path, tmp_path / "studies" / "s"))

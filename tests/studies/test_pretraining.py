@@ -10,12 +10,12 @@ import pytest
 import torch
 import yaml
 
-from nnunet_cpr.nnunet.commands import CommandFailed
 from nnunet_cpr.nnunet.pretrained import PRETRAINED, sha256
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies.made_from import begins, check_pretrained
 from nnunet_cpr.studies.running import command_line
 from nnunet_cpr.studies.state import StudyPaths
-from nnunet_cpr.studies.study import Study, StudyError
+from nnunet_cpr.studies.study import Study
 from nnunet_cpr.studies.worker import Worker
 from tests.helpers.workspace import PLANS, Workspace
 from tests.studies.study_run import StudyRun, wait_for
@@ -64,10 +64,10 @@ def test_worker_begins_with_the_weights_and_then_continues(tmp_path: Path, monke
     monkeypatch.setattr(Worker, "_run_nnunet", lambda self, request, *options: said.append(options))
     monkeypatch.setattr("nnunet_cpr.studies.worker.record_epochs", lambda run, fold: None)
     for run in (scratch, tuned):
-        with pytest.raises(CommandFailed, match=r"expected .*summary.json"):
+        with pytest.raises(Refusal, match=r"expected .*summary.json"):
             Worker(run, paths)._train_and_validate(None)
     save_checkpoint(tuned.folder(tmp_path) / "checkpoint_latest.pth")
-    with pytest.raises(CommandFailed, match=r"expected .*summary.json"):
+    with pytest.raises(Refusal, match=r"expected .*summary.json"):
         Worker(tuned, paths)._train_and_validate(None)
     weights = ("-pretrained_weights", str(tmp_path / "a.pth"))
     assert said == [("--c",), ("--val",), weights, ("--val",), ("--c",), ("--val",)]
@@ -92,7 +92,7 @@ def test_runs_that_began_with_other_weights_are_refused(
     if record == "same":
         check_pretrained(study, folders)
         return
-    with pytest.raises(StudyError) as refused:
+    with pytest.raises(Refusal) as refused:
         check_pretrained(study, folders)
     assert f"{fold}: expected a training that began with {tmp_path / 'a.pth'}" in str(refused.value)
     assert ("random weights" if record == "none" else "/b.pth (SHA-256 0000") in str(refused.value)
@@ -107,20 +107,20 @@ def test_fine_tuned_training_in_the_place_of_one_from_scratch_is_refused(
     fold = next(study.runs()).folder(Path(folders["nnUNet_results"]))
     record = {"path": "/b.pth", "sha256": "0" * 64}
     save_checkpoint(fold / "checkpoint_final.pth", {PRETRAINED: record})
-    with pytest.raises(StudyError, match=r"fold_0: expected .* with random weights, got .* /b\.pth \(S"):
+    with pytest.raises(Refusal, match=r"fold_0: expected .* with random weights, got .* /b\.pth \(S"):
         check_pretrained(study, folders)
     save_checkpoint(fold / "checkpoint_final.pth")
     check_pretrained(study, folders)
 
 
 def test_missing_and_damaged_weights_are_refused(folders: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match=r"got no file .*nnUNet_results/A/fold_0/final\.pth; write"):
+    with pytest.raises(Refusal, match=r"got no file .*nnUNet_results/A/fold_0/final\.pth; write"):
         check_pretrained(make_study("A/fold_{fold}/final.pth"), folders)
     (tmp_path / "a.pth").write_bytes(b"PK")
-    with pytest.raises(StudyError, match=r"pretrained: .*a\.pth is damaged"):
+    with pytest.raises(Refusal, match=r"pretrained: .*a\.pth is damaged"):
         check_pretrained(make_study(str(tmp_path / "a.pth")), folders)
     study = Study("mine", ["Dataset001_A"], ["nnUNetTrainerCPR_preA"], folds=[0])
-    with pytest.raises(StudyError, match="nnUNetTrainerCPR_preA: expected an entry 'pretrained'"):
+    with pytest.raises(Refusal, match="nnUNetTrainerCPR_preA: expected an entry 'pretrained'"):
         check_pretrained(study, folders)
 
 
@@ -132,7 +132,7 @@ def test_one_file_that_is_written_in_two_ways_is_refused(
         {"trainer": SCRATCH, "pretrained": path}
         for path in ("a.pth", str(tmp_path / "nnUNet_results" / "a.pth"))
     ]
-    with pytest.raises(StudyError, match=r"a\.pth are one file; write it in one way"):
+    with pytest.raises(Refusal, match=r"a\.pth are one file; write it in one way"):
         check_pretrained(Study("mine", ["Dataset001_A"], entries), folders)
 
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import torch
 
-from nnunet_cpr.nnunet.commands import CommandFailed
 from nnunet_cpr.nnunet.fold_files import RESOURCES
 from nnunet_cpr.nnunet.processes import StopRequest
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies.state import (
     Stage,
     StudyPaths,
@@ -32,7 +32,7 @@ from nnunet_cpr.studies.state import (
     stop_command,
 )
 from nnunet_cpr.studies.status import steps_left, time_left
-from nnunet_cpr.studies.study import Run, StudyError
+from nnunet_cpr.studies.study import Run
 from nnunet_cpr.studies.worker import Worker
 from tests.reports.folds import write_json, write_log
 
@@ -220,7 +220,7 @@ def test_training_of_killed_worker_is_running(run: Run, paths: StudyPaths, fold:
 
 def test_failure_keeps_the_end_of_its_log(run: Run, paths: StudyPaths, training: Callable) -> None:
     training("echo reading; echo 'out of memory' >&2; exit 3")
-    with pytest.raises(CommandFailed, match="nnUNetv2_train failed"):
+    with pytest.raises(Refusal, match="nnUNetv2_train failed"):
         Worker(run, paths, "cpu")()
     state = state_of(run, paths)
     assert state.stage is Stage.FAILED and state.reason.endswith("reading | out of memory")
@@ -299,7 +299,7 @@ def test_trainings_of_a_killed_command_are_stopped(run: Run, paths: StudyPaths, 
         try:
             with claim(run, paths):
                 record_process(run, paths, training.pid)
-                with pytest.raises(StudyError, match=f"{run.key}.*end it: kill {os.getpid()}"):
+                with pytest.raises(Refusal, match=f"{run.key}.*end it: kill {os.getpid()}"):
                     list(stop_command([run], paths))
                 assert training.poll() is None
             record_process(run, paths, training.pid)  # as if the command had not removed it

@@ -12,10 +12,11 @@ import pytest
 import typer
 
 from nnunet_cpr.cli.study.run import RunOptions, gpu_names, parse_minutes
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies import running
 from nnunet_cpr.studies.running import Slurm, cancel_slurm_jobs, queued_runs
 from nnunet_cpr.studies.state import StudyPaths, state_of
-from nnunet_cpr.studies.study import Run, StudyError
+from nnunet_cpr.studies.study import Run
 
 RUNS = [Run("Dataset001_A", "3d_fullres", "nnUNetPlans", fold, "nnUNetTrainerCPR") for fold in (0, 1)]
 
@@ -103,7 +104,7 @@ def test_squeue_is_asked_twice_a_minute(
 def test_times_are_those_of_slurm() -> None:
     times = {"90:30": 91, "24:00:00": 1440, "1-12:30": 2190, "0:00:01": 1}
     assert {text: parse_minutes(text) for text in times} == times
-    with pytest.raises(StudyError, match="--time: expected minutes"):
+    with pytest.raises(Refusal, match="--time: expected minutes"):
         parse_minutes("1:2:3:4")
 
 
@@ -118,7 +119,7 @@ def test_times_are_those_of_slurm() -> None:
     ],
 )
 def test_jobs_that_could_not_save_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(StudyError, match=message):
+    with pytest.raises(Refusal, match=message):
         RunOptions(**options).slurm()
     RunOptions(time="1", signal_delay=10).slurm()
 
@@ -143,7 +144,7 @@ def test_slurm_that_does_not_answer_is_no_empty_queue(
     squeue.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact' >&2\nexit 1\n")
     paths = StudyPaths(tmp_path / "results", tmp_path / "results" / "studies" / "s")
     for ask in (lambda: Slurm().submit(RUNS, paths, {}), lambda: cancel_slurm_jobs(paths)):
-        with pytest.raises(StudyError, match="squeue: slurm_load_jobs error: Unable to contact; try"):
+        with pytest.raises(Refusal, match="squeue: slurm_load_jobs error: Unable to contact; try"):
             ask()
     assert queued_runs(paths) == frozenset()
 
@@ -153,7 +154,7 @@ def test_refused_jobs_keep_their_failures(script: Callable[..., dict[str, str]],
     paths.logs.mkdir(parents=True)
     paths.failure(RUNS[0]).write_text("CUDA out of memory\n")
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho Invalid account >&2; exit 1\n")
-    with pytest.raises(StudyError, match="sbatch: refused the jobs"):
+    with pytest.raises(Refusal, match="sbatch: refused the jobs"):
         Slurm().submit(RUNS, paths, {})
     assert state_of(RUNS[0], paths).reason == "CUDA out of memory"
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho Submitted batch job 5\n")

@@ -15,9 +15,10 @@ from types import FrameType
 import psutil
 import pytest
 
-from nnunet_cpr.nnunet.commands import CommandFailed, CommandStopped
+from nnunet_cpr.nnunet.commands import CommandStopped
 from nnunet_cpr.nnunet.commands import run as run_command
 from nnunet_cpr.nnunet.processes import record_stop_signals
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies.running import Local
 from nnunet_cpr.studies.state import Stage, StudyPaths, claim, is_running, state_of
 from nnunet_cpr.studies.study import Run
@@ -110,7 +111,7 @@ def test_stubborn_command_is_killed_by_a_second_interrupt(training: Callable, tm
 def test_killed_command_leaves_no_processes(training: Callable, tmp_path: Path) -> None:
     training("sleep 1000 & echo $! > child; echo Epoch 3; kill -9 $$")
     with pytest.raises(
-        CommandFailed, match=r"was killed, perhaps out of memory, see .*; its last lines: Epoch 3"
+        Refusal, match=r"was killed, perhaps out of memory, see .*; its last lines: Epoch 3"
     ):
         run_command(["nnUNetv2_train"], tmp_path / "log", os.environ)
     assert not child_runs(tmp_path)
@@ -171,7 +172,7 @@ def test_slurm_job_requeues_unless_cancelled(
         assert ours
 
 
-@pytest.mark.parametrize(("epoch", "end"), [("", CommandFailed), (EPOCH, Requeued)])
+@pytest.mark.parametrize(("epoch", "end"), [("", Refusal), (EPOCH, Requeued)])
 def test_second_job_without_progress_at_its_limit_has_failed(
     run: Run, paths: StudyPaths, training: Callable, slurm: Callable, tmp_path: Path, epoch: str, end
 ) -> None:
@@ -184,7 +185,7 @@ def test_second_job_without_progress_at_its_limit_has_failed(
             worker()
         worker = worker.checkpoint().function
     has_failed = state_of(run, paths).stage is Stage.FAILED
-    assert has_failed == (end is CommandFailed)
+    assert has_failed == (end is Refusal)
     assert has_failed == ("give a longer --time" in state_of(run, paths).reason)
 
 

@@ -15,8 +15,8 @@ import yaml
 from scipy import stats
 
 from nnunet_cpr.names.run_name import parse_run_name
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.vision.sweep import Sweep, draw_summary, load_sweep, read_results, summarize
-from nnunet_cpr.vision.task import CannotTrain
 from nnunet_cpr.vision.tasks import TASKS
 from nnunet_cpr.vision.training import run_folder
 from tests.helpers import ROOT
@@ -75,7 +75,7 @@ def test_sweep_of_the_benchmarks_is_complete(file: Path) -> None:
 )
 def test_file_that_is_not_a_sweep_is_one_line(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(text)
-    with pytest.raises(CannotTrain, match=r"mine\.yaml: ") as error:
+    with pytest.raises(Refusal, match=r"mine\.yaml: ") as error:
         load_sweep(tmp_path / "mine.yaml")
     assert message in str(error.value) and len(str(error.value).splitlines()) == 1
 

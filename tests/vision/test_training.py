@@ -14,7 +14,8 @@ import torch
 from filelock import FileLock
 
 from nnunet_cpr.names.run_name import parse_run_name
-from nnunet_cpr.vision.task import CannotTrain, Diverged, InUse, Setup, Task
+from nnunet_cpr.refusals import Refusal, RefusedItem
+from nnunet_cpr.vision.task import Setup, Task
 from nnunet_cpr.vision.training import (
     CHECKPOINT,
     DYNAMICS,
@@ -108,7 +109,7 @@ def test_run_writes_its_files(tmp_path: Path) -> None:
 
 def test_diverged_run_is_not_repeated(tmp_path: Path) -> None:
     for task in (TASK, REFUSES):
-        with pytest.raises(Diverged, match="SGD_lr1e38 diverged: its loss is not finite before step"):
+        with pytest.raises(RefusedItem, match="SGD_lr1e38 diverged: its loss is not finite before step"):
             train(task, parse_run_name("SGD_lr1e38"), tmp_path)
 
 
@@ -116,9 +117,7 @@ def test_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
     longer = dataclasses.replace(TASK, steps=30)
     train_for(6, "SGD", tmp_path)
     for file in (CHECKPOINT, RESULT):
-        with pytest.raises(
-            CannotTrain, match=rf"{file}: expected SGD_.*30steps, got .*26steps; use other"
-        ):
+        with pytest.raises(Refusal, match=rf"{file}: expected SGD_.*30steps, got .*26steps; use other"):
             train(longer, SGD, tmp_path)
         train(TASK, SGD, tmp_path)
 
@@ -164,5 +163,5 @@ def test_gradients_are_clipped(tmp_path: Path) -> None:
 def test_run_of_another_process_is_refused(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, TASK, SGD)
     folder.mkdir(parents=True)
-    with FileLock(folder / ".lock"), pytest.raises(InUse, match="another process trains this run"):
+    with FileLock(folder / ".lock"), pytest.raises(RefusedItem, match="another process trains this run"):
         train(TASK, SGD, tmp_path)

@@ -2,8 +2,8 @@
 
 import typer
 
-from nnunet_cpr.cli.common import expand_options
-from nnunet_cpr.cli.study.options import STOPPED, study_errors
+from nnunet_cpr.cli.common import expand_options, report_errors
+from nnunet_cpr.cli.study.options import STOPPED
 from nnunet_cpr.cli.study.plan import plan
 from nnunet_cpr.cli.study.presets import list_studies, new, presets, schema
 from nnunet_cpr.cli.study.report import predict, report
@@ -15,12 +15,12 @@ app = typer.Typer(
     help="Compare trainers by cross-validation: run the trainings, watch them, report the results.",
 )
 for training in (run, run_one):
-    app.command()(expand_options(study_errors(STOPPED)(training)))
-app.command()(expand_options(study_errors("stopped watching; training runs go on")(status)))
+    app.command()(expand_options(report_errors(STOPPED)(training)))
+app.command()(expand_options(report_errors("stopped watching; training runs go on")(status)))
 again = "stopped; run the same command again to continue"
-app.command()(expand_options(study_errors(again)(predict)))
+app.command()(expand_options(report_errors(again)(predict)))
 for with_options in (plan, commands, report):
-    app.command()(expand_options(study_errors()(with_options)))
-app.command("list")(study_errors()(list_studies))
+    app.command()(expand_options(report_errors()(with_options)))
+app.command("list")(report_errors()(list_studies))
 for simple in (presets, new, schema, stop, cancel, remove):
-    app.command()(study_errors()(simple))
+    app.command()(report_errors()(simple))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -14,18 +12,10 @@ from rich.console import Console
 from typer import Argument, BadParameter, Option
 
 from nnunet_cpr import studies
-from nnunet_cpr.cli.common import DEFAULT_PROCESSES, ProcessesOption, parse_numbers, report_errors
+from nnunet_cpr.cli.common import DEFAULT_PROCESSES, ProcessesOption, parse_numbers
+from nnunet_cpr.refusals import Refusal
 
 STOPPED = "stopped; run the same command again to continue from the last checkpoints"
-
-
-@contextmanager
-def study_errors(interrupted: str = "stopped") -> Iterator[None]:
-    """End a command with one line on the errors of studies; also a decorator of commands."""
-    from nnunet_cpr.nnunet.commands import CommandFailed
-
-    with report_errors(studies.StudyError, CommandFailed, OSError, interrupted=interrupted):
-        yield
 
 
 StudyArgument = Annotated[
@@ -87,7 +77,7 @@ class StudyOptions:
                 preset of the same name.
 
         Raises:
-            StudyError: there is no such study, or an option is invalid.
+            Refusal: there is no such study, or an option is invalid.
         """
         if not (self.study or self.trainers):
             raise BadParameter("expected STUDY, or --trainers A,B with --dataset")
@@ -137,15 +127,15 @@ class PreparationOptions(TrainingOptions, StudyOptions):
         """Check a study without changing a file, and return the commands that prepare its data.
 
         Raises:
-            StudyError: a trainer, a data set, its plans or a fold is missing, or an earlier study of
+            Refusal: a trainer, a data set, its plans or a fold is missing, or an earlier study of
                 this name has other ones and is not to be replaced.
         """
         study, _, folders = selected
         lost = study.lost_from(self._earlier(selected))
         if lost:
-            raise studies.StudyError(
-                f"study {study.name} exists with other {' and '.join(lost)}; choose another --name, or "
-                "--replace"
+            raise Refusal(
+                f"study {study.name} exists with other {' and '.join(lost)}",
+                "choose another --name, or --replace",
             )
         commands = studies.check_study_data(study, folders, self.processes)
         studies.prerequisites(study, folders)
@@ -155,8 +145,8 @@ class PreparationOptions(TrainingOptions, StudyOptions):
         """Check a study, plan and preprocess its data, and save it for commands that name it.
 
         Raises:
-            StudyError: as :meth:`check`, or the folds have changed since the study began.
-            CommandFailed: nnU-Net's planning or preprocessing failed.
+            Refusal: as :meth:`check`, or the folds have changed since the study began.
+            Refusal: nnU-Net's planning or preprocessing failed.
         """
         study, paths, folders = selected
         with console.status("checking the trainers and data sets, then planning and preprocessing"):

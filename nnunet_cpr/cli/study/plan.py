@@ -14,6 +14,7 @@ from typer import Option
 from nnunet_cpr import studies
 from nnunet_cpr.cli.common import JsonOption, print_json
 from nnunet_cpr.cli.study.options import SelectedStudy, StudyOptions
+from nnunet_cpr.refusals import Refusal
 
 if TYPE_CHECKING:
     from nnunet_cpr.reports.power import Deviations, Size
@@ -45,9 +46,9 @@ def plan(
     selected, finished = options.select(), StudyOptions(study=like).select() if like else None
     name, size = selected.study.name, _size(selected.study)
     if not selected.study.datasets:
-        raise studies.StudyError(f"study {name}: expected a data set, got none; add --dataset")
+        raise Refusal(f"study {name}: expected a data set, got none", "add --dataset")
     if not size.comparisons:
-        raise studies.StudyError(f"study {name}: expected two trainers to compare, got one")
+        raise Refusal(f"study {name}: expected two trainers to compare, got one")
     deviations: tuple[Deviations, ...] = (*power.ASSUMED, *power.MEASURED, *power.PUBLISHED)
     if finished is not None:
         results = read_results(finished.study, finished.paths.results, finished.paths.splits)

@@ -9,7 +9,8 @@ from typing import Annotated
 from typer import Argument
 
 from nnunet_cpr import studies
-from nnunet_cpr.cli.common import print_json, stop
+from nnunet_cpr.cli.common import print_json
+from nnunet_cpr.refusals import Refusal
 
 
 def presets() -> None:
@@ -26,9 +27,9 @@ def new(
 ) -> None:
     """Copy a preset to a new study file."""
     if preset not in studies.preset_names():
-        stop(f"unknown preset {preset!r}; choose from {', '.join(studies.preset_names())}")
+        raise Refusal(f"unknown preset {preset!r}", f"choose from {', '.join(studies.preset_names())}")
     if file.exists():
-        stop(f"{file}: file exists; choose another name")
+        raise Refusal(f"{file}: file exists", "choose another name")
     file.write_bytes((studies.PRESETS / f"{preset}.yaml").read_bytes())
     print(f"edit {file}, then: nnunet-cpr study run {file}")
 

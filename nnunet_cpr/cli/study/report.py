@@ -13,6 +13,7 @@ from nnunet_cpr import studies
 from nnunet_cpr.cli.common import JsonOption, print_json
 from nnunet_cpr.cli.study.options import DeviceOption, StudyOptions
 from nnunet_cpr.cli.study.run import gpu_names
+from nnunet_cpr.refusals import Refusal
 
 
 def report(
@@ -37,7 +38,7 @@ def report(
     except OSError as error:
         if output is not None or not str(error.filename).startswith(str(paths.study)):
             raise
-        raise studies.StudyError(f"{folder}: {error.strerror}; choose another folder with -o") from error
+        raise Refusal(f"{folder}: {error.strerror}", "choose another folder with -o") from error
     for file in files:
         console.print(f"wrote {file}", soft_wrap=True, markup=False)
     if as_json:

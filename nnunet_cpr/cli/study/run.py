@@ -14,10 +14,11 @@ from rich.console import Console
 from typer import Argument, Option
 
 from nnunet_cpr import studies
-from nnunet_cpr.cli.common import report_errors, stop
+from nnunet_cpr.cli.common import report_errors
 from nnunet_cpr.cli.study.options import STOPPED, PreparationOptions, SelectedStudy, TrainingOptions
 from nnunet_cpr.cli.study.plan import power_line
 from nnunet_cpr.cli.study.status import live_table, watch
+from nnunet_cpr.refusals import Refusal
 
 _OURS = {"signal": "--signal-delay", "time": "--time", "array": "--jobs"}
 """Options of sbatch that a job relies on, and ours that set them."""
@@ -65,14 +66,15 @@ class RunOptions(SlurmOptions, PreparationOptions):
         """Return the executor for Slurm.
 
         Raises:
-            StudyError: the time limit or an option is invalid.
+            Refusal: the time limit or an option is invalid.
         """
         gpus = 1 if self.gpus is None else self.gpus
         minutes = parse_minutes(self.time)
         if 60 * minutes <= self.signal_delay:
-            raise studies.StudyError(
+            raise Refusal(
                 f"--time: expected more than the {self.signal_delay} s before its end at which a job "
-                f"requeues, got {60 * minutes} s; give a longer one or a shorter --signal-delay"
+                f"requeues, got {60 * minutes} s",
+                "give a longer one or a shorter --signal-delay",
             )
         given: dict[str, str | bool] = {}
         for option in self.sbatch or ():
@@ -80,11 +82,12 @@ class RunOptions(SlurmOptions, PreparationOptions):
             given[name.replace("-", "_")] = value or True
         for name, option in _OURS.items():
             if name in given:
-                raise studies.StudyError(f"--sbatch {name}: jobs need one of ours; use {option}")
+                raise Refusal(f"--sbatch {name}: jobs need one of ours", f"use {option}")
         if "?" in str(given.get("dependency")):
-            raise studies.StudyError(
-                "--sbatch dependency: expected conditions that all must hold, as stages of a study add "
-                f"theirs, got {given['dependency']!r}; replace '?' by ','"
+            raise Refusal(
+                "--sbatch dependency: expected conditions that all must hold, as stages of a study "
+                f"add theirs, got {given['dependency']!r}",
+                "replace '?' by ','",
             )
         requests_gpus = any(
             name.startswith("gpus") or (name in ("gres", "tres_per_task") and "gpu" in str(value))
@@ -112,7 +115,7 @@ def parse_minutes(text: str) -> int:
     """Parse Slurm's minutes[:seconds], hours:minutes:seconds or days-hours[:minutes[:seconds]].
 
     Raises:
-        StudyError: it is anything else.
+        Refusal: it is anything else.
 
     Example:
         >>> parse_minutes("90"), parse_minutes("24:00:00"), parse_minutes("2-12")
@@ -120,7 +123,7 @@ def parse_minutes(text: str) -> int:
     """
     matched = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,6})(?::(\d\d?))?(?::(\d\d?))?", text, re.ASCII)
     if not matched:
-        raise studies.StudyError(
+        raise Refusal(
             f"--time: expected minutes, hours:minutes:seconds or days-hours:minutes, got {text!r}"
         )
     days, hours, minutes, seconds = (int(number or 0) for number in matched.groups())
@@ -134,9 +137,11 @@ def run(options: RunOptions) -> None:
     """Train and validate all unfinished runs. Run it again to continue after a stop."""
     selected, console = options.select(saved_first=False), Console()
     if options.executor == "local" and options.given_for_slurm():
-        stop(f"{', '.join(options.given_for_slurm())}: expected --executor slurm as well")
+        raise Refusal(f"{', '.join(options.given_for_slurm())}: expected --executor slurm as well")
     if options.num_gpus is not None:
-        stop(f"-num_gpus: expected --gpus {options.num_gpus}, GPUs to share, or on Slurm of each job")
+        raise Refusal(
+            f"-num_gpus: expected --gpus {options.num_gpus}, GPUs to share, or on Slurm of each job"
+        )
     slurm = options.slurm() if options.executor == "slurm" else None
     if options.dry_run:
         with console.status("checking the trainers and data sets"):
@@ -159,7 +164,7 @@ def run(options: RunOptions) -> None:
     found = studies.states(selected.study, selected.paths).values()
     if any(state.stage is not studies.Stage.DONE for state in found):
         where = f"logs are in {selected.paths.logs}"
-        stop(f"{studies.summary(found)}; {where}; run the same command again to continue")
+        raise Refusal(f"{studies.summary(found)}; {where}", "run the same command again to continue")
     print(f"all done; next: nnunet-cpr study report {selected.study.name}")
 
 
@@ -184,7 +189,7 @@ def _submit(executor: studies.Slurm, selected: SelectedStudy, wait: bool, consol
     console.print(jobs if numbers else "nothing to submit: every run is done, running or queued")
     advice = f"watch them: nnunet-cpr study status {study.name}"
     if wait:
-        with report_errors(interrupted=f"stopped waiting, the jobs go on; {advice}"):
+        with report_errors(f"stopped waiting, the jobs go on; {advice}"):
             watch(selected, console, {studies.Stage.RUNNING, studies.Stage.QUEUED})
     else:
         console.print(advice, soft_wrap=True, markup=False)
@@ -198,9 +203,9 @@ def gpu_names(count: int | None, device: str | None) -> list[str]:
 
     visible = torch.cuda.device_count()
     if device == "cuda" and not visible:
-        stop("--device: torch finds no CUDA device; run nnunet-cpr doctor for the reason")
+        raise Refusal("--device: torch finds no CUDA device", "run nnunet-cpr doctor for the reason")
     if (count or 0) > visible:
-        stop(f"--gpus: expected at most {visible} on this machine, got {count}")
+        raise Refusal(f"--gpus: expected at most {visible} on this machine, got {count}")
     given = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(visible)))
     return [name.strip() for name in given.split(",")][:visible][:count]
 

@@ -16,8 +16,8 @@ from typer import Option
 
 from nnunet_cpr import studies
 from nnunet_cpr.cli.common import JsonOption, print_json
-from nnunet_cpr.cli.common import stop as refuse
 from nnunet_cpr.cli.study.options import NameOption, SelectedStudy, StudyArgument, StudyOptions
+from nnunet_cpr.refusals import Refusal
 
 
 def status(
@@ -99,7 +99,7 @@ def remove(study: StudyArgument, name: NameOption = None) -> None:
     selected = StudyOptions(study, name=name).select()
     busy = (studies.Stage.RUNNING, studies.Stage.QUEUED)
     if any(state.stage in busy for state in studies.states(*selected[:2]).values()):
-        refuse(f"study {selected.study.name}: runs are in progress; stop or cancel them first")
+        raise Refusal(f"study {selected.study.name}: runs are in progress", "stop or cancel them first")
     shutil.rmtree(selected.paths.study)
     print(f"deleted {selected.paths.study}; the results of its runs are kept")
 

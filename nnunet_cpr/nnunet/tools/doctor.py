@@ -22,8 +22,9 @@ from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
 from nnunet_cpr import __version__
 from nnunet_cpr.names.settings import FAMILIES
-from nnunet_cpr.nnunet.classes import TakenName, check_not_taken
+from nnunet_cpr.nnunet.classes import check_not_taken
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES
+from nnunet_cpr.refusals import Refusal
 
 _SIGNS = {
     "nnUNet_raw": "Dataset*/imagesTr",
@@ -91,8 +92,8 @@ def _trainers() -> Finding:
             for name in names:
                 recursive_find_trainer_class_by_name(name)
                 check_not_taken(name)
-    except TakenName as error:
-        return Finding("trainers", str(error), error.remedy)
+    except Refusal as error:
+        return Finding("trainers", str(error), error.command or None)
     except Exception as error:  # any error is the finding
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
         remedy = "pip install --force-reinstall --no-deps nnunet-cpr"

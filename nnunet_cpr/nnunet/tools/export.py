@@ -18,6 +18,7 @@ from nnunet_cpr.nnunet.bounds_verdict import judge
 from nnunet_cpr.nnunet.classes import search_trainer
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT
 from nnunet_cpr.nnunet.history import History
+from nnunet_cpr.refusals import Refusal
 
 NEEDED = ("network_weights", "init_args", "trainer_name")
 """Entries of a checkpoint that inference needs; the optimizer state is larger than the weights."""
@@ -27,10 +28,6 @@ MODEL_FILES = ("plans.json", "dataset.json", "dataset_fingerprint.json")
 FOLD_FILES = ("progress.png", "validation/summary.json")
 """Files that nnU-Net packs into the zip file of a model."""
 CROSS_VALIDATION_FILES = ("summary.json", "postprocessing.pkl", "postprocessing.json", "plans.json")
-
-
-class ExportError(RuntimeError):
-    """Model that cannot be exported; the message is one line."""
 
 
 def export_model(model: Path, output: Path, folds: Sequence[str] | None, names: Sequence[str]) -> Path:
@@ -46,8 +43,8 @@ def export_model(model: Path, output: Path, folds: Sequence[str] | None, names: 
         The new model folder.
 
     Raises:
-        ExportError: the model cannot be exported.
-        UnusableCheckpoint: a file is damaged or not a checkpoint of nnU-Net.
+        Refusal: the model cannot be exported.
+        Refusal: a file is damaged or not a checkpoint of nnU-Net.
         WrongName: nnU-Net does not find the trainer.
         OSError: a file cannot be read or written.
     """
@@ -55,25 +52,26 @@ def export_model(model: Path, output: Path, folds: Sequence[str] | None, names: 
     if folds is None:
         folds = sorted(folder.name.removeprefix("fold_") for folder in model.glob("fold_*"))
     if not folds or model.name.count("__") != 2:
-        raise ExportError(f"{model}: expected TRAINER__PLANS__CONFIGURATION with folders such as fold_0")
+        raise Refusal(f"{model}: expected TRAINER__PLANS__CONFIGURATION with folders such as fold_0")
     places = [Path(f"fold_{fold}") / name for fold in folds for name in names]
     for place in places:
         if place.parts[1:] != (place.name,) or not (model / place).is_file():
-            raise ExportError(
-                f"{model / place} does not exist; choose existing folds with --folds and checkpoints "
-                "with --checkpoint"
+            raise Refusal(
+                f"{model / place} does not exist",
+                "choose existing folds with --folds and checkpoints with --checkpoint",
             )
     dataset = read_json(model / "dataset.json")
     trainer, plans, configuration = model.name.split("__")
     without_cpr = _trainer_without_cpr(trainer)
     target = output.resolve() / model.parent.name / f"{without_cpr}__{plans}__{configuration}"
     if target.parent == model.parent:
-        raise ExportError(
+        raise Refusal(
             f"{output} is nnUNet_results of the original, where the copy would look like a model "
-            "trained without CPR; choose another folder"
+            "trained without CPR",
+            "choose another folder",
         )
     if target.exists():
-        raise ExportError(f"{target} exists; move it away or choose another folder")
+        raise Refusal(f"{target} exists", "move it away or choose another folder")
     files = [*MODEL_FILES, *(f"fold_{fold}/{name}" for fold in folds for name in FOLD_FILES)]
     for results in model.glob("crossval_results_folds_*"):
         if set(results.name.split("_")[3:]) <= set(folds):
@@ -119,14 +117,14 @@ def _trainer_without_cpr(name: str) -> str:
 
     Raises:
         WrongName: nnU-Net does not find it.
-        ExportError: it is not from this package, or has a network of its own.
+        Refusal: it is not from this package, or has a network of its own.
     """
     trainer = search_trainer(name)
     if not issubclass(trainer, NamedTrainer):
-        raise ExportError(f"trainer {name} of the model is not from nnunet-cpr; nothing to export")
+        raise Refusal(f"trainer {name} of the model is not from nnunet-cpr", "nothing to export")
     other = trainer.other_trainer()
     if trainer.build_network_architecture is not other.build_network_architecture:
-        raise ExportError(
+        raise Refusal(
             f"trainer {name} of the model builds its own network instead of that of {other.__name__}"
         )
     return other.__name__

@@ -26,13 +26,10 @@ from nnunet_cpr.nnunet.fold_files import (
 )
 from nnunet_cpr.nnunet.history import CSV_NAME
 from nnunet_cpr.nnunet.pretrained import recorded_weights, sha256
+from nnunet_cpr.refusals import Refusal
 
 _COPIED = ("training_log_*.txt", CSV_NAME, RESOURCES)
 """Records of the epochs so far."""
-
-
-class CannotExtend(RuntimeError):
-    """Training that cannot be extended; the message is one line."""
 
 
 def with_epochs(name: str, epochs: int) -> tuple[str, TrainerName]:
@@ -80,15 +77,15 @@ def extend_model(model: Path, epochs: int, report: Callable[[str], None]) -> tup
         The longer training's folder, and its folds.
 
     Raises:
-        CannotExtend: the folder has no training, the longer one exists, or a fold has so many epochs.
+        Refusal: the folder has no training, the longer one exists, or a fold has so many epochs.
         WrongName: the trainer is not from this package.
-        UnusableCheckpoint: a fold has no checkpoint that can be read.
+        Refusal: a fold has no checkpoint that can be read.
         OSError: a file cannot be read or written.
     """
     model = model.resolve()
     folds = sorted(path for path in model.glob("fold_*") if _has_checkpoint(path))
     if not folds or model.name.count("__") != 2:
-        raise CannotExtend(
+        raise Refusal(
             f"{model}: expected TRAINER__PLANS__CONFIGURATION with checkpoints in folders such as fold_0"
         )
     trainer, plans, configuration = model.name.split("__")
@@ -97,13 +94,13 @@ def extend_model(model: Path, epochs: int, report: Callable[[str], None]) -> tup
     assert shorter is not None  # so is the longer one
     target = model.with_name(f"{longer}__{plans}__{configuration}")
     if target == model:
-        raise CannotExtend(
-            f"{model}: its name has {epochs} epochs; continue it with --c, or if it was finished early, "
-            "extend it to another number"
+        raise Refusal(
+            f"{model}: its name has {epochs} epochs",
+            "continue it with --c, or if it was finished early, extend it to another number",
         )
     for fold in folds:
         if _has_checkpoint(target / fold.name):
-            raise CannotExtend(f"{target / fold.name} has a checkpoint; continue it with --c")
+            raise Refusal(f"{target / fold.name} has a checkpoint", "continue it with --c")
     for fold in folds:  # all of them, before anything is written
         _read_shorter(fold, longer, epochs, report)
     done = [extend_fold(fold, target / fold.name, longer, epochs, report) for fold in folds]
@@ -128,8 +125,8 @@ def extend_fold(
         report: function that shows a message.
 
     Raises:
-        CannotExtend: the shorter training runs, has so many epochs, or cannot be longer.
-        UnusableCheckpoint: it has no checkpoint that can be read.
+        Refusal: the shorter training runs, has so many epochs, or cannot be longer.
+        Refusal: it has no checkpoint that can be read.
         OSError: a file cannot be read or written.
     """
     found = _read_shorter(fold, trainer, epochs, report)
@@ -152,20 +149,22 @@ def _read_shorter(
     process, settings = running_process(fold), resolve_settings(trainer)
     assert settings is not None  # a trainer of this package
     if process is not None and is_of_this_machine(process):  # claims of others may be left over
-        raise CannotExtend(f"{fold} is trained at the moment; end it with nnunet-cpr finish first")
+        raise Refusal(f"{fold} is trained at the moment", "end it with nnunet-cpr finish first")
     if settings.baseline is not None and settings.baseline.needs_length:
-        raise CannotExtend(
-            f"{fold}: _{settings.tokens()['baseline']} ends with the length of the training, so that it "
-            "has no longer one; train that from the start"
+        raise Refusal(
+            f"{fold}: _{settings.tokens()['baseline']} ends with the length of the training, so that "
+            "it has no longer one",
+            "train that from the start",
         )
     found = read_checkpoints(fold, report)
     path, newest = next(iter(found.items()))
     if (done := newest["current_epoch"]) >= epochs:
-        raise CannotExtend(f"{path} has {done} epochs; expected --epochs above that, got {epochs}")
+        raise Refusal(f"{path} has {done} epochs", f"expected --epochs above that, got {epochs}")
     if isinstance(settings.kappa, WarmStartShare) and DEFAULTS not in newest["init_args"]:
-        raise CannotExtend(
+        raise Refusal(
             f"{path} was written by version 0.2.0, which did not record the length that its bound is a "
-            "share of; train the longer one from the start"
+            "share of",
+            "train the longer one from the start",
         )
     return found
 
@@ -181,7 +180,7 @@ def begin_from_shorter(fold: Path, weights: Path | None, report: Callable[[str],
         report: function that shows a message.
 
     Raises:
-        UnusableCheckpoint: the shorter training cannot be read.
+        Refusal: the shorter training cannot be read.
         OSError: a file cannot be read or written.
     """
     trainer, *rest = fold.parent.name.split("__")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nnunet_cpr.vision.task import CannotTrain, Task
+from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.vision.task import Task
 from nnunet_cpr.vision.tasks.cifar10 import CIFAR10
 from nnunet_cpr.vision.tasks.cifar100 import CIFAR100
 from nnunet_cpr.vision.tasks.digits import DIGITS
@@ -17,8 +18,8 @@ def find_task(name: str) -> Task:
     """Return the task of this name.
 
     Raises:
-        CannotTrain: there is none.
+        Refusal: there is none.
     """
     if name not in TASKS:
-        raise CannotTrain(f"unknown task {name!r}; choose from {', '.join(TASKS)}")
+        raise Refusal(f"unknown task {name!r}", f"choose from {', '.join(TASKS)}")
     return TASKS[name]

@@ -11,7 +11,8 @@ import torch
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from nnunet_cpr.vision.task import CannotTrain, Pairs, Setup, Task
+from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.vision.task import Pairs, Setup, Task
 from nnunet_cpr.vision.tasks.in_memory import accuracy_on, cropped_batches, normalize
 
 _TRAIN, _VALIDATION = 2000, 2000
@@ -29,7 +30,7 @@ _STD = (0.2470, 0.2435, 0.2616)
 
 def _setup(data: Path | None, device: torch.device) -> Setup:
     if data is None:
-        raise CannotTrain(
+        raise Refusal(
             "--data is missing: name the folder of CIFAR-10 as image files, with train/CLASS and "
             "test/CLASS"
         )
@@ -58,7 +59,7 @@ def _images(folder: Path, count: int | None) -> Pairs:
 
     images = ImageFolder(str(folder), small)
     if len(images.classes) != _CLASSES or len(images) < (count or 1):
-        raise CannotTrain(
+        raise Refusal(
             f"{folder}: expected {_CLASSES} folders of classes with at least {count or 1} images, got "
             f"{len(images.classes)} with {len(images)}"
         )

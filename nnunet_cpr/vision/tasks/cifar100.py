@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nnunet_cpr.vision.task import CannotTrain, Metrics, Pairs, Setup, Task
+from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.vision.task import Metrics, Pairs, Setup, Task
 from nnunet_cpr.vision.tasks.in_memory import accuracy_on, cropped_batches, normalize
 
 CORRUPTIONS: tuple[str, ...] = (
@@ -46,7 +47,7 @@ _STD = (0.2673, 0.2564, 0.2762)
 
 def _setup(data: Path | None, device: torch.device) -> Setup:
     if data is None:
-        raise CannotTrain("--data is missing: name the folder of CIFAR-100, or one to download it to")
+        raise Refusal("--data is missing: name the folder of CIFAR-100, or one to download it to")
     train, test = _images(data, True, device), _images(data, False, device)
     corrupted = data / _CORRUPTED
     return Setup(

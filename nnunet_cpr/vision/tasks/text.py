@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nnunet_cpr.vision.task import CannotTrain, Metrics, Pairs, Setup, Task
+from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.vision.task import Metrics, Pairs, Setup, Task
 from nnunet_cpr.vision.tasks.in_memory import accuracy_on
 
 _BYTES = 256
@@ -50,12 +51,12 @@ class _Transformer(nn.Module):
 
 def _setup(data: Path | None, device: torch.device) -> Setup:
     if data is None:
-        raise CannotTrain("--data is missing: name a folder with a text in .txt files")
+        raise Refusal("--data is missing: name a folder with a text in .txt files")
     text = _read(data)
     held_out = int(_HELD_OUT * len(text))
     if held_out <= _CONTEXT:
         least = math.ceil((_CONTEXT + 1) / _HELD_OUT)
-        raise CannotTrain(f"{data}: expected at least {least} bytes of text, got {len(text)}")
+        raise Refusal(f"{data}: expected at least {least} bytes of text, got {len(text)}")
     train, validation, test = text.split([len(text) - 2 * held_out, held_out, held_out])
     on_validation, on_test = (accuracy_on(_windows(part), size=128) for part in (validation, test))
 
@@ -71,7 +72,7 @@ def _read(folder: Path) -> Tensor:
     """Return the bytes of all .txt files below a folder, in the order of their paths, int64 ``[N]``."""
     files = sorted(path for path in folder.rglob("*.txt") if not path.name.startswith("."))
     if not files:
-        raise CannotTrain(f"{folder}: expected .txt files, got none")
+        raise Refusal(f"{folder}: expected .txt files, got none")
     text = b"".join(path.read_bytes() for path in files)
     return torch.from_numpy(np.frombuffer(text, np.uint8).astype(np.int64))
 
