@@ -21,9 +21,10 @@ import typer
 _DEVICE = ["--device", "cuda", "--output", "OUTPUT", "--check"]
 _CLI = ["-c", "from nnunet_cpr.cli import main; main()"]
 _TRAIN_STEP = ["-m", "benchmarks.train_step", *_DEVICE, "--seconds", "20"]
+_TESTS = ["tests/optimizers/fused", "tests/test_gpu.py"]
 STEPS = {
     "doctor": [*_CLI, "doctor", "--device", "cuda"],
-    "tests": ["-m", "pytest", "-q", "-n", "4", "--dist", "loadfile", "tests/fused", "tests/test_gpu.py"],
+    "tests": ["-m", "pytest", "-q", "-n", "4", "--dist", "loadfile", *_TESTS],
     "step_time": ["-m", "benchmarks.step_time", *_DEVICE, "--seconds", "3", "--no-sweeps"],
     "train_step": [*_TRAIN_STEP, "--no-compiled"],
     "train_step_compiled": _TRAIN_STEP,

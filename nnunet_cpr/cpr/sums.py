@@ -3,7 +3,7 @@
 On the CPU a float32 norm over millions of elements can be off by 1e-4. Norms of short rows are accurate,
 and adding up their squares in float64 is cheap: sums are exact to about 1e-8, and to 2e-5 where all
 elements are equal. On a GPU torch's norm of a list adds at most 128 squares in a row, then such sums in
-trees, and is exact to 2e-6 (``tests/test_row_norms.py`` in the same order, ``tests/test_gpu.py``).
+trees, and is exact to 2e-6 (``tests/cpr/test_sums.py`` in the same order, ``tests/test_gpu.py``).
 Float64 would be slow on GPUs with few units for it.
 """
 

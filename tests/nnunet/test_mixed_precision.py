@@ -11,7 +11,6 @@ import torch
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr.nnunet.history import History
-from tests.fused.test_gradient_scaler import HostReads
 from tests.golden.goldens import DATA
 from tests.golden.tiny_trainer import (
     CHECKPOINTS,
@@ -23,6 +22,7 @@ from tests.golden.tiny_trainer import (
 )
 from tests.helpers import ROOT
 from tests.helpers.resume_cases import differences
+from tests.optimizers.fused.test_gradient_scaler import HostReads
 
 SAVED = [("now", name) for name in CHECKPOINTS] + [("0.1.0", name) for name in OLD_CHECKPOINTS]
 NEVER_WAIT = ("sgdcpr", "adamcpr", "sgd", "rescaling", "norm_control")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nnunet_cpr.refusals import Refusal
-from nnunet_cpr.studies.state import prerequisites
+from nnunet_cpr.studies.cascades import prerequisites
 from nnunet_cpr.studies.study import Study
 
 

@@ -1,0 +1,72 @@
+"""Defects that the state machine of an optimizer's life must find when they are put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import Phase
+from torch import Tensor
+from torch.optim.optimizer import _global_optimizer_post_hooks
+
+from nnunet_cpr.cpr import attachment, saved_state
+from nnunet_cpr.cpr.attachment import attached_method
+from nnunet_cpr.cpr.regularizers import L2
+from nnunet_cpr.optimizers import groups, muon
+from tests.lives.test_optimizer_life import play
+
+pytestmark = pytest.mark.release
+
+Patch = pytest.MonkeyPatch
+
+
+def step_within_a_step_regularizes_again(patch: Patch) -> None:
+    """0.2.0: a subclass whose step calls that of its base, after both classes have been used."""
+    patch.setattr(attachment, "is_within_step", lambda optimizer: False)
+
+
+def momenta_go_by_position(patch: Patch) -> None:
+    """0.2.0: multipliers by name, momenta by the order of the parameters."""
+    for module in (groups, saved_state):
+        patch.setattr(module, "order_by_names", lambda own, saved: saved)
+
+
+def maximize_of_a_group_is_ignored(patch: Patch) -> None:
+    patch.setattr(muon, "_TORCHS_OPTIONS", ())
+
+
+def sums_are_kept_for_the_next_step(patch: Patch) -> None:
+    """0.2.0: R of the step before, unless torch's version counter shows a write."""
+    kept: dict[tuple[int, ...], tuple[list[int], Tensor]] = {}
+    compute = L2.sums
+
+    def sums(self: L2, params: list[Tensor]) -> Tensor:
+        versions, of_before = kept.get(tuple(map(id, params)), ([], None))
+        is_same = of_before is not None and versions == [p._version for p in params]
+        return of_before if is_same else compute(self, params)
+
+    def keep(optimizer: Any, *_: Any) -> None:
+        method = attached_method(optimizer)
+        if method is not None:
+            params = list(method.parameters)
+            kept[tuple(map(id, params))] = [p._version for p in params], compute(L2(), params)
+
+    patch.setattr(L2, "sums", sums)
+    patch.setitem(_global_optimizer_post_hooks, 0, keep)
+
+
+@pytest.mark.parametrize(
+    ("put_back", "kind"),
+    [
+        (step_within_a_step_regularizes_again, "SGD subclass"),
+        (momenta_go_by_position, "SGDCPR unfused"),
+        (maximize_of_a_group_is_ignored, "Muon"),
+        (sums_are_kept_for_the_next_step, "AdamCPR unfused"),
+    ],
+)
+def test_state_machine_finds_the_defect(put_back: Callable[[Patch], None], kind: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        put_back(patch)
+        with pytest.raises((AssertionError, ValueError, RuntimeError)):
+            play(kind, 60, 60, phases=[Phase.generate], report_multiple_bugs=False)

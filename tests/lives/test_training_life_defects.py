@@ -1,0 +1,151 @@
+"""Defects that the state machine of a training's life must find when they are put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import Phase
+
+from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, fold_claim, resuming_trainer
+from nnunet_cpr.nnunet.averaging import AveragedWeights
+from nnunet_cpr.nnunet.checkpoint_policy import CheckpointPolicy
+from nnunet_cpr.nnunet.fold_files import CHECKPOINTS
+from nnunet_cpr.nnunet.tools import extension
+from nnunet_cpr.refusals import Refusal, RefusedItem
+from tests.lives.test_training_life import TrainingLife, play
+
+pytestmark = pytest.mark.release
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def uninterrupted() -> None:
+    """Train without interruption before a defect is put back, for the first trainings of an example."""
+    life = TrainingLife()
+    for run in range(12):
+        life.expected(run, 0)
+    life.teardown()
+
+
+def first_epoch_counts_as_infinitely_new(patch: Patch) -> None:
+    """0.2.0: continue at epoch 0 after a signal there, twenty epochs with a better Dice, and a kill."""
+
+    def age(checkpoint: Any) -> tuple[float, int]:
+        starts = checkpoint["logging"].get("epoch_start_timestamps") or [float("inf")]
+        return starts[0], checkpoint["current_epoch"]
+
+    patch.setattr(checkpoint_policy, "_age", age)
+
+
+def start_of_the_training_is_not_known(patch: Patch) -> None:
+    """Continue an old training in whose folder another one was started."""
+    patch.setattr(checkpoint_policy, "_started", lambda checkpoint: None)
+
+
+def read_error_is_taken_for_damage(patch: Patch) -> None:
+    read = checkpoints.read
+
+    def read_or_skip(path: Path) -> Any:
+        try:
+            return read(path)
+        except Refusal as error:
+            raise RefusedItem(path, str(error)) from error
+
+    patch.setattr(checkpoints, "read", read_or_skip)
+
+
+def two_processes_train_in_a_fold(patch: Patch) -> None:
+    patch.setattr(fold_claim, "_is_alive", lambda holder: False)
+
+
+def first_copy_is_not_read_back(patch: Patch) -> None:
+    patch.setattr(CheckpointPolicy, "_check_copy", lambda policy: None)
+
+
+def files_outside_the_fold_restart_the_interval(patch: Patch) -> None:
+    """Let each epoch restart the interval, as a save that ``--c`` does not continue from."""
+    start = CheckpointPolicy.start_epoch
+
+    def restart(policy: Any, *arguments: Any) -> None:
+        start(policy, *arguments)
+        policy._saved_at = checkpoint_policy.time.monotonic()
+
+    patch.setattr(CheckpointPolicy, "start_epoch", restart)
+
+
+def copy_is_not_renewed(patch: Patch) -> None:
+    copy = CheckpointPolicy._copy
+
+    def copy_once(policy: Any, *arguments: Any) -> None:
+        if policy.copied_epochs is None:
+            copy(policy, *arguments)
+
+    patch.setattr(CheckpointPolicy, "_copy", copy_once)
+
+
+def weights_that_train_are_not_saved(patch: Patch) -> None:
+    patch.setattr(AveragedWeights, "load_state_dict", lambda averaged, state_dict: None)
+
+
+def averaged_weights_stay_beside(patch: Patch) -> None:
+    patch.setattr(AveragedWeights, "use_averaged", lambda averaged: None)
+
+
+def request_of_a_killed_training_is_honoured(patch: Patch) -> None:
+    patch.setattr(
+        resuming_trainer, "is_finish_requested", lambda fold: (fold / fold_claim.REQUEST).exists()
+    )
+
+
+def finished_training_is_continued(patch: Patch) -> None:
+    continue_from = CheckpointPolicy.continue_from
+
+    def continue_without_the_mark(policy: Any, chosen: Path) -> Any:
+        path, checkpoint = continue_from(policy, chosen)
+        checkpoint["init_args"].pop(checkpoint_policy.FINISHED, None)
+        return path, checkpoint
+
+    patch.setattr(CheckpointPolicy, "continue_from", continue_without_the_mark)
+
+
+def extended_training_is_still_finished(patch: Patch) -> None:
+    patch.setattr(extension, "FINISHED", "unknown")
+
+
+def extension_takes_the_final_checkpoint(patch: Patch) -> None:
+    """Not the newest one."""
+    patch.setattr(extension, "read_checkpoints", read_in_order)
+
+
+def read_in_order(fold: Path, report: Any) -> Any:
+    newest_first = checkpoint_policy.read_checkpoints(fold, report)
+    return {path: newest_first[path] for path in map(fold.joinpath, CHECKPOINTS) if path in newest_first}
+
+
+@pytest.mark.parametrize(
+    "put_back",
+    [
+        first_epoch_counts_as_infinitely_new,
+        start_of_the_training_is_not_known,
+        read_error_is_taken_for_damage,
+        two_processes_train_in_a_fold,
+        first_copy_is_not_read_back,
+        files_outside_the_fold_restart_the_interval,
+        copy_is_not_renewed,
+        weights_that_train_are_not_saved,
+        averaged_weights_stay_beside,
+        request_of_a_killed_training_is_honoured,
+        finished_training_is_continued,
+        extended_training_is_still_finished,
+        extension_takes_the_final_checkpoint,
+    ],
+)
+def test_state_machine_finds_the_defect(put_back: Callable[[Patch], None]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        put_back(patch)
+        with pytest.raises((AssertionError, SystemExit, pytest.fail.Exception)):
+            play(60, 400, phases=[Phase.generate], report_multiple_bugs=False)  # stops once it is found
