@@ -24,7 +24,7 @@ from nnunet_cpr.nnunet.fold_claim import (
 )
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, LATEST_CHECKPOINT
 from nnunet_cpr.nnunet.guarded_trainer import GuardedTrainer
-from nnunet_cpr.nnunet.processes import Interruption
+from nnunet_cpr.nnunet.interruption import Interruption
 from nnunet_cpr.refusals import Refusal
 
 
