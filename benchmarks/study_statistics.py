@@ -129,7 +129,7 @@ def simulate(
 
 def compare(results: StudyResults) -> list[Judged[Numbers]]:
     """Return the comparisons of a report."""
-    compared = choose_compared(*results.by_setting())
+    compared = choose_compared(*results.by_condition())
     return judge_all(compare_with([compared], results.study.reference))
 
 
@@ -244,8 +244,8 @@ def claims_over_datasets(
             stream = 1 + study * datasets + dataset
             (results,) = simulate(scenario, 5, seeds, of_dataset, 1, stream=stream)
             (one,) = compare(results)
-            setting = one.numbers.setting._replace(dataset=f"Dataset{dataset}")
-            comparisons.append(replace(one.numbers, setting=setting))
+            condition = one.numbers.condition._replace(dataset=f"Dataset{dataset}")
+            comparisons.append(replace(one.numbers, condition=condition))
         (over, *_), _ = judge_family(comparisons)
         count += over.verdict in (Verdict.BETTER, Verdict.WORSE)
     return count

@@ -65,7 +65,7 @@ def read(file: str, results: Path) -> list[Row]:
     report = results / "studies" / study.name / "report" / "comparisons.csv"
     entries = {entry.trainer: entry for entry in study.trainers}
     if study.select:
-        compared = choose_compared(read_results(study, results).by_setting()[0])
+        compared = choose_compared(read_results(study, results).by_condition()[0])
         entries |= {entry.trainer: entry for entry in compared.results.study.trainers}
     return [
         Row(

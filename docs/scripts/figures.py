@@ -103,7 +103,7 @@ def draw_lengths(figure: Path, results: Path) -> None:
 def draw_report_figure(study: str, figure: Path, results: Path) -> None:
     """Draw the differences of a study's report."""
     definition = load(str(STUDIES / f"{study}.yaml"))
-    (part,) = read_results(definition, results).by_setting()
+    (part,) = read_results(definition, results).by_condition()
     judged = judge_all(compare_with([choose_compared(part)], definition.reference))
     figure.write_bytes(draw_differences(judged, part.title, ("png",)).files["png"])
 

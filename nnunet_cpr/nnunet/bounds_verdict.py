@@ -41,7 +41,7 @@ _ADVICE = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BoundsVerdict:
     """Verdict on the bounds of a training.
 
     Attributes:
@@ -70,7 +70,7 @@ def unchanged(history: History) -> np.ndarray:
     return (measure == measure[:, :1]).all(axis=1) & (multiplier == 0).all(axis=1)
 
 
-def judge(history: History) -> Verdict:
+def judge_bounds(history: History) -> BoundsVerdict:
     """Return the verdict on a history.
 
     Parameters of :func:`unchanged` are left out. A matrix is active if its multiplier is positive at the
@@ -92,7 +92,7 @@ def judge(history: History) -> Verdict:
     )
     kind, text = _judge(measure, kappa, multiplier, history.steps[-1])
     advice = advise_on_unset(history.steps[-1]) if kind is Kind.UNSET else _ADVICE[kind]
-    return Verdict(kind, f"{kind.value}{text}{aside}", advice)
+    return BoundsVerdict(kind, f"{kind.value}{text}{aside}", advice)
 
 
 def advise_on_unset(steps: int) -> str:

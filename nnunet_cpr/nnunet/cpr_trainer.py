@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from nnunet_cpr.cpr.algorithm import CPR
 from nnunet_cpr.cpr.attachment import attached_method
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
-from nnunet_cpr.nnunet.bounds_verdict import advise_on_unset, judge
+from nnunet_cpr.nnunet.bounds_verdict import advise_on_unset, judge_bounds
 from nnunet_cpr.nnunet.checkpoints import one_line
 from nnunet_cpr.nnunet.history import CSV_NAME, History
 from nnunet_cpr.nnunet.progress_figure import FIGURE_NAME, draw_progress
@@ -132,7 +132,7 @@ class CPRTrainer(NamedTrainer):
         super().run_training()
         if self.history is not None and self.history.epochs:
             self._draw(share=math.inf)
-            verdict = judge(self.history)
+            verdict = judge_bounds(self.history)
             if verdict.advice:
                 self._warn(f"{verdict.text}; {verdict.advice}")
             else:

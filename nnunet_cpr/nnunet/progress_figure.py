@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from nnunet_cpr.figures import new_figure
-from nnunet_cpr.nnunet.bounds_verdict import HELD, Kind, judge, unchanged
+from nnunet_cpr.nnunet.bounds_verdict import HELD, Kind, judge_bounds, unchanged
 from nnunet_cpr.nnunet.history import History
 
 FIGURE_NAME = "cpr_progress.png"
@@ -54,7 +54,7 @@ def draw_progress(history: History) -> None:
     multiplier = np.where(has_bound, _finite(history.stack("multiplier")), np.nan)
     with new_figure(history.folder / FIGURE_NAME, (12, 2 * height + 2), style) as figure:
         top, bottom = figure.subplots(2, 1, sharex=True)
-        verdict = judge(history)
+        verdict = judge_bounds(history)
         colour = _BAND_COLOURS.get(verdict.kind, "#fee8c8")
         box = {"facecolor": colour, "edgecolor": "0.6", "pad": 5}
         figure.suptitle(verdict.text, fontsize=11, fontweight="bold", bbox=box)

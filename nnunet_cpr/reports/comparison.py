@@ -21,8 +21,8 @@ from nnunet_cpr.reports.metrics import Metric
 from nnunet_cpr.reports.results import (
     MIN_FOLDS,
     MIN_SEEDS,
-    Setting,
-    SettingResults,
+    Condition,
+    ConditionResults,
     SplitRatio,
     case_means,
     run_means,
@@ -118,19 +118,19 @@ class Gain:
 
 @dataclass(frozen=True, eq=False)
 class Numbers(Gain):
-    """Comparison of two trainers in one setting, on the runs that both have finished.
+    """Comparison of two trainers in one condition, on the runs that both have finished.
 
     The tests are the corrected repeated k-fold t-test and that with folds and seeds as random factors.
 
     Attributes:
-        setting: data set, configuration and plans.
+        condition: data set, configuration and plans.
         folds, seeds: folds and seeds of the runs that are compared.
         gains_of_cases: mean gain of each case over the seeds.
         cases_left_out: number of cases with a value from one of the two only, in any seed.
         ratio: test cases of a fold per other case.
     """
 
-    setting: Setting
+    condition: Condition
     folds: list[int]
     seeds: list[int]
     gains_of_cases: np.ndarray
@@ -143,18 +143,18 @@ class Numbers(Gain):
         return len(self.gains_of_cases)
 
 
-def compare_with(settings: Sequence[Compared], reference: str) -> list[Numbers]:
-    """Return the comparisons of all other trainers with that of a name, by setting and metric."""
+def compare_with(conditions: Sequence[Compared], reference: str) -> list[Numbers]:
+    """Return the comparisons of all other trainers with that of a name, by condition and metric."""
     return [
         numbers
-        for compared in settings
+        for compared in conditions
         for metric in compared.results.metrics
         for numbers in compare_by(metric, compared, reference)
     ]
 
 
 def compare_by(metric: Metric, compared: Compared, trainer: str) -> Iterator[Numbers]:
-    """Yield the comparisons of one setting by one metric."""
+    """Yield the comparisons of one condition by one metric."""
     results, reference = compared.results, compared.results.study.entry(trainer)
     flaws, constants = _find_flaws(compared), _find_constants(results)
     by_case = values_of_cases(results, metric)
@@ -176,7 +176,7 @@ def compare_by(metric: Metric, compared: Compared, trainer: str) -> Iterator[Num
         )
         doubt = flawed or _left_out(metric, pairs.cases_left_out)
         yield Numbers(
-            setting=results.setting,
+            condition=results.condition,
             metric=metric,
             entry=entry,
             reference=reference,
@@ -197,7 +197,7 @@ def compare_by(metric: Metric, compared: Compared, trainer: str) -> Iterator[Num
         )
 
 
-def values_of_cases(results: SettingResults, metric: Metric) -> pd.DataFrame:
+def values_of_cases(results: ConditionResults, metric: Metric) -> pd.DataFrame:
     """Return the shown foreground means: rows (fold, case), columns (trainer, seed)."""
     keys = ["fold", "case", "trainer", "seed"]
     means = case_means(results.cases, metric.name).set_index(keys)[metric.name]
@@ -220,12 +220,12 @@ class Pairs(NamedTuple):
 
 
 def pair_runs(
-    results: SettingResults, by_case: pd.DataFrame, entry: TrainerEntry, reference: TrainerEntry
+    results: ConditionResults, by_case: pd.DataFrame, entry: TrainerEntry, reference: TrainerEntry
 ) -> Pairs:
     """Return the runs of two trainers that are compared.
 
     Args:
-        results: results of a setting.
+        results: results of a condition.
         by_case: its :func:`values_of_cases`.
         entry, reference: the two trainers.
     """
@@ -253,7 +253,7 @@ def _find_flaws(compared: Compared) -> dict[str, str]:
     return flaws
 
 
-def _find_constants(results: SettingResults) -> dict[str, str]:
+def _find_constants(results: ConditionResults) -> dict[str, str]:
     """Return the trainers that learned nothing here, and why they have no verdict.
 
     Their numbers are not doubtful: that a trainer collapses on a data set is a result.

@@ -10,7 +10,7 @@ import pandas as pd
 from nnunet_cpr.reports.comparison import Judged, Numbers
 from nnunet_cpr.reports.metrics import p_text, value_text
 from nnunet_cpr.reports.over_datasets import OverDatasets
-from nnunet_cpr.reports.results import UNSEEDED, Setting
+from nnunet_cpr.reports.results import UNSEEDED, Condition
 from nnunet_cpr.reports.tables import Table
 from nnunet_cpr.reports.words import sentence
 
@@ -32,7 +32,7 @@ def over_table(comparisons: Sequence[Judged[OverDatasets]]) -> pd.DataFrame:
             **_shared(each),
             "datasets": len(each.numbers.datasets),
             "better_on": each.numbers.better_on,
-            "left_out": " ".join(left_out.setting.dataset for left_out in each.numbers.left_out),
+            "left_out": " ".join(left_out.condition.dataset for left_out in each.numbers.left_out),
         }
         for each in comparisons
     ]
@@ -59,13 +59,13 @@ def non_inferiority_table(comparisons: Sequence[Judged[Numbers]]) -> pd.DataFram
 
 def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
     # A study of one trainer has no comparison, but files that other programs read.
-    return pd.DataFrame(rows, columns=None if rows else [*Setting._fields, "metric", "trainer"])
+    return pd.DataFrame(rows, columns=None if rows else [*Condition._fields, "metric", "trainer"])
 
 
 def _key(judged: Judged[Any], reference: str) -> dict[str, Any]:
     n = judged.numbers
     return {
-        **n.setting._asdict(),
+        **n.condition._asdict(),
         "metric": n.metric.name,
         "unit": n.metric.difference_unit,
         reference: n.reference.key,
@@ -74,7 +74,7 @@ def _key(judged: Judged[Any], reference: str) -> dict[str, Any]:
 
 
 def _shared(judged: Judged[Any]) -> dict[str, Any]:
-    """Return the columns of comparisons in a setting and over data sets."""
+    """Return the columns of comparisons in a condition and over data sets."""
     n = judged.numbers
     low, high = n.shown_interval
     above, below = n.deciding.probability_above(n.margin), n.deciding.probability_below(-n.margin)
@@ -98,7 +98,7 @@ def _shared(judged: Judged[Any]) -> dict[str, Any]:
 
 
 def _own(judged: Judged[Numbers]) -> dict[str, Any]:
-    """Return the columns of comparisons in a setting only."""
+    """Return the columns of comparisons in a condition only."""
     n = judged.numbers
     bootstrap = sorted(n.metric.sign * end for end in n.bootstrap)
     return {
@@ -119,7 +119,7 @@ def _own(judged: Judged[Numbers]) -> dict[str, Any]:
 
 
 def shown_comparisons(comparisons: Sequence[Judged[Numbers]]) -> Table:
-    """Return the numbers of the comparisons of one setting with one reference as text."""
+    """Return the numbers of the comparisons of one condition with one reference as text."""
     numbers = comparison_table(comparisons)
     differences = numbers[["difference", "interval_low", "interval_high"]].map(value_text, style="+.2f")
     probabilities = numbers[["p_better", "p_equivalent", "p_worse"]].map(value_text)

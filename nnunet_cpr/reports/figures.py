@@ -17,7 +17,7 @@ from nnunet_cpr.figures import styled_figure
 from nnunet_cpr.reports.comparison import Gain, Judged, Numbers, Verdict
 from nnunet_cpr.reports.metrics import Metric, value_text
 from nnunet_cpr.reports.over_datasets import OverDatasets
-from nnunet_cpr.reports.results import SettingResults, run_means, unique
+from nnunet_cpr.reports.results import ConditionResults, run_means, unique
 from nnunet_cpr.studies.study import Study
 
 FIGURES = ("differences", "over-datasets", "runs", "curves", "case")
@@ -77,7 +77,7 @@ def save(figure: Figure, name: str, alt: str, suffixes: Sequence[str] = ("svg", 
 def draw_differences(
     comparisons: Sequence[Judged[Numbers]], title: str, suffixes: Sequence[str] = ("svg", "pdf")
 ) -> Picture:
-    """Draw the differences of one setting and metric to the reference, with their 95 % intervals."""
+    """Draw the differences of one condition and metric to the reference, with their 95 % intervals."""
     first = comparisons[0].numbers
     metric, margin = first.metric, first.margin
     ends = np.abs([[each.numbers.gain, *each.numbers.interval] for each in comparisons])
@@ -106,7 +106,7 @@ def draw_differences(
             f"Differences of {metric.title} to {first.reference.full_title} in "
             f"{metric.difference_unit}, with 95 % intervals; the numbers are in the table."
         )
-        return save(figure, "-".join(["differences", *first.setting, metric.name]), alt, suffixes)
+        return save(figure, "-".join(["differences", *first.condition, metric.name]), alt, suffixes)
 
 
 def draw_over_datasets(comparisons: Sequence[Judged[OverDatasets]]) -> Picture:
@@ -118,14 +118,14 @@ def draw_over_datasets(comparisons: Sequence[Judged[OverDatasets]]) -> Picture:
     shown = comparisons[:MAX_PANELS]
     first = shown[0].numbers
     metric = first.metric
-    names = unique([each.setting.dataset for judged in shown for each in judged.numbers.datasets])
+    names = unique([each.condition.dataset for judged in shown for each in judged.numbers.datasets])
     with styled_figure((9, 1.4 + 0.25 * len(names)), STYLE) as figure:
         panels = np.atleast_1d(figure.subplots(1, len(shown), sharey=True))
         for axes, judged in zip(panels, shown):
             axes.axvline(0, color="0.4", linewidth=0.8)
             axes.axhline(len(names) - 0.5, color="0.8", linewidth=0.8)
             for each in judged.numbers.datasets:
-                height = names.index(each.setting.dataset)
+                height = names.index(each.condition.dataset)
                 axes.plot(each.shown_interval, [height, height], color="0.6", linewidth=1.5)
                 axes.plot(each.difference, height, "s", color="0.3", markersize=4)
             (low, high), middle = judged.numbers.shown_interval, judged.numbers.difference
@@ -155,7 +155,7 @@ def _difference_label(n: Gain) -> str:
     )
 
 
-def draw_runs(results: SettingResults, metric: Metric) -> Picture:
+def draw_runs(results: ConditionResults, metric: Metric) -> Picture:
     """Draw the foreground mean of every run: a line joins the trainers of one fold and seed."""
     means = run_means(results.cases, metric.name)
     table = metric.scale * means.pivot(index="trainer", columns=["fold", "seed"], values=metric.name)
@@ -172,10 +172,10 @@ def draw_runs(results: SettingResults, metric: Metric) -> Picture:
         axes.set_ylabel(metric.heading)
         axes.legend()
         alt = f"{metric.heading} of the runs of each trainer."
-        return save(figure, "-".join(["runs", *results.setting, metric.name]), alt)
+        return save(figure, "-".join(["runs", *results.condition, metric.name]), alt)
 
 
-def draw_curves(results: SettingResults) -> Picture:
+def draw_curves(results: ConditionResults) -> Picture:
     """Draw losses and pseudo Dice over the epochs: mean and range of each trainer's runs."""
     width = -(-(int(results.epochs["epoch"].max()) + 1) // _MAX_POINTS)
     binned = results.epochs.assign(epoch=results.epochs["epoch"] // width * width)
@@ -193,7 +193,7 @@ def draw_curves(results: SettingResults) -> Picture:
         handles_and_titles = panels[0].get_legend_handles_labels()
         figure.legend(*handles_and_titles, loc="outside lower center", ncols=2)
         alt = "Losses and pseudo Dice over the epochs."
-        return save(figure, "-".join(["curves", *results.setting]), alt)
+        return save(figure, "-".join(["curves", *results.condition]), alt)
 
 
 def _titles_of_drawn(study: Study, table: pd.DataFrame) -> dict[str, str]:

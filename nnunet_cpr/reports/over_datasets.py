@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nnunet_cpr.reports.comparison import Gain, Judged, Numbers, judge_all
-from nnunet_cpr.reports.results import Setting
+from nnunet_cpr.reports.results import Condition
 from nnunet_cpr.reports.statistics import corrected_t_test
 
 MIN_DATASETS = 3
@@ -33,9 +33,9 @@ class OverDatasets(Gain):
     left_out: list[Numbers]
 
     @property
-    def setting(self) -> Setting:
-        """Setting of all data sets but for their names."""
-        return self.datasets[0].setting._replace(dataset="")
+    def condition(self) -> Condition:
+        """Condition of all data sets but for their names."""
+        return self.datasets[0].condition._replace(dataset="")
 
     @property
     def title(self) -> str:
@@ -49,23 +49,23 @@ class OverDatasets(Gain):
         return sum(each.gain > 0 for each in self.datasets)
 
 
-class Family(NamedTuple):
+class HypothesisFamily(NamedTuple):
     """Comparisons with one reference, all of which count in Holm's correction.
 
     Attributes:
         over: comparisons over data sets.
-        comparisons: comparisons in each setting.
+        comparisons: comparisons in each condition.
     """
 
     over: list[Judged[OverDatasets]]
     comparisons: list[Judged[Numbers]]
 
 
-def judge_family(comparisons: Sequence[Numbers]) -> Family:
+def judge_family(comparisons: Sequence[Numbers]) -> HypothesisFamily:
     """Return the verdicts of comparisons with one reference, and of those over data sets."""
     over = over_datasets(comparisons)
     judged: list[Judged[Any]] = judge_all([*over, *comparisons])
-    return Family(judged[: len(over)], judged[len(over) :])
+    return HypothesisFamily(judged[: len(over)], judged[len(over) :])
 
 
 def over_datasets(comparisons: Sequence[Numbers]) -> list[OverDatasets]:
@@ -77,7 +77,7 @@ def over_datasets(comparisons: Sequence[Numbers]) -> list[OverDatasets]:
     """
     groups: dict[tuple[str, ...], list[Numbers]] = {}
     for each in comparisons:
-        key = (each.metric.name, each.entry.key, *each.setting[1:])
+        key = (each.metric.name, each.entry.key, *each.condition[1:])
         groups.setdefault(key, []).append(each)
     found = []
     for group in groups.values():
@@ -108,9 +108,10 @@ def _over(counted: list[Numbers], left_out: list[Numbers]) -> OverDatasets:
 
 def _obstacle(gains: np.ndarray, left_out: Sequence[Numbers]) -> str:
     if left_out:
+        doubts = [each.doubt.removeprefix("no verdict, as ") for each in left_out]
         reasons = [
-            f"{each.setting.dataset}: {each.doubt.removeprefix('no verdict, as ') or 'no finished runs'}"
-            for each in left_out
+            f"{each.condition.dataset}: {doubt or 'no finished runs'}"
+            for each, doubt in zip(left_out, doubts)
         ]
         return f"no verdict, as data sets are left out ({'; '.join(reasons)})"
     return "" if np.ptp(gains) else "no verdict, as all data sets differ by exactly the same"

@@ -20,7 +20,7 @@ from nnunet_cpr.reports.comparison_tables import (
     shown_comparisons,
 )
 from nnunet_cpr.reports.figures import FIGURES, Picture
-from nnunet_cpr.reports.over_datasets import Family, judge_family
+from nnunet_cpr.reports.over_datasets import HypothesisFamily, judge_family
 from nnunet_cpr.reports.pictures import draw_extreme_cases
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.results import UNSEEDED
@@ -60,11 +60,11 @@ class Section:
 
 
 def build_sections(
-    settings: Sequence[Compared],
+    conditions: Sequence[Compared],
     answer: list[str],
     main: Table,
     notes: list[str],
-    family: Family,
+    family: HypothesisFamily,
     raw: Path | None,
 ) -> list[Section]:
     """Return the sections of a report: the answer, one table and one figure, then everything else."""
@@ -75,11 +75,11 @@ def build_sections(
         first = [each for each in family.over if each.numbers.metric == metric]
         result.tables, result.pictures = [], [figures.draw_over_datasets(first)]
         sections.insert(1, Section("Means of the data sets", tables=[main], is_open=True))
-    for compared in settings:
-        setting = compared.of_study.setting
-        here = [each for each in family.comparisons if each.numbers.setting == setting]
+    for compared in conditions:
+        condition = compared.of_study.condition
+        here = [each for each in family.comparisons if each.numbers.condition == condition]
         details = list(_details(compared, here, raw))
-        if len(settings) > 1:
+        if len(conditions) > 1:
             details = [_merge(details, compared.of_study.title)]
         elif here:
             result.pictures, details[0].pictures = details[0].pictures[:1], details[0].pictures[1:]
@@ -100,7 +100,7 @@ def _merge(sections: Sequence[Section], title: str) -> Section:
 def _details(
     compared: Compared, comparisons: list[Judged[Numbers]], raw: Path | None
 ) -> Iterator[Section]:
-    """Yield the sections of one setting."""
+    """Yield the sections of one condition."""
     results, title = compared.of_study, compared.of_study.title
     if results.cases.empty:
         yield Section(title, ["No run has finished."])
@@ -168,14 +168,14 @@ def write_report(
         OSError: a file cannot be written.
     """
     found = add_surface_metrics(read_results(study, results, splits, preprocessed), preprocessed)
-    settings = found.by_setting()
-    compared = [choose_compared(each) for each in settings]
+    conditions = found.by_condition()
+    compared = [choose_compared(each) for each in conditions]
     of_trainers = compared[0].results.study
     judged = tested = judge_family(compare_with(compared, of_trainers.reference))
     if of_trainers.non_inferior_to != of_trainers.reference:
         tested = judge_family(compare_with(compared, of_trainers.non_inferior_to))
-    table, answer = shown_main_table(settings), answers(settings, judged, tested)
-    notes = main_table_notes(settings) + selection_notes(compared) + fold_notes(judged)
+    table, answer = shown_main_table(conditions), answers(conditions, judged, tested)
+    notes = main_table_notes(conditions) + selection_notes(compared) + fold_notes(judged)
     notes += ratio_notes(compared) + found.notes
     sections = build_sections(compared, answer, table, notes, judged, raw)
     cases = found.cases.assign(seed=found.cases["seed"].replace(UNSEEDED, None))
@@ -184,7 +184,7 @@ def write_report(
         "report.md": render("page.md.j2", study.name, sections),
         "report.tex": to_latex(table, notes),
         "table.csv": _csv(
-            with_own_places(pd.concat(map(main_table, settings), ignore_index=True), study)
+            with_own_places(pd.concat(map(main_table, conditions), ignore_index=True), study)
         ),
         "comparisons.csv": _csv(comparison_table(judged.comparisons)),
         "non_inferiority.csv": _csv(non_inferiority_table(tested.comparisons)),

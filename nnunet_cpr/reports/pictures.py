@@ -43,7 +43,7 @@ def draw_extreme_cases(
             dataset, files = _find_files(compared, comparison, raw, fold, case)
             gain = value_text(gains.iloc[position], "+.2f")
             title = f"{kind} case, {case} (fold {fold}{seed}): {gain} points of Dice"
-            pictures.append(draw_case(files, dataset, title, "-".join([kind, *comparison.setting])))
+            pictures.append(draw_case(files, dataset, title, "-".join([kind, *comparison.condition])))
         except (OSError, ValueError, RuntimeError) as error:  # SimpleITK raises RuntimeError
             reason = " ".join(str(error).rpartition("ERROR: ")[2].split())
             notes.append(f"No picture of {case}: {reason}")
@@ -67,7 +67,7 @@ def _find_files(
         folders[entry.full_title] = run.folder(results.folder)
     dataset = read_dataset_json(folders[c.entry.full_title])
     ending = dataset.get("file_ending", ".nii.gz")
-    data = raw / c.setting.dataset
+    data = raw / c.condition.dataset
     files = {
         "image": data / "imagesTr" / f"{case}_0000{ending}",
         "ground truth": data / "labelsTr" / f"{case}{ending}",

@@ -210,11 +210,11 @@ def deviations_of(results: StudyResults) -> Deviations:
         Refusal: no two trainers have finished two folds with two seeds.
     """
     variances = []
-    for setting in results.by_setting():
-        reference = setting.study.entry(setting.study.reference)
-        by_case = values_of_cases(setting, METRICS["dice"])
-        for entry in setting.study.trainers:
-            pairs = pair_runs(setting, by_case, entry, reference)
+    for condition in results.by_condition():
+        reference = condition.study.entry(condition.study.reference)
+        by_case = values_of_cases(condition, METRICS["dice"])
+        for entry in condition.study.trainers:
+            pairs = pair_runs(condition, by_case, entry, reference)
             if entry != reference and min(len(pairs.folds), len(pairs.seeds)) >= 2:
                 complete = [fold[:, ~np.isnan(fold).any(axis=0)] for fold in pairs.differences]
                 if min(fold.shape[1] for fold in complete) >= 2:

@@ -25,12 +25,12 @@ from nnunet_cpr.nnunet.validation import (
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.reports.results import (
     ASSUMED,
+    CONDITION,
     FALSELY_FOUND,
     INCOMPLETE,
     NOT_FOUND,
     RECORDED,
     RUN,
-    SETTING,
     UNSEEDED,
     Flaw,
     SplitRatio,
@@ -40,9 +40,9 @@ from nnunet_cpr.studies.made_from import with_other_plans, with_other_weights
 from nnunet_cpr.studies.state import validation_cases
 from nnunet_cpr.studies.study import Run, Study
 
-CASES = [*SETTING, "fold", "seed", "case", "class", "trainer", "dice", "empty"]
+CASES = [*CONDITION, "fold", "seed", "case", "class", "trainer", "dice", "empty"]
 _UNSET = "the bounds of CPR were never set, so nothing was regularized"
-EPOCHS = [*SETTING, "fold", "seed", "trainer", *LOG_COLUMNS]
+EPOCHS = [*CONDITION, "fold", "seed", "trainer", *LOG_COLUMNS]
 
 
 def read_results(
@@ -66,10 +66,10 @@ def read_results(
     finished: dict[Run, Validation] = {}
     flaws: list[Flaw] = []
     notes: list[str] = []
-    for setting, run in study.runs_by_setting():
+    for condition, run in study.runs_by_condition():
         folder = run.folder(results)
         seed = UNSEEDED if run.seed is None else run.seed
-        here = dict(zip(RUN, (*setting, run.entry, run.fold, seed)))
+        here = dict(zip(RUN, (*condition, run.entry, run.fold, seed)))
         title = f"{run.dataset}, {run.configuration}, {run.plans}, {run.trainer}, fold {run.fold}"
         try:
             validation = find_validation(folder)

@@ -1,4 +1,4 @@
-"""Results of a study and of each of its settings, as tables."""
+"""Results of a study and of each of its conditions, as tables."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from nnunet_cpr.reports.metrics import METRICS, Metric
 from nnunet_cpr.studies.study import Run, Study
 
 
-class Setting(NamedTuple):
-    """Data set, configuration and plans: the trainers of one setting are compared with each other."""
+class Condition(NamedTuple):
+    """Data set, configuration and plans: the trainers of one condition are compared with each other."""
 
     dataset: str
     configuration: str
@@ -37,8 +37,8 @@ class SplitRatio(NamedTuple):
 RECORDED, ASSUMED = "recorded splits", "assumed"
 NOT_FOUND, FALSELY_FOUND = "not found", "falsely found"
 """Kinds of a class that only the truth or only the prediction has: its HD95 is the image's diagonal."""
-SETTING = list(Setting._fields)
-RUN = [*SETTING, "trainer", "fold", "seed"]
+CONDITION = list(Condition._fields)
+RUN = [*CONDITION, "trainer", "fold", "seed"]
 """Columns that identify a run; ``seed`` is :data:`UNSEEDED` in a study without seeds."""
 UNSEEDED = -1
 INCOMPLETE = "{} has runs that were not validated on all cases of their fold"
@@ -90,45 +90,45 @@ class StudyResults:
     notes: list[str]
     ratios: dict[str, SplitRatio]
 
-    def by_setting(self) -> list[SettingResults]:
+    def by_condition(self) -> list[ConditionResults]:
         """Return the results of each data set, configuration and plans, in the study's order."""
         study = self.study
         is_said = [True, len(study.configurations) > 1, len(study.plans) > 1]
         return [
-            SettingResults(
+            ConditionResults(
                 study=study,
                 folder=self.folder,
-                setting=Setting(*setting),
-                title=", ".join(compress(setting, is_said)),
-                cases=self.cases[(self.cases[SETTING] == list(setting)).all(axis=1)],
-                epochs=self.epochs[(self.epochs[SETTING] == list(setting)).all(axis=1)],
+                condition=Condition(*condition),
+                title=", ".join(compress(condition, is_said)),
+                cases=self.cases[(self.cases[CONDITION] == list(condition)).all(axis=1)],
+                epochs=self.epochs[(self.epochs[CONDITION] == list(condition)).all(axis=1)],
                 flaws=[
                     flaw
                     for flaw in self.flaws
-                    if study.run(*setting, flaw.run.fold, flaw.run.entry, flaw.run.seed) == flaw.run
+                    if study.run(*condition, flaw.run.fold, flaw.run.entry, flaw.run.seed) == flaw.run
                 ],
-                ratio=self.ratios[setting[0]],
+                ratio=self.ratios[condition[0]],
             )
-            for setting in study.settings
+            for condition in study.conditions
         ]
 
 
 @dataclass(frozen=True)
-class SettingResults:
+class ConditionResults:
     """Results of one data set, configuration and plans.
 
     Attributes:
         study: the whole study.
         folder: nnU-Net's ``nnUNet_results``.
-        setting: data set, configuration and plans.
+        condition: data set, configuration and plans.
         title: the data set's name, with configuration and plans if the study has several.
-        cases, epochs, flaws: those of :class:`StudyResults` in this setting.
+        cases, epochs, flaws: those of :class:`StudyResults` in this condition.
         ratio: test cases of a fold per other case.
     """
 
     study: Study
     folder: Path
-    setting: Setting
+    condition: Condition
     title: str
     cases: pd.DataFrame
     epochs: pd.DataFrame
@@ -152,7 +152,7 @@ class SettingResults:
 
     def run(self, fold: int, trainer: str, seed: int) -> Run:
         """Return a run."""
-        return self.study.run(*self.setting, fold, trainer, None if seed == UNSEEDED else seed)
+        return self.study.run(*self.condition, fold, trainer, None if seed == UNSEEDED else seed)
 
     def finished_runs(self, trainer: str) -> list[tuple[int, int]]:
         """Return fold and seed of the runs that have been validated, in the study's order."""

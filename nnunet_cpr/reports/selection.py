@@ -10,13 +10,13 @@ from itertools import product
 
 import pandas as pd
 
-from nnunet_cpr.reports.results import SettingResults, run_means, unique
+from nnunet_cpr.reports.results import ConditionResults, run_means, unique
 from nnunet_cpr.studies.study import TrainerEntry
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The trainers that are compared in a setting: those of the study, or selected of its methods.
+    """The trainers that are compared in a condition: those of the study, or selected of its methods.
 
     Attributes:
         of_study: results of all trainers.
@@ -24,8 +24,8 @@ class Compared:
         picks: the selected trainer of each method by fold; empty without a selection.
     """
 
-    of_study: SettingResults
-    results: SettingResults
+    of_study: ConditionResults
+    results: ConditionResults
     picks: dict[str, dict[int, str]]
 
     def trainer(self, entry: TrainerEntry, fold: int) -> str:
@@ -33,8 +33,8 @@ class Compared:
         return self.picks.get(entry.group, {}).get(fold, entry.key)
 
 
-def choose_compared(results: SettingResults) -> Compared:
-    """Return the trainers to compare in a setting, after the selection if the study asks for one.
+def choose_compared(results: ConditionResults) -> Compared:
+    """Return the trainers to compare in a condition, after the selection if the study asks for one.
 
     For each fold, the trainer of each group with the best mean on the other folds is selected. The mean
     is that of the study's first metric over the runs of the other folds, with the seeds that all
@@ -62,7 +62,7 @@ def choose_compared(results: SettingResults) -> Compared:
     return Compared(results, replace(results, study=methods, cases=cases), picks)
 
 
-def _select(results: SettingResults, group: str) -> dict[int, str]:
+def _select(results: ConditionResults, group: str) -> dict[int, str]:
     """Return the trainer of a group that is selected for each fold."""
     trainers = [entry.key for entry in results.study.trainers if entry.group == group]
     finished = [set(results.finished_runs(trainer)) for trainer in trainers]

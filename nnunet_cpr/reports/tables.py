@@ -19,7 +19,7 @@ from nnunet_cpr.reports.results import (
     MIN_SEEDS,
     NOT_FOUND,
     RUN,
-    SettingResults,
+    ConditionResults,
     class_means,
     run_means,
     unique,
@@ -41,8 +41,8 @@ class Table(NamedTuple):
 # Content
 
 
-def main_table(results: SettingResults) -> pd.DataFrame:
-    """Return the rows of a setting in ``table.csv``: the foreground mean of every trainer.
+def main_table(results: ConditionResults) -> pd.DataFrame:
+    """Return the rows of a condition in ``table.csv``: the foreground mean of every trainer.
 
     Returns:
         One row for each trainer. For each metric there is the mean over the finished runs
@@ -57,7 +57,7 @@ def main_table(results: SettingResults) -> pd.DataFrame:
         runs = results.finished_runs(entry.key)
         rows.append(
             {
-                **results.setting._asdict(),
+                **results.condition._asdict(),
                 "group": entry.group,
                 "label": entry.title,
                 "trainer": entry.key,
@@ -65,7 +65,7 @@ def main_table(results: SettingResults) -> pd.DataFrame:
                 "runs": len(runs),
                 "runs_planned": results.planned_runs,
                 "runs_incomplete": results.incomplete_runs(entry.key),
-                "published_percent": entry.published.get(results.setting.dataset, np.nan),
+                "published_percent": entry.published.get(results.condition.dataset, np.nan),
             }
         )
     table = pd.DataFrame(rows)
@@ -92,7 +92,7 @@ def with_own_places(table: pd.DataFrame, study: Study) -> pd.DataFrame:
     return table
 
 
-def _find_best(results: SettingResults, metric: Metric, means: pd.Series) -> str | None:
+def _find_best(results: ConditionResults, metric: Metric, means: pd.Series) -> str | None:
     """Return the trainer to which the tests of the report show all others to be worse, if any."""
     if len(means) < 2 or len(results.seeds) < MIN_SEEDS or _has_different_runs(results):
         return None
@@ -101,7 +101,7 @@ def _find_best(results: SettingResults, metric: Metric, means: pd.Series) -> str
     return best if all(each.verdict is Verdict.WORSE for each in others) else None
 
 
-def _means_and_deviations(results: SettingResults, metric: Metric) -> pd.DataFrame:
+def _means_and_deviations(results: ConditionResults, metric: Metric) -> pd.DataFrame:
     """Return the mean of each trainer's runs and their standard deviations."""
     means = run_means(results.cases, metric.name).set_index(["trainer", "fold", "seed"])
     runs = metric.scale * means[metric.name]
@@ -112,8 +112,8 @@ def _means_and_deviations(results: SettingResults, metric: Metric) -> pd.DataFra
     return pd.DataFrame(columns)
 
 
-def _has_different_runs(results: SettingResults) -> bool:
-    """Return True if trainers of a setting have finished different runs."""
+def _has_different_runs(results: ConditionResults) -> bool:
+    """Return True if trainers of a condition have finished different runs."""
     runs = [results.finished_runs(entry.key) for entry in results.study.trainers]
     return len({tuple(each) for each in runs if each}) > 1
 
@@ -126,10 +126,10 @@ def _deviation_key(metric: Metric, source: str) -> str:
     return _key(metric, f"deviation_{source}_{metric.difference_unit}")
 
 
-def shown_main_table(settings: Sequence[SettingResults]) -> Table:
-    """Return the main table as text: trainers down and metrics across, or settings down."""
-    rows, first = {}, settings[0]
-    for results in settings:
+def shown_main_table(conditions: Sequence[ConditionResults]) -> Table:
+    """Return the main table as text: trainers down and metrics across, or conditions down."""
+    rows, first = {}, conditions[0]
+    for results in conditions:
         numbers = main_table(results)
         for metric in results.metrics:
             rows[results.title, metric.heading] = [
@@ -141,7 +141,7 @@ def shown_main_table(settings: Sequence[SettingResults]) -> Table:
             rows[results.title, "published Dice (%)"] = published.tolist()
     titles = pd.Index([entry.full_title for entry in first.study.trainers], name="trainer")
     cells, is_dice = pd.DataFrame(rows, index=titles), {key for _, key in rows} == {"Dice (%)"}
-    if len(settings) > 1:
+    if len(conditions) > 1:
         names = [title if is_dice else f"{title}, {heading}" for title, heading in rows]
         cells = cells.T.set_axis(names).rename_axis("data set")
     elif is_dice:
@@ -174,16 +174,16 @@ def _add_empty_masks(mean: str, metric: Metric, cases: pd.DataFrame) -> str:
     return ", ".join(texts if (known["empty"] != "").all() else [mean, *texts])
 
 
-def main_table_notes(settings: Sequence[SettingResults]) -> list[str]:
+def main_table_notes(conditions: Sequence[ConditionResults]) -> list[str]:
     """Return the notes of the main table."""
-    study = settings[0].study
+    study = conditions[0].study
     note = "Mean over all runs (folds and seeds)" if study.seeds else "Mean over folds"
     sources = {"folds": study.folds, "seeds": study.seeds}
     if varied := [name for name, values in sources.items() if len(values) > 1]:
         note += " ± standard deviation over " + " ± over ".join(varied)
-    lower = [metric.title for metric in settings[0].metrics if metric.sign < 0]
+    lower = [metric.title for metric in conditions[0].metrics if metric.sign < 0]
     notes = [f"{note}. {', '.join(lower)}: lower is better." if lower else f"{note}."]
-    if any(map(_has_different_runs, settings)):
+    if any(map(_has_different_runs, conditions)):
         notes.append("Means over different runs cannot be compared, so no value is marked as the best.")
     if any(dataset in entry.published for entry in study.trainers for dataset in study.datasets):
         notes.append(f"Published numbers: {study.source or 'source not given'}.")
@@ -204,7 +204,7 @@ def _described(entry: TrainerEntry) -> str:
     return "" if entry.full_title == trained else f"{entry.full_title} is {trained}"
 
 
-def class_table(results: SettingResults, metric: Metric) -> Table:
+def class_table(results: ConditionResults, metric: Metric) -> Table:
     """Return the mean of each class over the trainer's finished runs, trainers down, classes across."""
     means, keys = class_means(results.cases, metric.name), ["trainer", "class"]
     texts = (metric.scale * means.groupby(keys, sort=False)[metric.name].mean()).map(value_text)
@@ -215,7 +215,7 @@ def class_table(results: SettingResults, metric: Metric) -> Table:
     return Table(caption, _titled(results, cells))
 
 
-def time_table(results: SettingResults) -> Table:
+def time_table(results: ConditionResults) -> Table:
     """Return the times of epochs, runs and predictions, and the size, of each trainer."""
     rows = {}
     for trainer in (entry.key for entry in results.study.trainers):
@@ -250,7 +250,7 @@ def _parameters(folds: Sequence[Path]) -> float:
     )
 
 
-def _titled(results: SettingResults, by_trainer: pd.DataFrame) -> pd.DataFrame:
+def _titled(results: ConditionResults, by_trainer: pd.DataFrame) -> pd.DataFrame:
     """Return the rows in the study's order, with the titles of the trainers."""
     titles = {e.key: e.full_title for e in results.study.trainers if e.key in by_trainer.index}
     return by_trainer.loc[list(titles)].rename(index=titles).rename_axis("trainer")

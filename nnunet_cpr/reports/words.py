@@ -8,13 +8,13 @@ from typing import Any
 
 from nnunet_cpr.reports.comparison import Gain, Judged, Numbers, Verdict
 from nnunet_cpr.reports.metrics import p_text
-from nnunet_cpr.reports.over_datasets import Family, OverDatasets
-from nnunet_cpr.reports.results import ASSUMED, MIN_FOLDS, SettingResults, class_means
+from nnunet_cpr.reports.over_datasets import HypothesisFamily, OverDatasets
+from nnunet_cpr.reports.results import ASSUMED, MIN_FOLDS, ConditionResults, class_means
 from nnunet_cpr.reports.selection import Compared
 from nnunet_cpr.studies.state import planned_epochs
 
 
-def find_warnings(results: SettingResults) -> list[str]:
+def find_warnings(results: ConditionResults) -> list[str]:
     """Return one line for each class with Dice 0 in all cases, missing, short and diverged training."""
     titles = {entry.key: entry.full_title for entry in results.study.trainers}
     counts = {trainer: len(results.finished_runs(trainer)) for trainer in titles}
@@ -31,7 +31,7 @@ def find_warnings(results: SettingResults) -> list[str]:
     ]
 
 
-def _classes_of_zero(results: SettingResults, titles: dict[str, str]) -> Iterator[str]:
+def _classes_of_zero(results: ConditionResults, titles: dict[str, str]) -> Iterator[str]:
     means = class_means(results.cases).dropna(subset=["dice"])
     for (trainer, name), rows in means.groupby(["trainer", "class"], sort=False):
         zero = rows.loc[rows["dice"] == 0, ["fold", "trainer", "seed"]].to_numpy()
@@ -41,7 +41,7 @@ def _classes_of_zero(results: SettingResults, titles: dict[str, str]) -> Iterato
             yield f"{titles[trainer]}: Dice of 0 in all cases of class {name} ({where})."
 
 
-def _short_trainings(results: SettingResults, titles: dict[str, str]) -> Iterator[str]:
+def _short_trainings(results: ConditionResults, titles: dict[str, str]) -> Iterator[str]:
     """Yield a line for each finished run that was ended before the last epoch of its name."""
     epochs = results.epochs.dropna(subset=["seconds"])
     trained = epochs.groupby(["trainer", "fold", "seed"])["epoch"].max() + 1
@@ -54,7 +54,7 @@ def _short_trainings(results: SettingResults, titles: dict[str, str]) -> Iterato
                 yield f"{title}, {run.fold_and_seed}: {count} of {planned} epochs were trained."
 
 
-def _diverged_trainings(results: SettingResults, titles: dict[str, str]) -> Iterator[str]:
+def _diverged_trainings(results: ConditionResults, titles: dict[str, str]) -> Iterator[str]:
     """Yield a line for each training whose loss is not finite or ends above its start."""
     epochs = results.epochs.dropna(subset=["seconds"])  # one may be running
     for (trainer, fold, seed), rows in epochs.groupby(["trainer", "fold", "seed"], sort=False):
@@ -74,32 +74,34 @@ MAX_SENTENCES = 6
 """Maximum number of comparisons in words; the table and the CSV file have all."""
 
 
-def answers(settings: Sequence[SettingResults], judged: Family, tested: Family) -> list[str]:
+def answers(
+    conditions: Sequence[ConditionResults], judged: HypothesisFamily, tested: HypothesisFamily
+) -> list[str]:
     """Return the result in words: warnings, a sentence for each comparison, and non-inferiority.
 
     Args:
-        settings: results of each setting of the study.
+        conditions: results of each condition of the study.
         judged: comparisons with the reference.
         tested: comparisons with the trainer to which others may be non-inferior.
     """
-    prefixes = {each.setting: f"{each.title}: " if len(settings) > 1 else "" for each in settings}
-    lines = [f"Warning: {prefixes[s.setting]}{line}" for s in settings for line in find_warnings(s)]
+    prefixes = {each.condition: f"{each.title}: " if len(conditions) > 1 else "" for each in conditions}
+    lines = [f"Warning: {prefixes[s.condition]}{line}" for s in conditions for line in find_warnings(s)]
     lines += map(_over_sentence, judged.over)
     chosen = _most_interesting(judged)
-    lines += [f"{prefixes[each.numbers.setting]}{sentence(each)}" for each in chosen]
+    lines += [f"{prefixes[each.numbers.condition]}{sentence(each)}" for each in chosen]
     if number := len(judged.comparisons) - len(chosen):
         more = "" if judged.over else "more "
         lines.append(f"{number} {more}comparisons are in the tables of differences.")
-    for metric in settings[0].metrics:
+    for metric in conditions[0].metrics:
         titled: list[tuple[str, Judged[Any]]]
         titled = [(f"{_over_title(each)}: ", each) for each in tested.over]
-        titled += [(prefixes[each.numbers.setting], each) for each in tested.comparisons]
+        titled += [(prefixes[each.numbers.condition], each) for each in tested.comparisons]
         of_metric = [(title, each) for title, each in titled if each.numbers.metric == metric]
         lines += [_not_worse(of_metric)] if of_metric else []
     return lines
 
 
-def _most_interesting(judged: Family) -> list[Judged[Numbers]]:
+def _most_interesting(judged: HypothesisFamily) -> list[Judged[Numbers]]:
     """Return the comparisons in words: of many those with a verdict, then those of the largest gain."""
     has_no_verdict = (Verdict.UNDECIDED, Verdict.NONE)
     chosen = [e for e in judged.comparisons if not judged.over or e.verdict not in has_no_verdict]
@@ -139,11 +141,11 @@ def _not_worse(titled: Sequence[tuple[str, Judged[Any]]]) -> str:
     return f"Shown to be not worse than {n.reference.full_title} by more than {margin}: {shown}."
 
 
-def ratio_notes(settings: Sequence[Compared]) -> list[str]:
+def ratio_notes(conditions: Sequence[Compared]) -> list[str]:
     """Return a note for the data sets whose splits the study has not recorded."""
-    sources = {each.results.setting.dataset: each.results.ratio.source for each in settings}
+    sources = {each.results.condition.dataset: each.results.ratio.source for each in conditions}
     assumed = [dataset for dataset, source in sources.items() if source == ASSUMED]
-    if not assumed or len(settings[0].results.study.trainers) == 1:
+    if not assumed or len(conditions[0].results.study.trainers) == 1:
         return []
     which = "all data sets" if len(assumed) == len(sources) else ", ".join(assumed)
     return [
@@ -152,7 +154,7 @@ def ratio_notes(settings: Sequence[Compared]) -> list[str]:
     ]
 
 
-def fold_notes(judged: Family) -> list[str]:
+def fold_notes(judged: HypothesisFamily) -> list[str]:
     """Return a note if intervals are wide because there are two folds."""
     if all(len(each.numbers.folds) != MIN_FOLDS or each.numbers.obstacle for each in judged.comparisons):
         return []

@@ -328,7 +328,7 @@ class Study:
         )
 
     @property
-    def settings(self) -> list[tuple[str, str, str]]:
+    def conditions(self) -> list[tuple[str, str, str]]:
         """Data set, configuration and plans of each comparison; an entry's own come in their place."""
         return list(product(self.datasets, self.configurations, self.plans))
 
@@ -344,14 +344,14 @@ class Study:
 
     def runs(self) -> Iterator[Run]:
         """Return all runs, seed by seed and fold by fold, so that early results compare all trainers."""
-        for _, run in self.runs_by_setting():
+        for _, run in self.runs_by_condition():
             yield run
 
-    def runs_by_setting(self) -> Iterator[tuple[tuple[str, str, str], Run]]:
+    def runs_by_condition(self) -> Iterator[tuple[tuple[str, str, str], Run]]:
         """Return each run with the data set, configuration and plans of its comparison."""
         seeds = self.seeds or (None,)
-        for setting, seed, fold, entry in product(self.settings, seeds, self.folds, self.trainers):
-            yield setting, self.run(*setting, fold, entry.key, seed)
+        for condition, seed, fold, entry in product(self.conditions, seeds, self.folds, self.trainers):
+            yield condition, self.run(*condition, fold, entry.key, seed)
 
     def run(
         self, dataset: str, configuration: str, plans: str, fold: int, key: str, seed: int | None

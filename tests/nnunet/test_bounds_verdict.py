@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nnunet_cpr.cpr.bounds import as_bound
-from nnunet_cpr.nnunet.bounds_verdict import Kind, judge, unchanged
+from nnunet_cpr.nnunet.bounds_verdict import Kind, judge_bounds, unchanged
 from tests.helpers.histories import history_of
 from tests.helpers.workspace import Workspace
 
@@ -57,7 +57,7 @@ ACTIVE = np.where(np.arange(EPOCHS) < FIRST, 0, 1e-4)
 def test_verdict_names_the_state_of_the_bounds(
     measure, kappa, multiplier, kind: Kind, text: str
 ) -> None:
-    verdict = judge(history_of(measure, kappa, multiplier))
+    verdict = judge_bounds(history_of(measure, kappa, multiplier))
     assert verdict.kind is kind and text in verdict.text and "\n" not in verdict.text
     assert bool(verdict.advice) == (kind is not Kind.HELD)
 
@@ -66,7 +66,7 @@ def test_verdict_names_the_state_of_the_bounds(
 def test_advice_on_bounds_that_are_never_set_is_set_in_this_training(steps: int) -> None:
     history = history_of(np.ones((3, 1)), INF, 0)
     history.steps[-1] = steps
-    advice = judge(history).advice
+    advice = judge_bounds(history).advice
     _, _, word = advice.partition("such as _")
     assert advice.startswith("train longer") and bool(word) == (steps > 1)
     assert steps == 1 or 0 < as_bound(word).earliest < steps
@@ -85,7 +85,7 @@ def test_a_tenth_of_the_matrices_does_not_decide(
     """So many matrices have R times a factor, and so many a multiplier."""
     changed, has_multiplier = (np.arange(MATRICES)[:, None] < count for count in active)
     measure = np.where(changed, factor, 1.0) * growing_r()
-    assert judge(history_of(measure, bounded(), ACTIVE * has_multiplier)).kind is kind
+    assert judge_bounds(history_of(measure, bounded(), ACTIVE * has_multiplier)).kind is kind
 
 
 def test_arbitrary_values_have_a_verdict() -> None:
@@ -95,9 +95,9 @@ def test_arbitrary_values_have_a_verdict() -> None:
     with np.errstate(all="raise", under="ignore"):
         for epochs in (1, 2, 8):
             for triple in grid.T:
-                judge(history_of(*(np.full((2, epochs), value) for value in triple)))
-            judge(history_of(*(row.reshape(-1, epochs) for row in grid)))
-    assert "no parameter matrix is regularized" in judge(history_of(*[np.ones((0, 3))] * 3)).text
+                judge_bounds(history_of(*(np.full((2, epochs), value) for value in triple)))
+            judge_bounds(history_of(*(row.reshape(-1, epochs) for row in grid)))
+    assert "no parameter matrix is regularized" in judge_bounds(history_of(*[np.ones((0, 3))] * 3)).text
 
 
 def test_parameters_that_never_change_are_not_counted() -> None:
@@ -106,7 +106,7 @@ def test_parameters_that_never_change_are_not_counted() -> None:
     measure[:4], multiplier[:4] = 0.1, 0
     history = history_of(measure, bounded(), multiplier)
     assert unchanged(history).tolist() == [True] * 4 + [False] * 6
-    verdict = judge(history)
+    verdict = judge_bounds(history)
     assert verdict.kind is Kind.HELD and "all 6 matrices active" in verdict.text
     assert "(4 that never changed not counted)" in verdict.text and "never active" not in verdict.text
 

@@ -13,7 +13,7 @@ from benchmarks.study_statistics import PARTS, SCENARIOS, claims_by_parts, shown
 from nnunet_cpr.nnunet.fold_files import PRETRAINED
 from nnunet_cpr.reports.comparison import compare_with, judge_all
 from nnunet_cpr.reports.comparison_tables import non_inferiority_table
-from nnunet_cpr.reports.over_datasets import Family, judge_family
+from nnunet_cpr.reports.over_datasets import HypothesisFamily, judge_family
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.selection import choose_compared
 from nnunet_cpr.reports.tables import shown_main_table
@@ -49,7 +49,7 @@ def noisy(mean, seeds=SEEDS, folds=(0, 1), cases=12, training=0.002, residual=0.
 def compared(results, *trainers, reference="", **changes):
     """Return the comparisons by trainer."""
     planned = study(*(trainers or (SGD, CPR)), **{"seeds": SEEDS, **changes})
-    chosen = choose_compared(read_results(planned, results).by_setting()[0])
+    chosen = choose_compared(read_results(planned, results).by_condition()[0])
     comparisons = compare_with([chosen], reference or planned.reference)
     return {each.numbers.entry.key: each for each in judge_all(comparisons)}
 
@@ -67,9 +67,9 @@ def test_networks_of_one_trainer_are_compared(tmp_path):
         f"{CPR}, {larger}": "undecided",
     }
     assert sentence(found[f"{SGD}, {larger}"]).count(larger) == 1
-    assert not fold_notes(Family([], list(found.values())))
+    assert not fold_notes(HypothesisFamily([], list(found.values())))
     wide = compared(tmp_path, *entries)
-    assert "a third fold narrows them" in fold_notes(Family([], list(wide.values())))[0]
+    assert "a third fold narrows them" in fold_notes(HypothesisFamily([], list(wide.values())))[0]
 
 
 def test_clear_difference_is_better_or_worse(tmp_path):
@@ -174,7 +174,7 @@ def test_bounds_that_were_never_set_have_no_verdict(tmp_path):
             write_history(run.folder(tmp_path), kappa=math.inf if run.fold else 0.1)
     found = compared(tmp_path)[CPR]
     assert found.verdict == "no verdict" and f"as bounds of {CPR} were never set" in sentence(found)
-    (part,) = read_results(study(SGD, CPR, seeds=SEEDS), tmp_path).by_setting()
+    (part,) = read_results(study(SGD, CPR, seeds=SEEDS), tmp_path).by_condition()
     unset = [line for line in find_warnings(part) if "the bounds of CPR were never set" in line]
     assert len(unset) == sum(flaw.run.fold > 0 for flaw in part.flaws) > 0
 
@@ -192,7 +192,7 @@ def test_runs_with_other_plans_of_the_same_name_have_no_verdict(tmp_path):
         (run.folder(tmp_path).parent / "plans.json").write_text(json.dumps(plans))
     found = compared(tmp_path)[CPR]
     assert found.verdict == "no verdict" and f"as {CPR} has runs with other plans" in sentence(found)
-    (part,) = read_results(study(SGD, CPR, seeds=SEEDS), tmp_path).by_setting()
+    (part,) = read_results(study(SGD, CPR, seeds=SEEDS), tmp_path).by_condition()
     warnings = [line for line in find_warnings(part) if "differ from those of other runs" in line]
     assert len(warnings) == 2 and all(line.endswith("in patch_size.") for line in warnings)
     assert warnings[0].startswith(f"{CPR}, fold 0, seed 3: its nnUNetPlans")
@@ -207,7 +207,7 @@ def test_fine_tuned_run_in_the_place_of_one_from_scratch_has_no_verdict(tmp_path
     torch.save({"init_args": {PRETRAINED: record}}, fold / "checkpoint_final.pth")
     found = compared(tmp_path)[CPR]
     assert found.verdict == "no verdict" and f"{SGD} has runs that began with other" in sentence(found)
-    (part,) = read_results(study(SGD, CPR, seeds=SEEDS), tmp_path).by_setting()
+    (part,) = read_results(study(SGD, CPR, seeds=SEEDS), tmp_path).by_condition()
     (warning,) = [line for line in find_warnings(part) if "random weights" in line]
     assert warning.startswith(f"{SGD}, fold 0, seed 1: expected") and "got one from /b.pth" in warning
 
@@ -231,7 +231,7 @@ def test_data_set_on_which_a_trainer_collapses_counts_over_data_sets(tmp_path):
         write_runs(tmp_path, CPR, better, dataset=name)
 
     def over(planned):
-        chosen = [choose_compared(each) for each in read_results(planned, tmp_path).by_setting()]
+        chosen = [choose_compared(each) for each in read_results(planned, tmp_path).by_condition()]
         (found,) = judge_family(compare_with(chosen, SGD)).over
         return found
 
@@ -263,7 +263,7 @@ def test_run_without_all_cases_of_its_fold_is_named_and_has_no_verdict(tmp_path,
         write_runs(tmp_path, SGD, values)
         write_runs(tmp_path, SGD, {1: {1: values[1][1][:7]}, 3: {1: values[3][1][:7]}})
         write_runs(tmp_path, CPR, {1: {1: values[1][1][:7]}, 3: {1: values[3][1][:7]}})
-    (part,) = read_results(planned, tmp_path, record, splits).by_setting()
+    (part,) = read_results(planned, tmp_path, record, splits).by_condition()
     warned = [line for line in find_warnings(part) if "validated on" in line]
     assert f"{CPR}, fold 1, seed 2: validated on 7 of the 12 cases of its fold." in warned
     assert len(warned) == (1 if place == "others" else 6)
@@ -282,7 +282,7 @@ def test_results_older_than_an_unfinished_training_do_not_count(tmp_path):
     torch.save({}, fold / "checkpoint_latest.pth")
     os.utime(fold / "validation" / "summary.json", (1e9, 1e9))
     found = read_results(study(SGD, seeds=SEEDS), tmp_path)
-    assert len(found.by_setting()[0].finished_runs(SGD)) == 5
+    assert len(found.by_condition()[0].finished_runs(SGD)) == 5
     assert found.notes == [
         f"Dataset001_Toy, 3d_fullres, nnUNetPlans, {SGD}_seed1, fold 0: validation/summary.json older "
         "than a checkpoint; counts as unfinished"
@@ -302,7 +302,7 @@ def test_classes_that_one_trainer_never_finds_are_warned_of_and_leave_the_verdic
                 write_fold(tmp_path, f"{trainer}_seed{seed}", fold, cases)
     found = compared(tmp_path, folds=(0, 1, 2))[CPR]
     assert found.verdict == "better" and found.numbers.gain == pytest.approx(24, abs=1)
-    (part,) = read_results(study(SGD, CPR, seeds=SEEDS, folds=(0, 1, 2)), tmp_path).by_setting()
+    (part,) = read_results(study(SGD, CPR, seeds=SEEDS, folds=(0, 1, 2)), tmp_path).by_condition()
     assert sum("Dice of 0 in all cases of class" in line for line in find_warnings(part)) == 3
 
 

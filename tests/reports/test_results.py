@@ -14,7 +14,7 @@ def test_fold_is_finished_after_validation(tmp_path):
     path = torn / "validation" / "summary.json"
     path.write_text(path.read_text()[:30])
     results = read_results(study("A", "B"), tmp_path)
-    (part,) = results.by_setting()
+    (part,) = results.by_condition()
     assert part.finished_runs("A") == [(1, -1)] and not part.finished_runs("B")
     assert len(results.notes) == 1 and "fold 0: validation/summary.json unreadable" in results.notes[0]
 
@@ -58,7 +58,7 @@ def test_largest_rectangle_prefers_runs_with_a_verdict(tmp_path, finished, folds
     write_fold(tmp_path, "A", 0, {"a": both(0.5)})
     planned = study("A", folds=tuple(range(20)), seeds=(1, 2, 3))
     write_fold(tmp_path, "A_seed1", 0, {"a": both(0.5)})
-    (part,) = read_results(planned, tmp_path).by_setting()
+    (part,) = read_results(planned, tmp_path).by_condition()
     found = part.largest_rectangle(finished)
     assert tuple(map(len, found)) == (folds, seeds)
     assert all(run in finished for run in product(*found))
@@ -68,7 +68,7 @@ def test_largest_rectangle_prefers_runs_with_a_verdict(tmp_path, finished, folds
 
 
 def warnings(tmp_path, *trainers, **changes):
-    return find_warnings(read_results(study(*trainers, **changes), tmp_path).by_setting()[0])
+    return find_warnings(read_results(study(*trainers, **changes), tmp_path).by_condition()[0])
 
 
 def test_collapsed_and_missing_runs_are_named(tmp_path):

@@ -41,7 +41,7 @@ def test_setting_is_selected_on_the_other_folds(tmp_path):
             CPR[1]: [0.6, 0.6, 0.6],
         },
     )
-    selection = choose_compared(read_results(planned(), tmp_path).by_setting()[0])
+    selection = choose_compared(read_results(planned(), tmp_path).by_condition()[0])
     assert [selection.picks["weight decay"][fold] for fold in range(3)] == [DECAYS[1]] * 3
     assert [selection.picks["CPR"][fold] for fold in range(3)] == [CPR[0]] * 3
     decay, cpr = selection.results.study.trainers

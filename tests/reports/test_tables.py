@@ -33,14 +33,14 @@ def unfinished(tmp_path):
 
 
 def test_unfinished_trainers_have_no_best_and_published_numbers_a_column(unfinished):
-    table = shown_main_table(unfinished.by_setting())
+    table = shown_main_table(unfinished.by_condition())
     assert table.cells.to_numpy().tolist() == [
         ["75.00 ± 7.07", "80.00"],
         ["72.00 (1 of 2 runs)", "81.50"],
     ]
     assert list(table.cells.columns) == [(DATASET, "Dice (%)"), (DATASET, "published Dice (%)")]
     assert list(table.cells.index) == ["weight_decay 1e-5", "CPR <x> 1k | *"]
-    notes = main_table_notes(unfinished.by_setting())
+    notes = main_table_notes(unfinished.by_condition())
     assert notes[-2] == "Published numbers: Somebody et al., table 1."
 
 
@@ -56,14 +56,14 @@ def test_best_is_the_one_to_which_all_others_are_shown_to_be_worse(tmp_path, gai
     planned = study("A", "B", "C", folds=(0, 1, 2), seeds=(1, 2, 3), metrics=("dice", "hd95"))
     results = read_results(planned, tmp_path)
     results.cases["hd95"] = 10 * (1 - results.cases["dice"])
-    table = main_table(results.by_setting()[0])
+    table = main_table(results.by_condition()[0])
     assert table["best"].tolist() == table["hd95_best"].tolist() == best
-    bold = shown_main_table(results.by_setting()).cells.map(lambda cell: cell.startswith("**"))
+    bold = shown_main_table(results.by_condition()).cells.map(lambda cell: cell.startswith("**"))
     assert bold.to_numpy().tolist() == [[each, each] for each in best]
     # A case of B has a Dice, but its prediction is gone.
     is_gone = results.cases["trainer"].eq("B") & results.cases["seed"].eq(1)
     results.cases.loc[is_gone & results.cases["case"].eq("case_0_00"), "hd95"] = NAN
-    table = main_table(results.by_setting()[0])
+    table = main_table(results.by_condition()[0])
     assert not table["hd95_best"].any() and table["best"].tolist() == best
 
 
@@ -78,7 +78,7 @@ def test_distances_of_one_empty_mask_are_counted_instead_of_the_diagonal(tmp_pat
     write_json(path, summary)
     results = read_results(study("A", folds=(0,), metrics=("dice", "hd95")), tmp_path)
     results.cases["hd95"] = [3.0, 72.12, 5.0, 72.12, 72.12, NAN]
-    (part,) = results.by_setting()
+    (part,) = results.by_condition()
     assert class_table(part, METRICS["hd95"]).cells.loc["A"].tolist() == [
         "26.71, falsely found in 1 of 3 cases",
         "not found in 2 of 2 cases",
@@ -91,7 +91,7 @@ def test_distances_of_one_empty_mask_are_counted_instead_of_the_diagonal(tmp_pat
 def test_texts_escape_names_and_mark_the_best(tmp_path):
     write_fold(tmp_path, "A", 0, {"a": both(0.7)})
     write_fold(tmp_path, "B", 0, {"a": both(0.72)})
-    table = shown_main_table(read_results(study(WD, CPR, folds=(0,)), tmp_path).by_setting())
+    table = shown_main_table(read_results(study(WD, CPR, folds=(0,)), tmp_path).by_condition())
     assert table.cells.iat[1, 0] == "72.00"  # nothing is shown by one run
     table.cells.iat[1, 0] = "**72.00**"
     ours = table._replace(cells=table.cells.rename(index={"weight_decay 1e-5": "**Ours**"}))

@@ -20,7 +20,7 @@ from benchmarks.study_statistics import (
 from nnunet_cpr.reports.comparison import Claim, Evidence, Judged, Numbers, Verdict, judge, judge_all
 from nnunet_cpr.reports.metrics import METRICS
 from nnunet_cpr.reports.over_datasets import judge_family
-from nnunet_cpr.reports.results import Setting, SplitRatio
+from nnunet_cpr.reports.results import Condition, SplitRatio
 from nnunet_cpr.reports.statistics import MeanDifference
 from nnunet_cpr.reports.words import sentence
 from nnunet_cpr.studies.study import TrainerEntry
@@ -32,7 +32,7 @@ CELLS = [Evidence(*each) for each in product([False, True], [False, True], CLAIM
 def numbers(gain: float, scale: float = 0.1, df: float = 8, **changes) -> Numbers:
     """Return numbers with a mean gain and its standard error, in points; the bootstrap agrees."""
     made = Numbers(
-        setting=Setting("Dataset001_Toy", "3d_fullres", "nnUNetPlans"),
+        condition=Condition("Dataset001_Toy", "3d_fullres", "nnUNetPlans"),
         metric=METRICS["dice"],
         entry=TrainerEntry("Other"),
         reference=TrainerEntry("Base"),
@@ -179,7 +179,10 @@ def of_datasets(*gains: float, **changes) -> list[Numbers]:
     """Return comparisons of data sets with one seed each, which have no verdict of their own."""
     return [
         numbers(
-            gain, obstacle="no verdict with 1 seed", setting=Setting(f"Dataset{i}", "3d", "p"), **changes
+            gain,
+            obstacle="no verdict with 1 seed",
+            condition=Condition(f"Dataset{i}", "3d", "p"),
+            **changes,
         )
         for i, gain in enumerate(gains)
     ]

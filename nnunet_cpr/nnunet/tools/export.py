@@ -14,7 +14,7 @@ from pathlib import Path
 from nnunet_cpr.files import atomic_directory, atomic_torch_save, read_json
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
-from nnunet_cpr.nnunet.bounds_verdict import judge
+from nnunet_cpr.nnunet.bounds_verdict import judge_bounds
 from nnunet_cpr.nnunet.classes import search_trainer
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT
 from nnunet_cpr.nnunet.history import History
@@ -108,7 +108,7 @@ def _describe_fold(folder: Path) -> str:
     with suppress(FileNotFoundError, ValueError, LookupError, TypeError):  # a killed one may be damaged
         dice = f"{100 * read_json(summary)['foreground_mean']['Dice']:.2f}"
     with suppress(FileNotFoundError, ValueError):  # without CPR, or damaged, which a training reports
-        verdict = judge(History.read(folder)).text
+        verdict = judge_bounds(History.read(folder)).text
     return f"| {folder.name} | {dice} | {verdict} |"
 
 
