@@ -55,7 +55,7 @@ def run_demo(folder: Path, console: Console) -> list[Result]:
     """Generate data, train and validate both trainers and predict an unseen case, all in ``folder``.
 
     Raises:
-        CommandFailed: one of nnU-Net's commands failed.
+        Refusal: one of nnU-Net's commands failed.
     """
     processes = max(1, min(4, available_cores() // 2))
     environment = nnunet_environment(folder, processes)

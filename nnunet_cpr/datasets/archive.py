@@ -179,7 +179,7 @@ def read_image(path: Path) -> Nifti1Image:
 
 
 def _check_case(case: Case, allowed: Collection[int]) -> CheckedCase:
-    """Raise a PrepareError with the first problem of a case."""
+    """Raise a Refusal with the first problem of a case."""
     first, *others = case.images
     reference = read_image(first)
     for path in others:
@@ -197,7 +197,7 @@ def _check_case(case: Case, allowed: Collection[int]) -> CheckedCase:
 
 
 def _check_geometry(path: Path, image: Nifti1Image, first: Path, reference: Nifti1Image) -> None:
-    """Raise a PrepareError if an image has another geometry than the first one of its case."""
+    """Raise a Refusal if an image has another geometry than the first one of its case."""
     if image.shape != reference.shape:
         difference = f"size {image.shape} instead of {reference.shape}"
     else:

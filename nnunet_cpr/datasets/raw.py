@@ -69,7 +69,7 @@ def run_converter(command: list[str], folder: Path) -> None:
         folder: new folder ``DatasetXXX_Name``, whose parent is the converter's ``nnUNet_raw``.
 
     Raises:
-        CommandFailed: the converter failed; its log is kept.
+        Refusal: the converter failed; its log is kept.
     """
     # Without nnU-Net's other folders, whose data sets could have the same id.
     environment = {name: text for name, text in os.environ.items() if name not in FOLDER_VARIABLES}

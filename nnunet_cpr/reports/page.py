@@ -164,7 +164,7 @@ def write_report(
         The files, the page first, and the folder of figures. Equal results give equal bytes.
 
     Raises:
-        ReportError: the study has no data set, or no fold has finished.
+        Refusal: the study has no data set, or no fold has finished.
         OSError: a file cannot be written.
     """
     found = add_surface_metrics(read_results(study, results, splits, preprocessed), preprocessed)
