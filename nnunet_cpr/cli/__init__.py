@@ -24,10 +24,9 @@ app = typer.Typer(
     help="Constrained Parameter Regularization for nnU-Net. Train with nnU-Net's own command: "
     "nnUNetv2_train DATASET CONFIGURATION FOLD -tr nnUNetTrainerCPR",
 )
-for command in (trainers, finish, extend, demo, doctor):
-    app.command()(report_errors()(command))
-for writing in (prepare, export):
-    app.command()(report_errors("interrupted; nothing was written")(writing))
+for command in (trainers, finish, extend, prepare, export, demo, doctor):
+    writes = command in (prepare, export)
+    app.command()(report_errors("interrupted; nothing was written" if writes else "stopped")(command))
 app.add_typer(study.app, name="study")
 app.add_typer(vision.app, name="vision")
 

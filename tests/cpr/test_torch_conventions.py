@@ -348,7 +348,7 @@ DEVIATIONS = {
         "cpr.test_torch_conventions.test_parameter_twice_in_a_group_is_stepped_twice"
     ),
     "a gradient in the memory of another parameter": (
-        "test_torch_conventions"
+        "cpr.test_torch_conventions"
         ".test_gradient_in_the_memory_of_another_parameter_is_its_value_before_or_after"
     ),
     "a negative number as `weight_decay` in a group given at construction": (

@@ -16,11 +16,12 @@ import SimpleITK as sitk
 import typer
 from typer.testing import CliRunner
 
+from nnunet_cpr.cli.common import report_errors
 from nnunet_cpr.cli.prepare import prepare
 from tests.helpers import archives
 
 app = typer.Typer()
-app.command()(prepare)
+app.command()(report_errors()(prepare))
 
 
 def refused(*arguments: object) -> list[str]:

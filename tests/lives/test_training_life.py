@@ -32,6 +32,7 @@ from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, fold_claim, resumi
 from nnunet_cpr.nnunet.averaging import TRAINING_WEIGHTS
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.tools.extension import extend_model
+from nnunet_cpr.refusals import Refusal
 from tests.golden.tiny_trainer import build_trainer, nnunet_folders, set_gradients, set_weights
 from tests.helpers import examples
 from tests.helpers.resume_cases import differences
@@ -389,7 +390,7 @@ class TrainingLife(RuleBasedStateMachine):
         claim.write_text(
             fold_claim.describe_process(os.getppid())
         )  # for the second, the first is another
-        with pytest.raises(fold_claim.FoldInUse), fold_claim.claimed(self.folder):
+        with pytest.raises(Refusal), fold_claim.claimed(self.folder):
             pass
         claim.write_text(own)
 

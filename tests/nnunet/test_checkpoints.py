@@ -22,6 +22,7 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunet_cpr.cpr.algorithm import CPRSettings
 from nnunet_cpr.nnunet import checkpoints, fold_claim
 from nnunet_cpr.nnunet.checkpoint_policy import SAVE_MINUTES, STARTED, CheckpointPolicy
+from nnunet_cpr.refusals import Refusal
 from tests.helpers.resume_cases import differences
 from tests.helpers.workspace import Workspace
 
@@ -281,7 +282,7 @@ def test_claim_holds_when_the_clock_is_set(tmp_path: Path, monkeypatch: pytest.M
     began = psutil.Process.create_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda process: began(process) + 2)
     assert fold_claim.running_process(tmp_path) is not None
-    with pytest.raises(fold_claim.FoldInUse):
+    with pytest.raises(Refusal):
         fold_claim.refuse_if_claimed(tmp_path)
 
 

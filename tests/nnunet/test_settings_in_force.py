@@ -110,11 +110,11 @@ AS_A_WHOLE = ("it cannot be combined", "; build it there", "the optimizer does n
 ELSEWHERE = {
     "family": "nnunet/test_composition",
     "on": "nnunet/test_composition",
-    "timm": "compatibility/test_from_timm",
+    "timm": "integrations/test_from_timm",
     "adaptive": "golden/test_names",
     "baseline": "golden/test_names",
-    "warmup": "nnunet/test_lr_schedules",
-    "pretrained": "nnunet/test_pretrained_weights",
+    "warmup": "nnunet/test_schedules",
+    "pretrained": "nnunet/test_pretrained",
 }
 """Settings with tests of their own, and their files."""
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from nnunet_cpr.cli.study.run import RunOptions, gpu_names, parse_minutes
 from nnunet_cpr.refusals import Refusal
@@ -132,7 +131,7 @@ def test_gpus_are_those_that_cuda_shows(monkeypatch: pytest.MonkeyPatch) -> None
     assert gpu_names(1, "cuda") == ["1"] and gpu_names(None, "cpu") == []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert gpu_names(None, None) == ["0", "1"]
-    with pytest.raises(typer.Exit):
+    with pytest.raises(Refusal, match="--gpus: expected at most 2 on this machine, got 3"):
         gpu_names(3, None)
 
 
