@@ -81,8 +81,7 @@ def _print_explanation(rows: Sequence[tuple[str, str]]) -> None:
 
 def finish(
     fold_folder: Annotated[
-        Path,
-        typer.Argument(help="Fold that is trained now: TRAINER__PLANS__CONFIGURATION/fold_0."),
+        Path, typer.Argument(help="Fold that is trained now: TRAINER__PLANS__CONFIGURATION/fold_0.")
     ],
 ) -> None:
     """End a training after its running epoch, with its validation and final checkpoint."""
@@ -94,8 +93,7 @@ def finish(
 
 def extend(
     model_folder: Annotated[
-        Path,
-        typer.Argument(help="Shorter training: TRAINER__PLANS__CONFIGURATION in nnUNet_results."),
+        Path, typer.Argument(help="Shorter training: TRAINER__PLANS__CONFIGURATION in nnUNet_results.")
     ],
     epochs: Annotated[int, typer.Option(min=1, help="Number of epochs of the longer training.")],
 ) -> None:
@@ -117,8 +115,7 @@ def extend(
 
 def export(
     model_folder: Annotated[
-        Path,
-        typer.Argument(help="Trained model: TRAINER__PLANS__CONFIGURATION in nnUNet_results."),
+        Path, typer.Argument(help="Trained model: TRAINER__PLANS__CONFIGURATION in nnUNet_results.")
     ],
     output: Annotated[
         Path, typer.Argument(help="Folder for the copy, with the layout of nnUNet_results.")

@@ -1,26 +1,11 @@
 from .cascades import prerequisites
-from .data import (
-    check_splits,
-    check_study_data,
-    dataset_name,
-    nnunet_folders,
-    notes,
-    prepare_study_data,
-)
+from .data import check_splits, check_study_data, dataset_name, nnunet_folders, notes, prepare_study_data
 from .prediction import Ensemble, predict, select_ensemble
 from .running import Local, Slurm, cancel_slurm_jobs, command_line
 from .state import Stage, StudyPaths, finished, running_command, stop_command
 from .status import dry_run_lines, states, status_table, steps_summary, summary, time_left
 from .study import Run, Study
-from .study_file import (
-    PRESETS,
-    find_study,
-    json_schema,
-    load,
-    preset_names,
-    save,
-    saved_files,
-)
+from .study_file import PRESETS, find_study, json_schema, load, preset_names, save, saved_files
 from .worker import Worker
 
 __all__ = [
