@@ -44,11 +44,8 @@ def nnunet_folders(
     Raises:
         Refusal: a needed variable is not set.
     """
-    missing = [name for name in needed if not environment.get(name)]
-    if missing:
-        raise Refusal(
-            f"{', '.join(missing)} not set", "set nnU-Net's environment variables to its folders"
-        )
+    if missing := ", ".join(name for name in needed if not environment.get(name)):
+        raise Refusal(f"{missing} not set", "set nnU-Net's environment variables to its folders")
     given = [name for name in FOLDER_VARIABLES if environment.get(name)]
     return {name: str(Path(environment[name]).absolute()) for name in given}
 

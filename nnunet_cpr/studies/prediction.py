@@ -42,8 +42,7 @@ class Ensemble:
     @property
     def checkpoints(self) -> list[Path]:
         """Checkpoints of all folds and seeds."""
-        folds = [model / f"fold_{fold}" for model in self.models for fold in self.folds]
-        return [fold / FINAL_CHECKPOINT for fold in folds]
+        return [model / f"fold_{n}" / FINAL_CHECKPOINT for model in self.models for n in self.folds]
 
     def find_postprocessing(self) -> tuple[Path | None, str]:
         """Return the file of nnU-Net's postprocessing, None without one, and a sentence about it.
@@ -124,11 +123,10 @@ def _available(runs: Sequence[Run], missing: Sequence[Run]) -> str:
     """Return the option that leaves out runs that are missing, if it leaves any."""
     for option in ("fold", "seed"):
         without = {getattr(run, option) for run in missing}
-        rest = [*dict.fromkeys(getattr(run, option) for run in runs)]
-        rest = [str(number) for number in rest if number not in without]
-        if rest:
-            numbers = ",".join(rest) if len(rest) > 1 else f"{rest[0]}-{rest[0]}"
-            return f", or predict with --{option}s {numbers}"
+        numbers = dict.fromkeys(getattr(run, option) for run in runs)
+        if rest := [str(number) for number in numbers if number not in without]:
+            given = ",".join(rest) if len(rest) > 1 else f"{rest[0]}-{rest[0]}"
+            return f", or predict with --{option}s {given}"
     return ""
 
 
@@ -216,13 +214,11 @@ def _begin(ensemble: Ensemble, images: Path, output: Path, postprocessing: Path 
     changed = {str(path): path.stat().st_mtime for path in used}
     record = {"images": str(images.absolute()), "files": changed}
     file = output / _RECORD
-    if file.exists():
-        if read_json(file) != record:
-            raise Refusal(
-                f"{output}: has predictions of other images or models, see {file}",
-                "choose another folder",
-            )
-    elif output.exists() and any(output.iterdir()):
+    if file.exists() and read_json(file) != record:
+        raise Refusal(
+            f"{output}: has predictions of other images or models, see {file}", "choose another folder"
+        )
+    if not file.exists() and output.exists() and any(output.iterdir()):
         raise Refusal(f"{output}: expected a new or empty folder, or one of an earlier prediction")
     output.mkdir(parents=True, exist_ok=True)
     write_json(file, record)

@@ -16,6 +16,7 @@ import sysconfig
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -122,9 +123,8 @@ class Local:
             "OMP_WAIT_POLICY": "PASSIVE",
         }
         environment = {name: os.environ.get(name, str(value)) for name, value in defaults.items()}
-        if gpu is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = gpu
-        return Worker(run, paths, self.device, {**folders, **environment}, self.options)
+        own_gpu = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+        return Worker(run, paths, self.device, {**folders, **environment, **own_gpu}, self.options)
 
 
 def _missing(needed: Sequence[Run], paths: StudyPaths) -> list[Run]:
@@ -134,14 +134,12 @@ def _missing(needed: Sequence[Run], paths: StudyPaths) -> list[Run]:
 
 def _train_to_the_end(worker: Worker, request: StopRequest) -> None:
     """Train a run, or wait until the process that trains it already has ended and train what is left."""
-    try:
+    with suppress(Refusal, CommandStopped, OSError):  # the run's state has the reason
         while not worker.train(request):
             while is_running(worker.run, worker.paths) and not request:
                 time.sleep(_POLL_SECONDS)
             if request or state_of(worker.run, worker.paths).stage is Stage.DONE:
                 return
-    except (Refusal, CommandStopped, OSError):
-        pass  # the run's state has the reason
 
 
 @dataclass(frozen=True)
@@ -194,7 +192,7 @@ class Slurm:
         queued = queued_runs(paths, needed=True)
         others = (Stage.DONE, Stage.RUNNING, Stage.QUEUED)
         todo = [run for run in runs if state_of(run, paths, queued).stage not in others]
-        numbers = self._submit_arrays([run for run in todo if run not in needed], paths, folders)
+        numbers = self._submit_arrays([run for run in todo if run not in needed], paths, folders, [])
         if second := [run for run in todo if run in needed]:
             earlier = {run.key for other in second for run in _missing(needed[other], paths)}
             known = _read_slurm_jobs(paths)
@@ -204,11 +202,7 @@ class Slurm:
         return numbers
 
     def _submit_arrays(
-        self,
-        todo: Sequence[Run],
-        paths: StudyPaths,
-        folders: Mapping[str, str],
-        after: Sequence[str] = (),
+        self, todo: Sequence[Run], paths: StudyPaths, folders: Mapping[str, str], after: Sequence[str]
     ) -> dict[str, str]:
         """Submit a job for each run; an array begins when the one before it has ended.
 
@@ -223,15 +217,11 @@ class Slurm:
         return numbers
 
     def _submit_array(
-        self,
-        todo: Sequence[Run],
-        paths: StudyPaths,
-        folders: Mapping[str, str],
-        conditions: Sequence[str],
+        self, todo: Sequence[Run], paths: StudyPaths, folders: Mapping[str, str], after: Sequence[str]
     ) -> dict[str, str]:
         """Submit a job for each run, to start when the conditions and those of the user hold."""
         given = [self.settings["dependency"]] if "dependency" in self.settings else []
-        together = ",".join(map(str, [*given, *conditions]))
+        together = ",".join(map(str, [*given, *after]))
         dependency = {"dependency": together} if together else {}
         executor = submitit.SlurmExecutor(paths.jobs, max_num_timeout=_MAX_TIMEOUTS)
         cpus = self.settings.get("cpus_per_task")
@@ -326,6 +316,5 @@ def command_line(run: Run, study: str, options: Sequence[str], environment: Mapp
     variables = [f"{name}={value}" for name, value in environment.items()]
     program = ["env", *variables, f"{sysconfig.get_path('scripts')}/nnunet-cpr"]
     selected = [run.dataset, run.configuration, str(run.fold), "-tr", run.trainer, "-p", run.plans]
-    if run.pretrained:
-        selected += ["--pretrained", run.pretrained]
+    selected += ["--pretrained", run.pretrained] if run.pretrained else []
     return shlex.join([*program, "study", "run-one", study, *selected, *options])

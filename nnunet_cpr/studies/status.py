@@ -10,7 +10,7 @@ from statistics import median
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from nnunet_cpr.studies.data import notes
@@ -69,10 +69,8 @@ def status_table(
     short = shorten([entry.full_title for entry in study.trainers])
     titles = {entry.key: escape(name) for entry, name in zip(study.trainers, short)}
     rows = _run_rows if width >= WIDE else _trainer_rows
-    table = Table()
     headings, *lines = rows(found, titles)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
+    table = Table(*(Column(heading, overflow="fold") for heading in headings))
     for line in lines:
         table.add_row(*line)
     failures = [
@@ -137,10 +135,9 @@ def _trainer_rows(found: Mapping[Run, State], titles: Mapping[str, str]) -> Iter
         groups[group][run] = state
     for group, members in groups.items():
         done = sum(state.stage is Stage.DONE for state in members.values())
-        running = [(run, state) for run, state in members.items() if state.stage is Stage.RUNNING]
+        first = [(run, state) for run, state in members.items() if state.stage is Stage.RUNNING][:1]
         progress = [
-            f"{run.fold_and_seed}: epoch {state.progress}, {state.activity}"
-            for run, state in running[:1]
+            f"{run.fold_and_seed}: epoch {state.progress}, {state.activity}" for run, state in first
         ]
         others = "; ".join([summary(members.values()).partition(", ")[2], *progress])
         left = time_left(members, 1)

@@ -36,6 +36,10 @@ def _check(is_valid: Callable[[Any], Any], expected: str) -> AfterValidator:
     return AfterValidator(validate)
 
 
+def _check_name(pattern: str, characters: str) -> AfterValidator:
+    return _check(re.compile(pattern).fullmatch, f"a name of {characters}")
+
+
 def as_text(value: Any) -> Any:
     """Return text and numbers as one line of text, an empty entry as "", and anything else as it is."""
     if value is None:
@@ -76,17 +80,10 @@ Text = Annotated[
 ClassName = Annotated[StrictStr, _check(str.isidentifier, "the class name of a trainer")]
 # A name that starts with a dash would be an option of nnU-Net's commands.
 FolderName = Annotated[
-    StrictStr,
-    _check(
-        re.compile(r"\w[\w .+-]*").fullmatch, "a name of letters, digits, blanks and '_', '-', '.', '+'"
-    ),
+    StrictStr, _check_name(r"\w[\w .+-]*", "letters, digits, blanks and '_', '-', '.', '+'")
 ]
 StudyName = Annotated[
-    Text,
-    _check(
-        re.compile(r"(?!-)(?!\.*$)[\w.-]+").fullmatch,
-        "a name of letters, digits, '_', '-' and '.', not '-' first",
-    ),
+    Text, _check_name(r"(?!-)(?!\.*$)[\w.-]+", "letters, digits, '_', '-' and '.', not '-' first")
 ]
 Fold = Annotated[StrictInt, Field(ge=0, lt=10**6)]
 Seed = Annotated[StrictInt, Field(ge=0, lt=10**9)]
@@ -314,18 +311,14 @@ class Study:
             'nnUNetTrainerCPR'
         """
         for kind in ("key", "full_title", "title", "trainer"):
-            found = [entry.key for entry in self.trainers if getattr(entry, kind) == given]
+            found = [entry for entry in self.trainers if getattr(entry, kind) == given]
             if len(found) == 1:
-                return found[0]
+                return found[0].key
             if found:
-                choices = "; ".join(entry.full_title for entry in self.trainers if entry.key in found)
-                raise ValueError(
-                    f"{what}: expected one trainer, got {shown(given)}; choose from {choices}"
-                )
-        choices = "; ".join(entry.full_title for entry in self.trainers)
-        raise ValueError(
-            f"{what}: expected one of the trainers, got {shown(given)}; choose from {choices}"
-        )
+                break
+        one = "one trainer" if found else "one of the trainers"
+        choices = "; ".join(entry.full_title for entry in found or self.trainers)
+        raise ValueError(f"{what}: expected {one}, got {shown(given)}; choose from {choices}")
 
     @property
     def conditions(self) -> list[tuple[str, str, str]]:

@@ -15,7 +15,6 @@ from nnunet_cpr.studies.study import Study, TrainerEntry
 from nnunet_cpr.yaml_files import read_yaml
 
 PRESETS = Path(__file__).parent / "presets"
-_STUDY: pydantic.TypeAdapter[Study] = pydantic.TypeAdapter(Study)
 
 
 def load(name: str, called: str | None = None) -> Study:
@@ -42,8 +41,7 @@ def load(name: str, called: str | None = None) -> Study:
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of study files, in which the name and the data sets may be left out."""
-    schema = _STUDY.json_schema()
-    return {**schema, "required": ["trainers"]}
+    return {**pydantic.TypeAdapter(Study).json_schema(), "required": ["trainers"]}
 
 
 def save(study: Study, path: Path) -> None:

@@ -16,26 +16,12 @@ from pathlib import Path
 import submitit
 
 from nnunet_cpr.files import set_aside
-from nnunet_cpr.nnunet import commands
-from nnunet_cpr.nnunet.commands import CommandStopped
-from nnunet_cpr.nnunet.fold_files import (
-    CHECKPOINTS,
-    FINAL_CHECKPOINT,
-    is_complete_checkpoint,
-    read_progress,
-)
+from nnunet_cpr.nnunet import commands, fold_files
 from nnunet_cpr.nnunet.processes import StopRequest, record_stop_signals
 from nnunet_cpr.nnunet.validation import summary_file
 from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.studies import state
 from nnunet_cpr.studies.made_from import begins
-from nnunet_cpr.studies.state import (
-    StudyPaths,
-    add_seconds,
-    claim,
-    finished,
-    record_epochs,
-    record_process,
-)
 from nnunet_cpr.studies.study import Run
 
 _REQUEUE_SIGNAL = signal.Signals[f"SIG{submitit.JobEnvironment.USR_SIG}"]
@@ -60,7 +46,7 @@ class Worker:
     """
 
     run: Run
-    paths: StudyPaths
+    paths: state.StudyPaths
     device: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
@@ -76,16 +62,17 @@ class Worker:
             CalledProcessError: Slurm has refused to requeue the job; the error is kept.
         """
         fold = self.run.folder(self.paths.results)
-        before, _ = read_progress(fold)
+        before, _ = fold_files.read_progress(fold)
         with record_stop_signals() as request:
             try:
                 return self.train(request)
-            except CommandStopped:
+            except commands.CommandStopped:
                 pass
         # Outside of the context, because submitit's handler of the signal requeues and exits.
         if _must_requeue(request):
             with self._keeping_failures():
-                stalls = _REQUEUE_SIGNAL in request.signals and read_progress(fold)[0] == before
+                after, _ = fold_files.read_progress(fold)
+                stalls = _REQUEUE_SIGNAL in request.signals and after == before
                 if stalls and self.has_stalled:
                     raise Refusal(
                         "expected an epoch or the whole validation within the time limit of a job, "
@@ -107,7 +94,7 @@ class Worker:
             CommandStopped: there was a request to stop.
             OSError: a file cannot be written; the error is kept as well if possible.
         """
-        with self._keeping_failures(), claim(self.run, self.paths) as claimed:
+        with self._keeping_failures(), state.claim(self.run, self.paths) as claimed:
             if claimed:
                 self.paths.failure(self.run).unlink(missing_ok=True)
                 self._train_and_validate(request)
@@ -138,24 +125,25 @@ class Worker:
 
     def _train_and_validate(self, request: StopRequest) -> None:
         fold = self.run.folder(self.paths.results)
-        if finished(self.run, self.paths):
+        if state.finished(self.run, self.paths):
             return
         # nnU-Net was killed while it wrote a checkpoint, and could not load it; the results are those of
         # an earlier training, or not of all cases.
-        torn = [path for path in map(fold.joinpath, CHECKPOINTS) if path.exists() and _is_torn(path)]
+        checkpoints = map(fold.joinpath, fold_files.CHECKPOINTS)
+        torn = [path for path in checkpoints if path.exists() and _is_torn(path)]
         for path in (*torn, *filter(Path.exists, [summary_file(fold)])):
             print(f"{path}: set aside as {set_aside(path).name}")
-        if not (fold / FINAL_CHECKPOINT).exists():
+        if not (fold / fold_files.FINAL_CHECKPOINT).exists():
             weights = self.run.weights(self.paths.results)
             self._begin_from_shorter(fold, weights)
             if weights is not None and begins(self.run, self.paths):
                 self._run_nnunet(request, "-pretrained_weights", str(weights))
             else:
                 self._run_nnunet(request, "--c")  # starts from scratch if there is no checkpoint
-            record_epochs(self.run, fold)
-        if finished(self.run, self.paths) is None:
+            state.record_epochs(self.run, fold)
+        if state.finished(self.run, self.paths) is None:
             self._run_nnunet(request, "--val")
-        if finished(self.run, self.paths) is None:
+        if state.finished(self.run, self.paths) is None:
             raise Refusal(
                 f"nnUNetv2_train: expected {summary_file(fold)} with all cases of the fold, got none",
                 f"see {self.paths.log(self.run)}",
@@ -176,13 +164,13 @@ class Worker:
                 self.command(*options),
                 self.paths.log(self.run),
                 {**os.environ, **self.environment},
-                on_start=lambda pid: record_process(self.run, self.paths, pid),
+                on_start=lambda pid: state.record_process(self.run, self.paths, pid),
                 request=request,
                 stop_seconds=self.stop_seconds,
                 has_ranks="-num_gpus" in self.options,
             )
         finally:
-            add_seconds(self.run.folder(self.paths.results), time.monotonic() - start)
+            state.add_seconds(self.run.folder(self.paths.results), time.monotonic() - start)
 
 
 def _is_torn(path: Path) -> bool:
@@ -191,7 +179,8 @@ def _is_torn(path: Path) -> bool:
     Raises:
         OSError: it cannot be read, which says nothing about it.
     """
-    return not is_complete_checkpoint(path) and not zipfile.is_zipfile(io.BytesIO(path.read_bytes()))
+    is_complete = fold_files.is_complete_checkpoint(path)
+    return not is_complete and not zipfile.is_zipfile(io.BytesIO(path.read_bytes()))
 
 
 def _must_requeue(request: StopRequest) -> bool:

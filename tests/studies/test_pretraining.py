@@ -62,7 +62,7 @@ def test_worker_begins_with_the_weights_and_then_continues(tmp_path: Path, monke
     scratch, tuned = list(make_study("a.pth").runs())[:2]
     said: list[tuple[str, ...]] = []
     monkeypatch.setattr(Worker, "_run_nnunet", lambda self, request, *options: said.append(options))
-    monkeypatch.setattr("nnunet_cpr.studies.worker.record_epochs", lambda run, fold: None)
+    monkeypatch.setattr("nnunet_cpr.studies.state.record_epochs", lambda run, fold: None)
     for run in (scratch, tuned):
         with pytest.raises(Refusal, match=r"expected .*summary.json"):
             Worker(run, paths)._train_and_validate(None)
