@@ -167,8 +167,7 @@ def compare_by(metric: Metric, compared: Compared, trainer: str) -> Iterator[Num
         trainings = statistics.training_means(complete)
         of_cases = [np.nanmean(fold, axis=0).round(_ROUNDING) for fold in complete]
         in_table = [
-            by_run.reindex(product([each.key], pairs.folds, pairs.seeds)).mean()
-            for each in (entry, reference)
+            by_run.reindex(product([e.key], pairs.folds, pairs.seeds)).mean() for e in (entry, reference)
         ]
         flawed, constant = (
             next((reasons[e.key] for e in (reference, entry) if e.key in reasons), "")

@@ -108,10 +108,9 @@ def _over(counted: list[Numbers], left_out: list[Numbers]) -> OverDatasets:
 
 def _obstacle(gains: np.ndarray, left_out: Sequence[Numbers]) -> str:
     if left_out:
-        doubts = [each.doubt.removeprefix("no verdict, as ") for each in left_out]
         reasons = [
-            f"{each.condition.dataset}: {doubt or 'no finished runs'}"
-            for each, doubt in zip(left_out, doubts)
+            f"{n.condition.dataset}: {n.doubt.removeprefix('no verdict, as ') or 'no finished runs'}"
+            for n in left_out
         ]
         return f"no verdict, as data sets are left out ({'; '.join(reasons)})"
     return "" if np.ptp(gains) else "no verdict, as all data sets differ by exactly the same"

@@ -11,30 +11,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.console import Console
 
 from nnunet_cpr.files import atomic_write
-from nnunet_cpr.reports import figures, tables
+from nnunet_cpr.reports import comparison_tables, figures, tables, words
 from nnunet_cpr.reports.comparison import Judged, Numbers, compare_with
-from nnunet_cpr.reports.comparison_tables import (
-    comparison_table,
-    non_inferiority_table,
-    over_table,
-    shown_comparisons,
-)
-from nnunet_cpr.reports.figures import FIGURES, Picture
+from nnunet_cpr.reports.figures import Picture
 from nnunet_cpr.reports.over_datasets import HypothesisFamily, judge_family
 from nnunet_cpr.reports.pictures import draw_extreme_cases
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.results import UNSEEDED
 from nnunet_cpr.reports.selection import Compared, choose_compared, selection_notes
 from nnunet_cpr.reports.surface import add_surface_metrics
-from nnunet_cpr.reports.tables import (
-    Table,
-    main_table,
-    main_table_notes,
-    shown_main_table,
-    to_latex,
-    with_own_places,
-)
-from nnunet_cpr.reports.words import answers, fold_notes, ratio_notes
+from nnunet_cpr.reports.tables import Table
 from nnunet_cpr.studies.study import Study
 
 CAVEAT, METHODS = (Path(__file__).parent / "methods.txt").read_text(encoding="utf-8").splitlines()
@@ -97,19 +83,18 @@ def _merge(sections: Sequence[Section], title: str) -> Section:
     )
 
 
-def _details(
-    compared: Compared, comparisons: list[Judged[Numbers]], raw: Path | None
-) -> Iterator[Section]:
+def _details(compared: Compared, judged: list[Judged[Numbers]], raw: Path | None) -> Iterator[Section]:
     """Yield the sections of one condition."""
     results, title = compared.of_study, compared.of_study.title
     if results.cases.empty:
         yield Section(title, ["No run has finished."])
         return
-    known = [each for each in comparisons if each.numbers.cases]
-    if comparisons:
+    known = [each for each in judged if each.numbers.cases]
+    if judged:
         by_metric = [[each for each in known if each.numbers.metric == m] for m in results.metrics]
         drawn = [figures.draw_differences(each, title) for each in by_metric if each]
-        yield Section(f"Differences: {title}", [], [shown_comparisons(comparisons)], drawn)
+        shown = comparison_tables.shown_comparisons(judged)
+        yield Section(f"Differences: {title}", [], [shown], drawn)
     runs = [figures.draw_runs(results, metric) for metric in results.metrics]
     classes = [tables.class_table(results, metric) for metric in results.metrics]
     yield Section(f"Runs and classes: {title}", [], classes, runs)
@@ -174,22 +159,21 @@ def write_report(
     judged = tested = judge_family(compare_with(compared, of_trainers.reference))
     if of_trainers.non_inferior_to != of_trainers.reference:
         tested = judge_family(compare_with(compared, of_trainers.non_inferior_to))
-    table, answer = shown_main_table(conditions), answers(conditions, judged, tested)
-    notes = main_table_notes(conditions) + selection_notes(compared) + fold_notes(judged)
-    notes += ratio_notes(compared) + found.notes
+    table, answer = tables.shown_main_table(conditions), words.answers(conditions, judged, tested)
+    notes = tables.main_table_notes(conditions) + selection_notes(compared) + words.fold_notes(judged)
+    notes += words.ratio_notes(compared) + found.notes
     sections = build_sections(compared, answer, table, notes, judged, raw)
     cases = found.cases.assign(seed=found.cases["seed"].replace(UNSEEDED, None))
+    main = pd.concat(map(tables.main_table, conditions), ignore_index=True)
     documents: dict[str, str | None] = {
         "report.html": render("page.html.j2", study.name, sections),
         "report.md": render("page.md.j2", study.name, sections),
-        "report.tex": to_latex(table, notes),
-        "table.csv": _csv(
-            with_own_places(pd.concat(map(main_table, conditions), ignore_index=True), study)
-        ),
-        "comparisons.csv": _csv(comparison_table(judged.comparisons)),
-        "non_inferiority.csv": _csv(non_inferiority_table(tested.comparisons)),
-        "over_datasets.csv": _csv(over_table(judged.over)) if judged.over else None,
-        "cases.csv": _csv(with_own_places(cases, study)),
+        "report.tex": tables.to_latex(table, notes),
+        "table.csv": _csv(tables.with_own_places(main, study)),
+        "comparisons.csv": _csv(comparison_tables.comparison_table(judged.comparisons)),
+        "non_inferiority.csv": _csv(comparison_tables.non_inferiority_table(tested.comparisons)),
+        "over_datasets.csv": _csv(comparison_tables.over_table(judged.over)) if judged.over else None,
+        "cases.csv": _csv(tables.with_own_places(cases, study)),
     }
     files = {name: text.encode() for name, text in documents.items() if text is not None}
     written = [*files, "figures"]
@@ -210,7 +194,7 @@ def _remove_earlier(output: Path, documents: Sequence[str], files: Mapping[str, 
     for name in documents:
         if name not in files:
             (output / name).unlink(missing_ok=True)
-    for kind in FIGURES:
+    for kind in figures.FIGURES:
         for path in (output / "figures").glob(f"{kind}-*"):
             if f"figures/{path.name}" not in files:
                 path.unlink()

@@ -105,9 +105,7 @@ def read_slices(
     slices = [array[int(np.argmax(counts))] for array in (grey, truth, *predictions)]
     rows, columns = np.nonzero(np.any(slices[1:], axis=0) & counted_voxels(slices[1], ignore))
     if rows.size:
-        part = tuple(
-            slice(max(0, each.min() - _MARGIN), each.max() + _MARGIN + 1) for each in (rows, columns)
-        )
+        part = tuple(slice(max(0, e.min() - _MARGIN), e.max() + _MARGIN + 1) for e in (rows, columns))
         slices = [array[part] for array in slices]
     if axis:
         slices = [array[::-1] for array in slices]  # superior on top

@@ -194,9 +194,8 @@ def read_cases(fold: Path) -> pd.DataFrame:
             label = names.get(key, "label " + " + ".join(map(str, key)))
             dice = metrics[key]["Dice"]
             empty = _empty_mask(metrics[key].get("n_pred"), metrics[key].get("n_ref"))
-            rows.append(
-                {"case": name, "class": label, "dice": dice, "labels": key, "empty": empty, **files}
-            )
+            row = {"case": name, "class": label, "dice": dice, "labels": key, "empty": empty}
+            rows.append(row | files)
     table = pd.DataFrame(rows).astype({"dice": float})  # None becomes NaN
     return table.sort_values("case", kind="stable")
 

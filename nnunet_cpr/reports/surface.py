@@ -174,9 +174,8 @@ def compute_surface_metrics(
         np.asarray, get_mask_edges(prediction[crop], truth[crop], spacing=spacing)
     )
     areas = [prediction_areas[edges[0]], truth_areas[edges[1]]]
-    distances = [
-        np.asarray(get_surface_distance(of, to, spacing=spacing)) for of, to in (edges, edges[::-1])
-    ]
+    both_ways = (edges, edges[::-1])
+    distances = [np.asarray(get_surface_distance(of, to, spacing=spacing)) for of, to in both_ways]
     limit = tolerance * (1 + _SLACK)
     within = sum(area[distance <= limit].sum() for distance, area in zip(distances, areas))
     hd95 = max(_percentile(distance, area, 0.95) for distance, area in zip(distances, areas))
@@ -197,12 +196,10 @@ def _compute(jobs: list[_Job]) -> list[_Metrics | str]:
     if processes <= 1:
         return [_measure(*job) for job in jobs]
     # A forked copy of this process can hang in torch's threads.
-    with ProcessPoolExecutor(
-        processes, multiprocessing.get_context("spawn"), _use_one_thread
-    ) as executor:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _use_one_thread) as pool:
         outcomes: list[_Metrics | str] = []
         with suppress(BrokenProcessPool):
-            outcomes.extend(executor.map(_measure, *zip(*jobs)))
+            outcomes.extend(pool.map(_measure, *zip(*jobs)))
         lost = len(jobs) - len(outcomes)
         return outcomes + ["a process was killed; is the memory too small?"] * lost
 

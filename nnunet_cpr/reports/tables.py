@@ -279,10 +279,8 @@ def to_latex(table: Table, notes: Sequence[str]) -> str:
 def to_markdown(table: Table) -> str:
     """Return a table in Markdown; pandas needs one more package for this."""
     columns = [" ".join(c) if isinstance(c, tuple) else str(c) for c in table.cells.columns]
-    rows = [
-        [str(table.cells.index.name), *map(escape_markdown, columns)],
-        ["---", *["---:"] * len(columns)],
-    ]
+    headings = [str(table.cells.index.name), *map(escape_markdown, columns)]
+    rows = [headings, ["---", *["---:"] * len(columns)]]
     rows += [[escape_markdown(heading), *cells] for heading, *cells in table.cells.itertuples()]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 

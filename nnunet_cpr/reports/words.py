@@ -93,8 +93,7 @@ def answers(
         more = "" if judged.over else "more "
         lines.append(f"{number} {more}comparisons are in the tables of differences.")
     for metric in conditions[0].metrics:
-        titled: list[tuple[str, Judged[Any]]]
-        titled = [(f"{_over_title(each)}: ", each) for each in tested.over]
+        titled: list[tuple[str, Judged[Any]]] = [(f"{_over_title(e)}: ", e) for e in tested.over]
         titled += [(prefixes[each.numbers.condition], each) for each in tested.comparisons]
         of_metric = [(title, each) for title, each in titled if each.numbers.metric == metric]
         lines += [_not_worse(of_metric)] if of_metric else []
@@ -116,10 +115,8 @@ def _over_title(judged: Judged[OverDatasets]) -> str:
 
 def _over_sentence(judged: Judged[OverDatasets]) -> str:
     """Return the result over data sets in words."""
-    n, title = judged.numbers, _over_title(judged)
-    return (
-        f"{title[0].upper()}{title[1:]}: {sentence(judged).removesuffix('.')}; better on {n.better_on}."
-    )
+    title, text = _over_title(judged), sentence(judged).removesuffix(".")
+    return f"{title[0].upper()}{title[1:]}: {text}; better on {judged.numbers.better_on}."
 
 
 def _not_worse(titled: Sequence[tuple[str, Judged[Any]]]) -> str:
@@ -128,9 +125,7 @@ def _not_worse(titled: Sequence[tuple[str, Judged[Any]]]) -> str:
     With none it is said which margin these runs could have shown.
     """
     n = titled[0][1].numbers
-    shown = "; ".join(
-        f"{t}{each.numbers.entry.full_title}" for t, each in titled if each.is_non_inferior
-    )
+    shown = "; ".join(f"{t}{e.numbers.entry.full_title}" for t, e in titled if e.is_non_inferior)
     smallest = min((e.smallest_margin for _, e in titled if e.evidence.is_possible), default=0.0)
     if not shown:
         shown = "no trainer"
