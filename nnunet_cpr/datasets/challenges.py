@@ -54,12 +54,8 @@ def _is_ct(case: Case) -> bool:
     return number is None or int(number[1]) <= AMOS_LAST_CT[case.images[0].parent.name]
 
 
-BRATS_MODALITIES = {
-    "t1": "T1",
-    "t1ce": "T1ce",
-    "t2": "T2",
-    "flair": "Flair",
-}  # nnU-Net's order and names
+# nnU-Net's order and names.
+BRATS_MODALITIES = {"t1": "T1", "t1ce": "T1ce", "t2": "T2", "flair": "Flair"}
 # The archive has 1 for the necrotic and non-enhancing core, 2 for edema and 4 for the enhancing tumor.
 # nnU-Net requires consecutive values, and regions in the order in which they overwrite each other. These
 # are the values of its own converters for BraTS.
@@ -83,9 +79,7 @@ class BraTS2020(DataSet):
         cases = [
             Case(
                 path.name,
-                tuple(
-                    _brats_file(path, modality, f"*_{modality}.nii*") for modality in BRATS_MODALITIES
-                ),
+                tuple(_brats_file(path, kind, f"*_{kind}.nii*") for kind in BRATS_MODALITIES),
                 # The segmentation of case 355 is called W39_1998.09.19_Segm.nii.
                 _brats_file(path, "seg", "*_[Ss]eg*.nii*"),
             )
@@ -214,9 +208,8 @@ def read_listed_cases(folder: Path, parts: dict[str, str]) -> Archive:
         reason = f"{type(error).__name__}: {error}"
         raise Refusal(f"{path} is missing, damaged or incomplete ({reason})", f"{AGAIN}") from error
     images = [f"images{suffix}" for suffix in parts.values()]
-    _refuse_unlisted(
-        archive, [*images, *(f"labels{suffix}" for suffix in parts.values() if suffix != "Ts")]
-    )
+    labels = [f"labels{suffix}" for suffix in parts.values() if suffix != "Ts"]
+    _refuse_unlisted(archive, [*images, *labels])
     return archive
 
 

@@ -112,8 +112,7 @@ class OwnFolder(DataSet):
         if len(checked) > _SHOWN:
             yield f"and {len(checked) - _SHOWN} more"
         if self.left_out:
-            names = ", ".join(self.left_out)
-            yield f"left out (no image, hidden, or a link to nowhere): {names}"
+            yield f"left out (no image, hidden, or a link to nowhere): {', '.join(self.left_out)}"
         if self.without_spacing:
             yield (
                 'voxels of 1 mm, as nnU-Net assumes without a.json with {"spacing": [z, y, x]} beside '

@@ -52,8 +52,7 @@ def make_case(seed: int) -> tuple[np.ndarray, np.ndarray]:
     fractions = [_half(((body < 0) & ~is_head).astype(float)), _half(is_head.astype(float))]
     background = 1 - fractions[0] - fractions[1]
     labels = np.argmax(np.stack([background, *fractions]), axis=0).astype(np.uint8)
-    bias = 1 + 0.15 * _smooth_noise(rng, SHAPE, 14)
-    image = _half(picture) * bias
+    image = _half(picture) * (1 + 0.15 * _smooth_noise(rng, SHAPE, 14))  # bias field
     image = np.hypot(image + rng.normal(0, 0.07, SHAPE), rng.normal(0, 0.07, SHAPE))  # Rician
     return (1000 * image).astype(np.float32), labels
 

@@ -109,11 +109,8 @@ def read_results(sweep: Sweep, results: Path) -> pd.DataFrame:
         for seed in sweep.seeds:
             folder = run_folder(results, task, dataclasses.replace(name, seed=seed))
             result = {key: finite_number(value) for key, value in (read_result(folder) or {}).items()}
-            rows.append(
-                {sweep.metric: None, "diverged": None}
-                | result
-                | {"method": method, "run": str(name), "seed": seed}
-            )
+            setting = {"method": method, "run": str(name), "seed": seed}
+            rows.append({sweep.metric: None, "diverged": None} | result | setting)
     table = pd.DataFrame(rows)
     labels = ["method", "run", "seed"]
     return pd.concat([table[labels], table.drop(columns=labels).astype(float)], axis=1)

@@ -98,9 +98,8 @@ def train(
 
 def run_folder(results: Path, task: Task, name: RunName) -> Path:
     """Return ``results/TASK/NAME``, with seed 1 if the name has none."""
-    return (
-        results / task.name / str(name if name.seed is not None else dataclasses.replace(name, seed=1))
-    )
+    seeded = name if name.seed is not None else dataclasses.replace(name, seed=1)
+    return results / task.name / str(seeded)
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:

@@ -40,12 +40,9 @@ def _setup(data: Path | None, device: torch.device) -> Setup:
     on_validation = accuracy_on(validation, normalize=_normalize)
     on_test = accuracy_on(_images(data / "test", None), normalize=_normalize)
     return Setup(
-        model=_network(),
-        batches=cropped_batches((images[:_TRAIN], labels[:_TRAIN]), _BATCH, _PADDING, _normalize),
-        evaluate=lambda model: {
-            **on_test(model),
-            "validation_accuracy": on_validation(model)["accuracy"],
-        },
+        _network(),
+        cropped_batches((images[:_TRAIN], labels[:_TRAIN]), _BATCH, _PADDING, _normalize),
+        lambda model: on_test(model) | {"validation_accuracy": on_validation(model)["accuracy"]},
     )
 
 
@@ -83,14 +80,11 @@ def _network() -> nn.Module:
         nn.ReLU(),
         BasicBlock(first, first),
     ]
-    for before, width in itertools.pairwise(_WIDTHS):
-        shortcut = nn.Sequential(
-            nn.Conv2d(before, width, 1, stride=2, bias=False), nn.BatchNorm2d(width)
-        )
-        layers.append(BasicBlock(before, width, 2, shortcut))
-    return nn.Sequential(
-        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(_WIDTHS[-1], _CLASSES)
-    )
+    for narrow, wide in itertools.pairwise(_WIDTHS):
+        shortcut = nn.Sequential(nn.Conv2d(narrow, wide, 1, stride=2, bias=False), nn.BatchNorm2d(wide))
+        layers.append(BasicBlock(narrow, wide, 2, shortcut))
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(_WIDTHS[-1], _CLASSES)]
+    return nn.Sequential(*layers)
 
 
 CIFAR10 = Task(

@@ -32,12 +32,8 @@ def _setup(data: Path | None, device: torch.device) -> Setup:
 
 
 def _network(width: int = 32) -> nn.Module:
-    def block(channels_in: int, channels_out: int) -> list[nn.Module]:
-        return [
-            nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=False),
-            nn.BatchNorm2d(channels_out),
-            nn.ReLU(),
-        ]
+    def block(before: int, after: int) -> list[nn.Module]:
+        return [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
 
     return nn.Sequential(
         *block(1, width),

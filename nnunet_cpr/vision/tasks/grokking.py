@@ -44,15 +44,12 @@ def _setup(data: Path | None, device: torch.device) -> Setup:
     order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0))
     size = int(_TRAIN_FRACTION * len(pairs))
     train, test = order[:size], order[size:]
-    evaluate_train = accuracy_on((pairs[train], answers[train]))
-    evaluate_test = accuracy_on((pairs[test], answers[test]))
+    on_train = accuracy_on((pairs[train], answers[train]))
+    on_test = accuracy_on((pairs[test], answers[test]))
     return Setup(
         model=_Adder(),
         batches=shuffled_batches((pairs[train], answers[train]), size),  # full batch
-        evaluate=lambda model: {
-            **evaluate_test(model),
-            "train_accuracy": evaluate_train(model)["accuracy"],
-        },
+        evaluate=lambda model: on_test(model) | {"train_accuracy": on_train(model)["accuracy"]},
     )
 
 
