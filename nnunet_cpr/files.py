@@ -10,7 +10,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -75,12 +75,8 @@ def set_aside(path: Path) -> Path:
     Returns:
         The new path, whose name ends with ``.set-aside-<N>``.
     """
-    for number in count(1):
-        kept = path.with_name(f"{path.name}.set-aside-{number}")
-        if not kept.exists():
-            path.rename(kept)
-            break
-    return kept
+    names = (path.with_name(f"{path.name}.set-aside-{number}") for number in count(1))
+    return path.rename(next(kept for kept in names if not kept.exists()))
 
 
 @contextmanager
@@ -95,11 +91,9 @@ def atomic_directory(target: Path) -> Iterator[Path]:
     from filelock import FileLock, Timeout  # not when nnU-Net imports the trainers
 
     for stale in target.parent.glob(f"{TEMPORARY_PREFIX}*"):
-        try:
-            with FileLock(stale / ".lock", timeout=0):
-                shutil.rmtree(stale, ignore_errors=True)
-        except (Timeout, OSError):
-            pass  # another process writes there, or has just removed it
+        # Suppressed: another process writes there, or has just removed it.
+        with suppress(Timeout, OSError), FileLock(stale / ".lock", timeout=0):
+            shutil.rmtree(stale, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=target.parent))
     try:
         with FileLock(temporary / ".lock"):

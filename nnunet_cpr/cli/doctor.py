@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from typer import Option
 
 from nnunet_cpr.cli.common import JsonOption, print_json
 from nnunet_cpr.refusals import Refusal
@@ -83,7 +82,7 @@ def _check_steps(name: str) -> int:
 
 def demo(
     folder: Annotated[
-        Path | None, Option(help="New folder to keep all files in; by default only the figures.")
+        Path | None, typer.Option(help="New folder to keep all files in; by default only the figures.")
     ] = None,
 ) -> None:
     """Train, validate and predict with and without CPR on synthetic data: a few minutes on a CPU."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import textwrap
@@ -98,8 +99,6 @@ def extend(
     epochs: Annotated[int, typer.Option(min=1, help="Number of epochs of the longer training.")],
 ) -> None:
     """Make the folder of a longer training from a shorter one, and print the command that trains on."""
-    import shlex
-
     from nnunet_cpr.nnunet.tools.extension import extend_model
 
     def report(message: str) -> None:
@@ -134,8 +133,6 @@ def export(
     ] = None,
 ) -> None:
     """Copy a trained model so that nnU-Net can predict with it where nnunet-cpr is not installed."""
-    import shlex
-
     from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT
     from nnunet_cpr.nnunet.tools.export import export_model
 

@@ -131,8 +131,7 @@ class PreparationOptions(TrainingOptions, StudyOptions):
                 this name has other ones and is not to be replaced.
         """
         study, _, folders = selected
-        lost = study.lost_from(self._earlier(selected))
-        if lost:
+        if lost := study.lost_from(self._earlier(selected)):
             raise Refusal(
                 f"study {study.name} exists with other {' and '.join(lost)}",
                 "choose another --name, or --replace",

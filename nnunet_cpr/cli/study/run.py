@@ -57,10 +57,8 @@ class RunOptions(SlurmOptions, PreparationOptions):
 
     def given_for_slurm(self) -> list[str]:
         """Return the names of the options of Slurm that differ from their defaults."""
-        changed = (
-            field.name for field in fields(SlurmOptions) if getattr(self, field.name) != field.default
-        )
-        return [f"--{name.replace('_', '-')}" for name in changed]
+        names = [f.name for f in fields(SlurmOptions) if getattr(self, f.name) != f.default]
+        return [f"--{name.replace('_', '-')}" for name in names]
 
     def slurm(self) -> studies.Slurm:
         """Return the executor for Slurm.
@@ -154,9 +152,8 @@ def run(options: RunOptions) -> None:
     if slurm is None:
         device = options.device or ("cpu" if options.gpus == 0 else None)
         gpus = gpu_names(options.gpus, device)
-        _run_here(
-            studies.Local(options.jobs or 1, gpus, device, options.nnunet_options), selected, console
-        )
+        local = studies.Local(options.jobs or 1, gpus, device, options.nnunet_options)
+        _run_here(local, selected, console)
     else:
         _submit(slurm, selected, options.wait, console)
         if not options.wait:
@@ -175,10 +172,8 @@ def _run_here(executor: studies.Local, selected: SelectedStudy, console: Console
         console.print(f"another command trains {others} of the runs; this one waits for them")
     stopping = "stopping the trainings, which save their state; another Ctrl-C kills them"
     with studies.running_command(paths), live_table(selected, console, executor.at_once) as show:
-        executor.run(
-            *(list(study.runs()), paths, folders, show, lambda: console.print(stopping)),
-            needed=studies.prerequisites(study, folders),
-        )
+        needed = studies.prerequisites(study, folders)
+        executor.run([*study.runs()], paths, folders, show, lambda: console.print(stopping), needed)
 
 
 def _submit(executor: studies.Slurm, selected: SelectedStudy, wait: bool, console: Console) -> None:
