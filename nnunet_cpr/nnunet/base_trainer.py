@@ -86,11 +86,7 @@ class NamedTrainer(PretrainedWeightsTrainer):
         device: torch.device = torch.device("cuda"),
     ) -> None:
         super().__init__(
-            plans=plans,
-            configuration=configuration,
-            fold=fold,
-            dataset_json=dataset_json,
-            device=device,
+            plans=plans, configuration=configuration, fold=fold, dataset_json=dataset_json, device=device
         )
         if self.initial_lr == DEFAULT_LR:
             self.initial_lr = self.settings.default_lr

@@ -175,7 +175,5 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):  # Windows has no forks
     os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork_in_parent,
-        after_in_child=_after_fork_in_child,
+        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
     )

@@ -18,11 +18,7 @@ from nnunet_cpr.spelling import print_number
 
 
 def unmet_settings(
-    trainer: Any,
-    configured: Any,
-    has_method: bool,
-    given_decays: set[Any],
-    first_epoch: int | None,
+    trainer: Any, configured: Any, has_method: bool, given_decays: set[Any], first_epoch: int | None
 ) -> Iterator[str]:
     """Yield each setting of a trainer's name that is not in force, with what to do.
 

@@ -18,13 +18,7 @@ from nnunet_cpr.cpr.regularizers import L2
 from nnunet_cpr.cpr.shards import has_same_placements, is_sharded, local_tensors
 from nnunet_cpr.cpr.tensors import check_tensors
 from nnunet_cpr.optimizers.groups import LoadsByName, torch_groups, torch_may_fuse
-from nnunet_cpr.optimizers.step_tensors import (
-    Rule,
-    StepTensors,
-    are_alike,
-    is_enabled,
-    share_memory,
-)
+from nnunet_cpr.optimizers.step_tensors import Rule, StepTensors, are_alike, is_enabled, share_memory
 
 Kernel = Callable[[Sequence[tuple[StepTensors, Rule]], Decays], None]
 """Function that takes a step in float32 and subtracts a share of each matrix on the way.

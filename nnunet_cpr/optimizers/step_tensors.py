@@ -63,10 +63,7 @@ class StepTensors:
 
     @classmethod
     def of(
-        cls,
-        columns: Sequence[Sequence[Tensor]],
-        matrices: Sequence[int],
-        steps: Sequence[Tensor] = (),
+        cls, columns: Sequence[Sequence[Tensor]], matrices: Sequence[int], steps: Sequence[Tensor] = ()
     ) -> StepTensors | None:
         """Return the tensors of parameters, None if a kernel must not access them by their addresses.
 

@@ -198,10 +198,7 @@ def _describe_cpr(trainer: CPRTrainer) -> list[tuple[str, str]]:
         part = f"{NEVER}, as the training has {steps:,} steps; choose a smaller _ws<N>"
     return [
         ("regularized", f"{regularizer} of each weight matrix with CPR, mu = {cpr.mu:g}{adaptive}"),
-        (
-            "bound",
-            f"_{word}: {bound.title}; {when} {bound.earliest:,}, {part}",
-        ),
+        ("bound", f"_{word}: {bound.title}; {when} {bound.earliest:,}, {part}"),
     ]
 
 
