@@ -22,17 +22,8 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from nnunet_cpr.cpr.multipliers import LARGEST, Decays, moved_multiplier
-from nnunet_cpr.optimizers.step_tensors import (
-    FIRST,
-    GRAD,
-    MATRIX,
-    NUMEL,
-    PARAM,
-    SECOND,
-    STEP,
-    Rule,
-    StepTensors,
-)
+from nnunet_cpr.optimizers import step_tensors as row
+from nnunet_cpr.optimizers.step_tensors import Rule, StepTensors
 
 MOMENTUM, NESTEROV, ADAM = range(3)
 """Rules of :func:`step`."""
@@ -125,8 +116,8 @@ def _prepare(table, size, kappas):
     first_chunks = np.zeros(table.shape[1] + 1, np.int64)
     needs_sum = np.zeros(table.shape[1], np.bool_)
     for tensor in range(table.shape[1]):
-        first_chunks[tensor + 1] = first_chunks[tensor] + (table[NUMEL, tensor] + size - 1) // size
-        j = table[MATRIX, tensor]
+        first_chunks[tensor + 1] = first_chunks[tensor] + (table[row.NUMEL, tensor] + size - 1) // size
+        j = table[row.MATRIX, tensor]
         needs_sum[tensor] = j >= 0 and kappas[j] < np.inf
     return first_chunks, needs_sum
 
@@ -145,20 +136,20 @@ def _place(chunk, first_chunks, table, size):
     """Return the tensor of a chunk, its first element and its number of elements."""
     tensor = np.searchsorted(first_chunks, chunk, side="right") - 1
     start = (chunk - first_chunks[tensor]) * size
-    return tensor, start, min(size, table[NUMEL, tensor] - start)
+    return tensor, start, min(size, table[row.NUMEL, tensor] - start)
 
 
 @_part
-def _step_chunk(rule, settings, table, tensor, start, count, decay):
+def _step_chunk(rule, numbers, table, tensor, start, count, decay):
     """Decay and step ``count`` elements of a tensor from ``start``."""
     kind = np.float32
-    lr, beta1, beta2, eps = settings
-    p = _elements(table, PARAM, tensor, start, count)
-    g = _elements(table, GRAD, tensor, start, count)
-    first = _elements(table, FIRST, tensor, start, count)
+    lr, beta1, beta2, eps = numbers
+    p = _elements(table, row.PARAM, tensor, start, count)
+    g = _elements(table, row.GRAD, tensor, start, count)
+    first = _elements(table, row.FIRST, tensor, start, count)
     if rule == ADAM:
-        second = _elements(table, SECOND, tensor, start, count)
-        step = _elements(table, STEP, tensor, 0, 1)[0]
+        second = _elements(table, row.SECOND, tensor, start, count)
+        step = _elements(table, row.STEP, tensor, 0, 1)[0]
         rate = kind(lr / (1 - beta1**step))
         scale = kind(1 / math.sqrt(1 - beta2**step))
         rest1, rest2 = kind(1 - beta1), kind(1 - beta2)
@@ -178,19 +169,7 @@ def _chunks_of_thread(begin, end, thread, threads):
 
 @_kernel
 def step(
-    rule,
-    settings,
-    table,
-    size,
-    batch,
-    threads,
-    decays,
-    kappas,
-    mus,
-    limit,
-    multipliers,
-    skipped,
-    limited,
+    rule, numbers, table, size, batch, threads, decays, kappas, mus, limit, multipliers, skipped, limited
 ):
     """Take the step of ``rule`` for all tensors, and update the multipliers of matrices with a bound.
 
@@ -198,7 +177,7 @@ def step(
 
     Args:
         rule: :data:`MOMENTUM`, :data:`NESTEROV` or :data:`ADAM`.
-        settings: lr, beta1 (SGD's momentum), beta2 and eps, in float64.
+        numbers: lr, beta1 (SGD's momentum), beta2 and eps, in float64.
         table: as in :class:`~nnunet_cpr.optimizers.step_tensors.Plan`.
         size: number of elements of a chunk.
         batch: number of chunks of a batch, except for a single tensor with more.
@@ -222,20 +201,20 @@ def step(
             for i in range(high - low):
                 chunk = high - 1 - i  # what was summed last is in the cache
                 tensor, start, length = _place(chunk, first_chunks, table, size)
-                j = table[MATRIX, tensor]
+                j = table[row.MATRIX, tensor]
                 decay = decays[j] if j >= 0 else np.float32(0)
-                _step_chunk(rule, settings, table, tensor, start, length, decay)
+                _step_chunk(rule, numbers, table, tensor, start, length, decay)
             low, high = _chunks_of_thread(first_chunks[summed], first_chunks[end], thread, threads)
             for chunk in range(low, high):
                 tensor, start, length = _place(chunk, first_chunks, table, size)
                 if needs_sum[tensor]:
-                    sums[chunk] = _sum_of_squares(_elements(table, PARAM, tensor, start, length))
+                    sums[chunk] = _sum_of_squares(_elements(table, row.PARAM, tensor, start, length))
 
         for tensor in range(summed, end):
             if needs_sum[tensor]:
                 total = _total(sums, first_chunks[tensor], first_chunks[tensor + 1])
-                r = np.float32(total / table[NUMEL, tensor])
-                j = table[MATRIX, tensor]
+                r = np.float32(total / table[row.NUMEL, tensor])
+                j = table[row.MATRIX, tensor]
                 _update_multiplier(r, j, decays, kappas, mus, limit, multipliers, skipped, limited)
         stepped, summed = summed, end
 
@@ -271,24 +250,11 @@ def _launch(kernel_rule: int, rule: Rule, tensors: StepTensors, decays: Decays) 
     with _launch_lock:  # without OpenMP, Numba aborts on concurrent launches
         of_torch = torch.get_num_threads()
         before = numba.get_num_threads()
-        threads = min(of_torch, most) if tensors.table[NUMEL].sum() > _LITTLE else 1
+        threads = min(of_torch, most) if tensors.table[row.NUMEL].sum() > _LITTLE else 1
         numba.set_num_threads(threads)
         try:
-            step(
-                kernel_rule,
-                (rule.lr, rule.beta1, rule.beta2, rule.eps),
-                tensors.table,
-                CHUNK,
-                BATCH,
-                threads,
-                decays.value,
-                decays.kappa,
-                decays.mu,
-                decays.limit,
-                decays.multiplier,
-                decays.skipped,
-                decays.limited,
-            )
+            numbers = rule.lr, rule.beta1, rule.beta2, rule.eps
+            step(kernel_rule, numbers, tensors.table, CHUNK, BATCH, threads, *vars(decays).values())
         finally:
             numba.set_num_threads(before)
             # Numba's first call sets the number of OpenMP's threads, which torch uses, to its own.
