@@ -16,6 +16,9 @@ from nnunet_cpr.optimizers.fused_step import FusedStep
 from nnunet_cpr.optimizers.groups import cpr_and_groups
 from nnunet_cpr.optimizers.step_tensors import Rule
 
+_OPTIONS = inspect.signature(adam).parameters.keys() - {"params", "fused"}
+"""Entries of parameter groups that torch's function takes; in 2.6 without ``decoupled_weight_decay``."""
+
 
 class FusedAdam(FusedStep, torch.optim.Adam):
     """``torch.optim.Adam`` whose fused step applies the attached regularization method.
@@ -59,39 +62,12 @@ class FusedAdam(FusedStep, torch.optim.Adam):
         self._init_group(group, [], [], [], [], [], [])
 
     def _step_group(self, group: dict[str, Any], *, fused: bool | None) -> None:
-        params: list[Tensor] = []
-        grads: list[Tensor] = []
-        first: list[Tensor] = []
-        second: list[Tensor] = []
-        largest_second: list[Tensor] = []
-        steps: list[Tensor] = []
-        has_complex = self._init_group(group, params, grads, first, second, largest_second, steps)
-        # Torch 2.6 has neither this key nor the argument.
-        decoupled = {key: group[key] for key in ("decoupled_weight_decay",) if key in group}
+        lists: Any = [[] for _ in range(6)]
+        has_complex = self._init_group(group, *lists)
         beta1, beta2 = group["betas"]
-        adam(
-            params,
-            grads,
-            first,
-            second,
-            largest_second,
-            steps,
-            foreach=group["foreach"],
-            capturable=group["capturable"],
-            differentiable=group["differentiable"],
-            fused=fused,
-            grad_scale=getattr(self, "grad_scale", None),
-            found_inf=getattr(self, "found_inf", None),
-            has_complex=has_complex,
-            amsgrad=group["amsgrad"],
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=group["maximize"],
-            **decoupled,
-        )
+        options = {key: group[key] for key in group.keys() & _OPTIONS} | self._scaling()
+        options |= {"fused": fused, "has_complex": has_complex, "beta1": beta1, "beta2": beta2}
+        adam(*lists, **options)
 
 
 class AdamCPR(FusedAdam):
@@ -138,14 +114,6 @@ class AdamCPR(FusedAdam):
         given = {"kappa": kappa, "regularizer": regularizer, "mu": mu, "adaptive": adaptive}
         known = set(inspect.signature(torch.optim.Adam).parameters)
         self.cpr, groups = cpr_and_groups("AdamCPR", params, given, weight_decay, known)
-        super().__init__(
-            groups,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            amsgrad=amsgrad,
-            maximize=maximize,
-            capturable=capturable,
-            fused=fused,
-        )
+        flags = {"amsgrad": amsgrad, "maximize": maximize, "capturable": capturable}
+        super().__init__(groups, lr, fused=fused, betas=betas, eps=eps, **flags)
         self.cpr.attach(self)

@@ -177,7 +177,7 @@ class FusedStep(LoadsByName, ABC):
 
     def _take_torchs_step(self) -> None:
         """Take torch's step, unfused for groups that torch's kernels would not step correctly."""
-        found_inf, scale = (getattr(self, key, None) for key in ("found_inf", "grad_scale"))
+        scale, found_inf = self._scaling().values()
         if found_inf is not None:
             for group in self.param_groups:
                 if not all([self.state.get(p) for p in group["params"] if p.grad is not None]):
@@ -192,6 +192,10 @@ class FusedStep(LoadsByName, ABC):
         with torch.set_grad_enabled(cast(Any, self).defaults["differentiable"]):
             for group, own in zip(self.param_groups, is_fused):
                 self._step_group(group, fused=group.get("fused") and own)
+
+    def _scaling(self) -> dict[str, Any]:
+        """Return the arguments of torch's functions that GradScaler gives, in its steps."""
+        return {key: getattr(self, key, None) for key in ("grad_scale", "found_inf")}
 
     def _torch_can_fuse(self, group: dict[str, Any]) -> bool:
         """Return True if the state belongs to the gradients and parameters as they are now."""

@@ -16,21 +16,10 @@ from nnunet_cpr.cpr.bounds import Bound, KappaWS
 from nnunet_cpr.cpr.parameters import Params, param_groups
 from nnunet_cpr.cpr.regularizers import Regularizer
 from nnunet_cpr.cpr.tensors import check_tensors
+from nnunet_cpr.optimizers import muon_rules, newton_schulz
 from nnunet_cpr.optimizers.groups import LoadsByName, cpr_and_groups
-from nnunet_cpr.optimizers.muon_rules import (
-    ADAMW,
-    ADAMW_KINDS,
-    MUON_TRANSPOSED,
-    assign_rules,
-    check_kinds,
-    with_rules,
-)
-from nnunet_cpr.optimizers.newton_schulz import (
-    Coefficients,
-    batch_key,
-    orthogonalize,
-    resolve_coefficients,
-)
+from nnunet_cpr.optimizers.muon_rules import ADAMW, ADAMW_KINDS, MUON_TRANSPOSED, check_kinds
+from nnunet_cpr.optimizers.newton_schulz import Coefficients, resolve_coefficients
 from nnunet_cpr.refusals import positive_integer, positive_number, short_repr
 
 DEFAULT_LR = 3e-3
@@ -129,7 +118,7 @@ class Muon(LoadsByName, torch.optim.Optimizer):
             "adamw_for": adamw_for,
         }
         _check_options({**defaults, "betas": betas})
-        super().__init__(with_rules(params, model, adamw_for), defaults)
+        super().__init__(muon_rules.with_rules(params, model, adamw_for), defaults)
         if all(rule == ADAMW for group in self.param_groups for rule in group["rules"]):
             others = f" other than {', '.join(adamw_for)}; choose adamw_for=() to include these"
             warnings.warn(
@@ -147,7 +136,8 @@ class Muon(LoadsByName, torch.optim.Optimizer):
         param_group = {"betas": self._betas, **param_group}
         _check_options({**self.defaults, **param_group})
         if "rules" not in param_group:
-            (param_group,) = with_rules([param_group], self._model, self.defaults["adamw_for"])
+            adamw_for = self.defaults["adamw_for"]
+            (param_group,) = muon_rules.with_rules([param_group], self._model, adamw_for)
         super().add_param_group(param_group)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -185,14 +175,9 @@ class Muon(LoadsByName, torch.optim.Optimizer):
                 loss = closure()
         check_tensors(self, {})
         for group in self.param_groups:
-            matrices, others = [], []
-            for p, rule in zip(group["params"], group["rules"]):
-                if p.grad is None:
-                    continue
-                if rule == ADAMW:
-                    others.append(p)
-                else:
-                    matrices.append((p, rule == MUON_TRANSPOSED))
+            pairs = [pair for pair in zip(group["params"], group["rules"]) if pair[0].grad is not None]
+            matrices = [(p, rule == MUON_TRANSPOSED) for p, rule in pairs if rule != ADAMW]
+            others = [p for p, rule in pairs if rule == ADAMW]
             if matrices:
                 self._step_matrices(group, matrices)
             if others:
@@ -215,15 +200,13 @@ class Muon(LoadsByName, torch.optim.Optimizer):
         batches: dict[Any, list[tuple[Tensor, bool]]] = {}
         for p, is_transposed in matrices:
             rows = p.shape[1 if is_transposed else 0]
-            key = batch_key(rows, p.numel() // rows), p.device
+            key = newton_schulz.batch_key(rows, p.numel() // rows), p.device
             batches.setdefault(key, []).append((p, is_transposed))
         coefficients = resolve_coefficients(group["ns_coefficients"], group["ns_steps"])
         for batch in batches.values():
-            updates = orthogonalize(
-                [_as_matrix(self._direction(group, p), is_transposed) for p, is_transposed in batch],
-                coefficients,
-                eps=group["eps"],
-                dtype=getattr(torch, group["ns_dtype"]),
+            directions = [_as_matrix(self._direction(group, p), transposed) for p, transposed in batch]
+            updates = newton_schulz.orthogonalize(
+                directions, coefficients, eps=group["eps"], dtype=getattr(torch, group["ns_dtype"])
             )
             for (p, is_transposed), update in zip(batch, updates):
                 scale = ADJUSTMENTS[group["adjust_lr"]](*update.shape)
@@ -245,25 +228,13 @@ class Muon(LoadsByName, torch.optim.Optimizer):
                 state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
                 state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
                 state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        states = [self.state[p] for p in params]
-        beta1, beta2 = group["betas"]
-        adamw(
-            params,
-            _gradients(params),
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            foreach=True,
-            has_complex=any(torch.is_complex(p) for p in params),
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=float(group["lr"]),
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
+        first, second, steps = (
+            [self.state[p][key] for p in params] for key in ("exp_avg", "exp_avg_sq", "step")
         )
+        lists = params, _gradients(params), first, second, list[Tensor](), steps
+        beta1, beta2 = group["betas"]
+        own = {"lr": float(group["lr"]), "weight_decay": group["weight_decay"], "eps": group["eps"]}
+        adamw(*lists, foreach=True, amsgrad=False, maximize=False, beta1=beta1, beta2=beta2, **own)
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
@@ -370,18 +341,8 @@ class MuonCPR(Muon):
         else:
             params = param_groups(params)
         self.cpr, groups = cpr_and_groups("MuonCPR", params, given, weight_decay, known)
-        assign_rules(groups, self.cpr.parameters, model, check_kinds(adamw_for))
-        super().__init__(
-            groups,
-            lr=lr,
-            momentum=momentum,
-            nesterov=nesterov,
-            betas=betas,
-            eps=eps,
-            adjust_lr=adjust_lr,
-            ns_steps=ns_steps,
-            ns_coefficients=ns_coefficients,
-            ns_dtype=ns_dtype,
-            adamw_for=adamw_for,
-        )
+        muon_rules.assign_rules(groups, self.cpr.parameters, model, check_kinds(adamw_for))
+        options: dict[str, Any] = {"betas": betas, "eps": eps, "adjust_lr": adjust_lr}
+        options |= {"ns_steps": ns_steps, "ns_coefficients": ns_coefficients, "ns_dtype": ns_dtype}
+        super().__init__(groups, lr, momentum, nesterov, adamw_for=adamw_for, **options)
         self.cpr.attach(self)

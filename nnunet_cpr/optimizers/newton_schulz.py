@@ -123,7 +123,7 @@ def orthogonalize(
         >>> bool((torch.linalg.svdvals(tall) - 1).abs().max() < 0.3)
         True
     """
-    wide = [_normalize(_as_wide(matrix), eps).to(dtype) for matrix in matrices]
+    wide = [_normalize(m if m.shape[0] <= m.shape[1] else m.mT, eps).to(dtype) for m in matrices]
     iterate = _iterate_gram if _is_long(*wide[0].shape) else _iterate
     iterated = iterate(wide, coefficients)
     return [x if x.shape == matrix.shape else x.mT for x, matrix in zip(iterated, matrices)]
@@ -158,10 +158,6 @@ def _polynomial(gram: Tensor, triple: Triple) -> Tensor:
     result = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
     result.diagonal(dim1=-2, dim2=-1).add_(a)
     return result
-
-
-def _as_wide(matrix: Tensor) -> Tensor:
-    return matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
 
 
 def _normalize(matrix: Tensor, eps: float) -> Tensor:

@@ -16,6 +16,9 @@ from nnunet_cpr.optimizers.fused_step import FusedStep
 from nnunet_cpr.optimizers.groups import cpr_and_groups
 from nnunet_cpr.optimizers.step_tensors import Rule
 
+_OPTIONS = inspect.signature(sgd).parameters.keys() - {"params", "fused"}
+"""Entries of parameter groups that torch's function takes."""
+
 
 class FusedSGD(FusedStep, torch.optim.SGD):
     """``torch.optim.SGD`` whose fused step applies the attached regularization method.
@@ -67,26 +70,10 @@ class FusedSGD(FusedStep, torch.optim.SGD):
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
     def _step_group(self, group: dict[str, Any], *, fused: bool | None) -> None:
-        params: list[Tensor] = []
-        grads: list[Tensor] = []
-        buffers: list[Tensor | None] = []
+        params, grads, buffers = list[Tensor](), list[Tensor](), list[Tensor | None]()
         has_sparse_grad = self._init_group(group, params, grads, buffers)
-        sgd(
-            params,
-            grads,
-            buffers,
-            has_sparse_grad=has_sparse_grad,
-            foreach=group["foreach"],
-            fused=fused,
-            grad_scale=getattr(self, "grad_scale", None),
-            found_inf=getattr(self, "found_inf", None),
-            weight_decay=group["weight_decay"],
-            momentum=group["momentum"],
-            lr=group["lr"],
-            dampening=group["dampening"],
-            nesterov=group["nesterov"],
-            maximize=group["maximize"],
-        )
+        options = {key: group[key] for key in group.keys() & _OPTIONS} | self._scaling()
+        sgd(params, grads, buffers, has_sparse_grad=has_sparse_grad, fused=fused, **options)
         if group["momentum"] != 0:
             for p, buffer in zip(params, buffers):
                 self.state[p]["momentum_buffer"] = buffer
