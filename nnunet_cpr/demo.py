@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -63,12 +64,8 @@ def run_demo(folder: Path, console: Console) -> list[Result]:
     raw = folder / "nnUNet_raw" / DATASET
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
-    columns = (
-        TextColumn("{task.description:<44}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
+    title = TextColumn("{task.description:<44}")
+    columns = title, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
 
         def stage(title: str, total: int = 1) -> Callable[[int], None]:
@@ -77,6 +74,9 @@ def run_demo(folder: Path, console: Console) -> list[Result]:
             task = progress.add_task(title, total=total)
             return lambda done: progress.update(task, completed=done)
 
+        def nnunet(log: str, *command: str, **options: Any) -> None:
+            run([*command], folder / "logs" / f"{log}.log", environment, **options)
+
         done = stage("generating 10 phantoms and an unseen one")
         with add_path_to_os_errors(raw):
             phantom.write_dataset(raw)
@@ -84,12 +84,9 @@ def run_demo(folder: Path, console: Console) -> list[Result]:
 
         done = stage("planning and preprocessing")
         dataset_id = DATASET[len("Dataset") :].split("_")[0]
-        run(
-            ["nnUNetv2_plan_and_preprocess", "-d", dataset_id, "-c", CONFIGURATION]
-            + ["-np", str(processes)],
-            folder / "logs" / "plan_and_preprocess.log",
-            environment,
-        )
+        data = "-d", dataset_id, "-c", CONFIGURATION
+        options = "-np", str(processes)
+        nnunet("plan_and_preprocess", "nnUNetv2_plan_and_preprocess", *data, *options)
         shrink_plans(folder / "nnUNet_preprocessed" / DATASET, "nnUNetPlans", PLANS)
         done(1)
 
@@ -98,15 +95,14 @@ def run_demo(folder: Path, console: Console) -> list[Result]:
             name = parse_trainer_name(trainer)
             assert name is not None and name.epochs is not None
             model = ["-tr", trainer, "-p", PLANS, "-device", device]
-            output = (
-                folder / "nnUNet_results" / DATASET / f"{trainer}__{PLANS}__{CONFIGURATION}" / "fold_0"
-            )
+            trained = folder / "nnUNet_results" / DATASET / f"{trainer}__{PLANS}__{CONFIGURATION}"
+            output = trained / "fold_0"
             done = stage(f"training and validating {label}", name.epochs)
             start = time.monotonic()
-            run(
-                ["nnUNetv2_train", dataset_id, CONFIGURATION, "0", *model],
-                folder / "logs" / f"train_{trainer}.log",
-                environment,
+            command = "nnUNetv2_train", dataset_id, CONFIGURATION, "0", *model
+            nnunet(
+                f"train_{trainer}",
+                *command,
                 on_wait=lambda process: done(_epochs_done(output)),  # noqa: B023  (used within the iteration)
             )
             seconds = time.monotonic() - start
@@ -114,24 +110,13 @@ def run_demo(folder: Path, console: Console) -> list[Result]:
 
             done = stage(f"predicting the unseen case, {label}")
             predictions = folder / "predictions" / trainer
-            run(
-                ["nnUNetv2_predict", "-i", str(raw / "imagesTs"), "-o", str(predictions)]
-                + ["-d", dataset_id, "-c", CONFIGURATION, "-f", "0", *model]
-                + ["-npp", "1", "-nps", "1"],
-                folder / "logs" / f"predict_{trainer}.log",
-                environment,
-            )
+            places = "-i", str(raw / "imagesTs"), "-o", str(predictions)
+            workers = "-npp", "1", "-nps", "1"
+            nnunet(f"predict_{trainer}", "nnUNetv2_predict", *places, *data, "-f", "0", *model, *workers)
             done(1)
-            results.append(
-                Result(
-                    trainer,
-                    _validation_dice(output / "validation" / "summary.json"),
-                    _mean_dice(raw / "labelsTs", predictions),
-                    name.total_steps,
-                    seconds,
-                    output,
-                )
-            )
+            dice = _validation_dice(output / "validation" / "summary.json")
+            unseen = _mean_dice(raw / "labelsTs", predictions)
+            results.append(Result(trainer, dice, unseen, name.total_steps, seconds, output))
     return results
 
 
@@ -141,13 +126,8 @@ def print_results(results: list[Result], files: list[Path], console: Console) ->
     for heading in ("trainer", "2 validation cases", "unseen case", "steps", "seconds"):
         table.add_column(heading, justify="left" if heading == "trainer" else "right")
     for r in results:
-        table.add_row(
-            TRAINERS[r.trainer],
-            f"{r.validation_dice:.3f}",
-            f"{r.unseen_dice:.3f}",
-            str(r.steps),
-            f"{r.seconds:.0f}",
-        )
+        dice = f"{r.validation_dice:.3f}", f"{r.unseen_dice:.3f}"
+        table.add_row(TRAINERS[r.trainer], *dice, str(r.steps), f"{r.seconds:.0f}")
     console.print(table)
     console.print(
         "These short runs on easy data show that everything works, not which trainer is better."
