@@ -22,11 +22,13 @@ FIGURE_NAME = "cpr_progress.png"
 
 _RATIOS = [0, 0.25, 0.5, 0.8, 1 - HELD, 1 + HELD, 1.2, 1.5, 2]
 _DECADES = np.arange(-6, 1)  # of the multipliers, in powers of ten
+_Scale = tuple[Colormap, BoundaryNorm, Sequence[float] | np.ndarray]  # the last are the ticks
 # The same colours for every training.
-_RATIO_SCALE = matplotlib.colormaps["RdBu_r"], BoundaryNorm(_RATIOS, 256, extend="max")
+_RATIO_SCALE = matplotlib.colormaps["RdBu_r"], BoundaryNorm(_RATIOS, 256, extend="max"), _RATIOS
 _MULTIPLIER_SCALE = (
     matplotlib.colormaps["YlGnBu"].with_extremes(under="white"),
     BoundaryNorm(np.logspace(_DECADES[0], _DECADES[-1], 3 * len(_DECADES) - 2), 256, extend="both"),
+    10.0**_DECADES,
 )
 _BAND_COLOURS = {Kind.HELD: "#d9f0d3", Kind.DIVERGED: "#fcbba1"}  # of others orange
 
@@ -59,7 +61,7 @@ def draw_progress(history: History) -> None:
         box = {"facecolor": colour, "edgecolor": "0.6", "pad": 5}
         figure.suptitle(verdict.text, fontsize=11, fontweight="bold", bbox=box)
 
-        image, bar = _draw_heat_map(top, history, left_out, ratio, _RATIO_SCALE, _RATIOS)
+        image, bar = _draw_heat_map(top, history, left_out, ratio, _RATIO_SCALE)
         bar.ax.set_yticklabels([f"{r:g}" for r in _RATIOS])
         title = "R / bound kappa (white: held; blue: below; red: above)"
         if not has_bound.all():
@@ -68,7 +70,7 @@ def draw_progress(history: History) -> None:
             title = f"{title[:-1]}; pale: bound not set yet, relative to the later one or the first R)"
         top.set_title(title, fontsize=10)
 
-        _, bar = _draw_heat_map(bottom, history, left_out, multiplier, _MULTIPLIER_SCALE, 10.0**_DECADES)
+        _, bar = _draw_heat_map(bottom, history, left_out, multiplier, _MULTIPLIER_SCALE)
         bar.ax.set_yticklabels([f"$10^{{{d}}}$" for d in _DECADES])
         bar.minorticks_off()
         bottom.set_title("Lagrange multiplier lambda (white: 0; grey: no bound yet)", fontsize=10)
@@ -91,12 +93,7 @@ def _first(values: np.ndarray) -> np.ndarray:
 
 
 def _draw_heat_map(
-    ax: Axes,
-    history: History,
-    left_out: np.ndarray,
-    values: np.ndarray,
-    scale: tuple[Colormap, BoundaryNorm],
-    ticks: Sequence[float] | np.ndarray,
+    ax: Axes, history: History, left_out: np.ndarray, values: np.ndarray, scale: _Scale
 ) -> tuple[AxesImage, Colorbar]:
     """Draw values ``[J, epochs]``, hatched for parameters that never changed, and their colour bar."""
     # A cell at a time, as in seaborn.heatmap, takes 15 s for 300 parameters and 1,000 epochs.
@@ -104,7 +101,7 @@ def _draw_heat_map(
     ax.set_facecolor("0.85")  # grey, shows where a value is NaN
     visible = np.where(left_out[:, None], np.nan, values)
     extent = (left, right, len(names) - 0.5, -0.5)
-    cmap, norm = scale
+    cmap, norm, ticks = scale
     image = ax.imshow(
         visible, aspect="auto", interpolation="nearest", cmap=cmap, norm=norm, extent=extent
     )
