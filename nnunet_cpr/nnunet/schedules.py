@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from torch.optim import Optimizer
 
 
+@dataclass(eq=False, repr=False)
 class IterationLRScheduler(ABC):
     """Base class of learning-rate schedulers that set the rate of every iteration.
 
@@ -21,14 +23,14 @@ class IterationLRScheduler(ABC):
         iterations_per_epoch: number of iterations in each.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, lr: float, warmup: int, epochs: int, iterations_per_epoch: int
-    ) -> None:
-        self.optimizer = optimizer
-        self.lr = lr
-        self.warmup = warmup
-        self.total = epochs * iterations_per_epoch
-        self.iterations_per_epoch = iterations_per_epoch
+    optimizer: Optimizer
+    lr: float
+    warmup: int
+    epochs: int
+    iterations_per_epoch: int
+
+    def __post_init__(self) -> None:
+        self.total = self.epochs * self.iterations_per_epoch
         self._next = 0
 
     @abstractmethod
@@ -79,6 +81,7 @@ class ConstantLRScheduler(IterationLRScheduler):
         return 1.0
 
 
+@dataclass(eq=False, repr=False)
 class CooldownLRScheduler(IterationLRScheduler):
     """The highest learning rate, which falls linearly to 0 at the end of the training.
 
@@ -93,17 +96,7 @@ class CooldownLRScheduler(IterationLRScheduler):
         [0.1, 0.1, 0.075, 0.05, 0.025]
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        lr: float,
-        warmup: int,
-        epochs: int,
-        iterations_per_epoch: int,
-        percent: float,
-    ) -> None:
-        super().__init__(optimizer, lr, warmup, epochs, iterations_per_epoch)
-        self.length = self.total * percent / 100
+    percent: float
 
     def share(self, iteration: int) -> float:
-        return min(1.0, (self.total - iteration) / self.length)
+        return min(1.0, (self.total - iteration) / (self.total * self.percent / 100))
