@@ -94,19 +94,21 @@ def explain(name: str) -> list[tuple[str, str]]:
     built, rates = _build(trainer)
     kept = "optimizer and schedule too" if settings.keeps_optimizer else "except the optimizer"
     length = f"{built.num_epochs:,} epochs of {built.num_iterations_per_epoch:,} iterations"
-    return [
+    decay, word = settings.averaging_decay, settings.pretrained
+    rows = [
         ("family", f"{settings.family}: {settings.defaults.title}"),
-        *([("like", f"{other.__name__} ({other.__module__}), {kept}")] if settings.on else []),
+        ("like", settings.on and f"{other.__name__} ({other.__module__}), {kept}"),
         ("optimizer", _describe_optimizer(built.optimizer)),
         ("learning rate", _describe_schedule(built, rates)),
-        *_describe_averaging(settings),
-        *([("frozen", f"the {settings.freeze} keeps its weights")] if settings.freeze else []),
-        *_describe_pretrained(settings),
+        ("averaged weights", decay and f"validated and saved: {built.averaging_description(decay)}"),
+        ("frozen", settings.freeze and f"the {settings.freeze} keeps its weights"),
+        ("begins with", word and f"weights called {word}, by -pretrained_weights CHECKPOINT"),
         ("length", f"{length}, {built._total_steps:,} steps"),
         ("weight decay", _describe_weight_decay(built)),
         *(_describe_cpr(built) if isinstance(built, CPRTrainer) else []),
         ("compare with", _counterpart(settings)),
     ]
+    return [(subject, str(text)) for subject, text in rows if text]
 
 
 def _build(trainer: type[NamedTrainer]) -> tuple[NamedTrainer, list[float]]:
@@ -161,19 +163,6 @@ def _describe_schedule(trainer: NamedTrainer, rates: list[float]) -> str:
     warmup = trainer._warmup_steps
     before = f"linear warm-up over {warmup:,} steps, then " if warmup else ""
     return f"{before}{type(trainer.lr_scheduler).__name__}: {points}"
-
-
-def _describe_averaging(settings: TrainerName) -> list[tuple[str, str]]:
-    decay = settings.averaging_decay
-    if decay is None:
-        return []
-    return [("averaged weights", f"validated and saved: {NamedTrainer.averaging_description(decay)}")]
-
-
-def _describe_pretrained(settings: TrainerName) -> list[tuple[str, str]]:
-    if settings.pretrained is None:
-        return []
-    return [("begins with", f"weights called {settings.pretrained}, by -pretrained_weights CHECKPOINT")]
 
 
 def _describe_weight_decay(trainer: NamedTrainer) -> str:
