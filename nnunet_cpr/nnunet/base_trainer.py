@@ -22,16 +22,10 @@ from nnunet_cpr.environment import seed_all
 from nnunet_cpr.integrations import from_timm
 from nnunet_cpr.names.settings import DEFAULT_LR
 from nnunet_cpr.names.suffixes import Cooldown
-from nnunet_cpr.nnunet import checkpoints
+from nnunet_cpr.nnunet import checkpoints, schedules
 from nnunet_cpr.nnunet.commands import CPU_THREADS
 from nnunet_cpr.nnunet.other_optimizer import without_weight_decay
 from nnunet_cpr.nnunet.pretrained import PretrainedWeightsTrainer
-from nnunet_cpr.nnunet.schedules import (
-    ConstantLRScheduler,
-    CooldownLRScheduler,
-    IterationLRScheduler,
-    WarmupPolyLRScheduler,
-)
 from nnunet_cpr.nnunet.settings_check import unmet_settings
 from nnunet_cpr.refusals import positive_integer
 
@@ -143,15 +137,12 @@ class NamedTrainer(PretrainedWeightsTrainer):
 
     def build_timm_optimizer(self, weight_decay: float) -> Optimizer:
         """Return the optimizer of timm that the name gives."""
-        if self.settings.timm is None:  # nnU-Net has found the class of the family itself
+        name = self.settings.timm
+        if name is None:  # nnU-Net has found the class of the family itself
             family = self.settings.family
             self._exit(f"{family} names no optimizer of timm; write it first, as {family}_lion")
         return from_timm.build(
-            self.network.parameters(),
-            self.settings.timm,
-            self.initial_lr,
-            weight_decay,
-            fused=self.is_step_fused,
+            self.network.parameters(), name, self.initial_lr, weight_decay, fused=self.is_step_fused
         )
 
     def configure_optimizers(self, *args: Any, **kwargs: Any) -> tuple[Optimizer, Any]:
@@ -249,13 +240,14 @@ class NamedTrainer(PretrainedWeightsTrainer):
             )
         length = self._warmup_steps, self.num_epochs, self.num_iterations_per_epoch
         if isinstance(chosen, Cooldown):
-            return CooldownLRScheduler(optimizer, lr, *length, chosen.percent)
-        scheduler = WarmupPolyLRScheduler if chosen is None else ConstantLRScheduler
-        return scheduler(optimizer, lr, *length)
+            return schedules.CooldownLRScheduler(optimizer, lr, *length, chosen.percent)
+        if chosen is None:
+            return schedules.WarmupPolyLRScheduler(optimizer, lr, *length)
+        return schedules.ConstantLRScheduler(optimizer, lr, *length)
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        if isinstance(schedule := self.lr_scheduler, IterationLRScheduler):
+        if isinstance(schedule := self.lr_scheduler, schedules.IterationLRScheduler):
             self.optimizer.register_step_pre_hook(lambda *_: schedule.step_iteration())
         self.print_to_log_file(
             f"Training as {self.other_trainer().__name__} with {type(self.optimizer).__name__} and "
@@ -303,7 +295,7 @@ class NamedTrainer(PretrainedWeightsTrainer):
             shrinking = math.log(max(self.__scale / self.grad_scaler.get_scale(), 1))
             steps += round(shrinking / -math.log(self.grad_scaler.get_backoff_factor()))
         parts = [part for part in self.settings.length_dependent if part != "learning rate"]
-        if isinstance(self.lr_scheduler, IterationLRScheduler):
+        if isinstance(self.lr_scheduler, schedules.IterationLRScheduler):
             parts.append("learning rate")
         # The count of skipped steps is an estimate; accumulation leaves out half of them or more.
         if parts and abs(iterations - steps) > iterations / 3:

@@ -13,15 +13,9 @@ from nnunetv2.utilities.file_path_utilities import get_output_folder
 from torch import distributed
 
 from nnunet_cpr.files import remove_temporary_files
-from nnunet_cpr.nnunet import checkpoints
+from nnunet_cpr.nnunet import checkpoints, fold_claim
 from nnunet_cpr.nnunet.checkpoint_policy import FINISHED, STARTED, CheckpointPolicy
 from nnunet_cpr.nnunet.checkpoints import START_ANEW
-from nnunet_cpr.nnunet.fold_claim import (
-    claimed,
-    is_finish_requested,
-    refuse_if_claimed,
-    withdraw_request,
-)
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, LATEST_CHECKPOINT
 from nnunet_cpr.nnunet.guarded_trainer import GuardedTrainer
 from nnunet_cpr.nnunet.interruption import Interruption
@@ -52,15 +46,12 @@ class ResumingTrainer(GuardedTrainer):
         # nnU-Net's command for --c; its trainer removes the entry.
         plans = arguments["plans"]
         self.__continues: bool = plans.get("continue_training", False)
+        configuration, fold = arguments["configuration"], arguments["fold"]
         folder = get_output_folder(
-            plans["dataset_name"],
-            type(self).__name__,
-            plans["plans_name"],
-            arguments["configuration"],
-            arguments["fold"],
+            plans["dataset_name"], type(self).__name__, plans["plans_name"], configuration, fold
         )
         try:  # before nnU-Net's loggers, which write there and remove files of earlier trainings
-            refuse_if_claimed(Path(folder))
+            fold_claim.refuse_if_claimed(Path(folder))
         except Refusal as error:
             self._exit(str(error))
         super().__init__(**arguments)
@@ -82,7 +73,7 @@ class ResumingTrainer(GuardedTrainer):
         return self.__continues
 
     def run_training(self) -> None:
-        claim = claimed(Path(self.output_folder)) if self.local_rank == 0 else nullcontext()
+        claim = fold_claim.claimed(Path(self.output_folder)) if self.local_rank == 0 else nullcontext()
         try:
             with self.__interruption.watched(), claim:
                 try:
@@ -90,7 +81,7 @@ class ResumingTrainer(GuardedTrainer):
                 except _Finished:
                     self.on_train_end()
                 if self.local_rank == 0:
-                    withdraw_request(Path(self.output_folder))
+                    fold_claim.withdraw_request(Path(self.output_folder))
         except Refusal as error:
             self._exit(str(error))
 
@@ -119,7 +110,7 @@ class ResumingTrainer(GuardedTrainer):
         super().on_epoch_start()
 
     def __is_finish_requested(self) -> bool:
-        answer = [self.local_rank == 0 and is_finish_requested(Path(self.output_folder))]
+        answer = [self.local_rank == 0 and fold_claim.is_finish_requested(Path(self.output_folder))]
         if self.is_ddp:
             distributed.broadcast_object_list(answer)
         return answer[0]

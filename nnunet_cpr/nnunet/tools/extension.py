@@ -13,22 +13,16 @@ from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.settings import DEFAULT_EPOCHS, TrainerName
 from nnunet_cpr.names.suffixes import WarmStartShare, find_suffix
 from nnunet_cpr.names.trainer_name import parse_trainer_name
+from nnunet_cpr.nnunet import fold_files
 from nnunet_cpr.nnunet.checkpoint_policy import FINISHED, read_checkpoints
 from nnunet_cpr.nnunet.classes import resolve_settings
 from nnunet_cpr.nnunet.defaults_trainer import DEFAULTS
 from nnunet_cpr.nnunet.fold_claim import is_of_this_machine, running_process
-from nnunet_cpr.nnunet.fold_files import (
-    BEST_CHECKPOINT,
-    CHECKPOINTS,
-    FINAL_CHECKPOINT,
-    LATEST_CHECKPOINT,
-    RESOURCES,
-)
 from nnunet_cpr.nnunet.history import CSV_NAME
 from nnunet_cpr.nnunet.pretrained import recorded_weights, sha256
 from nnunet_cpr.refusals import Refusal
 
-_COPIED = ("training_log_*.txt", CSV_NAME, RESOURCES)
+_COPIED = ("training_log_*.txt", CSV_NAME, fold_files.RESOURCES)
 """Records of the epochs so far."""
 
 
@@ -48,12 +42,9 @@ def with_epochs(name: str, epochs: int) -> tuple[str, TrainerName]:
             "as nnUNetTrainerSGD_anytime"
         )
     own, ending, other = TrainerName.split(name)
-    tokens, suffix = own.split("_"), f"{epochs}epochs"
-    places = [place for place, token in enumerate(tokens) if _is_epochs(token)]
-    if places:
-        tokens[places[0]] = suffix
-    else:
-        tokens.append(suffix)
+    tokens = own.split("_")
+    place = next((place for place, token in enumerate(tokens) if _is_epochs(token)), len(tokens))
+    tokens[place : place + 1] = [f"{epochs}epochs"]
     longer = "_".join(tokens) + ending + other
     settings = resolve_settings(longer)
     assert settings is not None  # the family is the same
@@ -136,9 +127,9 @@ def extend_fold(
         for record in fold.glob(pattern):
             shutil.copyfile(record, target / record.name)
     # The latest last: without it there is nothing to continue.
-    if best := found.get(fold / BEST_CHECKPOINT):
-        atomic_torch_save(_renamed(best, trainer), target / BEST_CHECKPOINT)
-    atomic_torch_save(_renamed(newest, trainer), target / LATEST_CHECKPOINT)
+    if best := found.get(fold / fold_files.BEST_CHECKPOINT):
+        atomic_torch_save(_renamed(best, trainer), target / fold_files.BEST_CHECKPOINT)
+    atomic_torch_save(_renamed(newest, trainer), target / fold_files.LATEST_CHECKPOINT)
     return int(newest["current_epoch"])
 
 
@@ -190,7 +181,7 @@ def begin_from_shorter(fold: Path, weights: Path | None, report: Callable[[str],
     shorter: list[tuple[int, Path]] = []
     for model in fold.parents[1].glob(f"*__{'__'.join(rest)}"):
         other = _length_independent(model.name.partition("__")[0])
-        final = model / fold.name / FINAL_CHECKPOINT
+        final = model / fold.name / fold_files.FINAL_CHECKPOINT
         if other is None or not final.is_file() or other.total_steps >= wanted.total_steps:
             continue
         if replace(other, epochs=wanted.epochs) == wanted and _began_with(weights, final):
@@ -218,7 +209,7 @@ def _length_independent(trainer: str) -> TrainerName | None:
 
 
 def _has_checkpoint(fold: Path) -> bool:
-    return any((fold / name).exists() for name in CHECKPOINTS)
+    return any((fold / name).exists() for name in fold_files.CHECKPOINTS)
 
 
 def _renamed(checkpoint: dict[str, Any], trainer: str) -> dict[str, Any]:
