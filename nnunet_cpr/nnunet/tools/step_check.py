@@ -21,6 +21,9 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 TOLERANCE = 32
 """Largest difference from unfused steps, in units of the dtype's precision."""
 
+_Find = Callable[[torch.device], Kernel | None]
+_Build = Callable[[list[nn.Parameter]], Any]
+
 _SHAPES = ((70, 300), (5, 3), (1, 1), (7,))
 """Shapes of the parameters that are stepped."""
 _SGD: dict[str, Any] = {"momentum": 0.9, "nesterov": True}
@@ -55,9 +58,7 @@ class StepResult:
         return f"{self.optimizer:8} {self.dtype:9} {step:8} {self.difference:8.3g} eps  {verdict}"
 
 
-def check_steps(
-    device: torch.device, find: Callable[[torch.device], Kernel | None] = find_kernel
-) -> Iterator[StepResult]:
+def check_steps(device: torch.device, find: _Find = find_kernel) -> Iterator[StepResult]:
     """Compare steps of each optimizer in each dtype with unfused ones in float64 on the CPU.
 
     Args:
@@ -87,10 +88,7 @@ def check_steps(
 
 
 def _step_difference(
-    build: Callable[[list[nn.Parameter]], Any],
-    device: torch.device,
-    dtype: torch.dtype,
-    find: Callable[[torch.device], Kernel | None],
+    build: _Build, device: torch.device, dtype: torch.dtype, find: _Find
 ) -> tuple[float, bool]:
     """Compare three steps of an optimizer with unfused ones in float64 on the CPU.
 
@@ -110,10 +108,7 @@ def _step_difference(
 
 
 def _take_steps(
-    build: Callable[[list[nn.Parameter]], Any],
-    device: torch.device,
-    dtype: torch.dtype,
-    find: Callable[[torch.device], Kernel | None] | None,
+    build: _Build, device: torch.device, dtype: torch.dtype, find: _Find | None
 ) -> tuple[Tensor, bool]:
     """Return the parameters after three steps in float64, and True if the steps were fused.
 
