@@ -190,6 +190,8 @@ class TrainerName:
                 raise WrongName(str(error)) from None
         with_cpr = [f.name for f in self.families.values() if f.cpr and f.optimizer == own.optimizer]
         use_cpr = f"use {with_cpr[0]} or " if with_cpr else ""
+        is_endless = self.schedule == "anytime" and bool(self.length_dependent)
+        use_start = "choose _ws<N> or " if own.cpr else ""
         rules = (
             (not own.cpr, ("kappa", "regularizer", "mu", "adaptive"), "trains without CPR", use_cpr),
             (own.cpr, ("baseline", "weight_decay"), "uses CPR in place of weight decay", ""),
@@ -197,12 +199,7 @@ class TrainerName:
             (own.optimizer == "amos", ("baseline",), "has a decay of its own", ""),
             (own.optimizer == "other", ("warmup",), "keeps the base trainer's learning rates", ""),
             (not self.decays, ("weight_decay",), f"has no decay beside _{tokens.get('baseline')}", ""),
-            (
-                self.schedule == "anytime" and bool(self.length_dependent),
-                ("kappa", "baseline"),
-                "has no length with _anytime",
-                "choose _ws<N> or " if own.cpr else "",
-            ),
+            (is_endless, ("kappa", "baseline"), "has no length with _anytime", use_start),
         )
         for is_refused, names, reason, advice in rules:
             given = " ".join(f"_{tokens[name]}" for name in names if name in tokens)
@@ -327,12 +324,8 @@ class TrainerName:
     @property
     def cpr_settings(self) -> dict[str, Any]:
         """Keyword arguments of :class:`SGDCPR`, :class:`AdamCPR` and :class:`MuonCPR`."""
-        return {
-            "kappa": self.bound,
-            "regularizer": self.regularizer or "l2",
-            "mu": self.mu or 1.0,
-            "adaptive": self.adaptive,
-        }
+        regularizer, mu = self.regularizer or "l2", self.mu or 1.0
+        return {"kappa": self.bound, "regularizer": regularizer, "mu": mu, "adaptive": self.adaptive}
 
     def build_baseline(
         self, params: Params, weight_decay: float, total_steps: int | None = None

@@ -222,20 +222,13 @@ automatically."""
 
 DEFAULT_AVERAGING_DECAY = 0.999
 _AVERAGED = "averaged weights, which are validated and saved"
+_COOLDOWN = "constant learning rate, linear to 0 over the last V percent"
 
 SUFFIXES = (
     *METHOD_SUFFIXES,
     _word("schedule", "_constant with _ema, for trainings of any length", "anytime", "anytime"),
     _word("schedule", "constant learning rate after the warm-up", "constant", "constant"),
-    Suffix(
-        "schedule",
-        "constant learning rate, linear to 0 over the last V percent",
-        "cooldown",
-        "<V>",
-        "p",
-        Cooldown,
-        "percent",
-    ),
+    Suffix("schedule", _COOLDOWN, "cooldown", "<V>", "p", Cooldown, "percent"),
     Suffix("ema", f"{_AVERAGED}; V is their decay", "ema", "<V>", "", partial(number_below, 1, "ema")),
     _word("ema", f"{_AVERAGED}; decay {DEFAULT_AVERAGING_DECAY}", "ema", DEFAULT_AVERAGING_DECAY),
     _word("freeze", "the encoder keeps its weights", "freezeencoder", "encoder"),
