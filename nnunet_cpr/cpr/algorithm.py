@@ -147,12 +147,8 @@ class CPR(RegularizationMethod):
 
         count = self._state["step"]
         vector = torch.zeros(len(self.parameters), dtype=torch.float32, device=count.device)
-        self._state |= {
-            "skipped_updates": torch.zeros_like(count),
-            "limited_corrections": torch.zeros_like(count),
-            "kappa": torch.full_like(vector, math.inf),
-            "lagrange_multiplier": vector,
-        }
+        self._state |= {k: torch.zeros_like(count) for k in ("skipped_updates", "limited_corrections")}
+        self._state |= {"kappa": torch.full_like(vector, math.inf), "lagrange_multiplier": vector}
         if any(s.adaptive for s in self.settings):
             self._state["was_positive"] = torch.zeros_like(vector, dtype=torch.bool)
         for part in self._parts:

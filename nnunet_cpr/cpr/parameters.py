@@ -28,12 +28,8 @@ from nnunet_cpr.refusals import positive_number, short_repr
 Params = nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
 """Module, parameters, named parameters, or parameter groups."""
 
-NORMALIZATIONS = (
-    nn.modules.batchnorm._NormBase,  # every batch and instance normalization
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-)
+# The first is every batch and instance normalization.
+NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Normalization layers of torch."""
 
 _NEVER_REGULARIZED = (nn.Embedding, nn.EmbeddingBag, *NORMALIZATIONS)
@@ -214,11 +210,8 @@ def _is_matrix(name: str, p: Tensor) -> bool:
 def _is_excluded_by_name(name: str, p: Tensor) -> bool:
     """Return True if the name is that of an embedding or a normalization weight."""
     owner = _owner(name)
-    return (
-        _NORMALIZATION_NAME.fullmatch(owner) is not None
-        or (p.ndim == 2 and _EMBEDDING_NAME.fullmatch(owner) is not None)
-        or _PEFT_EMBEDDING.search(name) is not None
-    )
+    is_embedding = p.ndim == 2 and _EMBEDDING_NAME.fullmatch(owner)
+    return bool(is_embedding or _NORMALIZATION_NAME.fullmatch(owner) or _PEFT_EMBEDDING.search(name))
 
 
 def _owner(name: str) -> str:

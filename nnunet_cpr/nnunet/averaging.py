@@ -86,11 +86,9 @@ class AveragedWeights:
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each tensor beside the network and that in it."""
-        return zip(
-            chain(self._beside.parameters(), self._beside.buffers()),
-            chain(self._network.parameters(), self._network.buffers()),
-            strict=True,
-        )
+        both = self._beside, self._network
+        beside, ours = (chain(module.parameters(), module.buffers()) for module in both)
+        return zip(beside, ours, strict=True)
 
     def use_training(self) -> None:
         """Put the weights that train into the network."""

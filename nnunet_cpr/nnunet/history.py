@@ -111,11 +111,9 @@ class History:
                 raise ValueError("epochs without a row of each parameter")
             each = np.array(values, np.float32).reshape(3, -1, len(names)).swapaxes(0, 1)
             history, count = cls(Path(folder), names), len(names)
-            for number, step, (measure, kappa, multiplier) in zip(
-                numbers[::count], steps[::count], each
-            ):
+            for number, step, row in zip(numbers[::count], steps[::count], each):
                 if end is None or int(number) < end:
-                    history.add(int(number), int(step), measure, kappa, multiplier)
+                    history.add(int(number), int(step), *row)
         except (ValueError, LookupError, csv.Error) as error:
             raise ValueError(f"{path}: expected a CPR history, got: {error}") from error
         return history

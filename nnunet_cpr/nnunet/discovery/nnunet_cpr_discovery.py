@@ -18,11 +18,8 @@ def trainer_folder() -> "str | None":
     if package is None or not package.submodule_search_locations:
         return None
     parent = os.path.dirname(os.path.abspath(next(iter(package.submodule_search_locations))))
-    for name in FOLDERS:
-        folder = os.path.join(parent, name)
-        if os.path.isfile(os.path.join(folder, "nnUNetTrainerCPR.py")):
-            return folder
-    return None
+    folders = (os.path.join(parent, name) for name in FOLDERS)
+    return next((f for f in folders if os.path.isfile(os.path.join(f, "nnUNetTrainerCPR.py"))), None)
 
 
 def is_copy(folder: str) -> bool:
