@@ -29,7 +29,12 @@ RESOURCES = "resources.json"
 
 LOG_COLUMNS = ["epoch", "train_loss", "val_loss", "pseudo_dice", "seconds"]
 
-_ENTRIES = dict(zip(("train_loss", "val_loss", "Pseudo dice", "Epoch time:"), LOG_COLUMNS[1:]))
+_ENTRIES = {
+    "train_loss": "train_loss",
+    "val_loss": "val_loss",
+    "Pseudo dice": "pseudo_dice",
+    "Epoch time:": "seconds",
+}
 _ENTRY = re.compile(
     rf"^\S+ \S+: (Epoch(?= +\d{{1,9}} *$)|{'|'.join(_ENTRIES)}) +([^\n]*)$", re.MULTILINE
 )
