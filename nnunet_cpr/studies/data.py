@@ -115,8 +115,8 @@ def prepare_study_data(study: Study, folders: Mapping[str, str], logs: Path, pro
         processes: number of parallel processes.
 
     Raises:
-        Refusal: a data set, its plans or a fold is missing, or pretrained weights do not fit.
-        Refusal: nnU-Net's planning or preprocessing failed.
+        Refusal: a data set, its plans or a fold is missing, pretrained weights do not fit, or nnU-Net's
+            planning or preprocessing failed.
     """
     environment = {k: v for k, v in os.environ.items() if k != "nnUNet_n_proc_DA"} | dict(folders)
     preprocessed = Path(folders["nnUNet_preprocessed"])

@@ -62,8 +62,8 @@ def train(
 
     Raises:
         Refusal: the task rejects the data, or the folder holds the run with other settings.
-        RefusedItem: the loss is not finite, now or in the run that the folder holds.
-        RefusedItem: another process trains the run.
+        RefusedItem: the loss is not finite, now or in the run that the folder holds, or another process
+            trains the run.
         OSError: the data cannot be read, or the folder cannot be written.
     """
     folder, run = run_folder(results, task, name), task.complete(name)

@@ -144,8 +144,8 @@ class PreparationOptions(TrainingOptions, StudyOptions):
         """Check a study, plan and preprocess its data, and save it for commands that name it.
 
         Raises:
-            Refusal: as :meth:`check`, or the folds have changed since the study began.
-            Refusal: nnU-Net's planning or preprocessing failed.
+            Refusal: as :meth:`check`, the folds have changed since the study began, or nnU-Net's
+                planning or preprocessing failed.
         """
         study, paths, folders = selected
         with console.status("checking the trainers and data sets, then planning and preprocessing"):

@@ -43,8 +43,7 @@ def export_model(model: Path, output: Path, folds: Sequence[str] | None, names: 
         The new model folder.
 
     Raises:
-        Refusal: the model cannot be exported.
-        Refusal: a file is damaged or not a checkpoint of nnU-Net.
+        Refusal: the model cannot be exported, or a file is damaged or not a checkpoint of nnU-Net.
         WrongName: nnU-Net does not find the trainer.
         OSError: a file cannot be read or written.
     """

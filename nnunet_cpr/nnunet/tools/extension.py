@@ -68,9 +68,9 @@ def extend_model(model: Path, epochs: int, report: Callable[[str], None]) -> tup
         The longer training's folder, and its folds.
 
     Raises:
-        Refusal: the folder has no training, the longer one exists, or a fold has so many epochs.
+        Refusal: the folder has no training, the longer one exists, or a fold has so many epochs or no
+            checkpoint that can be read.
         WrongName: the trainer is not from this package.
-        Refusal: a fold has no checkpoint that can be read.
         OSError: a file cannot be read or written.
     """
     model = model.resolve()
@@ -116,8 +116,8 @@ def extend_fold(
         report: function that shows a message.
 
     Raises:
-        Refusal: the shorter training runs, has so many epochs, or cannot be longer.
-        Refusal: it has no checkpoint that can be read.
+        Refusal: the shorter training runs, has so many epochs, cannot be longer, or has no checkpoint
+            that can be read.
         OSError: a file cannot be read or written.
     """
     found = _read_shorter(fold, trainer, epochs, report)
