@@ -24,7 +24,7 @@ from nnunet_cpr.baselines import (
     NormRescaling,
     WeightNormControl,
 )
-from nnunet_cpr.cpr.parameters import regularized
+from nnunet_cpr.cpr.regularized_parameters import regularized
 from nnunet_cpr.optimizers import FusedAdam, FusedSGD
 
 Named = list[tuple[str, nn.Parameter]]

@@ -1,4 +1,4 @@
-"""Bounds kappa, by the documented import; see ``cpr/bounds.py``."""
+"""Bounds kappa: documented import of ``cpr/bounds.py``."""
 
 from nnunet_cpr.cpr.bounds import BOUNDS, Bound, KappaIP, KappaK, KappaKI0, KappaWS, as_bound
 

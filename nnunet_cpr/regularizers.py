@@ -1,4 +1,4 @@
-"""Regularization functions R, by the documented import; see ``cpr/regularizers.py``."""
+"""Regularization functions R: documented import of ``cpr/regularizers.py``."""
 
 from nnunet_cpr.cpr.regularizers import L1, L2, REGULARIZERS, Huber, Regularizer, Std, get_regularizer
 

@@ -1,6 +1,6 @@
 """nnU-Net's SGD with CPR in place of weight decay."""
 
-from nnunet_cpr.names.settings import TrainerName
+from nnunet_cpr.names.settings_and_defaults import TrainerName
 from nnunet_cpr.nnunet.classes import with_suffixes
 from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
 from nnunet_cpr.optimizers import SGDCPR

@@ -25,7 +25,7 @@ import typer
 
 from nnunet_cpr.nnunet.fold_files import RESOURCES
 from nnunet_cpr.nnunet.history import CSV_NAME
-from nnunet_cpr.reports.surface import CACHE_NAME
+from nnunet_cpr.reports.surface_metrics import CACHE_NAME
 from nnunet_cpr.studies.study_file import load
 
 _FOLDERS = ("nnUNet_results", "nnUNet_preprocessed", "nnUNet_raw")

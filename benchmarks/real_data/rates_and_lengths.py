@@ -19,7 +19,7 @@ import pandas as pd
 from benchmarks.real_data.robustness import DEEPEST, DEFAULT_WEIGHT_DECAY
 from benchmarks.real_data.trainings import read_trainings
 from benchmarks.weight_decay_curves import COLUMNS, check, draw
-from nnunet_cpr.names.settings import TrainerName
+from nnunet_cpr.names.settings_and_defaults import TrainerName
 
 
 def describe(name: TrainerName, label: str) -> dict[str, Any]:

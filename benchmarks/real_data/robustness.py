@@ -23,7 +23,7 @@ from benchmarks.real_data.trainings import read_trainings
 from benchmarks.weight_decay_curves import write_below
 from nnunet_cpr.cpr.bounds import KappaWS
 from nnunet_cpr.figures import new_figure
-from nnunet_cpr.names.settings import TrainerName
+from nnunet_cpr.names.settings_and_defaults import TrainerName
 
 DEFAULT_WEIGHT_DECAY = 3e-5
 DEEPEST = 5.0

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 
 from benchmarks.real_data.trainings import read_trainings
 from nnunet_cpr.figures import new_figure
-from nnunet_cpr.names.settings import TrainerName
+from nnunet_cpr.names.settings_and_defaults import TrainerName
 from nnunet_cpr.studies.study_file import load
 
 DEEPEST = 8.0

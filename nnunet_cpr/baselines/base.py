@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nnunet_cpr.cpr.attachment import RegularizationMethod
-from nnunet_cpr.cpr.parameters import Params
+from nnunet_cpr.cpr.regularized_parameters import Params
 from nnunet_cpr.cpr.regularizers import L2
 from nnunet_cpr.cpr.shards import is_sharded
 from nnunet_cpr.refusals import positive_integer, positive_number

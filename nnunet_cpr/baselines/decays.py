@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from nnunet_cpr.baselines.base import Baseline, total_norm
 from nnunet_cpr.baselines.normalized import matrices_before_normalization
-from nnunet_cpr.cpr.parameters import Params, param_groups, unwrap
+from nnunet_cpr.cpr.regularized_parameters import Params, param_groups, unwrap
 from nnunet_cpr.cpr.regularizers import L2, clamp_to_finite, subtract_share_
 from nnunet_cpr.cpr.saved_state import order_by_names
 from nnunet_cpr.refusals import list_names

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from torch import fx, nn
 
-from nnunet_cpr.cpr.parameters import NORMALIZATIONS
+from nnunet_cpr.cpr.regularized_parameters import NORMALIZATIONS
 
 _TRANSPARENT_MODULES = (nn.Identity, nn.modules.dropout._DropoutNd, nn.Flatten, nn.Unflatten)
 _TRANSPARENT_FUNCTIONS = ("contiguous", "flatten", "movedim", "permute", "reshape", "transpose", "view")

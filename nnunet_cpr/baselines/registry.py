@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nnunet_cpr import baselines as methods
 
 if TYPE_CHECKING:
-    from nnunet_cpr.cpr.parameters import Params
+    from nnunet_cpr.cpr.regularized_parameters import Params
 
 
 @dataclass(frozen=True)

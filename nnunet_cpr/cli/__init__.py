@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from nnunet_cpr.cli import study, vision
-from nnunet_cpr.cli.common import report_errors
-from nnunet_cpr.cli.doctor import demo, doctor
+from nnunet_cpr.cli.doctor_and_demo import demo, doctor
+from nnunet_cpr.cli.errors import report_errors
 from nnunet_cpr.cli.prepare import prepare
 from nnunet_cpr.cli.trainers import export, extend, finish, trainers
 

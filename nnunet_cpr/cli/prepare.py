@@ -13,7 +13,7 @@ from rich.console import Console
 from typer import Argument, Option
 
 from nnunet_cpr import studies
-from nnunet_cpr.cli.common import DEFAULT_PROCESSES, ProcessesOption
+from nnunet_cpr.cli.options import DEFAULT_PROCESSES, ProcessesOption
 from nnunet_cpr.refusals import Refusal
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from nnunet_cpr.cli.common import JsonOption, parse_numbers, print_json
+from nnunet_cpr.cli.options import JsonOption, parse_numbers, print_json
 from nnunet_cpr.refusals import Refusal
 
 
@@ -26,7 +26,7 @@ def trainers(
     as_json: JsonOption = False,
 ) -> None:
     """List the trainers and suffixes, or explain what the trainer of a name does."""
-    from nnunet_cpr.names.settings import FAMILIES
+    from nnunet_cpr.names.settings_and_defaults import FAMILIES
     from nnunet_cpr.names.trainer_name import suffix_table
     from nnunet_cpr.spelling import NUMBER_HELP
 
@@ -47,7 +47,7 @@ def trainers(
         _print_rows(rows)
         return
     with Console(stderr=True).status("building the trainer"):
-        from nnunet_cpr.nnunet.tools.explanation import NEVER, explain
+        from nnunet_cpr.nnunet.tools.explain_name import NEVER, explain
 
         explained = explain(name)
     if as_json:
@@ -99,7 +99,7 @@ def extend(
     epochs: Annotated[int, typer.Option(min=1, help="Number of epochs of the longer training.")],
 ) -> None:
     """Make the folder of a longer training from a shorter one, and print the command that trains on."""
-    from nnunet_cpr.nnunet.tools.extension import extend_model
+    from nnunet_cpr.nnunet.tools.extend import extend_model
 
     def report(message: str) -> None:
         print(f"nnunet-cpr: {message}", file=sys.stderr)

@@ -15,7 +15,8 @@ from rich.progress import Progress
 from typer import Argument, Option
 
 from nnunet_cpr import vision
-from nnunet_cpr.cli.common import expand_options, parse_numbers, report_errors
+from nnunet_cpr.cli.errors import report_errors
+from nnunet_cpr.cli.options import expand_options, parse_numbers
 from nnunet_cpr.refusals import Refusal, RefusedItem
 
 if TYPE_CHECKING:

@@ -1,9 +1,9 @@
 """Constrained Parameter Regularization (CPR) for any torch optimizer: the core.
 
 ``algorithm.py`` is the paper's Algorithm 1, ``attachment.py`` what calls it before each step of an
-optimizer; ``bounds.py``, ``regularizers.py`` and ``parameters.py`` are kappa, R and the choice of the
-parameter matrices. The name in the stub beside this file is imported when it is first used: names of
-trainers contain bounds, and are read without importing torch.
+optimizer; ``bounds.py`` has kappa, ``regularizers.py`` R, and ``regularized_parameters.py`` the choice
+of the parameter matrices. The name in the stub beside this file is imported when it is first used: names
+of trainers contain bounds, and are read without importing torch.
 """
 
 import lazy_loader

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from nnunet_cpr.cpr.attachment import RegularizationMethod
 from nnunet_cpr.cpr.bounds import Bound, KappaWS, as_bound
 from nnunet_cpr.cpr.multipliers import LARGEST, Decays, moved_multiplier
-from nnunet_cpr.cpr.parameters import Params, param_groups, select
+from nnunet_cpr.cpr.regularized_parameters import Params, param_groups, select
 from nnunet_cpr.cpr.regularizers import L2, Regularizer, accumulator, get_regularizer
 from nnunet_cpr.cpr.shards import Shards, local_tensors
 from nnunet_cpr.cpr.tensors import to_device

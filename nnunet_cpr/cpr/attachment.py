@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from nnunet_cpr.cpr import saved_state
 from nnunet_cpr.cpr.multipliers import Decays
-from nnunet_cpr.cpr.parameters import Params, find_doubtful, param_groups, regularized
+from nnunet_cpr.cpr.regularized_parameters import Params, find_doubtful, param_groups, regularized
 from nnunet_cpr.cpr.shards import is_checkpoint_imported, is_state_initialization
 from nnunet_cpr.cpr.tensors import check_tensors, layouts, to_device
 from nnunet_cpr.refusals import list_names

@@ -27,7 +27,7 @@ from timm.optim import OptimInfo, list_optimizers
 from timm.optim._optim_factory import default_registry
 from torch import nn
 
-from nnunet_cpr.cpr.parameters import ParamGroups, Params, param_groups, regularized
+from nnunet_cpr.cpr.regularized_parameters import ParamGroups, Params, param_groups, regularized
 from nnunet_cpr.optimizers import SGDCPR, AdamCPR, MuonCPR
 from nnunet_cpr.optimizers.muon import DEFAULT_LR
 

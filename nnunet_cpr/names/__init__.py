@@ -4,7 +4,7 @@ nnU-Net selects a trainer by its class name alone and names the result folder af
 :mod:`nnunet_cpr.vision` are named in the same way. Numbers are spelt as in nnU-Net's own trainer names:
 1e-3 is ``1en3``, 0.5 is ``0p5``. Suffixes may come in any order.
 
-:class:`~nnunet_cpr.names.settings.TrainerName` holds the settings,
+:class:`~nnunet_cpr.names.settings_and_defaults.TrainerName` holds the settings,
 :data:`~nnunet_cpr.names.suffixes.SUFFIXES` is the table of their notations, which parses and prints
 them, and :func:`~nnunet_cpr.names.trainer_name.parse_name` is the only parser. To add a setting: a field
 of ``TrainerName`` and a :class:`~nnunet_cpr.names.suffixes.Suffix` in the table. Trainers apply it in

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nnunet_cpr.names.settings import Family, TrainerName
+from nnunet_cpr.names.settings_and_defaults import Family, TrainerName
 from nnunet_cpr.names.suffixes import METHOD_SUFFIXES, number
 from nnunet_cpr.names.trainer_name import parse_name
 from nnunet_cpr.spelling import WrongName

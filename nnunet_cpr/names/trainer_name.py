@@ -16,7 +16,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
-from nnunet_cpr.names.settings import BASE_TRAINER, FAMILIES, TrainerName
+from nnunet_cpr.names.settings_and_defaults import BASE_TRAINER, FAMILIES, TrainerName
 from nnunet_cpr.names.suffixes import SUFFIXES, Suffix, find_suffix
 from nnunet_cpr.names.suggestions import nearest_family, suggest_suffix
 from nnunet_cpr.spelling import OTHER_TRAINER, WrongName, with_suffix

@@ -1,7 +1,7 @@
 """Base class of the trainers in ``trainers/``.
 
 A trainer family is a short subclass in ``trainers/`` that builds the optimizer. Its name and defaults
-are listed in ``FAMILIES`` of :mod:`nnunet_cpr.names.settings`.
+are listed in ``FAMILIES`` of :mod:`nnunet_cpr.names.settings_and_defaults`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nnunet_cpr.baselines import Baseline
 from nnunet_cpr.cpr.attachment import RegularizationMethod, attached_method, is_within_step
 from nnunet_cpr.environment import seed_all
 from nnunet_cpr.integrations import from_timm
-from nnunet_cpr.names.settings import DEFAULT_LR
+from nnunet_cpr.names.settings_and_defaults import DEFAULT_LR
 from nnunet_cpr.names.suffixes import Cooldown
 from nnunet_cpr.nnunet import checkpoints, schedules
 from nnunet_cpr.nnunet.commands import CPU_THREADS

@@ -25,7 +25,7 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.settings import FAMILIES
+from nnunet_cpr.names.settings_and_defaults import FAMILIES
 from nnunet_cpr.names.trainer_name import TrainerName, parse_suffixes, parse_trainer_name, split_suffixes
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.refusals import Refusal

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from nnunet_cpr.nnunet.checkpoints import one_line, restricted_loading
-from nnunet_cpr.nnunet.defaults_trainer import DefaultsTrainer
 from nnunet_cpr.nnunet.fold_files import PRETRAINED
+from nnunet_cpr.nnunet.started_length_trainer import DefaultsTrainer
 
 _NOT_LOADED = ".seg_layers."
 """Part of the names of weights that nnU-Net does not load, those of the segmentation heads."""

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import nnunet_cpr
-from nnunet_cpr.names.settings import FAMILIES
+from nnunet_cpr.names.settings_and_defaults import FAMILIES
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.classes import resolve_settings
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nnunet_cpr.cpr.attachment import RegularizationMethod, attached_method
 from nnunet_cpr.cpr.multipliers import Decays
-from nnunet_cpr.cpr.parameters import Params
+from nnunet_cpr.cpr.regularized_parameters import Params
 from nnunet_cpr.cpr.regularizers import L2
 from nnunet_cpr.cpr.shards import has_same_placements, is_sharded, local_tensors
 from nnunet_cpr.cpr.tensors import check_tensors

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nnunet_cpr.cpr.algorithm import CPR, CPRSettings
-from nnunet_cpr.cpr.parameters import Params, param_groups, unwrap
+from nnunet_cpr.cpr.regularized_parameters import Params, param_groups, unwrap
 from nnunet_cpr.cpr.saved_state import order_by_names
 from nnunet_cpr.optimizers.step_tensors import are_alike, is_enabled
 from nnunet_cpr.refusals import short_repr

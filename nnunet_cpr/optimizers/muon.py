@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from nnunet_cpr.cpr.bounds import Bound, KappaWS
-from nnunet_cpr.cpr.parameters import Params, param_groups
+from nnunet_cpr.cpr.regularized_parameters import Params, param_groups
 from nnunet_cpr.cpr.regularizers import Regularizer
 from nnunet_cpr.cpr.tensors import check_tensors
 from nnunet_cpr.optimizers import muon_rules, newton_schulz

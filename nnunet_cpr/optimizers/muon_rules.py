@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nnunet_cpr.cpr.parameters import Params, param_groups, regularized, unwrap
+from nnunet_cpr.cpr.regularized_parameters import Params, param_groups, regularized, unwrap
 from nnunet_cpr.cpr.shards import is_sharded
 from nnunet_cpr.optimizers.groups import torch_groups
 

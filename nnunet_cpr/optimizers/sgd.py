@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from nnunet_cpr.cpr.bounds import Bound, KappaWS
-from nnunet_cpr.cpr.parameters import Params
+from nnunet_cpr.cpr.regularized_parameters import Params
 from nnunet_cpr.cpr.regularizers import Regularizer
 from nnunet_cpr.optimizers.fused_step import FusedStep
 from nnunet_cpr.optimizers.groups import cpr_and_groups

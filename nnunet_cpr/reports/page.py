@@ -19,7 +19,7 @@ from nnunet_cpr.reports.pictures import draw_extreme_cases
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.results import UNSEEDED
 from nnunet_cpr.reports.selection import Compared, choose_compared, selection_notes
-from nnunet_cpr.reports.surface import add_surface_metrics
+from nnunet_cpr.reports.surface_metrics import add_surface_metrics
 from nnunet_cpr.reports.tables import Table
 from nnunet_cpr.studies.study import Study
 

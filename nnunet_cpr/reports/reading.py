@@ -12,9 +12,7 @@ import numpy as np
 import pandas as pd
 
 from nnunet_cpr.files import read_json
-from nnunet_cpr.nnunet.fold_files import LOG_COLUMNS, read_logs
-from nnunet_cpr.nnunet.history import CSV_NAME, has_bounds
-from nnunet_cpr.nnunet.validation import (
+from nnunet_cpr.nnunet.finished_validation import (
     DAMAGE,
     Validation,
     find_validation,
@@ -22,6 +20,8 @@ from nnunet_cpr.nnunet.validation import (
     read_summary,
     summary_file,
 )
+from nnunet_cpr.nnunet.fold_files import LOG_COLUMNS, read_logs
+from nnunet_cpr.nnunet.history import CSV_NAME, has_bounds
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.reports.results import (
     ASSUMED,
@@ -36,7 +36,7 @@ from nnunet_cpr.reports.results import (
     SplitRatio,
     StudyResults,
 )
-from nnunet_cpr.studies.made_from import with_other_plans, with_other_weights
+from nnunet_cpr.studies.plans_and_weights import with_other_plans, with_other_weights
 from nnunet_cpr.studies.state import validation_cases
 from nnunet_cpr.studies.study import Run, Study
 

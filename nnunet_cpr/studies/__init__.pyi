@@ -1,7 +1,7 @@
 from .cascades import prerequisites
 from .data import check_splits, check_study_data, dataset_name, nnunet_folders, notes, prepare_study_data
+from .local_and_slurm import Local, Slurm, cancel_slurm_jobs, command_line
 from .prediction import Ensemble, predict, select_ensemble
-from .running import Local, Slurm, cancel_slurm_jobs, command_line
 from .state import Stage, StudyPaths, finished, running_command, stop_command
 from .status import dry_run_lines, states, status_table, steps_summary, summary, time_left
 from .study import Run, Study

@@ -15,12 +15,12 @@ from pathlib import Path
 from filelock import FileLock
 
 from nnunet_cpr.files import read_json
-from nnunet_cpr.names.settings import DEFAULT_EPOCHS, DEFAULT_ITERATIONS
+from nnunet_cpr.names.settings_and_defaults import DEFAULT_EPOCHS, DEFAULT_ITERATIONS
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
 from nnunet_cpr.nnunet.fold_files import DEFAULTS_LINE
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.spelling import nearest_first
-from nnunet_cpr.studies.made_from import check_plans, check_pretrained, resolve
+from nnunet_cpr.studies.plans_and_weights import check_plans, check_pretrained, resolve
 from nnunet_cpr.studies.state import SPLITS, StudyPaths, finished, parse_trainer, write_json
 from nnunet_cpr.studies.study import SURFACE_METRICS, Study, TrainerEntry
 

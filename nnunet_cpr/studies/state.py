@@ -20,13 +20,13 @@ from filelock import FileLock, Timeout
 
 from nnunet_cpr.files import atomic_write, finite_number, read_json
 from nnunet_cpr.nnunet import fold_files
+from nnunet_cpr.nnunet.finished_validation import Validation, find_validation
 from nnunet_cpr.nnunet.processes import process_start
-from nnunet_cpr.nnunet.validation import Validation, find_validation
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies.study import Run
 
 if TYPE_CHECKING:
-    from nnunet_cpr.names.settings import TrainerName
+    from nnunet_cpr.names.settings_and_defaults import TrainerName
 
 
 SPLITS = "splits_final.json"

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from nnunet_cpr.studies.data import notes
-from nnunet_cpr.studies.running import queued_runs
+from nnunet_cpr.studies.local_and_slurm import queued_runs
 from nnunet_cpr.studies.state import Stage, State, StudyPaths, parse_trainer, state_of
 from nnunet_cpr.studies.study import Run, Study
 

@@ -17,11 +17,11 @@ import submitit
 
 from nnunet_cpr.files import set_aside
 from nnunet_cpr.nnunet import commands, fold_files
+from nnunet_cpr.nnunet.finished_validation import summary_file
 from nnunet_cpr.nnunet.processes import StopRequest, record_stop_signals
-from nnunet_cpr.nnunet.validation import summary_file
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies import state
-from nnunet_cpr.studies.made_from import begins
+from nnunet_cpr.studies.plans_and_weights import begins
 from nnunet_cpr.studies.study import Run
 
 _REQUEUE_SIGNAL = signal.Signals[f"SIG{submitit.JobEnvironment.USR_SIG}"]
@@ -150,7 +150,7 @@ class Worker:
             )
 
     def _begin_from_shorter(self, fold: Path, weights: Path | None) -> None:
-        from nnunet_cpr.nnunet.tools.extension import begin_from_shorter
+        from nnunet_cpr.nnunet.tools.extend import begin_from_shorter
 
         try:
             begin_from_shorter(fold, weights, print)

@@ -8,7 +8,7 @@ from dynamic_network_architectures.architectures.unet import PlainConvUNet, Resi
 from torch import Tensor, nn
 
 from nnunet_cpr.baselines import CorrectedDecay
-from nnunet_cpr.cpr.parameters import regularized
+from nnunet_cpr.cpr.regularized_parameters import regularized
 
 NNUNET = {
     "input_channels": 1,

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from nnunet_cpr import __version__
 from nnunet_cpr.cli import app
-from nnunet_cpr.cli.common import report_errors
+from nnunet_cpr.cli.errors import report_errors
 from nnunet_cpr.demo import run_demo
-from nnunet_cpr.names.settings import FAMILIES
+from nnunet_cpr.names.settings_and_defaults import FAMILIES
 from nnunet_cpr.nnunet.commands import run
 from tests.helpers import ROOT
 

@@ -304,7 +304,7 @@ def test_gradient_in_the_memory_of_another_parameter_is_its_value_before_or_afte
 
 DEVIATIONS = {
     "`weight_decay=0.1`": "cpr.test_torch_conventions.test_weight_decay_is_refused_in_one_line",
-    "`weight_decay` of a group": "cpr.test_parameters.test_groups_can_be_excluded",
+    "`weight_decay` of a group": "cpr.test_regularized_parameters.test_groups_can_be_excluded",
     "weight decay of regularized parameters, `kappa` and the like set after construction": (
         "cpr.test_attachment.test_later_settings_are_refused"
     ),
@@ -321,12 +321,12 @@ DEVIATIONS = {
     "state or gradient of another dtype, shape or device than the parameter": (
         "optimizers.fused.test_changed_memory.test_changed_tensors_give_torchs_step_or_an_error"
     ),
-    "complex parameters": "cpr.test_parameters.test_invalid_params_are_refused",
+    "complex parameters": "cpr.test_regularized_parameters.test_invalid_params_are_refused",
     "`copy.deepcopy`, `pickle`": (
         "cpr.test_attachment.test_optimizers_with_attachment_refuse_to_be_copied"
     ),
     "unknown key in a group": "cpr.test_group_settings.test_unknown_group_key_is_refused",
-    "nothing to regularize": "cpr.test_parameters.test_nothing_to_regularize_is_a_warning",
+    "nothing to regularize": "cpr.test_regularized_parameters.test_nothing_to_regularize_is_a_warning",
     "`params`": "cpr.test_torch_conventions.test_named_parameters_are_in_the_groups",
     "defaults of `SGDCPR`": ("cpr.test_torch_conventions.test_defaults_are_torchs_but_for_the_momentum"),
     "parameter groups": "cpr.test_group_settings.test_groups_train_like_optimizers_of_their_own",

@@ -16,7 +16,7 @@ import SimpleITK as sitk
 import typer
 from typer.testing import CliRunner
 
-from nnunet_cpr.cli.common import report_errors
+from nnunet_cpr.cli.errors import report_errors
 from nnunet_cpr.cli.prepare import prepare
 from tests.helpers import archives
 

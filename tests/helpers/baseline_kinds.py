@@ -19,7 +19,7 @@ from nnunet_cpr.baselines import (
     NormRescaling,
     WeightNormControl,
 )
-from nnunet_cpr.cpr.parameters import param_groups, select
+from nnunet_cpr.cpr.regularized_parameters import param_groups, select
 
 
 def corrected_everywhere(params) -> CorrectedDecay:

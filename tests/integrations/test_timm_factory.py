@@ -18,7 +18,7 @@ from torch import nn
 
 import nnunet_cpr.integrations.timm  # noqa: F401 (registers the optimizers)
 from nnunet_cpr import SGDCPR, AdamCPR, KappaWS, MuonCPR
-from nnunet_cpr.cpr.parameters import regularized
+from nnunet_cpr.cpr.regularized_parameters import regularized
 from tests.helpers.matrices import set_gradients
 from tests.helpers.resume_cases import differences
 

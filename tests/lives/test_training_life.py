@@ -29,9 +29,9 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr import files
 from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, fold_claim, resuming_trainer
-from nnunet_cpr.nnunet.averaging import TRAINING_WEIGHTS
+from nnunet_cpr.nnunet.averaged_weights import TRAINING_WEIGHTS
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
-from nnunet_cpr.nnunet.tools.extension import extend_model
+from nnunet_cpr.nnunet.tools.extend import extend_model
 from nnunet_cpr.refusals import Refusal
 from tests.golden.tiny_trainer import build_trainer, nnunet_folders, set_gradients, set_weights
 from tests.helpers import examples

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import Phase
 
 from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, fold_claim, resuming_trainer
-from nnunet_cpr.nnunet.averaging import AveragedWeights
+from nnunet_cpr.nnunet.averaged_weights import AveragedWeights
 from nnunet_cpr.nnunet.checkpoint_policy import CheckpointPolicy
 from nnunet_cpr.nnunet.fold_files import CHECKPOINTS
-from nnunet_cpr.nnunet.tools import extension
+from nnunet_cpr.nnunet.tools import extend
 from nnunet_cpr.refusals import Refusal, RefusedItem
 from tests.lives.test_training_life import TrainingLife, play
 
@@ -113,12 +113,12 @@ def finished_training_is_continued(patch: Patch) -> None:
 
 
 def extended_training_is_still_finished(patch: Patch) -> None:
-    patch.setattr(extension, "FINISHED", "unknown")
+    patch.setattr(extend, "FINISHED", "unknown")
 
 
 def extension_takes_the_final_checkpoint(patch: Patch) -> None:
     """Not the newest one."""
-    patch.setattr(extension, "read_checkpoints", read_in_order)
+    patch.setattr(extend, "read_checkpoints", read_in_order)
 
 
 def read_in_order(fold: Path, report: Any) -> Any:

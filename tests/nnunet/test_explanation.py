@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.nnunet.tools.explanation import explain
+from nnunet_cpr.nnunet.tools.explain_name import explain
 from tests.helpers import ROOT
 from tests.helpers.nnunet_trainers import OTHER_PROJECTS
 

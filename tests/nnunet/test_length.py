@@ -15,9 +15,9 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
-from nnunet_cpr.nnunet.defaults_trainer import DEFAULTS
 from nnunet_cpr.nnunet.pretrained import PRETRAINED, sha256
-from nnunet_cpr.nnunet.tools.extension import begin_from_shorter, extend_model, with_epochs
+from nnunet_cpr.nnunet.started_length_trainer import DEFAULTS
+from nnunet_cpr.nnunet.tools.extend import begin_from_shorter, extend_model, with_epochs
 from nnunet_cpr.refusals import Refusal
 from tests.golden.tiny_trainer import build_trainer, nnunet_folders
 from tests.helpers.resume_cases import differences

@@ -12,7 +12,7 @@ import torch
 from nnunetv2.run.run_training import maybe_load_checkpoint
 
 from nnunet_cpr.nnunet.pretrained import PRETRAINED, given_weights, misfit
-from nnunet_cpr.nnunet.tools.explanation import explain, network_shapes
+from nnunet_cpr.nnunet.tools.explain_name import explain, network_shapes
 from tests.helpers.workspace import PLANS, Workspace
 
 NAME = "nnUNetTrainerCPR_ki0x1_preLiver_1epochs_2iters_seed1"

@@ -21,10 +21,10 @@ from nnunet_cpr.cpr.attachment import attached_method
 from nnunet_cpr.cpr.bounds import KappaWS
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.trainer_name import TrainerName
-from nnunet_cpr.nnunet.averaging import TRAINING_WEIGHTS
+from nnunet_cpr.nnunet.averaged_weights import TRAINING_WEIGHTS
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.classes import find_trainer
-from nnunet_cpr.nnunet.tools import explanation
+from nnunet_cpr.nnunet.tools import explain_name
 from tests.helpers import ROOT
 from tests.helpers.nnunet_trainers import NNUNET, OTHER_PROJECTS
 
@@ -128,7 +128,7 @@ FAMILIES = {
 
 
 def _network() -> torch.nn.Module:
-    return explanation._small_network()
+    return explain_name._small_network()
 
 
 def _seeded(seed: int) -> torch.Tensor:
@@ -142,7 +142,7 @@ def _build(name: str) -> Built:
     assert issubclass(trainer, NamedTrainer)
     with contextlib.redirect_stdout(io.StringIO()):
         built = trainer(
-            {**explanation._PLANS}, "3d_fullres", 0, {**explanation._DATASET}, torch.device("cpu")
+            {**explain_name._PLANS}, "3d_fullres", 0, {**explain_name._DATASET}, torch.device("cpu")
         )
         network = _network()
         weights = network.encoder.weight.detach().clone()

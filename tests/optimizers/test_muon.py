@@ -12,7 +12,7 @@ from dynamic_network_architectures.architectures.unet import PlainConvUNet
 from torch import nn
 
 from nnunet_cpr import CPR, AdamCPR, KappaKI0, MuonCPR
-from nnunet_cpr.cpr.parameters import regularized
+from nnunet_cpr.cpr.regularized_parameters import regularized
 from nnunet_cpr.optimizers import Muon, muon_rules
 from nnunet_cpr.optimizers.muon_rules import kinds
 from tests.helpers.matrices import set_gradients

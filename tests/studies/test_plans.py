@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nnunet_cpr.refusals import Refusal
-from nnunet_cpr.studies.made_from import check_plans
+from nnunet_cpr.studies.plans_and_weights import check_plans
 from nnunet_cpr.studies.study import Study
 
 DATA = "Dataset001_A"

@@ -12,8 +12,8 @@ import yaml
 
 from nnunet_cpr.nnunet.pretrained import PRETRAINED, sha256
 from nnunet_cpr.refusals import Refusal
-from nnunet_cpr.studies.made_from import begins, check_pretrained
-from nnunet_cpr.studies.running import command_line
+from nnunet_cpr.studies.local_and_slurm import command_line
+from nnunet_cpr.studies.plans_and_weights import begins, check_pretrained
 from nnunet_cpr.studies.state import StudyPaths
 from nnunet_cpr.studies.study import Study
 from nnunet_cpr.studies.worker import Worker

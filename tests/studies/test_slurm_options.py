@@ -12,8 +12,8 @@ import pytest
 
 from nnunet_cpr.cli.study.run import RunOptions, gpu_names, parse_minutes
 from nnunet_cpr.refusals import Refusal
-from nnunet_cpr.studies import running
-from nnunet_cpr.studies.running import Slurm, cancel_slurm_jobs, queued_runs
+from nnunet_cpr.studies import local_and_slurm
+from nnunet_cpr.studies.local_and_slurm import Slurm, cancel_slurm_jobs, queued_runs
 from nnunet_cpr.studies.state import StudyPaths, state_of
 from nnunet_cpr.studies.study import Run
 
@@ -70,7 +70,7 @@ def test_dependencies_of_user_stage_and_array_hold_together(
     script: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm refuses arrays of more than 1,000 jobs by default."""
-    monkeypatch.setattr(running, "_ARRAY_SIZE", 2)
+    monkeypatch.setattr(local_and_slurm, "_ARRAY_SIZE", 2)
     count = "n=$(cat n 2> /dev/null || echo 0); echo $((n + 1)) > n; echo Submitted batch job 1$n"
     (tmp_path / "bin" / "sbatch").write_text(f"#!/bin/sh\ncd {tmp_path}\n{count}\n")
     paths = StudyPaths(tmp_path / "results", tmp_path / "results" / "studies" / "s")
@@ -93,7 +93,7 @@ def test_squeue_is_asked_twice_a_minute(
     squeue.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/calls; echo 5_0\n")
     paths = StudyPaths(tmp_path / "results", tmp_path / "results" / "studies" / "s")
     for second in range(0, 60, 2):
-        monkeypatch.setattr(running.time, "monotonic", lambda second=second: 3000.0 + second)
+        monkeypatch.setattr(local_and_slurm.time, "monotonic", lambda second=second: 3000.0 + second)
         assert queued_runs(paths) == {RUNS[0].key}
     assert len((tmp_path / "calls").read_text().splitlines()) == 2
     assert queued_runs(paths, needed=True) == {RUNS[0].key}

@@ -19,7 +19,7 @@ from nnunet_cpr.nnunet.commands import CommandStopped
 from nnunet_cpr.nnunet.commands import run as run_command
 from nnunet_cpr.nnunet.processes import record_stop_signals
 from nnunet_cpr.refusals import Refusal
-from nnunet_cpr.studies.running import Local
+from nnunet_cpr.studies.local_and_slurm import Local
 from nnunet_cpr.studies.state import Stage, StudyPaths, claim, is_running, state_of
 from nnunet_cpr.studies.study import Run
 from nnunet_cpr.studies.worker import Worker

@@ -2,11 +2,12 @@
 
 import typer
 
-from nnunet_cpr.cli.common import expand_options, report_errors
+from nnunet_cpr.cli.errors import report_errors
+from nnunet_cpr.cli.options import expand_options
 from nnunet_cpr.cli.study.options import STOPPED
 from nnunet_cpr.cli.study.plan import plan
 from nnunet_cpr.cli.study.presets import list_studies, new, presets, schema
-from nnunet_cpr.cli.study.report import predict, report
+from nnunet_cpr.cli.study.report_and_predict import predict, report
 from nnunet_cpr.cli.study.run import commands, run, run_one
 from nnunet_cpr.cli.study.status import cancel, remove, status, stop
 

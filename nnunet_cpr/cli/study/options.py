@@ -12,7 +12,7 @@ from rich.console import Console
 from typer import Argument, BadParameter, Option
 
 from nnunet_cpr import studies
-from nnunet_cpr.cli.common import DEFAULT_PROCESSES, ProcessesOption, parse_numbers
+from nnunet_cpr.cli.options import DEFAULT_PROCESSES, ProcessesOption, parse_numbers
 from nnunet_cpr.refusals import Refusal
 
 STOPPED = "stopped; run the same command again to continue from the last checkpoints"

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from typer import Option
 
 from nnunet_cpr import studies
-from nnunet_cpr.cli.common import JsonOption, print_json
+from nnunet_cpr.cli.options import JsonOption, print_json
 from nnunet_cpr.cli.study.options import SelectedStudy, StudyOptions
 from nnunet_cpr.refusals import Refusal
 

@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Argument
 
 from nnunet_cpr import studies
-from nnunet_cpr.cli.common import print_json
+from nnunet_cpr.cli.options import print_json
 from nnunet_cpr.refusals import Refusal
 
 

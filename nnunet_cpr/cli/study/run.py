@@ -14,7 +14,7 @@ from rich.console import Console
 from typer import Argument, Option
 
 from nnunet_cpr import studies
-from nnunet_cpr.cli.common import report_errors
+from nnunet_cpr.cli.errors import report_errors
 from nnunet_cpr.cli.study.options import STOPPED, PreparationOptions, SelectedStudy, TrainingOptions
 from nnunet_cpr.cli.study.plan import power_line
 from nnunet_cpr.cli.study.status import live_table, watch

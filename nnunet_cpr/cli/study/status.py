@@ -15,7 +15,7 @@ from rich.live import Live
 from typer import Option
 
 from nnunet_cpr import studies
-from nnunet_cpr.cli.common import JsonOption, print_json
+from nnunet_cpr.cli.options import JsonOption, print_json
 from nnunet_cpr.cli.study.options import NameOption, SelectedStudy, StudyArgument, StudyOptions
 from nnunet_cpr.refusals import Refusal
 

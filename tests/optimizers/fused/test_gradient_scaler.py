@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR
 from nnunet_cpr.integrations import from_timm
-from nnunet_cpr.nnunet.averaging import AveragedWeights
+from nnunet_cpr.nnunet.averaged_weights import AveragedWeights
 from nnunet_cpr.optimizers import FusedAdam, FusedSGD
 from tests.helpers.baseline_kinds import KINDS
 from tests.helpers.resume_cases import differences

@@ -20,7 +20,7 @@ from nnunet_cpr.spelling import OTHER_TRAINER, WrongName
 
 if TYPE_CHECKING:
     from nnunet_cpr.baselines import Baseline
-    from nnunet_cpr.cpr.parameters import Params
+    from nnunet_cpr.cpr.regularized_parameters import Params
 
 
 DEFAULT_EPOCHS = 1000

@@ -207,7 +207,7 @@ def _check_fit(weights: Path, runs: Iterable[Run], folders: Mapping[str, str]) -
     """Check that a checkpoint can be read and fits the networks of runs whose plans exist."""
     from nnunet_cpr.nnunet import checkpoints  # they import torch
     from nnunet_cpr.nnunet.pretrained import misfit
-    from nnunet_cpr.nnunet.tools.explanation import network_shapes
+    from nnunet_cpr.nnunet.tools.explain_name import network_shapes
 
     if not weights.is_file():
         raise Refusal(

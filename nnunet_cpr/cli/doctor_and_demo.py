@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from nnunet_cpr.cli.common import JsonOption, print_json
+from nnunet_cpr.cli.options import JsonOption, print_json
 from nnunet_cpr.refusals import Refusal
 
 

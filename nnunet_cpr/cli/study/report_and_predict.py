@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from typer import Option
 
 from nnunet_cpr import studies
-from nnunet_cpr.cli.common import JsonOption, print_json
+from nnunet_cpr.cli.options import JsonOption, print_json
 from nnunet_cpr.cli.study.options import DeviceOption, StudyOptions
 from nnunet_cpr.cli.study.run import gpu_names
 from nnunet_cpr.refusals import Refusal

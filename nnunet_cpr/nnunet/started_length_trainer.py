@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nnunet_cpr.nnunet.averaging import AveragingTrainer
+from nnunet_cpr.nnunet.averaged_weights import AveragingTrainer
 from nnunet_cpr.nnunet.checkpoint_policy import read_checkpoints
 from nnunet_cpr.nnunet.fold_files import DEFAULTS_LINE
 from nnunet_cpr.refusals import Refusal

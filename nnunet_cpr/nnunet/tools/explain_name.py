@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from nnunet_cpr.environment import changed_environment
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.settings import FAMILIES, TrainerName
+from nnunet_cpr.names.settings_and_defaults import FAMILIES, TrainerName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.classes import find_trainer, name_with_cpr
 from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer

@@ -10,16 +10,16 @@ from typing import Any
 
 from nnunet_cpr.files import atomic_torch_save
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.settings import DEFAULT_EPOCHS, TrainerName
+from nnunet_cpr.names.settings_and_defaults import DEFAULT_EPOCHS, TrainerName
 from nnunet_cpr.names.suffixes import WarmStartShare, find_suffix
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.nnunet import fold_files
 from nnunet_cpr.nnunet.checkpoint_policy import FINISHED, read_checkpoints
 from nnunet_cpr.nnunet.classes import resolve_settings
-from nnunet_cpr.nnunet.defaults_trainer import DEFAULTS
 from nnunet_cpr.nnunet.fold_claim import is_of_this_machine, running_process
 from nnunet_cpr.nnunet.history import CSV_NAME
 from nnunet_cpr.nnunet.pretrained import recorded_weights, sha256
+from nnunet_cpr.nnunet.started_length_trainer import DEFAULTS
 from nnunet_cpr.refusals import Refusal
 
 _COPIED = ("training_log_*.txt", CSV_NAME, fold_files.RESOURCES)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from nnunet_cpr import CPR, SGDCPR
-from nnunet_cpr.cpr.parameters import regularized
+from nnunet_cpr.cpr.regularized_parameters import regularized
 
 
 class Everything(nn.Module):

@@ -16,9 +16,9 @@ import SimpleITK as sitk
 from rich.console import Console
 
 from nnunet_cpr.refusals import Refusal
-from nnunet_cpr.reports import surface as module
+from nnunet_cpr.reports import surface_metrics as module
 from nnunet_cpr.reports import write_report
-from nnunet_cpr.reports.surface import (
+from nnunet_cpr.reports.surface_metrics import (
     CACHE_NAME,
     compute_surface_metrics,
     fold_surface_metrics,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from nnunet_cpr.nnunet.processes import StopRequest
-from nnunet_cpr.studies import running
-from nnunet_cpr.studies.running import Local
+from nnunet_cpr.studies import local_and_slurm
+from nnunet_cpr.studies.local_and_slurm import Local
 from nnunet_cpr.studies.state import StudyPaths, claim, is_running, record_process
 from nnunet_cpr.studies.study import Run
 from nnunet_cpr.studies.worker import Worker
@@ -74,7 +74,7 @@ def test_run_waits_for_those_that_it_needs(
 ) -> None:
     second, first, other = (replace(run, fold=fold) for fold in range(3))
     trainings, done = FakeTrainings(monkeypatch), set()
-    monkeypatch.setattr(running, "finished", lambda run, paths: run if run in done else None)
+    monkeypatch.setattr(local_and_slurm, "finished", lambda run, paths: run if run in done else None)
     needed = {second: [first]}
 
     def show() -> None:

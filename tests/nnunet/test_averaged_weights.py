@@ -12,7 +12,7 @@ from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from torch import nn
 
-from nnunet_cpr.nnunet.averaging import TRAINING_WEIGHTS, AveragedWeights
+from nnunet_cpr.nnunet.averaged_weights import TRAINING_WEIGHTS, AveragedWeights
 from tests.golden.tiny_trainer import build_trainer, nnunet_folders, set_gradients
 from tests.helpers import ROOT
 from tests.helpers.resume_cases import differences

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from nnunet_cpr.cpr.attachment import is_within_step
 from nnunet_cpr.cpr.regularizers import accumulator
-from nnunet_cpr.names.settings import TrainerName
+from nnunet_cpr.names.settings_and_defaults import TrainerName
 from nnunet_cpr.nnunet.resuming_trainer import ResumingTrainer
 
 WINDOW_SHARE = 0.1
