@@ -367,14 +367,30 @@ class CPR(RegularizationMethod):
                     group["regularizer"] = group["regularizer"].name
         now = [{k: g[k] for k in CPRSettings.KEYS if k in g} for g in optimizer.param_groups]
         if is_new:
+            self._check_read(optimizer, now)
             self._settings_of_groups = now
-        both = zip_longest(self._settings_of_groups, now, fillvalue="no group")
+        # Without settings in them, groups may come and go; the base class asks for their parameters.
+        no_group: Any = "no group" if any(self._settings_of_groups) else {}
+        both = zip_longest(self._settings_of_groups, now, fillvalue=no_group)
         for i, (initial, own) in enumerate(both):
-            if own != initial and any(self._settings_of_groups):
+            if own != initial:
                 raise ValueError(
                     f"parameter group {i}: expected {initial} as at construction, got "
                     f"{own or 'a new group'}; build a new optimizer to change groups or settings of CPR"
                 )
+
+    def _check_read(self, optimizer: Optimizer, given: list[dict[str, Any]]) -> None:
+        """Check that the settings in the groups of an optimizer are those that this was built with."""
+        settings = {id(p): own for p, own in zip(self.parameters, self.settings)}
+        for i, (group, own) in enumerate(zip(optimizer.param_groups, given)):
+            for mine in {settings[id(p)] for p in group["params"] if id(p) in settings}:
+                for key, built in mine.plain().items():
+                    if own.get(key, built) != built and CPRSettings.parse({**vars(mine), **own}) != mine:
+                        raise ValueError(
+                            f"parameter group {i}: expected {key}={built!r}, with which CPR was built, "
+                            f"got {own[key]!r}; leave it out, or build CPR with the optimizer's "
+                            "param_groups"
+                        )
 
     def _set_loaded_state(self, optimizer: Optimizer) -> None:
         super()._set_loaded_state(optimizer)

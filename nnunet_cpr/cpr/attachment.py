@@ -274,7 +274,7 @@ class RegularizationMethod(ABC):
             return False
         # A library may have replaced parameters; a scheduler or a loaded state, the weight decay.
         groups = [
-            (list(map(id, group["params"])), [group.get(key) for key in self._watched])
+            (list(map(id, group["params"])), [_present(group.get(key)) for key in self._watched])
             for group in optimizer.param_groups
         ]
         if groups != self._checked:
@@ -322,12 +322,15 @@ class RegularizationMethod(ABC):
 
         It contains only tensors and plain values, which ``torch.load(..., weights_only=True)`` reads.
         """
+        # The optimizer's order, by which torch matches momenta, where it is another than that of names.
+        order = {} if self._order in ([], self.names) else {"order": list(self._order)}
         return {
             "version": saved_state.VERSION,
             "config": self._config(),
             "names": list(self.names),
             "shapes": [list(p.shape) for p in self.parameters],
             "state": {key: value.clone() for key, value in self._state.items()},
+            **order,
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -356,7 +359,7 @@ class RegularizationMethod(ABC):
         pending = saved_state.validated_tensors(self.title, saved[0], self.state_dict())
         has_names = all("param_names" in group for group in (*optimizer.param_groups, *groups))
         if state_dict["state"] and not has_names:
-            saved_state.check_order(self.title, saved[0]["names"], self.names)
+            saved_state.check_order(self.title, saved[0].get("order", saved[0]["names"]), self._order)
         self._pending_state = pending
         state_dict["param_groups"] = [
             {key: value for key, value in group.items() if key != self.state_key} for group in groups
@@ -395,6 +398,12 @@ def is_within_step(optimizer: Optimizer) -> bool:
         depth += frame.f_code is _HOOKED_STEP and frame.f_locals.get("self") is optimizer
         frame = frame.f_back  # type: ignore[assignment]
     return depth > 1
+
+
+def _present(setting: Any) -> Any:
+    """Return a setting of a group; a tensor on the CPU, which may be changed in place, as a number."""
+    is_on_host = isinstance(setting, Tensor) and setting.device.type == "cpu" and setting.numel() == 1
+    return setting.item() if is_on_host else setting
 
 
 def _may_decay(weight_decay: Any) -> bool:

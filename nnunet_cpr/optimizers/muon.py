@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -104,6 +105,7 @@ class Muon(LoadsByName, torch.optim.Optimizer):
         if model is None and isinstance(params, nn.Module):
             model = params
         self._model = model
+        self._ruled: dict[int, list[Tensor]] = {}  # parameters of each group, to which its rules belong
         self._betas = betas  # schedulers would cycle betas of the defaults in place of momentum
         defaults = {
             "lr": lr,
@@ -139,10 +141,12 @@ class Muon(LoadsByName, torch.optim.Optimizer):
             adamw_for = self.defaults["adamw_for"]
             (param_group,) = muon_rules.with_rules([param_group], self._model, adamw_for)
         super().add_param_group(param_group)
+        own = self.param_groups[-1]
+        self._ruled[id(own)] = list(own["params"])
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has other parameters than the model, and does not know their kinds.
-        return {**super().__getstate__(), "_betas": self._betas, "_model": None}
+        return {**super().__getstate__(), "_betas": self._betas, "_model": None, "_ruled": {}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, with the rules that it was saved with.
@@ -156,6 +160,7 @@ class Muon(LoadsByName, torch.optim.Optimizer):
                 "load it into the optimizer that it was saved from"
             )
         super().load_state_dict(state_dict)
+        self._ruled = {id(group): list(group["params"]) for group in self.param_groups}
 
     @torch._disable_dynamo
     @torch.no_grad()
@@ -175,6 +180,7 @@ class Muon(LoadsByName, torch.optim.Optimizer):
                 loss = closure()
         check_tensors(self, {})
         for group in self.param_groups:
+            self._follow_parameters(group)
             pairs = [pair for pair in zip(group["params"], group["rules"]) if pair[0].grad is not None]
             matrices = [(p, rule == MUON_TRANSPOSED) for p, rule in pairs if rule != ADAMW]
             others = [p for p, rule in pairs if rule == ADAMW]
@@ -183,6 +189,34 @@ class Muon(LoadsByName, torch.optim.Optimizer):
             if others:
                 self._step_others(group, others)
         return loss
+
+    def _follow_parameters(self, group: dict[str, Any]) -> None:
+        """Let rules follow the parameters of a group of which some were dropped, appended or moved.
+
+        Raises:
+            ValueError: rules and parameters differ in number, and it is not known which belong together.
+        """
+        params, known = group["params"], self._ruled.get(id(group), [])
+        if len(params) != len(known) or not all(map(operator.is_, params, known)):
+            if known:
+                rules = dict(zip(map(id, known), group["rules"]))
+                new = [p for p in params if id(p) not in rules]
+                rules |= zip(map(id, new), self._rules_of(group, new))
+                group["rules"] = [rules[id(p)] for p in params]
+            elif len(params) != len(group["rules"]):
+                raise ValueError(
+                    f"parameter group: expected a rule for each of {len(params)} parameters, got "
+                    f"{len(group['rules'])}; change groups of an optimizer that was not copied"
+                )
+            self._ruled[id(group)] = list(params)
+
+    def _rules_of(self, group: dict[str, Any], params: list[Tensor]) -> list[str]:
+        """Return the rules of new parameters of a group, as the constructor chooses them."""
+        if not params:
+            return []
+        like = {key: group[key] for key in ("use_muon", "adamw_for") if key in group}
+        (found,) = muon_rules.with_rules([{**like, "params": params}], self._model, group["adamw_for"])
+        return list(found["rules"])
 
     def _step_matrices(self, group: dict[str, Any], matrices: list[tuple[Tensor, bool]]) -> None:
         """Take Muon's step for parameters and their transposition (True for input channels first)."""
@@ -336,13 +370,13 @@ class MuonCPR(Muon):
     ) -> None:
         known = set(inspect.signature(Muon).parameters) - {"model"} | {"use_muon"}
         given = {"kappa": kappa, "regularizer": regularizer, "mu": mu, "adaptive": adaptive}
-        if isinstance(params, nn.Module):
-            model = params
-        else:
+        if not isinstance(params, nn.Module):
             params = param_groups(params)
+        elif model is None:
+            model = params
         self.cpr, groups = cpr_and_groups("MuonCPR", params, given, weight_decay, known)
         muon_rules.assign_rules(groups, self.cpr.parameters, model, check_kinds(adamw_for))
         options: dict[str, Any] = {"betas": betas, "eps": eps, "adjust_lr": adjust_lr}
         options |= {"ns_steps": ns_steps, "ns_coefficients": ns_coefficients, "ns_dtype": ns_dtype}
-        super().__init__(groups, lr, momentum, nesterov, adamw_for=adamw_for, **options)
+        super().__init__(groups, lr, momentum, nesterov, adamw_for=adamw_for, model=model, **options)
         self.cpr.attach(self)

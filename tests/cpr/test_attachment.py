@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -179,6 +180,42 @@ def test_state_in_another_order_is_refused_without_names() -> None:
     assert other_cpr.step_count == 0 and not other.state
     other_cpr.load_state_dict(cpr.state_dict())
     assert other_cpr.step_count == 1
+
+
+def test_order_of_the_optimizer_decides_without_names() -> None:
+    """Torch matches momenta by the optimizer's order; that in which CPR was built changes nothing."""
+
+    def start(cpr_order: str, optimizer_order: str) -> tuple[dict[str, torch.nn.Parameter], Any]:
+        params = {name: torch.nn.Parameter(torch.randn(3, 3)) for name in "ab"}
+        optimizer = torch.optim.SGD([params[name] for name in optimizer_order], lr=0.1, momentum=0.9)
+        return params, CPR([(name, params[name]) for name in cpr_order]).attach(optimizer)
+
+    for cpr_order, optimizer_order in (("ab", "ab"), ("ba", "ab"), ("ab", "ba")):
+        params, optimizer = start(cpr_order, optimizer_order)
+        for name, value in (("a", 1.0), ("b", -2.0)):
+            params[name].grad = torch.full_like(params[name], value)
+        optimizer.step()
+        for other_cpr, other_order in (("ab", "ab"), ("ba", "ab"), ("ab", "ba"), ("ba", "ba")):
+            other_params, other = start(other_cpr, other_order)
+            if other_order != optimizer_order:
+                with pytest.raises(ValueError, match="expected the parameters in the saved order"):
+                    other.load_state_dict(optimizer.state_dict())
+                continue
+            other.load_state_dict(optimizer.state_dict())
+            for name, value in (("a", 1.0), ("b", -2.0)):
+                assert other.state[other_params[name]]["momentum_buffer"].unique().tolist() == [value]
+
+
+def test_decay_as_tensor_that_is_changed_in_place_is_refused(model: torch.nn.Module) -> None:
+    decay = torch.tensor(0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
+    optimizer.param_groups[0]["weight_decay"] = decay
+    CPR(model).attach(optimizer)
+    set_gradients(model.parameters(), 0)
+    optimizer.step()
+    decay.fill_(0.5)
+    with pytest.raises(ValueError, match="applies weight decay to"):
+        optimizer.step()
 
 
 def test_a_state_saved_without_cpr_is_refused(model: torch.nn.Module) -> None:

@@ -144,6 +144,44 @@ def test_settings_of_an_attached_optimizer_are_saved_as_plain_values(build: Any)
     assert [{k: g[k] for k in plain if k in g} for g in optimizer.param_groups] == [plain, {}]
 
 
+@pytest.mark.parametrize(
+    "settings", [{"kappa": "k5"}, {"mu": 2.0}, {"regularizer": "l1"}, {"adaptive": True}]
+)
+def test_settings_that_cpr_has_not_read_are_refused(settings: dict[str, Any]) -> None:
+    def groups(own: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"params": [params[0]], **own}, {"params": [params[1]]}]
+
+    params = [matrix(), matrix()]
+    (key,) = settings
+    with pytest.raises(ValueError, match=f"group 0: expected {key}=.*; leave it out, or build CPR"):
+        CPR(params).attach(torch.optim.SGD(groups(settings), lr=0.1))
+    for late in (False, True):
+        optimizer = torch.optim.SGD(groups({}), lr=0.1)
+        cpr = CPR(params)
+        cpr.attach(optimizer)
+        set_gradients(params, 0)
+        optimizer.step()
+        if late:
+            optimizer.add_param_group({"params": [matrix()], **settings})
+        else:
+            optimizer.param_groups[0].update(settings)
+        with pytest.raises(ValueError, match=f"as at construction, got .*{key}"):
+            optimizer.step()
+        assert cpr.step_count == 1
+    optimizer = torch.optim.SGD(groups(settings), lr=0.1)
+    CPR(optimizer.param_groups).attach(optimizer)
+
+
+def test_group_without_settings_may_be_added_to_an_attached_optimizer() -> None:
+    params = [matrix(), matrix()]
+    optimizer = torch.optim.SGD(params[:1], lr=0.1)
+    CPR(params[:1]).attach(optimizer)
+    set_gradients(params, 0)
+    optimizer.step()
+    optimizer.add_param_group({"params": params[1:]})
+    optimizer.step()
+
+
 # Spellings
 
 

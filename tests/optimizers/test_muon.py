@@ -139,6 +139,49 @@ def test_group_that_is_added_later_is_stepped() -> None:
     assert not any(torch.equal(p, q) for p, q in zip(params, before))
 
 
+@pytest.mark.parametrize("build", [Muon, MuonCPR])
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_rules_follow_parameters_that_are_dropped_or_moved(build: type, steps_before: int) -> None:
+    net = Net()
+    optimizer = build(net, lr=0.01)
+    (group,) = optimizer.param_groups
+    whole = {id(p): rule for p, rule in zip(group["params"], group["rules"])}
+    set_gradients(list(net.parameters()), 0)
+    for _ in range(steps_before):
+        optimizer.step()
+    dropped = {id(net.first.bias), id(net.norm.weight), id(net.norm.bias)}
+    group["params"] = [p for p in group["params"] if id(p) not in dropped]
+    if build is Muon:  # CPR refuses another order
+        group["params"].reverse()
+    optimizer.step()
+    assert group["rules"] == [whole[id(p)] for p in group["params"]]
+    for p, rule in zip(group["params"], group["rules"]):
+        assert ("exp_avg" in optimizer.state[p]) == (rule == "adamw")
+
+
+@pytest.mark.parametrize("build", [Muon, MuonCPR, AdamCPR])
+def test_parameter_that_is_appended_to_a_group_is_stepped(build: type) -> None:
+    net = Net()
+    optimizer = build(net.hidden, lr=0.01, **({} if build is AdamCPR else {"model": net}))
+    late = [net.first.weight, nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.ones(3))]
+    optimizer.param_groups[0]["params"] += late
+    set_gradients([*net.parameters(), *late[1:]], 0)
+    before = [p.detach().clone() for p in late]
+    optimizer.step()
+    assert not any(map(torch.equal, late, before))
+    if build is not AdamCPR:
+        assert optimizer.param_groups[0]["rules"][-3:] == ["adamw", "muon", "adamw"]
+
+
+def test_copy_refuses_groups_whose_rules_are_not_known() -> None:
+    optimizer = copy.deepcopy(Muon(Net(), lr=0.01))
+    (group,) = optimizer.param_groups
+    group["params"] = group["params"][1:]
+    set_gradients(group["params"], 0)
+    with pytest.raises(ValueError, match="expected a rule for each of 15 parameters, got 16"):
+        optimizer.step()
+
+
 def test_group_that_is_added_later_follows_the_rules_of_the_first() -> None:
     net, adamw_for = Net(), ("first", "head", "transposed")
     whole = Muon(net, adamw_for=adamw_for)
