@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
@@ -14,13 +15,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nnunet_cpr.cpr.attachment import RegularizationMethod
-from nnunet_cpr.cpr.bounds import Bound, KappaWS, as_bound
+from nnunet_cpr.cpr.bounds import Bound, KappaKI0, KappaWS, as_bound
 from nnunet_cpr.cpr.multipliers import LARGEST, Decays, moved_multiplier
 from nnunet_cpr.cpr.regularized_parameters import Params, param_groups, select
 from nnunet_cpr.cpr.regularizers import L2, Regularizer, accumulator, get_regularizer
 from nnunet_cpr.cpr.shards import Shards, local_tensors
 from nnunet_cpr.cpr.tensors import to_device
-from nnunet_cpr.refusals import positive_number, short_repr
+from nnunet_cpr.refusals import list_names, positive_number, short_repr
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,22 @@ class CPR(RegularizationMethod):
             for key, value in part.settings.kappa.memory(like).items():
                 all_matrices = self._state.setdefault(key, value.new_zeros(len(self.parameters)))
                 all_matrices[part.index] = value
+        self._warn_of_zeros()
+
+    def _warn_of_zeros(self) -> None:
+        """Warn of matrices whose bound is a multiple of an initial R that is 0."""
+        relative = [isinstance(own.kappa, KappaKI0) for own in self.settings]
+        is_known = not any(p.is_meta for p in self.parameters)
+        if not any(relative) or not is_known or not all(part.shards.are_local for part in self._parts):
+            return
+        is_zero = (self.measure == 0).tolist()
+        names = [name for name, *is_found in zip(self.names, relative, is_zero) if all(is_found)]
+        if names:
+            warnings.warn(
+                f"params: R of {list_names(names)} is 0, so that its bound would be 0, too, and it would "
+                "stay near 0; give it another bound than ki0, such as ws1000, in a group of its own",
+                stacklevel=3,
+            )
 
     def _build_parts(self) -> list[_Part]:
         device = self._state["step"].device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import pytest
@@ -95,6 +96,16 @@ def test_derived_bound_is_updated_in_each_step(model: torch.nn.Module, attach: b
         set_gradients(model.parameters(), t)
         optimizer.step()
     assert set(cpr.kappa.tolist()) == {0.25}
+
+
+def test_bound_relative_to_a_matrix_of_zeros_is_a_warning() -> None:
+    zero, one = (torch.nn.Parameter(torch.full((3, 3), value)) for value in (0.0, 0.5))
+    with pytest.warns(UserWarning, match="R of 'zero' is 0, so that its bound would be 0"):
+        SGDCPR([("zero", zero), ("one", one)], kappa="ki0x2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SGDCPR([("zero", zero), ("one", one)])
+        SGDCPR([("one", one)], kappa="ki0x2")
 
 
 @dataclass(frozen=True)
