@@ -169,8 +169,9 @@ class CPR(RegularizationMethod):
         names = [name for name, *is_found in zip(self.names, relative, is_zero) if all(is_found)]
         if names:
             warnings.warn(
-                f"params: R of {list_names(names)} is 0, so that its bound would be 0, too, and it would "
-                "stay near 0; give it another bound than ki0, such as ws1000, in a group of its own",
+                f"params: R of {list_names(names)} is 0, so that its bound would be 0, too, and it "
+                "would stay near 0; give it another bound than ki0, such as ws1000, in a group of its "
+                "own",
                 stacklevel=3,
             )
 

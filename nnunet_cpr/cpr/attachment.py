@@ -80,6 +80,7 @@ class RegularizationMethod(ABC):
         self._checked: Any = None
         self._layouts: dict[int, Any] = {}
         self._pending_state: dict[str, Tensor] | None = None
+        self._is_corrected = False  # for a step that has not finished
         self._constants: dict[Any, tuple[Any, Tensor]] = {}
         step = torch.zeros((), dtype=torch.int64, device=self._device())
         self._state: dict[str, Tensor] = {"step": step}
@@ -208,10 +209,14 @@ class RegularizationMethod(ABC):
         if getattr(type(optimizer), "calls_method", False):  # it calls this method itself
             return []
         # torch.compile would treat values read on the host as constants, or recompile for each.
-        return [optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step))]
+        return [
+            optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step)),
+            optimizer.register_step_post_hook(torch.compiler.disable(self._after_step)),
+        ]
 
     def detach(self) -> None:
         """Stop regularizing; the state is kept."""
+        self._is_corrected = False
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -286,13 +291,25 @@ class RegularizationMethod(ABC):
     def correct_before_step(self, optimizer: Optimizer) -> None:
         """Update and correct before the step of an optimizer, which :meth:`begin_step` has checked.
 
+        If the optimizer raises after it, for lack of memory for example, the correction stands for the
+        step that is then repeated, and is not made twice.
+
         Raises:
             RuntimeError: a gradient or state does not fit its parameter; nothing is changed then.
         """
         check_tensors(optimizer, self._layouts)
         self._layouts = layouts(optimizer)
-        self._move_state_to_parameters()
-        self.update_and_correct(getattr(optimizer, "found_inf", None))  # set by GradScaler
+        if not self._is_corrected:
+            self._move_state_to_parameters()
+            self.update_and_correct(getattr(optimizer, "found_inf", None))  # set by GradScaler
+            self._is_corrected = True
+
+    def finish_step(self) -> None:
+        """Let the next step be corrected anew, after a step of the optimizer that did not raise."""
+        self._is_corrected = False
+
+    def _after_step(self, *_: Any) -> None:
+        self.finish_step()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if is_within_step(optimizer) or not self.begin_step(optimizer):
@@ -340,6 +357,7 @@ class RegularizationMethod(ABC):
             ValueError: names, shapes or configuration differ; nothing is changed then.
         """
         self._state = saved_state.validated_tensors(self.title, state_dict, self.state_dict())
+        self._is_corrected = False
 
     def _add_to_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         state = state_dict[self.state_key] = self.state_dict()
@@ -369,6 +387,7 @@ class RegularizationMethod(ABC):
         # By now torch has accepted the rest of the state.
         assert self._pending_state is not None
         self._state, self._pending_state = self._pending_state, None
+        self._is_corrected = False
 
 
 _attached: weakref.WeakKeyDictionary[Optimizer, RegularizationMethod] = weakref.WeakKeyDictionary()

@@ -89,6 +89,50 @@ class SAM(torch.optim.Optimizer):
         self.param_groups = self.base_optimizer.param_groups
 
 
+class OutOfMemory:
+    """Optimizer whose step raises after the correction, as for lack of memory for its state."""
+
+    failures = 0
+
+    def _init_group(self, *args: Any, **kwargs: Any) -> Any:
+        if self.failures:
+            self.failures -= 1
+            raise torch.OutOfMemoryError("no memory for the state")
+        return super()._init_group(*args, **kwargs)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("is_attached", [True, False])
+@pytest.mark.parametrize("loads", [False, True])
+def test_step_that_raises_and_is_repeated_counts_once(is_attached: bool, loads: bool) -> None:
+    def trained(failures: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        p = matrix()
+        if is_attached:
+            kind = type("Failing", (OutOfMemory, SGD), {})
+            optimizer = kind([("w", p)], lr=0.1, momentum=0.9)
+            cpr = CPR([("w", p)], kappa="ki0x0p9")
+            cpr.attach(optimizer)
+        else:
+            kind = type("Failing", (OutOfMemory, AdamCPR), {})
+            optimizer = kind([("w", p)], lr=0.1, kappa="ki0x0p9", fused=False)
+            cpr = optimizer.cpr
+        state, start = optimizer.state_dict(), p.detach().clone()
+        for step in range(3):
+            optimizer.failures = failures if step == 0 else 0
+            p.grad = torch.full_like(p, 0.1)
+            for _ in range(optimizer.failures):
+                with pytest.raises(torch.OutOfMemoryError):
+                    optimizer.step()
+                if loads:  # a checkpoint of before the step
+                    optimizer.load_state_dict(state)
+                    p.data.copy_(start)
+            optimizer.step()
+        return cpr.step_count, cpr.lagrange_multiplier, p.detach()
+
+    expected = trained(0)
+    for failures in (1, 3):
+        torch.testing.assert_close(trained(failures), expected, rtol=0, atol=0)
+
+
 def test_wrapper_of_an_optimizer_is_refused() -> None:
     p = matrix()
     sam = SAM([p], SGD, lr=0.1)
