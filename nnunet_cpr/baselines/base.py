@@ -75,10 +75,7 @@ class Baseline(RegularizationMethod):
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         next(self._open_step, None)
-
-    def _step_hooks(self, optimizer: Optimizer) -> list[Any]:
-        after_step = torch.compiler.disable(self._after_step)
-        return [*super()._step_hooks(optimizer), optimizer.register_step_post_hook(after_step)]
+        super()._after_step(optimizer, args, kwargs)
 
     def _config(self) -> dict[str, Any]:
         return {setting.name: getattr(self, setting.name) for setting in fields(self)}

@@ -81,6 +81,7 @@ class RegularizationMethod(ABC):
         self._layouts: dict[int, Any] = {}
         self._pending_state: dict[str, Tensor] | None = None
         self._is_corrected = False  # for a step that has not finished
+        self._held: tuple[int, int] | None = None  # the optimizer's groups and state, None for any
         self._constants: dict[Any, tuple[Any, Tensor]] = {}
         step = torch.zeros((), dtype=torch.int64, device=self._device())
         self._state: dict[str, Tensor] = {"step": step}
@@ -195,6 +196,7 @@ class RegularizationMethod(ABC):
             raise RuntimeError(f"the optimizer has another {other.title} attached; call its detach()")
         self._check_optimizer(optimizer)
         self._optimizer_ref = weakref.ref(optimizer)
+        self._held = id(optimizer.param_groups), id(optimizer.state)
         _attached[optimizer] = self
         optimizer.__getstate__ = self._refuse_copy  # type: ignore[method-assign]
         self._hooks = [
@@ -206,13 +208,11 @@ class RegularizationMethod(ABC):
         return optimizer
 
     def _step_hooks(self, optimizer: Optimizer) -> list[Any]:
-        if getattr(type(optimizer), "calls_method", False):  # it calls this method itself
-            return []
         # torch.compile would treat values read on the host as constants, or recompile for each.
-        return [
-            optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step)),
-            optimizer.register_step_post_hook(torch.compiler.disable(self._after_step)),
-        ]
+        after = optimizer.register_step_post_hook(torch.compiler.disable(self._after_step))
+        if getattr(type(optimizer), "calls_method", False):  # it calls this method itself
+            return [after]
+        return [optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step)), after]
 
     def detach(self) -> None:
         """Stop regularizing; the state is kept."""
@@ -277,6 +277,7 @@ class RegularizationMethod(ABC):
         """
         if not self.parameters:
             return False
+        self._check_not_replaced(optimizer)
         # A library may have replaced parameters; a scheduler or a loaded state, the weight decay.
         groups = [
             (list(map(id, group["params"])), [_present(group.get(key)) for key in self._watched])
@@ -287,6 +288,23 @@ class RegularizationMethod(ABC):
             self._check_devices()
             self._checked = groups
         return bool(optimizer.state) or not is_state_initialization(optimizer)
+
+    def _check_not_replaced(self, optimizer: Optimizer) -> None:
+        """Check that groups and state are those at the attachment or of a load that this took part in.
+
+        Wrappers such as SAM's and those of averages load groups or state of the wrapped optimizer
+        themselves, without its hooks. A state that is replaced by an empty one is a reset of momenta.
+        """
+        held = id(optimizer.param_groups), id(optimizer.state)
+        if self._held is not None:
+            has_other_state = held[1] != self._held[1] and bool(optimizer.state)
+            if held[0] != self._held[0] or has_other_state:
+                raise RuntimeError(
+                    f"the optimizer's groups or state were replaced after {self.title} had been "
+                    "attached, as wrappers of optimizers do on load, but not the state of "
+                    f"{self.title}; save its state_dict() beside the wrapper's, and load it after it"
+                )
+        self._held = held
 
     def correct_before_step(self, optimizer: Optimizer) -> None:
         """Update and correct before the step of an optimizer, which :meth:`begin_step` has checked.
@@ -304,12 +322,8 @@ class RegularizationMethod(ABC):
             self.update_and_correct(getattr(optimizer, "found_inf", None))  # set by GradScaler
             self._is_corrected = True
 
-    def finish_step(self) -> None:
-        """Let the next step be corrected anew, after a step of the optimizer that did not raise."""
-        self._is_corrected = False
-
-    def _after_step(self, *_: Any) -> None:
-        self.finish_step()
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._is_corrected = False  # torch runs no hook after a step that raises
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if is_within_step(optimizer) or not self.begin_step(optimizer):
@@ -357,7 +371,7 @@ class RegularizationMethod(ABC):
             ValueError: names, shapes or configuration differ; nothing is changed then.
         """
         self._state = saved_state.validated_tensors(self.title, state_dict, self.state_dict())
-        self._is_corrected = False
+        self._is_corrected, self._held = False, None
 
     def _add_to_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         state = state_dict[self.state_key] = self.state_dict()
@@ -387,7 +401,7 @@ class RegularizationMethod(ABC):
         # By now torch has accepted the rest of the state.
         assert self._pending_state is not None
         self._state, self._pending_state = self._pending_state, None
-        self._is_corrected = False
+        self._is_corrected, self._held = False, None
 
 
 _attached: weakref.WeakKeyDictionary[Optimizer, RegularizationMethod] = weakref.WeakKeyDictionary()

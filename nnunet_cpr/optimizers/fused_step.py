@@ -113,8 +113,6 @@ class FusedStep(LoadsByName, ABC):
                 return loss
             method.correct_before_step(optimizer)
         self._take_torchs_step()
-        if method is not None:
-            method.finish_step()
         return loss
 
     def _take_fused_step(self, method: RegularizationMethod) -> bool:

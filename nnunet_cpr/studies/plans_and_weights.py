@@ -1,4 +1,4 @@
-"""What the runs of a study are made from: nnU-Net's plans and pretrained weights, which must agree."""
+"""Plans of nnU-Net and pretrained weights that the runs of a study are made from, which must agree."""
 
 from __future__ import annotations
 

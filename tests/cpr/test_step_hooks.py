@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -87,6 +88,60 @@ class SAM(torch.optim.Optimizer):
         super().__init__(params, {"rho": 0.05, **options})
         self.base_optimizer = base(self.param_groups, **options)
         self.param_groups = self.base_optimizer.param_groups
+
+
+class Averaging(torch.optim.Optimizer):
+    """Wrapper that shares state and groups with the wrapped optimizer, and loads them itself."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+        self.state, self.param_groups = inner.state, inner.param_groups
+
+    def step(self) -> None:  # type: ignore[override]
+        self.inner.step()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.inner.state, self.inner.param_groups = self.state, self.param_groups
+
+
+@pytest.mark.parametrize("build", [SGDCPR, AdamCPR, MuonCPR, None])
+def test_wrapper_that_loads_without_cpr_is_refused_at_the_next_step(build: Any) -> None:
+    def start() -> tuple[torch.nn.Parameter, Averaging, CPR]:
+        p = matrix()
+        if build is not None:
+            optimizer = build([p], lr=0.1, kappa="ws1")
+            return p, Averaging(optimizer), optimizer.cpr
+        optimizer, cpr = SGD([p], lr=0.1), CPR([p], kappa="ws1")
+        return p, Averaging(cpr.attach(optimizer)), cpr
+
+    def step(p: torch.nn.Parameter, wrapper: Averaging) -> None:
+        p.grad = torch.full_like(p, 0.1)
+        wrapper.step()
+
+    p, wrapper, cpr = start()
+    for _ in range(3):
+        step(p, wrapper)
+    states = wrapper.state_dict(), cpr.state_dict()
+    step(p, wrapper)
+    q, other, other_cpr = start()
+    other.load_state_dict(states[0])
+    with pytest.raises(RuntimeError, match=r"replaced after CPR .*; save its state_dict\(\) beside"):
+        step(q, other)
+    other_cpr.load_state_dict(states[1])
+    step(q, other)
+    assert other_cpr.step_count == cpr.step_count == 4
+
+
+def test_momenta_may_be_reset_by_an_empty_state() -> None:
+    p = matrix()
+    optimizer = AdamCPR([p], lr=0.1)
+    for _ in range(2):
+        p.grad = torch.full_like(p, 0.1)
+        optimizer.step()
+        optimizer.state = defaultdict(dict)
+    assert optimizer.cpr.step_count == 2
 
 
 class OutOfMemory:
