@@ -12,7 +12,9 @@ import numpy as np
 import pandas as pd
 
 from nnunet_cpr.files import read_json
-from nnunet_cpr.nnunet.finished_validation import (
+from nnunet_cpr.nnunet.fold_files import LOG_COLUMNS, read_logs
+from nnunet_cpr.nnunet.history import CSV_NAME, has_bounds
+from nnunet_cpr.nnunet.is_finished import (
     DAMAGE,
     Validation,
     find_validation,
@@ -20,8 +22,6 @@ from nnunet_cpr.nnunet.finished_validation import (
     read_summary,
     summary_file,
 )
-from nnunet_cpr.nnunet.fold_files import LOG_COLUMNS, read_logs
-from nnunet_cpr.nnunet.history import CSV_NAME, has_bounds
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.reports.results import (
     ASSUMED,

@@ -21,7 +21,7 @@ import pandas as pd
 
 from nnunet_cpr.environment import available_cores
 from nnunet_cpr.files import atomic_write, read_json
-from nnunet_cpr.nnunet.finished_validation import DAMAGE, summary_file
+from nnunet_cpr.nnunet.is_finished import DAMAGE, summary_file
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.reports.reading import counted_voxels, ignore_label, read_cases, read_dataset_json
 from nnunet_cpr.reports.results import RUN, UNSEEDED, StudyResults

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from nnunet_cpr.files import read_json, remove_temporary_files
-from nnunet_cpr.nnunet.finished_validation import find_validation
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint
+from nnunet_cpr.nnunet.is_finished import find_validation
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies.data import find_trainers
 from nnunet_cpr.studies.state import write_json

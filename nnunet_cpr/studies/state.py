@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from nnunet_cpr.files import atomic_write, finite_number, read_json
 from nnunet_cpr.nnunet import fold_files
-from nnunet_cpr.nnunet.finished_validation import Validation, find_validation
+from nnunet_cpr.nnunet.is_finished import Validation, find_validation
 from nnunet_cpr.nnunet.processes import process_start
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies.study import Run

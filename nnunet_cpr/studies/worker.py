@@ -17,7 +17,7 @@ import submitit
 
 from nnunet_cpr.files import set_aside
 from nnunet_cpr.nnunet import commands, fold_files
-from nnunet_cpr.nnunet.finished_validation import summary_file
+from nnunet_cpr.nnunet.is_finished import summary_file
 from nnunet_cpr.nnunet.processes import StopRequest, record_stop_signals
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies import state
