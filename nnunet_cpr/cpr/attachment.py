@@ -277,10 +277,18 @@ class RegularizationMethod(ABC):
         """
         if not self.parameters:
             return False
-        self._check_not_replaced(optimizer)
+        if self._held != (id(optimizer.param_groups), id(optimizer.state)):
+            self._check_not_replaced(optimizer)
         # A library may have replaced parameters; a scheduler or a loaded state, the weight decay.
         groups = [
-            (list(map(id, group["params"])), [_present(group.get(key)) for key in self._watched])
+            (
+                list(map(id, group["params"])),
+                # Tensors on the CPU may be changed in place.
+                [
+                    value.tolist() if type(value) is Tensor and value.device.type == "cpu" else value
+                    for value in map(group.get, self._watched)
+                ],
+            )
             for group in optimizer.param_groups
         ]
         if groups != self._checked:
@@ -323,7 +331,8 @@ class RegularizationMethod(ABC):
             self._is_corrected = True
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._is_corrected = False  # torch runs no hook after a step that raises
+        if self._is_corrected:  # torch runs no hook after a step that raises
+            self._is_corrected = False
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if is_within_step(optimizer) or not self.begin_step(optimizer):
@@ -431,12 +440,6 @@ def is_within_step(optimizer: Optimizer) -> bool:
         depth += frame.f_code is _HOOKED_STEP and frame.f_locals.get("self") is optimizer
         frame = frame.f_back  # type: ignore[assignment]
     return depth > 1
-
-
-def _present(setting: Any) -> Any:
-    """Return a setting of a group; a tensor on the CPU, which may be changed in place, as a number."""
-    is_on_host = isinstance(setting, Tensor) and setting.device.type == "cpu" and setting.numel() == 1
-    return setting.item() if is_on_host else setting
 
 
 def _may_decay(weight_decay: Any) -> bool:
