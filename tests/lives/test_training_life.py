@@ -127,7 +127,9 @@ class TrainingLife(RuleBasedStateMachine):
         self.finished: dict[int, int] = {}  # epochs of a training that was ended early
         # All processes of an example are this one.
         process = lambda: f"life {self.lives} now"  # noqa: E731
-        self.patch.setattr(fold_claim, "describe_process", lambda pid: process())
+        real = fold_claim.describe_process
+        describe = lambda pid: process() if pid == os.getpid() else real(pid)  # noqa: E731
+        self.patch.setattr(fold_claim, "describe_process", describe)
         self.patch.setattr(
             fold_claim, "running_process", lambda fold: process() if self.trainer else None
         )
@@ -387,9 +389,7 @@ class TrainingLife(RuleBasedStateMachine):
         self.done.add("second")
         claim = self.folder / fold_claim.CLAIM
         own = claim.read_text()
-        claim.write_text(
-            fold_claim.describe_process(os.getppid())
-        )  # for the second, the first is another
+        claim.write_text(fold_claim.describe_process(os.getppid()))  # the first, to the second
         with pytest.raises(Refusal), fold_claim.claimed(self.folder):
             pass
         claim.write_text(own)

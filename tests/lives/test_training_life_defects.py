@@ -96,9 +96,7 @@ def averaged_weights_stay_beside(patch: Patch) -> None:
 
 
 def request_of_a_killed_training_is_honoured(patch: Patch) -> None:
-    patch.setattr(
-        resuming_trainer, "is_finish_requested", lambda fold: (fold / fold_claim.REQUEST).exists()
-    )
+    patch.setattr(fold_claim, "is_finish_requested", lambda fold: (fold / fold_claim.REQUEST).exists())
 
 
 def finished_training_is_continued(patch: Patch) -> None:
