@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase
 
-from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, fold_claim, resuming_trainer
+from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, fold_claim
 from nnunet_cpr.nnunet.averaged_weights import AveragedWeights
 from nnunet_cpr.nnunet.checkpoint_policy import CheckpointPolicy
 from nnunet_cpr.nnunet.fold_files import CHECKPOINTS
