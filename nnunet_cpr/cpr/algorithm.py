@@ -148,8 +148,12 @@ class CPR(RegularizationMethod):
 
         count = self._state["step"]
         vector = torch.zeros(len(self.parameters), dtype=torch.float32, device=count.device)
-        self._state |= {k: torch.zeros_like(count) for k in ("skipped_updates", "limited_corrections")}
-        self._state |= {"kappa": torch.full_like(vector, math.inf), "lagrange_multiplier": vector}
+        self._state |= {
+            "skipped_updates": torch.zeros_like(count),
+            "limited_corrections": torch.zeros_like(count),
+            "kappa": torch.full_like(vector, math.inf),
+            "lagrange_multiplier": vector,
+        }
         if any(s.adaptive for s in self.settings):
             self._state["was_positive"] = torch.zeros_like(vector, dtype=torch.bool)
         for part in self._parts:
@@ -161,13 +165,16 @@ class CPR(RegularizationMethod):
 
     def _warn_of_zeros(self) -> None:
         """Warn of matrices whose bound is a multiple of an initial R that is 0."""
-        relative = [isinstance(own.kappa, KappaKI0) for own in self.settings]
-        is_known = not any(p.is_meta for p in self.parameters)
-        if not any(relative) or not is_known or not all(part.shards.are_local for part in self._parts):
+        is_relative = [isinstance(own.kappa, KappaKI0) for own in self.settings]
+        has_values = not any(p.is_meta for p in self.parameters)
+        if (
+            not any(is_relative)
+            or not has_values
+            or not all(part.shards.are_local for part in self._parts)
+        ):
             return
-        is_zero = (self.measure == 0).tolist()
-        names = [name for name, *is_found in zip(self.names, relative, is_zero) if all(is_found)]
-        if names:
+        measured = zip(self.names, is_relative, self.measure.tolist())
+        if names := [name for name, is_found, r in measured if is_found and r == 0]:
             warnings.warn(
                 f"params: R of {list_names(names)} is 0, so that its bound would be 0, too, and it "
                 "would stay near 0; give it another bound than ki0, such as ws1000, in a group of its "
@@ -383,7 +390,9 @@ class CPR(RegularizationMethod):
                     group["kappa"] = str(group["kappa"])
                 if isinstance(group.get("regularizer"), Regularizer):
                     group["regularizer"] = group["regularizer"].name
-        now = [{k: g[k] for k in CPRSettings.KEYS if k in g} for g in optimizer.param_groups]
+        # Some optimizers have a setting of their own by one of these names.
+        ours = [key for key in CPRSettings.KEYS if key not in optimizer.defaults]
+        now = [{key: group[key] for key in ours if key in group} for group in optimizer.param_groups]
         if is_new:
             self._check_read(optimizer, now)
             self._settings_of_groups = now
@@ -402,11 +411,12 @@ class CPR(RegularizationMethod):
         settings = {id(p): own for p, own in zip(self.parameters, self.settings)}
         for i, (group, own) in enumerate(zip(optimizer.param_groups, given)):
             for mine in {settings[id(p)] for p in group["params"] if id(p) in settings}:
-                for key, built in mine.plain().items():
-                    if own.get(key, built) != built and CPRSettings.parse({**vars(mine), **own}) != mine:
+                for key, value in own.items():
+                    built = mine.plain()[key]
+                    if value != built and CPRSettings.parse({**vars(mine), key: value}) != mine:
                         raise ValueError(
                             f"parameter group {i}: expected {key}={built!r}, with which CPR was built, "
-                            f"got {own[key]!r}; leave it out, or build CPR with the optimizer's "
+                            f"got {value!r}; leave it out, or build CPR with the optimizer's "
                             "param_groups"
                         )
 

@@ -46,6 +46,7 @@ class RegularizationMethod(ABC):
         state_key: key in the optimizer's ``state_dict()``.
         names: names of the J parameter matrices.
         parameters: the parameter matrices, in the order of ``names``.
+        has_open_correction: True from a correction to the end of the optimizer's step.
     """
 
     title: ClassVar[str]
@@ -80,7 +81,7 @@ class RegularizationMethod(ABC):
         self._checked: Any = None
         self._layouts: dict[int, Any] = {}
         self._pending_state: dict[str, Tensor] | None = None
-        self._is_corrected = False  # for a step that has not finished
+        self.has_open_correction = False
         self._held: tuple[int, int] | None = None  # the optimizer's groups and state, None for any
         self._constants: dict[Any, tuple[Any, Tensor]] = {}
         step = torch.zeros((), dtype=torch.int64, device=self._device())
@@ -216,7 +217,7 @@ class RegularizationMethod(ABC):
 
     def detach(self) -> None:
         """Stop regularizing; the state is kept."""
-        self._is_corrected = False
+        self.has_open_correction = False
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -325,14 +326,14 @@ class RegularizationMethod(ABC):
         """
         check_tensors(optimizer, self._layouts)
         self._layouts = layouts(optimizer)
-        if not self._is_corrected:
+        if not self.has_open_correction:
             self._move_state_to_parameters()
             self.update_and_correct(getattr(optimizer, "found_inf", None))  # set by GradScaler
-            self._is_corrected = True
+            self.has_open_correction = True
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._is_corrected:  # torch runs no hook after a step that raises
-            self._is_corrected = False
+        if self.has_open_correction:  # torch runs no hook after a step that raises
+            self.has_open_correction = False
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if is_within_step(optimizer) or not self.begin_step(optimizer):
@@ -380,7 +381,7 @@ class RegularizationMethod(ABC):
             ValueError: names, shapes or configuration differ; nothing is changed then.
         """
         self._state = saved_state.validated_tensors(self.title, state_dict, self.state_dict())
-        self._is_corrected, self._held = False, None
+        self.has_open_correction, self._held = False, None
 
     def _add_to_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         state = state_dict[self.state_key] = self.state_dict()
@@ -410,7 +411,7 @@ class RegularizationMethod(ABC):
         # By now torch has accepted the rest of the state.
         assert self._pending_state is not None
         self._state, self._pending_state = self._pending_state, None
-        self._is_corrected, self._held = False, None
+        self.has_open_correction, self._held = False, None
 
 
 _attached: weakref.WeakKeyDictionary[Optimizer, RegularizationMethod] = weakref.WeakKeyDictionary()

@@ -203,8 +203,10 @@ class KappaIP(Bound):
         return step % self.interval == 0
 
     def memory(self, like: Tensor) -> dict[str, Tensor]:
-        nothing = like.new_full(like.shape, math.nan)
-        return {"last_sample": nothing, "last_difference": nothing.clone()}
+        return {
+            "last_sample": like.new_full(like.shape, math.nan),
+            "last_difference": like.new_full(like.shape, math.nan),
+        }
 
     def update_(self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]) -> None:
         last, last_difference = memory["last_sample"], memory["last_difference"]

@@ -27,8 +27,7 @@ def moved_multiplier(multiplier: Any, mu: Any, r: Any, kappa: Any) -> Any:
 class Decays:
     """Shares of J matrices to subtract in a step: given, or of a kernel that updates the multipliers.
 
-    The kernel computes the share of a matrix with a bound from its R and multiplier. Its last arguments
-    are the attributes in their order.
+    The kernel computes the share of a matrix with a bound from its R and multiplier.
 
     Attributes:
         value: the given shares, float32 ``[J]``; a kernel writes its own over them.

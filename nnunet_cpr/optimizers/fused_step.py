@@ -117,8 +117,10 @@ class FusedStep(LoadsByName, ABC):
 
     def _take_fused_step(self, method: RegularizationMethod) -> bool:
         """Take the step in a kernel; return False if there is none for it."""
-        # GradScaler's tensors are left to torch's fused steps.
-        if not (self._may_fuse and method.has_decay) or getattr(self, "found_inf", None) is not None:
+        # GradScaler's tensors are left to torch's fused steps. After a step that raised when its
+        # correction was done, the kernel would correct again.
+        is_scaled = getattr(self, "found_inf", None) is not None
+        if not (self._may_fuse and method.has_decay) or is_scaled or method.has_open_correction:
             return False
         kernel = self._find_kernel(method.parameters[0].device)
         groups = self._step_tensors(method) if kernel is not None else None

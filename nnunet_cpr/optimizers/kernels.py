@@ -140,10 +140,10 @@ def _place(chunk, first_chunks, table, size):
 
 
 @_part
-def _step_chunk(rule, numbers, table, tensor, start, count, decay):
+def _step_chunk(rule, settings, table, tensor, start, count, decay):
     """Decay and step ``count`` elements of a tensor from ``start``."""
     kind = np.float32
-    lr, beta1, beta2, eps = numbers
+    lr, beta1, beta2, eps = settings
     p = _elements(table, row.PARAM, tensor, start, count)
     g = _elements(table, row.GRAD, tensor, start, count)
     first = _elements(table, row.FIRST, tensor, start, count)
@@ -169,7 +169,19 @@ def _chunks_of_thread(begin, end, thread, threads):
 
 @_kernel
 def step(
-    rule, numbers, table, size, batch, threads, decays, kappas, mus, limit, multipliers, skipped, limited
+    rule,
+    settings,
+    table,
+    size,
+    batch,
+    threads,
+    decays,
+    kappas,
+    mus,
+    limit,
+    multipliers,
+    skipped,
+    limited,
 ):
     """Take the step of ``rule`` for all tensors, and update the multipliers of matrices with a bound.
 
@@ -177,8 +189,8 @@ def step(
 
     Args:
         rule: :data:`MOMENTUM`, :data:`NESTEROV` or :data:`ADAM`.
-        numbers: lr, beta1 (SGD's momentum), beta2 and eps, in float64.
-        table: as in :class:`~nnunet_cpr.optimizers.step_tensors.Plan`.
+        settings: lr, beta1 (SGD's momentum), beta2 and eps, in float64.
+        table: as in :class:`~nnunet_cpr.optimizers.step_tensors.StepTensors`.
         size: number of elements of a chunk.
         batch: number of chunks of a batch, except for a single tensor with more.
         threads: number of threads.
@@ -203,7 +215,7 @@ def step(
                 tensor, start, length = _place(chunk, first_chunks, table, size)
                 j = table[row.MATRIX, tensor]
                 decay = decays[j] if j >= 0 else np.float32(0)
-                _step_chunk(rule, numbers, table, tensor, start, length, decay)
+                _step_chunk(rule, settings, table, tensor, start, length, decay)
             low, high = _chunks_of_thread(first_chunks[summed], first_chunks[end], thread, threads)
             for chunk in range(low, high):
                 tensor, start, length = _place(chunk, first_chunks, table, size)
@@ -253,8 +265,21 @@ def _launch(kernel_rule: int, rule: Rule, tensors: StepTensors, decays: Decays) 
         threads = min(of_torch, most) if tensors.table[row.NUMEL].sum() > _LITTLE else 1
         numba.set_num_threads(threads)
         try:
-            numbers = rule.lr, rule.beta1, rule.beta2, rule.eps
-            step(kernel_rule, numbers, tensors.table, CHUNK, BATCH, threads, *vars(decays).values())
+            step(
+                kernel_rule,
+                (rule.lr, rule.beta1, rule.beta2, rule.eps),
+                tensors.table,
+                CHUNK,
+                BATCH,
+                threads,
+                decays.value,
+                decays.kappa,
+                decays.mu,
+                decays.limit,
+                decays.multiplier,
+                decays.skipped,
+                decays.limited,
+            )
         finally:
             numba.set_num_threads(before)
             # Numba's first call sets the number of OpenMP's threads, which torch uses, to its own.

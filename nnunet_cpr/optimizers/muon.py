@@ -105,7 +105,8 @@ class Muon(LoadsByName, torch.optim.Optimizer):
         if model is None and isinstance(params, nn.Module):
             model = params
         self._model = model
-        self._ruled: dict[int, list[Tensor]] = {}  # parameters of each group, to which its rules belong
+        # Parameters and rules of each group, by its id, as they belong together.
+        self._ruled: dict[int, tuple[list[Tensor], list[str]]] = {}
         self._betas = betas  # schedulers would cycle betas of the defaults in place of momentum
         defaults = {
             "lr": lr,
@@ -141,8 +142,7 @@ class Muon(LoadsByName, torch.optim.Optimizer):
             adamw_for = self.defaults["adamw_for"]
             (param_group,) = muon_rules.with_rules([param_group], self._model, adamw_for)
         super().add_param_group(param_group)
-        own = self.param_groups[-1]
-        self._ruled[id(own)] = list(own["params"])
+        self._remember_rules(self.param_groups[-1])
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has other parameters than the model, and does not know their kinds.
@@ -160,7 +160,9 @@ class Muon(LoadsByName, torch.optim.Optimizer):
                 "load it into the optimizer that it was saved from"
             )
         super().load_state_dict(state_dict)
-        self._ruled = {id(group): list(group["params"]) for group in self.param_groups}
+        self._ruled = {}
+        for group in self.param_groups:
+            self._remember_rules(group)
 
     @torch._disable_dynamo
     @torch.no_grad()
@@ -196,19 +198,24 @@ class Muon(LoadsByName, torch.optim.Optimizer):
         Raises:
             ValueError: rules and parameters differ in number, and it is not known which belong together.
         """
-        params, known = group["params"], self._ruled.get(id(group), [])
-        if len(params) != len(known) or not all(map(operator.is_, params, known)):
-            if known:
-                rules = dict(zip(map(id, known), group["rules"]))
-                new = [p for p in params if id(p) not in rules]
-                rules |= zip(map(id, new), self._rules_of(group, new))
-                group["rules"] = [rules[id(p)] for p in params]
-            elif len(params) != len(group["rules"]):
-                raise ValueError(
-                    f"parameter group: expected a rule for each of {len(params)} parameters, got "
-                    f"{len(group['rules'])}; change groups of an optimizer that was not copied"
-                )
-            self._ruled[id(group)] = list(params)
+        params, (known, before) = group["params"], self._ruled.get(id(group), ([], []))
+        is_same = len(params) == len(known) and all(map(operator.is_, params, known))
+        if is_same and group["rules"] == before:
+            return
+        if not is_same and known and group["rules"] == before:  # else rules were set for the parameters
+            rules = dict(zip(map(id, known), before))
+            new = [p for p in params if id(p) not in rules]
+            rules |= zip(map(id, new), self._rules_of(group, new))
+            group["rules"] = [rules[id(p)] for p in params]
+        if len(params) != len(group["rules"]):
+            raise ValueError(
+                f"parameter group: expected a rule for each of {len(params)} parameters, got "
+                f"{len(group['rules'])}; change rules of the group, too"
+            )
+        self._remember_rules(group)
+
+    def _remember_rules(self, group: dict[str, Any]) -> None:
+        self._ruled[id(group)] = list(group["params"]), list(group["rules"])
 
     def _rules_of(self, group: dict[str, Any], params: list[Tensor]) -> list[str]:
         """Return the rules of new parameters of a group, as the constructor chooses them."""

@@ -366,8 +366,10 @@ def _is_locked(folder: Path) -> bool:
     try:
         with FileLock(folder / _LOCK, timeout=0):
             return False
-    except OSError as error:  # another user's lock, or a folder that cannot be written
-        return isinstance(error, Timeout)  # else the recorded process shows a training on this machine
+    except Timeout:
+        return True
+    except OSError:  # another user's lock, or a folder that cannot be written
+        return False  # on this machine the recorded process shows the training
 
 
 def _training(folder: Path) -> psutil.Process | None:

@@ -135,9 +135,10 @@ def _trainer_rows(found: Mapping[Run, State], titles: Mapping[str, str]) -> Iter
         groups[group][run] = state
     for group, members in groups.items():
         done = sum(state.stage is Stage.DONE for state in members.values())
-        first = [(run, state) for run, state in members.items() if state.stage is Stage.RUNNING][:1]
+        running = [(run, state) for run, state in members.items() if state.stage is Stage.RUNNING]
         progress = [
-            f"{run.fold_and_seed}: epoch {state.progress}, {state.activity}" for run, state in first
+            f"{run.fold_and_seed}: epoch {state.progress}, {state.activity}"
+            for run, state in running[:1]
         ]
         others = "; ".join([summary(members.values()).partition(", ")[2], *progress])
         left = time_left(members, 1)

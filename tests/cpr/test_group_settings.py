@@ -172,6 +172,39 @@ def test_settings_that_cpr_has_not_read_are_refused(settings: dict[str, Any]) ->
     CPR(optimizer.param_groups).attach(optimizer)
 
 
+class WithItsOwnKappa(torch.optim.SGD):
+    """Optimizer with a setting by the name of one of CPR's, as AccSGD."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.defaults["kappa"] = 1000.0
+        for group in self.param_groups:
+            group["kappa"] = 1000.0
+
+
+def test_setting_of_the_optimizer_itself_is_none_of_cpr() -> None:
+    p = matrix()
+    optimizer = WithItsOwnKappa([p], lr=0.1)
+    cpr = CPR([p], kappa="k0p001")
+    cpr.attach(optimizer)
+    for kappa in (1000.0, 10.0):
+        optimizer.param_groups[0]["kappa"] = kappa
+        set_gradients([p], 0)
+        optimizer.step()
+    assert cpr.kappa.tolist() == [pytest.approx(0.001)] and cpr.step_count == 2
+    other = WithItsOwnKappa([p], lr=0.1)
+    CPR([p], kappa="k0p001").attach(other)
+    other.load_state_dict(optimizer.state_dict())
+    assert other.param_groups[0]["kappa"] == 10.0
+
+
+def test_first_setting_that_differs_is_named() -> None:
+    p = matrix()
+    optimizer = torch.optim.SGD([{"params": [p], "kappa": "KappaWS(steps=5)", "mu": 3.0}], lr=0.1)
+    with pytest.raises(ValueError, match=r"expected mu=1\.0, .*, got 3\.0"):
+        CPR([p], kappa="ws5").attach(optimizer)
+
+
 def test_group_without_settings_may_be_added_to_an_attached_optimizer() -> None:
     params = [matrix(), matrix()]
     optimizer = torch.optim.SGD(params[:1], lr=0.1)

@@ -188,6 +188,23 @@ def test_step_that_raises_and_is_repeated_counts_once(is_attached: bool, loads: 
         torch.testing.assert_close(trained(failures), expected, rtol=0, atol=0)
 
 
+def test_correction_of_a_step_that_raised_stands_for_a_fused_one() -> None:
+    def trained(failures: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        p = matrix()
+        optimizer = type("Failing", (OutOfMemory, AdamCPR), {})([p], lr=0.1, kappa="ki0x0p9")
+        find, optimizer.failures = optimizer._find_kernel, failures
+        p.grad = torch.full_like(p, 0.1)
+        for _ in range(failures):
+            optimizer._find_kernel = lambda device: None
+            with pytest.raises(torch.OutOfMemoryError):
+                optimizer.step()
+        optimizer._find_kernel = find
+        optimizer.step()
+        return optimizer.cpr.step_count, optimizer.cpr.lagrange_multiplier, p.detach()
+
+    torch.testing.assert_close(trained(1), trained(0))
+
+
 def test_wrapper_of_an_optimizer_is_refused() -> None:
     p = matrix()
     sam = SAM([p], SGD, lr=0.1)

@@ -173,6 +173,20 @@ def test_parameter_that_is_appended_to_a_group_is_stepped(build: type) -> None:
         assert optimizer.param_groups[0]["rules"][-3:] == ["adamw", "muon", "adamw"]
 
 
+def test_rules_that_are_set_with_the_parameters_hold() -> None:
+    params = [nn.Parameter(torch.randn(4, 4)) for _ in range(3)]
+    optimizer = Muon(params, lr=0.01)
+    (group,) = optimizer.param_groups
+    group["params"], group["rules"] = params[1:], ["adamw", "muon"]
+    set_gradients(params, 0)
+    optimizer.step()
+    assert group["rules"] == ["adamw", "muon"]
+    assert "exp_avg" in optimizer.state[params[1]] and "momentum_buffer" in optimizer.state[params[2]]
+    group["rules"] = ["muon"]
+    with pytest.raises(ValueError, match="a rule for each of 2 parameters, got 1; change rules"):
+        optimizer.step()
+
+
 def test_copy_refuses_groups_whose_rules_are_not_known() -> None:
     optimizer = copy.deepcopy(Muon(Net(), lr=0.01))
     (group,) = optimizer.param_groups
