@@ -20,6 +20,7 @@ from rich.console import Console
 from benchmarks.limits import CheckOption, Limit, check_limits
 from nnunet_cpr import SGDCPR, AdamCPR
 from nnunet_cpr.cpr import sums
+from nnunet_cpr.cpr.attachment import attachments
 
 MATRICES, VECTORS = 27, 81
 MAXIMUM = {"SGDCPR": 1.2, "AdamCPR": 1.35}
@@ -45,8 +46,10 @@ def build(kind: Callable[..., Any], **options: Any) -> Any:
 @torch.no_grad()
 def regularize(optimizer: Any) -> None:
     """Do what CPR does in a step."""
-    if optimizer.cpr.begin_step(optimizer):
-        optimizer.cpr.correct_before_step(optimizer)
+    attachment = attachments[optimizer]
+    if attachment.begin_step(optimizer):
+        attachment.correct(optimizer)
+        attachment.finish_step()
 
 
 def seconds(function: Callable[[], Any]) -> float:

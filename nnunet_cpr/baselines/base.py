@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from nnunet_cpr.cpr.attachment import RegularizationMethod
+from nnunet_cpr.cpr.method import RegularizationMethod
 from nnunet_cpr.cpr.regularized_parameters import Params
 from nnunet_cpr.cpr.regularizers import L2
 from nnunet_cpr.cpr.shards import is_sharded
@@ -42,7 +41,6 @@ class Baseline(RegularizationMethod):
 
     def __post_init__(self, params: Params) -> None:
         super().__init__(params)
-        self._open_step: Iterator[None] = iter(())
         for setting in fields(self):
             name, value = setting.name, getattr(self, setting.name)
             check = positive_integer if name in _COUNTS else positive_number
@@ -68,27 +66,23 @@ class Baseline(RegularizationMethod):
         raise NotImplementedError
 
     @torch.no_grad()
-    def update_and_correct(self, found_inf: Tensor | None) -> None:
-        self._open_step = self._around_step(found_inf)
-        next(self._open_step)
-
-    @torch.no_grad()
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        next(self._open_step, None)
-        super()._after_step(optimizer, args, kwargs)
+    def update_and_correct(self, found_inf: Tensor | None) -> Iterator[None]:
+        step = self._around_step(found_inf)
+        next(step)
+        return step
 
     def _config(self) -> dict[str, Any]:
         return {setting.name: getattr(self, setting.name) for setting in fields(self)}
 
-    def state_dict(self) -> dict[str, Any]:
+    def _own_state_dict(self) -> dict[str, Any]:
         # All use the same key in the optimizer's state dict; the name keeps them apart.
-        state = super().state_dict()
+        state = super()._own_state_dict()
         return {**state, "config": {"method": self.title, **state["config"]}}
 
     def _rates(self) -> Tensor:
         """Return the learning rate of each matrix, float32 ``[J]``."""
-        assert self._optimizer is not None  # updates run only before its steps
-        rate = {id(p): float(g["lr"]) for g in self._optimizer.param_groups for p in g["params"]}
+        assert self.optimizer is not None  # updates run only before its steps
+        rate = {id(p): float(g["lr"]) for g in self.optimizer.param_groups for p in g["params"]}
         return self._constant("lr", [rate[id(p)] for p in self.parameters], torch.float32)
 
     def _taken(self, found_inf: Tensor | None) -> Tensor:

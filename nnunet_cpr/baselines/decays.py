@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +18,11 @@ from torch.optim import Optimizer
 
 from nnunet_cpr.baselines.base import Baseline, total_norm
 from nnunet_cpr.baselines.normalized import matrices_before_normalization
+from nnunet_cpr.cpr.multipliers import Decays
 from nnunet_cpr.cpr.regularized_parameters import Params, param_groups, unwrap
 from nnunet_cpr.cpr.regularizers import L2, clamp_to_finite, subtract_share_
 from nnunet_cpr.cpr.saved_state import order_by_names
 from nnunet_cpr.refusals import list_names
-
-Sums = Callable[[], Tensor]
 
 
 @dataclass(eq=False, repr=False)
@@ -50,29 +49,32 @@ class DecoupledDecay(Baseline):
 
     has_decay = True
 
-    def _coefficients(self, sums_of_squares: Sums, taken: Tensor) -> float | Tensor:
+    def _coefficients(self, taken: Tensor) -> float | Tensor:
         """Return the coefficient of this step, one for all matrices or for each.
 
         Args:
-            sums_of_squares: as in :meth:`update_decay`.
             taken: 1 if the step is taken, 0 if it is skipped.
         """
         return self.weight_decay
 
-    def update_decay(self, sums_of_squares: Sums, found_inf: Tensor | None = None) -> Tensor:
+    def _shares(self, found_inf: Tensor | None) -> Tensor:
+        """Update the state; return the share of each matrix to subtract, float32 ``[J]``."""
         taken = self._taken(found_inf)
-        decay = self._rates() * self._coefficients(sums_of_squares, taken) * taken
+        shares = self._rates() * self._coefficients(taken) * taken
         self._state["step"] += taken
-        return decay
+        return shares
 
-    def _decays(self, found_inf: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-        """Update the state; return each matrix with a gradient, and its decay."""
-        decay = self.update_decay(lambda: L2().sums(self.parameters)[0], found_inf)
-        return [(p, decay[j]) for j, p in enumerate(self.parameters) if p.grad is not None]
+    def decays(self) -> Decays:
+        return Decays.given(self._shares(None).numpy())
+
+    def _decaying(self, found_inf: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+        """Update the state; return each matrix with a gradient, and its share."""
+        shares = self._shares(found_inf)
+        return [(p, shares[j]) for j, p in enumerate(self.parameters) if p.grad is not None]
 
     def _around_step(self, found_inf: Tensor | None) -> Iterator[None]:
-        if decays := self._decays(found_inf):
-            matrices, shares = zip(*decays)
+        if decaying := self._decaying(found_inf):
+            matrices, shares = zip(*decaying)
             subtract_share_(matrices, torch.stack(shares))
         yield
 
@@ -103,7 +105,7 @@ class CosineDecay(DecoupledDecay):
     final: float = 0.1
     steps: int = field(kw_only=True)
 
-    def _coefficients(self, sums_of_squares: Sums, taken: Tensor) -> Tensor:
+    def _coefficients(self, taken: Tensor) -> Tensor:
         done = (self._state["step"].float() / self.steps).clamp(max=1)
         factor = self.final + (1 - self.final) * (1 + torch.cos(math.pi * done)) / 2
         return self.weight_decay * factor
@@ -255,12 +257,12 @@ class AdaptiveWeightDecay(DecoupledDecay):
 
     _scalar_state = ("coefficient",)
 
-    def _coefficients(self, sums_of_squares: Sums, taken: Tensor) -> Tensor:
+    def _coefficients(self, taken: Tensor) -> Tensor:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         has_grad = self._constant("has_grad", [p.grad is not None for p in self.parameters], torch.bool)
-        norm = torch.where(has_grad, sums_of_squares(), 0).sum().sqrt().float()
+        norm = torch.where(has_grad, L2().sums(self.parameters)[0], 0).sum().sqrt().float()
         ratio = total_norm(gradients) / norm  # NaN without any gradient
-        scale = getattr(self._optimizer, "grad_scale", None)  # GradScaler leaves it to fused optimizers
+        scale = getattr(self.optimizer, "grad_scale", None)  # GradScaler leaves it to fused optimizers
         if scale is not None:
             ratio = ratio / scale.to(ratio)
         present = self._state["coefficient"]
@@ -304,7 +306,7 @@ class AdaDecay(DecoupledDecay):
     has_decay = False
 
     def _around_step(self, found_inf: Tensor | None) -> Iterator[None]:
-        for p, decay in self._decays(found_inf):
+        for p, decay in self._decaying(found_inf):
             assert p.grad is not None
             absolute = p.grad.abs().to(torch.promote_types(p.grad.dtype, torch.float32))
             std, mean = torch.std_mean(absolute, correction=0)
@@ -342,7 +344,7 @@ class CautiousDecay(DecoupledDecay):
     has_decay = False
 
     def _around_step(self, found_inf: Tensor | None) -> Iterator[None]:
-        before = [(p, p.clone(), decay) for p, decay in self._decays(found_inf)]
+        before = [(p, p.clone(), decay) for p, decay in self._decaying(found_inf)]
         yield
         for p, old, decay in before:
             # By comparison, since a difference or a product of small numbers may round to 0.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nnunet_cpr.baselines.base import Baseline, total_norm
-from nnunet_cpr.baselines.decays import DecoupledDecay, Sums
+from nnunet_cpr.baselines.decays import DecoupledDecay
 from nnunet_cpr.cpr.regularizers import L2
 
 
@@ -47,9 +47,9 @@ class WeightNormControl(DecoupledDecay):
 
     _matrix_state = ("target",)
 
-    def _coefficients(self, sums_of_squares: Sums, taken: Tensor) -> Tensor:
+    def _coefficients(self, taken: Tensor) -> Tensor:
         target = self._state["target"]
-        norm = sums_of_squares().sqrt().float()
+        norm = L2().sums(self.parameters)[0].sqrt().float()
         has_norm = norm.isfinite() & (norm > 0) & (taken == 1)
         is_set = has_norm & (target == 0) & (self._state["step"] >= self.start)
         torch.where(is_set, self.factor * norm, target, out=target)

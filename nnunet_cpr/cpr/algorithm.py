@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from typing import Any, ClassVar
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nnunet_cpr.cpr.attachment import RegularizationMethod
 from nnunet_cpr.cpr.bounds import Bound, KappaKI0, KappaWS, as_bound
-from nnunet_cpr.cpr.multipliers import LARGEST, Decays, moved_multiplier
+from nnunet_cpr.cpr.method import RegularizationMethod
+from nnunet_cpr.cpr.multipliers import Decays, next_multipliers
 from nnunet_cpr.cpr.regularized_parameters import Params, param_groups, select
 from nnunet_cpr.cpr.regularizers import L2, Regularizer, accumulator, get_regularizer
 from nnunet_cpr.cpr.shards import Shards, local_tensors
@@ -125,7 +125,7 @@ class CPR(RegularizationMethod):
 
     title = "CPR"
     state_key = "cpr"
-    _watched = (*RegularizationMethod._watched, *CPRSettings.KEYS)
+    setting_keys = CPRSettings.KEYS
 
     def __init__(
         self,
@@ -166,12 +166,8 @@ class CPR(RegularizationMethod):
     def _warn_of_zeros(self) -> None:
         """Warn of matrices whose bound is a multiple of an initial R that is 0."""
         is_relative = [isinstance(own.kappa, KappaKI0) for own in self.settings]
-        has_values = not any(p.is_meta for p in self.parameters)
-        if (
-            not any(is_relative)
-            or not has_values
-            or not all(part.shards.are_local for part in self._parts)
-        ):
+        is_elsewhere = any(part.shards.reductions for part in self._parts)
+        if not any(is_relative) or is_elsewhere or any(p.is_meta for p in self.parameters):
             return
         measured = zip(self.names, is_relative, self.measure.tolist())
         if names := [name for name, is_found, r in measured if is_found and r == 0]:
@@ -194,9 +190,9 @@ class CPR(RegularizationMethod):
             parts.append(_Part(settings, index, numel, shards))
         return parts
 
-    def _move_state_to_parameters(self) -> None:
+    def move_state_to_parameters(self) -> None:
         before = self._state["step"].device
-        super()._move_state_to_parameters()
+        super().move_state_to_parameters()
         if self._state["step"].device != before:
             self._parts = self._build_parts()
 
@@ -224,11 +220,10 @@ class CPR(RegularizationMethod):
     @torch.no_grad()
     def measure(self) -> Tensor:
         """R of the present parameters, float32 ``[J]`` in the order of ``names``."""
-        self._move_state_to_parameters()
+        self.move_state_to_parameters()
         measure = torch.zeros(len(self.parameters), dtype=torch.float32, device=self._device())
         for part in self._parts:
-            sums = part.shards.total(self._local_sums(part))
-            measure[part.index] = part.settings.regularizer.measure(sums, part.numel)
+            measure[part.index] = part.settings.regularizer.measure(self._sums(part), part.numel)
         return measure
 
     def metrics(self, measure: Tensor | None = None) -> dict[str, float]:
@@ -274,57 +269,74 @@ class CPR(RegularizationMethod):
         Raises:
             RuntimeError: CPR is attached to an optimizer, whose steps do this.
         """
-        if self._optimizer is not None:
+        if self.optimizer is not None:
             raise RuntimeError(
                 "CPR is attached to an optimizer, whose step regularizes; leave step() out"
             )
-        self._move_state_to_parameters()
+        self.move_state_to_parameters()
         self.update_and_correct(found_inf)
 
     @torch.no_grad()
     def update_and_correct(self, found_inf: Tensor | None) -> None:
-        is_taken, has_step = self._steps(found_inf)
-        for part in self._parts:
-            sums = part.shards.total(self._local_sums(part))
-            multiplier = self._algorithm_1(part, sums, is_taken, has_step[part.index])
+        for part, sums, multiplier in self._update(found_inf):
             params = local_tensors(self.parameters[part.index])
             part.settings.regularizer.correct_(params, multiplier, sums, part.numel)
-        self._state["step"] += 1 if is_taken is None else is_taken
 
-    def update_decay(
-        self, sums_of_squares: Callable[[], Tensor], found_inf: Tensor | None = None
-    ) -> Tensor:
-        is_taken, has_step = self._steps(found_inf)
-        local_sums = sums_of_squares()[None]
-        decay = torch.empty(len(self.parameters), dtype=torch.float32, device=local_sums.device)
+    def decays(self) -> Decays:
+        if self._state["step"].device != self.parameters[0].device:
+            self.move_state_to_parameters()
+        # Views of the state. The cache is cold between steps, where NumPy takes less time than torch.
+        state = {key: value.numpy() for key, value in self._state.items()}
+        step, kappa = int(state["step"]), state["kappa"]
         for part in self._parts:
-            sums = part.shards.total(local_sums[:, part.index])
-            decay[part.index] = 2 * self._algorithm_1(part, sums, is_taken, has_step[part.index])
-        self._state["step"] += 1 if is_taken is None else is_taken
-        return decay
+            is_due = part.settings.kappa.is_due(step, kappa[part.index])
+            if is_due or part.settings.adaptive or part.shards.reductions:
+                # R of all matrices first, in a pass of its own.
+                multipliers = [multiplier for _, _, multiplier in self._update(None)]
+                return Decays.given((2 * torch.cat(multipliers)).numpy())
+        state["step"][()] += 1
+        return Decays(
+            value=np.zeros(len(self.settings), np.float32),
+            kappa=kappa,
+            mu=self._mu,
+            limit=np.float32(L2.largest_multiplier),
+            multiplier=state["lagrange_multiplier"],
+            skipped=state["skipped_updates"].reshape(1),
+            limited=state["limited_corrections"].reshape(1),
+        )
 
-    def _steps(self, found_inf: Tensor | None) -> tuple[Tensor | None, Tensor]:
-        """Return if the step is taken (None for True), and if each matrix is updated, bool ``[J]``."""
-        has_grad = [p.grad is not None for p in self.parameters]
-        has_step = self._constant("has_grad", has_grad, torch.bool)
-        if found_inf is None:
-            return None, has_step
-        is_taken = found_inf.to(has_step.device).reshape(()) == 0
-        return is_taken, has_step & is_taken
-
-    def _algorithm_1(
-        self, part: _Part, sums: Tensor, is_taken: Tensor | None, has_step: Tensor
-    ) -> Tensor:
+    def _update(self, found_inf: Tensor | None) -> list[tuple[_Part, Tensor, Tensor]]:
         """Take the paper's Algorithm 1 up to the correction. It does not wait for a GPU.
 
         Args:
-            part: matrices with the same settings; the rest is of these.
-            sums: sums over all their elements that R needs, ``[rows, J]``.
-            is_taken: False, a scalar, in a step that ``GradScaler`` skips; None for True.
-            has_step: False for matrices without a gradient, and in a skipped step, ``[J]``.
+            found_inf: as in :meth:`update_and_correct`.
 
         Returns:
-            Multipliers of the correction, 0 for matrices that are not corrected, ``[J]``.
+            The parts, their sums, and the multipliers of their corrections, 0 for matrices that are not
+            corrected.
+        """
+        has_step = self._constant("has_grad", [p.grad is not None for p in self.parameters], torch.bool)
+        is_taken = None  # a step that GradScaler cannot skip
+        if found_inf is not None:
+            is_taken = found_inf.to(has_step.device).reshape(()) == 0
+            has_step = has_step & is_taken
+        updated = []
+        for part in self._parts:
+            sums = self._sums(part)
+            r = part.settings.regularizer.measure(sums, part.numel)
+            if is_taken is not None:
+                r = torch.where(is_taken, r, math.nan)  # sets no bound
+            updated.append((part, sums, self._update_part(part, r, has_step[part.index])))
+        self._state["step"] += 1 if is_taken is None else is_taken
+        return updated
+
+    def _update_part(self, part: _Part, r: Tensor, has_step: Tensor) -> Tensor:
+        """Update bounds and multipliers of matrices with the same settings, see :meth:`_update`.
+
+        Args:
+            part: the matrices; the rest is of these.
+            r: R of each, NaN in a skipped step, ``[J]``.
+            has_step: False for matrices without a gradient, and in a skipped step, ``[J]``.
         """
         settings = part.settings
         is_whole = len(self._parts) == 1
@@ -333,58 +345,29 @@ class CPR(RegularizationMethod):
             for key, value in self._state.items()
         }
         kappa, multiplier = state["kappa"], state["lagrange_multiplier"]
-
-        r = settings.regularizer.measure(sums, part.numel)
-        if is_taken is not None:
-            r = torch.where(is_taken, r, math.nan)  # sets no bound
         settings.kappa.update_(kappa, state["step"], r, state)
-        proposed = moved_multiplier(multiplier, settings.mu, r, kappa).clamp_(min=0)
-        is_finite = proposed <= LARGEST
-        is_updated = has_step & is_finite
-        is_skipped = has_step & ~is_finite & (kappa < math.inf)
+        limit = settings.regularizer.largest_multiplier
+        moved, applied, is_updated = next_multipliers(multiplier, settings.mu, r, kappa, limit, has_step)
         if "was_positive" in state:  # kept for all matrices if any has an adaptive bound
             was_positive = state["was_positive"]
             if settings.adaptive:
                 has_fallen_back = is_updated & (multiplier == 0) & was_positive
                 torch.where(has_fallen_back, r, kappa, out=kappa)
             torch.where(is_updated, multiplier > 0, was_positive, out=was_positive)
-        torch.where(is_updated, proposed, multiplier, out=multiplier)
+        multiplier.copy_(moved)
+        state["skipped_updates"] += (has_step & ~is_updated & (kappa < math.inf)).sum()
+        state["limited_corrections"] += (is_updated & (moved > limit)).sum()
+        return applied
 
-        applied = torch.where(is_updated, proposed, 0.0)
-        limit = settings.regularizer.largest_multiplier
-        state["skipped_updates"] += is_skipped.sum()
-        state["limited_corrections"] += (applied > limit).sum()
-        return applied.clamp_(max=limit)
-
-    def begin_kernel_step(self) -> Decays | None:
-        if self._state["step"].device != self.parameters[0].device:
-            self._move_state_to_parameters()
-        # Views of the state. The cache is cold between steps, where NumPy takes less time than torch.
-        state = {key: value.numpy() for key, value in self._state.items()}
-        for part in self._parts:
-            is_due = part.settings.kappa.is_due(int(state["step"]), state["kappa"][part.index])
-            if is_due or part.settings.adaptive or not part.shards.are_local:
-                return None
-        state["step"][()] += 1
-        return Decays(
-            value=np.zeros(len(self.settings), np.float32),
-            kappa=state["kappa"],
-            mu=self._mu,
-            limit=np.float32(L2.largest_multiplier),
-            multiplier=state["lagrange_multiplier"],
-            skipped=state["skipped_updates"].reshape(1),
-            limited=state["limited_corrections"].reshape(1),
-        )
-
-    def _local_sums(self, part: _Part) -> Tensor:
-        return part.settings.regularizer.sums(local_tensors(self.parameters[part.index]))
+    def _sums(self, part: _Part) -> Tensor:
+        """Return the sums over all elements of matrices that R needs, ``[rows, J]``."""
+        local = part.settings.regularizer.sums(local_tensors(self.parameters[part.index]))
+        return part.shards.total(local)
 
     # Settings
 
-    def _check_optimizer(self, optimizer: Optimizer) -> None:
-        super()._check_optimizer(optimizer)
-        is_new = self._optimizer is None  # being attached
-        if is_new:
+    def check_settings(self, optimizer: Optimizer, initial: list[dict[str, Any]] | None) -> None:
+        if initial is None:
             for group in optimizer.param_groups:  # torch.load reads plain values with weights_only=True
                 if isinstance(group.get("kappa"), Bound):
                     group["kappa"] = str(group["kappa"])
@@ -393,16 +376,15 @@ class CPR(RegularizationMethod):
         # Some optimizers have a setting of their own by one of these names.
         ours = [key for key in CPRSettings.KEYS if key not in optimizer.defaults]
         now = [{key: group[key] for key in ours if key in group} for group in optimizer.param_groups]
-        if is_new:
+        if initial is None:
             self._check_read(optimizer, now)
-            self._settings_of_groups = now
-        # Without settings in them, groups may come and go; the base class asks for their parameters.
-        no_group: Any = "no group" if any(self._settings_of_groups) else {}
-        both = zip_longest(self._settings_of_groups, now, fillvalue=no_group)
-        for i, (initial, own) in enumerate(both):
-            if own != initial:
+            return
+        # Without settings in them, groups may come and go; the attachment asks for their parameters.
+        no_group: Any = "no group" if any(initial) else {}
+        for i, (before, own) in enumerate(zip_longest(initial, now, fillvalue=no_group)):
+            if own != before:
                 raise ValueError(
-                    f"parameter group {i}: expected {initial} as at construction, got "
+                    f"parameter group {i}: expected {before} as at construction, got "
                     f"{own or 'a new group'}; build a new optimizer to change groups or settings of CPR"
                 )
 
@@ -419,12 +401,6 @@ class CPR(RegularizationMethod):
                             f"got {value!r}; leave it out, or build CPR with the optimizer's "
                             "param_groups"
                         )
-
-    def _set_loaded_state(self, optimizer: Optimizer) -> None:
-        super()._set_loaded_state(optimizer)
-        # A state with other settings has been refused before.
-        for group, settings in zip(optimizer.param_groups, self._settings_of_groups):
-            group.update(settings)
 
     def _config(self) -> dict[str, Any]:
         """Return each setting, or the list of its values if the matrices differ."""

@@ -1,26 +1,44 @@
-"""Update of Lagrange multipliers by the paper's Algorithm 1: its formula, and its use in kernels."""
+"""Update of Lagrange multipliers by the paper's Algorithm 1, and what a kernel needs to repeat it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 LARGEST = np.finfo(np.float32).max.item()
 """Largest finite multiplier; a greater one, or NaN, is not stored."""
 
 
-def moved_multiplier(multiplier: Any, mu: Any, r: Any, kappa: Any) -> Any:
-    """Return lambda + mu (r - kappa), before Algorithm 1's maximum with 0.
+def next_multipliers(
+    multiplier: Tensor, mu: float, r: Tensor, kappa: Tensor, limit: float, has_step: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return max(0, lambda + mu (r - kappa)) of J matrices, the paper's Algorithm 1 with its limits.
 
-    Tensors and numbers in float32 give the same result; Numba compiles this function for the kernels.
+    Kernels repeat it (:mod:`nnunet_cpr.optimizers.kernels`), to the bit.
+
+    Args:
+        multiplier: Lagrange multipliers lambda, float32 ``[J]``.
+        mu: their update rate.
+        r: R of the matrices, float32 ``[J]``.
+        kappa: their bounds, float32 ``[J]``; +inf where not set yet.
+        limit: largest multiplier in a correction.
+        has_step: False for matrices that are left out of this step, ``[J]``.
+
+    Returns:
+        The next multipliers; those of the correction, at most ``limit``, and 0 where nothing is updated;
+        and which are updated: those with a step whose next multiplier is a finite number.
 
     Example:
-        >>> moved_multiplier(0.25, 1.0, r=3.0, kappa=2.5)
-        0.75
+        >>> next_multipliers(*map(torch.tensor, ([0.25], 1.0, [3.0], [2.5], 0.5, [True])))
+        (tensor([0.7500]), tensor([0.5000]), tensor([True]))
     """
-    return multiplier + mu * (r - kappa)
+    moved = (multiplier + mu * (r - kappa)).clamp_(min=0)
+    is_updated = has_step & (moved <= LARGEST)  # False for NaN
+    applied = torch.where(is_updated, moved, 0.0).clamp_(max=limit)
+    return torch.where(is_updated, moved, multiplier), applied, is_updated
 
 
 @dataclass(frozen=True)

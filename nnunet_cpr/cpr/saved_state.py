@@ -54,7 +54,7 @@ def _reordered(group: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {**group, **{key: [values[j] for j in order] for key, values in lists.items()}}
 
 
-def check_settings(optimizer: Optimizer, saved: Sequence[Mapping[str, Any]]) -> None:
+def check_groups(optimizer: Optimizer, saved: Sequence[Mapping[str, Any]]) -> None:
     """Check that saved parameter groups are those of an optimizer of the same kind.
 
     Args:

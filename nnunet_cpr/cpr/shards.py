@@ -91,6 +91,10 @@ class Shards:
         parameters: the parameter matrices.
         names: their names, for error messages.
 
+    Attributes:
+        reductions: process groups to add up over, each with the share of every matrix, 0 or 1; empty if
+            this process has all elements.
+
     Raises:
         TypeError: a matrix has the placement ``Partial``.
     """
@@ -111,15 +115,10 @@ class Shards:
                     sharded.setdefault(group.group_name, (group, set()))[1].add(j)
         # For matrices that are replicated over a group only its first process contributes the sum, so
         # that one all-reduce serves all matrices.
-        self._reductions = [
+        self.reductions = [
             (group, [int(j in own or group.rank() == 0) for j in range(len(parameters))])
             for group, own in sharded.values()
         ]
-
-    @property
-    def are_local(self) -> bool:
-        """True if this process has all elements, so that sums need no all-reduce."""
-        return not self._reductions
 
     def total(self, sums: Tensor) -> Tensor:
         """Return sums over all elements from those over the local elements, ``[rows, J]``.
@@ -127,7 +126,7 @@ class Shards:
         Takes one all-reduce for each mesh dimension that a matrix is sharded over, in which all
         processes must take part.
         """
-        for group, shares in self._reductions:
+        for group, shares in self.reductions:
             sums = sums * to_device(shares, sums.dtype, sums.device)
             torch.distributed.all_reduce(sums, group=group)
         return sums

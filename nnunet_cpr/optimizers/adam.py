@@ -14,7 +14,6 @@ from nnunet_cpr.cpr.regularized_parameters import Params
 from nnunet_cpr.cpr.regularizers import Regularizer
 from nnunet_cpr.optimizers.fused_step import FusedStep
 from nnunet_cpr.optimizers.groups import cpr_and_groups
-from nnunet_cpr.optimizers.step_tensors import Rule
 
 _OPTIONS = inspect.signature(adam).parameters.keys() - {"params", "fused"}
 """Entries of parameter groups that torch's function takes; in 2.6 without ``decoupled_weight_decay``."""
@@ -43,7 +42,7 @@ class FusedAdam(FusedStep, torch.optim.Adam):
 
     def _rule_and_state(
         self, group: dict[str, Any], params: list[Tensor]
-    ) -> tuple[Rule, list[list[Tensor]], list[Tensor]] | None:
+    ) -> tuple[str, tuple[float, float, float, float], list[list[Tensor]], list[Tensor]] | None:
         if group["amsgrad"] or group["maximize"] or group["differentiable"] or group["weight_decay"]:
             return None
         if any(isinstance(value, Tensor) and value.is_cuda for value in (group["lr"], *group["betas"])):
@@ -55,18 +54,18 @@ class FusedAdam(FusedStep, torch.optim.Adam):
             [state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step")
         )
         beta1, beta2 = map(float, group["betas"])
-        rule = Rule(True, float(group["lr"]), beta1, beta2, float(group["eps"]))
-        return rule, [first, second], steps
+        settings = float(group["lr"]), beta1, beta2, float(group["eps"])
+        return "adam", settings, [first, second], steps
 
     def _create_state(self, group: dict[str, Any]) -> None:
         self._init_group(group, [], [], [], [], [], [])
 
-    def _step_group(self, group: dict[str, Any], *, fused: bool | None) -> None:
+    def _step_group(self, group: dict[str, Any], **options: Any) -> None:
         lists: Any = [[] for _ in range(6)]
         has_complex = self._init_group(group, *lists)
         beta1, beta2 = group["betas"]
-        options = {key: group[key] for key in group.keys() & _OPTIONS} | self._scaling()
-        options |= {"fused": fused, "has_complex": has_complex, "beta1": beta1, "beta2": beta2}
+        options |= {key: group[key] for key in group.keys() & _OPTIONS}
+        options |= {"has_complex": has_complex, "beta1": beta1, "beta2": beta2}
         adam(*lists, **options)
 
 

@@ -2,45 +2,71 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import _default_to_fused_or_foreach
 
-from nnunet_cpr.cpr.attachment import RegularizationMethod, attached_method
+from nnunet_cpr.cpr.attachment import attachments
+from nnunet_cpr.cpr.method import RegularizationMethod
 from nnunet_cpr.cpr.multipliers import Decays
 from nnunet_cpr.cpr.regularized_parameters import Params
-from nnunet_cpr.cpr.regularizers import L2
 from nnunet_cpr.cpr.shards import has_same_placements, is_sharded, local_tensors
+from nnunet_cpr.cpr.sums import is_dense
 from nnunet_cpr.cpr.tensors import check_tensors
-from nnunet_cpr.optimizers.groups import LoadsByName, torch_groups, torch_may_fuse
-from nnunet_cpr.optimizers.step_tensors import Rule, StepTensors, are_alike, is_enabled, share_memory
+from nnunet_cpr.optimizers.groups import LoadsByName, torch_groups
 
-Kernel = Callable[[Sequence[tuple[StepTensors, Rule]], Decays], None]
+
+class GroupStep(NamedTuple):
+    """Settings and tensors of a parameter group in a fused step.
+
+    Attributes:
+        rule: ``momentum``, ``nesterov`` or ``adam``.
+        settings: lr, beta1 (SGD's momentum), beta2 and eps.
+        columns: the parameters with a gradient, their gradients, and first and second moments, as far as
+            the rule has them; of DTensors the local tensors.
+        matrices: index of each parameter among the regularized ones, -1 for others.
+        steps: Adam's step counts.
+    """
+
+    rule: str
+    settings: tuple[float, float, float, float]
+    columns: list[list[Tensor]]
+    matrices: list[int]
+    steps: list[Tensor]
+
+
+Kernel = Callable[[Sequence[GroupStep], Callable[[], Decays]], bool]
 """Function that takes a step in float32 and subtracts a share of each matrix on the way.
 
-Its arguments are the tensors with gradients and the settings of each parameter group, and the share of
-each of the J matrices; matrices without a gradient are not among the tensors.
+It returns False, and has done nothing, if it cannot step the tensors. Else it calls its second argument
+once, which counts the step of the method and returns the shares.
 """
 
 
+@lru_cache
 def find_kernel(device: torch.device) -> Kernel | None:
     """Return the kernel for tensors on a device, None if there is none.
+
+    There is none for GPUs. There the time of the host counts, which waits for the gradients in mixed
+    precision and then lets the GPU wait: listing all tensors in Python takes longer than the separate
+    correction, and torch's own fused step lists them in C++.
+
+    Warns:
+        UserWarning: Numba cannot compile a kernel on this machine.
 
     Example:
         >>> print(find_kernel(torch.device("meta")))
         None
     """
-    return _cpu_kernel() if device.type == "cpu" else None
-
-
-@lru_cache
-def _cpu_kernel() -> Kernel | None:
-    """Return the kernel if Numba compiles a trial kernel and has a cache; if not, warn."""
+    if device.type != "cpu":
+        return None
     try:
         from nnunet_cpr.optimizers import kernels
 
@@ -58,23 +84,38 @@ def _cpu_kernel() -> Kernel | None:
         return None
 
 
+SWITCH = "NNUNET_CPR_FUSED"
+"""Environment variable; 0 disables all fused steps."""
+
+
+def is_enabled() -> bool:
+    """Return True unless the environment variable ``NNUNET_CPR_FUSED`` disables fused steps.
+
+    Raises:
+        ValueError: the variable is neither 0 nor 1.
+    """
+    value = os.environ.get(SWITCH) or "1"
+    if value not in ("0", "1"):
+        raise ValueError(f"environment variable {SWITCH}: expected 0 or 1, got {value!r}")
+    return value == "1"
+
+
 class FusedStep(LoadsByName, ABC):
     """Step of an optimizer, beside its class in torch.
 
-    An unfused step is the method's correction followed by torch's step. A fused step does both in one
-    kernel (:mod:`nnunet_cpr.optimizers.kernels`), if the method multiplies each matrix by one number
-    (``RegularizationMethod.has_decay``). Without a method, a step is torch's.
+    A fused step corrects and steps in one kernel (:mod:`nnunet_cpr.optimizers.kernels`), if the attached
+    method multiplies each matrix by one number (``RegularizationMethod.has_decay``). An unfused step is
+    the method's correction followed by torch's step, which on a GPU is torch's fused one. Without a
+    method, a step is torch's.
     """
 
-    calls_method = True
-    """True: a step calls the attached method, which needs no hook."""
+    calls_attachment = True
+    """True: a step calls the attachment, which needs no hook."""
     state: Any
     _find_kernel = staticmethod(find_kernel)  # an attribute, so that a trial can choose another
     # Defaults, which a copy has: torch copies groups and state only.
     _may_fuse = True
     _has_shards = True
-    _was_fused = False
-    """True: the last step was fused."""
 
     def __init__(
         self, params: Params, lr: float | Tensor = 1e-3, *, fused: bool | None = None, **options: Any
@@ -82,7 +123,7 @@ class FusedStep(LoadsByName, ABC):
         groups = torch_groups(params)
         torch_fused = fused  # torch's own fused steps; ours are allowed by _may_fuse
         if fused is None and not (options.get("foreach") or options.get("differentiable")):
-            torch_fused = torch_may_fuse(groups) or None
+            torch_fused = (is_enabled() and _torch_may_fuse(groups)) or None
         super().__init__(groups, lr=lr, fused=torch_fused, **options)  # type: ignore[call-arg]
         # If True, GradScaler leaves unscaling to the step, and libraries refuse to clip gradients. As in
         # torch, this requires fused=True.
@@ -106,132 +147,115 @@ class FusedStep(LoadsByName, ABC):
                 loss = closure()
         # Not in a hook, so that hooks that change gradients and parameters run before.
         optimizer = cast(torch.optim.Optimizer, self)
-        method = attached_method(optimizer)
-        if method is not None and method.begin_step(optimizer):
-            self._was_fused = self._take_fused_step(method)
-            if self._was_fused:
-                return loss
-            method.correct_before_step(optimizer)
-        self._take_torchs_step()
+        attachment = attachments.get(optimizer)
+        if attachment is None or not attachment.begin_step(optimizer):
+            self._take_torchs_step()
+        # After a step that raised when its correction was done, the kernel would correct again.
+        elif attachment.has_open_correction or not self._take_fused_step(attachment.method):
+            attachment.correct(optimizer)
+            self._take_torchs_step()
+            attachment.finish_step()
         return loss
 
     def _take_fused_step(self, method: RegularizationMethod) -> bool:
-        """Take the step in a kernel; return False if there is none for it."""
-        # GradScaler's tensors are left to torch's fused steps. After a step that raised when its
-        # correction was done, the kernel would correct again.
-        is_scaled = getattr(self, "found_inf", None) is not None
-        if not (self._may_fuse and method.has_decay) or is_scaled or method.has_open_correction:
+        """Take the step in a kernel; return False, with nothing done, if none can take it."""
+        # GradScaler's tensors are left to torch's fused steps.
+        if not (self._may_fuse and method.has_decay) or getattr(self, "found_inf", None) is not None:
             return False
         kernel = self._find_kernel(method.parameters[0].device)
-        groups = self._step_tensors(method) if kernel is not None else None
-        if kernel is None or groups is None:
+        if kernel is None:
             return False
-        decays = method.begin_kernel_step()
-        if decays is None:  # R of all matrices first, in a pass of its own
-            matrices = local_tensors(method.parameters)
-            shares = method.update_decay(lambda: L2().sums(matrices)[0])
-            decays = Decays.given(shares.numpy())
-        steps = [count for tensors, _ in groups for count in tensors.steps]
-        if steps:
-            torch._foreach_add_(steps, 1)
-        kernel(groups, decays)
-        return True
-
-    def _step_tensors(self, method: RegularizationMethod) -> list[tuple[StepTensors, Rule]] | None:
-        """Return tensors and rule of each group with gradients, None if a kernel cannot step all."""
         index = {id(p): j for j, p in enumerate(method.parameters)}
-        device = method.parameters[0].device
-        listed = []
+        groups = []
         for group in self.param_groups:
-            if all(p.grad is None for p in group["params"]):
+            pairs = [(p, grad) for p in group["params"] if (grad := p.grad) is not None]
+            if not pairs:
                 continue
-            own = self._group_tensors(group, index)
-            if own is None or own[0].dtype != torch.float32 or own[0].device != device:
-                return None
-            listed.append(own)
-        return listed if listed and not share_memory([tensors for tensors, _ in listed]) else None
+            own = self._group_step(group, pairs, index)
+            if own is None:
+                return False
+            groups.append(own)
+        return bool(groups) and kernel(groups, method.decays)
 
-    def _group_tensors(
-        self, group: dict[str, Any], index: dict[int, int]
-    ) -> tuple[StepTensors, Rule] | None:
-        """Return the tensors of a group and its rule, None if a kernel cannot step them."""
+    def _group_step(
+        self, group: dict[str, Any], pairs: list[tuple[Tensor, Tensor]], index: dict[int, int]
+    ) -> GroupStep | None:
+        """Return settings and tensors of a group, None if a kernel cannot step it.
+
+        Args:
+            group: parameter group.
+            pairs: its parameters with a gradient, and their gradients.
+            index: index of each regularized parameter by its id.
+        """
         if group.get("fused") is False or group.get("foreach"):
             return None
-        pairs = [(p, grad) for p in group["params"] if (grad := p.grad) is not None]
-        params = [p for p, _ in pairs]
+        params, grads = [p for p, _ in pairs], [grad for _, grad in pairs]
         if not all([self.state.get(p) for p in params]):
-            check_tensors(cast(torch.optim.Optimizer, self), {})  # before it creates missing state
-            if any(grad.layout is not torch.strided for _, grad in pairs):
+            check_tensors(cast(torch.optim.Optimizer, self))  # before it creates missing state
+            if any(grad.layout is not torch.strided for grad in grads):
                 return None  # torch's step creates it in another way
         own = self._rule_and_state(group, params)
         if own is None:
             return None
-        rule, moments, steps = own
+        rule, settings, moments, steps = own
+        columns = [params, grads, *moments]
         matrices = [index.get(id(p), -1) for p in params]
-        columns = [params, [grad for _, grad in pairs], *moments]
         if self._has_shards:
             # A gradient may still be a partial sum over processes, which torch's step adds up.
             if not all(all(map(has_same_placements, params, column)) for column in columns):
                 return None
             columns, steps = [local_tensors(column) for column in columns], local_tensors(steps)
-        tensors = StepTensors.of(columns, matrices, steps)
-        return None if tensors is None else (tensors, rule)
+        return GroupStep(rule, settings, columns, matrices, steps)
 
     def _take_torchs_step(self) -> None:
-        """Take torch's step, unfused for groups that torch's kernels would not step correctly."""
-        scale, found_inf = self._scaling().values()
-        if found_inf is not None:
-            for group in self.param_groups:
-                if not all([self.state.get(p) for p in group["params"] if p.grad is not None]):
-                    self._create_state(group)
+        """Take torch's step, unfused for groups that its kernels would not step correctly."""
         is_fused = [bool(g.get("fused")) and self._torch_can_fuse(g) for g in self.param_groups]
+        scaling = {key: getattr(self, key, None) for key in ("grad_scale", "found_inf")}
+        scale, found_inf = scaling.values()
         if found_inf is not None and not all(is_fused):  # only fused steps of torch support GradScaler
             if found_inf:
                 return
             for p in [p for g in self.param_groups for p in g["params"] if p.grad is not None]:
                 p.grad = p.grad if scale is None else p.grad / scale.to(p.grad.device)
             self.found_inf = self.grad_scale = None  # GradScaler deletes them after the step
+            scaling = dict.fromkeys(scaling)
         with torch.set_grad_enabled(cast(Any, self).defaults["differentiable"]):
             for group, own in zip(self.param_groups, is_fused):
-                self._step_group(group, fused=group.get("fused") and own)
-
-    def _scaling(self) -> dict[str, Any]:
-        """Return the arguments of torch's functions that GradScaler gives, in its steps."""
-        return {key: getattr(self, key, None) for key in ("grad_scale", "found_inf")}
+                self._step_group(group, fused=group.get("fused") and own, **scaling)
 
     def _torch_can_fuse(self, group: dict[str, Any]) -> bool:
-        """Return True if the state belongs to the gradients and parameters as they are now."""
+        """Return True if torch's fused step is right for a group, whose missing state is created."""
+        if group.get("dampening"):  # with it no initial momentum gives torch's first step
+            return False
         pairs = [(p, grad) for p in group["params"] if (grad := p.grad) is not None]
-        params = [p for p, _ in pairs]
-        # If GradScaler skips a first step, torch's fused SGD leaves the momentum uninitialized. With
-        # dampening no initial momentum gives torch's first step.
-        if getattr(self, "found_inf", None) is not None and group.get("dampening"):
+        is_strided = all([g.layout is torch.strided and g.stride() == p.stride() for p, g in pairs])
+        if not is_strided:
             return False
-        if params and params[0].is_cuda:
-            # Torch's kernels on a GPU raise for anything else that is wrong. They wait for this code.
-            strided = torch.strided
-            return all([g.layout is strided and g.stride() == p.stride() for p, g in pairs])
-        states = [self.state.get(p, {}) for p in params]
-        if any("step" in own and own["step"].device != p.device for p, own in zip(params, states)):
-            return False
-        keys = {key for own in states for key, t in own.items() if isinstance(t, Tensor)} - {"step"}
-        moments = [[own[key] for own in states if isinstance(own.get(key), Tensor)] for key in keys]
-        return are_alike([params, [grad for _, grad in pairs], *moments])
+        # Torch's fused SGD raises for a parameter that gets its first gradient later, and leaves the
+        # momentum uninitialized if GradScaler skips a first step.
+        if not all([self.state.get(p) for p, _ in pairs]):
+            self._create_state(group)
+        if all([p.is_cuda for p, _ in pairs]):  # the GPU waits for this code
+            return True
+        # Torch's kernels for the CPU do not check what they are given.
+        return all(
+            (t.stride() == p.stride() and not t.is_neg()) or not t.ndim
+            for p, grad in pairs
+            for t in (grad, *self.state.get(p, {}).values())
+            if isinstance(t, Tensor)
+        )
 
     # Implemented by each optimizer
 
     @abstractmethod
     def _create_state(self, group: dict[str, Any]) -> None:
-        """Create the state that parameters with a gradient lack, for a step that may be skipped.
-
-        With it a first step must do the same as torch's without state.
-        """
+        """Create the state that parameters with a gradient lack, for an equal first step of torch."""
 
     @abstractmethod
     def _rule_and_state(
         self, group: dict[str, Any], params: list[Tensor]
-    ) -> tuple[Rule, list[list[Tensor]], list[Tensor]] | None:
-        """Return the settings, moments and step counts of a fused step, None if no kernel has them.
+    ) -> tuple[str, tuple[float, float, float, float], list[list[Tensor]], list[Tensor]] | None:
+        """Return rule, settings, moments and step counts of a :class:`GroupStep`, None without kernel.
 
         Args:
             group: parameter group.
@@ -239,10 +263,18 @@ class FusedStep(LoadsByName, ABC):
         """
 
     @abstractmethod
-    def _step_group(self, group: dict[str, Any], *, fused: bool | None) -> None:
+    def _step_group(self, group: dict[str, Any], **options: Any) -> None:
         """Take torch's step for a parameter group, by the function that torch's class calls.
 
         Args:
             group: parameter group.
-            fused: argument of that function.
+            options: ``fused``, ``grad_scale`` and ``found_inf`` of that function.
         """
+
+
+def _torch_may_fuse(groups: list[dict[str, Any]]) -> bool:
+    """Return True if torch has fused steps for the parameters, which are the default here."""
+    items = [item for group in groups for item in group["params"]]
+    params = [item[1] if isinstance(item, tuple) else item for item in items]
+    has_fused, _ = _default_to_fused_or_foreach(params, False, use_fused=True)
+    return has_fused and not any(map(is_sharded, params)) and all(map(is_dense, params))

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from nnunet_cpr.cpr.algorithm import CPR, CPRSettings
 from nnunet_cpr.cpr.regularized_parameters import Params, param_groups, unwrap
 from nnunet_cpr.cpr.saved_state import order_by_names
-from nnunet_cpr.optimizers.step_tensors import are_alike, is_enabled
 from nnunet_cpr.refusals import short_repr
 
 _SCHEDULER_KEYS = {"initial_lr", "max_lr", "min_lr", "swa_lr", "max_momentum", "base_momentum"}
@@ -82,21 +81,10 @@ def torch_groups(params: Params) -> list[dict[str, Any]]:
     ]
 
 
-def torch_may_fuse(groups: list[dict[str, Any]]) -> bool:
-    """Return True if torch's fused steps support the parameters, which is the default here."""
-    items = [item for group in groups for item in group["params"]]
-    params = [item[1] if isinstance(item, tuple) else item for item in items]
-    # torch's fused SGD in half precision on the CPU is wrong in 2.6.
-    is_supported = all(
-        p.is_cuda or (p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64))
-        for p in params
-    )
-    return is_supported and is_enabled() and are_alike([params])
-
-
 class LoadsByName:
     """Loading of a state dict by the names of the parameters, beside an optimizer's class in torch."""
 
+    loads_by_name = True
     param_groups: list[dict[str, Any]]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,4 +1,7 @@
-"""Fused step on the CPU in float32: a kernel compiled by Numba, and its launch.
+"""Fused step on the CPU in float32: a table of all tensors, a kernel compiled by Numba, its launch.
+
+Users and libraries replace ``p.data``, move and cast models, and change the state between two steps. So
+nothing is known from the step before: all tensors are listed anew.
 
 A step is limited by memory bandwidth. Consecutive tensors form a batch: the squares of its matrices are
 summed, their multipliers updated, and all its tensors decayed and stepped, before the next batch is
@@ -12,7 +15,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any
 
 import numba
 import numba.core.config
@@ -20,13 +25,21 @@ import numpy as np
 import torch
 from numba.core import types
 from numba.extending import intrinsic
+from torch import Tensor
 
-from nnunet_cpr.cpr.multipliers import LARGEST, Decays, moved_multiplier
-from nnunet_cpr.optimizers import step_tensors as row
-from nnunet_cpr.optimizers.step_tensors import Rule, StepTensors
+from nnunet_cpr.cpr.multipliers import LARGEST, Decays
+from nnunet_cpr.cpr.sums import is_dense
+
+PARAM, GRAD, FIRST, SECOND, STEP, NUMEL, MATRIX = range(7)
+"""Rows of a table of the n parameters of a group, int64 ``[7, n]``: the addresses of each parameter, its
+gradient, moments (FIRST is SGD's momentum) and step count, 0 for none; its number of elements, and its
+index j among the regularized matrices, -1 for none."""
 
 MOMENTUM, NESTEROV, ADAM = range(3)
 """Rules of :func:`step`."""
+_RULES = {"momentum": MOMENTUM, "nesterov": NESTEROV, "adam": ADAM}
+_shape, _dtype, _device, _layout = map(attrgetter, ("shape", "dtype", "device", "layout"))
+_PLAIN = {Tensor, torch.nn.Parameter, torch.nn.Buffer}
 
 _LARGEST = np.float32(LARGEST)
 
@@ -36,7 +49,6 @@ _kernel = numba.njit(parallel=True, cache=True, error_model="numpy")
 # arithmetic, except that a sum of squares may be reordered and contracted, always in the same way.
 _part = numba.njit(forceinline=True, error_model="numpy")
 _sum = numba.njit(forceinline=True, error_model="numpy", fastmath={"contract", "reassoc"})
-_moved_multiplier = _part(moved_multiplier)
 
 
 @intrinsic
@@ -67,8 +79,11 @@ def _sum_of_squares(p):
 
 @_part
 def _update_multiplier(r, j, decays, kappas, mus, limit, multipliers, skipped, limited):
-    """Take Algorithm 1 for matrix j, whose bound is set, and store its decay."""
-    moved = _moved_multiplier(multipliers[j], mus[j], r, kappas[j])
+    """Take Algorithm 1 for matrix j, whose bound is set, and store its decay.
+
+    This repeats :func:`~nnunet_cpr.cpr.multipliers.next_multipliers`.
+    """
+    moved = multipliers[j] + mus[j] * (r - kappas[j])
     if not moved <= _LARGEST:  # NaN included
         decays[j] = np.float32(0)
         skipped[0] += 1
@@ -116,8 +131,8 @@ def _prepare(table, size, kappas):
     first_chunks = np.zeros(table.shape[1] + 1, np.int64)
     needs_sum = np.zeros(table.shape[1], np.bool_)
     for tensor in range(table.shape[1]):
-        first_chunks[tensor + 1] = first_chunks[tensor] + (table[row.NUMEL, tensor] + size - 1) // size
-        j = table[row.MATRIX, tensor]
+        first_chunks[tensor + 1] = first_chunks[tensor] + (table[NUMEL, tensor] + size - 1) // size
+        j = table[MATRIX, tensor]
         needs_sum[tensor] = j >= 0 and kappas[j] < np.inf
     return first_chunks, needs_sum
 
@@ -136,7 +151,7 @@ def _place(chunk, first_chunks, table, size):
     """Return the tensor of a chunk, its first element and its number of elements."""
     tensor = np.searchsorted(first_chunks, chunk, side="right") - 1
     start = (chunk - first_chunks[tensor]) * size
-    return tensor, start, min(size, table[row.NUMEL, tensor] - start)
+    return tensor, start, min(size, table[NUMEL, tensor] - start)
 
 
 @_part
@@ -144,12 +159,12 @@ def _step_chunk(rule, settings, table, tensor, start, count, decay):
     """Decay and step ``count`` elements of a tensor from ``start``."""
     kind = np.float32
     lr, beta1, beta2, eps = settings
-    p = _elements(table, row.PARAM, tensor, start, count)
-    g = _elements(table, row.GRAD, tensor, start, count)
-    first = _elements(table, row.FIRST, tensor, start, count)
+    p = _elements(table, PARAM, tensor, start, count)
+    g = _elements(table, GRAD, tensor, start, count)
+    first = _elements(table, FIRST, tensor, start, count)
     if rule == ADAM:
-        second = _elements(table, row.SECOND, tensor, start, count)
-        step = _elements(table, row.STEP, tensor, 0, 1)[0]
+        second = _elements(table, SECOND, tensor, start, count)
+        step = _elements(table, STEP, tensor, 0, 1)[0]
         rate = kind(lr / (1 - beta1**step))
         scale = kind(1 / math.sqrt(1 - beta2**step))
         rest1, rest2 = kind(1 - beta1), kind(1 - beta2)
@@ -190,7 +205,7 @@ def step(
     Args:
         rule: :data:`MOMENTUM`, :data:`NESTEROV` or :data:`ADAM`.
         settings: lr, beta1 (SGD's momentum), beta2 and eps, in float64.
-        table: as in :class:`~nnunet_cpr.optimizers.step_tensors.StepTensors`.
+        table: see :data:`PARAM`.
         size: number of elements of a chunk.
         batch: number of chunks of a batch, except for a single tensor with more.
         threads: number of threads.
@@ -213,20 +228,20 @@ def step(
             for i in range(high - low):
                 chunk = high - 1 - i  # what was summed last is in the cache
                 tensor, start, length = _place(chunk, first_chunks, table, size)
-                j = table[row.MATRIX, tensor]
+                j = table[MATRIX, tensor]
                 decay = decays[j] if j >= 0 else np.float32(0)
                 _step_chunk(rule, settings, table, tensor, start, length, decay)
             low, high = _chunks_of_thread(first_chunks[summed], first_chunks[end], thread, threads)
             for chunk in range(low, high):
                 tensor, start, length = _place(chunk, first_chunks, table, size)
                 if needs_sum[tensor]:
-                    sums[chunk] = _sum_of_squares(_elements(table, row.PARAM, tensor, start, length))
+                    sums[chunk] = _sum_of_squares(_elements(table, PARAM, tensor, start, length))
 
         for tensor in range(summed, end):
             if needs_sum[tensor]:
                 total = _total(sums, first_chunks[tensor], first_chunks[tensor + 1])
-                r = np.float32(total / table[row.NUMEL, tensor])
-                j = table[row.MATRIX, tensor]
+                r = np.float32(total / table[NUMEL, tensor])
+                j = table[MATRIX, tensor]
                 _update_multiplier(r, j, decays, kappas, mus, limit, multipliers, skipped, limited)
         stepped, summed = summed, end
 
@@ -247,41 +262,92 @@ _LITTLE = 131_072
 _launch_lock = threading.Lock()
 
 
-def fused_step(groups: Sequence[tuple[StepTensors, Rule]], decays: Decays) -> None:
-    """Take a step; see :data:`~nnunet_cpr.optimizers.fused_step.Kernel`."""
-    for tensors, rule in groups:
-        sgd = NESTEROV if rule.nesterov else MOMENTUM
-        _launch(ADAM if rule.adam else sgd, rule, tensors, decays)
-    # Kernels do not raise the version counters.
-    torch.autograd.graph.increment_version([p for tensors, _ in groups for p in tensors.params])
-
-
-def _launch(kernel_rule: int, rule: Rule, tensors: StepTensors, decays: Decays) -> None:
-    """Run the kernel on as many of Numba's threads as torch uses, on one if there is little to do."""
+def fused_step(groups: Sequence[Any], decays: Callable[[], Decays]) -> bool:
+    """Take a step; see ``Kernel`` and ``GroupStep`` of ``fused_step.py``, which imports this module."""
+    tables = [table for group in groups if (table := _table(*group[2:])) is not None]
+    if len(tables) < len(groups):
+        return False
+    # Threads would write at once to memory that two parameters share.
+    spans = np.concatenate([[table[PARAM], table[PARAM] + 4 * table[NUMEL]] for table in tables], axis=1)
+    starts, ends = spans[:, spans[0].argsort(kind="stable")]
+    if (starts[1:] < ends[:-1]).any():
+        return False
+    shares = decays()
+    if steps := [count for group in groups for count in group.steps]:
+        torch._foreach_add_(steps, 1)
     most = numba.core.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
     with _launch_lock:  # without OpenMP, Numba aborts on concurrent launches
-        of_torch = torch.get_num_threads()
-        before = numba.get_num_threads()
-        threads = min(of_torch, most) if tensors.table[row.NUMEL].sum() > _LITTLE else 1
-        numba.set_num_threads(threads)
+        of_torch, before = torch.get_num_threads(), numba.get_num_threads()
         try:
-            step(
-                kernel_rule,
-                (rule.lr, rule.beta1, rule.beta2, rule.eps),
-                tensors.table,
-                CHUNK,
-                BATCH,
-                threads,
-                decays.value,
-                decays.kappa,
-                decays.mu,
-                decays.limit,
-                decays.multiplier,
-                decays.skipped,
-                decays.limited,
-            )
+            for group, table in zip(groups, tables):
+                # As many of Numba's threads as torch uses, one if there is little to do.
+                threads = min(of_torch, most) if table[NUMEL].sum() > _LITTLE else 1
+                numba.set_num_threads(threads)
+                step(
+                    _RULES[group.rule],
+                    group.settings,
+                    table,
+                    CHUNK,
+                    BATCH,
+                    threads,
+                    shares.value,
+                    shares.kappa,
+                    shares.mu,
+                    shares.limit,
+                    shares.multiplier,
+                    shares.skipped,
+                    shares.limited,
+                )
         finally:
             numba.set_num_threads(before)
             # Numba's first call sets the number of OpenMP's threads, which torch uses, to its own.
             if torch.get_num_threads() != of_torch:
                 torch.set_num_threads(of_torch)
+    # Kernels do not raise the version counters.
+    torch.autograd.graph.increment_version([p for group in groups for p in group.columns[0]])
+    return True
+
+
+def _table(
+    columns: Sequence[Sequence[Tensor]], matrices: Sequence[int], steps: Sequence[Tensor]
+) -> np.ndarray | None:
+    """Return the table of a group, None if a kernel must not access the tensors by their addresses."""
+    params = columns[0]
+    kinds = {(p.dtype, p.device.type) for p in params} | {(t.dtype, t.device.type) for t in steps}
+    counts = {(type(t), t.numel()) for t in steps}
+    is_plain = kinds == {(torch.float32, "cpu")} and not counts - {(Tensor, 1)}
+    if not is_plain or not _are_alike(columns):
+        return None
+    none = [0] * len(params)
+    rows = [list(map(Tensor.data_ptr, column)) for column in columns]
+    rows += [none] * (STEP - len(columns))
+    rows.append(list(map(Tensor.data_ptr, steps)) if steps else none)
+    return np.array([*rows, list(map(Tensor.numel, params)), matrices], np.int64)
+
+
+def _are_alike(columns: Sequence[Sequence[Tensor]]) -> bool:
+    """Return True if the tensors of each parameter have its shape, dtype, device and order in memory.
+
+    False as well if one is not a plain tensor, or one whose elements are not dense in memory.
+
+    Args:
+        columns: parameters, and tensors of each of them in the same order.
+    """
+    tensors = [t for column in columns for t in column]
+    if not set(map(type, tensors)) <= _PLAIN or set(map(_layout, tensors)) - {torch.strided}:
+        return False
+    if any(map(Tensor.is_neg, tensors)):  # torch negates it when it is read
+        return False
+    for attribute in _shape, _dtype, _device, Tensor.is_contiguous:
+        expected = list(map(attribute, columns[0]))
+        if any(list(map(attribute, column)) != expected for column in columns[1:]):
+            return False
+    if all(expected):  # contiguous
+        return True
+    # The order of the dimensions in memory; the stride of a dimension of size 1 means nothing.
+    return all(map(is_dense, columns[0])) and all(
+        own == wanted or n <= 1
+        for column in columns[1:]
+        for t, p in zip(column, columns[0])
+        for own, wanted, n in zip(t.stride(), p.stride(), p.shape)
+    )

@@ -14,7 +14,6 @@ from nnunet_cpr.cpr.regularized_parameters import Params
 from nnunet_cpr.cpr.regularizers import Regularizer
 from nnunet_cpr.optimizers.fused_step import FusedStep
 from nnunet_cpr.optimizers.groups import cpr_and_groups
-from nnunet_cpr.optimizers.step_tensors import Rule
 
 _OPTIONS = inspect.signature(sgd).parameters.keys() - {"params", "fused"}
 """Entries of parameter groups that torch's function takes."""
@@ -47,7 +46,7 @@ class FusedSGD(FusedStep, torch.optim.SGD):
 
     def _rule_and_state(
         self, group: dict[str, Any], params: list[Tensor]
-    ) -> tuple[Rule, list[list[Tensor]], list[Tensor]] | None:
+    ) -> tuple[str, tuple[float, float, float, float], list[list[Tensor]], list[Tensor]] | None:
         if group["dampening"] or group["maximize"] or group["differentiable"] or group["weight_decay"]:
             return None
         if group["momentum"] == 0 or (isinstance(group["lr"], Tensor) and group["lr"].is_cuda):
@@ -59,8 +58,9 @@ class FusedSGD(FusedStep, torch.optim.SGD):
         for p, state in zip(params, states):
             if state.get("momentum_buffer") is None:
                 state["momentum_buffer"] = torch.zeros_like(p)
-        rule = Rule(False, float(group["lr"]), float(group["momentum"]), nesterov=group["nesterov"])
-        return rule, [[state["momentum_buffer"] for state in states]], []
+        rule = "nesterov" if group["nesterov"] else "momentum"
+        settings = float(group["lr"]), float(group["momentum"]), 0.0, 0.0
+        return rule, settings, [[state["momentum_buffer"] for state in states]], []
 
     def _create_state(self, group: dict[str, Any]) -> None:
         if group["momentum"] == 0 or group["dampening"]:  # by which torch's first step does not multiply
@@ -69,11 +69,11 @@ class FusedSGD(FusedStep, torch.optim.SGD):
             if p.grad is not None and self.state[p].get("momentum_buffer") is None:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
-    def _step_group(self, group: dict[str, Any], *, fused: bool | None) -> None:
+    def _step_group(self, group: dict[str, Any], **options: Any) -> None:
         params, grads, buffers = list[Tensor](), list[Tensor](), list[Tensor | None]()
         has_sparse_grad = self._init_group(group, params, grads, buffers)
-        options = {key: group[key] for key in group.keys() & _OPTIONS} | self._scaling()
-        sgd(params, grads, buffers, has_sparse_grad=has_sparse_grad, fused=fused, **options)
+        options |= {key: group[key] for key in group.keys() & _OPTIONS}
+        sgd(params, grads, buffers, has_sparse_grad=has_sparse_grad, **options)
         if group["momentum"] != 0:
             for p, buffer in zip(params, buffers):
                 self.state[p]["momentum_buffer"] = buffer

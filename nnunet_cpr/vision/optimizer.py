@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from nnunet_cpr.baselines import amos
 from nnunet_cpr.cpr.algorithm import CPR
-from nnunet_cpr.cpr.attachment import RegularizationMethod
+from nnunet_cpr.cpr.method import RegularizationMethod
 from nnunet_cpr.cpr.regularized_parameters import regularized
 from nnunet_cpr.integrations import from_timm
 from nnunet_cpr.names.run_name import RunName

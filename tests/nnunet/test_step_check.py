@@ -40,7 +40,8 @@ def test_unusable_device_is_refused_in_one_line(device: str, reason: str) -> Non
 
 def test_wrong_and_missing_kernels_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong_step(groups, decays):
-        fused_step(groups, replace(decays, multiplier=1.01 * decays.multiplier))
+        shares = decays()
+        return fused_step(groups, lambda: replace(shares, multiplier=1.01 * shares.multiplier))
 
     def failing_step(*arguments):
         raise OSError("no compiler")

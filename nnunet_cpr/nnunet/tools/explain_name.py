@@ -21,7 +21,7 @@ from nnunet_cpr.names.settings_and_defaults import FAMILIES, TrainerName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.classes import find_trainer, name_with_cpr
 from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
-from nnunet_cpr.optimizers import step_tensors
+from nnunet_cpr.optimizers import fused_step
 
 
 def network_shapes(
@@ -124,7 +124,7 @@ def _build(trainer: type[NamedTrainer]) -> tuple[NamedTrainer, list[float]]:
     with (
         tempfile.TemporaryDirectory() as folder,
         # Without steps, importing Numba for fused ones would be in vain.
-        changed_environment({"nnUNet_results": folder, step_tensors.SWITCH: "0"}),
+        changed_environment({"nnUNet_results": folder, fused_step.SWITCH: "0"}),
         contextlib.redirect_stdout(io.StringIO()),
         warnings.catch_warnings(),
     ):

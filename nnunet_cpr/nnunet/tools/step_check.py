@@ -120,12 +120,19 @@ def _take_steps(
     values = [value.to(dtype).to(device, own) for value in values]
     params = [nn.Parameter(value) for value in values[: len(_SHAPES)]]
     optimizer = build(params)
-    optimizer._find_kernel = find or (lambda device: None)
+    outcomes: list[bool] = []
+    kernel = find(device) if find is not None else None
+
+    def record(*arguments: Any) -> bool:
+        outcomes.append(kernel is not None and kernel(*arguments))
+        return outcomes[-1]
+
+    optimizer._find_kernel = lambda device: None if kernel is None else record
     for step in range(1, 4):
         for p, gradient in zip(params, values[step * len(_SHAPES) :]):
             p.grad = gradient
         optimizer.step()
-    is_fused = getattr(optimizer, "_was_fused", False)
+    is_fused = bool(outcomes) and all(outcomes)
     return torch.cat([p.detach().cpu().double().flatten() for p in params]), is_fused
 
 

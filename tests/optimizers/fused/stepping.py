@@ -20,9 +20,10 @@ class CountingKernel:
 
     steps = 0
 
-    def __call__(self, *args: Any) -> None:
-        fused_step(*args)
-        self.steps += 1
+    def __call__(self, *args: Any) -> bool:
+        is_taken = fused_step(*args)
+        self.steps += is_taken
+        return is_taken
 
 
 def use(optimizer: Any, kernel: str) -> None:
