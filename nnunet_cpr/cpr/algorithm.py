@@ -123,6 +123,9 @@ class CPR(RegularizationMethod):
         CPR(1 matrices, kappa=KappaWS(steps=1000), regularizer=l2, mu=1.0, adaptive=False)
     """
 
+    warns_of_unset_bounds = True
+    """False: no warning of bounds that are not set; nnU-Net's trainers judge them at their end."""
+
     title = "CPR"
     state_key = "cpr"
     setting_keys = CPRSettings.KEYS
@@ -144,6 +147,7 @@ class CPR(RegularizationMethod):
         self.settings = [CPRSettings.parse({**given, **group}) for _, _, group in select(groups)]
         self._parts = self._build_parts()
         self._mu = np.array([own.mu for own in self.settings], np.float32)
+        self._told: set[str] = set()  # kinds of warnings that were given
         self.has_decay = all(type(own.regularizer) is L2 for own in self.settings)
 
         count = self._state["step"]
@@ -239,7 +243,11 @@ class CPR(RegularizationMethod):
             number of updates of a matrix left out because a value was not finite;
             ``limited_corrections``: number of corrections whose multiplier was cut to its limit (0.5 for
             ``l2``). Both numbers count from the first step.
+
+        Warns:
+            UserWarning: a multiplier will be limited in the next steps, too, whatever they do.
         """
+        self._warn_of_limited()
         measure = self.measure if measure is None else measure
         kappa, multiplier = self.kappa, self.lagrange_multiplier
         bounded = kappa.isfinite()
@@ -253,6 +261,50 @@ class CPR(RegularizationMethod):
             "skipped_updates": float(self._state["skipped_updates"]),
             "limited_corrections": float(self._state["limited_corrections"]),
         }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state; see :meth:`RegularizationMethod.state_dict`.
+
+        Warns:
+            UserWarning: no bound is set after all steps so far, or as :meth:`metrics` does.
+        """
+        self._warn_of_limited()
+        steps = self.step_count
+        is_unset = bool(self.names) and steps > 0 and bool(self._state["kappa"].isinf().all())
+        if is_unset and self.warns_of_unset_bounds:
+            self._warn_once(
+                "unset",
+                f"kappa={str(self.bound)!r}: no bound is set after {steps} steps, so that nothing is "
+                "regularized yet; for a training that is not much longer choose a bound that is set "
+                f"earlier, such as kappa='ws{max(steps // 5, 1)}'",
+            )
+        return super().state_dict()
+
+    def _warn_of_limited(self) -> None:
+        """Warn of multipliers that are above their limits by more than a step can reduce them."""
+        limit = np.array([own.regularizer.largest_multiplier for own in self.settings], np.float32)
+        if "limited" in self._told or np.isinf(limit).all():
+            return
+        kappa, multiplier = self.kappa.cpu().numpy(), self.lagrange_multiplier.cpu().numpy()
+        is_set = np.isfinite(kappa)
+        least = np.where(is_set, self._mu * kappa, 0)  # a step reduces a multiplier at most by this
+        is_limited = is_set & (multiplier - least > limit)
+        if is_limited.any():
+            names = [name for name, found in zip(self.names, is_limited) if found]
+            with np.errstate(divide="ignore", over="ignore"):
+                steps = ((multiplier - limit) / least)[is_limited].max()
+            self._warn_once(
+                "limited",
+                f"R of {list_names(names)} was so far above its bound that the multiplier, "
+                f"{multiplier[is_limited].max():.3g}, is limited to {limit[is_limited].min():g} in each "
+                f"of the next {steps:,.0f} steps, which set the weights to 0; go back to a checkpoint "
+                "from before the weights grew, with a lower learning rate or mu",
+            )
+
+    def _warn_once(self, kind: str, message: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            warnings.warn(message, stacklevel=4)
 
     # Update
 

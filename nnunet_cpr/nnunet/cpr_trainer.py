@@ -65,6 +65,7 @@ class CPRTrainer(NamedTrainer):
 
     def on_train_start(self) -> None:
         super().on_train_start()
+        self.cpr.warns_of_unset_bounds = False  # the verdict of the training tells of them
         self.__drawn_at = time.monotonic()
         # nnU-Net's logger accepts only keys that it has, with one value for every epoch so far.
         values = self.logger.local_logger.my_fantastic_logging
@@ -137,6 +138,12 @@ class CPRTrainer(NamedTrainer):
                 self._warn(f"{verdict.text}; {verdict.advice}")
             else:
                 self.print_to_log_file(f"CPR: {verdict.text}")
+            limited = self.cpr.metrics()["limited_corrections"]
+            if limited > 1:
+                self._warn(
+                    f"{limited:,.0f} corrections had a multiplier above its limit, which sets a matrix "
+                    f"to 0; see in {CSV_NAME} when, and choose a lower learning rate or mu"
+                )
 
 
 LOGGED = ("measure_to_kappa", "lagrange_multiplier_mean", "lagrange_multiplier_max", "active")

@@ -20,7 +20,7 @@ from nnunet_cpr.cpr.tensors import check_tensors
 from nnunet_cpr.optimizers import muon_rules, newton_schulz
 from nnunet_cpr.optimizers.groups import LoadsByName, cpr_and_groups
 from nnunet_cpr.optimizers.muon_rules import ADAMW, ADAMW_KINDS, MUON_TRANSPOSED, check_kinds
-from nnunet_cpr.optimizers.newton_schulz import Coefficients, resolve_coefficients
+from nnunet_cpr.optimizers.newton_schulz import Coefficients, Triple, resolve_coefficients
 from nnunet_cpr.refusals import positive_integer, positive_number, short_repr
 
 DEFAULT_LR = 3e-3
@@ -228,38 +228,30 @@ class Muon(LoadsByName, torch.optim.Optimizer):
     def _step_matrices(self, group: dict[str, Any], matrices: list[tuple[Tensor, bool]]) -> None:
         """Take Muon's step for parameters and their transposition (True for input channels first)."""
         lr = float(group["lr"])
-        params = [p for p, _ in matrices]
-        for p in params:
+        if group["weight_decay"]:
+            torch._foreach_mul_([p for p, _ in matrices], 1 - lr * group["weight_decay"])
+        batches: dict[Any, list[tuple[Tensor, bool]]] = {}
+        for p, is_transposed in matrices:
             state = self.state[p]
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        buffers = [self.state[p]["momentum_buffer"] for p in params]
-        torch._foreach_lerp_(buffers, _gradients(params), 1 - group["momentum"])
-        if group["weight_decay"]:
-            torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
-
-        batches: dict[Any, list[tuple[Tensor, bool]]] = {}
-        for p, is_transposed in matrices:
             rows = p.shape[1 if is_transposed else 0]
             key = newton_schulz.batch_key(rows, p.numel() // rows), p.device
             batches.setdefault(key, []).append((p, is_transposed))
-        coefficients = resolve_coefficients(group["ns_coefficients"], group["ns_steps"])
         for batch in batches.values():
-            directions = [_as_matrix(self._direction(group, p), transposed) for p, transposed in batch]
-            updates = newton_schulz.orthogonalize(
-                directions, coefficients, eps=group["eps"], dtype=getattr(torch, group["ns_dtype"])
+            updates = muon_update(
+                _gradients(p for p, _ in batch),
+                [self.state[p]["momentum_buffer"] for p, _ in batch],
+                [is_transposed for _, is_transposed in batch],
+                momentum=group["momentum"],
+                nesterov=group["nesterov"],
+                coefficients=resolve_coefficients(group["ns_coefficients"], group["ns_steps"]),
+                eps=group["eps"],
+                dtype=getattr(torch, group["ns_dtype"]),
             )
             for (p, is_transposed), update in zip(batch, updates):
                 scale = ADJUSTMENTS[group["adjust_lr"]](*update.shape)
                 p.add_(_as_weight(update, p, is_transposed).to(p.dtype), alpha=-lr * scale)
-
-    def _direction(self, group: dict[str, Any], p: Tensor) -> Tensor:
-        """Return the momentum of a parameter, with ``nesterov`` its average with the gradient."""
-        buffer: Tensor = self.state[p]["momentum_buffer"]
-        if not group["nesterov"]:
-            return buffer
-        (grad,) = _gradients([p])
-        return torch.lerp(grad, buffer, group["momentum"])
 
     def _step_others(self, group: dict[str, Any], params: list[Tensor]) -> None:
         """Take AdamW's step."""
@@ -314,6 +306,47 @@ def _check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
 
 def _gradients(params: Iterable[Tensor]) -> list[Tensor]:
     return [p.grad for p in params if p.grad is not None]
+
+
+def muon_update(
+    gradients: list[Tensor],
+    momenta: list[Tensor],
+    is_transposed: Sequence[bool],
+    *,
+    momentum: float,
+    nesterov: bool,
+    coefficients: Sequence[Triple],
+    eps: float,
+    dtype: torch.dtype,
+) -> list[Tensor]:
+    """Return Muon's updates of weights: their orthogonalized momenta, as matrices.
+
+    Args:
+        gradients: gradients of weights whose matrices have the same :func:`newton_schulz.batch_key`.
+        momenta: running averages of the gradients, updated in place.
+        is_transposed: True for weights with input channels first, as those of transposed convolutions.
+        momentum: coefficient of the average.
+        nesterov: orthogonalize the average of momentum and gradient instead of the momentum.
+        coefficients, eps, dtype: of :func:`newton_schulz.orthogonalize`.
+
+    Example:
+        >>> gradient, momentum = torch.diag(torch.tensor([3.0, 0.1])), torch.zeros(2, 2)
+        >>> options = {"momentum": 0.95, "nesterov": False, "eps": 1e-7, "dtype": torch.float32}
+        >>> options["coefficients"] = resolve_coefficients("polar_express", 8)
+        >>> (update,) = muon_update([gradient], [momentum], [False], **options)
+        >>> torch.allclose(update, torch.eye(2), atol=0.02)
+        True
+    """
+    torch._foreach_lerp_(momenta, gradients, 1 - momentum)
+    directions = (
+        [torch.lerp(*both, momentum) for both in zip(gradients, momenta)] if nesterov else momenta
+    )
+    return newton_schulz.orthogonalize(
+        [_as_matrix(*both) for both in zip(directions, is_transposed)],
+        coefficients,
+        eps=eps,
+        dtype=dtype,
+    )
 
 
 def _as_matrix(tensor: Tensor, is_transposed: bool) -> Tensor:

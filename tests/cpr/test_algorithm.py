@@ -140,6 +140,64 @@ def test_l2_limits_and_counts_large_corrections() -> None:
     assert optimizer.cpr.metrics()["limited_corrections"] == 1
 
 
+@pytest.mark.parametrize("fused", [None, False])
+def test_multiplier_that_stays_limited_is_said_once(fused: bool | None) -> None:
+    p, q = matrix(0.1), matrix(0.1)
+    optimizer = SGDCPR([("spiked", p), ("calm", q)], lr=0.0, kappa="ki0x1", fused=fused)
+    p.data.mul_(20)  # R = 4, kappa = 0.01
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.cpr.metrics()
+    kappa = optimizer.cpr.measure[1].item()
+    optimizer.step()  # sets the bounds; that of the first matrix is not exceeded
+    p.data.mul_(20)
+    optimizer.step()
+    multiplier = optimizer.cpr.lagrange_multiplier[0].item()
+    steps = (multiplier - 0.5) / optimizer.cpr.kappa[0].item()
+    with pytest.warns(UserWarning, match=f"R of 'spiked' .* in each of the next {steps:,.0f} steps"):
+        optimizer.cpr.metrics()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for read in (optimizer.cpr.metrics, optimizer.state_dict):
+            read()
+    assert optimizer.cpr.kappa[1].item() == pytest.approx(kappa)
+    limited = 1
+    while optimizer.cpr.lagrange_multiplier[0] > 0.5:
+        optimizer.step()
+        limited += optimizer.cpr.lagrange_multiplier[0].item() > 0.5
+    assert limited == optimizer.cpr.metrics()["limited_corrections"] and abs(limited - steps) <= 1
+
+
+@pytest.mark.parametrize("regularizer", ["l2", "std"])
+def test_correction_that_is_limited_once_is_not_said(regularizer: str) -> None:
+    p = matrix(1.0)
+    optimizer = SGDCPR([p], lr=0.0, kappa=KappaK(0.5), regularizer=regularizer, mu=1.9)
+    optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.state_dict()
+
+
+def test_training_without_a_bound_is_said_once_when_it_is_saved() -> None:
+    p = matrix(0.5)
+    optimizer = AdamCPR([("w", p)], lr=1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.state_dict()  # before the first step
+    for _ in range(300):
+        optimizer.step()
+    with pytest.warns(UserWarning, match=r"kappa='ws1000': no bound is set after 300 .*'ws60'"):
+        state = optimizer.state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.state_dict()
+        optimizer.load_state_dict(state)
+        other = AdamCPR([("w", p)], lr=1e-3, kappa="ws1")
+        for _ in range(3):
+            other.step()
+        other.state_dict()
+
+
 def test_values_that_are_not_finite_are_left_out_until_they_are() -> None:
     p = matrix(2.0)
     optimizer = SGDCPR([p], lr=0.0, kappa=KappaWS(1))
