@@ -274,7 +274,7 @@ class CPR(RegularizationMethod):
         if is_unset and self.warns_of_unset_bounds:
             self._warn_once(
                 "unset",
-                f"kappa={str(self.bound)!r}: no bound is set after {steps} steps, so that nothing is "
+                f"kappa={str(self.bound)!r}: no bound is set after step {steps}, so that nothing is "
                 "regularized yet; for a training that is not much longer choose a bound that is set "
                 f"earlier, such as kappa='ws{max(steps // 5, 1)}'",
             )

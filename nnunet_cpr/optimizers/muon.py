@@ -148,15 +148,22 @@ class Muon(LoadsByName, torch.optim.Optimizer):
         # A copy has other parameters than the model, and does not know their kinds.
         return {**super().__getstate__(), "_betas": self._betas, "_model": None, "_ruled": {}}
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with a rule for each parameter."""
+        for group in self.param_groups:
+            self._follow_parameters(group)
+        return super().state_dict()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, with the rules that it was saved with.
 
         Raises:
             ValueError: it is not a state of Muon; nothing is changed then.
         """
-        if not all("rules" in group for group in state_dict["param_groups"]):
+        groups = state_dict["param_groups"]
+        if not all(len(group.get("rules", [])) == len(group["params"]) for group in groups):
             raise ValueError(
-                "state_dict: expected the state of Muon, got one without the rules of its parameters; "
+                "state_dict: expected the state of Muon, got one without a rule for each parameter; "
                 "load it into the optimizer that it was saved from"
             )
         super().load_state_dict(state_dict)

@@ -186,7 +186,7 @@ def test_training_without_a_bound_is_said_once_when_it_is_saved() -> None:
         optimizer.state_dict()  # before the first step
     for _ in range(300):
         optimizer.step()
-    with pytest.warns(UserWarning, match=r"kappa='ws1000': no bound is set after 300 .*'ws60'"):
+    with pytest.warns(UserWarning, match=r"kappa='ws1000': no bound is set after step 300,.*'ws60'"):
         state = optimizer.state_dict()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nnunet_cpr import CPR, SGDCPR, AdamCPR, MuonCPR
+from nnunet_cpr import CPR, SGDCPR, AdamCPR, KappaIP, MuonCPR
 from nnunet_cpr.baselines import DecoupledDecay, amos
 from nnunet_cpr.optimizers import FusedAdam, FusedSGD, Muon
-from tests.helpers.matrices import set_gradients
+from tests.helpers.matrices import matrix, set_gradients
 
 Named = list[tuple[str, nn.Parameter]]
 Build = Callable[[Any], torch.optim.Optimizer]
@@ -112,3 +112,26 @@ def test_state_of_another_optimizer_is_refused(one: Build, other: Build) -> None
     with pytest.raises(ValueError, match=f"a state of {other.__name__}, got one of another optimizer"):
         loaded.load_state_dict(optimizer.state_dict())
     assert loaded.state_dict()["param_groups"] == before["param_groups"]
+
+
+@pytest.mark.parametrize("kappa", ["ws1000", KappaIP(2)])
+def test_every_entry_of_the_state_is_loaded_by_name(kappa: Any) -> None:
+    """Entries differ from matrix to matrix, those that a step seldom reads too."""
+
+    def build(names: list[str]) -> AdamCPR:
+        return AdamCPR([(name, matrix(0.5)) for name in names], kappa=kappa, adaptive=True)
+
+    names = ["a", "b", "c", "d"]
+    state = build(names).state_dict()
+    entries = {key: value for key, value in state["cpr"]["state"].items() if value.ndim}
+    for value in entries.values():
+        is_flag = value.dtype == torch.bool
+        value.copy_(torch.tensor([True, False, False, True] if is_flag else [1.0, 2.0, 3.0, 4.0]))
+    assert {"kappa", "lagrange_multiplier", "was_positive"} <= entries.keys()
+    for order in (["d", "c", "b", "a"], ["b", "a", "c", "d"]):
+        optimizer = build(order)
+        optimizer.load_state_dict(state)
+        loaded = optimizer.state_dict()["cpr"]["state"]
+        for key, value in entries.items():
+            expected = [value[names.index(name)].item() for name in order]
+            assert loaded[key].tolist() == expected, key

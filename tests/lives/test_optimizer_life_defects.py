@@ -10,6 +10,7 @@ from hypothesis import Phase
 from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
+from nnunet_cpr import CPR
 from nnunet_cpr.cpr import attachment, saved_state
 from nnunet_cpr.cpr.attachment import attached_method
 from nnunet_cpr.cpr.regularizers import L2
@@ -31,6 +32,47 @@ def momenta_go_by_position(patch: Patch) -> None:
     """0.2.0: multipliers by name, momenta by the order of the parameters."""
     for module in (groups, saved_state):
         patch.setattr(module, "order_by_names", lambda own, saved: saved)
+
+
+def _load_by_position(patch: Patch, keys: set[str]) -> None:
+    def validated(problem: str, saved: Any, own: Any) -> dict[str, Tensor]:
+        tensors = compute(problem, saved, own)
+        return {key: saved["state"][key].clone() if key in keys else t for key, t in tensors.items()}
+
+    compute = saved_state._validated_tensors
+    patch.setattr(saved_state, "_validated_tensors", validated)
+
+
+def multipliers_are_loaded_by_position(patch: Patch) -> None:
+    _load_by_position(patch, {"lagrange_multiplier", "kappa"})
+
+
+def samples_are_loaded_by_position(patch: Patch) -> None:
+    _load_by_position(patch, {"last_sample", "last_difference"})
+
+
+def mu_of_the_first_group_is_that_of_all(patch: Patch) -> None:
+    build = CPR.__init__
+
+    def init(self: CPR, *arguments: Any, **options: Any) -> None:
+        build(self, *arguments, **options)
+        for own in self.settings:
+            object.__setattr__(own, "mu", self.settings[0].mu)
+        self._mu[:] = self._mu[0]
+
+    patch.setattr(CPR, "__init__", init)
+
+
+def skipped_steps_count(patch: Patch) -> None:
+    update = CPR._update
+
+    def count(self: CPR, found_inf: Tensor | None) -> Any:
+        step = self._state["step"].clone()
+        updated = update(self, found_inf)
+        self._state["step"].copy_(step + 1)
+        return updated
+
+    patch.setattr(CPR, "_update", count)
 
 
 def maximize_of_a_group_is_ignored(patch: Patch) -> None:
@@ -62,6 +104,10 @@ def sums_are_kept_for_the_next_step(patch: Patch) -> None:
     [
         (step_within_a_step_regularizes_again, "SGD subclass"),
         (momenta_go_by_position, "SGDCPR unfused"),
+        (multipliers_are_loaded_by_position, "SGDCPR"),
+        (samples_are_loaded_by_position, "SGDCPR"),
+        (mu_of_the_first_group_is_that_of_all, "AdamCPR unfused"),
+        (skipped_steps_count, "SGDCPR scaled"),
         (maximize_of_a_group_is_ignored, "Muon"),
         (sums_are_kept_for_the_next_step, "AdamCPR unfused"),
     ],
@@ -70,4 +116,4 @@ def test_state_machine_finds_the_defect(put_back: Callable[[Patch], None], kind:
     with pytest.MonkeyPatch.context() as patch:
         put_back(patch)
         with pytest.raises((AssertionError, ValueError, RuntimeError)):
-            play(kind, 60, 60, phases=[Phase.generate], report_multiple_bugs=False)
+            play(kind, 250, 250, phases=[Phase.generate], report_multiple_bugs=False)
