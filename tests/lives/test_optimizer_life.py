@@ -42,7 +42,7 @@ BOUNDS = {
     "k": (lambda kind: KappaK(LIMITS[kind]), lambda kind: ("k", LIMITS[kind])),
     "ki0": (lambda kind: KappaKI0(0.9), lambda kind: ("ki0", 0.9)),
     "ws": (lambda kind: KappaWS(2), lambda kind: ("ws", 2)),
-    "ip": (lambda kind: KappaIP(2, ema=0.5), lambda kind: ("ip", 2, 0.5)),
+    "ip": (lambda kind: KappaIP(2), lambda kind: ("ip", 2, 0.0)),
 }
 LIMITS = {"l2": 0.02, "l1": 0.1, "std": 0.15, "huber": 0.01}
 MU = {"l2": 0.5, "l1": 1e-3, "std": 2.0, "huber": 0.5}
