@@ -9,7 +9,7 @@ Float64 would be slow on GPUs with few units for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -29,7 +29,7 @@ def sums_of_squares(tensors: Sequence[Tensor]) -> Tensor:
         [4.0, 16.0]
     """
     if all(t.device.type == "cpu" for t in tensors):
-        return _sums_on_cpu(tensors)
+        return torch.stack([_sum_on_cpu(t) for t in tensors])
     return squared_norms(tensors)
 
 
@@ -49,40 +49,16 @@ def _dtype_of_norm(t: Tensor) -> torch.dtype:
     return torch.float64 if t.dtype == torch.float64 else torch.float32
 
 
-def _sums_on_cpu(tensors: Sequence[Tensor]) -> Tensor:
-    norms: list[Tensor] = []
-    owners: list[int] = []
-    counts: list[int] = []  # number of consecutive norms of each owner
-    single_rows: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
-    for j, t in enumerate(tensors):
-        dtype = torch.float64 if t.dtype == torch.float64 else torch.float32
-        for x in _rows(flat_in_memory(t)):
-            if x.ndim == 1:
-                single_rows.setdefault(dtype, []).append((j, x))
-            else:
-                norms.append(torch.linalg.vector_norm(x, dim=1, dtype=dtype))
-                owners.append(j)
-                counts.append(x.shape[0])
-    for dtype, rows in single_rows.items():
-        norms.append(torch.stack(torch._foreach_norm([x for _, x in rows], dtype=dtype)))
-        owners += [j for j, _ in rows]
-        counts += [1] * len(rows)
-    sums = torch.zeros(len(tensors), dtype=torch.float64, device="cpu")
-    if norms:
-        owner_indices, repeats = torch.tensor([owners, counts], device="cpu")
-        indices = torch.repeat_interleave(owner_indices, repeats)
-        sums.index_add_(0, indices, torch.cat(norms).double().square_())
-    return sums
-
-
-def _rows(flat: Tensor) -> Iterator[Tensor]:
-    """Yield full rows as ``[n, length]`` and the remainder, or a single row, as one dimension."""
+def _sum_on_cpu(t: Tensor) -> Tensor:
+    """Return the sum of squares of a tensor from norms of its rows in memory, in float64."""
+    flat, dtype = flat_in_memory(t), _dtype_of_norm(t)
     length = _row_length(flat.numel())
-    full_rows = flat.numel() // length if flat.numel() > length else 0
-    if full_rows:
-        yield flat[: full_rows * length].view(full_rows, length)
-    if flat.numel() > full_rows * length:
-        yield flat[full_rows * length :]
+    count = flat.numel() // length
+    rows, rest = flat[: count * length].view(count, length), flat[count * length :]
+    norms = [torch.linalg.vector_norm(rows, dim=1, dtype=dtype)]
+    if rest.numel():
+        norms.append(torch.linalg.vector_norm(rest, dtype=dtype).reshape(1))
+    return torch.cat(norms).double().square_().sum()
 
 
 @lru_cache(maxsize=4096)
