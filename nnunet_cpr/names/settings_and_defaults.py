@@ -257,23 +257,27 @@ class TrainerName:
     @property
     def length_dependent(self) -> list[str]:
         """Parts of the training that follow its length, such as the learning rate."""
+        return self.differences_from_longer(self.total_steps)
+
+    def differences_from_longer(self, total_steps: int | None) -> list[str]:
+        """Return the parts that a longer training of this name has other than one of a length.
+
+        Args:
+            total_steps: as of :meth:`bound_for`.
+
+        Example:
+            >>> TrainerName("nnUNetTrainerCPR", schedule="constant").differences_from_longer(5000)
+            ['bound']
+        """
+        is_short = self.warmup_for(total_steps) != self.warmup_for(None)
         is_share = isinstance(self.kappa, WarmStartShare)
+        is_early = self.kappa is None and self.bound_for(total_steps) != self.bound_for(None)
         depends = {
-            "learning rate": self.schedule not in ("constant", "anytime") or self.has_short_warmup,
-            "bound": is_share or self.has_early_bound,
+            "learning rate": self.schedule not in ("constant", "anytime") or is_short,
+            "bound": is_share or (self.defaults.cpr and is_early),
             "weight decay": self.baseline is not None and self.baseline.needs_length,
         }
         return [part for part, value in depends.items() if value]
-
-    @property
-    def has_short_warmup(self) -> bool:
-        """True if the default warm-up is shortened, as the training is short."""
-        return self.warmup_steps != self.warmup_for(None)
-
-    @property
-    def has_early_bound(self) -> bool:
-        """True if the default bound is set earlier, as the training is short."""
-        return self.defaults.cpr and self.kappa is None and self.bound != self.bound_for(None)
 
     @property
     def total_steps(self) -> int:

@@ -16,7 +16,7 @@ from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.utilities.default_n_proc_DA import get_allowed_n_proc_DA
 from torch.optim import Optimizer
 
-from nnunet_cpr.baselines import Baseline
+from nnunet_cpr.baselines import Baseline, DecoupledDecay
 from nnunet_cpr.cpr.attachment import attached_method
 from nnunet_cpr.cpr.method import RegularizationMethod
 from nnunet_cpr.environment import seed_all
@@ -160,12 +160,14 @@ class NamedTrainer(PretrainedWeightsTrainer):
             if not settings.keeps_optimizer and (settings.defaults.cpr or settings.baseline):
                 self.weight_decay = 0.0  # replaced by the regularization
             self.__baseline = settings.build_baseline(self.network, decay, self._total_steps)
-            self.record_defaults()
+        self.record_defaults()
         if settings.keeps_optimizer:
             optimizer, schedule = self._configure_other_optimizer(*args, **kwargs)
         else:
             optimizer = self.build_optimizer()
             self.__given_decays = {group.get("weight_decay", 0) for group in optimizer.param_groups}
+            if isinstance(additional := attached_method(optimizer), DecoupledDecay):  # AMOS's
+                self.__given_decays.add(additional.weight_decay)
             for group in optimizer.param_groups if settings.momentum is not None else []:
                 group["momentum"] = settings.momentum
             schedule = self._build_schedule(optimizer, self.initial_lr)
@@ -235,10 +237,12 @@ class NamedTrainer(PretrainedWeightsTrainer):
         chosen = self.settings.schedule
         if chosen is None and self._warmup_steps == 0:
             return PolyLRScheduler(optimizer, lr, self.num_epochs)
-        if self._warmup_steps >= self._total_steps:
+        percent = chosen.percent if isinstance(chosen, Cooldown) else 0
+        if self._warmup_steps >= self._total_steps * (1 - percent / 100):
+            before = f" before its cooldown of {percent:g} %" if percent else ""
             self._exit(
                 f"{type(self).__name__}: expected a learning-rate warm-up shorter than the training of "
-                f"{self._total_steps} steps, got {self._warmup_steps} steps; choose _warmup<N>"
+                f"{self._total_steps} steps{before}, got {self._warmup_steps} steps; choose _warmup<N>"
             )
         length = self._warmup_steps, self.num_epochs, self.num_iterations_per_epoch
         if isinstance(chosen, Cooldown):
@@ -272,8 +276,8 @@ class NamedTrainer(PretrainedWeightsTrainer):
                 "load the data; set nnUNet_n_proc_DA=0 if it should be"
             )
         self._check_settings(0 if self.current_epoch == 0 else None)
-        assert self.__configured is not None  # by initialize
-        self.__counter = self.__configured.register_step_pre_hook(self.__count_step)
+        if self.__configured is not None:
+            self.__counter = self.__configured.register_step_pre_hook(self.__count_step)
 
     def __count_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self.__steps is not None and not is_within_step(optimizer):

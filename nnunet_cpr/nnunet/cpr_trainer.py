@@ -32,6 +32,12 @@ class CPRTrainer(NamedTrainer):
             self.__cpr = CPR(self.network, **self.cpr_settings)
         return self.__cpr
 
+    def configure_anew(self) -> None:
+        if self.settings.keeps_optimizer:
+            self.cpr.detach()
+            self.__cpr = None  # its bound may be another one now
+        super().configure_anew()
+
     @property
     def history(self) -> History | None:
         """Record of the training on rank 0, None on other ranks and before the training starts."""

@@ -171,6 +171,7 @@ class ResumingTrainer(GuardedTrainer):
                     )
             else:
                 checkpoint = given if isinstance(given, dict) else checkpoints.read(path)
+            self._continue_as_begun(checkpoint["init_args"])
             for difference in self._differences(checkpoint):
                 written_by = f"was written by {checkpoint['trainer_name']}"
                 expected = f"expected {type(self).__name__}: {difference}"
@@ -188,6 +189,9 @@ class ResumingTrainer(GuardedTrainer):
         written_by = checkpoint["trainer_name"]
         if written_by != type(self).__name__:
             self._warn(f"continuing {path}, which was written by {written_by}")
+
+    def _continue_as_begun(self, arguments: dict[str, Any]) -> None:
+        """Take over from ``init_args`` of a checkpoint how its training began, before it is loaded."""
 
     def _restore(self, checkpoint: dict[str, Any]) -> None:
         """Load what nnU-Net does not know of."""

@@ -49,8 +49,16 @@ def unmet_settings(
     """
     settings, other = trainer.settings, trainer.other_trainer().__name__
     optimizer: Any = trainer.optimizer
-    is_ours = optimizer is configured or any(each is configured for each in vars(optimizer).values())
+    wrapped = [each for each in vars(optimizer).values() if isinstance(each, torch.optim.Optimizer)]
+    is_ours = any(each is configured for each in (optimizer, *wrapped))
     needs_hooks = has_method or settings.averaging_decay is not None
+    if configured is None and (needs_hooks or not settings.keeps_optimizer):
+        yield (
+            f"its configure_optimizers does not call that of {settings.family}, so that it would train "
+            "without what its name says; build the optimizer in build_optimizer, or derive the class "
+            "from a trainer of nnU-Net and name it after _on_"
+        )
+        return
     if not is_ours and (needs_hooks or not settings.keeps_optimizer):
         yield (
             f"{other} trains with an optimizer that is not from configure_optimizers, "
@@ -103,7 +111,7 @@ def _unmet_rate(trainer: Any, other: str, first_epoch: int) -> Iterator[str]:
     if not rates:
         return
     is_rising = len(rates) > 1 and all(a < b for a, b in pairwise(rates))
-    if is_rising and end == trainer.num_epochs and end != warmup:
+    if settings.epochs is not None and is_rising and end == trainer.num_epochs and end != warmup:
         yield (
             f"the learning-rate warm-up of {other} is longer than the training of {end} epochs, which "
             f"ends with a rate of {print_number(rates[-1])}; choose more epochs"

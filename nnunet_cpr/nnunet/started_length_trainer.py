@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from nnunet_cpr.nnunet.averaged_weights import AveragingTrainer
-from nnunet_cpr.nnunet.checkpoint_policy import read_checkpoints
 from nnunet_cpr.nnunet.fold_files import DEFAULTS_LINE
-from nnunet_cpr.refusals import Refusal
 
 DEFAULTS = "nnunet_cpr_defaults"
 """Entry of a checkpoint's ``init_args``: the number of steps that its defaults and shares follow, also
@@ -23,19 +20,24 @@ class DefaultsTrainer(AveragingTrainer):
     """
 
     __continued: dict[str, Any] | None = None
+    __has_started = False
 
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        if self.continues:
-            self.__continued = self.__newest_arguments()
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        self.__has_started = True
 
-    def __newest_arguments(self) -> dict[str, Any] | None:
-        """Return ``init_args`` of the checkpoint to be continued, None if there is none."""
-        try:
-            found = read_checkpoints(Path(self.output_folder), lambda message: None)
-        except Refusal:  # load_checkpoint says so
-            return None
-        return dict(next(iter(found.values()))["init_args"])
+    def _continue_as_begun(self, arguments: dict[str, Any]) -> None:
+        super()._continue_as_begun(arguments)
+        if self.__has_started:  # as it does
+            return
+        before = self._length_of_defaults
+        self.__continued = dict(arguments)
+        if self._length_of_defaults != before:
+            self.configure_anew()
+
+    def configure_anew(self) -> None:
+        """Build the optimizer, its schedule and the regularization once more."""
+        self.optimizer, self.lr_scheduler = self.configure_optimizers()
 
     @property
     def _total_steps(self) -> int:
@@ -61,6 +63,8 @@ class DefaultsTrainer(AveragingTrainer):
         """Record the length in the checkpoints, once it is known."""
         if (length := self._length_of_defaults) is not None:
             self.my_init_kwargs[DEFAULTS] = length
+        else:
+            self.my_init_kwargs.pop(DEFAULTS, None)
 
     def describe_defaults(self) -> str:
         """Return the defaults that depend on the length in words, empty if the name has none."""

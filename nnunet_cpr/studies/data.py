@@ -203,7 +203,10 @@ def _check_defaults(study: Study, paths: StudyPaths) -> None:
     results = paths.results
     for entry in study.trainers:
         ours = parse_trainer(entry.trainer)
-        if ours is None or not (ours.has_short_warmup or ours.has_early_bound):
+        if ours is None:
+            continue
+        is_early = ours.kappa is None and "bound" in ours.length_dependent
+        if not is_early and ours.warmup_steps == ours.warmup_for(None):
             continue
         runs = [run for run in study.runs() if run.entry == entry.key]
         old = [run for run in runs if _has_old_defaults(run.folder(results))]

@@ -234,7 +234,7 @@ def add_seconds(fold: Path, seconds: float) -> None:
 def record_epochs(run: Run, fold: Path) -> None:
     """Record the number of epochs of a finished training, if it is below that of its name."""
     record, (epochs, _) = _read_record(fold), fold_files.read_progress(fold)
-    record.pop("epochs", None)  # of a shorter training that this one continues
+    record.pop("epochs", None)  # of a shorter training that this one extends
     if 0 < epochs < (planned_epochs(run.trainer) or 0):
         record["epochs"] = epochs
     write_json(fold / fold_files.RESOURCES, record)

@@ -135,7 +135,6 @@ class Worker:
             print(f"{path}: set aside as {set_aside(path).name}")
         if not (fold / fold_files.FINAL_CHECKPOINT).exists():
             weights = self.run.weights(self.paths.results)
-            self._begin_from_shorter(fold, weights)
             if weights is not None and begins(self.run, self.paths):
                 self._run_nnunet(request, "-pretrained_weights", str(weights))
             else:
@@ -148,14 +147,6 @@ class Worker:
                 f"nnUNetv2_train: expected {summary_file(fold)} with all cases of the fold, got none",
                 f"see {self.paths.log(self.run)}",
             )
-
-    def _begin_from_shorter(self, fold: Path, weights: Path | None) -> None:
-        from nnunet_cpr.nnunet.tools.extend import begin_from_shorter
-
-        try:
-            begin_from_shorter(fold, weights, print)
-        except Refusal as error:
-            raise Refusal(f"cannot begin from a shorter training: {error}") from error
 
     def _run_nnunet(self, request: StopRequest, *options: str) -> None:
         start = time.monotonic()

@@ -15,17 +15,15 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
-from nnunet_cpr.nnunet.pretrained import PRETRAINED, sha256
-from nnunet_cpr.nnunet.started_length_trainer import DEFAULTS
-from nnunet_cpr.nnunet.tools.extend import begin_from_shorter, extend_model, with_epochs
+from nnunet_cpr.nnunet.tools.extend import extend_model, with_epochs
 from nnunet_cpr.refusals import Refusal
 from tests.golden.tiny_trainer import build_trainer, nnunet_folders
+from tests.helpers import ROOT
 from tests.helpers.resume_cases import differences
 from tests.helpers.workspace import Workspace
 
 NAME = "nnUNetTrainerCPR_anytime_ema0p5_ws5_seed1_{}epochs_3iters"
-DECAYED = "nnUNetTrainerSGD_seed1_1epochs_2iters"
-ANYTIME = "nnUNetTrainerCPR_anytime_ws1_1epochs_2iters_seed1"
+DECAYED = "nnUNetTrainerSGD_anytime_seed1_1epochs_2iters"
 
 
 def command(*arguments: Any) -> Any:
@@ -78,7 +76,7 @@ def test_finished_and_extended_trainings_equal_those_of_their_length(
     assert space.checkpoint(finished)["current_epoch"] == 3
 
     extended = command("extend", space.model(finished), "--epochs", 5)
-    assert extended.exit_code == 0 and "followed the length" not in extended.output
+    assert extended.exit_code == 0 and not extended.stderr
     (line,) = re.findall(r"nnUNetv2_train .*", extended.output)
     assert line.split()[1:] == [
         space.dataset, "3d_fullres", "0", "-tr", whole, "-p", space.plans, "--c"
@@ -104,8 +102,7 @@ def test_refusals_name_what_to_do(workspace: Workspace, tmp_path: Path) -> None:
     again = command("extend", space.model(name), "--epochs", 1)
     assert again.exit_code == 1 and "extend it to another number" in again.stderr
     longer = command("extend", space.model(name), "--epochs", 2)
-    assert longer.exit_code == 0
-    assert "its learning rate followed the length" in longer.stderr
+    assert longer.exit_code == 0 and not longer.stderr
     again = command("extend", space.model(name), "--epochs", 2)
     assert again.exit_code == 1 and "has a checkpoint; continue it with --c" in again.stderr
     other = space.model(name).with_name("nnUNetTrainerDA5__nnUNetPlans__2d")
@@ -116,35 +113,39 @@ def test_refusals_name_what_to_do(workspace: Workspace, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kept"),
+    "name",
     [
-        ("nnUNetTrainerCPR_50epochs", "bound"),
-        ("nnUNetTrainerCPR_ws2p_10epochs", "bound"),
-        ("nnUNetTrainerAdamCPR_20epochs", "bound"),
-        ("nnUNetTrainerAdamW_20epochs", "learning rate"),
-        ("nnUNetTrainerSGD_cooldown20p_20epochs", "learning rate"),
-        ("nnUNetTrainerAttachCPR_on_nnUNetTrainer_5epochs", "learning rate"),
-        ("nnUNetTrainerCPR_anytime_10epochs", ""),
+        "nnUNetTrainerCPR_50epochs",
+        "nnUNetTrainerCPR_ws2p_10epochs",
+        "nnUNetTrainerAdamCPR_20epochs",
+        "nnUNetTrainerAdamW_20epochs",
+        "nnUNetTrainerSGD_cooldown20p_20epochs",
+        "nnUNetTrainerAttachCPR_on_nnUNetTrainer_5epochs",
+        "nnUNetTrainerCPR_anytime_10epochs",
     ],
 )
-def test_extended_training_keeps_what_followed_the_shorter_length(
-    name: str, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_training_that_0_3_0_extended_keeps_what_followed_the_shorter_length(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command that extend prints continues, with the bound and the warm-up of the beginning."""
+    """It is continued and validated, with the bound and the warm-up of the beginning."""
     monkeypatch.setattr(nnUNetTrainer, "on_train_start", lambda trainer: None)
-    said: list[str] = []
     with nnunet_folders(tmp_path):
         shorter = save_fold(name)
-        model, _ = extend_model(Path(shorter.output_folder).parent, 200, said.append)
-        for _ in range(2):
-            longer = build_trainer(model.name.partition("__")[0], continues=True)
-            maybe_load_checkpoint(longer, True, False)
-            longer.save_checkpoint(str(model / "fold_0" / "checkpoint_latest.pth"))
-        assert longer.current_epoch == 4 and longer.num_epochs == 200  # saved once more
+        longer_name, _ = with_epochs(name, 200)
+        checkpoint = torch.load(Path(shorter.output_folder) / "checkpoint_final.pth", weights_only=False)
+        for validates in (False, False, True):
+            longer = build_trainer(longer_name, continues=not validates)
+            fold = Path(longer.output_folder)
+            if not list(fold.glob("*.pth")):
+                torch.save({**checkpoint, "trainer_name": longer_name}, fold / "checkpoint_latest.pth")
+            maybe_load_checkpoint(longer, not validates, validates)
+            longer.save_checkpoint(str(fold / "checkpoint_latest.pth"))
+            if not validates:
+                shutil.copyfile(fold / "checkpoint_latest.pth", fold / "checkpoint_final.pth")
+        assert longer.current_epoch == 5 and longer.num_epochs == 200
         assert longer._warmup_steps == shorter._warmup_steps
         states = [each.optimizer.state_dict() for each in (shorter, longer)]
         assert states[0].get("cpr", {}).get("config") == states[1].get("cpr", {}).get("config")
-    assert kept in " ".join(said) if kept else not said
 
 
 def save_fold(name: str) -> Any:
@@ -160,14 +161,15 @@ def test_training_that_cannot_be_longer_is_refused(tmp_path: Path) -> None:
     """Nothing is written, also if another fold could be extended."""
     with nnunet_folders(tmp_path):
         for name, words in (
-            ("nnUNetTrainerSGD_cosine0p1_wd1en3_20epochs", "ends with the length of the training"),
-            ("nnUNetTrainerCPR_ws2p_20epochs", "written by version 0.2.0"),
+            ("nnUNetTrainerSGD_cosine0p1_wd1en3_20epochs", "learning rate and weight decay would be"),
+            ("nnUNetTrainerCPR_ws2p_20epochs", "learning rate and bound would be another one"),
+            ("nnUNetTrainerCPR_constant_20epochs", "its bound would be another .* of 200 epochs; train"),
+            ("nnUNetTrainerAdamW_constant_20epochs", "its learning rate would be another one"),
+            ("nnUNetTrainerPlain_on_nnUNetTrainer_5epochs", "its learning rate would be another one"),
             ("nnUNetTrainerCPR_anytime_20epochs", "has 3 epochs; expected --epochs above that"),
         ):
             trainer = build_trainer(name)
             fold = Path(trainer.output_folder)
-            if "ws2p" in name:
-                del trainer.my_init_kwargs[DEFAULTS]
             trainer.save_checkpoint(str(fold / "checkpoint_final.pth"))
             epochs = 3 if "anytime" in name else 200
             if "anytime" in name:
@@ -195,46 +197,13 @@ def test_names_get_another_number_of_epochs(name: str, longer: str) -> None:
     assert with_epochs(name, 20)[0] == longer
 
 
-@pytest.mark.parametrize(
-    ("other", "is_taken"),
-    [
-        ("nnUNetTrainerCPR_2epochs_anytime_ws1_2iters_seed1", True),
-        ("nnUNetTrainerCPR_constant_ema_ws1_2epochs_2iters_seed1", False),
-        ("nnUNetTrainerCPR_anytime_ws1_2epochs_2iters_seed2", False),
-        ("nnUNetTrainerCPR_ws1_2epochs_2iters_seed1", False),
-        ("nnUNetTrainerCPR_anytime_ws1_9epochs_2iters_seed1", False),
-    ],
-)
-def test_study_continues_shorter_runs(
-    other: str, is_taken: bool, workspace: Workspace, tmp_path: Path
+def test_class_derived_from_a_family_gets_a_number_of_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    space = workspace.with_results_in(tmp_path)
-    trained = workspace.fold(ANYTIME)
-    if not trained.exists():
-        workspace.finish(ANYTIME)
-    shutil.copytree(trained, space.fold(other))
-    longer = space.fold("nnUNetTrainerCPR_anytime_ws1_3epochs_2iters_seed1")
-    said: list[str] = []
-    begin_from_shorter(longer, None, said.append)
-    assert (longer / "checkpoint_latest.pth").exists() == is_taken == bool(said)
-
-
-@pytest.mark.parametrize(("began_with", "is_taken"), [("a.pth", True), ("b.pth", False), (None, False)])
-def test_study_continues_shorter_runs_with_the_same_weights_only(
-    began_with: str | None, is_taken: bool, workspace: Workspace, tmp_path: Path
-) -> None:
-    space = workspace.with_results_in(tmp_path)
-    for name in ("a.pth", "b.pth"):
-        (tmp_path / name).write_text(name)
-    trained = workspace.fold(ANYTIME)
-    if not trained.exists():
-        workspace.finish(ANYTIME)
-    shorter = space.fold("nnUNetTrainerCPR_anytime_ws1_2epochs_2iters_seed1_preA")
-    shutil.copytree(trained, shorter)
-    if began_with is not None:
-        checkpoint = torch.load(shorter / "checkpoint_final.pth", weights_only=False)
-        checkpoint["init_args"][PRETRAINED] = {"path": "", "sha256": sha256(tmp_path / began_with)}
-        torch.save(checkpoint, shorter / "checkpoint_final.pth")
-    longer = space.fold("nnUNetTrainerCPR_anytime_ws1_3epochs_2iters_seed1_preA")
-    begin_from_shorter(longer, tmp_path / "a.pth", [].append)
-    assert (longer / "checkpoint_latest.pth").exists() == is_taken
+    (tmp_path / "derived.py").write_text(
+        "from nnunet_cpr.nnunet.trainer import nnUNetTrainerSGD\n\n\n"
+        "class nnUNetTrainerDerivedSGD(nnUNetTrainerSGD):\n    pass\n"
+    )
+    folders = os.pathsep.join([str(tmp_path), str(ROOT / "trainers")])
+    monkeypatch.setenv("nnUNet_extTrainer", folders)
+    assert with_epochs("nnUNetTrainerDerivedSGD", 9)[0] == "nnUNetTrainerDerivedSGD_9epochs"

@@ -243,3 +243,109 @@ def test_every_setting_is_tested() -> None:
     fields = {field.name for field in dataclasses.fields(TrainerName)}
     assert fields == SETTINGS.keys() | ELSEWHERE.keys()
     assert all((ROOT / "tests" / f"{file}.py").exists() for file in ELSEWHERE.values())
+
+
+OWN_CLASSES = """
+import torch
+from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+from nnunet_cpr.nnunet.trainer import nnUNetTrainerCPR
+
+
+class WithNone(torch.optim.SGD):
+    closure = None
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.foreach = None  # as all optimizers of pytorch-optimizer have
+
+
+class nnUNetTrainerOwnSGD(nnUNetTrainerCPR):
+    kind = torch.optim.SGD
+
+    def configure_optimizers(self):
+        optimizer = self.kind(self.network.parameters(), self.initial_lr)
+        return optimizer, PolyLRScheduler(optimizer, self.initial_lr, self.num_epochs)
+
+
+class nnUNetTrainerOwnNone(nnUNetTrainerOwnSGD):
+    kind = WithNone
+
+
+class Ramp(torch.optim.lr_scheduler.LRScheduler):
+    def __init__(self, optimizer, first, end, lr):
+        self.first, self.end, self.highest = first, end, lr
+        super().__init__(optimizer)
+
+    def step(self, epoch=0):
+        share = (1 + (epoch or 0) - self.first) / (self.end - self.first)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.highest * min(max(share, 0.1), 1)
+
+
+class nnUNetTrainerThawing(nnUNetTrainer):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.num_epochs, self.thawed = 4, False
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.network.parameters(), self.initial_lr)
+        return optimizer, Ramp(optimizer, 0, 2, self.initial_lr)
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 2:
+            self.lr_scheduler = Ramp(self.optimizer, 2, 4, self.initial_lr)
+        super().on_train_epoch_start()
+"""
+
+
+@pytest.fixture
+def own_classes(_searched: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "own_classes.py").write_text(OWN_CLASSES)
+    folders = os.environ["nnUNet_extTrainer"]
+    monkeypatch.setenv("nnUNet_extTrainer", os.pathsep.join([str(folder), folders]))
+
+
+@pytest.mark.parametrize("suffixes", ["", "_ws3_9epochs_5iters", "_ema0p5_9epochs"])
+@pytest.mark.parametrize("name", ["nnUNetTrainerOwnSGD", "nnUNetTrainerOwnNone"])
+@pytest.mark.usefixtures("own_classes")
+def test_class_that_would_train_without_cpr_is_refused(
+    name: str, suffixes: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        _build(name + suffixes)
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert f"{name}{suffixes}: its configure_optimizers does not call that of nnUNetTrainerCPR" in line
+
+
+@pytest.mark.usefixtures("own_classes")
+def test_schedule_that_begins_later_does_not_end_a_training_whose_name_sets_none() -> None:
+    built = _build("nnUNetTrainerAttachCPR_ws3_on_nnUNetTrainerThawing")
+    assert built.rates == pytest.approx([0.005, 0.01, 0.005, 0.01])
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["nnUNetTrainerSGD", "nnUNetTrainerAdamW", "nnUNetTrainerMuon", "nnUNetTrainerTimm_lion"],
+)
+def test_weight_decay_of_a_family_is_in_force(family: str) -> None:
+    assert 1e-4 in _build(f"{family}_wd1en4_2epochs").values("weight_decay")
+
+
+def test_additional_decay_of_amos_is_in_force() -> None:
+    pytest.importorskip("pytorch_optimizer")
+    built = _build("nnUNetTrainerAMOS_wd1en4_2epochs")
+    assert built.method.weight_decay == 1e-4 and _build("nnUNetTrainerAMOS_2epochs").method is None
+
+
+@pytest.mark.parametrize("base", ["", "_on_nnUNetTrainer_5epochs"])
+def test_warmup_into_the_cooldown_is_refused(base: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the length of the other trainer, too."""
+    epochs = "" if base else "_5epochs"
+    with pytest.raises((SystemExit, WrongName)) as refusal:
+        _build(f"nnUNetTrainerAdamCPR_cooldown50p_warmup800{epochs}{base}")
+    said = capsys.readouterr().err or str(refusal.value)
+    assert "1250 steps before its cooldown of 50 %" in said and "choose" in said

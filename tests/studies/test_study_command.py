@@ -93,18 +93,3 @@ def test_folds_run_side_by_side_after_the_split(study: Callable) -> None:
     assert len(json.loads(split.read_text())) == 5
     assert kept is None or json.loads(split.read_text()) == kept
     assert "2 of 2 done" in mine.command("status")
-
-
-@pytest.mark.slow
-def test_study_with_more_epochs_continues_its_finished_runs(study: Callable) -> None:
-    short, longer = (f"nnUNetTrainerCPR_anytime_ws1_{n}epochs_2iters_seed0" for n in (1, 2))
-    mine = study("longer", [short], [0])
-    mine.run()
-    mine.file.write_text(mine.file.read_text().replace(short, longer))
-    assert "exists with other trainers; choose another --name, or --replace" in mine.run(status=1)
-    said = mine.run("--replace")
-    assert f"{longer} fold_0: continuing 1 of 2 epochs from {short}" in said
-    (log,) = mine.logs.glob(f"*{longer}*.log")
-    assert "Epoch 1" in log.read_text() and "Epoch 0" not in log.read_text()
-    assert mine.space.checkpoint(longer)["current_epoch"] == 2
-    assert mine.space.checkpoint(short)["current_epoch"] == 1

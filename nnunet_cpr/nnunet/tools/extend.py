@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nnunet_cpr.files import atomic_torch_save
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.settings_and_defaults import DEFAULT_EPOCHS, TrainerName
-from nnunet_cpr.names.suffixes import WarmStartShare, find_suffix
-from nnunet_cpr.names.trainer_name import parse_trainer_name
+from nnunet_cpr.names.settings_and_defaults import TrainerName
+from nnunet_cpr.names.suffixes import find_suffix
 from nnunet_cpr.nnunet import fold_files
 from nnunet_cpr.nnunet.checkpoint_policy import FINISHED, read_checkpoints
-from nnunet_cpr.nnunet.classes import resolve_settings
+from nnunet_cpr.nnunet.classes import resolve_settings, search
 from nnunet_cpr.nnunet.fold_claim import is_of_this_machine, running_process
 from nnunet_cpr.nnunet.history import CSV_NAME
-from nnunet_cpr.nnunet.pretrained import recorded_weights, sha256
 from nnunet_cpr.nnunet.started_length_trainer import DEFAULTS
 from nnunet_cpr.refusals import Refusal
 
@@ -36,7 +33,7 @@ def with_epochs(name: str, epochs: int) -> tuple[str, TrainerName]:
         >>> with_epochs("nnUNetTrainerCPR_anytime_100epochs_seed1", 200)[0]
         'nnUNetTrainerCPR_anytime_200epochs_seed1'
     """
-    if resolve_settings(name) is None:
+    if resolve_settings(name) is None and not hasattr(search(name), "is_family"):  # or derived from one
         raise WrongName(
             f"{name}: expected a trainer of nnunet-cpr, whose name can hold the number of epochs, such "
             "as nnUNetTrainerSGD_anytime"
@@ -68,8 +65,8 @@ def extend_model(model: Path, epochs: int, report: Callable[[str], None]) -> tup
         The longer training's folder, and its folds.
 
     Raises:
-        Refusal: the folder has no training, the longer one exists, or a fold has so many epochs or no
-            checkpoint that can be read.
+        Refusal: the folder has no training, the longer one exists, more than the number of epochs would
+            differ in it, or a fold has so many epochs or no checkpoint that can be read.
         WrongName: the trainer is not from this package.
         OSError: a file cannot be read or written.
     """
@@ -80,9 +77,7 @@ def extend_model(model: Path, epochs: int, report: Callable[[str], None]) -> tup
             f"{model}: expected TRAINER__PLANS__CONFIGURATION with checkpoints in folders such as fold_0"
         )
     trainer, plans, configuration = model.name.split("__")
-    longer, settings = with_epochs(trainer, epochs)
-    shorter = resolve_settings(trainer)
-    assert shorter is not None  # so is the longer one
+    longer, _ = with_epochs(trainer, epochs)
     target = model.with_name(f"{longer}__{plans}__{configuration}")
     if target == model:
         raise Refusal(
@@ -94,32 +89,15 @@ def extend_model(model: Path, epochs: int, report: Callable[[str], None]) -> tup
             raise Refusal(f"{target / fold.name} has a checkpoint", "continue it with --c")
     for fold in folds:  # all of them, before anything is written
         _read_shorter(fold, longer, epochs, report)
-    done = [extend_fold(fold, target / fold.name, longer, epochs, report) for fold in folds]
-    if parts := dict.fromkeys([*shorter.length_dependent, *settings.length_dependent]):
-        report(
-            f"{longer} will not be the training of {epochs} epochs from its start: its "
-            f"{', '.join(parts)} followed the length of {trainer} for {max(done)} epochs"
-        )
+    for fold in folds:
+        _extend_fold(fold, target / fold.name, longer, epochs, report)
     return target, [fold.name.removeprefix("fold_") for fold in folds]
 
 
-def extend_fold(
+def _extend_fold(
     fold: Path, target: Path, trainer: str, epochs: int, report: Callable[[str], None]
-) -> int:
-    """Make the folder of a fold of a longer training, and return the epochs so far.
-
-    Args:
-        fold: folder of the shorter training.
-        target: folder of the longer one.
-        trainer: name of the longer one's trainer.
-        epochs: number of epochs of the longer one.
-        report: function that shows a message.
-
-    Raises:
-        Refusal: the shorter training runs, has so many epochs, cannot be longer, or has no checkpoint
-            that can be read.
-        OSError: a file cannot be read or written.
-    """
+) -> None:
+    """Make the folder of a fold of a longer training; see :func:`extend_model`."""
     found = _read_shorter(fold, trainer, epochs, report)
     newest = next(iter(found.values()))
     target.mkdir(parents=True, exist_ok=True)
@@ -130,7 +108,6 @@ def extend_fold(
     if best := found.get(fold / fold_files.BEST_CHECKPOINT):
         atomic_torch_save(_renamed(best, trainer), target / fold_files.BEST_CHECKPOINT)
     atomic_torch_save(_renamed(newest, trainer), target / fold_files.LATEST_CHECKPOINT)
-    return int(newest["current_epoch"])
 
 
 def _read_shorter(
@@ -141,71 +118,18 @@ def _read_shorter(
     assert settings is not None  # a trainer of this package
     if process is not None and is_of_this_machine(process):  # claims of others may be left over
         raise Refusal(f"{fold} is trained at the moment", "end it with nnunet-cpr finish first")
-    if settings.baseline is not None and settings.baseline.needs_length:
-        raise Refusal(
-            f"{fold}: _{settings.tokens()['baseline']} ends with the length of the training, so that "
-            "it has no longer one",
-            "train that from the start",
-        )
     found = read_checkpoints(fold, report)
     path, newest = next(iter(found.items()))
     if (done := newest["current_epoch"]) >= epochs:
         raise Refusal(f"{path} has {done} epochs", f"expected --epochs above that, got {epochs}")
-    if isinstance(settings.kappa, WarmStartShare) and DEFAULTS not in newest["init_args"]:
+    # The length that its defaults follow; those of version 0.2.0 followed none.
+    length = newest["init_args"].get(DEFAULTS)
+    if parts := settings.differences_from_longer(length):
         raise Refusal(
-            f"{path} was written by version 0.2.0, which did not record the length that its bound is a "
-            "share of",
-            "train the longer one from the start",
+            f"{fold}: its {' and '.join(parts)} would be another one in a training of {epochs} epochs",
+            f"train {trainer} from its start; trainings with _anytime can be extended",
         )
     return found
-
-
-def begin_from_shorter(fold: Path, weights: Path | None, report: Callable[[str], None]) -> None:
-    """Begin a fold from a finished shorter training that it would otherwise repeat, if there is one.
-
-    Only where nothing in the training depends on its length, so that the result is the same.
-
-    Args:
-        fold: folder of the fold to be trained, below ``TRAINER__PLANS__CONFIGURATION``.
-        weights: checkpoint with which the fold begins, None for random weights.
-        report: function that shows a message.
-
-    Raises:
-        Refusal: the shorter training cannot be read.
-        OSError: a file cannot be read or written.
-    """
-    trainer, *rest = fold.parent.name.split("__")
-    wanted = _length_independent(trainer)
-    if wanted is None or _has_checkpoint(fold):
-        return
-    shorter: list[tuple[int, Path]] = []
-    for model in fold.parents[1].glob(f"*__{'__'.join(rest)}"):
-        other = _length_independent(model.name.partition("__")[0])
-        final = model / fold.name / fold_files.FINAL_CHECKPOINT
-        if other is None or not final.is_file() or other.total_steps >= wanted.total_steps:
-            continue
-        if replace(other, epochs=wanted.epochs) == wanted and _began_with(weights, final):
-            shorter.append((other.total_steps, model / fold.name))
-    if shorter:
-        _, longest = max(shorter)
-        epochs = wanted.epochs or DEFAULT_EPOCHS
-        done = extend_fold(longest, fold, trainer, epochs, report)
-        name = longest.parent.name.partition("__")[0]
-        report(f"{trainer} {fold.name}: continuing {done} of {epochs} epochs from {name}")
-
-
-def _began_with(weights: Path | None, checkpoint: Path) -> bool:
-    record = recorded_weights(checkpoint) or {}
-    return record.get("sha256") == (None if weights is None else sha256(weights))
-
-
-def _length_independent(trainer: str) -> TrainerName | None:
-    """Return the settings of a trainer in which nothing depends on the length, otherwise None."""
-    try:
-        settings = parse_trainer_name(trainer)
-    except WrongName:
-        return None
-    return None if settings is None or settings.length_dependent else settings
 
 
 def _has_checkpoint(fold: Path) -> bool:
