@@ -29,7 +29,8 @@ def sums_of_squares(tensors: Sequence[Tensor]) -> Tensor:
         [4.0, 16.0]
     """
     if all(t.device.type == "cpu" for t in tensors):
-        return torch.stack([_sum_on_cpu(t) for t in tensors])
+        sums = [_sum_on_cpu(t) for t in tensors]
+        return torch.stack(sums) if sums else torch.zeros(0, dtype=torch.float64, device="cpu")
     return squared_norms(tensors)
 
 

@@ -30,6 +30,7 @@ from torch import nn
 from torch.nn import functional
 
 from nnunet_cpr.cpr.algorithm import CPR
+from nnunet_cpr.cpr.attachment import attached_method
 from nnunet_cpr.environment import seed_all
 from nnunet_cpr.files import atomic_torch_save, atomic_write, read_json
 from nnunet_cpr.names.run_name import RunName
@@ -159,6 +160,9 @@ class _Training:
         self.task, self.name, self.folder, self.setup, self.device = task, run, folder, setup, device
         self.model = setup.model.to(device)
         self.optimizer = build_optimizer(self.model, run, task)
+        method = attached_method(self.optimizer)
+        if isinstance(method, CPR):
+            method.warns_of_unset_bounds = False  # `train` has, at the start
         self.epoch = self.step = 0
         self.seconds = 0.0
         self.history: list[dict[str, float]] = []
