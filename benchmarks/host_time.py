@@ -50,7 +50,7 @@ def regularize(optimizer: Any) -> None:
     attachment = attachments[optimizer]
     if attachment.begin_step(optimizer):
         attachment.correct(optimizer)
-        attachment.finish_step()
+        attachment._finish_step()
 
 
 def seconds(function: Callable[[], Any]) -> float:

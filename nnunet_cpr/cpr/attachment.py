@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Iterator
 from itertools import chain
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _DECAYS = ("weight_decay", "lambd")
 """Settings of weight decay in parameter groups; ASGD has both."""
+_HOOKED_STEP = Optimizer.profile_hook_step(Optimizer.step).__code__
+"""Code that torch puts around each ``step``, also those that a subclass calls, to run the hooks."""
 
 attachments: weakref.WeakKeyDictionary[Optimizer, Attachment] = weakref.WeakKeyDictionary()
 """Attachments by optimizer. Copies of an optimizer, which torch makes without hooks, have none."""
@@ -31,6 +34,20 @@ def attached_method(optimizer: Optimizer) -> RegularizationMethod | None:
     """Return the method that is attached to an optimizer, None if there is none."""
     attachment = attachments.get(optimizer)
     return None if attachment is None else attachment.method
+
+
+def is_within_step(optimizer: Optimizer) -> bool:
+    """Return True if a hook of a step runs within another step of the same optimizer.
+
+    Torch runs the hooks in the ``step`` of each class that has been used. A subclass whose ``step``
+    calls ``super().step()`` thus runs them twice. Only the stack tells: a counter would be wrong after a
+    step that raises, for which torch runs no hook.
+    """
+    frame, depth = sys._getframe(), 0
+    while frame is not None:
+        depth += frame.f_code is _HOOKED_STEP and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back  # type: ignore[assignment]
+    return depth > 1
 
 
 class Attachment:
@@ -76,11 +93,11 @@ class Attachment:
             optimizer.register_load_state_dict_pre_hook(self._check_loaded_state_dict),
             optimizer.register_load_state_dict_post_hook(self._set_loaded_state),
         ]
+        # torch.compile would treat values read on the host as constants, or recompile for each.
+        before, after = map(torch.compiler.disable, (self._before_step, self._after_step))
+        self._hooks.append(optimizer.register_step_post_hook(after))
         if not getattr(type(optimizer), "calls_attachment", False):  # its step calls this itself
-            # torch.compile would treat values read on the host as constants, or recompile for each.
-            before, after = map(torch.compiler.disable, (self._before_step, self._after_step))
             self._hooks.append(optimizer.register_step_pre_hook(before))
-            self._hooks.append(optimizer.register_step_post_hook(after))
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -210,7 +227,7 @@ class Attachment:
             self._open_step = self.method.update_and_correct(found_inf)
             self.has_open_correction = True
 
-    def finish_step(self) -> None:
+    def _finish_step(self) -> None:
         """Finish what :meth:`correct` has begun, after the optimizer's update."""
         self.has_open_correction = False
         if self._open_step is not None:
@@ -223,8 +240,7 @@ class Attachment:
         self.has_open_correction, self._open_step, self._held = False, None, None
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        # A subclass whose step calls super().step() gets here twice; then the correction is open.
-        if not self.begin_step(optimizer):
+        if is_within_step(optimizer) or not self.begin_step(optimizer):
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
@@ -245,7 +261,9 @@ class Attachment:
         return args, {**kwargs, "closure": closure_then_correct}
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.finish_step()  # torch runs no hook after a step that raises
+        # Torch runs no hook after a step that raises: its correction stays open.
+        if self.has_open_correction and not is_within_step(optimizer):
+            self._finish_step()
 
     # State dicts of the optimizer
 

@@ -72,7 +72,7 @@ class Bound(ABC):
             step: number of optimizer steps so far.
             kappa: the bounds, +inf where not set yet.
         """
-        return not self.is_set_once or (step >= self.earliest and not bool((kappa < math.inf).all()))
+        return not self.is_set_once or (not bool((kappa < math.inf).all()) and step >= self.earliest)
 
     @abstractmethod
     def update_(self, kappa: Tensor, step: Tensor, measure: Tensor, memory: dict[str, Tensor]) -> None:

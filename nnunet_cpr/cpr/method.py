@@ -66,6 +66,7 @@ class RegularizationMethod(ABC):
             )
         # Weak, so that the optimizer and its state are freed without garbage collection.
         self._attachment_ref: weakref.ref[Attachment] | None = None
+        self._order: list[str] = []  # names in the order of the optimizer's groups
         self._constants: dict[Any, tuple[Any, Tensor]] = {}
         step = torch.zeros((), dtype=torch.int64, device=self._device())
         self._state: dict[str, Tensor] = {"step": step}
@@ -159,7 +160,8 @@ class RegularizationMethod(ABC):
         """
         if self.optimizer is not None:
             raise RuntimeError(f"{self.title} is attached to an optimizer already; call detach() first")
-        self._attachment_ref = weakref.ref(Attachment(self, optimizer))
+        attachment = Attachment(self, optimizer)
+        self._attachment_ref, self._order = weakref.ref(attachment), attachment.order
         return optimizer
 
     def detach(self) -> None:
@@ -182,14 +184,14 @@ class RegularizationMethod(ABC):
 
     def _own_state_dict(self) -> dict[str, Any]:
         # The optimizer's order, by which torch matches momenta, where it is another than that of names.
-        order = [] if self._attachment is None else self._attachment.order
+        order = {} if self._order in ([], self.names) else {"order": list(self._order)}
         return {
             "version": saved_state.VERSION,
             "config": self._config(),
             "names": list(self.names),
             "shapes": [list(p.shape) for p in self.parameters],
             "state": {key: value.clone() for key, value in self._state.items()},
-            **({} if order in ([], self.names) else {"order": list(order)}),
+            **order,
         }
 
     def validated(self, state_dict: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from itertools import chain
@@ -14,28 +13,13 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nnunet_cpr.cpr.attachment import is_within_step
 from nnunet_cpr.cpr.regularizers import accumulator
 from nnunet_cpr.names.settings_and_defaults import TrainerName
 from nnunet_cpr.nnunet.resuming_trainer import ResumingTrainer
 
 WINDOW_SHARE = 0.1
 """Longest window of the average, as a share of the steps so far."""
-_HOOKED_STEP = Optimizer.profile_hook_step(Optimizer.step).__code__
-"""Code that torch puts around each ``step``, also those that a subclass calls, to run the hooks."""
-
-
-def is_within_step(optimizer: Optimizer) -> bool:
-    """Return True if a hook of a step runs within another step of the same optimizer.
-
-    Torch runs the hooks in the ``step`` of each class that has been used. A subclass whose ``step``
-    calls ``super().step()`` thus runs them twice. Only the stack tells: a counter would be wrong after a
-    step that raises, for which torch runs no hook.
-    """
-    frame, depth = sys._getframe(), 0
-    while frame is not None:
-        depth += frame.f_code is _HOOKED_STEP and frame.f_locals.get("self") is optimizer
-        frame = frame.f_back  # type: ignore[assignment]
-    return depth > 1
 
 
 class AveragedWeights:

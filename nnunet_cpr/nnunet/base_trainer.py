@@ -17,14 +17,13 @@ from nnunetv2.utilities.default_n_proc_DA import get_allowed_n_proc_DA
 from torch.optim import Optimizer
 
 from nnunet_cpr.baselines import Baseline, DecoupledDecay
-from nnunet_cpr.cpr.attachment import attached_method
+from nnunet_cpr.cpr.attachment import attached_method, is_within_step
 from nnunet_cpr.cpr.method import RegularizationMethod
 from nnunet_cpr.environment import seed_all
 from nnunet_cpr.integrations import from_timm
 from nnunet_cpr.names.settings_and_defaults import DEFAULT_LR
 from nnunet_cpr.names.suffixes import Cooldown
 from nnunet_cpr.nnunet import checkpoints, schedules
-from nnunet_cpr.nnunet.averaged_weights import is_within_step
 from nnunet_cpr.nnunet.commands import CPU_THREADS
 from nnunet_cpr.nnunet.other_optimizer import without_weight_decay
 from nnunet_cpr.nnunet.pretrained import PretrainedWeightsTrainer

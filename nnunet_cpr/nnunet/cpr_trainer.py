@@ -33,9 +33,8 @@ class CPRTrainer(NamedTrainer):
         return self.__cpr
 
     def configure_anew(self) -> None:
-        if self.settings.keeps_optimizer:
-            self.cpr.detach()
-            self.__cpr = None  # its bound may be another one now
+        self.cpr.detach()
+        self.__cpr = None  # its bound is another one now
         super().configure_anew()
 
     @property

@@ -30,10 +30,16 @@ class DefaultsTrainer(AveragingTrainer):
         super()._continue_as_begun(arguments)
         if self.__has_started:  # as it does
             return
-        before = self._length_of_defaults
+        before = self.__followed()
         self.__continued = dict(arguments)
-        if self._length_of_defaults != before:
+        if self.__followed() != before:
             self.configure_anew()
+        self.record_defaults()
+
+    def __followed(self) -> tuple[Any, ...]:
+        """Return the settings that follow the length."""
+        warmup = self._warmup_steps
+        return warmup, self.settings.bound_for(self._length_of_defaults, warmup)
 
     def configure_anew(self) -> None:
         """Build the optimizer, its schedule and the regularization once more."""

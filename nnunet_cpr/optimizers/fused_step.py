@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from nnunet_cpr.cpr.attachment import attachments
 from nnunet_cpr.cpr.method import RegularizationMethod
@@ -110,7 +109,7 @@ class FusedStep(LoadsByName, ABC):
     """
 
     calls_attachment = True
-    """True: a step calls the attachment, which needs no hook."""
+    """True: a step calls the attachment, which needs no hook before it."""
     state: Any
     _find_kernel = staticmethod(find_kernel)  # an attribute, so that a trial can choose another
     # Defaults, which a copy has: torch copies groups and state only.
@@ -152,9 +151,8 @@ class FusedStep(LoadsByName, ABC):
             self._take_torchs_step()
         # After a step that raised when its correction was done, the kernel would correct again.
         elif attachment.has_open_correction or not self._take_fused_step(attachment.method):
-            attachment.correct(optimizer)
+            attachment.correct(optimizer)  # which a hook after the step finishes
             self._take_torchs_step()
-            attachment.finish_step()
         return loss
 
     def _take_fused_step(self, method: RegularizationMethod) -> bool:
@@ -239,10 +237,10 @@ class FusedStep(LoadsByName, ABC):
             return True
         # Torch's kernels for the CPU do not check what they are given.
         return all(
-            (t.stride() == p.stride() and not t.is_neg()) or not t.ndim
+            type(p) in (Tensor, torch.nn.Parameter)
+            and is_dense(p)
+            and all(_kind(t) == _kind(p) for t in (grad, *_moments(self.state.get(p, {}))))
             for p, grad in pairs
-            for t in (grad, *self.state.get(p, {}).values())
-            if isinstance(t, Tensor)
         )
 
     # Implemented by each optimizer
@@ -273,8 +271,22 @@ class FusedStep(LoadsByName, ABC):
 
 
 def _torch_may_fuse(groups: list[dict[str, Any]]) -> bool:
-    """Return True if torch has fused steps for the parameters, which are the default here."""
+    """Return True if torch's fused steps support the parameters, which is the default here."""
     items = [item for group in groups for item in group["params"]]
     params = [item[1] if isinstance(item, tuple) else item for item in items]
-    has_fused, _ = _default_to_fused_or_foreach(params, False, use_fused=True)
-    return has_fused and not any(map(is_sharded, params)) and all(map(is_dense, params))
+    # torch's fused SGD in half precision on the CPU is wrong in versions up to 2.13.
+    has_kernel = all(
+        p.is_cuda or (p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64))
+        for p in params
+    )
+    return has_kernel and not any(map(is_sharded, params)) and all(map(is_dense, params))
+
+
+def _moments(state: dict[str, Any]) -> list[Tensor]:
+    """Return the tensors of a parameter's state but for the count of steps."""
+    return [t for t in state.values() if isinstance(t, Tensor) and t.ndim]
+
+
+def _kind(t: Tensor) -> tuple[Any, ...]:
+    """Return what a kernel assumes to be equal for a parameter, its gradient and its moments."""
+    return t.shape, t.dtype, t.device, t.stride(), t.is_neg()

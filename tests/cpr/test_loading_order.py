@@ -135,3 +135,11 @@ def test_every_entry_of_the_state_is_loaded_by_name(kappa: Any) -> None:
         for key, value in entries.items():
             expected = [value[names.index(name)].item() for name in order]
             assert loaded[key].tolist() == expected, key
+
+
+def test_detached_method_keeps_the_order_of_its_optimizer() -> None:
+    named = [(name, matrix(0.5)) for name in "ab"]
+    cpr = CPR(named)
+    cpr.attach(torch.optim.SGD([p for _, p in reversed(named)], lr=0.1))
+    cpr.detach()
+    assert cpr.state_dict()["order"] == ["b", "a"]

@@ -12,7 +12,8 @@ from torch import nn
 from torch.optim import SGD
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR, MuonCPR
-from nnunet_cpr.baselines import CautiousDecay, DecoupledDecay
+from nnunet_cpr.baselines import CautiousDecay, DecoupledDecay, Hyperball
+from nnunet_cpr.optimizers import FusedSGD
 from tests.helpers.matrices import matrix, set_gradients
 
 
@@ -79,6 +80,41 @@ def test_step_after_one_that_raises_is_regularized() -> None:
     assert cpr.step_count == 0
     optimizer.step()
     assert cpr.step_count == 1
+
+
+@pytest.mark.usefixtures("hooked_bases")
+def test_step_that_steps_twice_is_regularized_once() -> None:
+    class Twice(SGD):
+        def step(self, closure: Any = None) -> Any:
+            group = self.param_groups
+            self.param_groups = list(group)  # as code that steps one group after another
+            super().step()
+            super().step()
+            self.param_groups = group
+
+    p = matrix()
+    cpr = CPR([p])
+    optimizer = cpr.attach(Twice([p], lr=0.1))
+    for t in range(3):
+        set_gradients([p], t)
+        optimizer.step()
+        assert cpr.step_count == t + 1
+
+
+def test_method_finishes_after_the_whole_step_of_a_subclass() -> None:
+    class Extra(FusedSGD):
+        def step(self, closure: Any = None) -> Any:
+            loss = super().step(closure)
+            p.data.mul_(3)
+            return loss
+
+    p = nn.Parameter(torch.randn(4, 3))
+    optimizer = Hyperball([("w", p)]).attach(Extra([("w", p)], lr=0.1, momentum=0.9))
+    norm = p.detach().norm()
+    for t in range(2):
+        set_gradients([p], t)
+        optimizer.step()
+        torch.testing.assert_close(p.detach().norm(), norm)
 
 
 class SAM(torch.optim.Optimizer):

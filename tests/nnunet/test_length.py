@@ -15,6 +15,7 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
+from nnunet_cpr.nnunet.started_length_trainer import DEFAULTS
 from nnunet_cpr.nnunet.tools.extend import extend_model, with_epochs
 from nnunet_cpr.refusals import Refusal
 from tests.golden.tiny_trainer import build_trainer, nnunet_folders
@@ -178,6 +179,12 @@ def test_training_that_cannot_be_longer_is_refused(tmp_path: Path) -> None:
                 trainer.save_checkpoint(str(fold.parent / "fold_1" / "checkpoint_final.pth"))
             with pytest.raises(Refusal, match=words):
                 extend_model(fold.parent, epochs, print)
+            if words.startswith("its bound"):  # so was that of 0.2.0, which did not record the length
+                checkpoint = torch.load(fold / "checkpoint_final.pth", weights_only=False)
+                del checkpoint["init_args"][DEFAULTS]
+                torch.save(checkpoint, fold / "checkpoint_final.pth")
+                with pytest.raises(Refusal, match="its bound would be another"):
+                    extend_model(fold.parent, 19, print)
             longer = with_epochs(name, epochs)[0]
             assert not list(fold.parents[1].glob(f"{longer}__*"))
 

@@ -124,7 +124,7 @@ def _read_shorter(
         raise Refusal(f"{path} has {done} epochs", f"expected --epochs above that, got {epochs}")
     # The length that its defaults follow; those of version 0.2.0 followed none.
     length = newest["init_args"].get(DEFAULTS)
-    if parts := settings.differences_from_longer(length):
+    if parts := dict.fromkeys(settings.differences_from_longer(length) + settings.length_dependent):
         raise Refusal(
             f"{fold}: its {' and '.join(parts)} would be another one in a training of {epochs} epochs",
             f"train {trainer} from its start; trainings with _anytime can be extended",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nnunet_cpr import SGDCPR, AdamCPR
+from nnunet_cpr.optimizers import FusedAdam, FusedSGD
 
 SHAPES = [(6, 5), (4, 3, 2), (7,)]
 STEPS = 5
@@ -93,3 +95,45 @@ def test_parameters_that_share_memory_are_stepped_in_turn() -> None:
             optimizer.step()
         results.append(p.detach().clone())
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("build", [FusedSGD, FusedAdam])
+def test_state_of_another_shape_is_not_written_to(build: Any) -> None:
+    """Torch's fused kernels for the CPU would write beyond it."""
+    options = {"momentum": 0.9} if build is FusedSGD else {}
+    small, large = (build([nn.Parameter(torch.ones(n))], lr=0.1, **options) for n in (8, 64))
+    for optimizer in (small, large):
+        (p,) = optimizer.param_groups[0]["params"]
+        p.grad = torch.ones_like(p)
+    small.step()
+    large.load_state_dict(small.state_dict())
+    with pytest.raises(RuntimeError):
+        large.step()
+
+
+@pytest.mark.parametrize("method", [True, False])
+def test_parameter_within_another_tensor_is_stepped_alone(method: bool) -> None:
+    whole, gradient = torch.ones(4, 8), torch.ones(4, 8)
+    p = nn.Parameter(torch.ones(4, 4))
+    p.data, p.grad = whole[:, :4], gradient[:, :4]
+    build = partial(SGDCPR, momentum=0, nesterov=False) if method else FusedSGD
+    build([("w", p)], lr=0.1).step()
+    assert (whole[:, :4] == 0.9).all() and (whole[:, 4:] == 1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("build", [SGDCPR, FusedSGD])
+def test_half_precision_on_the_cpu_is_not_fused_by_default(build: Any, dtype: torch.dtype) -> None:
+    """Torch's fused SGD changes nothing there in some versions up to 2.13."""
+    optimizer = build([("w", nn.Parameter(torch.ones(3, 3, dtype=dtype)))], lr=0.5)
+    assert not optimizer.param_groups[0]["fused"]
+
+
+def test_model_that_is_cast_without_a_method_is_stepped() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = FusedSGD(model, lr=0.1, momentum=0.9)
+    for dtype in (torch.float32, torch.float64):
+        model.to(dtype)
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
