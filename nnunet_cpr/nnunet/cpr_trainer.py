@@ -139,16 +139,15 @@ class CPRTrainer(NamedTrainer):
         if self.history is not None and self.history.epochs:
             self._draw(share=math.inf)
             verdict = judge_bounds(self.history)
-            if verdict.advice:
-                self._warn(f"{verdict.text}; {verdict.advice}")
-            else:
-                self.print_to_log_file(f"CPR: {verdict.text}")
+            text, advice = verdict.text, verdict.advice
             limited = self.cpr.metrics()["limited_corrections"]
             if limited > 1:
-                self._warn(
-                    f"{limited:,.0f} corrections had a multiplier above its limit, which sets a matrix "
-                    f"to 0; see in {CSV_NAME} when, and choose a lower learning rate or mu"
-                )
+                text += f"; {limited:,.0f} corrections were limited, which sets a matrix to 0"
+                advice = advice or "choose a lower learning rate or _mu<V>"
+            if advice:
+                self._warn(f"{text}; {advice}")
+            else:
+                self.print_to_log_file(f"CPR: {text}")
 
 
 LOGGED = ("measure_to_kappa", "lagrange_multiplier_mean", "lagrange_multiplier_max", "active")
