@@ -57,7 +57,9 @@ def test_log_ends_with_the_verdict(trainer: str, workspace: Workspace) -> None:
 
 @pytest.mark.slow
 def test_verdict_counts_limited_corrections(workspace: Workspace) -> None:
-    (log,) = train(workspace, "nnUNetTrainerCPR_k1en5_mu1e1_3epochs_2iters").glob("training_log_*.txt")
+    (log,) = train(workspace, "nnUNetTrainerCPR_k1en5_mu1e1_seed1_3epochs_2iters").glob(
+        "training_log_*.txt"
+    )
     *_, last = [line for line in log.read_text().splitlines() if line.strip()]
     assert re.search(r"too tight.*; \d+ corrections were limited, which sets a matrix to 0; ", last)
 
