@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from nnunet_cpr.cpr import saved_state
 from nnunet_cpr.cpr.shards import is_checkpoint_imported, is_state_initialization
-from nnunet_cpr.cpr.tensors import check_tensors
+from nnunet_cpr.cpr.tensors import check_tensors, layouts
 from nnunet_cpr.refusals import list_names
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class Attachment:
         self._watched = (*_DECAYS, *self._setting_keys)
         self._checked: Any = None  # groups that were checked last
         self._held: tuple[int, int] | None = (id(optimizer.param_groups), id(optimizer.state))
+        self._layouts: dict[int, Any] = {}  # of the parameters at the step before
         self._loaded: dict[str, Tensor] = {}
         self.has_open_correction = False
         self._open_step: Iterator[None] | None = None
@@ -220,7 +221,8 @@ class Attachment:
         Raises:
             RuntimeError: a gradient or state does not fit its parameter; nothing is changed then.
         """
-        check_tensors(optimizer)
+        check_tensors(optimizer, self._layouts)
+        self._layouts = layouts(optimizer)
         if not self.has_open_correction:
             self.method.move_state_to_parameters()
             found_inf = getattr(optimizer, "found_inf", None)  # set by GradScaler

@@ -25,25 +25,37 @@ _grad = attrgetter("grad")
 _layout = attrgetter("shape", "dtype", "device", "layout")
 
 
-def check_tensors(optimizer: Optimizer) -> None:
+def layouts(optimizer: Optimizer) -> dict[int, Any]:
+    """Return the layout of each parameter by its id, as far as :func:`check_tensors` needs it.
+
+    That is, for an optimizer whose state is not checked in every step.
+    """
+    if _is_state_known(optimizer):
+        return {}
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    return dict(zip(map(id, params), map(_layout, params)))
+
+
+def check_tensors(optimizer: Optimizer, before: dict[int, Any]) -> None:
     """Check that gradients and state are like their parameters, as optimizers expect.
 
     Otherwise an optimizer of torch raises amid its step, when CPR and the optimizer have moved some
     parameters. Torch's and ours make all tensors of the state like the parameter. Other optimizers may
-    have their own dtypes, and their state is not checked.
+    have their own dtypes, so that only the state of parameters that have changed is checked.
 
     Args:
         optimizer: optimizer about to take a step.
+        before: :func:`layouts` at an earlier step.
 
     Raises:
         RuntimeError: a gradient or a tensor of the state has another shape, dtype or device than its
             parameter, or a gradient is sparse and the optimizer takes none.
     """
-    if not _are_all_alike(optimizer):
-        _check_each(optimizer)
+    if not _are_all_alike(optimizer, before):
+        _check_each(optimizer, before)
 
 
-def _are_all_alike(optimizer: Optimizer) -> bool:
+def _are_all_alike(optimizer: Optimizer, before: dict[int, Any]) -> bool:
     """Return True if all tensors are like their parameters; False says nothing."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     grads: list[Any] = list(map(_grad, params))
@@ -53,8 +65,8 @@ def _are_all_alike(optimizer: Optimizer) -> bool:
     own = list(map(_layout, params))
     if list(map(_layout, grads)) != own:
         return False
-    if not _has_known_state(type(optimizer)):  # type: ignore[arg-type]
-        return True
+    if not _is_state_known(optimizer):
+        return list(map(before.get, map(id, params))) == own
     holders, states = list(optimizer.state), list(optimizer.state.values())
     try:
         is_same = list(map(id, holders)) == list(map(id, params))
@@ -75,17 +87,21 @@ def _columns(states: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
             yield column
 
 
+def _is_state_known(optimizer: Optimizer) -> bool:
+    """Return True if each tensor of the state is like its parameter, but for the number of steps."""
+    return _has_known_state(type(optimizer))  # type: ignore[arg-type]
+
+
 @lru_cache
 def _has_known_state(kind: type[Optimizer]) -> bool:
-    """Return True if each tensor of the state is like its parameter, but for the number of steps."""
     is_ours = any(c.__module__.startswith("nnunet_cpr.") for c in kind.__mro__)  # or derived from ours
     is_known = is_ours or kind.__module__.startswith("torch.optim.")
     return is_known and not issubclass(kind, _STATE_OF_OTHER_SHAPES)
 
 
-def _check_each(optimizer: Optimizer) -> None:
+def _check_each(optimizer: Optimizer, before: dict[int, Any]) -> None:
     """Raise the error of :func:`check_tensors` for the first tensor that is wrong."""
-    takes_sparse, has_known = _takes_sparse_gradients(optimizer), _has_known_state(type(optimizer))  # type: ignore[arg-type]
+    takes_sparse, checks_all = _takes_sparse_gradients(optimizer), _is_state_known(optimizer)
     for group in optimizer.param_groups:
         for k, p in enumerate(group["params"]):
             if p.grad is None:
@@ -95,7 +111,9 @@ def _check_each(optimizer: Optimizer) -> None:
                     f"{type(optimizer).__name__} does not support sparse gradients; build embeddings "
                     "with sparse=False"
                 )
-            tensors = {"gradient": p.grad, **(optimizer.state.get(p, {}) if has_known else {})}
+            tensors = {"gradient": p.grad}
+            if checks_all or before.get(id(p), _layout(p)) != _layout(p):
+                tensors |= optimizer.state.get(p, {})
             own = p.shape, p.dtype, p.device
             for key, t in tensors.items():
                 is_like = not isinstance(t, Tensor) or (t.shape, t.dtype, t.device) == own

@@ -189,7 +189,7 @@ class FusedStep(LoadsByName, ABC):
             return None
         params, grads = [p for p, _ in pairs], [grad for _, grad in pairs]
         if not all([self.state.get(p) for p in params]):
-            check_tensors(cast(torch.optim.Optimizer, self))  # before it creates missing state
+            check_tensors(cast(torch.optim.Optimizer, self), {})  # before it creates missing state
             if any(grad.layout is not torch.strided for grad in grads):
                 return None  # torch's step creates it in another way
         own = self._rule_and_state(group, params)

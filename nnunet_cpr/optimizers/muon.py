@@ -187,7 +187,7 @@ class Muon(LoadsByName, torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        check_tensors(self)
+        check_tensors(self, {})
         for group in self.param_groups:
             self._follow_parameters(group)
             pairs = [pair for pair in zip(group["params"], group["rules"]) if pair[0].grad is not None]
