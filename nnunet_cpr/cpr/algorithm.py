@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, zip_longest
+from itertools import groupby
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from nnunet_cpr.cpr.bounds import Bound, KappaKI0, KappaWS, as_bound
 from nnunet_cpr.cpr.method import RegularizationMethod
@@ -418,34 +417,17 @@ class CPR(RegularizationMethod):
 
     # Settings
 
-    def check_settings(self, optimizer: Optimizer, initial: list[dict[str, Any]] | None) -> None:
-        if initial is None:
-            for group in optimizer.param_groups:  # torch.load reads plain values with weights_only=True
-                if isinstance(group.get("kappa"), Bound):
-                    group["kappa"] = str(group["kappa"])
-                if isinstance(group.get("regularizer"), Regularizer):
-                    group["regularizer"] = group["regularizer"].name
-        # Some optimizers have a setting of their own by one of these names.
-        ours = [key for key in CPRSettings.KEYS if key not in optimizer.defaults]
-        now = [{key: group[key] for key in ours if key in group} for group in optimizer.param_groups]
-        if initial is None:
-            self._check_read(optimizer, now)
-            return
-        # Without settings in them, groups may come and go; the attachment asks for their parameters.
-        no_group: Any = "no group" if any(initial) else {}
-        for i, (before, own) in enumerate(zip_longest(initial, now, fillvalue=no_group)):
-            if own != before:
-                raise ValueError(
-                    f"parameter group {i}: expected {before} as at construction, got "
-                    f"{own or 'a new group'}; build a new optimizer to change groups or settings of CPR"
-                )
-
-    def _check_read(self, optimizer: Optimizer, given: list[dict[str, Any]]) -> None:
-        """Check that the settings in the groups of an optimizer are those that this was built with."""
+    def check_settings(self, groups: list[dict[str, Any]], keys: Sequence[str]) -> None:
         settings = {id(p): own for p, own in zip(self.parameters, self.settings)}
-        for i, (group, own) in enumerate(zip(optimizer.param_groups, given)):
+        for i, group in enumerate(groups):
+            # torch.load reads plain values with weights_only=True.
+            if "kappa" in keys and isinstance(group.get("kappa"), Bound):
+                group["kappa"] = str(group["kappa"])
+            if "regularizer" in keys and isinstance(group.get("regularizer"), Regularizer):
+                group["regularizer"] = group["regularizer"].name
+            given = {key: group[key] for key in keys if key in group}
             for mine in {settings[id(p)] for p in group["params"] if id(p) in settings}:
-                for key, value in own.items():
+                for key, value in given.items():
                     built = mine.plain()[key]
                     if value != built and CPRSettings.parse({**vars(mine), key: value}) != mine:
                         raise ValueError(

@@ -6,7 +6,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -78,7 +78,7 @@ class Attachment:
         self._setting_keys = [key for key in method.setting_keys if key not in optimizer.defaults]
         self.order = self._present_order(optimizer)
         self._check_groups(optimizer)
-        method.check_settings(optimizer, None)
+        method.check_settings(optimizer.param_groups, self._setting_keys)
         self._settings = self._present_settings(optimizer)
         self._watched = (*_DECAYS, *self._setting_keys)
         self._checked: Any = None  # groups that were checked last
@@ -156,6 +156,19 @@ class Attachment:
                         "after loading a state that has another"
                     )
 
+    def _check_settings(self, optimizer: Optimizer) -> None:
+        """Check that the method's settings in the groups are those at the attachment."""
+        # Without settings in them, groups may come and go; _check_groups asks for their parameters.
+        no_group: Any = "no group" if any(self._settings) else {}
+        both = zip_longest(self._settings, self._present_settings(optimizer), fillvalue=no_group)
+        for i, (before, own) in enumerate(both):
+            if own != before:
+                raise ValueError(
+                    f"parameter group {i}: expected {before} as at construction, got "
+                    f"{own or 'a new group'}; build a new optimizer to change groups or settings of "
+                    f"{self.method.title}"
+                )
+
     def _check_devices(self) -> None:
         for name, p in zip(self.method.names, self.method.parameters):
             if p.is_meta:
@@ -210,7 +223,7 @@ class Attachment:
         ]
         if groups != self._checked:
             self._check_groups(optimizer)
-            self.method.check_settings(optimizer, self._settings)
+            self._check_settings(optimizer)
             self._check_devices()
             self._checked = groups
         return bool(optimizer.state) or not is_state_initialization(optimizer)

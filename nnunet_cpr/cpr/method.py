@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -98,15 +98,16 @@ class RegularizationMethod(ABC):
         """Count a step of a kernel on the CPU, and return what it has to subtract, if ``has_decay``."""
         raise NotImplementedError(f"{self.title} has no decay")
 
-    def check_settings(self, optimizer: Optimizer, initial: list[dict[str, Any]] | None) -> None:  # noqa: B027
-        """Check the settings of this method in the groups of the optimizer that it is attached to.
+    def check_settings(self, groups: list[dict[str, Any]], keys: Sequence[str]) -> None:  # noqa: B027
+        """Check that settings in the groups of an optimizer are those that this method was built with.
 
         Args:
-            optimizer: the optimizer.
-            initial: settings in its groups at the attachment; None while it is being attached.
+            groups: parameter groups of the optimizer that it is being attached to; settings are replaced
+                by plain values, as an optimizer saves them.
+            keys: those of ``setting_keys`` that are not settings of the optimizer itself.
 
         Raises:
-            ValueError: a setting is not one that this method was built with.
+            ValueError: a setting is another one.
         """
 
     @abstractmethod
@@ -183,6 +184,7 @@ class RegularizationMethod(ABC):
         return self._own_state_dict()
 
     def _own_state_dict(self) -> dict[str, Any]:
+        """Return the state without warnings, to compare a loaded one with."""
         # The optimizer's order, by which torch matches momenta, where it is another than that of names.
         order = {} if self._order in ([], self.names) else {"order": list(self._order)}
         return {
