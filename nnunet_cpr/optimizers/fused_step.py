@@ -7,6 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -21,6 +22,9 @@ from nnunet_cpr.cpr.sums import is_dense
 from nnunet_cpr.cpr.tensors import check_tensors
 from nnunet_cpr.optimizers.groups import LoadsByName, torch_groups
 
+_shape, _dtype, _device, _layout = map(attrgetter, ("shape", "dtype", "device", "layout"))
+_PLAIN = {Tensor, torch.nn.Parameter, torch.nn.Buffer}
+
 
 class GroupStep(NamedTuple):
     """Settings and tensors of a parameter group in a fused step.
@@ -29,7 +33,7 @@ class GroupStep(NamedTuple):
         rule: ``momentum``, ``nesterov`` or ``adam``.
         settings: lr, beta1 (SGD's momentum), beta2 and eps.
         columns: the parameters with a gradient, their gradients, and first and second moments, as far as
-            the rule has them; of DTensors the local tensors.
+            the rule has them, alike in memory (:func:`_are_alike`); of DTensors the local tensors.
         matrices: index of each parameter among the regularized ones, -1 for others.
         steps: Adam's step counts.
     """
@@ -203,6 +207,8 @@ class FusedStep(LoadsByName, ABC):
             if not all(all(map(has_same_placements, params, column)) for column in columns):
                 return None
             columns, steps = [local_tensors(column) for column in columns], local_tensors(steps)
+        if not _are_alike(columns):
+            return None
         return GroupStep(rule, settings, columns, matrices, steps)
 
     def _take_torchs_step(self) -> None:
@@ -236,12 +242,12 @@ class FusedStep(LoadsByName, ABC):
         if all([p.is_cuda for p, _ in pairs]):  # the GPU waits for this code
             return True
         # Torch's kernels for the CPU do not check what they are given.
-        return all(
-            type(p) in (Tensor, torch.nn.Parameter)
-            and is_dense(p)
-            and all(_kind(t) == _kind(p) for t in (grad, *_moments(self.state.get(p, {}))))
-            for p, grad in pairs
-        )
+        for p, grad in pairs:
+            state = self.state.get(p, {}).values()
+            moments = [[t] for t in state if isinstance(t, Tensor) and t.ndim]  # no counts of steps
+            if not _are_alike([[p], [grad], *moments]):
+                return False
+        return True
 
     # Implemented by each optimizer
 
@@ -279,14 +285,32 @@ def _torch_may_fuse(groups: list[dict[str, Any]]) -> bool:
         p.is_cuda or (p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64))
         for p in params
     )
-    return has_kernel and not any(map(is_sharded, params)) and all(map(is_dense, params))
+    return has_kernel and _are_alike([params])
 
 
-def _moments(state: dict[str, Any]) -> list[Tensor]:
-    """Return the tensors of a parameter's state but for the count of steps."""
-    return [t for t in state.values() if isinstance(t, Tensor) and t.ndim]
+def _are_alike(columns: Sequence[Sequence[Tensor]]) -> bool:
+    """Return True if the tensors of each parameter have its shape, dtype, device and order in memory.
 
+    False as well if one is not a plain tensor, or one whose elements are not dense in memory.
 
-def _kind(t: Tensor) -> tuple[Any, ...]:
-    """Return what a kernel assumes to be equal for a parameter, its gradient and its moments."""
-    return t.shape, t.dtype, t.device, t.stride(), t.is_neg()
+    Args:
+        columns: parameters, and tensors of each of them in the same order.
+    """
+    tensors = [t for column in columns for t in column]
+    if not set(map(type, tensors)) <= _PLAIN or set(map(_layout, tensors)) - {torch.strided}:
+        return False
+    if any(map(Tensor.is_neg, tensors)):  # torch negates it when it is read
+        return False
+    for attribute in _shape, _dtype, _device, Tensor.is_contiguous:
+        expected = list(map(attribute, columns[0]))
+        if any(list(map(attribute, column)) != expected for column in columns[1:]):
+            return False
+    if all(expected):  # contiguous
+        return True
+    # The order of the dimensions in memory; the stride of a dimension of size 1 means nothing.
+    return all(map(is_dense, columns[0])) and all(
+        own == wanted or n <= 1
+        for column in columns[1:]
+        for t, p in zip(column, columns[0])
+        for own, wanted, n in zip(t.stride(), p.stride(), p.shape)
+    )

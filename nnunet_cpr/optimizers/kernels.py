@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import Any
 
 import numba
@@ -28,7 +27,6 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from nnunet_cpr.cpr.multipliers import LARGEST, Decays
-from nnunet_cpr.cpr.sums import is_dense
 
 PARAM, GRAD, FIRST, SECOND, STEP, NUMEL, MATRIX = range(7)
 """Rows of a table of the n parameters of a group, int64 ``[7, n]``: the addresses of each parameter, its
@@ -38,8 +36,6 @@ index j among the regularized matrices, -1 for none."""
 MOMENTUM, NESTEROV, ADAM = range(3)
 """Rules of :func:`step`."""
 _RULES = {"momentum": MOMENTUM, "nesterov": NESTEROV, "adam": ADAM}
-_shape, _dtype, _device, _layout = map(attrgetter, ("shape", "dtype", "device", "layout"))
-_PLAIN = {Tensor, torch.nn.Parameter, torch.nn.Buffer}
 
 _LARGEST = np.float32(LARGEST)
 
@@ -311,43 +307,17 @@ def fused_step(groups: Sequence[Any], decays: Callable[[], Decays]) -> bool:
 def _table(
     columns: Sequence[Sequence[Tensor]], matrices: Sequence[int], steps: Sequence[Tensor]
 ) -> np.ndarray | None:
-    """Return the table of a group, None if a kernel must not access the tensors by their addresses."""
+    """Return the table of a group, None if it is not in float32 on the CPU.
+
+    The tensors of a :class:`~nnunet_cpr.optimizers.fused_step.GroupStep` are alike in memory.
+    """
     params = columns[0]
     kinds = {(p.dtype, p.device.type) for p in params} | {(t.dtype, t.device.type) for t in steps}
     counts = {(type(t), t.numel()) for t in steps}
-    is_plain = kinds == {(torch.float32, "cpu")} and not counts - {(Tensor, 1)}
-    if not is_plain or not _are_alike(columns):
+    if kinds != {(torch.float32, "cpu")} or counts - {(Tensor, 1)}:
         return None
     none = [0] * len(params)
     rows = [list(map(Tensor.data_ptr, column)) for column in columns]
     rows += [none] * (STEP - len(columns))
     rows.append(list(map(Tensor.data_ptr, steps)) if steps else none)
     return np.array([*rows, list(map(Tensor.numel, params)), matrices], np.int64)
-
-
-def _are_alike(columns: Sequence[Sequence[Tensor]]) -> bool:
-    """Return True if the tensors of each parameter have its shape, dtype, device and order in memory.
-
-    False as well if one is not a plain tensor, or one whose elements are not dense in memory.
-
-    Args:
-        columns: parameters, and tensors of each of them in the same order.
-    """
-    tensors = [t for column in columns for t in column]
-    if not set(map(type, tensors)) <= _PLAIN or set(map(_layout, tensors)) - {torch.strided}:
-        return False
-    if any(map(Tensor.is_neg, tensors)):  # torch negates it when it is read
-        return False
-    for attribute in _shape, _dtype, _device, Tensor.is_contiguous:
-        expected = list(map(attribute, columns[0]))
-        if any(list(map(attribute, column)) != expected for column in columns[1:]):
-            return False
-    if all(expected):  # contiguous
-        return True
-    # The order of the dimensions in memory; the stride of a dimension of size 1 means nothing.
-    return all(map(is_dense, columns[0])) and all(
-        own == wanted or n <= 1
-        for column in columns[1:]
-        for t, p in zip(column, columns[0])
-        for own, wanted, n in zip(t.stride(), p.stride(), p.shape)
-    )
