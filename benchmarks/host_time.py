@@ -50,7 +50,7 @@ def regularize(optimizer: Any) -> None:
     attachment = attachments[optimizer]
     if attachment.begin_step(optimizer):
         attachment.correct(optimizer)
-        attachment._finish_step()
+        attachment.has_open_correction = False  # the step is over
 
 
 def seconds(function: Callable[[], Any]) -> float:
@@ -64,7 +64,8 @@ def seconds(function: Callable[[], Any]) -> float:
 def main(repeats: int = 1000, checks: CheckOption = False) -> None:
     """Time CPR's part of a step of SGDCPR and AdamCPR."""
     torch.set_num_threads(1)
-    L2.sums = lambda self, params: sums.squared_norms(params)[None]  # type: ignore[method-assign]  # as on a GPU
+    # As on a GPU.
+    L2.sums = lambda self, params: sums.squared_norms(params)[None]  # type: ignore[method-assign]
     console, found = Console(width=100), []
     base = build(torch.optim.SGD, momentum=0.99, nesterov=True, foreach=True)
     for kind in (SGDCPR, AdamCPR):

@@ -1,4 +1,4 @@
-"""Adam with CPR in place of weight decay."""
+"""Adam with CPR in place of weight decay, as ``sgd.py`` has SGD."""
 
 from __future__ import annotations
 

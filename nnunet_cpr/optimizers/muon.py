@@ -1,4 +1,9 @@
-"""Muon for the parameter matrices and AdamW's rule for the other parameters; the same with CPR."""
+"""Muon for the parameter matrices and AdamW's rule for the other parameters; the same with CPR.
+
+:func:`muon_update` is the update. The class is longer than that of Jordan's ``muon.py``, since it
+chooses the rule of each parameter itself and lets rules follow parameters (``muon_rules.py``),
+orthogonalizes matrices of similar shapes together (``newton_schulz.py``), and checks timm's options.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""SGD with CPR in place of weight decay."""
+"""SGD with CPR in place of weight decay.
+
+The update is torch's function, or the kernel of ``kernels.py``. ``FusedSGD`` says which of its settings
+the kernel has, and creates the momentum that torch's fused step would lack; ``SGDCPR`` attaches CPR.
+"""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_method_finishes_after_the_whole_step_of_a_subclass() -> None:
             p.data.mul_(3)
             return loss
 
-    p = nn.Parameter(torch.randn(4, 3))
+    p = nn.Parameter(torch.arange(1.0, 13.0).view(4, 3))
     optimizer = Hyperball([("w", p)]).attach(Extra([("w", p)], lr=0.1, momentum=0.9))
     norm = p.detach().norm()
     for t in range(2):

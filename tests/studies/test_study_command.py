@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from nnunet_cpr.nnunet.tools.extend import extend_model
 from tests.studies.study_run import wait_for
 
 CPR = "nnUNetTrainerCPR_ws4_8epochs_4iters_seed0"
@@ -93,3 +94,18 @@ def test_folds_run_side_by_side_after_the_split(study: Callable) -> None:
     assert len(json.loads(split.read_text())) == 5
     assert kept is None or json.loads(split.read_text()) == kept
     assert "2 of 2 done" in mine.command("status")
+
+
+@pytest.mark.slow
+def test_study_with_more_epochs_continues_runs_that_were_extended(study: Callable) -> None:
+    short, longer = (f"nnUNetTrainerCPR_anytime_ws1_{n}epochs_2iters_seed0" for n in (1, 2))
+    mine = study("longer", [short], [0])
+    mine.run()
+    mine.file.write_text(mine.file.read_text().replace(short, longer))
+    assert "exists with other trainers; choose another --name, or --replace" in mine.run(status=1)
+    extend_model(mine.space.model(short), 2, print)
+    mine.run("--replace")
+    (log,) = mine.logs.glob(f"*{longer}*.log")
+    assert "Epoch 1" in log.read_text() and "Epoch 0" not in log.read_text()
+    assert mine.space.checkpoint(longer)["current_epoch"] == 2
+    assert mine.space.checkpoint(short)["current_epoch"] == 1

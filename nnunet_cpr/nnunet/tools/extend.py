@@ -122,9 +122,9 @@ def _read_shorter(
     path, newest = next(iter(found.items()))
     if (done := newest["current_epoch"]) >= epochs:
         raise Refusal(f"{path} has {done} epochs", f"expected --epochs above that, got {epochs}")
-    # The length that its defaults follow; those of version 0.2.0 followed none.
-    length = newest["init_args"].get(DEFAULTS)
-    if parts := dict.fromkeys(settings.differences_from_longer(length) + settings.length_dependent):
+    # Version 0.2.0 did not record the length that defaults follow, and they followed none.
+    length = newest["init_args"].get(DEFAULTS, settings.total_steps)
+    if parts := settings.differences_from_longer(length):
         raise Refusal(
             f"{fold}: its {' and '.join(parts)} would be another one in a training of {epochs} epochs",
             f"train {trainer} from its start; trainings with _anytime can be extended",
