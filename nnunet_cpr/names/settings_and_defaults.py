@@ -205,12 +205,24 @@ class TrainerName:
             given = " ".join(f"_{tokens[name]}" for name in names if name in tokens)
             if is_refused and given:
                 raise WrongName(f"{own.name} {reason} and takes no {given}", f"{advice}leave it out")
+        self.check_warmup(self.warmup_steps, self.total_steps)
+
+    def check_warmup(self, warmup: int, total_steps: int) -> None:
+        """Check that the learning-rate warm-up ends before the training, or before its cooldown.
+
+        Args:
+            warmup: steps of learning-rate warm-up, if another trainer has its own.
+            total_steps: number of optimizer steps, which may differ from the name's.
+
+        Raises:
+            WrongName: it does not.
+        """
         cooldown = self.schedule.percent if isinstance(self.schedule, Cooldown) else 0
-        if self.warmup_steps >= self.total_steps * (1 - cooldown / 100):
+        if warmup >= total_steps * (1 - cooldown / 100):
             before = f" before its cooldown of {cooldown:g} %" if cooldown else ""
             raise WrongName(
-                f"the learning-rate warm-up of {self.warmup_steps} steps is not shorter than the "
-                f"training of {self.total_steps} steps{before}",
+                f"the learning-rate warm-up of {warmup} steps is not shorter than the training of "
+                f"{total_steps} steps{before}",
                 "choose a shorter one with _warmup<N>",
             )
 

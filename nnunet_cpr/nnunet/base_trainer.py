@@ -21,6 +21,7 @@ from nnunet_cpr.cpr.attachment import attached_method, is_within_step
 from nnunet_cpr.cpr.method import RegularizationMethod
 from nnunet_cpr.environment import seed_all
 from nnunet_cpr.integrations import from_timm
+from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.settings_and_defaults import DEFAULT_LR
 from nnunet_cpr.names.suffixes import Cooldown
 from nnunet_cpr.nnunet import checkpoints, schedules
@@ -236,13 +237,10 @@ class NamedTrainer(PretrainedWeightsTrainer):
         chosen = self.settings.schedule
         if chosen is None and self._warmup_steps == 0:
             return PolyLRScheduler(optimizer, lr, self.num_epochs)
-        percent = chosen.percent if isinstance(chosen, Cooldown) else 0
-        if self._warmup_steps >= self._total_steps * (1 - percent / 100):
-            before = f" before its cooldown of {percent:g} %" if percent else ""
-            self._exit(
-                f"{type(self).__name__}: expected a learning-rate warm-up shorter than the training of "
-                f"{self._total_steps} steps{before}, got {self._warmup_steps} steps; choose _warmup<N>"
-            )
+        try:
+            self.settings.check_warmup(self._warmup_steps, self._total_steps)
+        except WrongName as error:  # by the lengths of the base trainer
+            self._exit(f"{type(self).__name__}: {error}")
         length = self._warmup_steps, self.num_epochs, self.num_iterations_per_epoch
         if isinstance(chosen, Cooldown):
             return schedules.CooldownLRScheduler(optimizer, lr, *length, chosen.percent)
