@@ -119,7 +119,7 @@ class Iteration:
             self.trainer = trainer_type(_plans(edge), _CONFIGURATION, 0, dataset, torch.device(device))
             self.trainer.initialize()
             settings = getattr(self.trainer, "settings", None)
-            if settings is not None and settings.averaging_decay is not None:
+            if settings is not None and settings.training.ema is not None:
                 with mock.patch.object(nnUNetTrainer, "on_train_start"):  # which loads data
                     self.trainer.on_train_start()
         self.trainer.network.train()

@@ -116,7 +116,7 @@ def run_demo(folder: Path, console: Console) -> list[Result]:
             done(1)
             dice = _validation_dice(output / "validation" / "summary.json")
             unseen = _mean_dice(raw / "labelsTs", predictions)
-            results.append(Result(trainer, dice, unseen, name.total_steps, seconds, output))
+            results.append(Result(trainer, dice, unseen, name.training.steps, seconds, output))
     return results
 
 

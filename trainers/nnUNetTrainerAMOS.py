@@ -1,7 +1,7 @@
 """AMOS, whose decay adapts to the model; a weight decay in the name is added to it."""
 
 from nnunet_cpr.baselines import amos
-from nnunet_cpr.names.settings_and_defaults import TrainerName
+from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.classes import with_suffixes
 

@@ -1,6 +1,6 @@
 """Adam with CPR, as in the paper's BTCV, Heart and BraTS runs."""
 
-from nnunet_cpr.names.settings_and_defaults import TrainerName
+from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.nnunet.base_trainer import ADAM_BETAS
 from nnunet_cpr.nnunet.classes import with_suffixes
 from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer

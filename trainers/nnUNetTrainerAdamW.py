@@ -2,7 +2,7 @@
 
 import torch
 
-from nnunet_cpr.names.settings_and_defaults import TrainerName
+from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.nnunet.base_trainer import ADAM_BETAS, NamedTrainer
 from nnunet_cpr.nnunet.classes import with_suffixes
 from nnunet_cpr.optimizers import FusedAdam

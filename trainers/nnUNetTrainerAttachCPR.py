@@ -1,6 +1,6 @@
 """CPR attached to the optimizer of another trainer, in place of its weight decay."""
 
-from nnunet_cpr.names.settings_and_defaults import TrainerName
+from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.nnunet.classes import with_suffixes
 from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
 

@@ -1,6 +1,6 @@
 """nnU-Net's SGD with CPR in place of weight decay."""
 
-from nnunet_cpr.names.settings_and_defaults import TrainerName
+from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.nnunet.classes import with_suffixes
 from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
 from nnunet_cpr.optimizers import SGDCPR
@@ -15,7 +15,7 @@ class nnUNetTrainerCPR(CPRTrainer):
         return SGDCPR(
             self.network,
             self.initial_lr,
-            momentum=0.99,
+            momentum=self.training.momentum,
             fused=self.is_step_fused,
             **self.cpr_settings,
         )

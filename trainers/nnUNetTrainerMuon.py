@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from nnunet_cpr.names.settings_and_defaults import TrainerName
+from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.classes import with_suffixes
 from nnunet_cpr.optimizers import Muon

@@ -1,6 +1,6 @@
 """Another trainer with suffixes, the comparison for ``nnUNetTrainerAttachCPR``."""
 
-from nnunet_cpr.names.settings_and_defaults import TrainerName
+from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.classes import with_suffixes
 

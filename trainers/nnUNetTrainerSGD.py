@@ -2,7 +2,7 @@
 
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
-from nnunet_cpr.names.settings_and_defaults import TrainerName
+from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.classes import with_suffixes
 from nnunet_cpr.optimizers import FusedSGD
@@ -19,7 +19,7 @@ class nnUNetTrainerSGD(NamedTrainer):
         return FusedSGD(
             self.network.parameters(),
             self.initial_lr,
-            momentum=0.99,
+            momentum=self.training.momentum,
             nesterov=True,
             weight_decay=self.weight_decay,
             fused=self.is_step_fused,

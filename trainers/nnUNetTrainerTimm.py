@@ -1,6 +1,6 @@
 """An optimizer of timm with its weight decay: ``nnUNetTrainerTimm_lion_lr1en4_wd1en1``."""
 
-from nnunet_cpr.names.settings_and_defaults import TrainerName
+from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.classes import with_suffixes
 

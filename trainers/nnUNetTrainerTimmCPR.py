@@ -1,7 +1,7 @@
 """An optimizer of timm with CPR in place of weight decay: ``nnUNetTrainerTimmCPR_adopt_ws2000``."""
 
 from nnunet_cpr.cpr.algorithm import CPR
-from nnunet_cpr.names.settings_and_defaults import TrainerName
+from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.nnunet.classes import with_suffixes
 from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
 

@@ -19,7 +19,7 @@ import pandas as pd
 from benchmarks.real_data.robustness import DEEPEST, DEFAULT_WEIGHT_DECAY
 from benchmarks.real_data.trainings import read_trainings
 from benchmarks.weight_decay_curves import COLUMNS, check, draw
-from nnunet_cpr.names.settings_and_defaults import TrainerName
+from nnunet_cpr.names.trainer_name import TrainerName
 
 
 def describe(name: TrainerName, label: str) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def describe(name: TrainerName, label: str) -> dict[str, Any]:
     if name.kappa is not None or name.lr is None:
         raise ValueError(f"{name}: expected weight decay or CPR's default, with a learning rate")
     decay = DEFAULT_WEIGHT_DECAY if name.weight_decay is None else name.weight_decay
-    values = (name.defaults.optimizer, name.lr, name.total_steps)
+    values = (name.defaults.optimizer, name.lr, name.training.steps)
     return dict(zip(COLUMNS, (*values, np.nan if name.defaults.cpr else decay)))
 
 

@@ -23,7 +23,7 @@ from benchmarks.real_data.trainings import read_trainings
 from benchmarks.weight_decay_curves import write_below
 from nnunet_cpr.cpr.bounds import KappaWS
 from nnunet_cpr.figures import new_figure
-from nnunet_cpr.names.settings_and_defaults import TrainerName
+from nnunet_cpr.names.trainer_name import TrainerName
 
 DEFAULT_WEIGHT_DECAY = 3e-5
 DEEPEST = 5.0
@@ -42,8 +42,8 @@ def describe(name: TrainerName, label: str) -> dict[str, Any]:
         decay = DEFAULT_WEIGHT_DECAY if name.weight_decay is None else name.weight_decay
         values = ("weight decay", decay, name.weight_decay is None)
     else:
-        assert isinstance(name.bound, KappaWS)
-        values = ("warm start", float(name.bound.steps), name.kappa is None)
+        assert isinstance(name.training.kappa, KappaWS)
+        values = ("warm start", float(name.training.kappa.steps), name.kappa is None)
     return dict(zip(("optimizer", "kind", "setting", "default"), (optimizer, *values)))
 
 

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 
 from benchmarks.real_data.trainings import read_trainings
 from nnunet_cpr.figures import new_figure
-from nnunet_cpr.names.settings_and_defaults import TrainerName
+from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.studies.study_file import load
 
 DEEPEST = 8.0
@@ -29,7 +29,7 @@ DEEPEST = 8.0
 
 def describe(name: TrainerName, label: str) -> dict[str, Any]:
     """Return ``optimizer``, the label up to a comma, and ``steps``."""
-    return {"optimizer": label.partition(",")[0], "steps": name.total_steps}
+    return {"optimizer": label.partition(",")[0], "steps": name.training.steps}
 
 
 def steps_needed(lengths: np.ndarray, dice: np.ndarray, goal: float) -> float:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from nnunet_cpr.names.settings_and_defaults import TrainerName
-from nnunet_cpr.names.trainer_name import parse_trainer_name
+from nnunet_cpr.names.trainer_name import TrainerName, parse_trainer_name
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.results import RUN, UNSEEDED, run_means
 from nnunet_cpr.studies.study_file import load

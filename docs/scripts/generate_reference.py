@@ -21,10 +21,27 @@ import typer.main
 
 from nnunet_cpr.cli import app
 from nnunet_cpr.integrations import from_timm
-from nnunet_cpr.names.trainer_name import suffix_table
+from nnunet_cpr.names.families import FAMILIES
+from nnunet_cpr.names.trainer_name import TrainerName, suffix_table
 from nnunet_cpr.studies.study import METRIC_NAMES, Study, TrainerEntry
 
 REFERENCE = Path(__file__).parents[1] / "reference"
+
+
+def families() -> str:
+    """Return the table of the families, with what each trains without a suffix."""
+    lines = ["| name | optimizer | learning rate | regularization |", "| --- | --- | --- | --- |"]
+    for family in FAMILIES.values():
+        if family.optimizer == "timm":  # which need the name of an optimizer
+            continue
+        training = TrainerName(family.name).training
+        rows = dict(training.rows())
+        optimizer = rows["family"].partition(": ")[2]
+        method = (
+            f"CPR, bound `_{training.kappa}`" if family.cpr else f"weight decay: {rows['weight decay']}"
+        )
+        lines.append(f"| `{family.name}` | {optimizer} | {rows['learning rate']} | {method} |")
+    return "\n".join(lines)
 
 
 def suffixes() -> str:
@@ -141,7 +158,7 @@ def _attributes(kind: type) -> dict[str, str]:
 
 PAGES = {
     "../how-to/other-optimizers.md": {"timm": timm_names},
-    "trainer-names.md": {"suffixes": suffixes},
+    "trainer-names.md": {"families": families, "suffixes": suffixes},
     "study-file.md": {"study": study_entries, "trainer": trainer_entries},
     "commands.md": {},
 }

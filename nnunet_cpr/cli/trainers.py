@@ -26,8 +26,9 @@ def trainers(
     as_json: JsonOption = False,
 ) -> None:
     """List the trainers and suffixes, or explain what the trainer of a name does."""
-    from nnunet_cpr.names.settings_and_defaults import FAMILIES
+    from nnunet_cpr.names.families import FAMILIES
     from nnunet_cpr.names.trainer_name import suffix_table
+    from nnunet_cpr.names.training import NEVER
     from nnunet_cpr.spelling import NUMBER_HELP
 
     if name is None:
@@ -47,7 +48,7 @@ def trainers(
         _print_rows(rows)
         return
     with Console(stderr=True).status("building the trainer"):
-        from nnunet_cpr.nnunet.tools.explain_name import NEVER, explain
+        from nnunet_cpr.nnunet.tools.explain_name import explain
 
         explained = explain(name)
     if as_json:

@@ -86,7 +86,7 @@ def _train_and_draw(sweep: vision.Sweep, name: str, options: VisionOptions) -> N
         sweep = replace(sweep, seeds=seeds)
     task, runs = vision.find_task(sweep.task), sweep.runs()
     # Completing the names reports a wrong one before the first run starts.
-    steps = [task.complete(run).total_steps for run in runs]
+    steps = [task.complete(run).training.steps for run in runs]
     device, unfinished = _find_device(options.device), 0
     console = Console(soft_wrap=True, highlight=False)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

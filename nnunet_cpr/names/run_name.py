@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nnunet_cpr.names.settings_and_defaults import Family, TrainerName
+from nnunet_cpr.names.families import MUON_MOMENTUM, Family
 from nnunet_cpr.names.suffixes import METHOD_SUFFIXES, number
-from nnunet_cpr.names.trainer_name import parse_name
+from nnunet_cpr.names.trainer_name import TrainerName, parse_name
+from nnunet_cpr.names.training import BaseValues, Training, resolve
 from nnunet_cpr.spelling import WrongName
 
+_MOMENTA = {"sgd": 0.9, "muon": MUON_MOMENTUM}
+
+
+def _family(name: str) -> Family:
+    optimizer = name.removesuffix("CPR").removesuffix("W").lower()
+    return Family(name, optimizer, cpr=name.endswith("CPR"), momentum=_MOMENTA.get(optimizer))
+
+
 RUN_FAMILIES = {
-    name: Family(name, name.removesuffix("CPR").removesuffix("W").lower(), cpr=name.endswith("CPR"))
+    name: _family(name)
     for name in ("AdamCPR", "SGDCPR", "MuonCPR", "TimmCPR", "AdamW", "SGD", "Muon", "AMOS", "Timm")
 }
 RUN_SUFFIXES = (*METHOD_SUFFIXES, number("steps", "optimizer steps", "<N>steps"))
@@ -39,8 +48,9 @@ class RunName(TrainerName):
     steps: int | None = None
 
     @property
-    def total_steps(self) -> int:
-        return self.steps or 10**9  # until a task completes the name
+    def training(self) -> Training:
+        steps = self.steps or 10**9  # until a task completes the name
+        return resolve(self, BaseValues(epochs=1, iterations=steps))
 
 
 def parse_run_name(name: str) -> RunName:
@@ -50,7 +60,7 @@ def parse_run_name(name: str) -> RunName:
         WrongName: it is not one.
 
     Example:
-        >>> parse_run_name("AdamCPR_ws2000_seed1").bound
+        >>> parse_run_name("AdamCPR_ws2000_seed1").kappa
         KappaWS(steps=2000)
     """
     parsed = parse_name(RunName, name)

@@ -110,7 +110,7 @@ class Suffix:
     """Notation of one setting: ``before`` + text of the placeholder + ``after``.
 
     Attributes:
-        field: field of :class:`~nnunet_cpr.names.settings_and_defaults.TrainerName`.
+        field: field of :class:`~nnunet_cpr.names.trainer_name.TrainerName`.
         meaning: the setting in a few words.
         before, after: fixed text.
         placeholder: ``<N>`` for a whole number, ``<V>`` for a number, ``<Word>`` for letters and digits,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 
-from nnunet_cpr.names.settings_and_defaults import Family
+from nnunet_cpr.names.families import Family
 from nnunet_cpr.names.suffixes import Suffix, find_suffix
 from nnunet_cpr.spelling import NUMBER_HELP, OTHER_TRAINER, split_word
 
@@ -24,7 +24,7 @@ def nearest_family(families: Mapping[str, Family], prefix: str, word: str) -> st
         word: the first part of the name, which begins in the same way.
 
     Example:
-        >>> from nnunet_cpr.names.settings_and_defaults import FAMILIES
+        >>> from nnunet_cpr.names.families import FAMILIES
         >>> nearest_family(FAMILIES, "nnUNetTrainer", "nnUNetTrainerCRP")
         'nnUNetTrainerCPR'
     """

@@ -6,29 +6,180 @@ of nnU-Net. The training keeps everything of the base trainer except the optimiz
 nnU-Net's command has no option for the settings of a trainer, names result folders after the trainer and
 searches for it by name at inference. The name therefore holds the settings. This module does not import
 nnU-Net.
-
-Table of the suffixes of trainer names, for the terminal and the documentation.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeVar
 
-from nnunet_cpr.names.settings_and_defaults import BASE_TRAINER, FAMILIES, TrainerName
-from nnunet_cpr.names.suffixes import SUFFIXES, Suffix, find_suffix
+from nnunet_cpr.baselines.registry import BASELINES
+from nnunet_cpr.cpr.bounds import Bound
+from nnunet_cpr.integrations import from_timm
+from nnunet_cpr.names.families import FAMILIES, Family
+from nnunet_cpr.names.suffixes import (
+    SUFFIXES,
+    BaselineChoice,
+    Cooldown,
+    Suffix,
+    WarmStartShare,
+    find_suffix,
+)
 from nnunet_cpr.names.suggestions import nearest_family, suggest_suffix
+from nnunet_cpr.names.training import Training, resolve
 from nnunet_cpr.spelling import OTHER_TRAINER, WrongName, with_suffix
 
-__all__ = [
-    "TrainerName",
-    "parse_name",
-    "parse_suffixes",
-    "parse_trainer_name",
-    "split_suffixes",
-    "with_pretrained",
-]
+_WITHOUT_MOMENTUM = ("adam", "amos", "other")
+
+
+def _base_trainer(name: str) -> str:
+    # nnU-Net's folder names cannot contain leading or double underscores of a class name.
+    is_valid = name.isidentifier() and "__" not in f"_{name}" and OTHER_TRAINER not in name
+    if not is_valid or name.partition("_")[0] in FAMILIES:
+        raise WrongName(
+            f"expected the class name of a trainer after {OTHER_TRAINER}, not of nnunet-cpr and "
+            f"without leading or double underscores, got {name!r}",
+            f"write all settings before {OTHER_TRAINER}",
+        )
+    return name
+
+
+BASE_TRAINER = Suffix("on", "base trainer", OTHER_TRAINER[1:], "<Trainer>", build=_base_trainer)
+
+
+@dataclass(frozen=True)
+class TrainerName:
+    """Settings of a trainer; None stands for the default of the family.
+
+    ``str()`` returns the name, with the suffixes in the order of :data:`SUFFIXES`.
+
+    Attributes:
+        family: key of :data:`FAMILIES`.
+        timm: name of the optimizer of a ``Timm`` family, which is the first suffix.
+        kappa, regularizer, mu, adaptive: arguments of CPR; ``kappa`` may be a share of the training.
+        baseline: comparison method.
+        lr: highest learning rate.
+        momentum: coefficient of the momentum of SGD or Muon.
+        weight_decay: weight decay of the optimizer or the comparison method.
+        warmup: steps of learning-rate warm-up.
+        seed: seed of the random number generators.
+        schedule: ``constant``, ``anytime`` (with averaged weights, independent of the length), or a
+            :class:`~nnunet_cpr.names.suffixes.Cooldown`.
+        ema: decay of the exponential moving average of the weights.
+        freeze: part of the network that is not trained.
+        pretrained: name of the pretrained weights that the training begins with.
+        epochs: number of epochs.
+        iterations: optimizer steps per epoch.
+        on: class name of the base trainer, of which the training keeps everything except the optimizer
+            or its regularization.
+
+    Raises:
+        WrongName: settings contradict each other, or a name cannot express one of them. No name has a
+            ``Timm`` family without an optimizer, which stands for the class of the family.
+
+    Example:
+        >>> str(TrainerName("nnUNetTrainerCPR", mu=0.5, epochs=100))
+        'nnUNetTrainerCPR_mu0p5_100epochs'
+    """
+
+    families: ClassVar[dict[str, Family]] = FAMILIES
+    suffixes: ClassVar[tuple[Suffix, ...]] = (*SUFFIXES, BASE_TRAINER)
+    prefix: ClassVar[str] = "nnUNetTrainer"
+    defaults_follow_length: ClassVar[bool] = True
+
+    family: str
+    timm: str | None = None
+    kappa: Bound | WarmStartShare | None = None
+    regularizer: str | None = None
+    mu: float | None = None
+    adaptive: bool = False
+    baseline: BaselineChoice | None = None
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    warmup: int | None = None
+    seed: int | None = None
+    schedule: str | Cooldown | None = None
+    ema: float | None = None
+    freeze: str | None = None
+    pretrained: str | None = None
+    epochs: int | None = None
+    iterations: int | None = None
+    on: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.family not in self.families:
+            raise WrongName(
+                f"family: unknown {self.family!r}", f"choose from {', '.join(self.families)}"
+            )
+        own, tokens = self.defaults, self.tokens()
+        for field in fields(self):
+            value = getattr(self, field.name)
+            is_beside_suffixes = field.name in ("family", "timm")
+            if not is_beside_suffixes and value != field.default and field.name not in tokens:
+                raise WrongName(f"{field.name}: expected what a name can express, got {value!r}")
+        if self.timm is not None:
+            if own.optimizer != "timm":
+                raise WrongName(f"timm: expected no optimizer for {own.name}, got {self.timm!r}")
+            try:
+                from_timm.check(self.timm, self.momentum is not None)
+            except ValueError as error:
+                raise WrongName(str(error)) from None
+        with_cpr = [f.name for f in self.families.values() if f.cpr and f.optimizer == own.optimizer]
+        use_cpr = f"use {with_cpr[0]} or " if with_cpr else ""
+        follows = isinstance(self.kappa, WarmStartShare) or (
+            self.baseline is not None and BASELINES[self.baseline.keyword].needs_length
+        )
+        is_endless = self.schedule == "anytime" and follows
+        use_start = "choose _ws<N> or " if own.cpr else ""
+        rules = (
+            (not own.cpr, ("kappa", "regularizer", "mu", "adaptive"), "trains without CPR", use_cpr),
+            (own.cpr, ("baseline", "weight_decay"), "uses CPR in place of weight decay", ""),
+            (own.optimizer in _WITHOUT_MOMENTUM, ("momentum",), "does not build SGD or Muon", ""),
+            (own.optimizer == "amos", ("baseline",), "has a decay of its own", ""),
+            (own.optimizer == "other", ("warmup",), "keeps the base trainer's learning rates", ""),
+            (not self.decays, ("weight_decay",), f"has no decay beside _{tokens.get('baseline')}", ""),
+            (is_endless, ("kappa", "baseline"), "has no length with _anytime", use_start),
+        )
+        for is_refused, names, reason, advice in rules:
+            given = " ".join(f"_{tokens[name]}" for name in names if name in tokens)
+            if is_refused and given:
+                raise WrongName(f"{own.name} {reason} and takes no {given}", f"{advice}leave it out")
+        if self.on is None:  # otherwise with the length of the base trainer
+            _ = self.training  # checks the warm-up
+
+    def __str__(self) -> str:
+        family = [self.family] if self.timm is None else [self.family, self.timm]
+        return "_".join([*family, *self.tokens().values()])
+
+    def tokens(self) -> dict[str, str]:
+        """Return the suffix, without underscore, of each given setting, by field."""
+        tokens = ((s.field, s.format(getattr(self, s.field))) for s in self.suffixes)
+        return {field: token for field, token in tokens if token is not None}
+
+    @staticmethod
+    def split(name: str) -> tuple[str, str, str]:
+        """Return the part with the settings, ``_on_`` and the base trainer, or "" twice."""
+        return name.partition(OTHER_TRAINER)
+
+    @property
+    def defaults(self) -> Family:
+        """Family with its default settings."""
+        return self.families[self.family]
+
+    @property
+    def decays(self) -> bool:
+        """True if the method has a weight decay."""
+        has_own = self.baseline is None or BASELINES[self.baseline.keyword].decays
+        return has_own and not self.defaults.cpr
+
+    @property
+    def training(self) -> Training:
+        """All that the name trains, where no base trainer has another length than ``nnUNetTrainer``."""
+        return resolve(self)
+
 
 Name = TypeVar("Name", bound=TrainerName)
 

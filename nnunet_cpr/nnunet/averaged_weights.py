@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from nnunet_cpr.cpr.attachment import is_within_step
 from nnunet_cpr.cpr.regularizers import accumulator
-from nnunet_cpr.names.settings_and_defaults import TrainerName
-from nnunet_cpr.nnunet.resuming_trainer import ResumingTrainer
+from nnunet_cpr.names.training import describe_average
+from nnunet_cpr.nnunet.resolved_trainer import ResolvedTrainer
 
 WINDOW_SHARE = 0.1
 """Longest window of the average, as a share of the steps so far."""
@@ -130,17 +130,13 @@ TRAINING_WEIGHTS = "training_weights"
 ``network_weights`` are the averaged ones, so that plain nnU-Net predicts with them."""
 
 
-class AveragingTrainer(ResumingTrainer):
+class AveragingTrainer(ResolvedTrainer):
     """nnU-Net's trainer with averaged weights.
 
     The network has the weights that train from the start of an epoch's training to its end, and the
     averaged ones at all other times: in validation, in every checkpoint and for prediction.
-
-    Attributes:
-        settings: settings parsed from the class name.
     """
 
-    settings: ClassVar[TrainerName]
     __averaged: AveragedWeights | None = None
 
     @property
@@ -150,7 +146,7 @@ class AveragingTrainer(ResumingTrainer):
 
     def average_after_steps(self, optimizer: Optimizer) -> None:
         """Average the weights after each step of an optimizer, and save those that train with it."""
-        if self.settings.averaging_decay is not None:
+        if self.training.ema is not None:
             optimizer.register_step_post_hook(self.__update)
             optimizer.register_state_dict_post_hook(self.__add_training_weights)
 
@@ -165,14 +161,14 @@ class AveragingTrainer(ResumingTrainer):
             state_dict[TRAINING_WEIGHTS] = self.__averaged.state_dict()
 
     def __begin(self) -> AveragedWeights:
-        decay = self.settings.averaging_decay
+        decay = self.training.ema
         assert decay is not None
         self.__averaged = AveragedWeights(self.unwrapped_network, decay)
         return self.__averaged
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        decay = self.settings.averaging_decay
+        decay = self.training.ema
         if decay is None:
             return
         if self.__averaged is None:  # not continued, and pretrained weights are loaded by now
@@ -182,17 +178,7 @@ class AveragingTrainer(ResumingTrainer):
                 f"{type(self).__name__}: {type(self.optimizer).__name__} has a state_dict of its own, "
                 "which does not run hooks; leave _ema out"
             )
-        self.print_to_log_file(
-            f"Validating and saving averaged weights: {self.averaging_description(decay)}"
-        )
-
-    @staticmethod
-    def averaging_description(decay: float) -> str:
-        """Return the average in words."""
-        return (
-            f"exponential moving average with decay {decay:g}, over about {1 / (1 - decay):,.0f} steps, "
-            "but at most a tenth of the steps so far"
-        )
+        self.print_to_log_file(f"Validating and saving averaged weights: {describe_average(decay)}")
 
     def on_train_epoch_start(self) -> None:
         if self.__averaged is not None:
@@ -210,13 +196,13 @@ class AveragingTrainer(ResumingTrainer):
 
     def _restore(self, checkpoint: dict[str, Any]) -> None:
         super()._restore(checkpoint)
-        if self.settings.averaging_decay is not None:
+        if self.training.ema is not None:
             self.__begin().load_state_dict(checkpoint["optimizer_state"][TRAINING_WEIGHTS])
 
     def _differences(self, checkpoint: dict[str, Any]) -> Iterator[str]:
         yield from super()._differences(checkpoint)
         has_averaged = TRAINING_WEIGHTS in checkpoint["optimizer_state"]
-        if has_averaged != (self.settings.averaging_decay is not None):
+        if has_averaged != (self.training.ema is not None):
             yield f"{'with' if has_averaged else 'without'} averaged weights"
 
 

@@ -1,7 +1,7 @@
 """Base class of the trainers in ``trainers/``.
 
 A trainer family is a short subclass in ``trainers/`` that builds the optimizer. Its name and defaults
-are listed in ``FAMILIES`` of :mod:`nnunet_cpr.names.settings_and_defaults`.
+are listed in ``FAMILIES`` of :mod:`nnunet_cpr.names.families`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from nnunet_cpr.cpr.attachment import attached_method, is_within_step
 from nnunet_cpr.cpr.method import RegularizationMethod
 from nnunet_cpr.environment import seed_all
 from nnunet_cpr.integrations import from_timm
-from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.settings_and_defaults import DEFAULT_LR
 from nnunet_cpr.names.suffixes import Cooldown
+from nnunet_cpr.names.training import differences_from_longer, titles
 from nnunet_cpr.nnunet import checkpoints, schedules
 from nnunet_cpr.nnunet.commands import CPU_THREADS
 from nnunet_cpr.nnunet.other_optimizer import without_weight_decay
 from nnunet_cpr.nnunet.pretrained import PretrainedWeightsTrainer
-from nnunet_cpr.nnunet.settings_check import unmet_settings
+from nnunet_cpr.nnunet.settings_in_force import Trained, unmet_settings, unseen_settings
 from nnunet_cpr.refusals import positive_integer
 
 ADAM_BETAS = (0.9, 0.99)
@@ -62,10 +61,7 @@ class NamedTrainer(PretrainedWeightsTrainer):
 
     is_family: ClassVar[bool] = False
     is_created: ClassVar[bool] = False
-    initial_lr: float
-    weight_decay: float
     __baseline: Baseline | None = None
-    __replaced_decay: float | None = None  # before the optimizer is configured
     __given_decays: set[Any] = set()  # noqa: RUF012 (replaced, never changed)
     __configured: Optimizer | None = None
     __checked: tuple[Any, ...] = (None,)
@@ -84,9 +80,6 @@ class NamedTrainer(PretrainedWeightsTrainer):
         super().__init__(
             plans=plans, configuration=configuration, fold=fold, dataset_json=dataset_json, device=device
         )
-        if self.initial_lr == DEFAULT_LR:
-            self.initial_lr = self.settings.default_lr
-        self.apply_settings()
         threads = os.environ.get(CPU_THREADS)
         if self.device.type == "cpu" and threads:  # for which nnU-Net takes all cores
             try:
@@ -101,28 +94,9 @@ class NamedTrainer(PretrainedWeightsTrainer):
         """Comparison method attached to the optimizer, None if the name has none."""
         return self.__baseline
 
-    @property
-    def baseline_decay(self) -> float:
-        """Weight decay that the comparison method has in place of the optimizer."""
-        assert self.__replaced_decay is not None  # the optimizer is configured
-        return self.__replaced_decay
-
     def initialize(self) -> None:
         super().initialize()
-        self._check_settings(0)
-
-    def apply_settings(self) -> None:
-        """Set the hyperparameters that the name gives, which win over those of any base class."""
-        settings = self.settings
-        named = {
-            "initial_lr": settings.lr,
-            "weight_decay": settings.weight_decay,
-            "num_epochs": settings.epochs,
-            "num_iterations_per_epoch": settings.iterations,
-        }
-        for attribute, value in named.items():
-            if value is not None:
-                setattr(self, attribute, value)
+        self._check_settings()
 
     @property
     def is_step_fused(self) -> bool | None:
@@ -152,18 +126,15 @@ class NamedTrainer(PretrainedWeightsTrainer):
 
         Trainers with stages pass the stage; a second call continues the regularization.
         """
-        settings = self.settings
+        settings, training = self.settings, self.training
         self._freeze()
-        if self.__replaced_decay is None:
-            self.apply_settings()  # once more, after those of a user's class
-            self.__replaced_decay = decay = self.weight_decay
-            if not settings.keeps_optimizer and (settings.defaults.cpr or settings.baseline):
-                self.weight_decay = 0.0  # replaced by the regularization
-            self.__baseline = settings.build_baseline(self.network, decay, self._total_steps)
-        self.record_defaults()
-        if settings.keeps_optimizer:
+        if self.__baseline is None:
+            self.__baseline = training.build_baseline(self.network)
+        if settings.defaults.keeps_optimizer:
             optimizer, schedule = self._configure_other_optimizer(*args, **kwargs)
         else:
+            if settings.defaults.cpr or self.__baseline is not None:
+                self.weight_decay = 0.0  # replaced by the regularization
             optimizer = self.build_optimizer()
             self.__given_decays = {group.get("weight_decay", 0) for group in optimizer.param_groups}
             if isinstance(additional := attached_method(optimizer), DecoupledDecay):  # AMOS's
@@ -234,18 +205,14 @@ class NamedTrainer(PretrainedWeightsTrainer):
                 self._exit(f"{type(self).__name__}: {error}")
 
     def _build_schedule(self, optimizer: Optimizer, lr: float) -> Any:
-        chosen = self.settings.schedule
-        if chosen is None and self._warmup_steps == 0:
-            return PolyLRScheduler(optimizer, lr, self.num_epochs)
-        try:
-            self.settings.check_warmup(self._warmup_steps, self._total_steps)
-        except WrongName as error:  # by the lengths of the base trainer
-            self._exit(f"{type(self).__name__}: {error}")
-        length = self._warmup_steps, self.num_epochs, self.num_iterations_per_epoch
-        if isinstance(chosen, Cooldown):
-            return schedules.CooldownLRScheduler(optimizer, lr, *length, chosen.percent)
-        if chosen is None:
+        training = self.training
+        length = training.warmup, training.epochs, training.iterations
+        if isinstance(training.schedule, Cooldown):
+            return schedules.CooldownLRScheduler(optimizer, lr, *length, training.schedule.percent)
+        if training.schedule == "poly" and training.warmup:
             return schedules.WarmupPolyLRScheduler(optimizer, lr, *length)
+        if training.schedule == "poly":
+            return PolyLRScheduler(optimizer, lr, training.epochs)
         return schedules.ConstantLRScheduler(optimizer, lr, *length)
 
     def on_train_start(self) -> None:
@@ -256,8 +223,8 @@ class NamedTrainer(PretrainedWeightsTrainer):
             f"Training as {self.other_trainer().__name__} with {type(self.optimizer).__name__} and "
             f"{type(self.lr_scheduler).__name__}"
         )
-        if line := self.describe_defaults():
-            self.print_to_log_file(line)
+        lines = (f"{title}: {text}" for title, text in self.training.rows())
+        self.print_to_log_file("\n  ".join([f"{type(self).__name__} trains", *lines]))
         if self.settings.freeze is not None:
             self.print_to_log_file(f"Training {describe_frozen(self.network)}")
         if self.baseline is not None:
@@ -272,7 +239,9 @@ class NamedTrainer(PretrainedWeightsTrainer):
                 f"_seed{self.settings.seed} does not make this training reproducible, because processes "
                 "load the data; set nnUNet_n_proc_DA=0 if it should be"
             )
-        self._check_settings(0 if self.current_epoch == 0 else None)
+        self._check_settings(is_continued=self.current_epoch > 0)
+        if unseen := " ".join(unseen_settings(self.__trained)):
+            self._warn(f"cannot see if {unseen} is in force in {self.other_trainer().__name__}")
         if self.__configured is not None:
             self.__counter = self.__configured.register_step_pre_hook(self.__count_step)
 
@@ -297,9 +266,10 @@ class NamedTrainer(PretrainedWeightsTrainer):
         if self.grad_scaler is not None and not _skips_overflows(self.__configured):
             shrinking = math.log(max(self.__scale / self.grad_scaler.get_scale(), 1))
             steps += round(shrinking / -math.log(self.grad_scaler.get_backoff_factor()))
-        parts = [part for part in self.settings.length_dependent if part != "learning rate"]
+        changing = {*differences_from_longer(self.settings, self.training)} - {"horizon", "warmup"}
         if isinstance(self.lr_scheduler, schedules.IterationLRScheduler):
-            parts.append("learning rate")
+            changing.add("lr")
+        parts = titles(changing)
         # The count of skipped steps is an estimate; accumulation leaves out half of them or more.
         if parts and abs(iterations - steps) > iterations / 3:
             self._exit(
@@ -314,7 +284,7 @@ class NamedTrainer(PretrainedWeightsTrainer):
 
     def on_train_epoch_start(self) -> None:
         super().on_train_epoch_start()
-        self._check_settings(self.current_epoch)
+        self._check_settings()
         if self.__steps is None:
             self.__begin_counting_steps()
         else:
@@ -324,21 +294,24 @@ class NamedTrainer(PretrainedWeightsTrainer):
         super().on_train_epoch_end(train_outputs)
         self.__check_steps()
 
-    def _check_settings(self, first_epoch: int | None) -> None:
+    @property
+    def __trained(self) -> Trained:
+        return Trained(self, self.__configured, self.__given_decays)
+
+    def _check_settings(self, is_continued: bool = False) -> None:
         """End the training if a setting of its name is not in force, where something has changed."""
         used = self.optimizer, self.lr_scheduler, self.num_epochs, self.num_iterations_per_epoch
         if all(own is before for own, before in zip(used, self.__checked)):
             return
         self.__checked = used
-        for problem in unmet_settings(
-            self, self.__configured, self._regularization is not None, self.__given_decays, first_epoch
-        ):
+        for problem in unmet_settings(self.__trained, is_continued):
             self._exit(f"{type(self).__name__}: {problem}")
+        self._follow_lengths()
 
     def _differences(self, checkpoint: dict[str, Any]) -> Iterator[str]:
         yield from super()._differences(checkpoint)
         yield from checkpoints.optimizer_differences(
-            checkpoint["optimizer_state"], self.optimizer, not self.settings.keeps_optimizer
+            checkpoint["optimizer_state"], self.optimizer, not self.settings.defaults.keeps_optimizer
         )
 
     def _seed(self, stream: int) -> None:

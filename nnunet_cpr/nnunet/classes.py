@@ -25,7 +25,7 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.settings_and_defaults import FAMILIES
+from nnunet_cpr.names.families import FAMILIES
 from nnunet_cpr.names.trainer_name import TrainerName, parse_suffixes, parse_trainer_name, split_suffixes
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.refusals import Refusal
@@ -291,12 +291,12 @@ def _check_composition(name: str, settings: TrainerName, other: type[nnUNetTrain
     """
     family = _family(other, settings.defaults.cpr)
     if other is nnUNetTrainer:
-        own = family if settings.keeps_optimizer else settings.family
+        own = family if settings.defaults.keeps_optimizer else settings.family
         right = dataclasses.replace(settings, family=own, on=None)
         reason = f"nnUNetTrainer is the default; use {right}"
     elif issubclass(other, NamedTrainer):
         reason = f"{settings.on} is derived from nnunet-cpr already; append suffixes to its name"
-    elif not settings.keeps_optimizer and _builds_optimizer(other):
+    elif not settings.defaults.keeps_optimizer and _builds_optimizer(other):
         right = dataclasses.replace(settings, family=family, warmup=None)
         reason = f"{settings.on} builds an optimizer of its own; use {right}"
     else:

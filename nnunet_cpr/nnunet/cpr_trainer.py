@@ -45,18 +45,14 @@ class CPRTrainer(NamedTrainer):
     @property
     def cpr_settings(self) -> dict[str, Any]:
         """Keyword arguments of :class:`CPR` and of the optimizers with CPR."""
-        settings = self.settings
-        length = self._length_of_defaults
-        if settings.kappa is not None and length is None:  # a share of any version
-            length = self._total_steps
-        return {**settings.cpr_settings, "kappa": settings.bound_for(length, self._warmup_steps)}
+        return self.training.cpr_settings
 
     @property
     def _regularization(self) -> CPR:
         return self.cpr
 
     def _attach_regularization(self, optimizer: Optimizer) -> None:
-        if self.settings.keeps_optimizer:
+        if self.settings.defaults.keeps_optimizer:
             super()._attach_regularization(optimizer)
             return
         method = attached_method(optimizer)
@@ -89,8 +85,8 @@ class CPRTrainer(NamedTrainer):
                 )
         count = len(self.cpr.names)
         self.print_to_log_file(f"Regularizing {count} parameter matrices with {self.cpr!r}")
-        bound, steps = self.cpr.bound, self._total_steps
-        if bound.earliest >= steps:
+        bound, steps = self.cpr.bound, self.training.steps
+        if self.training.is_never_bounded:
             self._warn(
                 f"the bounds are set at step {bound.earliest} or later, but this training has {steps} "
                 f"steps: nothing will be regularized; {advise_on_unset(steps)}"

@@ -21,9 +21,6 @@ BEST_CHECKPOINT = "checkpoint_best.pth"
 CHECKPOINTS = (FINAL_CHECKPOINT, LATEST_CHECKPOINT, BEST_CHECKPOINT)
 """nnU-Net's checkpoints in the order in which ``--c`` looks for them."""
 
-DEFAULTS_LINE = "Defaults"
-"""First word of the training log's line with the defaults that depend on the length."""
-
 RESOURCES = "resources.json"
 """Seconds of a fold's training and validation, from the study's worker."""
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nnunet_cpr.nnunet.averaged_weights import AveragingTrainer
 from nnunet_cpr.nnunet.checkpoints import one_line, restricted_loading
 from nnunet_cpr.nnunet.fold_files import PRETRAINED
-from nnunet_cpr.nnunet.started_length_trainer import DefaultsTrainer
 
 _NOT_LOADED = ".seg_layers."
 """Part of the names of weights that nnU-Net does not load, those of the segmentation heads."""
@@ -88,7 +88,7 @@ def misfit(network: Mapping[str, Tensor], weights: Mapping[str, Any]) -> str | N
     return None
 
 
-class PretrainedWeightsTrainer(DefaultsTrainer):
+class PretrainedWeightsTrainer(AveragingTrainer):
     """nnU-Net's trainer that records the pretrained weights with which its training began.
 
     nnU-Net has one folder for a trainer, whatever the training began with. The suffix ``_pre<Word>``

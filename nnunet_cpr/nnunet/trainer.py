@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import nnunet_cpr
-from nnunet_cpr.names.settings_and_defaults import FAMILIES
+from nnunet_cpr.names.families import FAMILIES
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.classes import resolve_settings
 
@@ -31,7 +31,7 @@ def trainer_class(name: str) -> type[NamedTrainer] | None:
         WrongName: the name is misspelt, or its parts cannot be combined.
 
     Example:
-        >>> trainer_class("nnUNetTrainerCPR_ws2000").settings.bound
+        >>> trainer_class("nnUNetTrainerCPR_ws2000").settings.kappa
         KappaWS(steps=2000)
     """
     settings = resolve_settings(name)

@@ -11,18 +11,18 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
 from nnunet_cpr.files import read_json
-from nnunet_cpr.names.settings_and_defaults import DEFAULT_EPOCHS, DEFAULT_ITERATIONS
+from nnunet_cpr.names.training import Training
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
-from nnunet_cpr.nnunet.fold_files import DEFAULTS_LINE
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.spelling import nearest_first
 from nnunet_cpr.studies.plans_and_weights import check_plans, check_pretrained, resolve
 from nnunet_cpr.studies.state import SPLITS, StudyPaths, finished, parse_trainer, write_json
-from nnunet_cpr.studies.study import SURFACE_METRICS, Study, TrainerEntry
+from nnunet_cpr.studies.study import SURFACE_METRICS, Study
 
 _FOLDS = 5
 """Number of folds of nnU-Net's own split."""
@@ -90,7 +90,6 @@ def check_study_data(study: Study, folders: Mapping[str, str], processes: int) -
         raise Refusal(f"study {study.name}: expected a data set, got none", "add --dataset")
     paths = StudyPaths.of(study.name, folders)
     _find_trainers(study, paths)
-    _check_defaults(study, paths)
     commands = [
         _preparation_command(study, folders, processes, dataset, plans)
         for dataset, plans in product(study.datasets, study.used_plans)
@@ -158,16 +157,19 @@ def check_splits(study: Study, folders: Mapping[str, str], record: Path) -> None
 
 def notes(study: Study) -> Iterator[str]:
     """Yield a line for each trainer without effect or in twice, and for a metric without its package."""
-    spelled: dict[str, str] = {}
+    spelled: dict[tuple[Any, ...], str] = {}
     for entry in study.trainers:
-        same = spelled.setdefault(_settings(entry), entry.key)
+        training = _training(entry.trainer)
+        if training is None:
+            continue
+        made_from = training, entry.pretrained, entry.plans, entry.configuration
+        same = spelled.setdefault(made_from, entry.key)
         if same != entry.key:
             yield f"{entry.key}: the same training as {same}, spelled differently; leave one out"
-        ours = parse_trainer(entry.trainer)
-        if ours is not None and ours.defaults.cpr and ours.bound.earliest >= ours.total_steps:
+        if training.kappa is not None and training.is_never_bounded:
             yield (
-                f"{entry.trainer}: its bounds would be set at step {ours.bound.earliest:,}, but it "
-                f"trains {ours.total_steps:,} steps: no matrix is regularized; choose a smaller _ws<N>"
+                f"{entry.trainer}: its bounds would be set at step {training.kappa.earliest:,}, but it "
+                f"trains {training.steps:,} steps: no matrix is regularized; choose a smaller _ws<N>"
             )
     if {*study.metrics} & {*SURFACE_METRICS} and find_spec("monai") is None:
         yield (
@@ -176,53 +178,14 @@ def notes(study: Study) -> Iterator[str]:
         )
 
 
-def _settings(entry: TrainerEntry) -> str:
-    """Return the settings of a trainer with its defaults, equal for all spellings of its name."""
-    ours, own = parse_trainer(entry.trainer), (entry.pretrained, entry.plans, entry.configuration)
-    if ours is None or ours.on:  # whose length and learning rate are not in the name
-        return f"{ours or entry.trainer} {own}"
-    defaults = {
-        "kappa": ours.bound,
-        "regularizer": ours.regularizer or "l2",
-        "mu": ours.mu or 1.0,
-        "lr": ours.lr or ours.default_lr,
-        "warmup": ours.warmup_steps,
-        "schedule": "constant" if ours.schedule == "anytime" else ours.schedule,
-        "ema": ours.averaging_decay,
-        "epochs": ours.epochs or DEFAULT_EPOCHS,
-        "iterations": ours.iterations or DEFAULT_ITERATIONS,
-    }
-    return f"{ {**vars(ours), **defaults} } {own}"
+def _training(trainer: str) -> Training | None:
+    """Return all that a trainer's name trains, None for a trainer that is not from this package."""
+    name = parse_trainer(trainer)
+    if name is None or name.on is None:
+        return None if name is None else name.training
+    from nnunet_cpr.nnunet.tools.explain_name import training_of  # imports nnU-Net
 
-
-def _check_defaults(study: Study, paths: StudyPaths) -> None:
-    """Check that no trainer would have runs with defaults of version 0.2.0 and of this one.
-
-    Those of version 0.2.0 ignored the length, and its logs do not have a line with them.
-    """
-    results = paths.results
-    for entry in study.trainers:
-        ours = parse_trainer(entry.trainer)
-        if ours is None:
-            continue
-        is_early = ours.kappa is None and "bound" in ours.length_dependent
-        if not is_early and ours.warmup_steps == ours.warmup_for(None):
-            continue
-        runs = [run for run in study.runs() if run.entry == entry.key]
-        old = [run for run in runs if _has_old_defaults(run.folder(results))]
-        if old and any(run not in old or finished(run, paths) is None for run in runs):
-            raise Refusal(
-                f"{entry.trainer}: {len(old)} of {len(runs)} runs have the defaults of version 0.2.0, "
-                f"such as {old[0].folder(results)}, others would have those for {ours.total_steps:,} "
-                "steps",
-                "move the old ones away, or write warm-up and bound into the name",
-            )
-
-
-def _has_old_defaults(fold: Path) -> bool:
-    paths = list(fold.glob("training_log_*.txt"))
-    logs = (path.read_text(encoding="utf-8", errors="replace") for path in paths)
-    return bool(paths) and not any(f": {DEFAULTS_LINE} " in log for log in logs)
+    return training_of(trainer)
 
 
 def _find_trainers(study: Study, paths: StudyPaths) -> None:

@@ -26,7 +26,7 @@ from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies.study import Run
 
 if TYPE_CHECKING:
-    from nnunet_cpr.names.settings_and_defaults import TrainerName
+    from nnunet_cpr.names.trainer_name import TrainerName
 
 
 SPLITS = "splits_final.json"

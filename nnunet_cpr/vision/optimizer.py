@@ -17,9 +17,6 @@ from nnunet_cpr.names.run_name import RunName
 from nnunet_cpr.optimizers import SGDCPR, AdamCPR, FusedAdam, FusedSGD, Muon, MuonCPR
 from nnunet_cpr.vision.task import Task
 
-_MOMENTUM = 0.9
-"""Nesterov momentum of SGD."""
-
 
 def build_optimizer(model: nn.Module, name: RunName, task: Task) -> Optimizer:
     """Return the optimizer of a completed name for all parameters of a model.
@@ -34,28 +31,28 @@ def build_optimizer(model: nn.Module, name: RunName, task: Task) -> Optimizer:
         KappaWS(steps=60)
     """
     assert name.lr is not None  # the name is complete
+    training = name.training
     adam: dict[str, Any] = {"betas": task.betas}
-    momentum = _MOMENTUM if name.momentum is None else name.momentum
-    sgd: dict[str, Any] = {"momentum": momentum, "nesterov": momentum > 0}
-    muon = adam if name.momentum is None else {**adam, "momentum": name.momentum}
-    weight_decay = name.weight_decay or 0.0
+    sgd: dict[str, Any] = {"momentum": training.momentum, "nesterov": True}
+    muon = {**adam, "momentum": training.momentum}
+    weight_decay = training.weight_decay or 0.0
     if name.timm is not None:
         decay = 0.0 if name.defaults.cpr or name.baseline else weight_decay
         chosen = from_timm.build(model.parameters(), name.timm, name.lr, decay, name.momentum)
-        method: RegularizationMethod | None = name.build_baseline(model, weight_decay)
+        method: RegularizationMethod | None = training.build_baseline(model)
         if name.defaults.cpr:
-            method = CPR(model, **name.cpr_settings)
+            method = CPR(model, **training.cpr_settings)
         return chosen if method is None else method.attach(chosen)
     match name.family:
         case "AdamCPR":
-            return AdamCPR(model, name.lr, **adam, **name.cpr_settings)
+            return AdamCPR(model, name.lr, **adam, **training.cpr_settings)
         case "SGDCPR":
-            return SGDCPR(model, name.lr, **sgd, **name.cpr_settings)
+            return SGDCPR(model, name.lr, **sgd, **training.cpr_settings)
         case "MuonCPR":
-            return MuonCPR(model, name.lr, **muon, **name.cpr_settings)
+            return MuonCPR(model, name.lr, **muon, **training.cpr_settings)
         case "AMOS":
             return amos(model, name.lr, weight_decay)
-    baseline = name.build_baseline(model, weight_decay)
+    baseline = training.build_baseline(model)
     groups = _weight_decay_groups(model, 0.0 if baseline is not None else weight_decay)
     fused = all(p.device.type in ("cpu", "cuda") for p in model.parameters())
     optimizer: Optimizer

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.run_name import RunName
+from nnunet_cpr.names.training import default_lr
 
 Pairs = tuple[Tensor, Tensor]
 """Inputs ``[N, ...]`` and class labels, ``[N]`` or ``[N, L]``."""
@@ -87,7 +88,7 @@ class Task:
         """
         optimizer = name.defaults.optimizer
         defaults: dict[str, Any] = {
-            "lr": self.lr.get(optimizer) if name.timm is None else name.default_lr,
+            "lr": self.lr.get(optimizer) if name.timm is None else default_lr(name),
             "weight_decay": self.weight_decay.get(optimizer, 0.0) if name.decays else None,
             "warmup": self.warmup,
             "steps": self.steps,

@@ -70,10 +70,11 @@ def train(
     folder, run = run_folder(results, task, name), task.complete(name)
     result = read_result(folder)
     if result is None:
-        if run.defaults.cpr and run.bound.earliest >= run.total_steps:
+        kappa, steps = run.training.kappa, run.training.steps
+        if kappa is not None and run.training.is_never_bounded:
             warnings.warn(
-                f"{name} regularizes nothing: no bound is set before step {run.bound.earliest}, and it "
-                f"has {run.total_steps} steps",
+                f"{name} regularizes nothing: no bound is set before step {kappa.earliest}, and it "
+                f"has {steps} steps",
                 stacklevel=2,
             )
         assert run.seed is not None  # the name is complete
@@ -158,6 +159,7 @@ class _Training:
         self, task: Task, run: RunName, folder: Path, setup: Setup, device: torch.device
     ) -> None:
         self.task, self.name, self.folder, self.setup, self.device = task, run, folder, setup, device
+        self.training = run.training
         self.model = setup.model.to(device)
         self.optimizer = build_optimizer(self.model, run, task)
         method = attached_method(self.optimizer)
@@ -174,7 +176,7 @@ class _Training:
         """Train the remaining steps, write the result and return it."""
         started = time.perf_counter() - self.seconds
         try:
-            while self.step < self.name.total_steps:
+            while self.step < self.training.steps:
                 self._train_until_evaluation(progress)
                 self.seconds = time.perf_counter() - started
                 self._save()
@@ -191,7 +193,7 @@ class _Training:
     def _train_until_evaluation(self, progress: Callable[[], object]) -> None:
         loss = math.nan
         for _ in range(self.task.epochs_between):
-            if self.step < self.name.total_steps:
+            if self.step < self.training.steps:
                 loss = self._train_epoch(progress)
         metrics = self._evaluate()
         _check_finite(metrics["loss"])
@@ -221,7 +223,7 @@ class _Training:
             losses.append(loss.detach())
             self.step += 1
             progress()
-            if self.step == self.name.total_steps:
+            if self.step == self.training.steps:
                 break
         self.epoch += 1
         mean = torch.stack(losses).mean().item()
@@ -229,16 +231,15 @@ class _Training:
         return mean
 
     def _lr(self) -> float:
-        run = self.name
+        run = self.training
         assert run.lr is not None
-        final = self.task.final_lr
-        return run.lr * learning_rate_factor(self.step, run.warmup_steps, run.total_steps, final)
+        return run.lr * learning_rate_factor(self.step, run.warmup, run.steps, self.task.final_lr)
 
     @torch.no_grad()
     def _evaluate(self) -> Metrics:
         self.model.eval()
         metrics = self.setup.evaluate(self.model)
-        if self.step == self.name.total_steps and self.setup.evaluate_last is not None:
+        if self.step == self.training.steps and self.setup.evaluate_last is not None:
             metrics |= self.setup.evaluate_last(self.model)
         return metrics
 

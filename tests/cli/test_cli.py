@@ -18,7 +18,7 @@ from nnunet_cpr import __version__
 from nnunet_cpr.cli import app
 from nnunet_cpr.cli.errors import report_errors
 from nnunet_cpr.demo import run_demo
-from nnunet_cpr.names.settings_and_defaults import FAMILIES
+from nnunet_cpr.names.families import FAMILIES
 from nnunet_cpr.nnunet.commands import run
 from tests.helpers import ROOT
 

@@ -17,7 +17,7 @@ import typer.main
 
 from nnunet_cpr.cli import app
 from nnunet_cpr.cpr.bounds import BOUNDS
-from nnunet_cpr.names.settings_and_defaults import FAMILIES
+from nnunet_cpr.names.families import FAMILIES
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from tests.helpers import ROOT
 from tests.helpers.pages import PAGES, Block, blocks, without_blocks

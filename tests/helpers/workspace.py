@@ -189,8 +189,9 @@ class Workspace:
         continues: bool = False,
         features: int | None = None,
         configuration: str = "3d_fullres",
+        is_short: bool = False,
     ) -> nnUNetTrainer:
-        """Build a trainer as nnU-Net does, up to ``initialize``."""
+        """Build a trainer as nnU-Net does, up to ``initialize``; a short one has an epoch of two steps."""
         self.set_environment(monkeypatch)
         preprocessed = Path(self.environment["nnUNet_preprocessed"]) / self.dataset
         plans = json.loads((preprocessed / f"{PLANS}.json").read_text())
@@ -204,16 +205,16 @@ class Workspace:
             dataset_json=json.loads((preprocessed / "dataset.json").read_text()),
             device=torch.device("cpu"),
         )
+        if is_short:
+            built.num_epochs, built.num_iterations_per_epoch = 1, 2
+            built.num_val_iterations_per_epoch = 2
         built.initialize()
         return built
 
     def finish(self, trainer: str) -> Path:
         """Train a fold for an epoch of two iterations and return its folder."""
         with pytest.MonkeyPatch.context() as monkeypatch:
-            built = self.build(trainer, monkeypatch)
-            built.num_iterations_per_epoch = built.num_val_iterations_per_epoch = 2
-            built.num_epochs = 1
-            built.run_training()
+            self.build(trainer, monkeypatch, is_short=True).run_training()
         return self.fold(trainer)
 
     def model(self, trainer: str) -> Path:

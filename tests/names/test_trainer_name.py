@@ -12,10 +12,10 @@ from nnunet_cpr import KappaIP, KappaK, KappaKI0, KappaWS
 from nnunet_cpr.baselines.registry import BASELINES
 from nnunet_cpr.cpr.regularizers import REGULARIZERS, Huber
 from nnunet_cpr.names import BaselineChoice, WarmStartShare, WrongName
+from nnunet_cpr.names.families import FAMILIES, MUON_LR
 from nnunet_cpr.names.run_name import RunName, parse_run_name
-from nnunet_cpr.names.settings_and_defaults import FAMILIES, MUON_LR, TrainerName
 from nnunet_cpr.names.suffixes import REGULARIZER_WORDS, SUFFIXES, Cooldown
-from nnunet_cpr.names.trainer_name import parse_trainer_name
+from nnunet_cpr.names.trainer_name import TrainerName, parse_trainer_name
 from nnunet_cpr.optimizers.muon import DEFAULT_LR
 from tests.helpers.examples import examples
 

@@ -11,7 +11,7 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr.cpr.bounds import KappaWS
 from nnunet_cpr.names.trainer_name import parse_trainer_name
-from nnunet_cpr.nnunet.started_length_trainer import DEFAULTS
+from nnunet_cpr.nnunet.resolved_trainer import FOLLOWED
 from tests.golden.tiny_trainer import build_trainer, nnunet_folders
 
 SHORT = "nnUNetTrainerAdamCPR_20epochs"  # 5,000 steps
@@ -36,7 +36,7 @@ SHORT = "nnUNetTrainerAdamCPR_20epochs"  # 5,000 steps
 def test_defaults_follow_the_documented_rule(name: str, warmup: int, steps: int) -> None:
     settings = parse_trainer_name(name)
     assert settings is not None
-    assert (settings.warmup_steps, settings.bound) == (warmup, KappaWS(steps))
+    assert (settings.training.warmup, settings.training.kappa) == (warmup, KappaWS(steps))
 
 
 @pytest.mark.parametrize("is_old", [True, False])
@@ -48,7 +48,7 @@ def test_training_continues_with_the_defaults_that_it_began_with(
     with nnunet_folders(tmp_path):
         trainer = build_trainer(SHORT.replace("20epochs", "warmup2000_20epochs") if is_old else SHORT)
         if is_old:
-            del trainer.my_init_kwargs[DEFAULTS]
+            del trainer.my_init_kwargs[FOLLOWED]
         state = trainer.optimizer.state_dict()["cpr"]["config"]
         folder = Path(trainer.output_folder.replace(type(trainer).__name__, SHORT))
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,8 @@ def test_training_continues_with_the_defaults_that_it_began_with(
             assert continued.optimizer.state_dict()["cpr"]["config"] == state
             assert continued.lr_scheduler.warmup == (2000 if is_old else 500)
             continued.save_checkpoint(str(folder / "checkpoint_latest.pth"))
-    line = "Defaults of version 0.2.0: learning-rate warm-up of 2,000 steps, bounds after 3,000 steps"
-    if not is_old:
-        line = "Defaults for 5,000 steps: learning-rate warm-up of 500 steps, bounds after 1,000 steps"
-    assert said.count(line) == 2
+    begun = [text for text in said if text.startswith(f"{SHORT} trains")]
+    warmup, bound = ("2,000", "3,000") if is_old else ("500", "1,000")
+    assert len(begun) == 2
+    for text in begun:
+        assert f"linear warm-up over {warmup} steps" in text and f"set at step {bound}," in text

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import nnunet_cpr
-from nnunet_cpr.names.settings_and_defaults import FAMILIES
+from nnunet_cpr.names.families import FAMILIES
 from tests.helpers import ROOT
 
 DISCOVERY = ROOT / "nnunet_cpr" / "nnunet" / "discovery" / "nnunet_cpr_discovery.py"

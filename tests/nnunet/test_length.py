@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
-from nnunet_cpr.nnunet.started_length_trainer import DEFAULTS
+from nnunet_cpr.nnunet.resolved_trainer import FOLLOWED
 from nnunet_cpr.nnunet.tools.extend import extend_model, with_epochs
 from nnunet_cpr.refusals import Refusal
 from tests.golden.tiny_trainer import build_trainer, nnunet_folders
@@ -144,7 +145,7 @@ def test_training_that_0_3_0_extended_keeps_what_followed_the_shorter_length(
             if not validates:
                 shutil.copyfile(fold / "checkpoint_latest.pth", fold / "checkpoint_final.pth")
         assert longer.current_epoch == 5 and longer.num_epochs == 200
-        assert longer._warmup_steps == shorter._warmup_steps
+        assert longer.training.warmup == shorter.training.warmup
         states = [each.optimizer.state_dict() for each in (shorter, longer)]
         assert states[0].get("cpr", {}).get("config") == states[1].get("cpr", {}).get("config")
 
@@ -171,6 +172,11 @@ def test_training_that_cannot_be_longer_is_refused(tmp_path: Path) -> None:
         ):
             trainer = build_trainer(name)
             fold = Path(trainer.output_folder)
+            for file, content in (
+                ("plans.json", trainer.plans_manager.plans),
+                ("dataset.json", trainer.dataset_json),
+            ):
+                (fold.parent / file).write_text(json.dumps(content))
             trainer.save_checkpoint(str(fold / "checkpoint_final.pth"))
             epochs = 3 if "anytime" in name else 200
             if "anytime" in name:
@@ -181,7 +187,7 @@ def test_training_that_cannot_be_longer_is_refused(tmp_path: Path) -> None:
                 extend_model(fold.parent, epochs, print)
             if words.startswith("its bound"):  # so was that of 0.2.0, which did not record the length
                 checkpoint = torch.load(fold / "checkpoint_final.pth", weights_only=False)
-                del checkpoint["init_args"][DEFAULTS]
+                del checkpoint["init_args"][FOLLOWED]
                 torch.save(checkpoint, fold / "checkpoint_final.pth")
                 with pytest.raises(Refusal, match="its bound would be another"):
                     extend_model(fold.parent, 19, print)

@@ -19,11 +19,15 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr.cpr.attachment import attached_method
 from nnunet_cpr.cpr.bounds import KappaWS
-from nnunet_cpr.names import WrongName
+from nnunet_cpr.cpr.regularizers import REGULARIZERS
+from nnunet_cpr.names import BaselineChoice, WrongName
+from nnunet_cpr.names.families import FAMILIES as FAMILIES_OF_NAMES
 from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.nnunet.averaged_weights import TRAINING_WEIGHTS
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.classes import find_trainer
+from nnunet_cpr.nnunet.schedules import ConstantLRScheduler, WarmupPolyLRScheduler
+from nnunet_cpr.nnunet.settings_in_force import Trained, unmet_settings, unseen_settings
 from nnunet_cpr.nnunet.tools import explain_name
 from tests.helpers import ROOT
 from tests.helpers.nnunet_trainers import NNUNET, OTHER_PROJECTS
@@ -141,9 +145,8 @@ def _build(name: str) -> Built:
     trainer = find_trainer(name)
     assert issubclass(trainer, NamedTrainer)
     with contextlib.redirect_stdout(io.StringIO()):
-        built = trainer(
-            {**explain_name._PLANS}, "3d_fullres", 0, {**explain_name._DATASET}, torch.device("cpu")
-        )
+        plans = {**explain_name._PLANS, "continue_training": False}
+        built = trainer(plans, "3d_fullres", 0, {**explain_name._DATASET}, torch.device("cpu"))
         network = _network()
         weights = network.encoder.weight.detach().clone()
         build = lambda: setattr(built, "network", network)  # noqa: E731
@@ -243,6 +246,185 @@ def test_every_setting_is_tested() -> None:
     fields = {field.name for field in dataclasses.fields(TrainerName)}
     assert fields == SETTINGS.keys() | ELSEWHERE.keys()
     assert all((ROOT / "tests" / f"{file}.py").exists() for file in ELSEWHERE.values())
+
+
+VALUES: dict[str, Any] = {
+    "timm": "lion",
+    "kappa": KappaWS(5),
+    "regularizer": "l1",
+    "mu": 0.5,
+    "adaptive": True,
+    "baseline": BaselineChoice("cautious"),
+    "lr": 5e-3,
+    "momentum": 0.8,
+    "weight_decay": 1e-4,
+    "warmup": 3,
+    "seed": 3,
+    "schedule": "constant",
+    "ema": 0.5,
+    "freeze": "encoder",
+    "epochs": 2,
+    "iterations": 7,
+    "pretrained": "Word",
+    "on": "nnUNetTrainerSetsAll",
+}
+"""A value of each field of a name."""
+
+
+def _break_cpr(field: str, value: Any) -> Callable[[NamedTrainer], None]:
+    def break_(trainer: NamedTrainer) -> None:
+        cpr = attached_method(trainer.optimizer)
+        cpr.settings[:] = [dataclasses.replace(own, **{field: value}) for own in cpr.settings]
+
+    return break_
+
+
+def _break_groups(**values: Any) -> Callable[[NamedTrainer], None]:
+    return lambda trainer: [group.update(values) for group in trainer.optimizer.param_groups]
+
+
+def _break_decay(trainer: NamedTrainer) -> None:
+    if (method := attached_method(trainer.optimizer)) is not None:
+        method.weight_decay = 0.3
+
+
+def _break_schedule(kind: type, *arguments: Any) -> Callable[[NamedTrainer], None]:
+    def break_(trainer: NamedTrainer) -> None:
+        trainer.lr_scheduler = kind(trainer.optimizer, *arguments)
+
+    return break_
+
+
+BROKEN: dict[str, Callable[[NamedTrainer], Any]] = {
+    "timm": _break_groups(timm="adopt, timm 1.0"),
+    "kappa": _break_cpr("kappa", KappaWS(6)),
+    "regularizer": _break_cpr("regularizer", REGULARIZERS["std"]),
+    "mu": _break_cpr("mu", 0.25),
+    "adaptive": _break_cpr("adaptive", False),
+    "lr": _break_schedule(ConstantLRScheduler, 4e-3, 3, 2, 7),
+    "momentum": lambda trainer: trainer.optimizer.param_groups[-1].update(momentum=0.7),
+    "weight_decay": _break_decay,
+    "warmup": _break_schedule(ConstantLRScheduler, 5e-3, 4, 2, 7),
+    "schedule": _break_schedule(WarmupPolyLRScheduler, 5e-3, 3, 2, 7),
+    "freeze": lambda trainer: trainer.network.encoder.requires_grad_(True),
+    "epochs": lambda trainer: setattr(trainer, "num_epochs", 3),
+    "iterations": lambda trainer: setattr(trainer, "num_iterations_per_epoch", 8),
+}
+"""For each field of a name that can be seen, a change of a trainer that puts another value in force."""
+
+APPLIED = {"baseline", "ema", "seed", "pretrained", "on"}
+"""Fields that are ours to apply: by hooks of the optimizer, when a training begins, or by the class."""
+
+SETS_ALL = """
+import torch
+from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+
+class nnUNetTrainerSetsAll(nnUNetTrainer):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.initial_lr, self.weight_decay = 0.02, 1e-4
+        self.num_epochs, self.num_iterations_per_epoch = 30, 9
+
+    def initialize(self):
+        self.num_epochs = 31 if self.num_epochs == 30 else self.num_epochs
+        super().initialize()
+
+
+class nnUNetTrainerSetsLate(nnUNetTrainer):
+    epochs, iterations = 30, 250
+
+    def on_train_start(self):
+        super().on_train_start()
+        self.num_epochs, self.num_iterations_per_epoch = self.epochs, self.iterations
+
+
+class nnUNetTrainerSetsBothLate(nnUNetTrainerSetsLate):
+    epochs, iterations = 1000, 9
+"""
+
+
+def _fields(family: str) -> list[str]:
+    """Return the fields that names of a family can give, one weight decay apart from its methods."""
+    timm = {"timm": "lion"} if FAMILIES_OF_NAMES[family].optimizer == "timm" else {}
+
+    def takes(field: str) -> bool:
+        try:
+            TrainerName(family, **{**timm, field: VALUES[field], "iterations": 250})
+        except WrongName:
+            return False
+        return True
+
+    taken = [
+        field for field in VALUES if field not in ("pretrained", "on", "iterations") and takes(field)
+    ]
+    return [*taken, "iterations"]
+
+
+@pytest.mark.parametrize("base", [None, "nnUNetTrainerSetsAll"])
+@pytest.mark.parametrize("family", FAMILIES_OF_NAMES)
+def test_every_setting_of_every_family_is_in_force_and_seen(
+    family: str, base: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table that the code uses finds each change that puts another value in force."""
+    pytest.importorskip("pytorch_optimizer" if family.endswith("AMOS") else "torch")
+    (tmp_path / "sets_all.py").write_text(SETS_ALL)
+    folders = os.environ["nnUNet_extTrainer"]
+    monkeypatch.setenv("nnUNet_extTrainer", os.pathsep.join([str(tmp_path), folders]))
+    fields = _fields(family)
+    assert {"lr", "seed", "schedule", "ema", "freeze", "epochs", "iterations"} <= {*fields}
+    name = TrainerName(family, on=base, **{field: VALUES[field] for field in fields})
+    built = _build(str(name)).trainer
+    built.current_epoch = 0
+    trained = Trained(built, built.optimizer, {1e-4})
+    assert not [*unmet_settings(trained, False)] and not unseen_settings(trained)
+    for field in fields:
+        assert getattr(built.training, field) == VALUES[field]
+        if field in APPLIED:
+            continue
+        BROKEN[field](built)
+        trained = dataclasses.replace(trained, given_decays={0.3})
+        problems = " ".join(unmet_settings(trained, False))
+        assert f"in place of _{name.tokens().get(field, name.timm)};" in problems, (field, problems)
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs", "words"),
+    [
+        ("nnUNetTrainerSGD_on_nnUNetTrainerSetsAll", 31, None),
+        ("nnUNetTrainerCPR_constant_on_nnUNetTrainerSetsLate", None, "built for 1000 epochs"),
+        ("nnUNetTrainerCPR_ws9_constant_on_nnUNetTrainerSetsLate", 30, None),
+        ("nnUNetTrainerAttachCPR_ws9_on_nnUNetTrainerSetsLate", 30, None),
+        ("nnUNetTrainerCPR_ws9_on_nnUNetTrainerSetsLate", None, "now it has 30 of 250"),
+        ("nnUNetTrainerCPR_ws9_30epochs_on_nnUNetTrainerSetsLate", 30, None),
+        (
+            "nnUNetTrainerCPR_ws9_constant_on_nnUNetTrainerSetsBothLate",
+            None,
+            "now it has 1000 of 9",
+        ),
+        ("nnUNetTrainerCPR_40epochs_on_nnUNetTrainerSetsLate", None, "uses 30 in place of _40epochs"),
+    ],
+)
+def test_length_is_that_of_the_trainer_or_the_training_ends(
+    name: str,
+    epochs: int | None,
+    words: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Base trainers set it in ``__init__``, ``initialize`` and ``on_train_start``."""
+    (tmp_path / "sets_all.py").write_text(SETS_ALL)
+    folders = os.environ["nnUNet_extTrainer"]
+    monkeypatch.setenv("nnUNet_extTrainer", os.pathsep.join([str(tmp_path), folders]))
+    if words is None:
+        built = _build(name).trainer
+        assert built.training.epochs == built.num_epochs == epochs
+        return
+    with pytest.raises(SystemExit):
+        _build(name)
+    assert words in capsys.readouterr().err
 
 
 OWN_CLASSES = """

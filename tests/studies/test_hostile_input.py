@@ -16,7 +16,7 @@ from nnunet_cpr.cpr.bounds import Bound, as_bound
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names import run_name as runs
 from nnunet_cpr.names import trainer_name as trainers
-from nnunet_cpr.names.settings_and_defaults import FAMILIES
+from nnunet_cpr.names.families import FAMILIES
 from nnunet_cpr.names.suffixes import SUFFIXES
 from nnunet_cpr.nnunet.fold_files import RESOURCES
 from nnunet_cpr.refusals import Refusal

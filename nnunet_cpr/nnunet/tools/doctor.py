@@ -21,7 +21,7 @@ import torch
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
 from nnunet_cpr import __version__
-from nnunet_cpr.names.settings_and_defaults import FAMILIES
+from nnunet_cpr.names.families import FAMILIES
 from nnunet_cpr.nnunet.classes import check_not_taken
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES
 from nnunet_cpr.refusals import Refusal

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import io
 import tempfile
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,11 +19,13 @@ from torch import Tensor, nn
 
 from nnunet_cpr.environment import changed_environment
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.settings_and_defaults import FAMILIES, TrainerName
+from nnunet_cpr.names.families import FAMILIES
+from nnunet_cpr.names.trainer_name import TrainerName
+from nnunet_cpr.names.training import Training
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.classes import find_trainer, name_with_cpr
-from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
 from nnunet_cpr.optimizers import fused_step
+from nnunet_cpr.refusals import Refusal
 
 
 def network_shapes(
@@ -69,13 +73,23 @@ _PLANS: dict[str, Any] = {
             "architecture": {"arch_kwargs": {}},
         }
     },
-    "continue_training": False,
 }
 _DATASET = {"labels": {"background": 0, "foreground": 1}, "channel_names": {"0": "MRI"}}
 _SHOWN = ("momentum", "nesterov", "betas", "eps", "amsgrad", "ns_steps", "beta", "delta")
 
-NEVER = "which never comes"
-"""Words in the description of a bound that is not set before the end of the training."""
+
+@functools.cache
+def training_of(name: str) -> Training | None:
+    """Return all that a trainer's name trains, with the lengths of its class.
+
+    Returns:
+        None for a trainer that is not from this package, is not found, or cannot be built without data.
+    """
+    try:
+        trainer = find_trainer(name)
+        return build_without_data(trainer).training if issubclass(trainer, NamedTrainer) else None
+    except Refusal:
+        return None
 
 
 def explain(name: str) -> list[tuple[str, str]]:
@@ -91,36 +105,55 @@ def explain(name: str) -> list[tuple[str, str]]:
     if not issubclass(trainer, NamedTrainer):
         return [("trainer", f"{name} is not from nnunet-cpr"), ("with CPR", str(name_with_cpr(trainer)))]
     settings, other = trainer.settings, trainer.other_trainer()
-    built, rates = _build(trainer)
-    kept = "optimizer and schedule too" if settings.keeps_optimizer else "except the optimizer"
-    length = f"{built.num_epochs:,} epochs of {built.num_iterations_per_epoch:,} iterations"
-    decay, word = settings.averaging_decay, settings.pretrained
-    rows = [
-        ("family", f"{settings.family}: {settings.defaults.title}"),
-        ("like", settings.on and f"{other.__name__} ({other.__module__}), {kept}"),
-        ("optimizer", _describe_optimizer(built.optimizer)),
-        ("learning rate", _describe_schedule(built, rates)),
-        ("averaged weights", decay and f"validated and saved: {built.averaging_description(decay)}"),
-        ("frozen", settings.freeze and f"the {settings.freeze} keeps its weights"),
-        ("begins with", word and f"weights called {word}, by -pretrained_weights CHECKPOINT"),
-        ("length", f"{length}, {built._total_steps:,} steps"),
-        ("weight decay", _describe_weight_decay(built)),
-        *(_describe_cpr(built) if isinstance(built, CPRTrainer) else []),
-        ("compare with", _counterpart(settings)),
-    ]
-    return [(subject, str(text)) for subject, text in rows if text]
+    with _without_traces(trainer):
+        built = _build(trainer)
+        rates = _describe_rates(built)
+    rows = []
+    for title, text in _with_decay_in_force(built).rows():
+        if title == "like":
+            text = text.replace(",", f" ({other.__module__}),", 1)
+        elif title == "learning rate":
+            rows.append(("optimizer", _describe_optimizer(built.optimizer)))
+            text += f": {rates}"
+        elif title == "bound" and "kappa" in settings.tokens():  # as it is written, perhaps as a share
+            text = f"_{settings.tokens()['kappa']}{text[text.index(':') :]}"
+        rows.append((title, text))
+    return [*rows, ("compare with", _counterpart(settings))]
 
 
-def _build(trainer: type[NamedTrainer]) -> tuple[NamedTrainer, list[float]]:
-    """Build a trainer and its optimizer with a small network, in a temporary folder.
+def build_without_data(
+    trainer: type[NamedTrainer],
+    plans: dict[str, Any] = _PLANS,
+    dataset: dict[str, Any] = _DATASET,
+    configuration: str = "3d_fullres",
+) -> NamedTrainer:
+    """Build a trainer and its optimizer with a small network.
 
-    Returns:
-        The trainer, and the learning rate at the start of every epoch.
+    Args:
+        trainer: its class.
+        plans: content of nnU-Net's plans.
+        dataset: content of ``dataset.json``.
+        configuration: one of the plans' configurations.
 
     Raises:
         WrongName: this fails, as the trainer needs more of its plans.
     """
-    rates = []
+    with _without_traces(trainer):
+        return _build(trainer, plans, dataset, configuration)
+
+
+def _build(trainer: type[NamedTrainer], *arguments: Any) -> NamedTrainer:
+    plans, dataset, configuration = arguments or (_PLANS, _DATASET, "3d_fullres")
+    plans = {**plans, "continue_training": False}  # as nnU-Net's command adds it
+    built = trainer(plans, configuration, 0, {**dataset}, torch.device("cpu"))
+    built.network = _small_network()
+    built.optimizer, built.lr_scheduler = built.configure_optimizers()
+    return built
+
+
+@contextlib.contextmanager
+def _without_traces(trainer: type[NamedTrainer]) -> Iterator[None]:
+    """Let a trainer write into a temporary folder, print nothing, and report what fails in one line."""
     with (
         tempfile.TemporaryDirectory() as folder,
         # Without steps, importing Numba for fused ones would be in vain.
@@ -130,17 +163,10 @@ def _build(trainer: type[NamedTrainer]) -> tuple[NamedTrainer, list[float]]:
     ):
         warnings.simplefilter("ignore")
         try:
-            built = trainer({**_PLANS}, "3d_fullres", 0, {**_DATASET}, torch.device("cpu"))
-            built.network = _small_network()
-            built.optimizer, built.lr_scheduler = built.configure_optimizers()
-            for epoch in range(built.num_epochs):
-                built.current_epoch = epoch
-                built.on_train_epoch_start()
-                rates.append(built.optimizer.param_groups[0]["lr"])
+            yield
         except Exception as error:  # the trainer of another package can fail in any way
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise WrongName(f"{trainer.__name__} cannot be built without its data: {reason}") from error
-    return built, rates
 
 
 def _small_network() -> nn.Module:
@@ -157,38 +183,25 @@ def _describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
     return f"{type(optimizer).__name__}({shown})"
 
 
-def _describe_schedule(trainer: NamedTrainer, rates: list[float]) -> str:
+def _describe_rates(trainer: NamedTrainer) -> str:
+    """Return the learning rate at the start of some epochs."""
+    rates = []
+    for epoch in range(trainer.num_epochs):
+        trainer.current_epoch = epoch
+        trainer.on_train_epoch_start()
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
     epochs = sorted({0, rates.index(max(rates)), len(rates) // 2, len(rates) - 1})
     points = ", ".join(f"{rates[epoch]:.3g} (epoch {epoch})" for epoch in epochs)
-    warmup = trainer._warmup_steps
-    before = f"linear warm-up over {warmup:,} steps, then " if warmup else ""
-    return f"{before}{type(trainer.lr_scheduler).__name__}: {points}"
+    return f"{type(trainer.lr_scheduler).__name__}, {points}"
 
 
-def _describe_weight_decay(trainer: NamedTrainer) -> str:
-    decays = [group.get("weight_decay", 0) for group in trainer.optimizer.param_groups]
-    if isinstance(trainer, CPRTrainer):
-        return f"none for regularized parameters, {decays[-1]:g} for biases and normalization weights"
-    if trainer.baseline is None:
-        return f"{decays[0]:g} for all parameters"
-    title = trainer.baseline.title
-    if trainer.settings.decays:
-        return f"{trainer.baseline_decay:g}, applied by {title}"
-    return f"none, replaced by {title}"
-
-
-def _describe_cpr(trainer: CPRTrainer) -> list[tuple[str, str]]:
-    cpr, bound, regularizer = trainer.cpr, trainer.cpr.bound, trainer.cpr_settings["regularizer"]
-    adaptive = ", adaptive bounds" if cpr.adaptive else ""
-    when = "set at step" if bound.is_set_once else "not before step"
-    steps, word = trainer._total_steps, trainer.settings.tokens().get("kappa", bound)
-    part = f"after {bound.earliest / steps:.1%} of the training"
-    if bound.earliest >= steps:
-        part = f"{NEVER}, as the training has {steps:,} steps; choose a smaller _ws<N>"
-    return [
-        ("regularized", f"{regularizer} of each weight matrix with CPR, mu = {cpr.mu:g}{adaptive}"),
-        ("bound", f"_{word}: {bound.title}; {when} {bound.earliest:,}, {part}"),
-    ]
+def _with_decay_in_force(trainer: NamedTrainer) -> Training:
+    """Return all that a name trains, with the weight decay of an optimizer that is kept."""
+    training, cpr = trainer.training, trainer.settings.defaults.cpr
+    if training.weight_decay is not None or training.baseline is not None:
+        return training
+    groups = trainer.optimizer.param_groups
+    return dataclasses.replace(training, weight_decay=groups[-1 if cpr else 0].get("weight_decay", 0))
 
 
 def _counterpart(settings: TrainerName) -> str:

@@ -18,6 +18,7 @@ from nnunet_cpr.nnunet.bounds_verdict import judge_bounds
 from nnunet_cpr.nnunet.classes import search_trainer
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT
 from nnunet_cpr.nnunet.history import History
+from nnunet_cpr.nnunet.tools.explain_name import training_of
 from nnunet_cpr.refusals import Refusal
 
 NEEDED = ("network_weights", "init_args", "trainer_name")
@@ -95,10 +96,18 @@ def export_model(model: Path, output: Path, folds: Sequence[str] | None, names: 
             trainer=trainer,
             channels=", ".join(dataset.get("channel_names", {}).values()),
             labels=", ".join(dataset["labels"]),
+            settings=_describe_settings(trainer),
             folds="\n".join(_describe_fold(model / f"fold_{fold}") for fold in folds),
         )
         (work / "model_card.md").write_text(card, encoding="utf-8")
     return target
+
+
+def _describe_settings(trainer: str) -> str:
+    """Return the table of the model card with all that a trainer's name trains."""
+    training = training_of(trainer)
+    rows = [] if training is None else [f"| {title} | {text} |" for title, text in training.rows()]
+    return "\n".join(["| setting | value |", "| --- | --- |", *rows]) if rows else ""
 
 
 def _describe_fold(folder: Path) -> str:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nnunet_cpr.files import atomic_torch_save
+from nnunet_cpr.files import atomic_torch_save, read_json
 from nnunet_cpr.names import WrongName
-from nnunet_cpr.names.settings_and_defaults import TrainerName
 from nnunet_cpr.names.suffixes import find_suffix
+from nnunet_cpr.names.trainer_name import TrainerName
+from nnunet_cpr.names.training import titles
 from nnunet_cpr.nnunet import fold_files
+from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.checkpoint_policy import FINISHED, read_checkpoints
-from nnunet_cpr.nnunet.classes import resolve_settings, search
+from nnunet_cpr.nnunet.classes import find_trainer, resolve_settings, search
 from nnunet_cpr.nnunet.fold_claim import is_of_this_machine, running_process
 from nnunet_cpr.nnunet.history import CSV_NAME
-from nnunet_cpr.nnunet.started_length_trainer import DEFAULTS
+from nnunet_cpr.nnunet.resolved_trainer import FOLLOWED
+from nnunet_cpr.nnunet.tools.explain_name import build_without_data
 from nnunet_cpr.refusals import Refusal
 
 _COPIED = ("training_log_*.txt", CSV_NAME, fold_files.RESOURCES)
@@ -114,22 +118,33 @@ def _read_shorter(
     fold: Path, trainer: str, epochs: int, report: Callable[[str], None]
 ) -> dict[Path, dict[str, Any]]:
     """Return the checkpoints of a shorter training, the newest first, if it can be extended."""
-    process, settings = running_process(fold), resolve_settings(trainer)
-    assert settings is not None  # a trainer of this package
+    process = running_process(fold)
     if process is not None and is_of_this_machine(process):  # claims of others may be left over
         raise Refusal(f"{fold} is trained at the moment", "end it with nnunet-cpr finish first")
     found = read_checkpoints(fold, report)
     path, newest = next(iter(found.items()))
     if (done := newest["current_epoch"]) >= epochs:
         raise Refusal(f"{path} has {done} epochs", f"expected --epochs above that, got {epochs}")
-    # Version 0.2.0 did not record the length that defaults follow, and they followed none.
-    length = newest["init_args"].get(DEFAULTS, settings.total_steps)
-    if parts := settings.differences_from_longer(length):
+    shorter, _, configuration = fold.parent.name.split("__")
+    plans, dataset = (read_json(fold.parent / name) for name in ("plans.json", "dataset.json"))
+    begun, continued = (
+        build_without_data(_named_trainer(name), plans, dataset, configuration)
+        for name in (shorter, trainer)
+    )
+    before = begun.training_that_began_with(newest["init_args"].get(FOLLOWED, math.inf))
+    if changed := [field for field in continued.training.differences(before) if field != "epochs"]:
         raise Refusal(
-            f"{fold}: its {' and '.join(parts)} would be another one in a training of {epochs} epochs",
+            f"{fold}: its {' and '.join(titles(changed))} would be another one in a training of "
+            f"{epochs} epochs",
             f"train {trainer} from its start; trainings with _anytime can be extended",
         )
     return found
+
+
+def _named_trainer(name: str) -> type[NamedTrainer]:
+    trainer = find_trainer(name)
+    assert issubclass(trainer, NamedTrainer)  # of this package, whose name has a number of epochs
+    return trainer
 
 
 def _has_checkpoint(fold: Path) -> bool:

@@ -86,7 +86,7 @@ def test_sweep_trains(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cifar100, "_images", made_images)
     sweep, task = vision.load_sweep(file), vision.find_task("cifar100")
     runs = sweep.runs()
-    assert [task.complete(run).total_steps for run in runs] == [20_000] * len(runs)
+    assert [task.complete(run).training.steps for run in runs] == [20_000] * len(runs)
     short: RunName = parse_run_name(f"{re.sub('_warmup[0-9]+', '', str(runs[-1]))}_warmup1_2steps")
     result = vision.train(task, short, tmp_path / "results", tmp_path)
     assert result["step"] == 2
