@@ -6,10 +6,10 @@ nnU-Net selects a trainer by its class name alone and names the result folder af
 
 :class:`~nnunet_cpr.names.trainer_name.TrainerName` holds the settings,
 :data:`~nnunet_cpr.names.suffixes.SUFFIXES` is the table of their notations, which parses and prints
-them, and :func:`~nnunet_cpr.names.trainer_name.parse_name` is the only parser. All that a name trains, with
-every default spelled out, is a :class:`~nnunet_cpr.names.training.Training`. To add a setting: a field of
-``TrainerName`` and of ``Training``, and a :class:`~nnunet_cpr.names.suffixes.Suffix` in the table. Trainers
-apply it in ``NamedTrainer`` of :mod:`nnunet_cpr.nnunet.base_trainer`.
+them, and :func:`~nnunet_cpr.names.trainer_name.parse_name` is the only parser. All that a name trains,
+with every default spelled out, is a :class:`~nnunet_cpr.names.training.Training`. To add a setting: a
+field of ``TrainerName`` and of ``Training``, and a :class:`~nnunet_cpr.names.suffixes.Suffix` in the
+table. Trainers apply it in ``NamedTrainer`` of :mod:`nnunet_cpr.nnunet.base_trainer`.
 """
 
 from nnunet_cpr.names.suffixes import BaselineChoice, WarmStartShare

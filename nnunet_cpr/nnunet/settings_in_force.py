@@ -97,7 +97,8 @@ def unmet_settings(trained: Trained, is_continued: bool) -> Iterator[str]:
             suffix = find_suffix(settings.suffixes, token)
             syntax = f"_{token}" if suffix is None else suffix.syntax  # of timm
             yield (
-                f"{other} uses {found} in place of _{token}; choose {syntax} accordingly, or leave it out"
+                f"{other} uses {found} in place of _{token}; "
+                f"choose {syntax} accordingly, or leave it out"
             )
 
 

@@ -191,7 +191,7 @@ class Workspace:
         configuration: str = "3d_fullres",
         is_short: bool = False,
     ) -> nnUNetTrainer:
-        """Build a trainer as nnU-Net does, up to ``initialize``; a short one has an epoch of two steps."""
+        """Build a trainer as nnU-Net does, up to ``initialize``; a short one trains for two steps."""
         self.set_environment(monkeypatch)
         preprocessed = Path(self.environment["nnUNet_preprocessed"]) / self.dataset
         plans = json.loads((preprocessed / f"{PLANS}.json").read_text())
