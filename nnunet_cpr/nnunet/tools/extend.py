@@ -126,10 +126,10 @@ def _read_shorter(
     if (done := newest["current_epoch"]) >= epochs:
         raise Refusal(f"{path} has {done} epochs", f"expected --epochs above that, got {epochs}")
     shorter, _, configuration = fold.parent.name.split("__")
-    plans, dataset = (read_json(fold.parent / name) for name in ("plans.json", "dataset.json"))
+    files = [fold.parent / name for name in ("plans.json", "dataset.json")]
+    described = [*map(read_json, files), configuration] if all(map(Path.exists, files)) else []
     begun, continued = (
-        build_without_data(_named_trainer(name), plans, dataset, configuration)
-        for name in (shorter, trainer)
+        build_without_data(_named_trainer(name), *described) for name in (shorter, trainer)
     )
     before = begun.training_that_began_with(newest["init_args"].get(FOLLOWED, math.inf))
     if changed := [field for field in continued.training.differences(before) if field != "epochs"]:
