@@ -121,6 +121,12 @@ class Training:
         method, value = BASELINES[self.baseline.keyword], self.baseline.value
         return method.build(params, self.weight_decay or 0.0, self.steps, value)
 
+    def plain(self) -> dict[str, Any]:
+        """Return the fields as values of JSON, bounds and the like by their text."""
+        plain = (str, int, float, type(None))
+        values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return {name: value if isinstance(value, plain) else str(value) for name, value in values}
+
     def differences(self, other: Training) -> list[str]:
         """Return the names of the fields in which two trainings differ.
 
@@ -177,8 +183,7 @@ def resolve(
         lr = lr or base.lr or default_lr(name)
         momentum = family.momentum if momentum is None else momentum
         warmup = int(min(family.warmup, followed / 10)) if warmup is None else warmup
-    if not family.keeps_optimizer or name.epochs:  # otherwise a matter of the base trainer
-        _check_warmup(warmup, steps, schedule, family.keeps_optimizer)
+        _check_warmup(warmup, steps, schedule)
 
     method = None if name.baseline is None else BASELINES[name.baseline.keyword]
     if family.cpr:  # of biases and normalization weights
@@ -267,14 +272,14 @@ def default_bound(warmup: int, steps: float) -> KappaWS:
     return KappaWS(max(1, round(min(1000, 0.04 * steps))))
 
 
-def _check_warmup(warmup: int, steps: int, schedule: Any, is_kept: bool) -> None:
+def _check_warmup(warmup: int, steps: int, schedule: Any) -> None:
     cooldown = schedule.percent if isinstance(schedule, Cooldown) else 0
     if warmup >= steps * (1 - cooldown / 100):
         before = f" before its cooldown of {cooldown:g} %" if cooldown else ""
         raise WrongName(
             f"the learning-rate warm-up of {warmup} steps is not shorter than the training of "
             f"{steps} steps{before}",
-            "choose more epochs" if is_kept else "choose a shorter one with _warmup<N>",
+            "choose a shorter one with _warmup<N>",
         )
 
 

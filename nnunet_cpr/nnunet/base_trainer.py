@@ -22,12 +22,12 @@ from nnunet_cpr.cpr.method import RegularizationMethod
 from nnunet_cpr.environment import seed_all
 from nnunet_cpr.integrations import from_timm
 from nnunet_cpr.names.suffixes import Cooldown
-from nnunet_cpr.names.training import differences_from_longer, titles
+from nnunet_cpr.names.training import Training, differences_from_longer, titles
 from nnunet_cpr.nnunet import checkpoints, schedules
 from nnunet_cpr.nnunet.commands import CPU_THREADS
 from nnunet_cpr.nnunet.other_optimizer import without_weight_decay
-from nnunet_cpr.nnunet.pretrained import PretrainedWeightsTrainer
-from nnunet_cpr.nnunet.settings_in_force import Trained, unmet_settings, unseen_settings
+from nnunet_cpr.nnunet.recorded_trainer import RecordedTrainer
+from nnunet_cpr.nnunet.settings_in_force import Trained, in_force, unmet_settings, unseen_settings
 from nnunet_cpr.refusals import positive_integer
 
 ADAM_BETAS = (0.9, 0.99)
@@ -46,7 +46,7 @@ def describe_frozen(network: torch.nn.Module) -> str:
     return f"{trained:,} of {total:,} parameters; the others keep their weights"
 
 
-class NamedTrainer(PretrainedWeightsTrainer):
+class NamedTrainer(RecordedTrainer):
     """nnU-Net's trainer with the settings of its class name.
 
     A family either builds its optimizer (:meth:`build_optimizer`) or keeps that of the other trainer in
@@ -126,6 +126,7 @@ class NamedTrainer(PretrainedWeightsTrainer):
 
         Trainers with stages pass the stage; a second call continues the regularization.
         """
+        self._resolve_again()
         settings, training = self.settings, self.training
         self._freeze()
         if self.__baseline is None:
@@ -140,7 +141,7 @@ class NamedTrainer(PretrainedWeightsTrainer):
             if isinstance(additional := attached_method(optimizer), DecoupledDecay):  # AMOS's
                 self.__given_decays.add(additional.weight_decay)
             for group in optimizer.param_groups if settings.momentum is not None else []:
-                group["momentum"] = settings.momentum
+                group |= {"momentum": settings.momentum} if "momentum" in group else {}
             schedule = self._build_schedule(optimizer, self.initial_lr)
         self._attach_regularization(optimizer)
         if optimizer is not self.__configured:  # not a later stage with the same one
@@ -167,6 +168,7 @@ class NamedTrainer(PretrainedWeightsTrainer):
         method, other = self._regularization, self.other_trainer().__name__
         with without_weight_decay([] if method is None else method.parameters) as given:
             configured = super().configure_optimizers(*args, **kwargs)
+        self._resolve_again()  # it may set lengths, too
         optimizer, schedule = configured if isinstance(configured, tuple | list) else (configured, None)
         if not isinstance(optimizer, Optimizer) or schedule is None:
             self._exit(
@@ -223,8 +225,6 @@ class NamedTrainer(PretrainedWeightsTrainer):
             f"Training as {self.other_trainer().__name__} with {type(self.optimizer).__name__} and "
             f"{type(self.lr_scheduler).__name__}"
         )
-        lines = (f"{title}: {text}" for title, text in self.training.rows())
-        self.print_to_log_file("\n  ".join([f"{type(self).__name__} trains", *lines]))
         if self.settings.freeze is not None:
             self.print_to_log_file(f"Training {describe_frozen(self.network)}")
         if self.baseline is not None:
@@ -240,8 +240,8 @@ class NamedTrainer(PretrainedWeightsTrainer):
                 "load the data; set nnUNet_n_proc_DA=0 if it should be"
             )
         self._check_settings(is_continued=self.current_epoch > 0)
-        if unseen := " ".join(unseen_settings(self.__trained)):
-            self._warn(f"cannot see if {unseen} is in force in {self.other_trainer().__name__}")
+        lines = (f"{title}: {text}" for title, text in self.training_in_force.rows())
+        self.print_to_log_file("\n  ".join([f"{type(self).__name__} trains", *lines]))
         if self.__configured is not None:
             self.__counter = self.__configured.register_step_pre_hook(self.__count_step)
 
@@ -284,7 +284,9 @@ class NamedTrainer(PretrainedWeightsTrainer):
 
     def on_train_epoch_start(self) -> None:
         super().on_train_epoch_start()
-        self._check_settings()
+        if self.__steps is None:  # in the first epoch, whatever was changed in place
+            self.__checked = (None,)
+        self._check_settings(is_continued=self.__steps is None and self.current_epoch > 0)
         if self.__steps is None:
             self.__begin_counting_steps()
         else:
@@ -298,6 +300,11 @@ class NamedTrainer(PretrainedWeightsTrainer):
     def __trained(self) -> Trained:
         return Trained(self, self.__configured, self.__given_decays)
 
+    @property
+    def training_in_force(self) -> Training:
+        """All that trains, with what the optimizer and the schedule have where the name says nothing."""
+        return in_force(self.__trained)
+
     def _check_settings(self, is_continued: bool = False) -> None:
         """End the training if a setting of its name is not in force, where something has changed."""
         used = self.optimizer, self.lr_scheduler, self.num_epochs, self.num_iterations_per_epoch
@@ -307,12 +314,15 @@ class NamedTrainer(PretrainedWeightsTrainer):
         for problem in unmet_settings(self.__trained, is_continued):
             self._exit(f"{type(self).__name__}: {problem}")
         self._follow_lengths()
+        if unseen := " ".join(unseen_settings(self.__trained)):
+            self._warn(f"cannot see if {unseen} is in force in {self.other_trainer().__name__}")
 
     def _differences(self, checkpoint: dict[str, Any]) -> Iterator[str]:
         yield from super()._differences(checkpoint)
         yield from checkpoints.optimizer_differences(
             checkpoint["optimizer_state"], self.optimizer, not self.settings.defaults.keeps_optimizer
         )
+        yield from self._record_differences(checkpoint)
 
     def _seed(self, stream: int) -> None:
         if self.settings.seed is None:

@@ -175,7 +175,11 @@ class CheckpointPolicy:
         found = read_checkpoints(chosen.parent, self._report, candidates)
         path, checkpoint = next(iter(found.items()))
         epochs = checkpoint["current_epoch"]
-        instead = "" if path == chosen else f" in place of {chosen.name}"  # which nnU-Net would take
+        instead = ""
+        if path != chosen:  # which nnU-Net would take
+            is_equal = chosen in found and _age(found[chosen]) == _age(checkpoint)
+            relation = "which has the epochs of" if is_equal else "in place of"
+            instead = f"{',' if is_equal else ''} {relation} {chosen.name}"
         self._report(f"continuing {path.name} ({epochs} epochs){instead}")
         self._newest = path, epochs
         self.started = _started(checkpoint) or self.started

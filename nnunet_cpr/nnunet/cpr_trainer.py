@@ -53,6 +53,8 @@ class CPRTrainer(NamedTrainer):
 
     def _attach_regularization(self, optimizer: Optimizer) -> None:
         if self.settings.defaults.keeps_optimizer:
+            if self.cpr.bound != self.training.kappa and attached_method(optimizer) is not self.cpr:
+                self.__cpr = None  # the base trainer has set its length as it built the optimizer
             super()._attach_regularization(optimizer)
             return
         method = attached_method(optimizer)
@@ -86,7 +88,7 @@ class CPRTrainer(NamedTrainer):
         count = len(self.cpr.names)
         self.print_to_log_file(f"Regularizing {count} parameter matrices with {self.cpr!r}")
         bound, steps = self.cpr.bound, self.training.steps
-        if self.training.is_never_bounded:
+        if bound.earliest >= steps:
             self._warn(
                 f"the bounds are set at step {bound.earliest} or later, but this training has {steps} "
                 f"steps: nothing will be regularized; {advise_on_unset(steps)}"

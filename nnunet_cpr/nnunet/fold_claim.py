@@ -84,7 +84,8 @@ def _is_alive(holder: str) -> bool:
 
 
 REQUEST = ".finish_after_epoch"
-"""File with the process that shall end; one that was started later ignores it."""
+"""File that asks the training to end. One that is continued after a signal still ends, as it was asked
+to; one that begins anew removes it."""
 
 
 def request_finish(fold: Path) -> str:
@@ -113,13 +114,10 @@ def request_finish(fold: Path) -> str:
 
 
 def is_finish_requested(fold: Path) -> bool:
-    """Return True if this process has been asked to end."""
-    try:
-        return (fold / REQUEST).read_text() == describe_process(os.getpid())
-    except FileNotFoundError:
-        return False
+    """Return True if the training of a fold has been asked to end."""
+    return (fold / REQUEST).exists()
 
 
 def withdraw_request(fold: Path) -> None:
-    """Remove a request, after the training."""
+    """Remove a request, after the training, or as another one begins."""
     (fold / REQUEST).unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.names.training import BaseValues, Training, default_lr, resolve
 from nnunet_cpr.nnunet.resuming_trainer import ResumingTrainer
+from nnunet_cpr.nnunet.schedules import IterationLRScheduler
 
 FOLLOWED = "nnunet_cpr_defaults"
 """Entry of a checkpoint's ``init_args``: the number of steps that its default warm-up and bound follow.
@@ -70,23 +71,27 @@ class ResolvedTrainer(ResumingTrainer):
 
     def __lengths(self) -> dict[str, int]:
         # Of nnU-Net's trainers with a warm-up, in epochs.
-        warmup = getattr(self, "warmup_duration_whole_net", 0) * self.num_iterations_per_epoch
+        epochs = getattr(self, "warmup_duration_whole_net", None) or 0
+        warmup = epochs * self.num_iterations_per_epoch
         return {
             "epochs": self.num_epochs,
             "iterations": self.num_iterations_per_epoch,
             "warmup": warmup,
         }
 
-    def training_that_began_with(self, followed: float | None) -> Training:
+    def training_that_began_with(
+        self, followed: float | None, name: TrainerName | None = None
+    ) -> Training:
         """Return the training, if its defaults follow another number of steps than its own.
 
         Args:
             followed: as of :func:`~nnunet_cpr.names.training.resolve`.
+            name: settings of another name with the base values of this trainer; None for its own.
         """
         assert self.__base is not None
         base = dataclasses.replace(self.__base, **self.__lengths())
         try:
-            return resolve(self.settings, base, followed)
+            return resolve(name or self.settings, base, followed)
         except WrongName as error:  # by the lengths of the base trainer
             self._exit(f"{type(self).__name__}: {error}")
 
@@ -98,18 +103,33 @@ class ResolvedTrainer(ResumingTrainer):
         else:
             self.my_init_kwargs[FOLLOWED] = followed
 
+    def _resolve_again(self) -> None:
+        """Resolve the training once more, before an optimizer is built for it."""
+        if self.__base is not None:
+            # The weight decay is 0 where the regularization has taken its place.
+            decay = self.weight_decay or self.__base.weight_decay
+            self.__base = dataclasses.replace(self.__base, lr=self.initial_lr, weight_decay=decay)
+            self.__training = None
+
+    @property
+    def _may_change(self) -> set[str]:
+        """Fields that may change after the optimizer was built, as nothing in it depends on them."""
+        is_kept = self.settings.schedule is None and self.settings.defaults.keeps_optimizer
+        by_iteration = isinstance(self.lr_scheduler, IterationLRScheduler)
+        fields = {"epochs": True, "horizon": is_kept, "iterations": not by_iteration}
+        return {field for field, may_change in fields.items() if may_change}
+
     def _follow_lengths(self) -> None:
         """Resolve the training again if the trainer's lengths have changed since it was.
 
-        It ends if this would change more than the number of epochs, as the optimizer is built by then.
+        It ends if this would change what is built by then.
         """
         before, now = self.training, self.training_that_began_with(self.__followed)
-        may_change = {"epochs"} if before.schedule else {"epochs", "horizon"}
-        if not may_change.issuperset(now.differences(before)):
+        if not self._may_change.issuperset(now.differences(before)):
             self._exit(
                 f"{type(self).__name__}: its optimizer was built for {before.epochs} epochs of "
                 f"{before.iterations} iterations, and now it has {now.epochs} of {now.iterations}; set "
-                "them in __init__"
+                "them before the optimizer is built, or write them into the name"
             )
         self.__training = now
         self.__record_followed()

@@ -19,6 +19,7 @@ from nnunet_cpr.nnunet.checkpoints import START_ANEW
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, LATEST_CHECKPOINT
 from nnunet_cpr.nnunet.guarded_trainer import GuardedTrainer
 from nnunet_cpr.nnunet.interruption import Interruption
+from nnunet_cpr.nnunet.is_finished import find_validation
 from nnunet_cpr.refusals import Refusal
 
 
@@ -94,12 +95,17 @@ class ResumingTrainer(GuardedTrainer):
             )
         super().on_train_start()
         if self.local_rank == 0:
-            remove_temporary_files(folder, "cpr_*", "checkpoint_*")
+            remove_temporary_files(folder, "cpr_*", "checkpoint_*", "nnunet_cpr_*")
+            if self.current_epoch == 0:
+                fold_claim.withdraw_request(folder)
         self.__policy.begin(folder, writes=not self.disable_checkpointing)
 
     def on_epoch_start(self) -> None:
-        if self.current_epoch > 0 and self.__is_finish_requested():
+        # One that was finished is only validated, if that was interrupted.
+        is_finished = self.my_init_kwargs.get(FINISHED) == self.current_epoch
+        if self.current_epoch > 0 and (is_finished or self.__is_finish_requested()):
             self.my_init_kwargs[FINISHED] = self.current_epoch
+            self._record_finish()
             self.print_to_log_file(
                 f"Finished after {self.current_epoch} of {self.num_epochs} epochs by nnunet-cpr finish"
             )
@@ -108,6 +114,9 @@ class ResumingTrainer(GuardedTrainer):
         if self.local_rank == 0 and self.__saves_as_nnunet:
             self._keep_start_of_epoch()
         super().on_epoch_start()
+
+    def _record_finish(self) -> None:
+        """Record that the training ends before the number of epochs in its name."""
 
     def __is_finish_requested(self) -> bool:
         answer = [self.local_rank == 0 and fold_claim.is_finish_requested(Path(self.output_folder))]
@@ -163,7 +172,8 @@ class ResumingTrainer(GuardedTrainer):
             if self.__continues:
                 path, checkpoint = self.__policy.continue_from(path)
                 given = str(path)
-                if (epochs := checkpoint["init_args"].get(FINISHED)) is not None:
+                epochs = checkpoint["init_args"].get(FINISHED)
+                if epochs is not None and find_validation(path.parent) is not None:
                     raise Refusal(
                         f"{path} was finished after {epochs} epochs; to train longer: nnunet-cpr "
                         f"extend {path.parents[1]} --epochs <N>",

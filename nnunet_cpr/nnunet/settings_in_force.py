@@ -6,9 +6,11 @@ Another trainer in the name may build its optimizer and schedule where it likes,
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,7 +21,13 @@ from nnunet_cpr.baselines import DecoupledDecay
 from nnunet_cpr.cpr.algorithm import CPR
 from nnunet_cpr.cpr.attachment import attached_method
 from nnunet_cpr.names.suffixes import Cooldown, find_suffix
-from nnunet_cpr.nnunet.schedules import ConstantLRScheduler, CooldownLRScheduler, IterationLRScheduler
+from nnunet_cpr.names.training import Training
+from nnunet_cpr.nnunet.schedules import (
+    ConstantLRScheduler,
+    CooldownLRScheduler,
+    IterationLRScheduler,
+    WarmupPolyLRScheduler,
+)
 from nnunet_cpr.spelling import print_number
 
 
@@ -86,6 +94,9 @@ def unmet_settings(trained: Trained, is_continued: bool) -> Iterator[str]:
                 "build it there"
             )
             return
+    if settings.epochs is not None and not is_continued and (problem := _long_warmup(trained)):
+        yield problem
+        return
     for field, token in _given(trainer).items():
         if field not in USED or (field == "lr" and is_continued):
             continue
@@ -95,11 +106,31 @@ def unmet_settings(trained: Trained, is_continued: bool) -> Iterator[str]:
         if used and not (all(is_used) if field == "momentum" else any(is_used)):
             found = " and ".join(sorted(map(_spell, used)))
             suffix = find_suffix(settings.suffixes, token)
-            syntax = f"_{token}" if suffix is None else suffix.syntax  # of timm
-            yield (
-                f"{other} uses {found} in place of _{token}; "
-                f"choose {syntax} accordingly, or leave it out"
-            )
+            has_value = suffix is not None and suffix.placeholder  # that of timm is none
+            choose = f"choose {suffix.syntax} accordingly, or " if suffix and has_value else ""
+            yield f"{other} uses {found} in place of _{token}; {choose}leave it out"
+
+
+def in_force(trained: Trained) -> Training:
+    """Return all that trains, with the values in force of what the name does not give."""
+    training, given = trained.trainer.training, _given(trained.trainer)
+    used = {field: find(trained) for field, find in USED.items() if field not in given}
+    changes = {field: next(iter(values)) for field, values in used.items() if len(values) == 1}
+    return dataclasses.replace(training, **changes)
+
+
+def _long_warmup(trained: Trained) -> str | None:
+    """Return a refusal if the learning rate of a base trainer only rises in the epochs of the name."""
+    trainer = trained.trainer
+    stage = getattr(trainer, "warmup_duration_whole_net", None) or math.inf  # which has its schedule
+    rates = _learning_rates(trainer, range(trainer.num_epochs)) if stage > trainer.num_epochs else []
+    if len(rates) > 1 and all(a < b for a, b in pairwise(rates)):
+        return (
+            f"the learning-rate warm-up of {trainer.other_trainer().__name__} is longer than the "
+            f"training of {len(rates)} epochs, which ends with a rate of {print_number(rates[-1])}; "
+            "choose more epochs"
+        )
+    return None
 
 
 def unseen_settings(trained: Trained) -> list[str]:
@@ -121,17 +152,21 @@ def _given(trainer: Any) -> dict[str, str]:
 
 def _weight_decays(trained: Trained) -> set[Any]:
     method, given = trained.method, trained.given_decays
-    if trained.trainer.settings.defaults.keeps_optimizer and (any(given) or method is None):
-        return given or {0}
-    own = {method.weight_decay} if isinstance(method, DecoupledDecay) else set()
-    return own or given
+    if method is not None and trained.trainer.settings.defaults.keeps_optimizer and any(given):
+        return given  # before the method took its place
+    if isinstance(method, DecoupledDecay):
+        return {method.weight_decay}
+    return {group.get("weight_decay", 0) for group in trained.trainer.optimizer.param_groups}
 
 
 def _schedule(trained: Trained) -> set[Any]:
     schedule = trained.trainer.lr_scheduler
     if isinstance(schedule, CooldownLRScheduler):
         return {Cooldown(schedule.percent)}
-    return {"constant" if isinstance(schedule, ConstantLRScheduler) else type(schedule).__name__}
+    if isinstance(schedule, ConstantLRScheduler):
+        return {"constant"}
+    is_poly = isinstance(schedule, WarmupPolyLRScheduler | PolyLRScheduler)
+    return {"poly" if is_poly else type(schedule).__name__}
 
 
 def _warmup(trained: Trained) -> set[Any]:
@@ -143,7 +178,12 @@ def _warmup(trained: Trained) -> set[Any]:
 
 def _frozen(trained: Trained) -> set[Any]:
     part = trained.trainer.settings.freeze
-    parameters = getattr(trained.trainer.unwrapped_network, part).parameters()
+    if not part:
+        return set()
+    network = trained.trainer.unwrapped_network
+    if not hasattr(network, part):
+        return {f"a network without {part}"}
+    parameters = getattr(network, part).parameters()
     return {f"a trained {part}"} if any(p.requires_grad for p in parameters) else {part}
 
 
@@ -152,7 +192,7 @@ def _highest_rates(trained: Trained) -> set[Any]:
     trainer = trained.trainer
     first = trainer.current_epoch
     # A trainer with stages has another schedule after its warm-up.
-    warmup = getattr(trainer, "warmup_duration_whole_net", 0) if first == 0 else 0
+    warmup = getattr(trainer, "warmup_duration_whole_net", None) if first == 0 else None
     end = min(trainer.num_epochs, warmup or trainer.num_epochs)
     # A later schedule may begin anew, or where the one before has ended.
     rates = [_learning_rates(trainer, range(start, end)) for start in {0, first}]
@@ -160,7 +200,7 @@ def _highest_rates(trained: Trained) -> set[Any]:
 
 
 USED: Mapping[str, Callable[[Trained], set[Any]]] = {
-    "timm": lambda trained: {str(name).partition(",")[0] for name in trained.in_groups("timm")},
+    "timm": lambda trained: {name.partition(",")[0] for name in trained.in_groups("timm") if name},
     "lr": _highest_rates,
     "momentum": lambda trained: trained.in_groups("momentum"),
     "warmup": _warmup,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from nnunet_cpr.files import read_json
-from nnunet_cpr.nnunet.fold_files import LOG_COLUMNS, read_logs
+from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, LOG_COLUMNS, read_logs
 from nnunet_cpr.nnunet.history import CSV_NAME, has_bounds
 from nnunet_cpr.nnunet.is_finished import (
     DAMAGE,
@@ -22,6 +23,7 @@ from nnunet_cpr.nnunet.is_finished import (
     read_summary,
     summary_file,
 )
+from nnunet_cpr.nnunet.run_record import record_of
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.reports.results import (
     ASSUMED,
@@ -36,8 +38,13 @@ from nnunet_cpr.reports.results import (
     SplitRatio,
     StudyResults,
 )
-from nnunet_cpr.studies.plans_and_weights import with_other_plans, with_other_weights
-from nnunet_cpr.studies.state import validation_cases
+from nnunet_cpr.studies.plans_and_weights import (
+    with_other_cases,
+    with_other_plans,
+    with_other_weights,
+    with_seen_cases,
+)
+from nnunet_cpr.studies.state import cases_of_fold, validation_cases
 from nnunet_cpr.studies.study import Run, Study
 
 CASES = [*CONDITION, "fold", "seed", "case", "class", "trainer", "dice", "empty"]
@@ -99,7 +106,7 @@ def read_results(
         [
             *flaws,
             *_find_incomplete_runs(finished, splits, preprocessed),
-            *_find_other_runs(list(finished), results),
+            *_find_other_runs(list(finished), results, splits, preprocessed),
         ],
         notes,
         {name: _test_ratio(name, study.folds, splits) for name in study.datasets},
@@ -120,8 +127,23 @@ def _find_incomplete_runs(
             yield Flaw(run, f"validated on {left} of the {len(expected)} cases of its fold", INCOMPLETE)
 
 
-def _find_other_runs(finished: Sequence[Run], results: Path) -> Iterator[Flaw]:
+def _find_other_runs(
+    finished: Sequence[Run], results: Path, splits: Path | None, preprocessed: Path | None
+) -> Iterator[Flaw]:
     """Yield the runs that are not what the study says."""
+    cases = partial(cases_of_fold, recorded=splits, preprocessed=preprocessed)
+    for run, difference in with_other_cases(finished, results, cases):
+        yield Flaw(run, f"{difference} of its fold", "{} has runs on other cases")
+    for run, seen in with_seen_cases(finished, results, cases):
+        yield Flaw(run, seen, "{} has runs whose weights have seen validation cases")
+    for run in finished:
+        validated = record_of(run.folder(results)).validated
+        if validated.get("checkpoint", FINAL_CHECKPOINT) != FINAL_CHECKPOINT:
+            yield Flaw(
+                run,
+                f"validated with {validated['checkpoint']} of {validated['epochs']} epochs",
+                "{} has runs validated with another checkpoint",
+            )
     for run, difference in with_other_weights(finished, results):
         yield Flaw(run, difference, "{} has runs that began with other weights")
     for run, settings in with_other_plans(finished, results):

@@ -18,10 +18,23 @@ from filelock import FileLock
 from nnunet_cpr.files import read_json
 from nnunet_cpr.names.training import Training
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
+from nnunet_cpr.nnunet.run_record import configuration_of, split_problems
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.spelling import nearest_first
-from nnunet_cpr.studies.plans_and_weights import check_plans, check_pretrained, resolve
-from nnunet_cpr.studies.state import SPLITS, StudyPaths, finished, parse_trainer, write_json
+from nnunet_cpr.studies.plans_and_weights import (
+    check_plans,
+    check_pretrained,
+    with_other_cases,
+    with_seen_cases,
+)
+from nnunet_cpr.studies.state import (
+    SPLITS,
+    StudyPaths,
+    cases_of_fold,
+    finished,
+    parse_trainer,
+    write_json,
+)
 from nnunet_cpr.studies.study import SURFACE_METRICS, Study
 
 _FOLDS = 5
@@ -101,6 +114,7 @@ def check_study_data(study: Study, folders: Mapping[str, str], processes: int) -
             _check_case_count(home, _planned_cases(raw / "dataset.json"))
     check_plans(study, folders)
     check_pretrained(study, folders)
+    check_cases(study, folders)
     return [command for command in commands if command]
 
 
@@ -155,8 +169,35 @@ def check_splits(study: Study, folders: Mapping[str, str], record: Path) -> None
     write_json(record, recorded)
 
 
-def notes(study: Study) -> Iterator[str]:
-    """Yield a line for each trainer without effect or in twice, and for a metric without its package."""
+def check_cases(study: Study, folders: Mapping[str, str]) -> None:
+    """Check that the runs that exist were trained and validated on the cases of their folds.
+
+    Args:
+        study: the study.
+        folders: nnU-Net's folders; folds that no file has yet are not checked.
+
+    Raises:
+        Refusal: a run was made from other cases.
+    """
+    paths = StudyPaths.of(study.name, folders)
+    cases = partial(cases_of_fold, recorded=paths.splits, preprocessed=paths.preprocessed)
+    for other, difference in with_other_cases(study.runs(), paths.results, cases):
+        raise Refusal(
+            f"{other.folder(paths.results)}: its cases are not those of fold {other.fold} of "
+            f"{other.dataset}: {difference}",
+            f"move it away, or restore the {SPLITS} that it was trained with",
+        )
+
+
+def notes(study: Study, paths: StudyPaths) -> Iterator[str]:
+    """Yield what a user should know before a study begins, a line each.
+
+    These are trainers without effect or in twice, weights that have seen validation cases, and a metric
+    without its package.
+    """
+    cases = partial(cases_of_fold, recorded=paths.splits, preprocessed=paths.preprocessed)
+    for tuned, seen in with_seen_cases(study.runs(), paths.results, cases):
+        yield f"{tuned.key}: {seen}; it says nothing of new cases, and the report has no verdict on it"
     spelled: dict[tuple[Any, ...], str] = {}
     for entry in study.trainers:
         training = _training(entry.trainer)
@@ -264,15 +305,36 @@ def _preprocessed_cases(home: Path, plans: str, configuration: str) -> list[str]
             f"{home.name}: unknown configuration {configuration} of {plans}",
             f"choose from {', '.join(known)}",
         )
-    folder = home / resolve(written, configuration)["data_identifier"]
+    folder = home / configuration_of(written, configuration)["data_identifier"]
     return sorted(path.stem for path in folder.glob("*.pkl"))
 
 
 def _check_folds(study: Study, dataset: str, folders: Mapping[str, str]) -> None:
-    """Check that the folds exist, or will exist in nnU-Net's own split."""
-    count = count_folds(Path(folders["nnUNet_preprocessed"]) / dataset)
+    """Check that the folds exist, or will exist in nnU-Net's own split, and have cases of their own."""
+    home = Path(folders["nnUNet_preprocessed"]) / dataset
+    count = count_folds(home)
     if (last := max(study.folds)) >= count:
         raise Refusal(f"fold {last}: {dataset} has folds 0 to {count - 1} only")
+    if not (home / SPLITS).exists():
+        return
+    # Of each configuration that is preprocessed; the ids of others are those of the images.
+    known = {path.name.partition(".")[0] for path in (home / "gt_segmentations").glob("[!.]*")}
+    splits = read_json(home / SPLITS)
+    for fold in study.folds:
+        try:
+            split = {part: list(map(str, splits[fold][part])) for part in ("train", "val")}
+        except (LookupError, TypeError) as error:
+            raise Refusal(
+                f"{home / SPLITS}: expected train and val of fold {fold}, got {error}"
+            ) from error
+        unknown = sorted({*split["train"], *split["val"]} - known) if known else []
+        if unknown:
+            raise Refusal(
+                f"{home / SPLITS}: fold {fold} has {len(unknown)} unknown cases, such as {unknown[0]}",
+                f"write ids without endings, such as {min(known)}",
+            )
+        for problem in split_problems(split):
+            raise Refusal(f"{home / SPLITS}, fold {fold}: {problem}", "correct the fold")
 
 
 def count_folds(home: Path) -> int:

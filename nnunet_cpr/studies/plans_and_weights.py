@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from nnunet_cpr.files import read_json
-from nnunet_cpr.nnunet.fold_files import CHECKPOINTS, PRETRAINED, is_complete_checkpoint
+from nnunet_cpr.nnunet.fold_files import CHECKPOINTS, is_complete_checkpoint
+from nnunet_cpr.nnunet.run_record import (
+    RunRecord,
+    configuration_of,
+    describe_weights,
+    new_record,
+    pretrained_weights,
+    record_of,
+)
 from nnunet_cpr.refusals import Refusal
-from nnunet_cpr.studies.state import StudyPaths, finished, parse_trainer
+from nnunet_cpr.studies.state import StudyPaths, cases_of_fold, finished, parse_trainer
 from nnunet_cpr.studies.study import Run, Study
-
-_KEPT = "plans.json"
-"""File in which nnU-Net keeps the plans of a model, beside its folds."""
-
-
-def resolve(plans: Mapping[str, Any], configuration: str) -> dict[str, Any]:
-    """Return the settings of a configuration with those that it inherits.
-
-    Raises:
-        LookupError: the plans do not have the configuration.
-
-    Example:
-        >>> low, high = {"batch_size": 2, "spacing": [2]}, {"inherits_from": "low", "spacing": [1]}
-        >>> resolve({"configurations": {"low": low, "high": high}}, "high")
-        {'batch_size': 2, 'spacing': [1]}
-    """
-    own = dict(plans["configurations"][configuration])
-    inherited = own.pop("inherits_from", None)
-    return own if inherited is None else {**resolve(plans, inherited), **own}
 
 
 def check_plans(study: Study, folders: Mapping[str, str]) -> None:
@@ -50,7 +38,7 @@ def check_plans(study: Study, folders: Mapping[str, str]) -> None:
         if _place(run) not in unfinished or not file.exists() or begins(run, paths):
             continue
         model = run.folder(paths.results).parent
-        if changed := _differences(_read(file, run), _read(model / _KEPT, run)):
+        if changed := _differences(_read(file, run), record_of(run.folder(paths.results)).plans):
             raise Refusal(
                 f"{file}: {', '.join(changed)} of {run.configuration} changed since {model.name} was "
                 "trained",
@@ -60,16 +48,51 @@ def check_plans(study: Study, folders: Mapping[str, str]) -> None:
 
 def with_other_plans(runs: Iterable[Run], results: Path) -> Iterator[tuple[Run, str]]:
     """Yield the runs whose plans differ from those of the first with the same name, and in what."""
-    first: dict[tuple[str, ...], dict[str, Any]] = {}
-    by_model: dict[Path, str] = {}
+    first: dict[tuple[str, ...], Mapping[str, Any]] = {}
     for run in runs:
-        model = run.folder(results).parent
-        if model not in by_model:
-            own = _read(model / _KEPT, run)
-            known = first.setdefault(_place(run), own) if own else own
-            by_model[model] = ", ".join(_differences(known, own))
-        if by_model[model]:
-            yield run, by_model[model]
+        own = record_of(run.folder(results)).plans
+        known = first.setdefault(_place(run), own) if own else own
+        if changed := ", ".join(_differences(known, own)):
+            yield run, changed
+
+
+def with_other_cases(
+    runs: Iterable[Run], results: Path, splits: Callable[[Run], Mapping[str, list[str]]]
+) -> Iterator[tuple[Run, str]]:
+    """Yield the runs that were made from other cases than those of their fold, and which.
+
+    Args:
+        runs: the runs of a study.
+        results: ``nnUNet_results``.
+        splits: function that returns the cases of a run's fold, ``train`` and ``val``, none if unknown.
+    """
+    for run in runs:
+        expected = RunRecord(split=splits(run))
+        if changed := "; ".join(
+            expected.differences(RunRecord(split=record_of(run.folder(results)).split))
+        ):
+            yield run, changed
+
+
+def with_seen_cases(
+    runs: Iterable[Run], results: Path, splits: Callable[[Run], Mapping[str, list[str]]]
+) -> Iterator[tuple[Run, str]]:
+    """Yield the runs whose pretrained weights have seen validation cases, and how many.
+
+    Cases are known by their data set and id, where the record of the weights has those that they were
+    trained on.
+    """
+    for run in runs:
+        record, weights = record_of(run.folder(results)), run.weights(results)
+        if not record.split:
+            given = {} if weights is None else pretrained_weights(weights, "")
+            record = RunRecord(dataset=run.dataset, split=splits(run), weights=given)
+        if seen := record.leaked:
+            yield (
+                run,
+                f"its pretrained weights were trained on {len(seen)} of the {len(record.split['val'])} "
+                f"validation cases, such as {seen[0]}",
+            )
 
 
 def _place(run: Run) -> tuple[str, str, str]:
@@ -79,7 +102,7 @@ def _place(run: Run) -> tuple[str, str, str]:
 def _read(file: Path, run: Run) -> dict[str, Any]:
     """Return the settings of a run's configuration, empty if a file is missing or unreadable."""
     try:
-        return resolve(read_json(file), run.configuration)
+        return configuration_of(read_json(file), run.configuration)
     except (OSError, ValueError, LookupError, TypeError):
         return {}
 
@@ -94,6 +117,26 @@ def begins(run: Run, paths: StudyPaths) -> bool:
     fold = run.folder(paths.results)
     has_checkpoint = any(is_complete_checkpoint(fold / name) for name in CHECKPOINTS)
     return not has_checkpoint and finished(run, paths) is None
+
+
+def record_run(run: Run, paths: StudyPaths) -> None:
+    """Record what a run that begins now is made from; a trainer of this package replaces the record.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    from nnunet_cpr.nnunet.pretrained import sha256  # imports torch
+
+    weights, plans = run.weights(paths.results), {}
+    if paths.preprocessed is not None:
+        plans = _read(paths.preprocessed / run.dataset / f"{run.plans}.json", run)
+    given: dict[str, Any] | None = {} if weights is None else None
+    if weights is not None and weights.is_file():  # else nnU-Net refuses it
+        given = pretrained_weights(weights, sha256(weights))
+    split = cases_of_fold(run, paths.splits, paths.preprocessed)
+    fold = run.folder(paths.results)
+    fold.mkdir(parents=True, exist_ok=True)
+    new_record(run.trainer, dataset=run.dataset, plans=plans, split=split, weights=given).write(fold)
 
 
 def check_pretrained(study: Study, folders: Mapping[str, str]) -> None:
@@ -145,11 +188,15 @@ def with_other_weights(runs: Iterable[Run], results: Path) -> Iterator[tuple[Run
         if weights is not None:
             if difference := _other_record(run.folder(results), weights, expected):
                 yield run, difference
-        elif ours is not None and ours.pretrained is None and (record := _record(run.folder(results))):
+        elif (
+            ours is not None
+            and ours.pretrained is None
+            and (record := record_of(run.folder(results)).weights)
+        ):
             yield (
                 run,
                 "expected a training that began with random weights, got one from "
-                f"{_described(record)}; move it away, or give the entry 'pretrained'",
+                f"{describe_weights(record)}; move it away, or give the entry 'pretrained'",
             )
 
 
@@ -163,7 +210,7 @@ def _other_record(fold: Path, weights: Path, expected: dict[Path, str]) -> str:
     """
     from nnunet_cpr.nnunet.pretrained import sha256  # imports torch
 
-    record = _record(fold)
+    record = record_of(fold).weights
     if record is None:
         return ""
     began = record.get("sha256")
@@ -173,34 +220,8 @@ def _other_record(fold: Path, weights: Path, expected: dict[Path, str]) -> str:
         return ""
     return (
         f"expected a training that began with {weights} (SHA-256 {expected.get(weights)}), got one from "
-        f"{_described(record)}; move it away, or add _pre<Word> with another word to the trainer"
+        f"{describe_weights(record)}; move it away, or add _pre<Word> with another word to the trainer"
     )
-
-
-def _record(fold: Path) -> dict[str, str] | None:
-    """Return path and hash of the weights that a fold began with, None if no checkpoint says so."""
-    checkpoint = next(filter(is_complete_checkpoint, map(fold.joinpath, CHECKPOINTS)), None)
-    if checkpoint is None or (content := _pickled(checkpoint)) is None:
-        return None
-    if PRETRAINED.encode() not in content:
-        return {}  # torch takes long to import
-    from nnunet_cpr.nnunet.pretrained import recorded_weights  # imports torch
-
-    return recorded_weights(checkpoint)
-
-
-def _pickled(checkpoint: Path) -> bytes | None:
-    """Return the pickle in a checkpoint, None if there is none or it is damaged."""
-    with zipfile.ZipFile(checkpoint) as archive:
-        names = [name for name in archive.namelist() if name.endswith("data.pkl")]
-        try:
-            return archive.read(names[0]) if names else None
-        except zipfile.BadZipFile:
-            return None
-
-
-def _described(record: Mapping[str, str]) -> str:
-    return f"{record['path']} (SHA-256 {record['sha256']})" if record else "random weights"
 
 
 def _check_fit(weights: Path, runs: Iterable[Run], folders: Mapping[str, str]) -> None:

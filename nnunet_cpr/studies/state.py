@@ -191,15 +191,20 @@ def validation_cases(run: Run, recorded: Path | None, preprocessed: Path | None)
         recorded: the study's record of the splits of its data sets, which comes first.
         preprocessed: ``nnUNet_preprocessed``, with nnU-Net's own file of the folds.
     """
+    return frozenset(cases_of_fold(run, recorded, preprocessed).get("val", []))
+
+
+def cases_of_fold(run: Run, recorded: Path | None, preprocessed: Path | None) -> dict[str, list[str]]:
+    """Return the cases of a run's fold, ``train`` and ``val``; see :func:`validation_cases`."""
     own = preprocessed / run.dataset / SPLITS if preprocessed else None
-    for file, keys in ((recorded, [run.dataset, run.fold, "val"]), (own, [run.fold, "val"])):
+    for file, keys in ((recorded, [run.dataset, run.fold]), (own, [run.fold])):
         with suppress(OSError, ValueError, LookupError, TypeError):  # no such file, or not the fold
             if file is not None:
                 found = _read_splits(file, file.stat().st_mtime_ns)
                 for key in keys:
                     found = found[key]
-                return frozenset(map(str, found))
-    return frozenset()
+                return {part: sorted(map(str, found[part])) for part in ("train", "val")}
+    return {}
 
 
 @lru_cache(maxsize=64)

@@ -189,7 +189,7 @@ def dry_run_lines(study: Study, paths: StudyPaths, commands: Sequence[Sequence[s
     """
     for command in commands:
         yield f"first: {' '.join(command)}"
-    yield from (f"warning: {note}" for note in notes(study))
+    yield from (f"warning: {note}" for note in notes(study, paths))
     found = states(study, paths)
     for run, state in found.items():
         begin = f" -pretrained_weights {run.weights(paths.results)}" if run.pretrained else ""

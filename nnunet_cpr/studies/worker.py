@@ -21,7 +21,7 @@ from nnunet_cpr.nnunet.is_finished import summary_file
 from nnunet_cpr.nnunet.processes import StopRequest, record_stop_signals
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies import state
-from nnunet_cpr.studies.plans_and_weights import begins
+from nnunet_cpr.studies.plans_and_weights import begins, record_run
 from nnunet_cpr.studies.study import Run
 
 _REQUEUE_SIGNAL = signal.Signals[f"SIG{submitit.JobEnvironment.USR_SIG}"]
@@ -135,7 +135,9 @@ class Worker:
             print(f"{path}: set aside as {set_aside(path).name}")
         if not (fold / fold_files.FINAL_CHECKPOINT).exists():
             weights = self.run.weights(self.paths.results)
-            if weights is not None and begins(self.run, self.paths):
+            if is_new := begins(self.run, self.paths):
+                record_run(self.run, self.paths)
+            if weights is not None and is_new:
                 self._run_nnunet(request, "-pretrained_weights", str(weights))
             else:
                 self._run_nnunet(request, "--c")  # starts from scratch if there is no checkpoint

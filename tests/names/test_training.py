@@ -112,6 +112,3 @@ def test_lengths_of_the_base_trainer_decide_where_the_name_gives_none() -> None:
     assert resolve(name, BaseValues(lr=0.02)).lr == 0.02
     with pytest.raises(WrongName, match="not shorter than the training of 1250 steps; choose a shorter"):
         resolve(dataclasses.replace(name, warmup=1250), BaseValues(epochs=5))
-    kept = TrainerName("nnUNetTrainerPlain", on="nnUNet_Primus_M_Trainer", epochs=20)
-    with pytest.raises(WrongName, match=r"12500 steps is not shorter .* 5000 steps; choose more epochs"):
-        resolve(kept, BaseValues(warmup=12_500))

@@ -380,7 +380,11 @@ REFUSED = [
     (CPR, "nnUNetTrainerSGD", {}, f"was written by {CPR}, expected nnUNetTrainerSGD: with CPR; "),
     (STOCK, "nnUNetTrainerSGD_wd1en3", {}, "weight_decay: expected 0.001, got 3e-05"),
     ("nnUNetTrainerAdamW", "nnUNetTrainerSGD", {}, "momentum: expected 0.99, got None"),
-    (CPR, "nnUNetTrainerCPR_ws2", {}, "kappa: expected 'KappaWS(steps=2)', got 'KappaWS(steps=1)'"),
+    (CPR, "nnUNetTrainerCPR_ws2_seed1", {}, "training kappa: expected ws2, got ws1"),
+    (CPR, "nnUNetTrainerCPR_ws1_ema_seed1", {}, "without averaged weights"),
+    (CPR, "nnUNetTrainerCPR_ws1_freezeencoder_seed1", {}, "training freeze: expected encoder, got None"),
+    (CPR, "nnUNetTrainerCPR_ws1_constant_seed1", {}, "training schedule: expected constant, got poly"),
+    (CPR, "nnUNetTrainerCPR_ws1_seed1_on_nnUNetTrainerDA5", {}, "on: expected nnUNetTrainerDA5"),
     (CPR, CPR, {"fold": 1}, f"was written by {CPR}, expected {CPR}: fold: expected 0, got 1"),
     (CPR, CPR, {"features": 8}, "does not match this training: Error(s) in loading state_dict for "
         "PlainConvUNet: size mismatch for encoder.stages.0.0.convs.0.conv.weight: "),

@@ -237,7 +237,7 @@ def test_second_stage_continues_bounds_and_multipliers(
         ("AttachCPR_on_nnUNetTrainerLate", "not from configure_optimizers, AdamW in place of SGD"),
         (
             "Plain_lr5en3_20epochs_on_nnUNetTrainer_warmup",
-            "12500 steps is not shorter than the training of 5000 steps; choose more epochs",
+            "of 20 epochs, which ends with a rate of",
         ),
         ("Plain_20epochs_on_nnUNetTrainer_warmup", "choose more epochs"),
         ("Plain_90epochs_on_nnUNetTrainerShort", "uses 5 in place of _90epochs"),

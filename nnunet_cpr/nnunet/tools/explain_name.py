@@ -106,10 +106,10 @@ def explain(name: str) -> list[tuple[str, str]]:
         return [("trainer", f"{name} is not from nnunet-cpr"), ("with CPR", str(name_with_cpr(trainer)))]
     settings, other = trainer.settings, trainer.other_trainer()
     with _without_traces(trainer):
-        built = _build(trainer)
-        rates = _describe_rates(built)
+        built = _configure(_construct(trainer))
+        training, rates = built.training_in_force, _describe_rates(built)
     rows = []
-    for title, text in _with_decay_in_force(built).rows():
+    for title, text in training.rows():
         if title == "like":
             text = text.replace(",", f" ({other.__module__}),", 1)
         elif title == "learning rate":
@@ -127,7 +127,7 @@ def build_without_data(
     dataset: dict[str, Any] = _DATASET,
     configuration: str = "3d_fullres",
 ) -> NamedTrainer:
-    """Build a trainer and its optimizer with a small network.
+    """Build a trainer and, where a small network suffices for it, its optimizer.
 
     Args:
         trainer: its class.
@@ -139,13 +139,19 @@ def build_without_data(
         WrongName: this fails, as the trainer needs more of its plans.
     """
     with _without_traces(trainer):
-        return _build(trainer, plans, dataset, configuration)
+        built = _construct(trainer, plans, dataset, configuration)
+        with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):
+            _configure(built)  # some need parts of their own networks
+        return built
 
 
-def _build(trainer: type[NamedTrainer], *arguments: Any) -> NamedTrainer:
+def _construct(trainer: type[NamedTrainer], *arguments: Any) -> NamedTrainer:
     plans, dataset, configuration = arguments or (_PLANS, _DATASET, "3d_fullres")
     plans = {**plans, "continue_training": False}  # as nnU-Net's command adds it
-    built = trainer(plans, configuration, 0, {**dataset}, torch.device("cpu"))
+    return trainer(plans, configuration, 0, {**dataset}, torch.device("cpu"))
+
+
+def _configure(built: NamedTrainer) -> NamedTrainer:
     built.network = _small_network()
     built.optimizer, built.lr_scheduler = built.configure_optimizers()
     return built
@@ -159,11 +165,15 @@ def _without_traces(trainer: type[NamedTrainer]) -> Iterator[None]:
         # Without steps, importing Numba for fused ones would be in vain.
         changed_environment({"nnUNet_results": folder, fused_step.SWITCH: "0"}),
         contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()) as said,
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
         try:
             yield
+        except SystemExit:  # after its line
+            lines = said.getvalue().strip().splitlines() or ["ends"]
+            raise WrongName(lines[-1].removeprefix("nnunet-cpr: ")) from None
         except Exception as error:  # the trainer of another package can fail in any way
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise WrongName(f"{trainer.__name__} cannot be built without its data: {reason}") from error
@@ -193,15 +203,6 @@ def _describe_rates(trainer: NamedTrainer) -> str:
     epochs = sorted({0, rates.index(max(rates)), len(rates) // 2, len(rates) - 1})
     points = ", ".join(f"{rates[epoch]:.3g} (epoch {epoch})" for epoch in epochs)
     return f"{type(trainer.lr_scheduler).__name__}, {points}"
-
-
-def _with_decay_in_force(trainer: NamedTrainer) -> Training:
-    """Return all that a name trains, with the weight decay of an optimizer that is kept."""
-    training, cpr = trainer.training, trainer.settings.defaults.cpr
-    if training.weight_decay is not None or training.baseline is not None:
-        return training
-    groups = trainer.optimizer.param_groups
-    return dataclasses.replace(training, weight_decay=groups[-1 if cpr else 0].get("weight_decay", 0))
 
 
 def _counterpart(settings: TrainerName) -> str:

@@ -12,7 +12,7 @@ from nnunet_cpr.files import atomic_torch_save, read_json
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.suffixes import find_suffix
 from nnunet_cpr.names.trainer_name import TrainerName
-from nnunet_cpr.names.training import titles
+from nnunet_cpr.names.training import Training, titles
 from nnunet_cpr.nnunet import fold_files
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.checkpoint_policy import FINISHED, read_checkpoints
@@ -20,6 +20,7 @@ from nnunet_cpr.nnunet.classes import find_trainer, resolve_settings, search
 from nnunet_cpr.nnunet.fold_claim import is_of_this_machine, running_process
 from nnunet_cpr.nnunet.history import CSV_NAME
 from nnunet_cpr.nnunet.resolved_trainer import FOLLOWED
+from nnunet_cpr.nnunet.run_record import read_record
 from nnunet_cpr.nnunet.tools.explain_name import build_without_data
 from nnunet_cpr.refusals import Refusal
 
@@ -88,12 +89,12 @@ def extend_model(model: Path, epochs: int, report: Callable[[str], None]) -> tup
             f"{model}: its name has {epochs} epochs",
             "continue it with --c, or if it was finished early, extend it to another number",
         )
-    for fold in folds:
-        if _has_checkpoint(target / fold.name):
-            raise Refusal(f"{target / fold.name} has a checkpoint", "continue it with --c")
-    for fold in folds:  # all of them, before anything is written
+    # Those of an earlier call, which may have failed after them, can be continued.
+    if not (missing := [fold for fold in folds if not _is_extended(target / fold.name)]):
+        raise Refusal(f"{target / folds[0].name} has a checkpoint", "continue it with --c")
+    for fold in missing:  # all of them, before anything is written
         _read_shorter(fold, longer, epochs, report)
-    for fold in folds:
+    for fold in missing:
         _extend_fold(fold, target / fold.name, longer, epochs, report)
     return target, [fold.name.removeprefix("fold_") for fold in folds]
 
@@ -102,12 +103,15 @@ def _extend_fold(
     fold: Path, target: Path, trainer: str, epochs: int, report: Callable[[str], None]
 ) -> None:
     """Make the folder of a fold of a longer training; see :func:`extend_model`."""
-    found = _read_shorter(fold, trainer, epochs, report)
+    found, training = _read_shorter(fold, trainer, epochs, report)
     newest = next(iter(found.values()))
     target.mkdir(parents=True, exist_ok=True)
     for pattern in _COPIED:
-        for record in fold.glob(pattern):
-            shutil.copyfile(record, target / record.name)
+        for file in fold.glob(pattern):
+            shutil.copyfile(file, target / file.name)
+    if record := read_record(fold):
+        changes = {"trainer": trainer, "training": training.plain(), "validated": {}}
+        record.changed(target, finished_after=None, **changes)
     # The latest last: without it there is nothing to continue.
     if best := found.get(fold / fold_files.BEST_CHECKPOINT):
         atomic_torch_save(_renamed(best, trainer), target / fold_files.BEST_CHECKPOINT)
@@ -116,8 +120,12 @@ def _extend_fold(
 
 def _read_shorter(
     fold: Path, trainer: str, epochs: int, report: Callable[[str], None]
-) -> dict[Path, dict[str, Any]]:
-    """Return the checkpoints of a shorter training, the newest first, if it can be extended."""
+) -> tuple[dict[Path, dict[str, Any]], Training]:
+    """Return the checkpoints of a shorter training, the newest first, and what the longer one trains.
+
+    Raises:
+        Refusal: the training cannot be extended.
+    """
     process = running_process(fold)
     if process is not None and is_of_this_machine(process):  # claims of others may be left over
         raise Refusal(f"{fold} is trained at the moment", "end it with nnunet-cpr finish first")
@@ -138,13 +146,19 @@ def _read_shorter(
             f"{epochs} epochs",
             f"train {trainer} from its start; trainings with _anytime can be extended",
         )
-    return found
+    return found, continued.training
 
 
 def _named_trainer(name: str) -> type[NamedTrainer]:
     trainer = find_trainer(name)
     assert issubclass(trainer, NamedTrainer)  # of this package, whose name has a number of epochs
     return trainer
+
+
+def _is_extended(fold: Path) -> bool:
+    # The best checkpoint is written before the latest.
+    names = (fold_files.LATEST_CHECKPOINT, fold_files.FINAL_CHECKPOINT)
+    return any((fold / name).exists() for name in names)
 
 
 def _has_checkpoint(fold: Path) -> bool:
