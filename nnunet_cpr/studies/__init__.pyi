@@ -1,5 +1,13 @@
 from .cascades import prerequisites
-from .data import check_splits, check_study_data, dataset_name, nnunet_folders, notes, prepare_study_data
+from .data import (
+    check_splits,
+    check_study_data,
+    dataset_name,
+    nnunet_folders,
+    notes,
+    prepare_study_data,
+    seen_cases,
+)
 from .local_and_slurm import Local, Slurm, cancel_slurm_jobs, command_line
 from .prediction import Ensemble, predict, select_ensemble
 from .state import Stage, StudyPaths, finished, running_command, stop_command
@@ -37,6 +45,7 @@ __all__ = [
     "running_command",
     "save",
     "saved_files",
+    "seen_cases",
     "select_ensemble",
     "states",
     "status_table",

@@ -189,15 +189,15 @@ def check_cases(study: Study, folders: Mapping[str, str]) -> None:
         )
 
 
-def notes(study: Study, paths: StudyPaths) -> Iterator[str]:
-    """Yield what a user should know before a study begins, a line each.
-
-    These are trainers without effect or in twice, weights that have seen validation cases, and a metric
-    without its package.
-    """
+def seen_cases(study: Study, paths: StudyPaths) -> Iterator[str]:
+    """Yield a line for each run whose pretrained weights have seen validation cases."""
     cases = partial(cases_of_fold, recorded=paths.splits, preprocessed=paths.preprocessed)
     for tuned, seen in with_seen_cases(study.runs(), paths.results, cases):
         yield f"{tuned.key}: {seen}; it says nothing of new cases, and the report has no verdict on it"
+
+
+def notes(study: Study) -> Iterator[str]:
+    """Yield a line for each trainer without effect or in twice, and for a metric without its package."""
     spelled: dict[tuple[Any, ...], str] = {}
     for entry in study.trainers:
         training = _training(entry.trainer)
@@ -325,7 +325,7 @@ def _check_folds(study: Study, dataset: str, folders: Mapping[str, str]) -> None
             split = {part: list(map(str, splits[fold][part])) for part in ("train", "val")}
         except (LookupError, TypeError) as error:
             raise Refusal(
-                f"{home / SPLITS}: expected train and val of fold {fold}, got {error}"
+                f"{home / SPLITS}: expected train and val of fold {fold}, got {error!r}"
             ) from error
         unknown = sorted({*split["train"], *split["val"]} - known) if known else []
         if unknown:

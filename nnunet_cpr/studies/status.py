@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from nnunet_cpr.studies.data import notes
+from nnunet_cpr.studies.data import notes, seen_cases
 from nnunet_cpr.studies.local_and_slurm import queued_runs
 from nnunet_cpr.studies.state import Stage, State, StudyPaths, parse_trainer, state_of
 from nnunet_cpr.studies.study import Run, Study
@@ -189,7 +189,7 @@ def dry_run_lines(study: Study, paths: StudyPaths, commands: Sequence[Sequence[s
     """
     for command in commands:
         yield f"first: {' '.join(command)}"
-    yield from (f"warning: {note}" for note in notes(study, paths))
+    yield from (f"warning: {note}" for note in (*notes(study), *seen_cases(study, paths)))
     found = states(study, paths)
     for run, state in found.items():
         begin = f" -pretrained_weights {run.weights(paths.results)}" if run.pretrained else ""

@@ -107,7 +107,8 @@ def test_export_contains_only_what_nnunet_needs(model: Path, tmp_path: Path) -> 
     assert contents(model) == before
     assert copy == tmp_path / "exported" / "Dataset901_Phantoms" / COPY
     folds = [f"fold_{i}/{name}" for i in (0, 1) for name in
-             ("checkpoint_final.pth", "progress.png", "validation/summary.json")]  # fmt: skip
+             ("checkpoint_final.pth", "progress.png", "validation/summary.json",
+              "nnunet_cpr_run.json")]  # fmt: skip
     after = contents(copy)
     assert set(after) == {
         "plans.json", "dataset.json", "dataset_fingerprint.json", "model_card.md", *folds,
@@ -116,7 +117,8 @@ def test_export_contains_only_what_nnunet_needs(model: Path, tmp_path: Path) -> 
     new = {"model_card.md", *(f"fold_{i}/checkpoint_final.pth" for i in (0, 1))}
     card = (copy / "model_card.md").read_text()
     assert yaml.safe_load(card.split("---")[1])["license"] is None  # left to the user
-    for line in ("# Dataset901_Phantoms, 3d_fullres", f"- Trainer: {CPR}"):
+    length = "| length | 1,000 epochs of 250 iterations, 250,000 steps |"  # of the name
+    for line in ("# Dataset901_Phantoms, 3d_fullres", f"- Trainer: {CPR}", length):
         assert line in card.splitlines()
     assert f"-m {COPY} -f 0 1 -i IMAGES" in card
     assert re.search(r"^\| fold_0 \| 85.12 \| [\w ]+: .+ \|$", card, re.M)

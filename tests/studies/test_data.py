@@ -14,11 +14,7 @@ import pytest
 
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies import data as study_data
-from nnunet_cpr.studies.state import StudyPaths
 from nnunet_cpr.studies.study import Study, TrainerEntry
-
-NOWHERE = StudyPaths(Path("nowhere"), Path("nowhere"))
-"""Folders without a run."""
 
 
 def test_two_studies_do_not_prepare_a_data_set_at_the_same_time(
@@ -133,13 +129,13 @@ def test_changed_splits_are_refused(data: dict[str, str], tmp_path: Path) -> Non
 def test_notes_name_trainers_that_never_regularize_and_missing_packages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert list(study_data.notes(study_of("nnUNetTrainerCPR"), NOWHERE)) == []
-    assert list(study_data.notes(study_of("nnUNetTrainerSGD_2epochs_5iters"), NOWHERE)) == []
-    assert list(study_data.notes(study_of("nnUNetTrainerCPR_2epochs_5iters"), NOWHERE)) == []
-    (note,) = study_data.notes(study_of("nnUNetTrainerCPR_ws1000_2epochs_5iters"), NOWHERE)
+    assert list(study_data.notes(study_of("nnUNetTrainerCPR"))) == []
+    assert list(study_data.notes(study_of("nnUNetTrainerSGD_2epochs_5iters"))) == []
+    assert list(study_data.notes(study_of("nnUNetTrainerCPR_2epochs_5iters"))) == []
+    (note,) = study_data.notes(study_of("nnUNetTrainerCPR_ws1000_2epochs_5iters"))
     assert "would be set at step 1,000, but it trains 10 steps: no matrix is regularized" in note
     monkeypatch.setattr(study_data, "find_spec", lambda name: None)
-    (note,) = study_data.notes(study_of("nnUNetTrainerSGD", metrics=("dice", "hd95")), NOWHERE)
+    (note,) = study_data.notes(study_of("nnUNetTrainerSGD", metrics=("dice", "hd95")))
     assert note.endswith("run: pip install 'nnunet-cpr[surface]'")
 
 
@@ -168,6 +164,6 @@ def test_notes_name_trainers_that_never_regularize_and_missing_packages(
 )
 def test_two_spellings_of_a_training_are_noted(trainers: list[str], same: bool) -> None:
     study = Study("mine", ["Dataset001_A"], [TrainerEntry(name) for name in trainers])
-    notes = [note for note in study_data.notes(study, NOWHERE) if "spelled" in note]
+    notes = [note for note in study_data.notes(study) if "spelled" in note]
     expected = f"{trainers[1]}: the same training as {trainers[0]}, spelled differently; leave one out"
     assert notes == ([expected] if same else [])

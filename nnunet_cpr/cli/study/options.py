@@ -153,7 +153,7 @@ class PreparationOptions(TrainingOptions, StudyOptions):
             paths.logs.mkdir(parents=True, exist_ok=True)
             studies.prepare_study_data(study, folders, paths.logs, self.processes)
         studies.check_splits(study, folders, paths.splits)
-        for note in studies.notes(study, paths):
+        for note in (*studies.notes(study), *studies.seen_cases(study, paths)):
             print(f"nnunet-cpr: warning: {note}", file=sys.stderr)
         earlier = self._earlier(selected) if self.folds or self.seeds else study
         if earlier.changed(folds=study.folds, seeds=study.seeds) == study:  # commands of one study

@@ -16,8 +16,9 @@ from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.bounds_verdict import judge_bounds
 from nnunet_cpr.nnunet.classes import search_trainer
-from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT
+from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, RECORD
 from nnunet_cpr.nnunet.history import History
+from nnunet_cpr.nnunet.run_record import describe_weights, record_of
 from nnunet_cpr.nnunet.tools.explain_name import training_of
 from nnunet_cpr.refusals import Refusal
 
@@ -26,8 +27,8 @@ NEEDED = ("network_weights", "init_args", "trainer_name")
 KEPT = ("network_weights", "init_args", "inference_allowed_mirroring_axes")
 
 MODEL_FILES = ("plans.json", "dataset.json", "dataset_fingerprint.json")
-FOLD_FILES = ("progress.png", "validation/summary.json")
-"""Files that nnU-Net packs into the zip file of a model."""
+FOLD_FILES = ("progress.png", "validation/summary.json", RECORD)
+"""Files that nnU-Net packs into the zip file of a model, and what the run is made from."""
 CROSS_VALIDATION_FILES = ("summary.json", "postprocessing.pkl", "postprocessing.json", "plans.json")
 
 
@@ -96,18 +97,21 @@ def export_model(model: Path, output: Path, folds: Sequence[str] | None, names: 
             trainer=trainer,
             channels=", ".join(dataset.get("channel_names", {}).values()),
             labels=", ".join(dataset["labels"]),
-            settings=_describe_settings(trainer),
+            settings=_describe_settings(trainer, model / f"fold_{folds[0]}"),
             folds="\n".join(_describe_fold(model / f"fold_{fold}") for fold in folds),
         )
         (work / "model_card.md").write_text(card, encoding="utf-8")
     return target
 
 
-def _describe_settings(trainer: str) -> str:
-    """Return the table of the model card with all that a trainer's name trains."""
-    training = training_of(trainer)
-    rows = [] if training is None else [f"| {title} | {text} |" for title, text in training.rows()]
-    return "\n".join(["| setting | value |", "| --- | --- |", *rows]) if rows else ""
+def _describe_settings(trainer: str, fold: Path) -> str:
+    """Return the table of the model card with all that a trainer's name trains, and what a fold says."""
+    training, weights = training_of(trainer), record_of(fold).weights
+    rows = [] if training is None else training.rows()
+    if weights:
+        rows.append(("pretrained weights", describe_weights(weights)))
+    lines = [f"| {title} | {text} |" for title, text in rows]
+    return "\n".join(["| setting | value |", "| --- | --- |", *lines]) if lines else ""
 
 
 def _describe_fold(folder: Path) -> str:
