@@ -8,10 +8,12 @@ import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from nnunetv2.run.load_pretrained_weights import load_pretrained_weights
+from torch import Tensor, nn
 
 from nnunet_cpr.nnunet.averaged_weights import AveragingTrainer
 from nnunet_cpr.nnunet.checkpoints import one_line, restricted_loading
@@ -24,7 +26,7 @@ _NOT_LOADED = ".seg_layers."
 def given_weights(arguments: Sequence[str] | None = None) -> Path | None:
     """Return the file of ``-pretrained_weights`` in nnU-Net's command, None without it.
 
-    nnU-Net loads the file itself, and does not tell the trainer.
+    It is checked before nnU-Net loads it, so that a mistake costs a line.
 
     Args:
         arguments: arguments of the command; None for those of this process.
@@ -67,6 +69,29 @@ def recorded_weights(checkpoint: Path) -> dict[str, str] | None:
     return None if arguments is None else dict(arguments.get(PRETRAINED, {}))
 
 
+def record_loaded_weights(network: nn.Module, record: dict[str, Any]) -> None:
+    """Record path and SHA-256 of the pretrained weights that nnU-Net loads into a network.
+
+    Its function is given the network and the file, by its command or by a script, and tells nobody.
+
+    Args:
+        network: the network, without wrappers.
+        record: dictionary to which the entry is added.
+    """
+
+    def record_file(*_: Any) -> None:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            if frame.f_code is load_pretrained_weights.__code__:
+                path = Path(frame.f_locals["fname"]).absolute()
+                record[PRETRAINED] = {"path": str(path), "sha256": sha256(path)}
+                return
+            frame = frame.f_back
+
+    # A function, which copies of the network share, in place of a method, whose object they would copy.
+    network.register_load_state_dict_post_hook(record_file)
+
+
 def misfit(network: Mapping[str, Tensor], weights: Mapping[str, Any]) -> str | None:
     """Return why pretrained weights do not fit a network by nnU-Net's rule, None if they do.
 
@@ -107,11 +132,10 @@ class PretrainedWeightsTrainer(AveragingTrainer):
             )
         if not self.__given.is_file():
             self._exit(f"-pretrained_weights: expected a checkpoint, got no file {self.__given}")
-        record = {"path": str(self.__given), "sha256": sha256(self.__given)}
-        self.my_init_kwargs[PRETRAINED] = record
 
     def initialize(self) -> None:
         super().initialize()
+        record_loaded_weights(self.unwrapped_network, self.my_init_kwargs)
         if self.__given is None:
             return
         try:  # as nnU-Net, which loads whatever the file has

@@ -41,6 +41,7 @@ from nnunet_cpr.reports.results import (
 from nnunet_cpr.studies.plans_and_weights import (
     with_other_cases,
     with_other_plans,
+    with_other_training,
     with_other_weights,
     with_seen_cases,
 )
@@ -134,6 +135,9 @@ def _find_other_runs(
     cases = partial(cases_of_fold, recorded=splits, preprocessed=preprocessed)
     for run, difference in with_other_cases(finished, results, cases):
         yield Flaw(run, f"{difference} of its fold", "{} has runs on other cases")
+    for run, settings in with_other_training(finished, results):
+        warning = f"it differs from other runs of its trainer in {settings}"
+        yield Flaw(run, warning, "{} has runs that trained something else")
     for run, seen in with_seen_cases(finished, results, cases):
         yield Flaw(run, seen, "{} has runs whose weights have seen validation cases")
     for run in finished:

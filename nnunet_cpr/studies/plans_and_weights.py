@@ -56,6 +56,21 @@ def with_other_plans(runs: Iterable[Run], results: Path) -> Iterator[tuple[Run, 
             yield run, changed
 
 
+def with_other_training(runs: Iterable[Run], results: Path) -> Iterator[tuple[Run, str]]:
+    """Yield the runs that trained something else than the first with the same entry, and what.
+
+    A user's class may have changed between them.
+    """
+    first: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    for run in runs:
+        own = dict(record_of(run.folder(results)).training)
+        own.pop("seed", None)
+        place = (*_place(run), run.entry)
+        known = first.setdefault(place, own) if own else own
+        if changed := ", ".join(_differences(known, own)):
+            yield run, changed
+
+
 def with_other_cases(
     runs: Iterable[Run], results: Path, splits: Callable[[Run], Mapping[str, list[str]]]
 ) -> Iterator[tuple[Run, str]]:

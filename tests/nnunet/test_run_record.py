@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -187,6 +188,25 @@ def test_weights_that_have_seen_validation_cases_are_told(capsys: pytest.Capture
     written = read_record(Path(tuned.output_folder))
     assert written is not None and written.leaked == ["d"]
     assert dataclasses.replace(written, dataset="Dataset002_B").leaked == []  # equal ids of other data
+
+
+@pytest.mark.usefixtures("_folders")
+def test_weights_that_a_script_gives_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As nnU-Net's ``run_training`` with ``pretrained_weights``; the command line has nothing to do."""
+    first, fold = begin(NAME)
+    save(first, 9, "checkpoint_final.pth")
+    file = str(fold / "checkpoint_final.pth")
+    monkeypatch.setattr("sys.argv", ["nnUNetv2_train", "4", "2d", "0", "-pretrained_weights", file])
+    assert "nnunet_cpr_pretrained" not in build_trainer(NAME).my_init_kwargs
+    monkeypatch.setattr("sys.argv", ["script.py"])
+    tuned = build_trainer("nnUNetTrainerSGD_preOne_ema_9epochs_5iters")
+    maybe_load_checkpoint(tuned, False, False, file)
+    tuned.on_train_start()  # which copies the network
+    record = read_record(Path(tuned.output_folder))
+    assert record is not None and record.weights is not None
+    digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    assert (record.weights["path"], record.weights["sha256"]) == (file, digest)
+    assert record.leaked == [] and record.weights["trained_on"] == SPLIT["train"]
 
 
 @pytest.mark.usefixtures("_folders")

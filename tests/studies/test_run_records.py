@@ -141,6 +141,12 @@ def test_folds_that_are_written_wrongly_are_refused(
         study_data._check_folds(of, DATASET, folders)
 
 
+def test_class_that_has_changed_between_runs_is_told(folders: dict[str, str]) -> None:
+    for fold, lr in enumerate((0.01, 0.02)):
+        RunRecord(A, DATASET, training={"lr": lr, "seed": fold}).write(fold_of(folders, A, fold))
+    assert flaws(study(A, B), folders) == ["1: it differs from other runs of its trainer in lr"]
+
+
 def test_runs_with_other_given_plans_are_told(folders: dict[str, str]) -> None:
     """Plans that a trainer changes in memory, which nnU-Net keeps, are not compared."""
     given = {"patch_size": [8, 8, 8]}
