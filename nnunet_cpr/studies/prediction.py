@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -185,6 +185,7 @@ def predict(
     cases, ending = find_cases(images, description), description["file_ending"]
     postprocessing, _ = ensemble.find_postprocessing()
     _begin(ensemble, images, output, postprocessing)
+    _check_images(cases, output, ending)
     before = output / "previous_stage"
     if ensemble.previous:
         yield from predict(ensemble.previous, images, before, device)
@@ -208,20 +209,43 @@ def predict(
         yield number, len(cases)
 
 
+def _check_images(cases: Mapping[str, Sequence[Path]], output: Path, ending: str) -> None:
+    """Check that segmentations which exist are of the images that are there now, and record the others.
+
+    Raises:
+        Refusal: an image was replaced under its name.
+    """
+    file = output / _RECORD
+    record = read_json(file)
+    known = record.setdefault("cases", {})
+    for case, paths in cases.items():
+        found = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in paths}
+        segmentation = output / f"{case}{ending}"
+        if not segmentation.exists():
+            known[case] = found
+        elif known.setdefault(case, found) != found:
+            raise Refusal(
+                f"{segmentation}: the image of {case} has changed since it was predicted",
+                "remove the segmentation to predict it again",
+            )
+    write_json(file, record)
+
+
 def _begin(ensemble: Ensemble, images: Path, output: Path, postprocessing: Path | None) -> None:
     """Record how the segmentations are made, where nothing else is."""
     used = [*ensemble.checkpoints, *([postprocessing] if postprocessing else [])]
     changed = {str(path): path.stat().st_mtime for path in used}
     record = {"images": str(images.absolute()), "files": changed}
     file = output / _RECORD
-    if file.exists() and read_json(file) != record:
+    if file.exists() and {**read_json(file), **record} != read_json(file):
         raise Refusal(
             f"{output}: has predictions of other images or models, see {file}", "choose another folder"
         )
     if not file.exists() and output.exists() and any(output.iterdir()):
         raise Refusal(f"{output}: expected a new or empty folder, or one of an earlier prediction")
     output.mkdir(parents=True, exist_ok=True)
-    write_json(file, record)
+    if not file.exists():
+        write_json(file, record)
     remove_temporary_files(output, "*")
     for name in ("dataset.json", "plans.json"):
         shutil.copy(ensemble.models[0] / name, output)

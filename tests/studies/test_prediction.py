@@ -23,6 +23,8 @@ from nnunetv2.postprocessing.remove_connected_components import (
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
+from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.studies import prediction
 from tests.helpers.workspace import PLANS, UNSEEN, Workspace
 from tests.studies.study_run import COMMAND, wait_for
 
@@ -233,3 +235,31 @@ def test_killed_prediction_continues_with_the_next_case(models: Workspace, tmp_p
     found = sorted(output.glob("*.nii.gz"))
     assert [path.name for path in found] == [f"{case}.nii.gz" for case in "abcd"]
     assert len({path.read_bytes() for path in found}) == 1
+
+
+def test_replaced_image_is_refused_where_its_segmentation_exists(tmp_path: Path) -> None:
+    """Others, such as those that a killed prediction left, are predicted as they are now."""
+    model, images, output = (tmp_path / name for name in ("model", "images", "output"))
+    for folder in (model, images):
+        folder.mkdir()
+    described = {"file_ending": ".nii.gz", "channel_names": {"0": "CT"}}
+    (model / "dataset.json").write_text(json.dumps(described))
+    (model / "plans.json").write_text("{}")
+    (model / "fold_0").mkdir()
+    (model / "fold_0" / "checkpoint_final.pth").touch()
+    ensemble = prediction.Ensemble(("nnUNetTrainer",), (model,), (0,))
+
+    def begin() -> tuple[int, int]:
+        return next(prediction.predict(ensemble, images, output))
+
+    for case in "ab":
+        (images / f"{case}_0000.nii.gz").write_text("patient 1")
+    assert begin() == (0, 2)
+    (output / "a.nii.gz").touch()
+    (images / "b_0000.nii.gz").write_text("patient 2, another image")
+    assert begin() == (1, 2)
+    (images / "a_0000.nii.gz").write_text("patient 3, another image")
+    with pytest.raises(Refusal, match=r"a\.nii\.gz: the image of a has changed since .*; remove"):
+        begin()
+    (output / "a.nii.gz").unlink()
+    assert begin() == (0, 2)
