@@ -22,7 +22,7 @@ CHECKPOINTS = (FINAL_CHECKPOINT, LATEST_CHECKPOINT, BEST_CHECKPOINT)
 """nnU-Net's checkpoints in the order in which ``--c`` looks for them."""
 
 RECORD = "nnunet_cpr_run.json"
-"""What the run is made from, from its trainer or the study's worker."""
+"""Record of what the run is made from, by its trainer or the study's worker."""
 
 RESOURCES = "resources.json"
 """Seconds of a fold's training and validation, from the study's worker."""

@@ -16,7 +16,7 @@ from nnunetv2.run.load_pretrained_weights import load_pretrained_weights
 from torch import Tensor, nn
 
 from nnunet_cpr.nnunet.averaged_weights import AveragingTrainer
-from nnunet_cpr.nnunet.checkpoints import one_line, restricted_loading
+from nnunet_cpr.nnunet.checkpoints import one_line
 from nnunet_cpr.nnunet.fold_files import PRETRAINED
 
 _NOT_LOADED = ".seg_layers."
@@ -52,21 +52,6 @@ def sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def recorded_weights(checkpoint: Path) -> dict[str, str] | None:
-    """Return path and SHA-256 of the weights that a checkpoint's training began with.
-
-    Args:
-        checkpoint: file of nnU-Net.
-
-    Returns:
-        An empty dictionary for random weights, None if the file has no record of a training.
-    """
-    with restricted_loading():
-        content = torch.load(checkpoint, map_location="meta", mmap=True)
-    arguments = content.get("init_args")
-    return None if arguments is None else dict(arguments.get(PRETRAINED, {}))
 
 
 def record_loaded_weights(network: nn.Module, record: dict[str, Any]) -> None:

@@ -24,14 +24,16 @@ class RecordedTrainer(PretrainedWeightsTrainer):
     where more than the number of epochs differs.
     """
 
+    __plans: dict[str, Any]
     __split: dict[str, list[str]]
     __loaded = FINAL_CHECKPOINT
 
     def __init__(self, **arguments: Any) -> None:
         plans, configuration = arguments["plans"], arguments["configuration"]
-        # Other trainers change the plans in memory, here or later.
-        self.__plans = copy.deepcopy(run_record.configuration_of(plans, configuration))
-        self.__split = {}
+        self.__plans, self.__split = {}, {}
+        with suppress(LookupError):  # nnU-Net refuses a configuration that the plans do not have
+            # Other trainers change the plans in memory, here or later.
+            self.__plans = copy.deepcopy(run_record.configuration_of(plans, configuration))
         super().__init__(**arguments)
 
     def do_split(self) -> tuple[list[str], list[str]]:
@@ -42,7 +44,7 @@ class RecordedTrainer(PretrainedWeightsTrainer):
 
     @property
     def run_record(self) -> RunRecord:
-        """What this run is made from, as far as it is known by now."""
+        """Record of what this run is made from, as far as it is known by now."""
         weights = self.my_init_kwargs.get(PRETRAINED, {})
         if weights:
             weights = run_record.pretrained_weights(Path(weights["path"]), weights["sha256"])

@@ -20,6 +20,7 @@ from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, LATEST_CHECKPOINT
 from nnunet_cpr.nnunet.guarded_trainer import GuardedTrainer
 from nnunet_cpr.nnunet.interruption import Interruption
 from nnunet_cpr.nnunet.is_finished import find_validation
+from nnunet_cpr.nnunet.run_record import read_record
 from nnunet_cpr.refusals import Refusal
 
 
@@ -31,6 +32,12 @@ class _NoLog:
 
 class _Finished(Exception):
     """End of a training before the number of epochs in its name."""
+
+
+def _is_validated(fold: Path) -> bool:
+    """Return True if the training of a fold was validated, not an earlier one."""
+    record = read_record(fold)
+    return bool(record.validated) if record is not None else find_validation(fold) is not None
 
 
 class ResumingTrainer(GuardedTrainer):
@@ -173,7 +180,7 @@ class ResumingTrainer(GuardedTrainer):
                 path, checkpoint = self.__policy.continue_from(path)
                 given = str(path)
                 epochs = checkpoint["init_args"].get(FINISHED)
-                if epochs is not None and find_validation(path.parent) is not None:
+                if epochs is not None and _is_validated(path.parent):
                     raise Refusal(
                         f"{path} was finished after {epochs} epochs; to train longer: nnunet-cpr "
                         f"extend {path.parents[1]} --epochs <N>",

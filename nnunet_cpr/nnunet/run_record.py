@@ -23,7 +23,7 @@ _KEPT_PLANS = "plans.json"
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run is made from; what is not known is empty or None, and contradicts nothing.
+    """Parts of a run; what is not known is empty or None, and contradicts nothing.
 
     Attributes:
         trainer: class name of the trainer.
@@ -158,10 +158,11 @@ def pretrained_weights(path: Path, sha256: str) -> dict[str, Any]:
     weights: dict[str, Any] = {"path": str(path), "sha256": sha256}
     record = read_record(path.parent)
     if record is not None and record.split:
-        before = (record.weights or {}).get("trained_on", [])  # weights of weights
+        before = record.weights or {}  # which have seen cases, too
+        earlier = before["trained_on"] if before.get("dataset") == record.dataset else []
         weights |= {
-            "dataset": path.parents[2].name,
-            "trained_on": sorted({*record.split["train"], *before}),
+            "dataset": record.dataset,
+            "trained_on": sorted({*record.split["train"], *earlier}),
         }
     return weights
 
@@ -199,15 +200,32 @@ def describe_weights(weights: Mapping[str, Any]) -> str:
     return f"{weights['path']} (SHA-256 {weights['sha256']})" if weights else "random weights"
 
 
+def recorded_weights(checkpoint: Path) -> dict[str, str] | None:
+    """Return path and SHA-256 of the weights that a checkpoint's training began with.
+
+    Args:
+        checkpoint: file of nnU-Net.
+
+    Returns:
+        An empty dictionary for random weights, None if the file has no record of a training.
+    """
+    import torch  # takes long
+
+    from nnunet_cpr.nnunet.checkpoints import restricted_loading
+
+    with restricted_loading():
+        content = torch.load(checkpoint, map_location="meta", mmap=True)
+    arguments = content.get("init_args")
+    return None if arguments is None else dict(arguments.get(PRETRAINED, {}))
+
+
 def _weights_in_checkpoint(fold: Path) -> dict[str, str] | None:
     """Return path and hash of the weights that a fold began with, None if no checkpoint says so."""
     checkpoint = next(filter(is_complete_checkpoint, map(fold.joinpath, CHECKPOINTS)), None)
     if checkpoint is None or (content := _pickled(checkpoint)) is None:
         return None
     if PRETRAINED.encode() not in content:
-        return {}  # torch takes long to import
-    from nnunet_cpr.nnunet.pretrained import recorded_weights  # imports torch
-
+        return {}
     return recorded_weights(checkpoint)
 
 

@@ -1,7 +1,8 @@
 """The life of a training: saves, signals, kills, damaged files, ``--c``, early ends, extensions.
 
 A state machine plays it with nnU-Net's own methods on a network of a few weights and a clock of its own.
-The training has averaged weights and a constant learning rate, so that nothing depends on its length.
+The training has CPR with a history, averaged weights and a constant learning rate, so that nothing
+depends on its length.
 The model is a table of the states of uninterrupted trainings; the files are read with ``torch.load``.
 """
 
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings, strategies
+from hypothesis import Phase, settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 from nnunetv2.run.run_training import maybe_load_checkpoint
 from nnunetv2.training.nnUNetTrainer import nnUNetTrainer as nnunet_module
@@ -31,13 +32,12 @@ from nnunet_cpr import files
 from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, fold_claim, resuming_trainer
 from nnunet_cpr.nnunet.averaged_weights import TRAINING_WEIGHTS
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from nnunet_cpr.nnunet.run_record import read_record
 from nnunet_cpr.nnunet.tools.extend import extend_model
 from nnunet_cpr.refusals import Refusal
 from tests.golden.tiny_trainer import build_trainer, nnunet_folders, set_gradients, set_weights
 from tests.helpers import examples
 from tests.helpers.resume_cases import differences
-
-pytestmark = [pytest.mark.slow, pytest.mark.release]
 
 EPOCHS, STEPS = 12, 2
 LONGEST = EPOCHS + 8
@@ -75,14 +75,14 @@ def start_weights(trainer: Any, run: int) -> None:
 
 
 def trainer_name(epochs: int) -> str:
-    return f"nnUNetTrainerSGD_anytime_ema0p5_{epochs}epochs_{STEPS}iters"
+    return f"nnUNetTrainerCPR_anytime_ema0p5_ws3_{epochs}epochs_{STEPS}iters"
 
 
 def state_of(trainer: Any) -> Any:
-    """Return the averaged weights, the optimizer's state, and the weights that train."""
+    """Return the averaged weights, the states of optimizer and CPR, and the weights that train."""
     optimizer = trainer.optimizer.state_dict()
-    parts = trainer.network.state_dict(), optimizer["state"], optimizer[TRAINING_WEIGHTS]
-    return copy.deepcopy([*map(dict, parts)])
+    parts = optimizer["state"], optimizer["cpr"]["state"], optimizer[TRAINING_WEIGHTS]
+    return copy.deepcopy([*map(dict, (trainer.network.state_dict(), *parts))])
 
 
 def take_step(trainer: Any, epoch: int, step: int) -> None:
@@ -125,6 +125,8 @@ class TrainingLife(RuleBasedStateMachine):
         self.trainer: Any = None
         self.length = EPOCHS
         self.finished: dict[int, int] = {}  # epochs of a training that was ended early
+        self.asked: set[int] = set()  # trainings that were asked to end
+        self.validated: set[int] = set()  # trainings whose validation has ended
         # All processes of an example are this one.
         process = lambda: f"life {self.lives} now"  # noqa: E731
         real = fold_claim.describe_process
@@ -152,16 +154,22 @@ class TrainingLife(RuleBasedStateMachine):
 
     def expected(self, run: int, epochs: int) -> Any:
         if run not in self.uninterrupted:
-            trainer = build_trainer(trainer_name(LONGEST))
-            start_weights(trainer, run)
-            trainer.on_train_start()
-            states = self.uninterrupted.setdefault(run, [])
-            for epoch in range(LONGEST + 1):
-                states.append(state_of(trainer))
-                for step in range(STEPS if epoch < LONGEST else 0):
-                    take_step(trainer, epoch, step)
-                trainer.current_epoch += 1
+            with tempfile.TemporaryDirectory() as folder, nnunet_folders(Path(folder)):
+                self.uninterrupted[run] = self.train_without_interruption(run)
         return self.uninterrupted[run][epochs]
+
+    @staticmethod
+    def train_without_interruption(run: int) -> list[Any]:
+        trainer = build_trainer(trainer_name(LONGEST))
+        start_weights(trainer, run)
+        trainer.on_train_start()
+        states = []
+        for epoch in range(LONGEST + 1):
+            states.append(state_of(trainer))
+            for step in range(STEPS if epoch < LONGEST else 0):
+                take_step(trainer, epoch, step)
+            trainer.current_epoch += 1
+        return states
 
     @property
     def folder(self) -> Path:
@@ -218,6 +226,7 @@ class TrainingLife(RuleBasedStateMachine):
         start_weights(trainer, self.runs)
         self.runs += 1
         self.begin(trainer, setup)
+        self.validated.clear()  # its record replaces that of the one before
         if stops_at_once:
             self.begin_epoch()
             self.signal()
@@ -229,7 +238,8 @@ class TrainingLife(RuleBasedStateMachine):
         trainer = build_trainer(trainer_name(self.length), continues=True)
         # The final checkpoint alone tells that the training was ended early.
         is_finished = newest is not None and newest[1] == self.finished.get(newest[0])
-        if newest is None or (is_finished and files.get(FILES[0]) == newest):
+        is_final = is_finished and files.get(FILES[0]) == newest
+        if newest is None or (is_final and newest[0] in self.validated):
             with pytest.raises(SystemExit):
                 maybe_load_checkpoint(trainer, True, False)
             assert newest is None or "nnunet-cpr extend" in self.said[-1]
@@ -240,6 +250,10 @@ class TrainingLife(RuleBasedStateMachine):
         if epochs < self.length:
             self.begin(trainer, setup)
             assert not differences(state_of(trainer), self.expected(run, epochs))
+            assert [*trainer.history.epochs] == [*range(epochs)]
+            if is_final:  # only its validation is left
+                self.begin_epoch()
+                assert self.trainer is None
         said = self.said[before:]
         chosen = next(name for name in FILES if name in files)  # by nnU-Net
         damaged = [name for name, content in files.items() if content is None]
@@ -278,17 +292,21 @@ class TrainingLife(RuleBasedStateMachine):
         self.trainer.on_train_end()
         assert self.files()["checkpoint_final.pth"] == (self.run, epochs)
         if epochs < self.length:
-            assert self.asked_in == self.lives
+            assert self.run in self.asked or self.finished.get(self.run) == epochs
             self.finished[self.run] = epochs
+        self.asked.discard(self.run)
+        if (self.lives + epochs) % 3:  # otherwise the validation is killed
+            record = read_record(self.folder)
+            assert record is not None
+            record.changed(self.folder, validated={"checkpoint": FILES[0], "epochs": epochs})
+            self.validated.add(self.run)
+        fold_claim.withdraw_request(self.folder)
         self.end_process()
-
-    asked_in = 0
-    """Life in which the training was asked to finish."""
 
     @precondition(lambda self: self.is_in_epoch)
     @rule()
     def ask_to_finish(self) -> None:
-        self.asked_in = self.lives
+        self.asked.add(self.run)
         fold_claim.request_finish(self.folder)
 
     @precondition(lambda self: self.trainer and not self.is_in_epoch)
@@ -312,6 +330,8 @@ class TrainingLife(RuleBasedStateMachine):
         extend_model(self.model_of(self.length - 4), self.length, self.said.append)
         assert self.newest() == newest
         self.finished.pop(newest[0], None)
+        self.validated.discard(newest[0])
+        self.asked.clear()  # of the shorter one, in its folder
 
     @precondition(lambda self: self.is_in_epoch)
     @rule(is_better=strategies.booleans(), minutes=minutes)
@@ -410,5 +430,12 @@ def play(count: int = 40, search: int = 300, **options: Any) -> None:
     run_state_machine_as_test(TrainingLife, settings=chosen)
 
 
+def test_short_lives_continue_where_they_ended() -> None:
+    """Without a search for the smallest example, as for the long ones."""
+    play(4, 4, phases=[Phase.generate])
+
+
+@pytest.mark.slow
+@pytest.mark.release
 def test_any_life_continues_where_it_ended() -> None:
     play()

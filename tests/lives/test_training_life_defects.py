@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase
 
-from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, fold_claim
+from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, fold_claim, resuming_trainer
 from nnunet_cpr.nnunet.averaged_weights import AveragedWeights
 from nnunet_cpr.nnunet.checkpoint_policy import CheckpointPolicy
 from nnunet_cpr.nnunet.fold_files import CHECKPOINTS
@@ -95,8 +96,33 @@ def averaged_weights_stay_beside(patch: Patch) -> None:
     patch.setattr(AveragedWeights, "use_averaged", lambda averaged: None)
 
 
-def request_of_a_killed_training_is_honoured(patch: Patch) -> None:
-    patch.setattr(fold_claim, "is_finish_requested", lambda fold: (fold / fold_claim.REQUEST).exists())
+def request_ends_with_its_process(patch: Patch) -> None:
+    """0.3.0: a training that a signal ends after it was asked to finish goes on with ``--c``."""
+
+    def is_requested(fold: Path) -> bool:
+        file = fold / fold_claim.REQUEST
+        return file.exists() and file.read_text() == fold_claim.describe_process(os.getpid())
+
+    patch.setattr(fold_claim, "is_finish_requested", is_requested)
+
+
+def finished_training_is_not_validated_again(patch: Patch) -> None:
+    """0.3.0: ``--c`` is refused after ``finish``, also if the validation was killed."""
+    patch.setattr(resuming_trainer, "_is_validated", lambda fold: True)
+
+
+def extension_has_no_history(patch: Patch) -> None:
+    patch.setattr(extend, "_COPIED", ())
+
+
+def average_begins_its_window_again(patch: Patch) -> None:
+    load = AveragedWeights.load_state_dict
+
+    def load_without_steps(averaged: Any, state_dict: Any) -> None:
+        load(averaged, state_dict)
+        averaged._steps.zero_()
+
+    patch.setattr(AveragedWeights, "load_state_dict", load_without_steps)
 
 
 def finished_training_is_continued(patch: Patch) -> None:
@@ -136,7 +162,10 @@ def read_in_order(fold: Path, report: Any) -> Any:
         copy_is_not_renewed,
         weights_that_train_are_not_saved,
         averaged_weights_stay_beside,
-        request_of_a_killed_training_is_honoured,
+        request_ends_with_its_process,
+        finished_training_is_not_validated_again,
+        extension_has_no_history,
+        average_begins_its_window_again,
         finished_training_is_continued,
         extended_training_is_still_finished,
         extension_takes_the_final_checkpoint,

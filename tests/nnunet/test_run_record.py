@@ -1,4 +1,4 @@
-"""What a run is made from: written when it begins, compared when it is continued."""
+"""Record of a run: written when it begins, compared when it is continued."""
 
 from __future__ import annotations
 
@@ -177,10 +177,11 @@ def test_extend_that_failed_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> 
 def test_weights_that_have_seen_validation_cases_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     first, fold = begin(NAME)
     record = record_of(fold)
-    record.changed(fold, split={"train": ["c", "d"], "val": ["a", "b"]})
+    seen = {"path": "/w.pth", "sha256": "0", "dataset": record.dataset, "trained_on": ["e"]}
+    record.changed(fold, split={"train": ["c", "d"], "val": ["a", "b"]}, weights=seen)
     save(first, 9, "checkpoint_final.pth")
     given = pretrained_weights(fold / "checkpoint_final.pth", "0" * 64)
-    assert given["trained_on"] == ["c", "d"] and given["dataset"] == fold.parents[1].name
+    assert given["trained_on"] == ["c", "d", "e"] and given["dataset"] == fold.parents[1].name
     tuned = build_trainer("nnUNetTrainerSGD_preOne_9epochs_5iters")
     tuned.my_init_kwargs["nnunet_cpr_pretrained"] = {key: given[key] for key in ("path", "sha256")}
     tuned.on_train_start()
