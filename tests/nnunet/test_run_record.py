@@ -138,9 +138,8 @@ def test_finish_outlives_a_signal_and_a_killed_validation(capsys: pytest.Capture
     again = continue_training(NAME)
     with pytest.raises(type(ended.value)):
         again.on_epoch_start()
-    (fold / "validation").mkdir()
-    summary = {"metric_per_case": [{"prediction_file": "d.nii.gz", "metrics": {"1": {"Dice": 1.0}}}]}
-    (fold / "validation" / "summary.json").write_text(json.dumps(summary))
+    record = record_of(fold)
+    record.changed(fold, validated={"checkpoint": "checkpoint_final.pth", "epochs": 4})
     with pytest.raises(SystemExit):
         continue_training(NAME)
     assert "was finished after 4 epochs; to train longer" in capsys.readouterr().err
