@@ -381,7 +381,7 @@ ROWS = (
         "begins with",
         ("pretrained",),
         lambda t: (
-            (t.pretrained and f"weights called {t.pretrained}, by -pretrained_weights CHECKPOINT") or ""
+            f"weights called {t.pretrained}, by -pretrained_weights CHECKPOINT" if t.pretrained else ""
         ),
     ),
     Row("seed", ("seed",), lambda t: "" if t.seed is None else f"{t.seed}"),

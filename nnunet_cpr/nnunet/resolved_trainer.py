@@ -21,9 +21,10 @@ ignored the length, did not write it."""
 class ResolvedTrainer(ResumingTrainer):
     """nnU-Net's trainer that knows all that its name trains.
 
-    It is resolved when the optimizer is configured first. nnU-Net's trainers, and classes derived from
-    ours, set lengths in ``__init__``, ``initialize`` or ``on_train_start``: a number of epochs that
-    changes nothing else may still change until the training starts.
+    It is resolved when the optimizer is configured, and compared when lengths have changed since: base
+    trainers, and classes derived from ours, set them in ``__init__``, ``initialize``,
+    ``configure_optimizers`` or ``on_train_start``. A length on which nothing depends that was built may
+    still change; otherwise the training ends.
 
     Attributes:
         settings: settings parsed from the class name.

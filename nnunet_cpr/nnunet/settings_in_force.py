@@ -79,7 +79,8 @@ def unmet_settings(trained: Trained, is_continued: bool) -> Iterator[str]:
     """
     trainer = trained.trainer
     settings, other = trainer.settings, trainer.other_trainer().__name__
-    if trained.method is not None or trainer.training.ema or not settings.defaults.keeps_optimizer:
+    regularizes = settings.defaults.cpr or settings.baseline is not None
+    if regularizes or trainer.training.ema or not settings.defaults.keeps_optimizer:
         if trained.configured is None:
             yield (
                 f"its configure_optimizers does not call that of {settings.family}, so that it would "

@@ -317,9 +317,7 @@ def _check_folds(study: Study, dataset: str, folders: Mapping[str, str]) -> None
         raise Refusal(f"fold {last}: {dataset} has folds 0 to {count - 1} only")
     if not (home / SPLITS).exists():
         return
-    # Of each configuration that is preprocessed; the ids of others are those of the images.
-    known = {path.name.partition(".")[0] for path in (home / "gt_segmentations").glob("[!.]*")}
-    splits = read_json(home / SPLITS)
+    known, splits = _case_ids(home), read_json(home / SPLITS)
     for fold in study.folds:
         try:
             split = {part: list(map(str, splits[fold][part])) for part in ("train", "val")}
@@ -335,6 +333,14 @@ def _check_folds(study: Study, dataset: str, folders: Mapping[str, str]) -> None
             )
         for problem in split_problems(split):
             raise Refusal(f"{home / SPLITS}, fold {fold}: {problem}", "correct the fold")
+
+
+def _case_ids(home: Path) -> set[str]:
+    """Return the ids of the cases of a preprocessed data set, none before nnU-Net has planned it."""
+    if not (home / "dataset.json").exists():
+        return set()
+    ending = read_json(home / "dataset.json")["file_ending"]  # ids may have dots
+    return {path.name.removesuffix(ending) for path in (home / "gt_segmentations").glob("[!.]*")}
 
 
 def count_folds(home: Path) -> int:

@@ -432,7 +432,7 @@ import torch
 from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
-from nnunet_cpr.nnunet.trainer import nnUNetTrainerCPR
+from nnunet_cpr.nnunet.trainer import nnUNetTrainerAttachCPR, nnUNetTrainerCPR
 
 
 class WithNone(torch.optim.SGD):
@@ -453,6 +453,11 @@ class nnUNetTrainerOwnSGD(nnUNetTrainerCPR):
 
 class nnUNetTrainerOwnNone(nnUNetTrainerOwnSGD):
     kind = WithNone
+
+
+class nnUNetTrainerOwnAttached(nnUNetTrainerAttachCPR):
+    configure_optimizers = nnUNetTrainerOwnSGD.configure_optimizers
+    kind = torch.optim.SGD
 
 
 class Ramp(torch.optim.lr_scheduler.LRScheduler):
@@ -492,7 +497,9 @@ def own_classes(_searched: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("suffixes", ["", "_ws3_9epochs_5iters", "_ema0p5_9epochs"])
-@pytest.mark.parametrize("name", ["nnUNetTrainerOwnSGD", "nnUNetTrainerOwnNone"])
+@pytest.mark.parametrize(
+    "name", ["nnUNetTrainerOwnSGD", "nnUNetTrainerOwnNone", "nnUNetTrainerOwnAttached"]
+)
 @pytest.mark.usefixtures("own_classes")
 def test_class_that_would_train_without_cpr_is_refused(
     name: str, suffixes: str, capsys: pytest.CaptureFixture[str]
@@ -500,7 +507,7 @@ def test_class_that_would_train_without_cpr_is_refused(
     with pytest.raises(SystemExit):
         _build(name + suffixes)
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert f"{name}{suffixes}: its configure_optimizers does not call that of nnUNetTrainerCPR" in line
+    assert f"{name}{suffixes}: its configure_optimizers does not call that of nnUNetTrainer" in line
 
 
 @pytest.mark.usefixtures("own_classes")

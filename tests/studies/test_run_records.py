@@ -31,7 +31,8 @@ def folders(tmp_path: Path) -> dict[str, str]:
     folders = {n: str(tmp_path / n) for n in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")}
     home = tmp_path / "nnUNet_preprocessed" / DATASET
     (home / "gt_segmentations").mkdir(parents=True)
-    for case in CASES:
+    (home / "dataset.json").write_text(json.dumps({"file_ending": ".nii.gz"}))
+    for case in (*CASES, "scan_0.5mm"):
         (home / "gt_segmentations" / f"{case}.nii.gz").touch()
     write_splits(tmp_path, SPLITS)
     for trainer in (A, B):
@@ -126,7 +127,7 @@ def test_validation_of_another_checkpoint_has_no_verdict(folders: dict[str, str]
         ),
         ({"train": CASES, "val": []}, "the fold has no validation cases"),
         ({"train": CASES}, "expected train and val of fold 0, got KeyError"),
-        ({"train": CASES[1:], "val": ["case0"]}, ""),
+        ({"train": CASES[1:], "val": ["case0", "scan_0.5mm"]}, ""),
     ],
 )
 def test_folds_that_are_written_wrongly_are_refused(
