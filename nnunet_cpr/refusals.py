@@ -113,3 +113,8 @@ def list_names(names: Sequence[Any]) -> str:
     """
     shown = ", ".join(short_repr(name) for name in names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def one_line(error: Exception) -> str:
+    """Return the message of an error in one line."""
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -42,14 +42,14 @@ class BaselineEntry:
         return self.keyword == "cosine"
 
     def build(
-        self, params: Params, weight_decay: float, steps: int, value: float | None = None
+        self, params: Params, weight_decay: float, steps: int | None, value: float | None = None
     ) -> methods.Baseline:
         """Build the method.
 
         Args:
             params: the parameters to regularize.
             weight_decay: weight decay of the method, if it has one.
-            steps: optimizer steps of the whole training.
+            steps: optimizer steps of the whole training, if the method follows them.
             value: the number in the name.
         """
         settings: dict[str, Any] = {"weight_decay": weight_decay} if self.decays else {}

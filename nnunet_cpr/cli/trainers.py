@@ -87,7 +87,7 @@ def finish(
     ],
 ) -> None:
     """End a training after its running epoch, with its validation and final checkpoint."""
-    from nnunet_cpr.nnunet.fold_claim import request_finish
+    from nnunet_cpr.nnunet.processes import request_finish
 
     process = request_finish(fold_folder)
     print(f"{fold_folder}: asked {process} to end after the running epoch, and to validate")

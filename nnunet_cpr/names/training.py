@@ -119,7 +119,7 @@ class Training:
         if self.baseline is None:
             return None
         method, value = BASELINES[self.baseline.keyword], self.baseline.value
-        return method.build(params, self.weight_decay or 0.0, self.steps, value)
+        return method.build(params, self.weight_decay or 0.0, self.baseline_steps, value)
 
     def plain(self) -> dict[str, Any]:
         """Return the fields as values of JSON, bounds and the like by their text."""

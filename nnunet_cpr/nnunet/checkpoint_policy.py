@@ -14,9 +14,8 @@ import torch
 
 from nnunet_cpr.files import atomic_torch_save, atomic_write
 from nnunet_cpr.nnunet import checkpoints
-from nnunet_cpr.nnunet.checkpoints import one_line
 from nnunet_cpr.nnunet.fold_files import BEST_CHECKPOINT, FINAL_CHECKPOINT, LATEST_CHECKPOINT
-from nnunet_cpr.refusals import Refusal, RefusedItem, positive_number
+from nnunet_cpr.refusals import Refusal, RefusedItem, one_line, positive_number
 
 SAVE_MINUTES = "NNUNET_CPR_SAVE_MINUTES"
 """Environment variable with the save interval in minutes; 0 saves after every epoch."""
@@ -67,6 +66,8 @@ class CheckpointPolicy:
 
     Args:
         report: function that shows a message.
+        before: when the last training of the folder was started, None if there was none. This one was
+            started later, whatever the clock says.
 
     Attributes:
         started: when this training was started; set by :meth:`continue_from` if that was earlier.
@@ -75,8 +76,8 @@ class CheckpointPolicy:
         ValueError: the environment variable of the save interval has a wrong value.
     """
 
-    def __init__(self, report: Callable[[str], None]) -> None:
-        self.started = time.time()
+    def __init__(self, report: Callable[[str], None], before: float | None = None) -> None:
+        self.started = time.time() if before is None else max(time.time(), before + 1)
         self._report = report
         self._interval = _save_interval()
         self._folder, self._writes = Path(), True
@@ -182,7 +183,7 @@ class CheckpointPolicy:
             instead = f"{',' if is_equal else ''} {relation} {chosen.name}"
         self._report(f"continuing {path.name} ({epochs} epochs){instead}")
         self._newest = path, epochs
-        self.started = _started(checkpoint) or self.started
+        self.started = start_of(checkpoint) or self.started
         return path, checkpoint
 
     def _copy(self, save: Save, epochs: int, logged: Mapping[str, list[Any]]) -> None:
@@ -272,10 +273,10 @@ def _save_interval() -> float:
 
 def _age(checkpoint: Mapping[str, Any]) -> tuple[float, int]:
     """Return when the training of a checkpoint was started, and its epochs."""
-    return _started(checkpoint) or 0.0, checkpoint["current_epoch"]
+    return start_of(checkpoint) or 0.0, checkpoint["current_epoch"]
 
 
-def _started(checkpoint: Mapping[str, Any]) -> float | None:
+def start_of(checkpoint: Mapping[str, Any]) -> float | None:
     """Return when the training of a checkpoint was started, None if it does not say so."""
     arguments = checkpoint["init_args"]
     own = arguments.get(STARTED) if isinstance(arguments, dict) else None

@@ -19,7 +19,7 @@ import torch
 from torch.optim import Optimizer
 
 from nnunet_cpr.environment import changed_environment
-from nnunet_cpr.refusals import Refusal, RefusedItem
+from nnunet_cpr.refusals import Refusal, RefusedItem, one_line
 
 START_ANEW = "to start a new training from its weights, pass it to -pretrained_weights"
 
@@ -34,11 +34,6 @@ SAFE_GLOBALS: tuple[Any, ...] = (
 
 ENTRIES = ("network_weights", "optimizer_state", "logging", "current_epoch", "init_args", "trainer_name")
 """Entries that a training needs to continue."""
-
-
-def one_line(error: Exception) -> str:
-    """Return the message of an error in one line."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 @contextmanager

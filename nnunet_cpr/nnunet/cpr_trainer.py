@@ -12,9 +12,9 @@ from nnunet_cpr.cpr.algorithm import CPR
 from nnunet_cpr.cpr.attachment import attached_method
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.bounds_verdict import advise_on_unset, judge_bounds
-from nnunet_cpr.nnunet.checkpoints import one_line
 from nnunet_cpr.nnunet.history import CSV_NAME, History
 from nnunet_cpr.nnunet.progress_figure import FIGURE_NAME, draw_progress
+from nnunet_cpr.refusals import one_line
 
 
 class CPRTrainer(NamedTrainer):

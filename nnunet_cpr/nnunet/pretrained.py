@@ -16,8 +16,8 @@ from nnunetv2.run.load_pretrained_weights import load_pretrained_weights
 from torch import Tensor, nn
 
 from nnunet_cpr.nnunet.averaged_weights import AveragingTrainer
-from nnunet_cpr.nnunet.checkpoints import one_line
 from nnunet_cpr.nnunet.fold_files import PRETRAINED
+from nnunet_cpr.refusals import one_line
 
 _NOT_LOADED = ".seg_layers."
 """Part of the names of weights that nnU-Net does not load, those of the segmentation heads."""

@@ -15,6 +15,7 @@ from nnunet_cpr.nnunet import run_record
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, PRETRAINED
 from nnunet_cpr.nnunet.pretrained import PretrainedWeightsTrainer
 from nnunet_cpr.nnunet.run_record import RunRecord
+from nnunet_cpr.nnunet.seen_cases import describe_origin
 
 
 class RecordedTrainer(PretrainedWeightsTrainer):
@@ -47,7 +48,12 @@ class RecordedTrainer(PretrainedWeightsTrainer):
         """Record of what this run is made from, as far as it is known by now."""
         weights = self.my_init_kwargs.get(PRETRAINED, {})
         if weights:
-            weights = run_record.pretrained_weights(Path(weights["path"]), weights["sha256"])
+            weights = describe_origin(
+                Path(weights["path"]),
+                weights["sha256"],
+                self.plans_manager.dataset_name,
+                self.__split.get("val", ()),
+            )
         return run_record.new_record(
             type(self).__name__,
             dataset=self.plans_manager.dataset_name,
@@ -55,6 +61,7 @@ class RecordedTrainer(PretrainedWeightsTrainer):
             plans=json.loads(json.dumps(self.__plans)),  # as a file has them
             split=self.__split,
             weights=weights,
+            started=self.checkpoint_policy.started,
         )
 
     def on_train_start(self) -> None:
@@ -92,7 +99,9 @@ class RecordedTrainer(PretrainedWeightsTrainer):
     def perform_actual_validation(self, *arguments: Any, **named: Any) -> None:
         super().perform_actual_validation(*arguments, **named)
         fold = Path(self.output_folder)
-        if self.local_rank == 0 and (record := run_record.read_record(fold)):
+        record = run_record.read_record(fold) if self.local_rank == 0 else None
+        # Not of the checkpoint of an earlier training, which may be beside those of this one.
+        if record is not None and record.started == self.checkpoint_policy.started:
             validated = {"checkpoint": self.__loaded, "epochs": self.current_epoch}
             record.changed(fold, validated=validated)
 

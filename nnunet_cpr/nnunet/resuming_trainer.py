@@ -13,15 +13,15 @@ from nnunetv2.utilities.file_path_utilities import get_output_folder
 from torch import distributed
 
 from nnunet_cpr.files import remove_temporary_files
-from nnunet_cpr.nnunet import checkpoints, fold_claim
-from nnunet_cpr.nnunet.checkpoint_policy import FINISHED, STARTED, CheckpointPolicy
+from nnunet_cpr.nnunet import checkpoints, processes
+from nnunet_cpr.nnunet.checkpoint_policy import FINISHED, STARTED, CheckpointPolicy, start_of
 from nnunet_cpr.nnunet.checkpoints import START_ANEW
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, LATEST_CHECKPOINT
 from nnunet_cpr.nnunet.guarded_trainer import GuardedTrainer
-from nnunet_cpr.nnunet.interruption import Interruption
 from nnunet_cpr.nnunet.is_finished import find_validation
+from nnunet_cpr.nnunet.processes import Interruption
 from nnunet_cpr.nnunet.run_record import read_record
-from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.refusals import Refusal, one_line
 
 
 class _NoLog:
@@ -59,12 +59,13 @@ class ResumingTrainer(GuardedTrainer):
             plans["dataset_name"], type(self).__name__, plans["plans_name"], configuration, fold
         )
         try:  # before nnU-Net's loggers, which write there and remove files of earlier trainings
-            fold_claim.refuse_if_claimed(Path(folder))
+            processes.refuse_if_claimed(Path(folder))
         except Refusal as error:
             self._exit(str(error))
         super().__init__(**arguments)
         try:
-            self.__policy = CheckpointPolicy(self._warn)
+            before = read_record(Path(folder))
+            self.__policy = CheckpointPolicy(self._warn, None if before is None else before.started)
         except ValueError as error:
             self._exit(str(error))
         self.my_init_kwargs[STARTED] = self.__policy.started
@@ -81,7 +82,13 @@ class ResumingTrainer(GuardedTrainer):
         return self.__continues
 
     def run_training(self) -> None:
-        claim = fold_claim.claimed(Path(self.output_folder)) if self.local_rank == 0 else nullcontext()
+        latest = Path(self.output_folder) / LATEST_CHECKPOINT
+        if self.disable_checkpointing and latest.exists():
+            self._exit(
+                f"--disable_checkpointing: would remove {latest} of an interrupted training; continue "
+                "that with --c and without the option, or move it away"
+            )
+        claim = processes.claimed(Path(self.output_folder)) if self.local_rank == 0 else nullcontext()
         try:
             with self.__interruption.watched(), claim:
                 try:
@@ -89,22 +96,17 @@ class ResumingTrainer(GuardedTrainer):
                 except _Finished:
                     self.on_train_end()
                 if self.local_rank == 0:
-                    fold_claim.withdraw_request(Path(self.output_folder))
+                    processes.withdraw_request(Path(self.output_folder))
         except Refusal as error:
             self._exit(str(error))
 
     def on_train_start(self) -> None:
         folder = Path(self.output_folder)
-        if self.disable_checkpointing and (folder / LATEST_CHECKPOINT).exists():
-            self._exit(
-                f"--disable_checkpointing: would remove {folder / LATEST_CHECKPOINT} of an interrupted "
-                "training; continue that with --c and without the option, or move it away"
-            )
         super().on_train_start()
         if self.local_rank == 0:
             remove_temporary_files(folder, "cpr_*", "checkpoint_*", "nnunet_cpr_*")
             if self.current_epoch == 0:
-                fold_claim.withdraw_request(folder)
+                processes.withdraw_request(folder)
         self.__policy.begin(folder, writes=not self.disable_checkpointing)
 
     def on_epoch_start(self) -> None:
@@ -126,7 +128,7 @@ class ResumingTrainer(GuardedTrainer):
         """Record that the training ends before the number of epochs in its name."""
 
     def __is_finish_requested(self) -> bool:
-        answer = [self.local_rank == 0 and fold_claim.is_finish_requested(Path(self.output_folder))]
+        answer = [self.local_rank == 0 and processes.is_finish_requested(Path(self.output_folder))]
         if self.is_ddp:
             distributed.broadcast_object_list(answer)
         return answer[0]
@@ -164,7 +166,7 @@ class ResumingTrainer(GuardedTrainer):
         except (OSError, RuntimeError) as error:  # torch's writer does not say what failed
             self._exit(
                 f"cannot write a checkpoint in {self.output_folder}, is the disk full? "
-                f"Continue with --c ({checkpoints.one_line(error)})"
+                f"Continue with --c ({one_line(error)})"
             )
 
     def load_checkpoint(
@@ -200,8 +202,9 @@ class ResumingTrainer(GuardedTrainer):
             self._exit(str(error))
         except Exception as error:  # of another network, or crafted
             self.print_to_log_file(traceback.format_exc(), also_print_to_console=False)
-            reason = checkpoints.one_line(error)
+            reason = one_line(error)
             self._exit(f"{path} does not match this training: {reason}; {START_ANEW}")
+        self.__policy.started = start_of(checkpoint) or self.__policy.started
         self.my_init_kwargs[STARTED] = self.__policy.started  # nnU-Net takes those of the file
         written_by = checkpoint["trainer_name"]
         if written_by != type(self).__name__:

@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,8 @@ class RunRecord:
         training: all that the trainer's name trains, as plain values; empty for trainers of others.
         plans: settings of the configuration, as they were given to the trainer.
         split: ids of the cases, ``train`` and ``val``.
-        weights: pretrained weights, with ``path``, ``sha256`` and, if their own record tells,
-            ``dataset`` and ``trained_on``, the ids of the cases; empty for random weights, None if
-            unknown.
+        weights: pretrained weights, as of :func:`~nnunet_cpr.nnunet.seen_cases.describe_origin`; empty
+            for random weights, None if unknown.
         versions: versions of the packages by name.
         started: when the training began, in seconds since 1970.
         finished_after: number of epochs after which ``nnunet-cpr finish`` ended it.
@@ -91,10 +91,7 @@ class RunRecord:
     @property
     def leaked(self) -> list[str]:
         """Ids of the validation cases on which the pretrained weights were trained."""
-        weights = self.weights or {}
-        if weights.get("dataset") != self.dataset:
-            return []
-        return sorted({*self.split.get("val", ())} & {*weights.get("trained_on", ())})
+        return list((self.weights or {}).get("seen", ()))
 
 
 def _case_difference(title: str, own: list[str], others: list[str]) -> Iterator[str]:
@@ -109,11 +106,16 @@ def _case_difference(title: str, own: list[str], others: list[str]) -> Iterator[
 def read_record(fold: Path) -> RunRecord | None:
     """Return the record of a fold, None if it has none, as those of versions before 0.4.0."""
     try:
-        content = read_json(fold / RECORD)
-        known = {each.name for each in dataclasses.fields(RunRecord)}
-        return RunRecord(**{key: value for key, value in content.items() if key in known})
+        return _read_record(fold / RECORD, (fold / RECORD).stat().st_mtime_ns)
     except (OSError, ValueError, TypeError, AttributeError):
         return None
+
+
+@lru_cache(maxsize=4096)  # the live table of a study asks every second
+def _read_record(file: Path, changed: int) -> RunRecord:
+    content = read_json(file)
+    known = {each.name for each in dataclasses.fields(RunRecord)}
+    return RunRecord(**{key: value for key, value in content.items() if key in known})
 
 
 def record_of(fold: Path) -> RunRecord:
@@ -148,25 +150,6 @@ def configuration_of(plans: Mapping[str, Any], configuration: str) -> dict[str, 
     return own if inherited is None else {**configuration_of(plans, inherited), **own}
 
 
-def pretrained_weights(path: Path, sha256: str) -> dict[str, Any]:
-    """Return the entry of a record for pretrained weights, with the cases that they have seen.
-
-    Args:
-        path: nnU-Net's checkpoint, in a fold with a record.
-        sha256: its SHA-256.
-    """
-    weights: dict[str, Any] = {"path": str(path), "sha256": sha256}
-    record = read_record(path.parent)
-    if record is not None and record.split:
-        before = record.weights or {}  # which have seen cases, too
-        earlier = before["trained_on"] if before.get("dataset") == record.dataset else []
-        weights |= {
-            "dataset": record.dataset,
-            "trained_on": sorted({*record.split["train"], *earlier}),
-        }
-    return weights
-
-
 def versions() -> dict[str, str]:
     """Return the versions of what trains."""
     import torch
@@ -192,7 +175,7 @@ def split_problems(split: Mapping[str, list[str]]) -> Iterator[str]:
 
 def new_record(trainer: str, **known: Any) -> RunRecord:
     """Return the record of a run that begins now."""
-    return RunRecord(trainer, versions=versions(), started=time.time(), **known)
+    return RunRecord(trainer, versions=versions(), **{"started": time.time(), **known})
 
 
 def describe_weights(weights: Mapping[str, Any]) -> str:

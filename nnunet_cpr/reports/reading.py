@@ -23,7 +23,7 @@ from nnunet_cpr.nnunet.is_finished import (
     read_summary,
     summary_file,
 )
-from nnunet_cpr.nnunet.run_record import record_of
+from nnunet_cpr.nnunet.run_record import read_record, record_of
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.reports.results import (
     ASSUMED,
@@ -98,6 +98,11 @@ def read_results(
         raise Refusal(
             f"study {study.name}: no run has finished",
             f"expected a validation/summary.json below {results}",
+        )
+    if unknown := [run for run in finished if read_record(run.folder(results)) is None]:
+        notes.append(
+            f"{len(unknown)} of {len(finished)} runs, such as {unknown[0].key}, have no record of the "
+            "cases and plans that they were made from, which version 0.4.0 began to write."
         )
     return StudyResults(
         study,

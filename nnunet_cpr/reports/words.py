@@ -48,7 +48,7 @@ def _short_trainings(results: ConditionResults, titles: dict[str, str]) -> Itera
     for trainer, title in titles.items():
         for fold, seed in results.finished_runs(trainer):
             run = results.run(fold, trainer, seed)
-            planned = planned_epochs(run.trainer) or 0
+            planned = planned_epochs(run, results.folder) or 0
             count = trained.get((trainer, fold, seed), planned)  # other machines' logs may be missing
             if count < planned:
                 yield f"{title}, {run.fold_and_seed}: {count} of {planned} epochs were trained."

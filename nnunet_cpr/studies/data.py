@@ -128,8 +128,8 @@ def prepare_study_data(study: Study, folders: Mapping[str, str], logs: Path, pro
         processes: number of parallel processes.
 
     Raises:
-        Refusal: a data set, its plans or a fold is missing, pretrained weights do not fit, or nnU-Net's
-            planning or preprocessing failed.
+        Refusal: a data set, its plans or a fold is missing, or nnU-Net's planning or preprocessing
+            failed.
     """
     environment = {k: v for k, v in os.environ.items() if k != "nnUNet_n_proc_DA"} | dict(folders)
     preprocessed = Path(folders["nnUNet_preprocessed"])
@@ -143,7 +143,6 @@ def prepare_study_data(study: Study, folders: Mapping[str, str], logs: Path, pro
                         command(plans)  # refuses configurations that the new plans do not have
                 _split(preprocessed / dataset, study)
         _check_folds(study, dataset, folders)
-    check_pretrained(study, folders)  # once more, with the networks of new plans
 
 
 def check_splits(study: Study, folders: Mapping[str, str], record: Path) -> None:

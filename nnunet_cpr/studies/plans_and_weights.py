@@ -13,9 +13,9 @@ from nnunet_cpr.nnunet.run_record import (
     configuration_of,
     describe_weights,
     new_record,
-    pretrained_weights,
     record_of,
 )
+from nnunet_cpr.nnunet.seen_cases import describe_origin
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies.state import StudyPaths, cases_of_fold, finished, parse_trainer
 from nnunet_cpr.studies.study import Run, Study
@@ -94,14 +94,16 @@ def with_seen_cases(
 ) -> Iterator[tuple[Run, str]]:
     """Yield the runs whose pretrained weights have seen validation cases, and how many.
 
-    Cases are known by their data set and id, where the record of the weights has those that they were
-    trained on.
+    Cases are known by their data set and id, or by equal images, where the record of the weights has
+    those that they were trained on.
     """
     for run in runs:
         record, weights = record_of(run.folder(results)), run.weights(results)
         if not record.split:
-            given = {} if weights is None else pretrained_weights(weights, "")
-            record = RunRecord(dataset=run.dataset, split=splits(run), weights=given)
+            split, given = splits(run), {}
+            if weights is not None:
+                given = describe_origin(weights, "", run.dataset, split.get("val", ()))
+            record = RunRecord(dataset=run.dataset, split=split, weights=given)
         if seen := record.leaked:
             yield (
                 run,
@@ -146,9 +148,9 @@ def record_run(run: Run, paths: StudyPaths) -> None:
     if paths.preprocessed is not None:
         plans = _read(paths.preprocessed / run.dataset / f"{run.plans}.json", run)
     given: dict[str, Any] | None = {} if weights is None else None
-    if weights is not None and weights.is_file():  # else nnU-Net refuses it
-        given = pretrained_weights(weights, sha256(weights))
     split = cases_of_fold(run, paths.splits, paths.preprocessed)
+    if weights is not None and weights.is_file():  # else nnU-Net refuses it
+        given = describe_origin(weights, sha256(weights), run.dataset, split.get("val", ()))
     fold = run.folder(paths.results)
     fold.mkdir(parents=True, exist_ok=True)
     new_record(run.trainer, dataset=run.dataset, plans=plans, split=split, weights=given).write(fold)
@@ -157,23 +159,20 @@ def record_run(run: Run, paths: StudyPaths) -> None:
 def check_pretrained(study: Study, folders: Mapping[str, str]) -> None:
     """Check that each run begins, or began, with the weights that its entry gives.
 
-    Args:
-        study: the study.
-        folders: nnU-Net's folders; networks are compared where the plans exist.
+    Whether they fit its network is found when they are loaded.
 
     Raises:
-        Refusal: a checkpoint is missing, cannot be read, does not fit the network of a run, or is not
-            the one with which a run began.
+        Refusal: a checkpoint is missing, cannot be read, or is not the one with which a run began.
     """
     paths = StudyPaths.of(study.name, folders)
     results = paths.results
     for run, difference in with_other_weights(study.runs(), results):
         raise Refusal(f"{run.folder(results)}: {difference}")
-    by_weights: dict[Path, list[Run]] = {}
+    needed: set[Path] = set()
     for run in filter(lambda run: begins(run, paths), study.runs()):
         ours = parse_trainer(run.trainer)
         if weights := run.weights(results):
-            by_weights.setdefault(weights, []).append(run)
+            needed.add(weights)
         elif ours is not None and ours.pretrained is not None:
             raise Refusal(f"{run.entry}: expected an entry 'pretrained' with a checkpoint, got none")
     by_file: dict[Path, str] = {}
@@ -184,8 +183,23 @@ def check_pretrained(study: Study, folders: Mapping[str, str]) -> None:
                 f"pretrained: {first} and {entry.pretrained} are one file",
                 "write it in one way, as runs that begin with it are found by what is written",
             )
-    for weights, beginning in by_weights.items():
-        _check_fit(weights, beginning, folders)
+    for weights in sorted(needed):
+        _check_file(weights)
+
+
+def _check_file(weights: Path) -> None:
+    """Check that pretrained weights can be read."""
+    from nnunet_cpr.nnunet import checkpoints  # imports torch
+
+    if not weights.is_file():
+        raise Refusal(
+            f"pretrained: expected a checkpoint, got no file {weights}",
+            "write an absolute path, or one from nnUNet_results",
+        )
+    try:
+        checkpoints.read(weights, needed=("network_weights",))
+    except Refusal as error:
+        raise Refusal(f"pretrained: {error}") from error
 
 
 def with_other_weights(runs: Iterable[Run], results: Path) -> Iterator[tuple[Run, str]]:
@@ -237,36 +251,3 @@ def _other_record(fold: Path, weights: Path, expected: dict[Path, str]) -> str:
         f"expected a training that began with {weights} (SHA-256 {expected.get(weights)}), got one from "
         f"{describe_weights(record)}; move it away, or add _pre<Word> with another word to the trainer"
     )
-
-
-def _check_fit(weights: Path, runs: Iterable[Run], folders: Mapping[str, str]) -> None:
-    """Check that a checkpoint can be read and fits the networks of runs whose plans exist."""
-    from nnunet_cpr.nnunet import checkpoints  # they import torch
-    from nnunet_cpr.nnunet.pretrained import misfit
-    from nnunet_cpr.nnunet.tools.explain_name import network_shapes
-
-    if not weights.is_file():
-        raise Refusal(
-            f"pretrained: expected a checkpoint, got no file {weights}",
-            "write an absolute path, or one from nnUNet_results",
-        )
-    try:
-        given = checkpoints.read(weights, needed=("network_weights",))["network_weights"]
-    except Refusal as error:
-        raise Refusal(f"pretrained: {error}") from error
-    for dataset, plans, configuration, trainer in dict.fromkeys(
-        (run.dataset, run.plans, run.configuration, run.trainer) for run in runs
-    ):
-        home = Path(folders["nnUNet_preprocessed"]) / dataset
-        if not (home / f"{plans}.json").exists():
-            continue
-        described = read_json(home / f"{plans}.json"), read_json(home / "dataset.json")
-        if configuration not in described[0]["configurations"]:
-            continue  # refused with the plans
-        shapes = network_shapes(trainer, *described, configuration)
-        if shapes is not None and (reason := misfit(shapes, given)):
-            raise Refusal(
-                f"pretrained: {weights} does not fit the network of {dataset}, {plans}, "
-                f"{configuration}: {reason}",
-                "fine-tune with the plans of the weights",
-            )

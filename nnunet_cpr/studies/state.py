@@ -22,6 +22,7 @@ from nnunet_cpr.files import atomic_write, finite_number, read_json
 from nnunet_cpr.nnunet import fold_files
 from nnunet_cpr.nnunet.is_finished import Validation, find_validation
 from nnunet_cpr.nnunet.processes import process_start
+from nnunet_cpr.nnunet.run_record import read_record
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies.study import Run
 
@@ -147,9 +148,9 @@ def state_of(run: Run, paths: StudyPaths, queued: frozenset[str] = frozenset()) 
         queued: keys of the runs in Slurm's queue.
     """
     folder = run.folder(paths.results)
-    planned, done = planned_epochs(run.trainer), finished(run, paths)
+    planned, done = planned_epochs(run, paths.results), finished(run, paths)
     if done is not None:  # without its logs, as reading those of many runs takes long
-        epoch = recorded_epochs(folder) or planned
+        epoch = finished_after(folder) or planned
         return State(Stage.DONE, epoch, planned, dice=done.dice, seconds=recorded_seconds(folder))
     epoch, pseudo_dice = fold_files.read_progress(folder)
     failure, reason = paths.failure(run), ""
@@ -217,9 +218,11 @@ def recorded_seconds(fold: Path) -> float | None:
     return finite_number(_read_record(fold).get("seconds"))
 
 
-def recorded_epochs(fold: Path) -> int | None:
+def finished_after(fold: Path) -> int | None:
     """Return the number of epochs of a training that was ended early, otherwise None."""
-    epochs = finite_number(_read_record(fold).get("epochs"))
+    if (record := read_record(fold)) is not None:
+        return record.finished_after
+    epochs = finite_number(_read_record(fold).get("epochs"))  # of versions before 0.4.0
     return None if epochs is None else int(epochs)
 
 
@@ -236,15 +239,6 @@ def add_seconds(fold: Path, seconds: float) -> None:
     write_json(fold / fold_files.RESOURCES, {**_read_record(fold), "seconds": total})
 
 
-def record_epochs(run: Run, fold: Path) -> None:
-    """Record the number of epochs of a finished training, if it is below that of its name."""
-    record, (epochs, _) = _read_record(fold), fold_files.read_progress(fold)
-    record.pop("epochs", None)  # of a shorter training that this one extends
-    if 0 < epochs < (planned_epochs(run.trainer) or 0):
-        record["epochs"] = epochs
-    write_json(fold / fold_files.RESOURCES, record)
-
-
 @lru_cache(maxsize=4096)
 def parse_trainer(name: str) -> TrainerName | None:
     """Return the settings of a trainer of this package, None for all other names."""
@@ -257,12 +251,14 @@ def parse_trainer(name: str) -> TrainerName | None:
         return None  # a trainer of another package with a similar name
 
 
-def planned_epochs(trainer: str) -> int | None:
-    """Return the number of epochs that a trainer's name plans, None if it does not give it."""
-    ours = parse_trainer(trainer)
+def planned_epochs(run: Run, results: Path) -> int | None:
+    """Return the planned number of epochs of a run, None if neither its record nor its name has it."""
+    record, ours = read_record(run.folder(results)), parse_trainer(run.trainer)
+    if record is not None and record.training:
+        return int(record.training["epochs"])
     if ours is not None and ours.epochs is not None:
         return ours.epochs
-    base = trainer if ours is None else ours.on or "nnUNetTrainer"
+    base = run.trainer if ours is None else ours.on or "nnUNetTrainer"
     if named := re.search(r"_(\d{1,9})epochs?(?:_|$)", base):
         return int(named[1])
     return 1000 if base == "nnUNetTrainer" else None

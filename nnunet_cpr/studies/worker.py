@@ -141,7 +141,6 @@ class Worker:
                 self._run_nnunet(request, "-pretrained_weights", str(weights))
             else:
                 self._run_nnunet(request, "--c")  # starts from scratch if there is no checkpoint
-            state.record_epochs(self.run, fold)
         if state.finished(self.run, self.paths) is None:
             self._run_nnunet(request, "--val")
         if state.finished(self.run, self.paths) is None:

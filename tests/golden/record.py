@@ -6,6 +6,7 @@ Run it once for a new kind of file, or where a change is intended and in the cha
     python -m tests.golden.record signatures trainers      # some kinds
     python -m tests.golden.record --version FOLDER         # states and checkpoints of version 0.1.0,
                                                            # whose revision 69f2375 is in the folder
+    python -m tests.golden.record folds --version FOLDER   # folds of version 0.3.0, revision 703ccff
 """
 
 from __future__ import annotations
@@ -62,6 +63,19 @@ def record_checkpoints(version: str = "now", names: Iterable[str] = tuple(CHECKP
             write_checkpoint(CHECKPOINTS[name], folder / f"{name}.pth")
             found[name] = _numbers(continue_checkpoint(CHECKPOINTS[name], folder / f"{name}.pth"))
     write_golden(f"checkpoints/{version}", found)
+
+
+def record_folds() -> None:
+    """Record folds of version 0.3.0 and how they continue."""
+    from tests.golden.whole_folds import FOLDS, continue_fold, load_fold, write_fold
+
+    folder, found = DATA / "checkpoints" / "0.3.0", {}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in FOLDS:
+        file = folder / f"{name}.pth"
+        write_fold(name, file)
+        found[name] = {"continued": continue_fold(name, file), "loaded": load_fold(name, file)}
+    write_golden("checkpoints/0.3.0", found)
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, Any]:
@@ -131,6 +145,7 @@ KINDS = {
     "documented_imports": record_documented_imports,
     "states": record_states,
     "checkpoints": record_checkpoints,
+    "folds": record_folds,
     "trainers": record_trainers,
     "history": record_history,
     "study_files": record_study_files,
@@ -139,10 +154,10 @@ KINDS = {
 
 
 def main() -> None:
-    """Record the kinds of the command line, or all of version 0.1.0."""
+    """Record the kinds of the command line, by default those of version 0.1.0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"kinds of files: {', '.join(KINDS)}")
-    parser.add_argument("--version", type=Path, metavar="FOLDER", help="revision of version 0.1.0")
+    parser.add_argument("--version", type=Path, metavar="FOLDER", help="revision of an earlier version")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.version is None:
@@ -155,6 +170,9 @@ def main() -> None:
     import nnunet_cpr
 
     assert Path(nnunet_cpr.__file__).is_relative_to(folder), nnunet_cpr.__file__
+    if arguments.kinds == ["folds"]:
+        record_folds()
+        return
     record_states("0.1.0", tuple(old_cases()))
     record_checkpoints("0.1.0", OLD_CHECKPOINTS)
 

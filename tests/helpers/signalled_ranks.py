@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from nnunet_cpr.nnunet.interruption import Interruption
+from nnunet_cpr.nnunet.processes import Interruption
 
 RANKS = 2
 

@@ -29,7 +29,7 @@ from nnunetv2.training.nnUNetTrainer import nnUNetTrainer as nnunet_module
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr import files
-from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, fold_claim, resuming_trainer
+from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, processes, resuming_trainer
 from nnunet_cpr.nnunet.averaged_weights import TRAINING_WEIGHTS
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.run_record import read_record
@@ -116,10 +116,12 @@ class TrainingLife(RuleBasedStateMachine):
         self.stack.enter_context(nnunet_folders(self.root))
         self.patch = self.stack.enter_context(pytest.MonkeyPatch.context())
         self.now = 1e9
-        clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now)
+        self.offset = 0.0  # of the clock, which may be set
+        clock = SimpleNamespace(time=lambda: self.now + self.offset, monotonic=lambda: self.now)
         self.patch.setattr(checkpoint_policy, "time", clock)
         self.patch.setattr(nnunet_module, "time", clock.time)
         self.patch.setattr(nnUNetTrainer, "on_train_start", lambda trainer: None)
+        self.patch.setattr(nnUNetTrainer, "perform_actual_validation", lambda *_: None)
         self.said: list[str] = []
         self.patch.setattr(NamedTrainer, "_warn", lambda _, message: self.said.append(message))
         self.trainer: Any = None
@@ -129,16 +131,17 @@ class TrainingLife(RuleBasedStateMachine):
         self.validated: set[int] = set()  # trainings whose validation has ended
         # All processes of an example are this one.
         process = lambda: f"life {self.lives} now"  # noqa: E731
-        real = fold_claim.describe_process
+        real = processes.describe_process
         describe = lambda pid: process() if pid == os.getpid() else real(pid)  # noqa: E731
-        self.patch.setattr(fold_claim, "describe_process", describe)
+        self.patch.setattr(processes, "describe_process", describe)
         self.patch.setattr(
-            fold_claim, "running_process", lambda fold: process() if self.trainer else None
+            processes, "running_process", lambda fold: process() if self.trainer else None
         )
         self.lives = 0
         self.is_in_epoch = False
         self.done: set[str] = set()  # rules that are played once in an example
         self.runs = 0
+        self.recorded = -1  # training of the record
         self.reached: dict[tuple[int, int], float] = {}  # when a training first had so many epochs
         self.seconds: dict[tuple[int, int], float] = {}  # of an epoch
 
@@ -209,7 +212,7 @@ class TrainingLife(RuleBasedStateMachine):
         self.lives += 1
         self.now += 60 * setup
         self.claim = ExitStack()
-        self.claim.enter_context(fold_claim.claimed(Path(trainer.output_folder)))
+        self.claim.enter_context(processes.claimed(Path(trainer.output_folder)))
         trainer.on_train_start()
         trainer.logger.plot_progress_png = lambda folder: None
         self.reached.setdefault((self.run, trainer.current_epoch), self.now)
@@ -227,6 +230,7 @@ class TrainingLife(RuleBasedStateMachine):
         self.runs += 1
         self.begin(trainer, setup)
         self.validated.clear()  # its record replaces that of the one before
+        self.recorded = self.run
         if stops_at_once:
             self.begin_epoch()
             self.signal()
@@ -296,18 +300,56 @@ class TrainingLife(RuleBasedStateMachine):
             self.finished[self.run] = epochs
         self.asked.discard(self.run)
         if (self.lives + epochs) % 3:  # otherwise the validation is killed
-            record = read_record(self.folder)
-            assert record is not None
-            record.changed(self.folder, validated={"checkpoint": FILES[0], "epochs": epochs})
-            self.validated.add(self.run)
-        fold_claim.withdraw_request(self.folder)
+            self.trainer.perform_actual_validation()
+            self.check_validation(self.run, epochs)
+        processes.withdraw_request(self.folder)
         self.end_process()
+
+    def check_validation(self, run: int, epochs: int) -> None:
+        record = read_record(self.folder)
+        assert record is not None
+        if run == self.recorded:
+            assert record.validated == {"checkpoint": FILES[0], "epochs": epochs}
+            self.validated.add(run)
+        elif self.recorded not in self.validated:
+            assert not record.validated
+
+    @precondition(lambda self: self.trainer is None and self.files().get(FILES[0]))
+    @rule()
+    def validate(self) -> None:
+        """By nnU-Net's ``--val``."""
+        content = self.files()[FILES[0]]
+        assert content is not None
+        trainer = build_trainer(trainer_name(self.length))
+        maybe_load_checkpoint(trainer, False, True)
+        trainer.perform_actual_validation()
+        self.check_validation(*content)
+
+    @precondition(lambda self: self.trainer is None)
+    @rule()
+    def try_out(self) -> None:
+        """Train an epoch with nnU-Net's ``--disable_checkpointing``."""
+        before, record = self.files(), read_record(self.folder)
+        trainer = build_trainer(trainer_name(self.length))
+        trainer.disable_checkpointing = True
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(nnUNetTrainer, "run_training", lambda trainer: trainer.on_train_start())
+            if FILES[1] in before:
+                with pytest.raises(SystemExit):
+                    trainer.run_training()
+            else:
+                trainer.run_training()
+        assert (self.files(), read_record(self.folder)) == (before, record)
+
+    @rule(hours=strategies.sampled_from([-3, 2]))
+    def set_clock(self, hours: int) -> None:
+        self.offset += 3600 * hours
 
     @precondition(lambda self: self.is_in_epoch)
     @rule()
     def ask_to_finish(self) -> None:
         self.asked.add(self.run)
-        fold_claim.request_finish(self.folder)
+        processes.request_finish(self.folder)
 
     @precondition(lambda self: self.trainer and not self.is_in_epoch)
     @rule(is_better=strategies.booleans(), minutes=minutes)
@@ -407,10 +449,10 @@ class TrainingLife(RuleBasedStateMachine):
     @rule()
     def train_in_a_second_process(self) -> None:
         self.done.add("second")
-        claim = self.folder / fold_claim.CLAIM
+        claim = self.folder / processes.CLAIM
         own = claim.read_text()
-        claim.write_text(fold_claim.describe_process(os.getppid()))  # the first, to the second
-        with pytest.raises(Refusal), fold_claim.claimed(self.folder):
+        claim.write_text(processes.describe_process(os.getppid()))  # the first, to the second
+        with pytest.raises(Refusal), processes.claimed(self.folder):
             pass
         claim.write_text(own)
 

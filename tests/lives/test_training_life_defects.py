@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase
 
-from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, fold_claim, resuming_trainer
+from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, processes, resuming_trainer
 from nnunet_cpr.nnunet.averaged_weights import AveragedWeights
 from nnunet_cpr.nnunet.checkpoint_policy import CheckpointPolicy
 from nnunet_cpr.nnunet.fold_files import CHECKPOINTS
@@ -60,7 +60,7 @@ def read_error_is_taken_for_damage(patch: Patch) -> None:
 
 
 def two_processes_train_in_a_fold(patch: Patch) -> None:
-    patch.setattr(fold_claim, "_is_alive", lambda holder: False)
+    patch.setattr(processes, "_is_alive", lambda holder: False)
 
 
 def first_copy_is_not_read_back(patch: Patch) -> None:
@@ -100,10 +100,10 @@ def request_ends_with_its_process(patch: Patch) -> None:
     """0.3.0: a training that a signal ends after it was asked to finish goes on with ``--c``."""
 
     def is_requested(fold: Path) -> bool:
-        file = fold / fold_claim.REQUEST
-        return file.exists() and file.read_text() == fold_claim.describe_process(os.getpid())
+        file = fold / processes.REQUEST
+        return file.exists() and file.read_text() == processes.describe_process(os.getpid())
 
-    patch.setattr(fold_claim, "is_finish_requested", is_requested)
+    patch.setattr(processes, "is_finish_requested", is_requested)
 
 
 def finished_training_is_not_validated_again(patch: Patch) -> None:

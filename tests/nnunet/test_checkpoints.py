@@ -20,7 +20,7 @@ from nnunetv2.run.run_training import maybe_load_checkpoint
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr.cpr.algorithm import CPRSettings
-from nnunet_cpr.nnunet import checkpoints, fold_claim
+from nnunet_cpr.nnunet import checkpoints, processes
 from nnunet_cpr.nnunet.checkpoint_policy import SAVE_MINUTES, STARTED, CheckpointPolicy
 from nnunet_cpr.refusals import Refusal
 from tests.helpers.resume_cases import differences
@@ -253,15 +253,15 @@ def test_too_little_memory_for_the_copy_does_not_end_the_training(
 def test_second_process_in_a_fold_is_refused(space: Workspace, monkeypatch, capsys) -> None:
     folder = space.fold(CPR)
     folder.mkdir(parents=True)
-    (folder / fold_claim.CLAIM).write_text(fold_claim.describe_process(os.getppid()))
+    (folder / processes.CLAIM).write_text(processes.describe_process(os.getppid()))
     before = {path.name for path in folder.iterdir()}
     with pytest.raises(SystemExit):
         space.build(CPR, monkeypatch)
     assert f"process {os.getppid()} trains in {folder}; wait for it" in refusal(capsys)
     assert {path.name for path in folder.iterdir()} == before, "nnU-Net's loggers write and remove files"
-    (folder / fold_claim.CLAIM).unlink()
+    (folder / processes.CLAIM).unlink()
     trainer = space.build(CPR, monkeypatch)  # another process begins before this one has loaded its data
-    (folder / fold_claim.CLAIM).write_text(fold_claim.describe_process(os.getppid()))
+    (folder / processes.CLAIM).write_text(processes.describe_process(os.getppid()))
     temporary = folder / ".checkpoint_latest.1@host.tmp.pth"
     temporary.touch()
     capsys.readouterr()
@@ -269,21 +269,21 @@ def test_second_process_in_a_fold_is_refused(space: Workspace, monkeypatch, caps
         trainer.run_training()
     assert f"process {os.getppid()} trains in {folder}; wait for it" in refusal(capsys)
     assert temporary.exists()
-    for ended in (f"{fold_claim.describe_process(os.getpid())}1", "torn"):
-        (folder / fold_claim.CLAIM).write_text(ended)
-        with fold_claim.claimed(folder):
+    for ended in (f"{processes.describe_process(os.getpid())}1", "torn"):
+        (folder / processes.CLAIM).write_text(ended)
+        with processes.claimed(folder):
             pass
-    assert not (folder / fold_claim.CLAIM).exists()
+    assert not (folder / processes.CLAIM).exists()
 
 
 def test_claim_holds_when_the_clock_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Linux computes the time at which a process began from the present time."""
-    (tmp_path / fold_claim.CLAIM).write_text(fold_claim.describe_process(os.getppid()))
+    (tmp_path / processes.CLAIM).write_text(processes.describe_process(os.getppid()))
     began = psutil.Process.create_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda process: began(process) + 2)
-    assert fold_claim.running_process(tmp_path) is not None
+    assert processes.running_process(tmp_path) is not None
     with pytest.raises(Refusal):
-        fold_claim.refuse_if_claimed(tmp_path)
+        processes.refuse_if_claimed(tmp_path)
 
 
 def test_training_without_checkpoints_keeps_that_of_an_interrupted_one(
@@ -295,7 +295,7 @@ def test_training_without_checkpoints_keeps_that_of_an_interrupted_one(
     trainer.disable_checkpointing = True
     capsys.readouterr()
     with pytest.raises(SystemExit):
-        trainer.on_train_start()
+        trainer.run_training()
     assert f"--disable_checkpointing: would remove {latest}" in refusal(capsys)
     latest.unlink()
     monkeypatch.setattr(nnUNetTrainer, "on_train_start", lambda trainer: None)

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
-from nnunet_cpr.nnunet.interruption import Interruption
+from nnunet_cpr.nnunet.processes import Interruption
 from tests.helpers import ROOT
 from tests.helpers.resume_cases import differences
 from tests.helpers.workspace import Workspace

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import gzip
 import hashlib
 import json
 import shutil
@@ -15,8 +15,9 @@ import torch
 from nnunetv2.run.run_training import maybe_load_checkpoint
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
-from nnunet_cpr.nnunet import fold_claim
-from nnunet_cpr.nnunet.run_record import RunRecord, pretrained_weights, read_record, record_of
+from nnunet_cpr.nnunet import processes
+from nnunet_cpr.nnunet.run_record import RunRecord, read_record, record_of
+from nnunet_cpr.nnunet.seen_cases import describe_origin
 from nnunet_cpr.nnunet.tools import extend
 from tests.golden.tiny_trainer import build_trainer, nnunet_folders
 
@@ -126,7 +127,7 @@ def test_training_with_other_plans_is_not_continued(capsys: pytest.CaptureFixtur
 def test_finish_outlives_a_signal_and_a_killed_validation(capsys: pytest.CaptureFixture[str]) -> None:
     trainer, fold = begin(NAME)
     save(trainer, 4)
-    (fold / fold_claim.REQUEST).write_text("of a process that a signal has ended")
+    (fold / processes.REQUEST).write_text("of a process that a signal has ended")
     continued = continue_training(NAME)
     with pytest.raises(Exception, match=r"^$") as ended:
         continued.on_epoch_start()
@@ -144,7 +145,7 @@ def test_finish_outlives_a_signal_and_a_killed_validation(capsys: pytest.Capture
         continue_training(NAME)
     assert "was finished after 4 epochs; to train longer" in capsys.readouterr().err
     begin(NAME)  # anew
-    assert not (fold / fold_claim.REQUEST).exists()
+    assert not (fold / processes.REQUEST).exists()
 
 
 @pytest.mark.usefixtures("_folders")
@@ -179,7 +180,8 @@ def test_weights_that_have_seen_validation_cases_are_told(capsys: pytest.Capture
     seen = {"path": "/w.pth", "sha256": "0", "dataset": record.dataset, "trained_on": ["e"]}
     record.changed(fold, split={"train": ["c", "d"], "val": ["a", "b"]}, weights=seen)
     save(first, 9, "checkpoint_final.pth")
-    given = pretrained_weights(fold / "checkpoint_final.pth", "0" * 64)
+    given = describe_origin(fold / "checkpoint_final.pth", "0" * 64, "Dataset002_B", ["c", "d"])
+    assert given["seen"] == []  # equal ids of other data
     assert given["trained_on"] == ["c", "d", "e"] and given["dataset"] == fold.parents[1].name
     tuned = build_trainer("nnUNetTrainerSGD_preOne_9epochs_5iters")
     tuned.my_init_kwargs["nnunet_cpr_pretrained"] = {key: given[key] for key in ("path", "sha256")}
@@ -187,7 +189,25 @@ def test_weights_that_have_seen_validation_cases_are_told(capsys: pytest.Capture
     assert "trained on 1 of the 1 validation cases of this fold, such as d" in capsys.readouterr().err
     written = read_record(Path(tuned.output_folder))
     assert written is not None and written.leaked == ["d"]
-    assert dataclasses.replace(written, dataset="Dataset002_B").leaked == []  # equal ids of other data
+
+
+def test_weights_that_have_seen_equal_images_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under another id, in another data set, and compressed again."""
+    monkeypatch.setenv("nnUNet_raw", str(tmp_path))
+    images = {"Dataset001_A": {"a": b"1", "b": b"2"}, "Dataset002_B": {"x": b"2", "y": b"3", "a": b"4"}}
+    for number, (dataset, cases) in enumerate(images.items()):
+        (tmp_path / dataset / "imagesTr").mkdir(parents=True)
+        described = {"file_ending": ".nii.gz", "numTraining": len(cases)}
+        (tmp_path / dataset / "dataset.json").write_text(json.dumps(described))
+        for case, content in cases.items():
+            file = tmp_path / dataset / "imagesTr" / f"{case}_0000.nii.gz"
+            file.write_bytes(gzip.compress(content, mtime=number))
+    for dataset, split in (("Dataset001_A", ["a", "b"]), ("Dataset003_Gone", ["x"])):
+        RunRecord(dataset=dataset, split={"train": split, "val": []}).write(tmp_path)
+        given = describe_origin(tmp_path / "w.pth", "0", "Dataset002_B", ["a", "x", "y"])
+        assert given["seen"] == (["x"] if dataset == "Dataset001_A" else [])
 
 
 @pytest.mark.usefixtures("_folders")

@@ -20,13 +20,13 @@ import torch
 
 from nnunet_cpr.nnunet.fold_files import RESOURCES
 from nnunet_cpr.nnunet.processes import StopRequest
+from nnunet_cpr.nnunet.run_record import RunRecord
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies.state import (
     Stage,
     StudyPaths,
     add_seconds,
     claim,
-    record_epochs,
     record_process,
     state_of,
     stop_command,
@@ -256,17 +256,19 @@ def test_time_that_is_no_number_is_unknown(
     assert time_left({run: states[0], replace(run, fold=1): states[1]}, 1) is None
 
 
-@pytest.mark.parametrize(("trained", "shown"), [(3, "3/10"), (10, "10/10")])
+@pytest.mark.parametrize(
+    ("trained", "planned", "shown"), [(3, 10, "3/10"), (None, 10, "10/10"), (None, 30, "30/30")]
+)
 def test_training_that_was_ended_early_shows_its_epochs(
-    run: Run, paths: StudyPaths, trained: int, shown: str
+    run: Run, paths: StudyPaths, trained: int | None, planned: int, shown: str
 ) -> None:
+    """By its record; a class may have a length of its own."""
     run = replace(run, trainer="nnUNetTrainerCPR_anytime_10epochs")
     folder = run.folder(paths.results)
     (folder / "validation").mkdir(parents=True)
     finish(folder)
-    write_log(folder, {epoch: (0.5, 0.5, 0.5, 2.0) for epoch in range(trained)})
     add_seconds(folder, 6.0)
-    record_epochs(run, folder)
+    RunRecord(training={"epochs": planned}, finished_after=trained).write(folder)
     state = state_of(run, paths)
     assert (state.progress, state.seconds) == (shown, 6.0)
     assert steps_left(run, state) == 0

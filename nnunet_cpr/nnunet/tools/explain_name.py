@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
 import io
 import tempfile
 import warnings
@@ -13,9 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from nnunetv2.utilities.label_handling.label_handling import determine_num_input_channels
-from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
-from torch import Tensor, nn
+from torch import nn
 
 from nnunet_cpr.environment import changed_environment
 from nnunet_cpr.names import WrongName
@@ -26,40 +23,6 @@ from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.classes import find_trainer, name_with_cpr
 from nnunet_cpr.optimizers import fused_step
 from nnunet_cpr.refusals import Refusal
-
-
-def network_shapes(
-    trainer: str, plans: dict[str, Any], dataset: dict[str, Any], configuration: str
-) -> dict[str, Tensor] | None:
-    """Return the ``state_dict`` of the network that a trainer builds, with random values.
-
-    Args:
-        trainer: class name of the trainer.
-        plans: content of nnU-Net's plans.
-        dataset: content of ``dataset.json``.
-        configuration: one of the plans' configurations.
-
-    Returns:
-        The weights by name; None if the trainer of another package cannot build its network here.
-    """
-    build = find_trainer(trainer).build_network_architecture
-    manager = PlansManager(plans)
-    chosen = manager.get_configuration(configuration)
-    described: tuple[Any, ...] = (manager, chosen)
-    if "plans_manager" not in inspect.signature(build).parameters:  # nnU-Net's older signature
-        described = (
-            chosen.network_arch_class_name,
-            chosen.network_arch_init_kwargs,
-            chosen.network_arch_init_kwargs_req_import,
-        )
-    channels = determine_num_input_channels(manager, chosen, dataset)
-    heads = manager.get_label_manager(dataset).num_segmentation_heads
-    try:
-        network = build(*described, channels, heads, True)  # with deep supervision
-    except Exception:  # it can fail in any way, such as without a GPU; its training checks the weights
-        return None
-    return dict(network.state_dict())
-
 
 _PLANS: dict[str, Any] = {
     "dataset_name": "Dataset000_None",

@@ -17,8 +17,8 @@ from nnunet_cpr.nnunet import fold_files
 from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.checkpoint_policy import FINISHED, read_checkpoints
 from nnunet_cpr.nnunet.classes import find_trainer, resolve_settings, search
-from nnunet_cpr.nnunet.fold_claim import is_of_this_machine, running_process
 from nnunet_cpr.nnunet.history import CSV_NAME
+from nnunet_cpr.nnunet.processes import is_of_this_machine, running_process
 from nnunet_cpr.nnunet.resolved_trainer import FOLLOWED
 from nnunet_cpr.nnunet.run_record import read_record
 from nnunet_cpr.nnunet.tools.explain_name import build_without_data
