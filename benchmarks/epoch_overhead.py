@@ -19,6 +19,7 @@ from rich.table import Table
 from benchmarks.limits import CheckOption, Limit, check_limits
 from benchmarks.measure import machine
 from benchmarks.train_step import Iteration, set_environment
+from nnunet_cpr.nnunet.base_trainer import parts_of
 
 TRAINER = "nnUNetTrainerCPR_ws1"
 AIM, MAXIMUM = 50.0, 75.0
@@ -49,22 +50,24 @@ class Epochs:
         finally:
             nnUNetTrainer.on_train_start = start
         trainer.num_epochs = 10 * epochs
-        trainer.history.append(0, trainer.cpr)
+        history = parts_of(trainer).progress.history
+        assert history is not None
+        history.append(0, trainer.cpr)
         for epoch in range(1, epochs):
-            values = (getattr(trainer.history, name)[0] for name in ("measure", "kappa", "multiplier"))
-            trainer.history.add(epoch, 250 * epoch, *values)
+            values = (getattr(history, name)[0] for name in ("measure", "kappa", "multiplier"))
+            history.add(epoch, 250 * epoch, *values)
         for key, logged in trainer.logger.get_checkpoint().items():
             is_list = key == "dice_per_class_or_region"
             logged[:] = [2 * [np.float64(0.5)] if is_list else np.float32(0.5)] * epochs
         trainer.current_epoch = epochs
-        self._trainer = trainer
+        self._trainer, self._parts = trainer, parts_of(trainer)
 
     def run(self) -> tuple[float, float]:
         """End an epoch and return the seconds of its metrics and history, and of the state's copy."""
         begin = time.perf_counter()
-        self._trainer._record_epoch()
+        self._parts.progress.end_epoch()
         recorded = time.perf_counter()
-        self._trainer._keep_start_of_epoch()
+        self._parts.saves.keep_start_of_epoch()
         end = time.perf_counter()
         for logged in self._trainer.logger.get_checkpoint().values():
             del logged[self._trainer.current_epoch :]
@@ -73,7 +76,7 @@ class Epochs:
     def write(self) -> float:
         """Write the copy as at SIGTERM and return the seconds."""
         begin = time.perf_counter()
-        self._trainer.checkpoint_policy.end()
+        self._parts.saves.policy.end()
         return time.perf_counter() - begin
 
 

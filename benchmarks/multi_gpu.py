@@ -31,6 +31,7 @@ TRAINERS = f'''
 import torch
 
 from nnunet_cpr.names.trainer_name import parse_trainer_name
+from nnunet_cpr.nnunet.base_trainer import parts_of
 from nnunet_cpr.nnunet.trainer import nnUNetTrainerAdamCPR, nnUNetTrainerCPR
 
 
@@ -41,7 +42,7 @@ class Watched:
         held = {{
             "network": self.network.state_dict(),
             "cpr": self.cpr.state_dict(),
-            "writes_history": self.history is not None,
+            "writes_history": parts_of(self).progress.history is not None,
         }}
         torch.save(held, f"{{self.output_folder}}/rank_{{self.local_rank}}.pth")
         super().on_train_end()

@@ -1,13 +1,12 @@
 """Adam with CPR, as in the paper's BTCV, Heart and BraTS runs."""
 
 from nnunet_cpr.names.trainer_name import TrainerName
-from nnunet_cpr.nnunet.base_trainer import ADAM_BETAS
+from nnunet_cpr.nnunet.base_trainer import ADAM_BETAS, NamedTrainer, fuses_steps
 from nnunet_cpr.nnunet.classes import with_suffixes
-from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
 from nnunet_cpr.optimizers import AdamCPR
 
 
-class nnUNetTrainerAdamCPR(CPRTrainer):
+class nnUNetTrainerAdamCPR(NamedTrainer):
     """Adam with CPR, as in the paper's BTCV, Heart and BraTS runs."""
 
     settings = TrainerName("nnUNetTrainerAdamCPR")
@@ -17,7 +16,7 @@ class nnUNetTrainerAdamCPR(CPRTrainer):
             self.network,
             self.initial_lr,
             betas=ADAM_BETAS,
-            fused=self.is_step_fused,
+            fused=fuses_steps(self),
             **self.cpr_settings,
         )
 

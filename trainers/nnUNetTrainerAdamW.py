@@ -3,7 +3,7 @@
 import torch
 
 from nnunet_cpr.names.trainer_name import TrainerName
-from nnunet_cpr.nnunet.base_trainer import ADAM_BETAS, NamedTrainer
+from nnunet_cpr.nnunet.base_trainer import ADAM_BETAS, NamedTrainer, fuses_steps
 from nnunet_cpr.nnunet.classes import with_suffixes
 from nnunet_cpr.optimizers import FusedAdam
 from nnunet_cpr.optimizers.groups import keep_fused
@@ -17,7 +17,7 @@ class nnUNetTrainerAdamW(NamedTrainer):
     def build_optimizer(self):
         if self.baseline is not None:
             return FusedAdam(
-                self.network.parameters(), self.initial_lr, betas=ADAM_BETAS, fused=self.is_step_fused
+                self.network.parameters(), self.initial_lr, betas=ADAM_BETAS, fused=fuses_steps(self)
             )
         optimizer = torch.optim.AdamW(
             self.network.parameters(),

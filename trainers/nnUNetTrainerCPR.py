@@ -1,12 +1,12 @@
 """nnU-Net's SGD with CPR in place of weight decay."""
 
 from nnunet_cpr.names.trainer_name import TrainerName
+from nnunet_cpr.nnunet.base_trainer import NamedTrainer, fuses_steps
 from nnunet_cpr.nnunet.classes import with_suffixes
-from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
 from nnunet_cpr.optimizers import SGDCPR
 
 
-class nnUNetTrainerCPR(CPRTrainer):
+class nnUNetTrainerCPR(NamedTrainer):
     """nnU-Net's SGD with CPR in place of weight decay."""
 
     settings = TrainerName("nnUNetTrainerCPR")
@@ -16,7 +16,7 @@ class nnUNetTrainerCPR(CPRTrainer):
             self.network,
             self.initial_lr,
             momentum=self.training.momentum,
-            fused=self.is_step_fused,
+            fused=fuses_steps(self),
             **self.cpr_settings,
         )
 

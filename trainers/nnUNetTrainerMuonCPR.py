@@ -3,12 +3,12 @@
 from typing import ClassVar
 
 from nnunet_cpr.names.trainer_name import TrainerName
+from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.classes import with_suffixes
-from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
 from nnunet_cpr.optimizers import MuonCPR
 
 
-class nnUNetTrainerMuonCPR(CPRTrainer):
+class nnUNetTrainerMuonCPR(NamedTrainer):
     """Muon with CPR in place of weight decay."""
 
     settings = TrainerName("nnUNetTrainerMuonCPR")

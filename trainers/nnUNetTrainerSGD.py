@@ -3,7 +3,7 @@
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr.names.trainer_name import TrainerName
-from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from nnunet_cpr.nnunet.base_trainer import NamedTrainer, fuses_steps
 from nnunet_cpr.nnunet.classes import with_suffixes
 from nnunet_cpr.optimizers import FusedSGD
 
@@ -14,7 +14,7 @@ class nnUNetTrainerSGD(NamedTrainer):
     settings = TrainerName("nnUNetTrainerSGD")
 
     def build_optimizer(self):
-        if self.baseline is None and not self.is_step_fused:
+        if self.baseline is None and not fuses_steps(self):
             return nnUNetTrainer.configure_optimizers(self)[0]
         return FusedSGD(
             self.network.parameters(),
@@ -22,7 +22,7 @@ class nnUNetTrainerSGD(NamedTrainer):
             momentum=self.training.momentum,
             nesterov=True,
             weight_decay=self.weight_decay,
-            fused=self.is_step_fused,
+            fused=fuses_steps(self),
         )
 
 

@@ -2,11 +2,11 @@
 
 from nnunet_cpr.cpr.algorithm import CPR
 from nnunet_cpr.names.trainer_name import TrainerName
+from nnunet_cpr.nnunet.base_trainer import NamedTrainer
 from nnunet_cpr.nnunet.classes import with_suffixes
-from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
 
 
-class nnUNetTrainerTimmCPR(CPRTrainer):
+class nnUNetTrainerTimmCPR(NamedTrainer):
     """An optimizer of timm with CPR in place of weight decay."""
 
     settings = TrainerName("nnUNetTrainerTimmCPR")

@@ -142,7 +142,7 @@ def record_run(run: Run, paths: StudyPaths) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    from nnunet_cpr.nnunet.pretrained import sha256  # imports torch
+    from nnunet_cpr.nnunet.parts.weights import sha256  # imports torch
 
     weights, plans = run.weights(paths.results), {}
     if paths.preprocessed is not None:
@@ -237,7 +237,7 @@ def _other_record(fold: Path, weights: Path, expected: dict[Path, str]) -> str:
         weights: file with the weights, which need not exist any more.
         expected: hash of each file, else that of the first run that began with it; completed here.
     """
-    from nnunet_cpr.nnunet.pretrained import sha256  # imports torch
+    from nnunet_cpr.nnunet.parts.weights import sha256  # imports torch
 
     record = record_of(fold).weights
     if record is None:

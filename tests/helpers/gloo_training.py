@@ -20,6 +20,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from nnunet_cpr import demo
+from nnunet_cpr.nnunet.base_trainer import parts_of
 
 
 class CPUDistributedDataParallel(DistributedDataParallel):
@@ -73,7 +74,7 @@ def train(rank: int, processes: int, states: Path, trainer: str, plans: str, opt
     held = {
         "network": this.network.module.state_dict(),
         "optimizer": this.optimizer.state_dict(),
-        "writes_history": this.history is not None,
+        "writes_history": parts_of(this).progress.history is not None,
         "logged": {key: this.logger.get_value(key, None) for key in ("train_losses", "cpr_active")},
         "batch_size": this.batch_size,
     }

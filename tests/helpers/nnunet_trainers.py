@@ -15,7 +15,7 @@ from nnunetv2.training.nnUNetTrainer.variants.lr_schedule.nnUNetTrainer_warmup i
     nnUNetTrainer_warmup,
 )
 
-from nnunet_cpr.nnunet import cpr_trainer
+from nnunet_cpr.nnunet.parts import progress
 
 OTHER_PROJECTS = '''
 """Trainers in the style of MedNeXt, U-Mamba and others."""
@@ -243,7 +243,7 @@ def make_small(patch: pytest.MonkeyPatch) -> None:
     for size in primus._PRIMUS_CONFIGS.values():
         for key, value in small.items():
             patch.setitem(size, key, value)
-    patch.setattr(cpr_trainer, "draw_progress", lambda history: None)
+    patch.setattr(progress, "draw_progress", lambda history: None)
     patch.setattr(nnUNetTrainer, "perform_actual_validation", lambda self, save_probabilities: None)
 
 

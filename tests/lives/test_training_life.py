@@ -29,9 +29,11 @@ from nnunetv2.training.nnUNetTrainer import nnUNetTrainer as nnunet_module
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr import files
-from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, processes, resuming_trainer
-from nnunet_cpr.nnunet.averaged_weights import TRAINING_WEIGHTS
-from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, moments, processes
+from nnunet_cpr.nnunet.base_trainer import parts_of
+from nnunet_cpr.nnunet.parts import part
+from nnunet_cpr.nnunet.parts.average import TRAINING_WEIGHTS
+from nnunet_cpr.nnunet.parts.saves import Finished
 from nnunet_cpr.nnunet.run_record import read_record
 from nnunet_cpr.nnunet.tools.extend import extend_model
 from nnunet_cpr.refusals import Refusal
@@ -82,14 +84,20 @@ def state_of(trainer: Any) -> Any:
     """Return the averaged weights, the states of optimizer and CPR, and the weights that train."""
     optimizer = trainer.optimizer.state_dict()
     parts = optimizer["state"], optimizer["cpr"]["state"], optimizer[TRAINING_WEIGHTS]
-    return copy.deepcopy([*map(dict, (trainer.network.state_dict(), *parts))])
+    averaged = parts_of(trainer).average.weights
+    assert averaged is not None
+    return copy.deepcopy([*map(dict, (averaged.network.state_dict(), *parts))])
+
+
+def step_on_given_gradients(trainer: Any, batch: Any) -> None:
+    set_gradients(trainer, batch["number"])
+    trainer.optimizer.step()
 
 
 def take_step(trainer: Any, epoch: int, step: int) -> None:
     if step == 0:
         trainer.on_train_epoch_start()
-    set_gradients(trainer, STEPS * epoch + step)
-    trainer.optimizer.step()
+    trainer.train_step({"number": STEPS * epoch + step})
     if step == STEPS - 1:
         trainer.on_train_epoch_end([{"loss": np.float32(0.5)}])
 
@@ -121,9 +129,11 @@ class TrainingLife(RuleBasedStateMachine):
         self.patch.setattr(checkpoint_policy, "time", clock)
         self.patch.setattr(nnunet_module, "time", clock.time)
         self.patch.setattr(nnUNetTrainer, "on_train_start", lambda trainer: None)
+        self.patch.setattr(nnUNetTrainer, "train_step", step_on_given_gradients)
         self.patch.setattr(nnUNetTrainer, "perform_actual_validation", lambda *_: None)
         self.said: list[str] = []
-        self.patch.setattr(NamedTrainer, "_warn", lambda _, message: self.said.append(message))
+        for module in (part, moments):
+            self.patch.setattr(module, "warn", lambda _, message: self.said.append(message))
         self.trainer: Any = None
         self.length = EPOCHS
         self.finished: dict[int, int] = {}  # epochs of a training that was ended early
@@ -169,6 +179,8 @@ class TrainingLife(RuleBasedStateMachine):
         states = []
         for epoch in range(LONGEST + 1):
             states.append(state_of(trainer))
+            if epoch < LONGEST:
+                trainer.on_epoch_start()
             for step in range(STEPS if epoch < LONGEST else 0):
                 take_step(trainer, epoch, step)
             trainer.current_epoch += 1
@@ -254,7 +266,7 @@ class TrainingLife(RuleBasedStateMachine):
         if epochs < self.length:
             self.begin(trainer, setup)
             assert not differences(state_of(trainer), self.expected(run, epochs))
-            assert [*trainer.history.epochs] == [*range(epochs)]
+            assert [*parts_of(trainer).progress.history.epochs] == [*range(epochs)]
             if is_final:  # only its validation is left
                 self.begin_epoch()
                 assert self.trainer is None
@@ -271,7 +283,7 @@ class TrainingLife(RuleBasedStateMachine):
     def begin_epoch(self) -> None:
         try:
             self.trainer.on_epoch_start()
-        except resuming_trainer._Finished:  # which run_training takes for the end
+        except Finished:  # which run_training takes for the end
             self.end_training(self.trainer.current_epoch)
             return
         self.is_in_epoch = True
@@ -410,8 +422,8 @@ class TrainingLife(RuleBasedStateMachine):
     def signal(self) -> None:
         """Lose the running epoch only, which lasts until the next one begins."""
         run, epochs = self.run, self.trainer.current_epoch
-        kept = self.trainer.checkpoint_policy.copied_epochs
-        self.trainer.checkpoint_policy.end()
+        kept = parts_of(self.trainer).saves.policy.copied_epochs
+        parts_of(self.trainer).saves.policy.end()
         if self.is_in_epoch:
             assert self.newest() == (run, epochs)
         elif kept is not None:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import Phase
 
-from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, processes, resuming_trainer
-from nnunet_cpr.nnunet.averaged_weights import AveragedWeights
+from nnunet_cpr.nnunet import checkpoint_policy, checkpoints, processes
 from nnunet_cpr.nnunet.checkpoint_policy import CheckpointPolicy
 from nnunet_cpr.nnunet.fold_files import CHECKPOINTS
+from nnunet_cpr.nnunet.parts import saves
+from nnunet_cpr.nnunet.parts.average import Average
 from nnunet_cpr.nnunet.tools import extend
 from nnunet_cpr.refusals import Refusal, RefusedItem
 from tests.lives.test_training_life import TrainingLife, play
@@ -44,7 +45,7 @@ def first_epoch_counts_as_infinitely_new(patch: Patch) -> None:
 
 def start_of_the_training_is_not_known(patch: Patch) -> None:
     """Continue an old training in whose folder another one was started."""
-    patch.setattr(checkpoint_policy, "_started", lambda checkpoint: None)
+    patch.setattr(checkpoint_policy, "start_of", lambda checkpoint: None)
 
 
 def read_error_is_taken_for_damage(patch: Patch) -> None:
@@ -89,11 +90,14 @@ def copy_is_not_renewed(patch: Patch) -> None:
 
 
 def weights_that_train_are_not_saved(patch: Patch) -> None:
-    patch.setattr(AveragedWeights, "load_state_dict", lambda averaged, state_dict: None)
+    def restore(average: Any, checkpoint: Any) -> None:
+        average._begin().steps = checkpoint["optimizer_state"]["training_weights"]["steps"]
+
+    patch.setattr(Average, "restore", restore)
 
 
-def averaged_weights_stay_beside(patch: Patch) -> None:
-    patch.setattr(AveragedWeights, "use_averaged", lambda averaged: None)
+def averaged_weights_are_not_bound(patch: Patch) -> None:
+    patch.setattr(Average, "bind", lambda average: None)
 
 
 def request_ends_with_its_process(patch: Patch) -> None:
@@ -108,7 +112,7 @@ def request_ends_with_its_process(patch: Patch) -> None:
 
 def finished_training_is_not_validated_again(patch: Patch) -> None:
     """0.3.0: ``--c`` is refused after ``finish``, also if the validation was killed."""
-    patch.setattr(resuming_trainer, "_is_validated", lambda fold: True)
+    patch.setattr(saves, "is_validated", lambda fold: True)
 
 
 def extension_has_no_history(patch: Patch) -> None:
@@ -116,13 +120,13 @@ def extension_has_no_history(patch: Patch) -> None:
 
 
 def average_begins_its_window_again(patch: Patch) -> None:
-    load = AveragedWeights.load_state_dict
+    restore = Average.restore
 
-    def load_without_steps(averaged: Any, state_dict: Any) -> None:
-        load(averaged, state_dict)
-        averaged._steps.zero_()
+    def restore_without_steps(average: Any, checkpoint: Any) -> None:
+        restore(average, checkpoint)
+        average.weights.steps = 0
 
-    patch.setattr(AveragedWeights, "load_state_dict", load_without_steps)
+    patch.setattr(Average, "restore", restore_without_steps)
 
 
 def finished_training_is_continued(patch: Patch) -> None:
@@ -161,7 +165,7 @@ def read_in_order(fold: Path, report: Any) -> Any:
         files_outside_the_fold_restart_the_interval,
         copy_is_not_renewed,
         weights_that_train_are_not_saved,
-        averaged_weights_stay_beside,
+        averaged_weights_are_not_bound,
         request_ends_with_its_process,
         finished_training_is_not_validated_again,
         extension_has_no_history,

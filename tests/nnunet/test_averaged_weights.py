@@ -12,7 +12,8 @@ from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from torch import nn
 
-from nnunet_cpr.nnunet.averaged_weights import TRAINING_WEIGHTS, AveragedWeights
+from nnunet_cpr.nnunet.base_trainer import parts_of
+from nnunet_cpr.nnunet.parts.average import TRAINING_WEIGHTS, AveragedWeights
 from tests.golden.tiny_trainer import build_trainer, nnunet_folders, set_gradients
 from tests.helpers import ROOT
 from tests.helpers.resume_cases import differences
@@ -55,17 +56,13 @@ def test_average_has_the_window_of_its_documentation(decay: float) -> None:
     averaged = AveragedWeights(network, decay)
     states = []
     for step in range(60):
-        averaged.use_training()
         network(torch.randn(3, 1, 2, 2)).square().sum().backward()
         optimizer.step()
-        averaged.update()
+        averaged.update(network)
         states.append({key: value.clone() for key, value in network.state_dict().items()})
-        averaged.use_averaged()
-        averaged.use_averaged()  # a second call changes nothing
         expected = averages(states, decay)
-        for name, value in network.state_dict().items():
+        for name, value in averaged.network.state_dict().items():
             torch.testing.assert_close(value.double(), expected[name], rtol=1e-5, atol=1e-6)
-        assert not differences(averaged.state_dict()["weights"], states[-1])
         assert averaged.steps == step + 1
 
 
@@ -134,7 +131,7 @@ def test_each_step_is_averaged_once(other: str, tmp_path: Path, monkeypatch: pyt
         trainer.on_train_epoch_start()
         set_gradients(trainer, 0)
         trainer.optimizer.step()
-    assert trainer.averaged_weights.steps == 1
+    assert parts_of(trainer).average.weights.steps == 1
 
 
 def test_optimizer_or_schedule_replaced_in_the_training_is_refused(
@@ -155,6 +152,7 @@ def test_optimizer_or_schedule_replaced_in_the_training_is_refused(
                 "num_epochs": 3,
             }
             setattr(trainer, attribute, replaced[attribute])
+            trainer.on_epoch_start()
             with pytest.raises(SystemExit):
-                trainer.on_train_epoch_start()
+                trainer.train_step({})
             assert said in capsys.readouterr().err

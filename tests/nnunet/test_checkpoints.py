@@ -21,6 +21,7 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr.cpr.algorithm import CPRSettings
 from nnunet_cpr.nnunet import checkpoints, processes
+from nnunet_cpr.nnunet.base_trainer import parts_of
 from nnunet_cpr.nnunet.checkpoint_policy import SAVE_MINUTES, STARTED, CheckpointPolicy
 from nnunet_cpr.refusals import Refusal
 from tests.helpers.resume_cases import differences
@@ -148,20 +149,20 @@ def test_copied_state_is_what_a_checkpoint_has(
     space: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     trainer = space.build(CPR, monkeypatch)
-    trainer.checkpoint_policy.begin(space.fold(CPR))
+    parts_of(trainer).saves.policy.begin(space.fold(CPR))
     trainer.current_epoch = 3
     for p in trainer.network.parameters():
         p.grad = torch.ones_like(p)
     trainer.optimizer.step()
     for _ in range(2):  # the second time into the same memory
-        trainer._keep_start_of_epoch()
+        parts_of(trainer).saves.keep_start_of_epoch()
     expected = tmp_path / "expected.pth"
     trainer.current_epoch = 2  # nnU-Net stores the next one
     trainer.save_checkpoint(str(expected))
     trainer.current_epoch = 3
     trainer.optimizer.step()  # not in the state that was kept
-    assert trainer.checkpoint_policy.copied_epochs == trainer.current_epoch == 3
-    assert trainer.checkpoint_policy.end() == (
+    assert parts_of(trainer).saves.policy.copied_epochs == trainer.current_epoch == 3
+    assert parts_of(trainer).saves.policy.end() == (
         "wrote fold_0/checkpoint_latest.pth (start of epoch 3); continue with --c"
     )
     path = space.fold(CPR) / "checkpoint_latest.pth"
@@ -224,16 +225,16 @@ def test_trainer_whose_checkpoints_cannot_be_continued_is_told_at_once(
 ) -> None:
     trainer = space.build(CPR, monkeypatch)
     trainer.my_init_kwargs["folder"] = Path("weights")
-    trainer.checkpoint_policy.begin(space.fold(CPR))
+    parts_of(trainer).saves.policy.begin(space.fold(CPR))
     capsys.readouterr()
-    monkeypatch.setattr(trainer.checkpoint_policy, "_interval", 0)
+    monkeypatch.setattr(parts_of(trainer).saves.policy, "_interval", 0)
     for _ in range(2):
-        trainer._keep_start_of_epoch()
+        parts_of(trainer).saves.keep_start_of_epoch()
     said = refusal(capsys)
     assert "cannot be continued with --c" in said and "pathlib" in said
-    assert trainer.checkpoint_policy.copied_epochs is None
+    assert parts_of(trainer).saves.policy.copied_epochs is None
     trainer.save_checkpoint(str(space.fold(CPR) / "checkpoint_best.pth"))  # nnU-Net's saves go on
-    assert "checkpoint_best.pth has the end of epoch" in trainer.checkpoint_policy.end()
+    assert "checkpoint_best.pth has the end of epoch" in parts_of(trainer).saves.policy.end()
 
 
 def test_too_little_memory_for_the_copy_does_not_end_the_training(
@@ -245,9 +246,11 @@ def test_too_little_memory_for_the_copy_does_not_end_the_training(
     trainer = space.build(CPR, monkeypatch)
     capsys.readouterr()
     monkeypatch.setattr(nnUNetTrainer, "save_checkpoint", fail)
-    trainer._keep_start_of_epoch()
+    parts_of(trainer).saves.keep_start_of_epoch()
     assert "too little memory for a copy of the state" in refusal(capsys)
-    assert trainer.checkpoint_policy.end() == "ended without writing a checkpoint; continue with --c"
+    assert (
+        parts_of(trainer).saves.policy.end() == "ended without writing a checkpoint; continue with --c"
+    )
 
 
 def test_second_process_in_a_fold_is_refused(space: Workspace, monkeypatch, capsys) -> None:
@@ -301,7 +304,7 @@ def test_training_without_checkpoints_keeps_that_of_an_interrupted_one(
     monkeypatch.setattr(nnUNetTrainer, "on_train_start", lambda trainer: None)
     trainer.on_train_start()
     ended = "ended without a checkpoint, as --disable_checkpointing asks"
-    assert trainer.checkpoint_policy.end() == ended
+    assert parts_of(trainer).saves.policy.end() == ended
 
 
 def test_arguments_of_nnunets_main_branch_are_accepted(space: Workspace, put, monkeypatch) -> None:

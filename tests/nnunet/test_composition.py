@@ -14,10 +14,8 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.run_name import RunName
 from nnunet_cpr.names.trainer_name import parse_name
-from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from nnunet_cpr.nnunet.base_trainer import NamedTrainer, kept_names, other_trainer, parts_of
 from nnunet_cpr.nnunet.classes import find_trainer, resolve_settings
-from nnunet_cpr.nnunet.cpr_trainer import CPRTrainer
-from nnunet_cpr.nnunet.guarded_trainer import kept_names
 from nnunet_cpr.nnunet.trainer import trainer_class
 from tests.helpers import ROOT
 from tests.helpers.nnunet_trainers import NNUNET, NOT_TO_COMBINE, OTHER_PROJECTS, name_on
@@ -87,7 +85,7 @@ def _searched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_trainer_of_nnunet_has_one_name_with_cpr(other: str) -> None:
     found = trainer_class(name_on(other, "_ws50"))
     assert found is not None and issubclass(found, (NamedTrainer, NNUNET[other]))
-    assert found.other_trainer() is NNUNET[other]
+    assert other_trainer(found) is NNUNET[other]
     assert found.build_network_architecture is NNUNET[other].build_network_architecture
     if name_on(other).startswith("nnUNetTrainerAttachCPR"):
         right = f"builds an optimizer of its own; use nnUNetTrainerAttachCPR_ws50_on_{other}"
@@ -278,8 +276,8 @@ def test_attributes_of_other_trainers_keep_their_meaning(
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in ("cpr", "history", "_warn") else pytest.mark.slow)
-        for name in sorted(kept_names(CPRTrainer))
+        pytest.param(name, marks=[] if name in ("cpr", "training") else pytest.mark.slow)
+        for name in sorted(kept_names(NamedTrainer))
     ],
 )
 def test_names_of_this_package_on_a_trainer_are_refused(
@@ -298,7 +296,7 @@ def test_names_of_this_package_on_a_trainer_are_refused(
         setattr(built, name, True)
     assert refused in capsys.readouterr().err
 
-    monkeypatch.setattr(type(built).other_trainer(), name, True, raising=False)
+    monkeypatch.setattr(other_trainer(type(built)), name, True, raising=False)
     with pytest.raises(SystemExit):
         workspace.build("nnUNetTrainerCPR_ws5_3epochs_on_nnUNetTrainerTaking", monkeypatch)
     assert refused in capsys.readouterr().err
@@ -308,10 +306,16 @@ def test_optimizer_that_is_replaced_later_is_refused(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     built = workspace.build("nnUNetTrainerCPR_on_nnUNetTrainerUMambaLike", monkeypatch)
-    built.on_train_epoch_start()
+    monkeypatch.setattr(nnUNetTrainer, "on_train_start", lambda trainer: None)
+    monkeypatch.setattr(type(built), "train_step", lambda trainer, batch: None)
+    built.on_train_start()
+    built.on_epoch_start()
+    built.train_step({})
     built.optimizer = torch.optim.SGD(built.network.parameters(), 0.1)
+    built.current_epoch += 1
+    built.on_epoch_start()
     with pytest.raises(SystemExit):
-        built.on_train_epoch_start()
+        built.train_step({})
     assert "SGD in place of SGDCPR" in capsys.readouterr().err
 
 
@@ -324,7 +328,7 @@ def test_trainer_with_files_beside_a_checkpoint_saves_as_it_does(
     names = {"checkpoint_best.pth", "checkpoint_best_ema.pth"}
     assert {path.name for path in tmp_path.glob("*.pth")} == names
     built.on_epoch_start()
-    assert built.checkpoint_policy.copied_epochs is None  # the file beside it would be missing
+    assert parts_of(built).saves.policy.copied_epochs is None  # the file beside it would be missing
 
 
 def test_hand_written_class_keeps_its_settings_unless_named(

@@ -11,7 +11,7 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from nnunet_cpr.cpr.bounds import KappaWS
 from nnunet_cpr.names.trainer_name import parse_trainer_name
-from nnunet_cpr.nnunet.resolved_trainer import FOLLOWED
+from nnunet_cpr.nnunet.parts.settings import FOLLOWED
 from tests.golden.tiny_trainer import build_trainer, nnunet_folders
 
 SHORT = "nnUNetTrainerAdamCPR_20epochs"  # 5,000 steps

@@ -16,7 +16,7 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
-from nnunet_cpr.nnunet.resolved_trainer import FOLLOWED
+from nnunet_cpr.nnunet.parts.settings import FOLLOWED
 from nnunet_cpr.nnunet.tools.extend import extend_model, with_epochs
 from nnunet_cpr.refusals import Refusal
 from tests.golden.tiny_trainer import build_trainer, nnunet_folders

@@ -10,6 +10,7 @@ import pytest
 import torch
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
+from nnunet_cpr.nnunet.base_trainer import parts_of
 from nnunet_cpr.nnunet.history import History
 from tests.golden.goldens import DATA
 from tests.golden.tiny_trainer import (
@@ -111,13 +112,13 @@ def test_overflows_change_nothing_and_nothing_is_read(name: str, scaled: None) -
         overflows = (1, 2, 5) if len(iterations) == 8 else ()
         assert take_steps(trainer, iterations, overflows) == 0
         results.append([p.detach().clone() for p in trainer.network.parameters()])
-        if trainer.averaged_weights is not None:
-            assert trainer.averaged_weights.steps == 5
-            trainer.averaged_weights.use_averaged()
-            results[-1] += [p.detach().clone() for p in trainer.network.parameters()]
+        parts = parts_of(trainer)
+        if (averaged := parts.average.weights) is not None:
+            assert averaged.steps == 5
+            results[-1] += [p.detach().clone() for p in averaged.network.parameters()]
         if "CPR" in name:
             assert trainer.cpr.step_count == 5 and trainer.cpr.kappa.isfinite().all()
-            assert isinstance(trainer.history, History)
+            assert isinstance(parts.progress.history, History)
     assert not differences(*results)
 
 
@@ -138,20 +139,20 @@ def test_lengths_in_steps_are_refused_where_iterations_are_no_steps(
     folders = os.pathsep.join([str(tmp_path), str(ROOT / "trainers")])
     monkeypatch.setenv("nnUNet_extTrainer", folders)
     monkeypatch.setattr(nnUNetTrainer, "on_train_start", lambda trainer: None)
-    monkeypatch.setattr(nnUNetTrainer, "on_train_epoch_end", lambda trainer, outputs: None)
+    monkeypatch.setattr(nnUNetTrainer, "on_epoch_end", lambda trainer: None)
     with nnunet_folders(tmp_path):
         name, _, suffix = name.partition("_")
         tokens = "_".join(filter(None, [name, suffix, "4epochs", "20iters"]))
         trainer = build_trainer(f"nnUNetTrainer{tokens}_on_nnUNetTrainerAccumulates")
         set_weights(trainer)
         trainer.on_train_start()
-        trainer.on_train_epoch_start()
+        trainer.on_epoch_start()
         for t in range(20):
             set_gradients(trainer, t)
             trainer.train_step(None)
         if part is None:
-            trainer.on_train_epoch_end([])
+            trainer.on_epoch_end()
             return
         with pytest.raises(SystemExit):
-            trainer.on_train_epoch_end([])
+            trainer.on_epoch_end()
     assert f"from the number of which its {part} is computed, got 5 in 20;" in capsys.readouterr().err

@@ -10,7 +10,8 @@ import pytest
 import torch
 from nnunetv2.run.run_training import maybe_load_checkpoint
 
-from nnunet_cpr.nnunet.pretrained import PRETRAINED, given_weights
+from nnunet_cpr.nnunet.fold_files import PRETRAINED
+from nnunet_cpr.nnunet.parts.weights import given_weights
 from nnunet_cpr.nnunet.tools.explain_name import explain
 from tests.helpers.workspace import PLANS, Workspace
 

@@ -131,7 +131,7 @@ def test_finish_outlives_a_signal_and_a_killed_validation(capsys: pytest.Capture
     continued = continue_training(NAME)
     with pytest.raises(Exception, match=r"^$") as ended:
         continued.on_epoch_start()
-    assert type(ended.value).__name__ == "_Finished"
+    assert type(ended.value).__name__ == "Finished"
     record = read_record(fold)
     assert record is not None and record.finished_after == 4
     save(continued, 4, "checkpoint_final.pth")

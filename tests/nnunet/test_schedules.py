@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from nnunet_cpr.nnunet.schedules import (
+from nnunet_cpr.nnunet.parts.schedule import (
     ConstantLRScheduler,
     CooldownLRScheduler,
     IterationLRScheduler,
@@ -22,7 +22,7 @@ def rates(kind: type[IterationLRScheduler], *length: Any, first_epoch: int = 0) 
         schedule.step(epoch)
         at_start = optimizer.param_groups[0]["lr"]
         for iteration in range(length[2]):
-            schedule.step_iteration()
+            schedule.step(epoch, iteration)
             found.append(optimizer.param_groups[0]["lr"])
             assert iteration or found[-1] == at_start
     return found

@@ -23,11 +23,11 @@ from nnunet_cpr.cpr.regularizers import REGULARIZERS
 from nnunet_cpr.names import BaselineChoice, WrongName
 from nnunet_cpr.names.families import FAMILIES as FAMILIES_OF_NAMES
 from nnunet_cpr.names.trainer_name import TrainerName
-from nnunet_cpr.nnunet.averaged_weights import TRAINING_WEIGHTS
-from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from nnunet_cpr.nnunet.base_trainer import NamedTrainer, other_trainer
 from nnunet_cpr.nnunet.classes import find_trainer
-from nnunet_cpr.nnunet.schedules import ConstantLRScheduler, WarmupPolyLRScheduler
-from nnunet_cpr.nnunet.settings_in_force import Trained, unmet_settings, unseen_settings
+from nnunet_cpr.nnunet.parts.average import TRAINING_WEIGHTS
+from nnunet_cpr.nnunet.parts.in_force import Trained, unmet_settings, unseen_settings
+from nnunet_cpr.nnunet.parts.schedule import ConstantLRScheduler, WarmupPolyLRScheduler
 from nnunet_cpr.nnunet.tools import explain_name
 from tests.helpers import ROOT
 from tests.helpers.nnunet_trainers import NNUNET, OTHER_PROJECTS
@@ -154,12 +154,17 @@ def _build(name: str) -> Built:
             patch.setattr(nnUNetTrainer, "initialize", lambda trainer: _initialize(trainer, build))
             patch.setattr(nnUNetTrainer, "on_train_start", lambda trainer: None)
             built.initialize()
+            network.load_state_dict(network.state_dict())  # which can be frozen
             built.on_train_start()
         rates = []
         while built.current_epoch < built.num_epochs:
+            built.on_epoch_start()
             built.on_train_epoch_start()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(type(built), "train_step", lambda trainer, batch: None)
+                built.train_step({})
             rates.append(max(group["lr"] for group in built.optimizer.param_groups))
-            if "train_step" in vars(built.other_trainer()) and hasattr(
+            if "train_step" in vars(other_trainer(type(built))) and hasattr(
                 built.lr_scheduler, "total_steps"
             ):
                 for _ in range(built.num_iterations_per_epoch):
@@ -377,14 +382,14 @@ def test_every_setting_of_every_family_is_in_force_and_seen(
     name = TrainerName(family, on=base, **{field: VALUES[field] for field in fields})
     built = _build(str(name)).trainer
     built.current_epoch = 0
-    trained = Trained(built, built.optimizer, {1e-4})
+    trained = Trained(built, other_trainer(type(built)), built.optimizer, frozenset({1e-4}))
     assert not [*unmet_settings(trained, False)] and not unseen_settings(trained)
     for field in fields:
         assert getattr(built.training, field) == VALUES[field]
         if field in APPLIED:
             continue
         BROKEN[field](built)
-        trained = dataclasses.replace(trained, given_decays={0.3})
+        trained = dataclasses.replace(trained, given_decays=frozenset({0.3}))
         problems = " ".join(unmet_settings(trained, False))
         assert f"in place of _{name.tokens().get(field, name.timm)};" in problems, (field, problems)
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
+from nnunet_cpr.nnunet.base_trainer import parts_of
 from nnunet_cpr.nnunet.commands import CPU_THREADS
-from nnunet_cpr.nnunet.cpr_trainer import LOGGED
 from nnunet_cpr.nnunet.history import History
+from nnunet_cpr.nnunet.parts.progress import LOGGED
 from tests.helpers.resume_cases import differences
 from tests.helpers.workspace import Workspace
 
@@ -115,7 +116,7 @@ def test_metrics_reach_nnunets_loggers(workspace: Workspace, monkeypatch: pytest
     trainer = workspace.build("nnUNetTrainerCPR_ws1", monkeypatch)
     trainer.logger.loggers.append(Recorder())
     trainer.on_train_start()
-    trainer._record_epoch()
+    parts_of(trainer).progress.end_epoch()
     assert {key for key in logged if key.startswith("cpr_")} == {f"cpr_{key}" for key in LOGGED}
     assert logged["cpr_active"] == (0.0, 0)
 
@@ -135,10 +136,10 @@ def test_figures_take_a_small_share_of_the_time_and_never_end_a_training(
         now[0] += 4  # seconds
         raise IndexError("no colour")
 
-    monkeypatch.setattr("nnunet_cpr.nnunet.cpr_trainer.draw_progress", draw)
+    monkeypatch.setattr("nnunet_cpr.nnunet.parts.progress.draw_progress", draw)
     for _ in range(30):
         now[0] += 60
-        trainer._draw()
+        parts_of(trainer).progress.draw()
     assert drawn == [420, 1264]  # after 200 times the assumed 2 s, then the measured 4 s
     assert "cannot draw cpr_progress.png: IndexError: no colour" in workspace.logs(name)[-1].read_text()
 
@@ -180,6 +181,6 @@ def test_seed_that_does_not_reproduce_is_reported(
         "_seed5 does not make this training reproducible: on a GPU" in said and "n_proc_DA" not in said
     )
     trainer.device = torch.device("cpu")
-    monkeypatch.setattr("nnunet_cpr.nnunet.base_trainer.get_allowed_n_proc_DA", lambda: 2)
+    monkeypatch.setattr("nnunet_cpr.nnunet.parts.seeds.get_allowed_n_proc_DA", lambda: 2)
     trainer.on_train_start()
     assert "set nnUNet_n_proc_DA=0" in capsys.readouterr().err

@@ -10,7 +10,8 @@ import pytest
 import torch
 import yaml
 
-from nnunet_cpr.nnunet.pretrained import PRETRAINED, sha256
+from nnunet_cpr.nnunet.fold_files import PRETRAINED
+from nnunet_cpr.nnunet.parts.weights import sha256
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies.local_and_slurm import command_line
 from nnunet_cpr.studies.plans_and_weights import begins, check_pretrained

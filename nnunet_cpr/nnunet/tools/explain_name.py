@@ -19,7 +19,7 @@ from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.families import FAMILIES
 from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.names.training import Training
-from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from nnunet_cpr.nnunet.base_trainer import NamedTrainer, other_trainer, parts_of
 from nnunet_cpr.nnunet.classes import find_trainer, name_with_cpr
 from nnunet_cpr.optimizers import fused_step
 from nnunet_cpr.refusals import Refusal
@@ -67,10 +67,10 @@ def explain(name: str) -> list[tuple[str, str]]:
     trainer = find_trainer(name)
     if not issubclass(trainer, NamedTrainer):
         return [("trainer", f"{name} is not from nnunet-cpr"), ("with CPR", str(name_with_cpr(trainer)))]
-    settings, other = trainer.settings, trainer.other_trainer()
+    settings, other = trainer.settings, other_trainer(trainer)
     with _without_traces(trainer):
         built = _configure(_construct(trainer))
-        training, rates = built.training_in_force, _describe_rates(built)
+        training, rates = parts_of(built).settings.in_force, _describe_rates(built)
     rows = []
     for title, text in training.rows():
         if title == "like":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nnunet_cpr.files import atomic_directory, atomic_torch_save, read_json
 from nnunet_cpr.nnunet import checkpoints
-from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from nnunet_cpr.nnunet.base_trainer import NamedTrainer, other_trainer
 from nnunet_cpr.nnunet.bounds_verdict import judge_bounds
 from nnunet_cpr.nnunet.classes import search_trainer
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, RECORD
@@ -134,7 +134,7 @@ def _trainer_without_cpr(name: str) -> str:
     trainer = search_trainer(name)
     if not issubclass(trainer, NamedTrainer):
         raise Refusal(f"trainer {name} of the model is not from nnunet-cpr", "nothing to export")
-    other = trainer.other_trainer()
+    other = other_trainer(trainer)
     if trainer.build_network_architecture is not other.build_network_architecture:
         raise Refusal(
             f"trainer {name} of the model builds its own network instead of that of {other.__name__}"

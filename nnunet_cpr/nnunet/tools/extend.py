@@ -14,12 +14,12 @@ from nnunet_cpr.names.suffixes import find_suffix
 from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.names.training import Training, titles
 from nnunet_cpr.nnunet import fold_files
-from nnunet_cpr.nnunet.base_trainer import NamedTrainer
+from nnunet_cpr.nnunet.base_trainer import NamedTrainer, parts_of
 from nnunet_cpr.nnunet.checkpoint_policy import FINISHED, read_checkpoints
 from nnunet_cpr.nnunet.classes import find_trainer, resolve_settings, search
 from nnunet_cpr.nnunet.history import CSV_NAME
+from nnunet_cpr.nnunet.parts.settings import FOLLOWED
 from nnunet_cpr.nnunet.processes import is_of_this_machine, running_process
-from nnunet_cpr.nnunet.resolved_trainer import FOLLOWED
 from nnunet_cpr.nnunet.run_record import read_record
 from nnunet_cpr.nnunet.tools.explain_name import build_without_data
 from nnunet_cpr.refusals import Refusal
@@ -139,7 +139,9 @@ def _read_shorter(
     begun, continued = (
         build_without_data(_named_trainer(name), *described) for name in (shorter, trainer)
     )
-    before = begun.training_that_began_with(newest["init_args"].get(FOLLOWED, math.inf))
+    before = parts_of(begun).settings.training_that_began_with(
+        newest["init_args"].get(FOLLOWED, math.inf)
+    )
     if changed := [field for field in continued.training.differences(before) if field != "epochs"]:
         raise Refusal(
             f"{fold}: its {' and '.join(titles(changed))} would be another one in a training of "

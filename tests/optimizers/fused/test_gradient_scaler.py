@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nnunet_cpr import CPR, SGDCPR, AdamCPR
 from nnunet_cpr.integrations import from_timm
-from nnunet_cpr.nnunet.averaged_weights import AveragedWeights
+from nnunet_cpr.nnunet.parts.average import AveragedWeights
 from nnunet_cpr.optimizers import FusedAdam, FusedSGD
 from tests.helpers.baseline_kinds import KINDS
 from tests.helpers.resume_cases import differences
@@ -74,11 +74,10 @@ def train(build: Callable[..., Any], overflows: tuple[int, ...], leaves_out: boo
     model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
     optimizer = build(model)
     averaged = AveragedWeights(model, 0.5)
-    averaged.use_training()
 
     def average(stepped: Any, *_: Any) -> None:
         found_inf = getattr(stepped, "found_inf", None)
-        averaged.update(None if found_inf is None else found_inf == 0)
+        averaged.update(model, None if found_inf is None else found_inf == 0)
 
     optimizer.register_step_post_hook(average)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
@@ -102,9 +101,8 @@ def train(build: Callable[..., Any], overflows: tuple[int, ...], leaves_out: boo
     state = optimizer.state_dict()
     regularization = state.get("cpr", state.get("baseline", {"state": {}}))["state"]
     moments = [value for own in state["state"].values() for value in own.values()]
-    values = [*model.parameters(), averaged.state_dict()["weights"], averaged.steps, moments]
-    averaged.use_averaged()
-    return [*values, *(p.detach().clone() for p in model.parameters()), regularization], reads.count
+    values = [*model.parameters(), averaged.steps, moments, *averaged.network.parameters()]
+    return [*values, regularization], reads.count
 
 
 @pytest.mark.parametrize("overflows", OVERFLOWS, ids=str)

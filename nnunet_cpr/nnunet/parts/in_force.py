@@ -22,7 +22,8 @@ from nnunet_cpr.cpr.algorithm import CPR
 from nnunet_cpr.cpr.attachment import attached_method
 from nnunet_cpr.names.suffixes import Cooldown, find_suffix
 from nnunet_cpr.names.training import Training
-from nnunet_cpr.nnunet.schedules import (
+from nnunet_cpr.nnunet.parts.part import unwrapped
+from nnunet_cpr.nnunet.parts.schedule import (
     ConstantLRScheduler,
     CooldownLRScheduler,
     IterationLRScheduler,
@@ -37,14 +38,16 @@ class Trained:
 
     Attributes:
         trainer: a ``NamedTrainer`` with its optimizer and schedule.
+        other: the trainer that it is combined with.
         configured: the optimizer that ``configure_optimizers`` of a family has returned, None if it was
             not called.
         given_decays: weight decays of the parameter groups with which it was built.
     """
 
     trainer: Any
+    other: type
     configured: Optimizer | None
-    given_decays: set[Any]
+    given_decays: frozenset[Any]
 
     @property
     def is_ours(self) -> bool:
@@ -78,7 +81,7 @@ def unmet_settings(trained: Trained, is_continued: bool) -> Iterator[str]:
         is_continued: True for a training whose learning rates were checked when it began.
     """
     trainer = trained.trainer
-    settings, other = trainer.settings, trainer.other_trainer().__name__
+    settings, other = trainer.settings, trained.other.__name__
     regularizes = settings.defaults.cpr or settings.baseline is not None
     if regularizes or trainer.training.ema or not settings.defaults.keeps_optimizer:
         if trained.configured is None:
@@ -127,7 +130,7 @@ def _long_warmup(trained: Trained) -> str | None:
     rates = _learning_rates(trainer, range(trainer.num_epochs)) if stage > trainer.num_epochs else []
     if len(rates) > 1 and all(a < b for a, b in pairwise(rates)):
         return (
-            f"the learning-rate warm-up of {trainer.other_trainer().__name__} is longer than the "
+            f"the learning-rate warm-up of {trained.other.__name__} is longer than the "
             f"training of {len(rates)} epochs, which ends with a rate of {print_number(rates[-1])}; "
             "choose more epochs"
         )
@@ -154,7 +157,7 @@ def _given(trainer: Any) -> dict[str, str]:
 def _weight_decays(trained: Trained) -> set[Any]:
     method, given = trained.method, trained.given_decays
     if method is not None and trained.trainer.settings.defaults.keeps_optimizer and any(given):
-        return given  # before the method took its place
+        return {*given}  # before the method took its place
     if isinstance(method, DecoupledDecay):
         return {method.weight_decay}
     return {group.get("weight_decay", 0) for group in trained.trainer.optimizer.param_groups}
@@ -181,7 +184,7 @@ def _frozen(trained: Trained) -> set[Any]:
     part = trained.trainer.settings.freeze
     if not part:
         return set()
-    network = trained.trainer.unwrapped_network
+    network = unwrapped(trained.trainer.network)
     if not hasattr(network, part):
         return {f"a network without {part}"}
     parameters = getattr(network, part).parameters()
@@ -259,7 +262,7 @@ def _follow(
     copied: Any, stand_in: torch.optim.Optimizer, trainer: Any, epochs: range
 ) -> Iterator[float]:
     # nnU-Net steps it in each epoch, other trainers may in each iteration.
-    code = getattr(trainer.other_trainer().train_step, "__code__", None)
+    code = getattr(type(trainer).train_step, "__code__", None)
     steps_in_iterations = code is not None and "lr_scheduler" in code.co_names
     for epoch in epochs:
         highest = 0.0

@@ -1,19 +1,50 @@
-"""Learning-rate schedules that are set at every iteration: a linear warm-up and one of three shapes."""
+"""Learning-rate schedules: nnU-Net's, and those that are set at every iteration.
+
+The latter have a linear warm-up and one of three shapes.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
+from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
 from torch.optim import Optimizer
+
+from nnunet_cpr.names.suffixes import Cooldown
+from nnunet_cpr.nnunet.parts.part import Part
+
+
+class Schedule(Part):
+    """Learning-rate schedule of the name, if it has one.
+
+    nnU-Net's own is set every epoch, that of the paper, with a learning-rate warm-up, every iteration.
+    """
+
+    def build(self, optimizer: Optimizer, lr: float) -> Any:
+        """Return the schedule with a highest rate."""
+        training = self.trainer.training
+        length = training.warmup, training.epochs, training.iterations
+        if isinstance(training.schedule, Cooldown):
+            return CooldownLRScheduler(optimizer, lr, *length, training.schedule.percent)
+        if training.schedule == "poly" and training.warmup:
+            return WarmupPolyLRScheduler(optimizer, lr, *length)
+        if training.schedule == "poly":
+            return PolyLRScheduler(optimizer, lr, training.epochs)
+        return ConstantLRScheduler(optimizer, lr, *length)
+
+    def start_iteration(self, iteration: int) -> None:
+        if isinstance(schedule := self.trainer.lr_scheduler, IterationLRScheduler):
+            schedule.step(self.trainer.current_epoch, iteration)
 
 
 @dataclass(eq=False, repr=False)
 class IterationLRScheduler(ABC):
     """Base class of learning-rate schedulers that set the rate of every iteration.
 
-    nnU-Net calls ``step(epoch)`` when an epoch starts. Steps that the gradient scaler skips are made up
-    for there. It has no state to save, since trainings are resumed at the start of an epoch.
+    The rate follows from epoch and iteration alone, so that there is no state to save. nnU-Net calls
+    ``step(epoch)`` when an epoch starts, :class:`Schedule` before each of its iterations.
 
     Args:
         optimizer: optimizer whose groups all get the rate.
@@ -31,7 +62,6 @@ class IterationLRScheduler(ABC):
 
     def __post_init__(self) -> None:
         self.total = self.epochs * self.iterations_per_epoch
-        self._next = 0
 
     @abstractmethod
     def share(self, iteration: int) -> float:
@@ -43,18 +73,9 @@ class IterationLRScheduler(ABC):
             return self.lr * (iteration + 1) / self.warmup
         return self.lr * self.share(iteration)
 
-    def step(self, epoch: int) -> None:
-        """Set the learning rate of the epoch's first iteration."""
-        self._next = epoch * self.iterations_per_epoch
-        self._set()
-
-    def step_iteration(self) -> None:
-        """Set the learning rate of the next iteration."""
-        self._set()
-        self._next += 1
-
-    def _set(self) -> None:
-        rate = self.rate(min(self._next, self.total - 1))
+    def step(self, epoch: int, iteration: int = 0) -> None:
+        """Set the learning rate of an iteration of an epoch; after the last one it stays."""
+        rate = self.rate(min(epoch * self.iterations_per_epoch + iteration, self.total - 1))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 

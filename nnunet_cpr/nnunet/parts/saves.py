@@ -1,0 +1,228 @@
+"""Saving, ending and continuing of a training, by one policy."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+from nnunetv2.utilities.file_path_utilities import get_output_folder
+from torch import distributed
+
+from nnunet_cpr.files import remove_temporary_files
+from nnunet_cpr.nnunet import checkpoints, processes
+from nnunet_cpr.nnunet.checkpoint_policy import FINISHED, STARTED, CheckpointPolicy, start_of
+from nnunet_cpr.nnunet.checkpoints import START_ANEW
+from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, LATEST_CHECKPOINT
+from nnunet_cpr.nnunet.is_finished import find_validation
+from nnunet_cpr.nnunet.parts.part import Part
+from nnunet_cpr.nnunet.processes import Interruption
+from nnunet_cpr.nnunet.run_record import read_record
+from nnunet_cpr.refusals import Refusal, one_line
+
+
+class _NoLog:
+    """nnU-Net's logger for a checkpoint without what was logged."""
+
+    get_checkpoint = dict
+
+
+class Finished(Exception):
+    """End of a training before the number of epochs in its name."""
+
+
+def is_validated(fold: Path) -> bool:
+    """Return True if the training of a fold was validated, not an earlier one."""
+    record = read_record(fold)
+    return bool(record.validated) if record is not None else find_validation(fold) is not None
+
+
+class Saves(Part):
+    """Saves, signals and ``--c``: a training loses at most the save interval and an epoch.
+
+    :class:`CheckpointPolicy` decides what is saved when, and what ``--c`` continues from;
+    :class:`Interruption` ends the training at a signal, and :func:`processes.claimed` keeps other
+    processes out of the fold's folder.
+
+    Attributes:
+        continues: True if nnU-Net's command was given ``--c``.
+        policy: policy of what is saved when.
+    """
+
+    policy: CheckpointPolicy
+
+    def before(self, arguments: dict[str, Any]) -> None:
+        # nnU-Net's command for --c; its trainer removes the entry.
+        plans = arguments["plans"]
+        self.continues: bool = plans.get("continue_training", False)
+        configuration, fold = arguments["configuration"], arguments["fold"]
+        folder = get_output_folder(
+            plans["dataset_name"], self.name, plans["plans_name"], configuration, fold
+        )
+        # Before nnU-Net's loggers, which write there and remove files of earlier trainings.
+        processes.refuse_if_claimed(Path(folder))
+        before = read_record(Path(folder))
+        try:
+            self.policy = CheckpointPolicy(self.warn, None if before is None else before.started)
+        except ValueError as error:
+            raise Refusal(str(error)) from error
+        self._interruption = Interruption(lambda: self.policy.end(), self.warn)
+
+    def begin(self) -> None:
+        self.trainer.my_init_kwargs[STARTED] = self.policy.started
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self.trainer.output_folder)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Claim the fold's folder and end at a signal while the training runs."""
+        claim = processes.claimed(self._folder) if self.trainer.local_rank == 0 else nullcontext()
+        with self._interruption.watched(), claim:
+            yield
+            if self.trainer.local_rank == 0:
+                processes.withdraw_request(self._folder)
+
+    def check(self) -> None:
+        latest = self._folder / LATEST_CHECKPOINT
+        if self.trainer.disable_checkpointing and latest.exists():
+            raise Refusal(
+                f"--disable_checkpointing: would remove {latest} of an interrupted training",
+                "continue that with --c and without the option, or move it away",
+            )
+
+    def start(self) -> None:
+        if self.trainer.local_rank == 0:
+            remove_temporary_files(self._folder, "cpr_*", "checkpoint_*", "nnunet_cpr_*")
+            if self.trainer.current_epoch == 0:
+                processes.withdraw_request(self._folder)
+        self.policy.begin(self._folder, writes=not self.trainer.disable_checkpointing)
+
+    def start_epoch(self) -> None:
+        trainer = self.trainer
+        # One that was finished is only validated, if that was interrupted.
+        is_finished = trainer.my_init_kwargs.get(FINISHED) == trainer.current_epoch
+        if trainer.current_epoch > 0 and (is_finished or self._is_finish_requested()):
+            trainer.my_init_kwargs[FINISHED] = trainer.current_epoch
+            self.parts.record.note_finish()
+            self.log(
+                f"Finished after {trainer.current_epoch} of {trainer.num_epochs} epochs by "
+                "nnunet-cpr finish"
+            )
+            raise Finished
+        # Before anything of the epoch, so that a training that is continued here does the same.
+        if trainer.local_rank == 0 and self._saves_as_nnunet:
+            with self.parts.average.bound():
+                self.keep_start_of_epoch()
+
+    def _is_finish_requested(self) -> bool:
+        answer = [self.trainer.local_rank == 0 and processes.is_finish_requested(self._folder)]
+        if self.trainer.is_ddp:
+            distributed.broadcast_object_list(answer)
+        return answer[0]
+
+    @property
+    def _saves_as_nnunet(self) -> bool:
+        """True if nnU-Net's own method saves; those of other trainers may write several files."""
+        is_nnunets = type(self.trainer).save_checkpoint is nnUNetTrainer.save_checkpoint
+        return is_nnunets and not self.trainer.disable_checkpointing
+
+    def keep_start_of_epoch(self) -> None:
+        """Copy the state to memory, and write it if the save interval has passed."""
+        trainer, logger = self.trainer, self.trainer.logger
+        trainer.logger = _NoLog()  # thousands of numbers, which are slow to pickle
+        trainer.current_epoch -= 1  # nnU-Net stores the next epoch; its on_train_end does the same
+        try:
+            with self._interruption.deferred(), self._refused_if_not_written():
+                self.policy.start_epoch(
+                    lambda file: nnUNetTrainer.save_checkpoint(trainer, file),
+                    trainer.current_epoch + 1,
+                    logger.get_checkpoint(),
+                )
+        finally:
+            trainer.logger = logger
+            trainer.current_epoch += 1
+
+    def save(self, method: Callable[[Any], None], filename: str) -> None:
+        """Save to a file that nnU-Net has chosen, by the policy if nnU-Net's own method does it."""
+        if self.trainer.local_rank != 0 or not self._saves_as_nnunet:
+            method(filename)
+        else:
+            with self._interruption.deferred(), self._refused_if_not_written():
+                self.policy.save(Path(filename), method, self.trainer.current_epoch + 1)
+        self.parts.record.note_checkpoint(Path(filename).name)
+
+    @contextmanager
+    def _refused_if_not_written(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError) as error:  # torch's writer does not say what failed
+            raise Refusal(
+                f"cannot write a checkpoint in {self._folder}, is the disk full? Continue with --c "
+                f"({one_line(error)})"
+            ) from error
+
+    def load(self, method: Callable[[Any], None], given: Any) -> None:
+        """Load the checkpoint that nnU-Net has chosen, or with ``--c`` the newest one.
+
+        Args:
+            method: loads a file, or its content.
+            given: file or content.
+
+        Raises:
+            Refusal: it is of another training, or cannot be read.
+        """
+        if not self.trainer.was_initialized:
+            self.trainer.initialize()
+        path = Path(given) if isinstance(given, str) else self._folder / FINAL_CHECKPOINT
+        try:
+            path, checkpoint = self._read(path, given)
+            for part in self.parts:
+                part.continue_as_begun(checkpoint["init_args"])
+            for part in self.parts:
+                for difference in part.differences(checkpoint):
+                    written_by = f"was written by {checkpoint['trainer_name']}"
+                    expected = f"expected {self.name}: {difference}"
+                    raise Refusal(f"{path} {written_by}, {expected}", START_ANEW)
+            # What has been read without executing code can be read by any trainer's method, which may
+            # read other files as well.
+            method(str(path) if isinstance(given, str) or self.continues else given)
+            for part in self.parts:
+                part.restore(checkpoint)
+        except Refusal:
+            raise
+        except Exception as error:  # of another network, or crafted
+            self.trainer.print_to_log_file(traceback.format_exc(), also_print_to_console=False)
+            raise Refusal(
+                f"{path} does not match this training: {one_line(error)}", START_ANEW
+            ) from error
+        self.policy.started = start_of(checkpoint) or self.policy.started
+        self.trainer.my_init_kwargs[STARTED] = self.policy.started  # nnU-Net takes those of the file
+        if isinstance(given, str):
+            self.parts.record.note_checkpoint(path.name)
+        written_by = checkpoint["trainer_name"]
+        if written_by != self.name:
+            self.warn(f"continuing {path}, which was written by {written_by}")
+
+    def _read(self, path: Path, given: Any) -> tuple[Path, dict[str, Any]]:
+        if not self.continues:
+            return path, given if isinstance(given, dict) else checkpoints.read(path)
+        path, checkpoint = self.policy.continue_from(path)
+        epochs = checkpoint["init_args"].get(FINISHED)
+        if epochs is not None and is_validated(path.parent):
+            raise Refusal(
+                f"{path} was finished after {epochs} epochs; to train longer: nnunet-cpr extend "
+                f"{path.parents[1]} --epochs <N>",
+                "to validate it, give --val in place of --c",
+            )
+        return path, checkpoint
+
+    def differences(self, checkpoint: dict[str, Any]) -> Iterator[str]:
+        own, saved = self.trainer.my_init_kwargs, checkpoint["init_args"]
+        for key in ("configuration", "fold"):
+            if own.get(key) != saved.get(key):
+                yield f"{key}: expected {own.get(key)}, got {saved.get(key)}"
