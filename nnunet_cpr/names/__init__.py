@@ -9,7 +9,7 @@ nnU-Net selects a trainer by its class name alone and names the result folder af
 them, and :func:`~nnunet_cpr.names.trainer_name.parse_name` is the only parser. All that a name trains,
 with every default spelled out, is a :class:`~nnunet_cpr.names.training.Training`. To add a setting: a
 field of ``TrainerName`` and of ``Training``, and a :class:`~nnunet_cpr.names.suffixes.Suffix` in the
-table. Trainers apply it in ``NamedTrainer`` of :mod:`nnunet_cpr.nnunet.base_trainer`.
+table. Trainers apply it in the parts of :mod:`nnunet_cpr.nnunet.parts`.
 """
 
 from nnunet_cpr.names.suffixes import BaselineChoice, WarmStartShare

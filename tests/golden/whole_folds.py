@@ -45,7 +45,7 @@ _RECORD = {"path": "/weights.pth", "sha256": "0" * 64}
 
 def write_fold(name: str, file: Path) -> None:
     """Train two epochs of a fold, extend that of the name, and keep its checkpoint."""
-    with tempfile.TemporaryDirectory() as folder, _without_data(Path(folder)):
+    with tempfile.TemporaryDirectory() as folder, without_data(Path(folder)):
         trainer_name = FOLDS[name]
         if name == "extended":
             trainer_name = trainer_name.replace(f"_{EPOCHS}epochs", f"_{TRAINED}epochs")
@@ -53,7 +53,7 @@ def write_fold(name: str, file: Path) -> None:
         set_weights(trainer)
         trainer.on_train_start()
         for _ in range(TRAINED):
-            _train_epoch(trainer)
+            train_epoch(trainer)
         trainer.current_epoch -= 1  # nnU-Net stores the next one
         fold = Path(trainer.output_folder)
         is_extended = name == "extended"
@@ -67,7 +67,7 @@ def write_fold(name: str, file: Path) -> None:
 
 def continue_fold(name: str, file: Path) -> dict[str, Any]:
     """Continue a fold to its end; return the weights that validate and those of the checkpoint."""
-    with tempfile.TemporaryDirectory() as folder, _without_data(Path(folder)):
+    with tempfile.TemporaryDirectory() as folder, without_data(Path(folder)):
         trainer = _build(FOLDS[name], continues=True)
         latest = Path(trainer.output_folder) / "checkpoint_latest.pth"
         shutil.copyfile(file, latest)
@@ -75,7 +75,7 @@ def continue_fold(name: str, file: Path) -> dict[str, Any]:
         assert trainer.current_epoch == TRAINED
         trainer.on_train_start()
         validated = {
-            f"validated {trainer.current_epoch}": _train_epoch(trainer) for _ in range(TRAINED, EPOCHS)
+            f"validated {trainer.current_epoch}": train_epoch(trainer) for _ in range(TRAINED, EPOCHS)
         }
         trainer.current_epoch -= 1
         final = latest.with_name("checkpoint_final.pth")
@@ -97,7 +97,7 @@ def continue_fold(name: str, file: Path) -> dict[str, Any]:
 
 def load_fold(name: str, file: Path) -> dict[str, Any]:
     """Return the weights with which nnU-Net's ``--val`` predicts."""
-    with tempfile.TemporaryDirectory() as folder, _without_data(Path(folder)):
+    with tempfile.TemporaryDirectory() as folder, without_data(Path(folder)):
         trainer = _build(FOLDS[name])
         trainer.load_checkpoint(str(file))
         found: dict[str, Any] = {}
@@ -125,7 +125,7 @@ def _build(name: str, continues: bool = False) -> Any:
     return trainer
 
 
-def _train_epoch(trainer: Any) -> dict[str, list[float]]:
+def train_epoch(trainer: Any) -> dict[str, list[float]]:
     """Train an epoch; return the weights that validate."""
     found: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()):
@@ -166,7 +166,7 @@ def _start_epoch(trainer: Any) -> None:
 
 
 @contextlib.contextmanager
-def _without_data(folder: Path) -> Iterator[None]:
+def without_data(folder: Path) -> Iterator[None]:
     """Let nnU-Net's trainer train on given gradients."""
     nothing = lambda trainer, *_: None  # noqa: E731
     with contextlib.ExitStack() as stack:

@@ -126,7 +126,7 @@ def test_overflows_change_nothing_and_nothing_is_read(name: str, scaled: None) -
     ("name", "part"),
     [
         ("CPR_ws50p", "bound"),
-        ("SGD_cooldown25p", "learning rate"),
+        ("SGD_cooldown25p", None),
         ("AdamCPR", "learning rate and bound"),
         ("CPR_ws3", None),
         ("SGD", None),

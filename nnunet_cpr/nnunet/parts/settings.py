@@ -213,8 +213,8 @@ class Settings(Part):
         self._checks_steps = False
         changing = {*differences_from_longer(self.trainer.settings, self.training)}
         changing -= {"horizon", "warmup"}
-        if isinstance(self.trainer.lr_scheduler, IterationLRScheduler):
-            changing.add("lr")
+        if isinstance(self.trainer.lr_scheduler, IterationLRScheduler) and self.training.warmup:
+            changing.add("warmup")  # of so many steps; the rest of the schedule follows the iterations
         parts, iterations = titles(changing), self.trainer.num_iterations_per_epoch
         # The count of skipped steps is an estimate; accumulation leaves out half of them or more.
         if parts and abs(iterations - steps) > iterations / 3:

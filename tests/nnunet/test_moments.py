@@ -1,0 +1,410 @@
+"""What runs when, whatever the classes in between do: derived trainers and those that are combined.
+
+nnU-Net's trainer trains on given gradients, with a network of a few weights.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nnunetv2.run.run_training import maybe_load_checkpoint
+
+from nnunet_cpr.nnunet.base_trainer import parts_of
+from nnunet_cpr.nnunet.parts.average import TRAINING_WEIGHTS
+from tests.golden.tiny_trainer import build_trainer, set_weights
+from tests.golden.whole_folds import train_epoch, without_data
+from tests.helpers import ROOT
+
+CLASSES = '''
+import os
+from os.path import join
+
+import numpy as np
+import torch
+from nnunetv2.training.lr_scheduler.polylr import PolyLRScheduler
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+from nnunet_cpr.nnunet.trainer import nnUNetTrainerAdamCPR, nnUNetTrainerCPR, nnUNetTrainerSGD
+from tests.golden.tiny_trainer import set_gradients
+
+
+class Loads:
+    """Loads weights of its own, such as self-supervised ones."""
+
+    def on_train_start(self):
+        super().on_train_start()
+        with torch.no_grad():
+            for p in self.network.parameters():
+                p.fill_(0.5)
+
+
+class Resets:
+    """Resets weights in an epoch."""
+
+    def on_epoch_start(self):
+        super().on_epoch_start()
+        if self.current_epoch == 1:
+            with torch.no_grad():
+                for p in self.network.parameters():
+                    p.fill_(0.25)
+
+
+class Saves:
+    """Saves when the training part of an epoch has ended."""
+
+    def on_train_epoch_end(self, outputs):
+        super().on_train_epoch_end(outputs)
+        self.save_checkpoint(join(self.output_folder, "checkpoint_latest.pth"))
+
+
+class Copies:
+    """Nearly all methods of nnU-Net copied and changed, without super()."""
+
+    def on_train_start(self):
+        self.do_split()
+
+    def on_epoch_start(self):
+        self.logger.log("epoch_start_timestamps", 0.0, self.current_epoch)
+
+    def on_train_epoch_start(self):
+        self.number = 0
+        self.network.train()
+        self.lr_scheduler.step(self.current_epoch)
+        self.logger.log("lrs", self.optimizer.param_groups[0]["lr"], self.current_epoch)
+
+    def train_step(self, batch):
+        """Accumulates gradients over two iterations."""
+        set_gradients(self, self.number)
+        if self.number % 2:
+            self.optimizer.step()
+        self.number += 1
+        return {"loss": np.float32(0.5)}
+
+    def on_train_epoch_end(self, outputs):
+        pass
+
+    def on_validation_epoch_start(self):
+        self.network.eval()
+
+    def validation_step(self, batch):
+        return {"weights": [p.detach().clone() for p in self.network.parameters()]}
+
+    def on_validation_epoch_end(self, outputs):
+        pass
+
+    def on_epoch_end(self):
+        self.current_epoch += 1
+        self.save_checkpoint(join(self.output_folder, "checkpoint_latest.pth"))
+
+    def save_checkpoint(self, filename):
+        """Of what it needs itself."""
+        torch.save({"network_weights": self.network.state_dict()}, filename)
+
+
+class Centered(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+class Stages:
+    """Builds the optimizer anew in a later epoch."""
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.optimizer, self.lr_scheduler = self.configure_optimizers()
+        super().on_train_epoch_start()
+
+
+class Side:
+    """Writes and reads a second file, with objects in it."""
+
+    def save_checkpoint(self, filename):
+        super().save_checkpoint(filename)
+        torch.save({"folder": torch.nn.Linear(1, 1)}, str(filename) + ".side")
+
+    def load_checkpoint(self, filename):
+        super().load_checkpoint(filename)
+        self.side = torch.load(str(filename) + ".side", weights_only=False)
+
+
+class Averages:
+    """A mean teacher of its own, which validates."""
+
+    def initialize(self):
+        super().initialize()
+        import copy
+
+        self.teacher = copy.deepcopy(self.network)
+
+    def train_step(self, batch):
+        result = super().train_step(batch)
+        with torch.no_grad():
+            for mean, p in zip(self.teacher.parameters(), self.network.parameters()):
+                mean.lerp_(p, 0.1)
+        return result
+
+
+class Second:
+    """A second optimizer beside nnU-Net's."""
+
+    def initialize(self):
+        super().initialize()
+        self.center = torch.nn.Parameter(torch.zeros(1))
+        self.second = torch.optim.SGD([self.center], lr=0.1)
+
+    def train_step(self, batch):
+        self.center.grad = torch.ones(1)
+        self.second.step()
+        return super().train_step(batch)
+'''
+KINDS = ("Loads", "Resets", "Saves", "Copies", "Stages", "Side", "Averages", "Second")
+DERIVED = "\n".join(
+    f"\n\nclass nnUNetTrainer{kind}{short}({kind}, nnUNetTrainer{family}):\n    pass"
+    for kind in KINDS
+    for short, family in (("ofSGD", "SGD"), ("ofCPR", "CPR"), ("ofAdam", "AdamCPR"), ("Alone", ""))
+)
+CENTERED = """
+
+
+class nnUNetTrainerCentered(nnUNetTrainer):
+    def configure_optimizers(self):
+        optimizer = Centered(self.network.parameters(), self.initial_lr)
+        return optimizer, PolyLRScheduler(optimizer, self.initial_lr, self.num_epochs)
+"""
+LENGTH = "4epochs_12iters"
+
+
+@pytest.fixture(autouse=True)
+def _searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "classes").mkdir()
+    (tmp_path / "classes" / "classes.py").write_text(CLASSES + DERIVED + CENTERED)
+    folders = os.pathsep.join(map(str, [tmp_path / "classes", ROOT / "trainers"]))
+    monkeypatch.setenv("nnUNet_extTrainer", folders)
+    with without_data(tmp_path / "work"):
+        yield
+
+
+def begin(name: str) -> Any:
+    trainer = build_trainer(name)
+    set_weights(trainer)
+    trainer.on_train_start()
+    return trainer
+
+
+def values(network: Any) -> torch.Tensor:
+    return torch.cat([p.detach().flatten().clone() for p in network.parameters()])
+
+
+def names(kind: str, settings: str) -> list[str]:
+    """Return a derived trainer, and one that the name combines, with settings."""
+    return [
+        f"nnUNetTrainer{kind}ofSGD_{settings}_{LENGTH}",
+        f"nnUNetTrainerSGD_{settings}_{LENGTH}_on_nnUNetTrainer{kind}Alone",
+    ]
+
+
+@pytest.mark.parametrize("settings", ["constant", "ema0p9", "anytime"])
+def test_weights_that_another_class_loads_or_resets_are_trained(settings: str) -> None:
+    for name in names("Loads", settings):
+        trainer = begin(name)
+        assert (values(trainer.network) == 0.5).all()
+        if (averaged := parts_of(trainer).average.weights) is not None:
+            assert (values(averaged.network) == 0.5).all()
+    for name in names("Resets", settings):
+        trainer = begin(name)
+        train_epoch(trainer)
+        trainer.on_epoch_start()
+        assert (values(trainer.network) == 0.25).all()
+
+
+@pytest.mark.parametrize("name", names("Saves", "ema0p9") + names("Copies", "ema0p9"))
+def test_averaged_weights_are_validated_and_saved_wherever_that_is(name: str) -> None:
+    trainer = begin(name)
+    for _ in range(2):
+        network = trainer.network
+        train_epoch(trainer)
+        assert trainer.network is network, "the network that trains is never another one"
+    averaged, trained = parts_of(trainer).average.weights, values(trainer.network)
+    assert averaged is not None and not torch.equal(values(averaged.network), trained)
+    file = Path(trainer.output_folder) / "checkpoint_latest.pth"
+    saved = torch.load(file, weights_only=False)["network_weights"]
+    saved = torch.cat([saved[key].flatten() for key, _ in trainer.network.named_parameters()])
+    assert torch.equal(saved, values(averaged.network))
+    trainer.on_validation_epoch_start()
+    assert torch.equal(values(trainer.network), saved)
+    trainer.on_epoch_end()
+    assert torch.equal(values(trainer.network), trained)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"nnUNetTrainerCopiesofAdam_ws3_warmup9_{LENGTH}",
+        f"nnUNetTrainerAdamCPR_ws3_warmup9_{LENGTH}_on_nnUNetTrainerAveragesAlone",
+        f"nnUNetTrainerStagesofAdam_ws3_warmup9_{LENGTH}",
+        f"nnUNetTrainerSecondofAdam_ws3_warmup9_{LENGTH}",
+        f"nnUNetTrainerPlain_cooldown50p_{LENGTH}_on_nnUNetTrainerCentered",
+        f"nnUNetTrainerAttachCPR_ws3_cooldown50p_{LENGTH}_on_nnUNetTrainerCentered",
+    ],
+)
+def test_rate_of_each_iteration_follows_epoch_and_iteration(name: str) -> None:
+    """Also with steps that call ``super().step()``, without them, and after a second configuration."""
+    trainer = begin(name)
+    used = []
+    parts_of(trainer).settings._checks_steps = False  # accumulation is refused for such a rate
+    for epoch in range(3):
+        trainer.on_epoch_start()
+        trainer.on_train_epoch_start()
+        for iteration in range(12):
+            trainer.train_step({})
+            expected = trainer.lr_scheduler.rate(12 * epoch + iteration)
+            used.append(trainer.optimizer.param_groups[0]["lr"])
+            assert used[-1] == pytest.approx(expected)
+        trainer.current_epoch += 1
+    assert len({*used}) > 10
+
+
+LIVES = [(kind, settings, 1) for kind in KINDS for settings in ("constant", "ema0p9_constant")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "stride"),
+    [
+        ("Averages", "ema0p9_constant", 5),
+        ("Side", "constant", 3),
+        *(pytest.param(*life, marks=pytest.mark.slow) for life in LIVES),
+    ],
+)
+def test_derived_and_combined_trainers_are_killed_and_continue(
+    kind: str, settings: str, stride: int
+) -> None:
+    """Bit for bit, where nnU-Net saves: with CPR, another optimizer, and with weight decay."""
+    ending = f"{settings}_{LENGTH}"
+    derived = [f"nnUNetTrainer{kind}{family}_{ending}" for family in ("ofCPR_ws3", "ofSGD")]
+    combined = [
+        f"nnUNetTrainer{family}_{ending}_on_nnUNetTrainer{kind}Alone"
+        for family in ("CPR_ws3", "AttachCPR_ws3", "Plain", "Timm_lion_warmup0")
+    ]
+    for name in (*derived, *combined)[::stride]:
+        whole = begin(name)
+        for _ in range(4):
+            train_epoch(whole)
+        folder = Path(whole.output_folder)
+        for file in folder.iterdir():
+            file.unlink()
+        killed = begin(name)
+        for _ in range(2):
+            train_epoch(killed)
+        if kind == "Copies":  # whose files nothing continues from
+            continue
+        killed.current_epoch -= 1  # nnU-Net stores the next one
+        killed.save_checkpoint(str(folder / "checkpoint_latest.pth"))
+        continued = build_trainer(name, continues=True)
+        maybe_load_checkpoint(continued, True, False)
+        assert continued.current_epoch == 2
+        continued.on_train_start()
+        if kind == "Loads":  # again, in its own on_train_start
+            continue
+        for _ in range(2):
+            train_epoch(continued)
+        if kind != "Stages":  # whose second optimizer was built before the kill
+            assert torch.equal(values(continued.network), values(whole.network)), name
+        if "_ema" in name:
+            state = continued.optimizer.state_dict()[TRAINING_WEIGHTS]
+            assert state["steps"] == 48
+
+
+def test_freezing_needs_weights_that_were_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where ``--c`` finds no checkpoint, after a kill before the first one."""
+    name = f"nnUNetTrainerCPR_ws3_freezeencoder_{LENGTH}"
+    for continues in (False, True):
+        trainer = build_trainer(name, continues)
+        with pytest.raises(SystemExit):
+            trainer.on_train_start()
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert "_freezeencoder would keep the random weights of the encoder; give -pretrained" in line
+    trainer = build_trainer(name)
+    trainer.network.load_state_dict(trainer.network.state_dict())
+    trainer.on_train_start()
+    train_epoch(trainer)
+    trainer.current_epoch -= 1
+    trainer.save_checkpoint(str(Path(trainer.output_folder) / "checkpoint_latest.pth"))
+    continued = build_trainer(name, continues=True)
+    maybe_load_checkpoint(continued, True, False)
+    continued.on_train_start()
+
+
+def test_history_goes_back_with_the_training() -> None:
+    trainer = begin(f"nnUNetTrainerCPR_ws3_{LENGTH}")
+    folder = Path(trainer.output_folder)
+    for _ in range(2):
+        train_epoch(trainer)
+    trainer.current_epoch -= 1
+    trainer.save_checkpoint(str(folder / "checkpoint_kept.pth"))
+    trainer.current_epoch += 1
+    train_epoch(trainer)
+    trainer.load_checkpoint(str(folder / "checkpoint_kept.pth"))
+    assert trainer.current_epoch == 2
+    train_epoch(trainer)
+    rows = csv.DictReader((folder / "cpr_history.csv").open())
+    count = Counter(row["epoch"] for row in rows)
+    assert len({*count.values()}) == 1 and [*count] == ["0", "1", "2"]
+
+
+def test_moments_that_never_came_are_made_up_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """A training loop of its own, which leaves methods out."""
+    trainer = build_trainer(f"nnUNetTrainerCPR_ws3_seed1_{LENGTH}")
+    trainer.steps_of_test = 0
+    trainer.train_step({})
+    assert "has not called on_epoch_start" in capsys.readouterr().err
+    trainer = build_trainer(f"nnUNetTrainerCPR_ws3_seed1_{LENGTH}")
+    train_epoch(trainer)
+    assert "has not called on_train_start" in capsys.readouterr().err
+    assert (Path(trainer.output_folder) / "nnunet_cpr_run.json").exists()
+
+
+def test_parts_act_in_their_written_order() -> None:
+    trainer = begin(f"nnUNetTrainerCPR_ws3_{LENGTH}")
+    order = [type(part).__name__ for part in parts_of(trainer)]
+    assert order == [
+        "Saves",
+        "Seeds",
+        "Settings",
+        "Weights",
+        "Regularization",
+        "Schedule",
+        "Average",
+        "Record",
+        "Progress",
+    ]
+
+
+def test_part_is_tested_without_nnunet() -> None:
+    """The average of a trainer that is none."""
+    from types import SimpleNamespace
+
+    from nnunet_cpr.nnunet.parts.average import Average
+
+    network = torch.nn.Linear(2, 1)
+    trainer: Any = SimpleNamespace(
+        network=network, is_ddp=False, training=SimpleNamespace(ema=0.5), print_to_log_file=print
+    )
+    trainer.optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    average = Average(trainer, None)
+    average.save_with(trainer.optimizer)
+    average.start()
+    for step in range(20):
+        with torch.no_grad():
+            network.weight.fill_(step)
+        average.update(None)
+    with average.bound():
+        assert trainer.network is not network
+    assert trainer.network is network
