@@ -179,14 +179,16 @@ def contradicts_itself(judged: Judged[Numbers]) -> bool:
     row = comparison_table([judged]).iloc[0]
     return any(
         (
-            (low > 0 or high < 0) != (n.p < LEVEL),
+            (low > 0 or high < 0) and n.p > LEVEL,
+            is_equivalent and not (-n.margin < low and high < n.margin),
+            judged.verdict is Verdict.NON_INFERIOR and low <= -n.margin,
             (is_equivalent or judged.verdict is Verdict.BETTER) and not judged.is_non_inferior,
             is_different and not (low > 0 or high < 0),
             is_different and (n.gain > 0) != (judged.verdict is Verdict.BETTER),
             is_equivalent != ("; equivalent within" in words),
             ("not statistically significant" in words and is_different),
             row["sentence"] != words or row["verdict"] != judged.verdict.value,
-            (row["interval_low"] > 0 or row["interval_high"] < 0) != (row["p"] < LEVEL),
+            (row["interval_low"] > 0 or row["interval_high"] < 0) and row["p"] > LEVEL,
         )
     )
 
@@ -216,7 +218,7 @@ def claims_by_parts(results: Iterator[StudyResults]) -> Counter[str]:
         agrees = {
             "t": judged.numbers.tests[0].p < LEVEL,
             "crossed": judged.numbers.tests[1].p < LEVEL,
-            "bootstrap": judged.evidence.difference.bootstrap,
+            "bootstrap": judged.numbers.bootstrap[0] > 0 or judged.numbers.bootstrap[1] < 0,
         }
         counts.update(name for name, tests in PARTS.items() if all(agrees[test] for test in tests))
     return counts

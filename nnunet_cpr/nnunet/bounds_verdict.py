@@ -13,6 +13,8 @@ from nnunet_cpr.nnunet.history import History
 
 HELD = 0.05
 """Relative distance from the bound within which R counts as held."""
+ACTIVE = 1e-6
+"""Smallest multiplier that counts as active, and that the figure shows."""
 COLLAPSED = 0.5
 """R / kappa below which a matrix that was active has been shrunk far below its bound."""
 FEW = 0.1
@@ -73,10 +75,10 @@ def unchanged(history: History) -> np.ndarray:
 def judge_bounds(history: History) -> BoundsVerdict:
     """Return the verdict on a history.
 
-    Parameters of :func:`unchanged` are left out. A matrix is active if its multiplier is positive at the
-    end of an epoch. Its level is the median of R / kappa over the last quarter of its epochs with a
-    bound. Above 1 + :data:`HELD` its multiplier is still growing, since it grows in every step in which
-    R is above the bound. An active matrix below :data:`COLLAPSED` was shrunk too far: a multiplier that
+    Parameters of :func:`unchanged` are left out. A matrix is active if its multiplier is at least
+    :data:`ACTIVE` at the end of an epoch. Its level is the median of R / kappa over the last quarter of
+    its epochs with a bound. Above 1 + :data:`HELD` its multiplier is still growing, since it grows in
+    every step in which R is above the bound. An active matrix below :data:`COLLAPSED` was shrunk too far: a multiplier that
     has grown far above the bound decreases slowly and corrects on below the bound. If there are more
     than :data:`FEW` of both, the bound is too tight; with at most that many active matrices, too loose.
 
@@ -132,7 +134,7 @@ def _judge(
         return Kind.UNSET, f": {_count(unset, total)} not regularized in {steps:,} steps"
 
     level = _levels(measure, kappa, has_bound)
-    active = (np.where(has_bound, multiplier, 0) > 0).any(axis=1)
+    active = (np.where(has_bound, multiplier, 0) >= ACTIVE).any(axis=1)
     outside = (level > 1 + HELD) | (active & (level < COLLAPSED))
     lowest, highest = np.nanmin(level, initial=np.inf), np.nanmax(level, initial=0.0)
     if outside.sum() > FEW * total:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,13 +16,13 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from nnunet_cpr.figures import new_figure
-from nnunet_cpr.nnunet.bounds_verdict import HELD, Kind, judge_bounds, unchanged
+from nnunet_cpr.nnunet.bounds_verdict import ACTIVE, HELD, Kind, judge_bounds, unchanged
 from nnunet_cpr.nnunet.history import History
 
 FIGURE_NAME = "cpr_progress.png"
 
 _RATIOS = [0, 0.25, 0.5, 0.8, 1 - HELD, 1 + HELD, 1.2, 1.5, 2]
-_DECADES = np.arange(-6, 1)  # of the multipliers, in powers of ten
+_DECADES = np.arange(round(math.log10(ACTIVE)), 1)  # of the multipliers, in powers of ten
 _Scale = tuple[Colormap, BoundaryNorm, Sequence[float] | np.ndarray]  # the last are the ticks
 # The same colours for every training.
 _RATIO_SCALE = matplotlib.colormaps["RdBu_r"], BoundaryNorm(_RATIOS, 256, extend="max"), _RATIOS
@@ -73,7 +74,9 @@ def draw_progress(history: History) -> None:
         _, bar = _draw_heat_map(bottom, history, left_out, multiplier, _MULTIPLIER_SCALE)
         bar.ax.set_yticklabels([f"$10^{{{d}}}$" for d in _DECADES])
         bar.minorticks_off()
-        bottom.set_title("Lagrange multiplier lambda (white: 0; grey: no bound yet)", fontsize=10)
+        bottom.set_title(
+            f"Lagrange multiplier lambda (white: below {ACTIVE:g}; grey: no bound yet)", fontsize=10
+        )
         bottom.set_xlabel("epoch")
         set_in = [int(row.argmax()) for row in has_bound[~left_out] if row.any()]
         for position in {min(set_in), max(set_in)} - {0} if set_in else ():

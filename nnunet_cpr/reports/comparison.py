@@ -1,6 +1,6 @@
 """Comparison of two trainers: its numbers, and the verdict on what they show.
 
-One table (:func:`judge`) decides. Everything that a report says of a comparison, in words, figures and
+One table (:class:`Judged`) decides. Everything that a report says of a comparison, in words, figures and
 CSV files, follows from its verdict.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,6 @@ from nnunet_cpr.reports.results import (
     Condition,
     ConditionResults,
     SplitRatio,
-    case_means,
     run_means,
 )
 from nnunet_cpr.reports.selection import Compared
@@ -49,6 +48,7 @@ class Gain:
         bootstrap: 95 % interval of the gain, of the bootstrap over cases and seeds.
         table_gain: gain by the main table's means, which are over cases for each class and then over
             classes; it can have another sign where classes are missing in many cases.
+        failures: cases that failed, which a mean of few cases hides.
         doubt: what makes every number doubtful; empty if nothing does.
         obstacle: why there is no verdict whatever the numbers are; empty if nothing speaks against one.
     """
@@ -60,6 +60,7 @@ class Gain:
     tests: tuple[MeanDifference, ...]
     bootstrap: tuple[float, float]
     table_gain: float
+    failures: Failures
     doubt: str
     obstacle: str
 
@@ -81,8 +82,12 @@ class Gain:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval of the gain."""
-        return self.deciding.interval
+        """95 % interval of the gain, the envelope of the tests and the bootstrap.
+
+        There is no other one: a verdict never says more than it.
+        """
+        low, high = self.deciding.interval
+        return float(np.fmin(low, self.bootstrap[0])), float(np.fmax(high, self.bootstrap[1]))
 
     @property
     def shown_interval(self) -> tuple[float, float]:
@@ -106,11 +111,6 @@ class Gain:
         p_non_superior = self.largest(lambda test: test.probability_above(self.margin))
         return float(np.fmax(self.p_non_inferior, p_non_superior))
 
-    @property
-    def advantage_low(self) -> float:
-        """Lower limit of the gain, one-sided, the lowest of the tests."""
-        return -self.largest(lambda test: -test.lower_limit)
-
     def largest(self, of_test: Callable[[MeanDifference], float]) -> float:
         """Return the largest number of the tests; NaN, of too few runs, does not count."""
         return float(np.fmax.reduce([of_test(test) for test in self.tests]))
@@ -127,6 +127,8 @@ class Numbers(Gain):
         folds, seeds: folds and seeds of the runs that are compared.
         gains_of_cases: mean gain of each case over the seeds.
         cases_left_out: number of cases with a value from one of the two only, in any seed.
+        cases_marked: number of cases in which one of the two marks an absent structure, in any seed.
+        without_marked: the comparison without these cases; None if there are none.
         ratio: test cases of a fold per other case.
     """
 
@@ -135,12 +137,38 @@ class Numbers(Gain):
     seeds: list[int]
     gains_of_cases: np.ndarray
     cases_left_out: int
+    cases_marked: int
+    without_marked: Numbers | None
     ratio: SplitRatio
 
     @property
     def cases(self) -> int:
         """Number of cases."""
         return len(self.gains_of_cases)
+
+
+FAILED = 0.1
+"""Dice of a case below which it counts as failed, the mean over its classes in any run."""
+
+
+class Failures(NamedTuple):
+    """Cases that failed in any run.
+
+    Attributes:
+        entry, reference: number of failed cases of both trainers.
+        cases: number of cases.
+        dice: mean Dice of the trainer in percent, which a case that fails costs.
+    """
+
+    entry: int = 0
+    reference: int = 0
+    cases: int = 0
+    dice: float = math.nan
+
+    @property
+    def bound(self) -> float:
+        """Share of failures that none in so many cases still allows, in 95 % of studies (3 / N)."""
+        return min(1.0, 3 / self.cases) if self.cases else math.nan
 
 
 def compare_with(conditions: Sequence[Compared], reference: str) -> list[Numbers]:
@@ -157,50 +185,97 @@ def compare_by(metric: Metric, compared: Compared, trainer: str) -> Iterator[Num
     """Yield the comparisons of one condition by one metric."""
     results, reference = compared.results, compared.results.study.entry(trainer)
     flaws, constants = _find_flaws(compared), _find_constants(results)
-    by_case = values_of_cases(results, metric)
-    by_run = run_means(results.cases, metric.name).set_index(["trainer", "fold", "seed"])[metric.name]
+    dice = results.cases.groupby(["trainer", "fold", "seed", "case"], sort=False)["dice"].mean()
     for entry in results.study.trainers:
         if entry == reference:
             continue
-        pairs = pair_runs(results, by_case, entry, reference)
-        complete = statistics.complete_folds([metric.sign * of_fold for of_fold in pairs.differences])
-        trainings = statistics.training_means(complete)
-        of_cases = [np.nanmean(fold, axis=0).round(_ROUNDING) for fold in complete]
-        in_table = [
-            by_run.reindex(product([e.key], pairs.folds, pairs.seeds)).mean() for e in (entry, reference)
-        ]
+        pairs = pair_runs(results, metric, entry, reference)
         flawed, constant = (
             next((reasons[e.key] for e in (reference, entry) if e.key in reasons), "")
             for reasons in (flaws, constants)
         )
         doubt = flawed or _left_out(metric, pairs.cases_left_out)
-        yield Numbers(
+        numbers = Numbers(
             condition=results.condition,
             metric=metric,
             entry=entry,
             reference=reference,
             folds=pairs.folds,
             seeds=pairs.seeds,
-            gains_of_cases=np.concatenate(of_cases or [np.array([])]),
             cases_left_out=pairs.cases_left_out,
+            cases_marked=pairs.cases_marked,
+            without_marked=None,
             margin=results.study.margin[metric.name],
             ratio=results.ratio,
-            tests=(
-                statistics.corrected_t_test(trainings, results.ratio.value),
-                statistics.fold_seed_test(trainings),
-            ),
-            bootstrap=statistics.crossed_bootstrap(complete),
-            table_gain=metric.sign * metric.scale * float(in_table[0] - in_table[1]),
+            table_gain=_table_gain(results.cases, metric, pairs, entry, reference),
+            failures=_failures(dice, pairs, entry.key, reference.key),
             doubt=doubt,
-            obstacle=doubt or constant or _shortage(trainings),
+            **_test(metric, pairs.differences, results.ratio, doubt or constant),
         )
+        if pairs.cases_marked:
+            others = [
+                np.where(marked.any(axis=0), np.nan, of_fold)
+                for of_fold, marked in zip(pairs.differences, pairs.marked)
+            ]
+            tested = _test(metric, others, results.ratio, doubt or constant)
+            rest = results.cases.set_index(["fold", "case"]).drop(index=pairs.names_of_marked)
+            gain = _table_gain(rest.reset_index(), metric, pairs, entry, reference)
+            numbers = replace(numbers, without_marked=replace(numbers, table_gain=gain, **tested))
+        yield numbers
 
 
-def values_of_cases(results: ConditionResults, metric: Metric) -> pd.DataFrame:
-    """Return the shown foreground means: rows (fold, case), columns (trainer, seed)."""
-    keys = ["fold", "case", "trainer", "seed"]
-    means = case_means(results.cases, metric.name).set_index(keys)[metric.name]
-    return (metric.scale * means.unstack(["trainer", "seed"])).round(_ROUNDING)
+def _test(
+    metric: Metric, differences: Sequence[np.ndarray], ratio: SplitRatio, obstacle: str
+) -> dict[str, Any]:
+    """Return the gains of the cases, their tests, and why there is no verdict on them."""
+    complete = statistics.complete_folds([metric.sign * of_fold for of_fold in differences])
+    trainings = statistics.training_means(complete)
+    of_cases = [np.nanmean(fold, axis=0).round(_ROUNDING) for fold in complete]
+    return {
+        "gains_of_cases": np.concatenate(of_cases or [np.array([])]),
+        "tests": (
+            statistics.corrected_t_test(trainings, ratio.value),
+            statistics.fold_seed_test(trainings),
+        ),
+        "bootstrap": statistics.crossed_bootstrap(complete),
+        "obstacle": obstacle or _shortage(trainings),
+    }
+
+
+def _table_gain(
+    cases: pd.DataFrame, metric: Metric, pairs: Pairs, entry: TrainerEntry, reference: TrainerEntry
+) -> float:
+    """Return the gain by the main table's means, of the runs that are compared."""
+    by_run = run_means(cases, metric.name).set_index(["trainer", "fold", "seed"])[metric.name]
+    ours, theirs = (
+        by_run.reindex(product([each.key], pairs.folds, pairs.seeds)).mean()
+        for each in (entry, reference)
+    )
+    return metric.sign * metric.scale * float(ours - theirs)
+
+
+def _failures(dice: pd.Series, pairs: Pairs, entry: str, reference: str) -> Failures:
+    """Return the failed cases of two trainers in the runs that are compared."""
+    chosen = dice[
+        dice.index.isin(pairs.folds, level="fold") & dice.index.isin(pairs.seeds, level="seed")
+    ]
+    worst = chosen.groupby(["trainer", "fold", "case"]).min()
+    failed = (worst < FAILED).groupby("trainer").sum()
+    cases = len(worst.reset_index()[["fold", "case"]].drop_duplicates())
+    mean = 100 * chosen[chosen.index.isin([entry], level="trainer")].mean()
+    return Failures(int(failed.get(entry, 0)), int(failed.get(reference, 0)), cases, float(mean))
+
+
+def class_values(cases: pd.DataFrame, metric: Metric) -> pd.DataFrame:
+    """Return the shown values of a table of cases: rows (fold, case, class), columns (trainer, seed).
+
+    The value of a class that is in neither mask, which has no Dice, is infinite; that of one without a
+    value for another reason, such as a file that cannot be read, is NaN.
+    """
+    keys = ["fold", "case", "class", "trainer", "seed"]
+    values = (metric.scale * cases[metric.name]).mask(cases["dice"].isna(), np.inf)
+    table = cases[keys].assign(value=values).set_index(keys)["value"]
+    return table.unstack(["trainer", "seed"]).round(_ROUNDING)
 
 
 class Pairs(NamedTuple):
@@ -208,37 +283,60 @@ class Pairs(NamedTuple):
 
     Attributes:
         folds, seeds: those which both have finished.
-        differences: other - reference, for each fold an array [seeds, cases].
+        differences: other - reference, for each fold an array [seeds, cases]. Where only one of the two
+            marks a structure that is absent, the other one has the best value.
+        marked: True for such a case, for each fold an array [seeds, cases].
         cases_left_out: number of cases with a value from one of the two only, in any seed.
+        names_of_marked: fold and name of the cases in which one of the two marks an absent structure, in
+            any seed.
     """
 
     folds: list[int]
     seeds: list[int]
     differences: list[np.ndarray]
+    marked: list[np.ndarray]
     cases_left_out: int
+    names_of_marked: pd.MultiIndex
+
+    @property
+    def cases_marked(self) -> int:
+        """Number of cases in which one of the two marks an absent structure."""
+        return len(self.names_of_marked)
 
 
 def pair_runs(
-    results: ConditionResults, by_case: pd.DataFrame, entry: TrainerEntry, reference: TrainerEntry
+    results: ConditionResults, metric: Metric, entry: TrainerEntry, reference: TrainerEntry
 ) -> Pairs:
-    """Return the runs of two trainers that are compared.
-
-    Args:
-        results: results of a condition.
-        by_case: its :func:`values_of_cases`.
-        entry, reference: the two trainers.
-    """
+    """Return the runs of two trainers that are compared, by a metric."""
+    cases = results.cases
+    values = class_values(cases[cases["trainer"].isin([entry.key, reference.key])], metric)
     finished = [set(results.finished_runs(each.key)) for each in (entry, reference)]
     folds, seeds = results.largest_rectangle(set.intersection(*finished))
-    of_folds = by_case[by_case.index.isin(folds, level="fold")]
+    here = values[values.index.isin(folds, level="fold")]
     other, base = (
-        of_folds.reindex(columns=pd.MultiIndex.from_product([[each.key], seeds])).to_numpy(float)
+        here.reindex(columns=pd.MultiIndex.from_product([[each.key], seeds])).to_numpy(float)
         for each in (entry, reference)
     )
-    differences = (other - base).round(_ROUNDING)
-    of_fold = of_folds.index.get_level_values("fold")
-    left_out = int((np.isnan(other) != np.isnan(base)).any(axis=1).sum())
-    return Pairs(folds, seeds, [differences[of_fold == fold].T for fold in folds], left_out)
+    absent = np.isinf(other), np.isinf(base)
+    marked = (absent[0] & np.isfinite(base)) | (absent[1] & np.isfinite(other))
+    best = metric.scale if metric.sign > 0 else 0.0
+    other, base = (
+        np.where(own & np.isfinite(others), best, np.where(own, np.nan, own_values))
+        for own, own_values, others in ((absent[0], other, base), (absent[1], base, other))
+    )
+    known = pd.DataFrame({"left out": (np.isnan(other) != np.isnan(base)).any(axis=1)}, here.index)
+    case = ["fold", "case"]
+    by_case = pd.DataFrame(other - base, here.index).groupby(case, sort=True).mean().round(_ROUNDING)
+    of_marked = pd.DataFrame(marked, here.index).groupby(case, sort=True).any()
+    of_fold = by_case.index.get_level_values("fold")
+    return Pairs(
+        folds,
+        seeds,
+        [by_case.to_numpy()[of_fold == fold].T for fold in folds],
+        [of_marked.to_numpy()[of_fold == fold].T for fold in folds],
+        int(known.groupby(case)["left out"].any().sum()),
+        of_marked.index[of_marked.any(axis=1)],
+    )
 
 
 def _find_flaws(compared: Compared) -> dict[str, str]:
@@ -271,7 +369,7 @@ def _left_out(metric: Metric, cases: int) -> str:
         return ""
     return (
         f"no verdict, as {count(cases, 'case')} with a {metric.title} from one of the two only are "
-        "left out, such as cases where only one predicts an absent structure"
+        "left out, such as cases that cannot be read"
     )
 
 
@@ -299,62 +397,6 @@ class Verdict(str, Enum):
     NONE = "no verdict"
 
 
-class Claim(NamedTuple):
-    """A possible result, and what must agree before it is claimed.
-
-    Attributes:
-        tests: each test, after Holm's correction.
-        bootstrap: the interval of the bootstrap over cases and seeds.
-        table: the means of the main table.
-    """
-
-    tests: bool
-    bootstrap: bool
-    table: bool
-
-
-class Evidence(NamedTuple):
-    """Everything that a verdict depends on.
-
-    Attributes:
-        is_possible: False with too few runs, and where something makes every number doubtful.
-        is_gain: True if the mean difference is in favour of the trainer.
-        difference: its mean is not that of the reference.
-        equivalence: the two differ by less than the margin.
-        non_inferiority: it is not worse by the margin or more.
-    """
-
-    is_possible: bool
-    is_gain: bool
-    difference: Claim
-    equivalence: Claim
-    non_inferiority: Claim
-
-
-def judge(evidence: Evidence) -> Verdict:
-    """Return the verdict: the first row whose condition holds.
-
-    ==================  ==================================================
-    verdict             condition
-    ==================  ==================================================
-    no verdict          a verdict is not possible
-    equivalent          tests, bootstrap and table show equivalence
-    better or worse     tests, bootstrap and table show a difference
-    non-inferior        tests, bootstrap and table show non-inferiority
-    undecided           everything else; it is no evidence of equality
-    ==================  ==================================================
-    """
-    if not evidence.is_possible:
-        return Verdict.NONE
-    if all(evidence.equivalence):
-        return Verdict.EQUIVALENT
-    if all(evidence.difference):
-        return Verdict.BETTER if evidence.is_gain else Verdict.WORSE
-    if all(evidence.non_inferiority):
-        return Verdict.NON_INFERIOR
-    return Verdict.UNDECIDED
-
-
 class Corrected(NamedTuple):
     """P of the three claims after Holm's correction; NaN where no verdict is possible."""
 
@@ -370,40 +412,106 @@ G = TypeVar("G", bound=Gain)
 class Judged(Generic[G]):
     """A comparison with its verdict.
 
+    ==================  ===============================================================================
+    verdict             condition: the first that holds
+    ==================  ===============================================================================
+    no verdict          a verdict is not possible
+    equivalent          the interval is within the margin, p of both one-sided tests is at most 0.025
+    better or worse     the interval excludes 0, p is at most 0.05
+    non-inferior        the interval is above minus the margin, p of one one-sided test is at most 0.025
+    undecided           everything else; it is no evidence of equality
+    ==================  ===============================================================================
+
+    The interval is the one that is printed, p that after Holm's correction, and the means of the main
+    table must agree. The verdict must be the same without the cases in which only one of the two marks
+    an absent structure; otherwise it is undecided.
+
     Attributes:
         numbers: its numbers.
         compared: number of comparisons in Holm's correction, all with the same reference.
         p_holm: p after the correction.
-        evidence: what the verdict follows from.
-        verdict: the verdict.
+        without_marked: the verdict without the cases of absent structures; None if there are none.
     """
 
     numbers: G
     compared: int
     p_holm: Corrected
-    evidence: Evidence
-    verdict: Verdict
+    without_marked: Verdict | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict."""
+        verdict = self.own_verdict
+        is_kept = self.without_marked in (None, verdict) or verdict is Verdict.NONE
+        return verdict if is_kept else Verdict.UNDECIDED
+
+    @property
+    def own_verdict(self) -> Verdict:
+        """Verdict on all cases."""
+        n = self.numbers
+        if n.obstacle:
+            return Verdict.NONE
+        if self._is_equivalent:
+            return Verdict.EQUIVALENT
+        if self.p_holm.difference <= LEVEL and self.excludes_zero and n.table_gain * n.gain >= 0:
+            return Verdict.BETTER if n.gain > 0 else Verdict.WORSE
+        return Verdict.NON_INFERIOR if self._is_not_worse else Verdict.UNDECIDED
+
+    @property
+    def excludes_zero(self) -> bool:
+        """True if the interval excludes 0."""
+        low, high = self.numbers.interval
+        return low > 0 or high < 0
+
+    @property
+    def is_within(self) -> bool:
+        """True if the interval is within the margin."""
+        low, high = self.numbers.interval
+        return -self.numbers.margin < low and high < self.numbers.margin
+
+    @property
+    def _is_equivalent(self) -> bool:
+        is_shown = self.is_within and self.p_holm.equivalence <= LEVEL / 2
+        return is_shown and abs(self.numbers.table_gain) <= self.numbers.margin
+
+    @property
+    def _is_not_worse(self) -> bool:
+        n = self.numbers
+        is_shown = n.interval[0] > -n.margin and self.p_holm.non_inferiority <= LEVEL / 2
+        return is_shown and n.table_gain > -n.margin
 
     @property
     def is_non_inferior(self) -> bool:
         """True if the trainer is shown to be not worse by the margin or more."""
-        is_shown = self.evidence.is_possible and all(self.evidence.non_inferiority)
-        return is_shown or self.verdict in (Verdict.EQUIVALENT, Verdict.BETTER)
+        shown = (Verdict.EQUIVALENT, Verdict.BETTER, Verdict.NON_INFERIOR)
+        return self.verdict in shown or (self.verdict is Verdict.WORSE and self._is_not_worse)
 
     @property
     def smallest_margin(self) -> float:
         """Smallest margin within which equal trainers could have been shown equivalent."""
-        level = LEVEL / max(self.compared, 1)
+        level = LEVEL / 2 / max(self.compared, 1)
         low, high = self.numbers.bootstrap
         reach = self.numbers.largest(lambda test: test.one_sided_reach(level))
         return float(np.fmax(reach, (high - low) / 2))
 
 
 def judge_all(comparisons: Sequence[G]) -> list[Judged[G]]:
-    """Return the verdicts of all comparisons with the same reference.
+    """Return the verdicts of all comparisons of a scope with the same reference.
 
     Holm's correction counts those that can have a verdict, of all trainers, metrics and data sets.
     """
+    judged = _correct(comparisons)
+    others = [getattr(each, "without_marked", None) for each in comparisons]
+    if all(other is None for other in others):
+        return judged
+    without = _correct([own if other is None else other for own, other in zip(comparisons, others)])
+    return [
+        own if other is None else replace(own, without_marked=alone.own_verdict)
+        for own, other, alone in zip(judged, others, without)
+    ]
+
+
+def _correct(comparisons: Sequence[G]) -> list[Judged[G]]:
     possible = sum(not each.obstacle for each in comparisons)
     corrected = zip(
         *(
@@ -411,21 +519,4 @@ def judge_all(comparisons: Sequence[G]) -> list[Judged[G]]:
             for name in ("p", "p_equivalent", "p_non_inferior")
         )
     )
-    judged = []
-    for numbers, p in zip(comparisons, map(Corrected._make, corrected)):
-        evidence = _evidence(numbers, p)
-        judged.append(Judged(numbers, possible, p, evidence, judge(evidence)))
-    return judged
-
-
-def _evidence(n: Gain, p: Corrected) -> Evidence:
-    low, high = n.bootstrap
-    excludes_zero = low > 0 if n.gain > 0 else high < 0
-    is_within = -n.margin < low and high < n.margin
-    return Evidence(
-        is_possible=not n.obstacle,
-        is_gain=n.gain > 0,
-        difference=Claim(p.difference < LEVEL, excludes_zero, n.table_gain * n.gain >= 0),
-        equivalence=Claim(p.equivalence < LEVEL, is_within, abs(n.table_gain) <= n.margin),
-        non_inferiority=Claim(p.non_inferiority < LEVEL, low > -n.margin, n.table_gain > -n.margin),
-    )
+    return [Judged(n, possible, p) for n, p in zip(comparisons, map(Corrected._make, corrected))]

@@ -31,7 +31,7 @@ def over_table(comparisons: Sequence[Judged[OverDatasets]]) -> pd.DataFrame:
             **_key(each, "reference"),
             **_shared(each),
             "datasets": len(each.numbers.datasets),
-            "better_on": each.numbers.better_on,
+            "better_on": each.numbers.higher_on,
             "left_out": " ".join(left_out.condition.dataset for left_out in each.numbers.left_out),
         }
         for each in comparisons
@@ -46,7 +46,7 @@ def non_inferiority_table(comparisons: Sequence[Judged[Numbers]]) -> pd.DataFram
             **_key(each, "non_inferior_to"),
             "seeds": len(each.numbers.seeds),
             "difference": each.numbers.difference,
-            "advantage_low": each.numbers.advantage_low,
+            "advantage_low": each.numbers.interval[0],
             "margin": each.numbers.margin,
             "p": each.numbers.p_non_inferior,
             "p_holm": each.p_holm.non_inferiority,
@@ -89,11 +89,14 @@ def _shared(judged: Judged[Any]) -> dict[str, Any]:
         "p_better": above,
         "p_equivalent": 1 - above - below,
         "p_worse": below,
-        "advantage_low": n.advantage_low,
+        "advantage_low": n.interval[0],
         "p_tost": n.p_equivalent,
         "p_tost_holm": judged.p_holm.equivalence,
         "smallest_margin": judged.smallest_margin,
         "comparisons": judged.compared,
+        "failed_cases": n.failures.entry,
+        "failed_cases_reference": n.failures.reference,
+        "sentence": sentence(judged),
     }
 
 
@@ -112,9 +115,9 @@ def _own(judged: Judged[Numbers]) -> dict[str, Any]:
         "cases_better": int((n.gains_of_cases > 0).sum()),
         "cases_worse": int((n.gains_of_cases < 0).sum()),
         "cases_left_out": n.cases_left_out,
+        "cases_marked": n.cases_marked,
         "test_ratio": n.ratio.value,
         "test_ratio_from": n.ratio.source,
-        "sentence": sentence(judged),
     }
 
 

@@ -38,8 +38,14 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-_COLORS = {Verdict.BETTER: "#00775c", Verdict.WORSE: "#b34700"}
-_UNDECIDED = "#00609f"
+_COLORS = {
+    Verdict.BETTER: "#00775c",
+    Verdict.WORSE: "#b34700",
+    Verdict.EQUIVALENT: "#00609f",
+    Verdict.NON_INFERIOR: "#00609f",
+}
+_UNDECIDED = "0.35"
+"""Color of what shows nothing, whose marker is empty, too."""
 _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 
 
@@ -91,16 +97,26 @@ def draw_differences(
         for height, each in enumerate(comparisons):
             difference = each.numbers.difference
             color = _COLORS.get(each.verdict, _UNDECIDED)
-            axes.plot(each.numbers.shown_interval, [height, height], color=color, linewidth=2)
-            axes.plot(difference, height, "o", color=color)
+            interval = each.numbers.shown_interval
+            axes.plot(interval, [height, height], color=color, linewidth=2)
+            fill = color if each.verdict in _COLORS else "white"
+            axes.plot(difference, height, "o", color=color, markerfacecolor=fill)
+            for end, marker in zip(interval, "<>"):
+                if abs(end) > reach:  # an arrow, as it goes on
+                    axes.plot(math.copysign(0.98 * reach, end), height, marker, color=color)
             if abs(difference) > reach:
-                edge = math.copysign(0.97 * reach, difference)
+                edge = math.copysign(0.94 * reach, difference)
                 side = "right" if difference > 0 else "left"
                 axes.text(edge, height, value_text(difference, "+.2f"), ha=side, va="center", size=8)
         names = [short(each.numbers.entry.full_title) for each in comparisons]
         axes.set_yticks(range(len(names)), names)
         axes.set(ylim=(len(names) - 0.5, -0.5), xlim=(-reach, reach), title=title)
         axes.set_xlabel(_difference_label(first))
+        verdicts = unique([each.verdict for each in comparisons])
+        for verdict in verdicts:
+            color = _COLORS.get(verdict, _UNDECIDED)
+            fill = color if verdict in _COLORS else "white"
+            axes.plot([], [], "o", color=color, markerfacecolor=fill, label=verdict.value)
         axes.legend()
         alt = (
             f"Differences of {metric.title} to {first.reference.full_title} in "
@@ -122,6 +138,7 @@ def draw_over_datasets(comparisons: Sequence[Judged[OverDatasets]]) -> Picture:
     with styled_figure((9, 1.4 + 0.25 * len(names)), STYLE) as figure:
         panels = np.atleast_1d(figure.subplots(1, len(shown), sharey=True))
         for axes, judged in zip(panels, shown):
+            axes.axvspan(-first.margin, first.margin, color="0.92")
             axes.axvline(0, color="0.4", linewidth=0.8)
             axes.axhline(len(names) - 0.5, color="0.8", linewidth=0.8)
             for each in judged.numbers.datasets:
@@ -133,12 +150,23 @@ def draw_over_datasets(comparisons: Sequence[Judged[OverDatasets]]) -> Picture:
             axes.fill([low, middle, high, middle], len(names) + np.array([0, 0.3, 0, -0.3]), color=color)
             means = [each.difference for each in judged.numbers.datasets]
             reach = 1.2 * max(np.abs([*means, low, high])) or 1
+            for each in judged.numbers.datasets:
+                height = names.index(each.condition.dataset)
+                number = f" {value_text(each.difference, '+.2f')} ({each.cases})"
+                axes.text(reach, height, number, va="center", size=7, clip_on=False)
+                for end, marker in zip(each.shown_interval, "<>"):
+                    if abs(end) > reach:
+                        axes.plot(math.copysign(0.98 * reach, end), height, marker, color="0.6", ms=4)
+            number = f" {value_text(middle, '+.2f')}"
+            axes.text(reach, len(names), number, va="center", size=7, clip_on=False)
             axes.set(xlim=(-reach, reach), title=short(judged.numbers.entry.full_title))
         is_all = not any(judged.numbers.left_out for judged in shown)
         mean = "all data sets" if is_all else "mean, not of all"
         panels[0].set_yticks(range(len(names) + 1), [*map(short, names), mean])
         panels[0].set_ylim(len(names) + 0.5, -0.5)
-        figure.supxlabel(f"{_difference_label(first)}; bars: 95 % intervals", fontsize=9)
+        within = f"grey: within {metric.amount(first.margin, 'g')}"
+        label = f"{_difference_label(first)}; bars: 95 % intervals; {within}; right: difference (cases)"
+        figure.supxlabel(label, fontsize=9)
         alt = (
             f"Differences of {metric.title} to {first.reference.full_title} on each data set, and their "
             f"mean, in {metric.difference_unit}, with 95 % intervals; over_datasets.csv has the "
@@ -156,7 +184,7 @@ def _difference_label(n: Gain) -> str:
 
 
 def draw_runs(results: ConditionResults, metric: Metric) -> Picture:
-    """Draw the foreground mean of every run: a line joins the trainers of one fold and seed."""
+    """Draw the foreground mean of every run, a point for each fold and seed."""
     means = run_means(results.cases, metric.name)
     table = metric.scale * means.pivot(index="trainer", columns=["fold", "seed"], values=metric.name)
     titles = _titles_of_drawn(results.study, table)
@@ -165,7 +193,7 @@ def draw_runs(results: ConditionResults, metric: Metric) -> Picture:
         for position, fold in enumerate(results.study.folds):
             if fold in table:
                 values, color = table[fold].loc[list(titles)], f"C{position % 10}"
-                lines = axes.plot(values.to_numpy(), "o-", color=color, linewidth=0.6, markersize=4)
+                lines = axes.plot(values.to_numpy(), "o", color=color, markersize=4, alpha=0.7)
                 lines[0].set_label(f"fold {fold}")
         axes.set_xticks(range(len(titles)), [*titles.values()], rotation=20, ha="right")
         axes.margins(x=0.15)

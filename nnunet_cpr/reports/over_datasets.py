@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from nnunet_cpr.reports.comparison import Gain, Judged, Numbers, judge_all
+from nnunet_cpr.reports.comparison import Failures, Gain, Judged, Numbers, judge_all
 from nnunet_cpr.reports.results import Condition
 from nnunet_cpr.reports.statistics import corrected_t_test
 
@@ -44,13 +44,15 @@ class OverDatasets(Gain):
         return f"{len(self.datasets)}{of_all} data sets"
 
     @property
-    def better_on(self) -> int:
-        """Number of data sets on which the trainer is better."""
+    def higher_on(self) -> int:
+        """Number of data sets on which the mean is in favour of the trainer."""
         return sum(each.gain > 0 for each in self.datasets)
 
 
 class HypothesisFamily(NamedTuple):
-    """Comparisons with one reference, all of which count in Holm's correction.
+    """Comparisons with one reference; those of a scope count in Holm's correction.
+
+    Those over data sets are a scope of their own.
 
     Attributes:
         over: comparisons over data sets.
@@ -63,9 +65,7 @@ class HypothesisFamily(NamedTuple):
 
 def judge_family(comparisons: Sequence[Numbers]) -> HypothesisFamily:
     """Return the verdicts of comparisons with one reference, and of those over data sets."""
-    over = over_datasets(comparisons)
-    judged: list[Judged[Any]] = judge_all([*over, *comparisons])
-    return HypothesisFamily(judged[: len(over)], judged[len(over) :])
+    return HypothesisFamily(judge_all(over_datasets(comparisons)), judge_all(comparisons))
 
 
 def over_datasets(comparisons: Sequence[Numbers]) -> list[OverDatasets]:
@@ -99,11 +99,18 @@ def _over(counted: list[Numbers], left_out: list[Numbers]) -> OverDatasets:
         tests=(test,),
         bootstrap=test.interval,  # a bootstrap over so few units would be too narrow
         table_gain=float(np.mean([each.table_gain for each in counted])),
+        failures=_sum_failures([each.failures for each in counted]),
         doubt="",
         obstacle=_obstacle(gains, left_out),
         datasets=counted,
         left_out=left_out,
     )
+
+
+def _sum_failures(failures: Sequence[Failures]) -> Failures:
+    numbers = np.array(failures)
+    entry, reference, cases = map(int, numbers[:, :3].sum(axis=0))
+    return Failures(entry, reference, cases, float(numbers[:, 3].mean()))
 
 
 def _obstacle(gains: np.ndarray, left_out: Sequence[Numbers]) -> str:

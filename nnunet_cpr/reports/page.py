@@ -103,7 +103,7 @@ def _details(compared: Compared, judged: list[Judged[Numbers]], raw: Path | None
         best = max(first, key=lambda numbers: numbers.gain)
         pictures, notes = draw_extreme_cases(compared, best, raw)
         names = f"{best.entry.full_title} instead of {best.reference.full_title}"
-        text = f"{names}: points gained in a case, and the slice with the most wrong voxels."
+        text = f"{names}: points gained in a case, and the slice in which the two differ most."
         yield Section(f"Pictures of cases: {title}", [text, *notes], [], pictures)
     if not results.epochs.empty:
         curves, times = figures.draw_curves(results), tables.time_table(results)
@@ -159,12 +159,15 @@ def write_report(
     judged = tested = judge_family(compare_with(compared, of_trainers.reference))
     if of_trainers.non_inferior_to != of_trainers.reference:
         tested = judge_family(compare_with(compared, of_trainers.non_inferior_to))
-    table, answer = tables.shown_main_table(conditions), words.answers(conditions, judged, tested)
-    notes = tables.main_table_notes(conditions) + selection_notes(compared) + words.fold_notes(judged)
-    notes += words.ratio_notes(compared) + found.notes
+    table = tables.shown_main_table(conditions, judged.comparisons)
+    answer = words.answers(conditions, judged, tested)
+    notes = tables.main_table_notes(conditions, judged.comparisons) + selection_notes(compared)
+    notes += words.fold_notes(judged) + words.ratio_notes(compared) + found.notes
     sections = build_sections(compared, answer, table, notes, judged, raw)
     cases = found.cases.assign(seed=found.cases["seed"].replace(UNSEEDED, None))
-    main = pd.concat(map(tables.main_table, conditions), ignore_index=True)
+    main = pd.concat(
+        [tables.main_table(each, judged.comparisons) for each in conditions], ignore_index=True
+    )
     documents: dict[str, str | None] = {
         "report.html": render("page.html.j2", study.name, sections),
         "report.md": render("page.md.j2", study.name, sections),

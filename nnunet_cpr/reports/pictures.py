@@ -31,9 +31,9 @@ def draw_extreme_cases(
     """Draw the cases of smallest, median and largest gain in the runs of the first seed.
 
     Returns:
-        The pictures, and a note for each case without one.
+        The pictures, and a note for all cases without one.
     """
-    pictures, notes = [], []
+    pictures, missing = [], {}
     gains = _gains(compared.results.cases, comparison)
     seed = "" if comparison.seeds[0] == UNSEEDED else f", seed {comparison.seeds[0]}"
     kinds = {len(gains) // 2: "median", 0: "worst", len(gains) - 1: "best"} if len(gains) else {}
@@ -46,7 +46,8 @@ def draw_extreme_cases(
             pictures.append(draw_case(files, dataset, title, "-".join([kind, *comparison.condition])))
         except (OSError, ValueError, RuntimeError) as error:  # SimpleITK raises RuntimeError
             reason = " ".join(str(error).rpartition("ERROR: ")[2].split())
-            notes.append(f"No picture of {case}: {reason}")
+            missing[case] = reason
+    notes = [f"No picture of {', '.join(missing)}: {next(iter(missing.values()))}"] if missing else []
     return pictures, notes
 
 
@@ -79,10 +80,11 @@ def _find_files(
 def read_slices(
     files: dict[str, Path], ignore: int | None = None
 ) -> tuple[np.ndarray, list[np.ndarray], float]:
-    """Return the slice with the most wrong voxels, cropped to the structures.
+    """Return the slice in which the predictions differ most, cropped to the structures.
 
     The voxels are turned to the patient orientation: axial slices have anterior on top and the patient's
-    right side on the left. The slice lies across the axis with the largest voxels.
+    right side on the left. The slice lies across the axis with the largest voxels. Where predictions do
+    not differ, it is that with the most wrong voxels.
     Voxels with the ignore label in the ground truth are neither wrong nor a structure.
 
     Returns:
@@ -100,8 +102,11 @@ def read_slices(
     axis = 0 if is_flat else int(np.argmax(np.round(spacing, 3)))
     grey, truth, *predictions = (np.moveaxis(sitk.GetArrayFromImage(i), axis, 0) for i in images)
     counted = counted_voxels(truth, ignore)
+    first, *others = predictions
+    differ = sum(np.count_nonzero((p != first) & counted, axis=(1, 2)) for p in others)
     wrong = sum(np.count_nonzero((p != truth) & counted, axis=(1, 2)) for p in predictions)
-    counts = wrong if np.any(wrong) else np.count_nonzero(truth * counted, axis=(1, 2))
+    present = np.count_nonzero(truth * counted, axis=(1, 2))
+    counts = next(filter(np.any, (differ, wrong)), present)
     slices = [array[int(np.argmax(counts))] for array in (grey, truth, *predictions)]
     rows, columns = np.nonzero(np.any(slices[1:], axis=0) & counted_voxels(slices[1], ignore))
     if rows.size:

@@ -19,7 +19,7 @@ import numpy as np
 
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.reports import statistics
-from nnunet_cpr.reports.comparison import count, pair_runs, values_of_cases
+from nnunet_cpr.reports.comparison import count, pair_runs
 from nnunet_cpr.reports.metrics import METRICS
 from nnunet_cpr.reports.over_datasets import MIN_DATASETS
 from nnunet_cpr.reports.results import MIN_FOLDS, MIN_SEEDS, StudyResults
@@ -95,9 +95,8 @@ class Size(NamedTuple):
 
     @property
     def family(self) -> int:
-        """Number of comparisons in Holm's correction."""
-        of_datasets = self.datasets if self == possible_size(self) else 0
-        return self.comparisons * (of_datasets + (self.datasets >= MIN_DATASETS))
+        """Number of comparisons in Holm's correction, on the data sets."""
+        return self.comparisons * self.datasets
 
 
 def possible_size(size: Size) -> Size:
@@ -142,7 +141,7 @@ def smallest_effect_over(size: Size, deviations: Deviations) -> float:
     deviation = math.sqrt(2 * variance)  # of the difference of two trainers
     gains = np.random.default_rng(0).normal(0, deviation, (_STUDIES_OVER, size.datasets))
     tests = [statistics.corrected_t_test(each, ratio=0) for each in gains]
-    found = [test.one_sided_reach(LEVEL / 2 / size.family) - test.mean for test in tests]
+    found = [test.one_sided_reach(LEVEL / 2 / size.comparisons) - test.mean for test in tests]
     return float(np.quantile(found, 0.8))
 
 
@@ -212,9 +211,8 @@ def deviations_of(results: StudyResults) -> Deviations:
     variances = []
     for condition in results.by_condition():
         reference = condition.study.entry(condition.study.reference)
-        by_case = values_of_cases(condition, METRICS["dice"])
         for entry in condition.study.trainers:
-            pairs = pair_runs(condition, by_case, entry, reference)
+            pairs = pair_runs(condition, METRICS["dice"], entry, reference)
             if entry != reference and min(len(pairs.folds), len(pairs.seeds)) >= 2:
                 complete = [fold[:, ~np.isnan(fold).any(axis=0)] for fold in pairs.differences]
                 if min(fold.shape[1] for fold in complete) >= 2:

@@ -99,10 +99,11 @@ def read_results(
             f"study {study.name}: no run has finished",
             f"expected a validation/summary.json below {results}",
         )
-    if unknown := [run for run in finished if read_record(run.folder(results)) is None]:
+    unknown = sum(read_record(run.folder(results)) is None for run in finished)
+    if unknown:
         notes.append(
-            f"{len(unknown)} of {len(finished)} runs, such as {unknown[0].key}, have no record of the "
-            "cases and plans that they were made from, which version 0.4.0 began to write."
+            f"{unknown} of {len(finished)} runs have no record of the cases and plans that they were "
+            "made from, which version 0.4.0 began to write."
         )
     return StudyResults(
         study,

@@ -12,11 +12,10 @@ import numpy as np
 import pandas as pd
 
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint, seconds_per_case
-from nnunet_cpr.reports.comparison import Verdict, compare_by, count, judge_all
+from nnunet_cpr.reports.comparison import Judged, Numbers, Verdict, count
 from nnunet_cpr.reports.metrics import Metric, value_text
 from nnunet_cpr.reports.results import (
     FALSELY_FOUND,
-    MIN_SEEDS,
     NOT_FOUND,
     RUN,
     ConditionResults,
@@ -24,7 +23,6 @@ from nnunet_cpr.reports.results import (
     run_means,
     unique,
 )
-from nnunet_cpr.reports.selection import Compared
 from nnunet_cpr.studies.state import recorded_seconds
 from nnunet_cpr.studies.study import Study, TrainerEntry
 
@@ -32,7 +30,7 @@ _DEVIATIONS = {"folds": "fold", "seeds": "seed"}
 
 
 class Table(NamedTuple):
-    """Table of text; its index and columns are the headings, and ``**`` marks the best values."""
+    """Table of text; its index and columns are the headings, and ``**`` marks the verdict "better"."""
 
     caption: str
     cells: pd.DataFrame
@@ -41,15 +39,19 @@ class Table(NamedTuple):
 # Content
 
 
-def main_table(results: ConditionResults) -> pd.DataFrame:
+def main_table(results: ConditionResults, judged: Sequence[Judged[Numbers]] = ()) -> pd.DataFrame:
     """Return the rows of a condition in ``table.csv``: the foreground mean of every trainer.
+
+    Args:
+        results: results of the condition.
+        judged: comparisons of its trainers with the reference.
 
     Returns:
         One row for each trainer. For each metric there is the mean over the finished runs
         (``dice_percent``), the standard deviation (n - 1) of the folds' means over seeds
         (``deviation_folds_points``) and of the seeds' means over folds (``deviation_seeds_points``), and
-        ``best``, which marks the trainer to which all others are shown to be worse. The columns of other
-        metrics than Dice start with their name.
+        ``better``, which marks the trainers whose verdict is "better". The columns of other metrics than
+        Dice start with their name.
         ``published_percent`` is the published Dice of the data set.
     """
     rows = []
@@ -72,8 +74,7 @@ def main_table(results: ConditionResults) -> pd.DataFrame:
     for metric in results.metrics:
         means = _means_and_deviations(results, metric)
         table = table.join(means, on="trainer")
-        best = _find_best(results, metric, means[metric.column].dropna())
-        table[_key(metric, "best")] = table["trainer"] == best
+        table[_key(metric, "better")] = table["trainer"].isin(_better(results, metric, judged))
     return table
 
 
@@ -92,13 +93,15 @@ def with_own_places(table: pd.DataFrame, study: Study) -> pd.DataFrame:
     return table
 
 
-def _find_best(results: ConditionResults, metric: Metric, means: pd.Series) -> str | None:
-    """Return the trainer to which the tests of the report show all others to be worse, if any."""
-    if len(means) < 2 or len(results.seeds) < MIN_SEEDS or _has_different_runs(results):
-        return None
-    best = str((metric.sign * means).idxmax())
-    others = judge_all(list(compare_by(metric, Compared(results, results, {}), best)))
-    return best if all(each.verdict is Verdict.WORSE for each in others) else None
+def _better(results: ConditionResults, metric: Metric, judged: Sequence[Judged[Numbers]]) -> set[str]:
+    """Return the trainers whose verdict here is "better"."""
+    return {
+        each.numbers.entry.key
+        for each in judged
+        if each.verdict is Verdict.BETTER
+        and each.numbers.metric == metric
+        and each.numbers.condition == results.condition
+    }
 
 
 def _means_and_deviations(results: ConditionResults, metric: Metric) -> pd.DataFrame:
@@ -126,11 +129,13 @@ def _deviation_key(metric: Metric, source: str) -> str:
     return _key(metric, f"deviation_{source}_{metric.difference_unit}")
 
 
-def shown_main_table(conditions: Sequence[ConditionResults]) -> Table:
+def shown_main_table(
+    conditions: Sequence[ConditionResults], judged: Sequence[Judged[Numbers]] = ()
+) -> Table:
     """Return the main table as text: trainers down and metrics across, or conditions down."""
     rows, first = {}, conditions[0]
     for results in conditions:
-        numbers = main_table(results)
+        numbers = main_table(results, judged)
         for metric in results.metrics:
             rows[results.title, metric.heading] = [
                 _value(metric, row, results.cases[results.cases["trainer"] == row["trainer"]])
@@ -152,7 +157,7 @@ def shown_main_table(conditions: Sequence[ConditionResults]) -> Table:
 def _value(metric: Metric, row: pd.Series, cases: pd.DataFrame) -> str:
     deviations = [row[_deviation_key(metric, name)] for name in _DEVIATIONS]
     mean = value_text(row[metric.column])
-    text = f"**{mean}**" if row[_key(metric, "best")] else mean
+    text = f"**{mean}**" if row[_key(metric, "better")] else mean
     text += "".join(f" ± {deviation:.2f}" for deviation in deviations if not math.isnan(deviation))
     text = _add_empty_masks(text, metric, cases)
     if row["runs"] < row["runs_planned"]:
@@ -174,7 +179,9 @@ def _add_empty_masks(mean: str, metric: Metric, cases: pd.DataFrame) -> str:
     return ", ".join(texts if (known["empty"] != "").all() else [mean, *texts])
 
 
-def main_table_notes(conditions: Sequence[ConditionResults]) -> list[str]:
+def main_table_notes(
+    conditions: Sequence[ConditionResults], judged: Sequence[Judged[Numbers]] = ()
+) -> list[str]:
     """Return the notes of the main table."""
     study = conditions[0].study
     note = "Mean over all runs (folds and seeds)" if study.seeds else "Mean over folds"
@@ -184,7 +191,10 @@ def main_table_notes(conditions: Sequence[ConditionResults]) -> list[str]:
     lower = [metric.title for metric in conditions[0].metrics if metric.sign < 0]
     notes = [f"{note}. {', '.join(lower)}: lower is better." if lower else f"{note}."]
     if any(map(_has_different_runs, conditions)):
-        notes.append("Means over different runs cannot be compared, so no value is marked as the best.")
+        notes.append("Means over different runs cannot be compared; the comparisons take common ones.")
+    if any(_better(each, metric, judged) for each in conditions for metric in each.metrics):
+        reference = study.entry(study.reference).full_title
+        notes.append(f"Bold: better than {reference} by the comparisons.")
     if any(dataset in entry.published for entry in study.trainers for dataset in study.datasets):
         notes.append(f"Published numbers: {study.source or 'source not given'}.")
     places = f"{' and '.join(study.configurations)} with {' and '.join(study.plans)}"

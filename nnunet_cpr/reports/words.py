@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from typing import Any
 
-from nnunet_cpr.reports.comparison import Gain, Judged, Numbers, Verdict
-from nnunet_cpr.reports.metrics import p_text
+from nnunet_cpr.reports.comparison import FAILED, Gain, Judged, Numbers, Verdict, count
+from nnunet_cpr.reports.metrics import METRICS, p_text
 from nnunet_cpr.reports.over_datasets import HypothesisFamily, OverDatasets
 from nnunet_cpr.reports.results import ASSUMED, MIN_FOLDS, ConditionResults, class_means
 from nnunet_cpr.reports.selection import Compared
+from nnunet_cpr.reports.statistics import LEVEL
 from nnunet_cpr.studies.state import planned_epochs
 
 
@@ -26,6 +28,7 @@ def find_warnings(results: ConditionResults) -> list[str]:
             for trainer, count in counts.items()
             if count < results.planned_runs
         ),
+        *_equal_seeds(results, titles),
         *_short_trainings(results, titles),
         *_diverged_trainings(results, titles),
     ]
@@ -39,6 +42,29 @@ def _classes_of_zero(results: ConditionResults, titles: dict[str, str]) -> Itera
             runs = "; ".join(results.run(*run).fold_and_seed for run in zero)
             where = "all runs" if len(zero) == len(rows) else runs
             yield f"{titles[trainer]}: Dice of 0 in all cases of class {name} ({where})."
+
+
+def _equal_seeds(results: ConditionResults, titles: dict[str, str]) -> Iterator[str]:
+    """Yield a line for each two seeds with the same results, as of a copied folder."""
+    values = results.cases.pivot(
+        index=["fold", "case", "class"], columns=["trainer", "seed"], values="dice"
+    )
+    for (trainer, fold), runs in _runs_by_fold(results).items():
+        of_fold = values.xs(fold, level="fold")[trainer]
+        for one, other in combinations(runs, 2):
+            if of_fold[one].notna().sum() > 1 and of_fold[one].equals(of_fold[other]):
+                yield (
+                    f"{titles[trainer]}, fold {fold}: seeds {one} and {other} have the same Dice in all "
+                    "cases, as if one was copied."
+                )
+
+
+def _runs_by_fold(results: ConditionResults) -> dict[tuple[str, int], list[int]]:
+    runs: dict[tuple[str, int], list[int]] = {}
+    for entry in results.study.trainers:
+        for fold, seed in results.finished_runs(entry.key):
+            runs.setdefault((entry.key, fold), []).append(seed)
+    return runs
 
 
 def _short_trainings(results: ConditionResults, titles: dict[str, str]) -> Iterator[str]:
@@ -101,11 +127,12 @@ def answers(
 
 
 def _most_interesting(judged: HypothesisFamily) -> list[Judged[Numbers]]:
-    """Return the comparisons in words: of many those with a verdict, then those of the largest gain."""
+    """Return the comparisons in words: of many those with a verdict, worse ones first."""
     has_no_verdict = (Verdict.UNDECIDED, Verdict.NONE)
     chosen = [e for e in judged.comparisons if not judged.over or e.verdict not in has_no_verdict]
     if len(chosen) > MAX_SENTENCES:
-        chosen.sort(key=lambda each: (each.verdict in has_no_verdict, -each.numbers.gain))
+        order = {Verdict.WORSE: 0, Verdict.BETTER: 1, Verdict.UNDECIDED: 3, Verdict.NONE: 4}
+        chosen.sort(key=lambda each: (order.get(each.verdict, 2), -abs(each.numbers.gain)))
     return chosen[:MAX_SENTENCES]
 
 
@@ -116,7 +143,7 @@ def _over_title(judged: Judged[OverDatasets]) -> str:
 def _over_sentence(judged: Judged[OverDatasets]) -> str:
     """Return the result over data sets in words."""
     title, text = _over_title(judged), sentence(judged).removesuffix(".")
-    return f"{title[0].upper()}{title[1:]}: {text}; better on {judged.numbers.better_on}."
+    return f"{title[0].upper()}{title[1:]}: {text}; higher on {judged.numbers.higher_on}."
 
 
 def _not_worse(titled: Sequence[tuple[str, Judged[Any]]]) -> str:
@@ -126,7 +153,7 @@ def _not_worse(titled: Sequence[tuple[str, Judged[Any]]]) -> str:
     """
     n = titled[0][1].numbers
     shown = "; ".join(f"{t}{e.numbers.entry.full_title}" for t, e in titled if e.is_non_inferior)
-    smallest = min((e.smallest_margin for _, e in titled if e.evidence.is_possible), default=0.0)
+    smallest = min((e.smallest_margin for _, e in titled if not e.numbers.obstacle), default=0.0)
     if not shown:
         shown = "no trainer"
         if smallest > n.margin:
@@ -169,30 +196,76 @@ def sentence(judged: Judged[Any]) -> str:
     shown = f"{_amount(n, n.gain)}{metric}"
     if not math.isnan(n.interval[0]):
         shown += f", 95 % interval {_interval(*n.interval)}"
-    return f"{names}: {shown}{_reason(judged)}."
+    reason = _reason(judged)
+    other_mean = "" if "means of the main table" in reason else _other_mean(n)
+    return f"{names}: {shown}{reason}{other_mean}.{_failures(judged)}"
 
 
 def _reason(judged: Judged[Any]) -> str:
     n = judged.numbers
     if judged.verdict is Verdict.NONE:
         return f"; {n.obstacle}"
+    if judged.without_marked is not None and judged.own_verdict is not judged.verdict:
+        return (
+            f"; undecided, as it would be {judged.own_verdict.value} with and "
+            f"{judged.without_marked.value} without the {count(n.cases_marked, 'case')} in which only "
+            "one of the two marks an absent structure"
+        )
+    marked = getattr(n, "cases_marked", 0)
+    same = f"; the same without {count(marked, 'case')} of absent structures" if marked else ""
     if judged.verdict in (Verdict.BETTER, Verdict.WORSE):
-        return f" ({_p(judged)})"
+        return f" ({_p(judged)}){same}"
     margin = n.metric.amount(n.margin, "g")
     if judged.verdict is Verdict.EQUIVALENT:
-        return f"; equivalent within {margin}"
-    shown = f"; not worse by {margin} or more" if judged.verdict is Verdict.NON_INFERIOR else ""
-    return f"{shown}; {_no_difference_shown(judged)}"
+        return f"; equivalent within {margin}{same}"
+    if judged.verdict is Verdict.NON_INFERIOR:
+        return f"; not worse by {margin} or more; {_no_difference_shown(judged)}{same}"
+    return f"{_withheld(judged, margin)}; {_no_difference_shown(judged)}{same}"
+
+
+def _withheld(judged: Judged[Any], margin: str) -> str:
+    """Return what the interval shows of the margin, and Holm's correction withholds."""
+    if judged.is_within and judged.p_holm.equivalence > LEVEL / 2:
+        return f"; within {margin}, but not after Holm's correction"
+    is_above = judged.numbers.interval[0] > -judged.numbers.margin
+    if is_above and judged.p_holm.non_inferiority > LEVEL / 2:
+        return f"; not worse by {margin} or more, but not after Holm's correction"
+    return ""
 
 
 def _no_difference_shown(judged: Judged[Any]) -> str:
     """Return why the numbers do not show a difference."""
-    n, difference = judged.numbers, judged.evidence.difference
-    if not difference.tests:
+    n = judged.numbers
+    if judged.excludes_zero and judged.p_holm.difference > LEVEL:
+        return f"not statistically significant after the correction ({_p(judged)})"
+    if judged.p_holm.difference > LEVEL:
         return f"not statistically significant ({_p(judged)})"
-    if not difference.table:
+    if judged.excludes_zero:
         return f"undecided, as the means of the main table, over classes, are {_amount(n, n.table_gain)}"
     return "undecided, as the bootstrap over cases and seeds does not confirm it"
+
+
+def _other_mean(n: Gain) -> str:
+    """Return the difference of the main table's means where it is another one, and why."""
+    if math.isnan(n.table_gain) or abs(n.table_gain - n.gain) < 0.005:
+        return ""
+    return (
+        f"; by the means of the main table, over cases for each class and then over classes, "
+        f"{_amount(n, n.table_gain)}"
+    )
+
+
+def _failures(judged: Judged[Any]) -> str:
+    """Return what rare failures could change where two trainers are called alike."""
+    failures = judged.numbers.failures
+    if judged.verdict not in (Verdict.EQUIVALENT, Verdict.NON_INFERIOR) or not failures.cases:
+        return ""
+    dice, bound = METRICS["dice"], failures.bound
+    return (
+        f" Cases with a Dice below {100 * FAILED:g} %: {failures.entry} against {failures.reference} "
+        f"of {failures.cases}; so many cannot exclude that up to {100 * bound:.1f} % fail, which would "
+        f"cost {dice.amount(bound * failures.dice)}."
+    )
 
 
 def _p(judged: Judged[Any]) -> str:

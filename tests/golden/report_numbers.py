@@ -76,11 +76,11 @@ def _compared(row: dict[str, str], reference: str) -> str:
 def _trainer(row: dict[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {"mean": number(row["dice_percent"]), "runs": number(row["runs"])}
     found |= {f"sd_{name}": number(row[f"deviation_{name}_points"]) for name in ("folds", "seeds")} | {
-        "best": row["best"] == "True"
+        "better": row["better"] == "True"
     }
     for metric, unit in (("hd95", "mm"), ("nsd", "points")):
         for key, value in row.items():
-            if key.startswith(f"{metric}_") and key != f"{metric}_best":
+            if key.startswith(f"{metric}_") and key != f"{metric}_better":
                 found[key.removesuffix(f"_{unit}")] = number(value)
     return found
 

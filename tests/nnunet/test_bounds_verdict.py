@@ -118,3 +118,11 @@ def test_bounds_that_are_never_set_are_reported_at_the_start(
     said = "the bounds are set at step 1000 or later, but this training has 2 steps: nothing will be"
     shown = capsys.readouterr().err
     assert said in shown and "set in these steps, such as _ws1" in shown
+
+
+def test_multiplier_that_the_figure_does_not_show_is_not_active() -> None:
+    """4e-8, of rounding at the bound, was counted as active and drawn white."""
+    held = np.ones((MATRICES, EPOCHS))
+    for multiplier, kind in ((4e-8, Kind.TOO_LOOSE), (2e-6, Kind.HELD)):
+        history = history_of(held, bounded(), np.full_like(held, multiplier))
+        assert judge_bounds(history).kind is kind

@@ -17,7 +17,7 @@ from nnunet_cpr.reports.over_datasets import HypothesisFamily, judge_family
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.selection import choose_compared
 from nnunet_cpr.reports.tables import shown_main_table
-from nnunet_cpr.reports.words import find_warnings, fold_notes, sentence
+from nnunet_cpr.reports.words import answers, find_warnings, fold_notes, sentence
 from nnunet_cpr.studies.study import TrainerEntry
 from tests.reports.folds import NAN, both, study, write_fold, write_history, write_json
 
@@ -101,7 +101,7 @@ def test_small_difference_within_the_margin_is_equivalent(tmp_path):
     write_runs(tmp_path, SGD, noisy(0.8, training=0, residual=0.0002, key=1))
     write_runs(tmp_path, CPR, noisy(0.8, training=0, residual=0.0002, key=2))
     found = compared(tmp_path, margin=0.25)[CPR]
-    assert found.verdict == "equivalent" and sentence(found).endswith("equivalent within 0.25 points.")
+    assert found.verdict == "equivalent" and "equivalent within 0.25 points. Cases" in sentence(found)
 
 
 @pytest.mark.parametrize(("seeds", "folds"), [((1, 2), (0, 1)), (SEEDS, (0,))])
@@ -115,20 +115,58 @@ def test_few_seeds_or_folds_have_no_verdict(tmp_path, seeds, folds):
     assert f"no verdict with {len(seeds)} seeds and {len(folds)} fold" in sentence(found)
 
 
-def test_false_positives_in_empty_cases_withhold_the_verdict(tmp_path):
-    """The better trainer in cases with a structure predicts it in all cases without one."""
-    nothing = {SGD: NAN, CPR: 0.0}
-    for trainer, dice in nothing.items():
-        for seed in SEEDS:
-            for fold in (0, 1, 2):
-                cases = {
-                    f"c{fold}{i}": {"1": 0.8 + 0.01 * (trainer == CPR) + 0.01 * i} for i in range(6)
-                }
+def write_absent(results, gain):
+    """Write runs of which only CPR marks the structure in the cases without it."""
+    for trainer, dice in {SGD: NAN, CPR: 0.0}.items():
+        for seed, folds in noisy(0.8 + gain * (trainer == CPR), folds=(0, 1, 2), cases=6).items():
+            for fold, values in folds.items():
+                cases = {f"c{fold}{i}": {"1": value} for i, value in enumerate(values)}
                 cases |= {f"e{fold}{i}": {"1": dice} for i in range(6)}
-                write_fold(tmp_path, f"{trainer}_seed{seed}", fold, cases)
+                write_fold(results, f"{trainer}_seed{seed}", fold, cases)
+
+
+def test_false_positives_in_empty_cases_count_in_the_difference(tmp_path):
+    """Where only one of the two marks an absent structure, the other one is right."""
+    write_absent(tmp_path, gain=-0.05)
     c = compared(tmp_path, folds=(0, 1, 2))[CPR]
-    assert c.verdict == "no verdict" and c.numbers.cases_left_out == 18 and not c.is_non_inferior
-    assert "no verdict, as 18 cases with a Dice from one of the two only are left out" in sentence(c)
+    assert c.verdict == "worse" == c.without_marked and c.numbers.cases_marked == 18
+    assert c.numbers.gain == pytest.approx(-52, abs=1) and c.numbers.cases_left_out == 0
+    assert "; the same without 18 cases of absent structures" in sentence(c)
+
+
+def test_verdict_that_absent_structures_decide_is_undecided(tmp_path):
+    """The better trainer in cases with a structure predicts it in all cases without one."""
+    write_absent(tmp_path, gain=0.05)
+    c = compared(tmp_path, folds=(0, 1, 2))[CPR]
+    assert c.verdict == "undecided" and c.own_verdict == "worse" and c.without_marked == "better"
+    assert "it would be worse with and better without the 18 cases in which only one" in sentence(c)
+    assert not c.is_non_inferior
+
+
+def test_identical_results_of_two_seeds_are_named(tmp_path):
+    """As of a copied folder."""
+    runs = noisy(0.8)
+    runs[3] = runs[1]
+    write_runs(tmp_path, SGD, runs)
+    (part,) = read_results(study(SGD, seeds=SEEDS), tmp_path).by_condition()
+    warned = [line for line in find_warnings(part) if "the same Dice in all cases" in line]
+    assert [line.partition(" have")[0] for line in warned] == [
+        f"{SGD}, fold {fold}: seeds 1 and 3" for fold in (0, 1)
+    ]
+
+
+def test_worse_trainers_come_first_in_words(tmp_path):
+    others = [f"{CPR}_lr{n}en3" for n in range(1, 9)]
+    write_runs(tmp_path, SGD, noisy(0.8, folds=(0, 1, 2)))
+    for number, trainer in enumerate(others):
+        write_runs(
+            tmp_path, trainer, noisy(0.75 if number in (2, 5) else 0.85 + number / 100, folds=(0, 1, 2))
+        )
+    planned = study(SGD, *others, seeds=SEEDS, folds=(0, 1, 2))
+    parts = read_results(planned, tmp_path).by_condition()
+    family = judge_family(compare_with([choose_compared(each) for each in parts], SGD))
+    said = [line for line in answers(parts, family, family) if "instead of" in line]
+    assert [" worse" in line for line in said] == [True, True, False, False, False, False]
 
 
 def test_constant_differences_have_no_verdict(tmp_path):

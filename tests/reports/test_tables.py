@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from nnunet_cpr.reports.comparison import compare_with, judge_all
 from nnunet_cpr.reports.metrics import METRICS
 from nnunet_cpr.reports.reading import read_results
+from nnunet_cpr.reports.selection import choose_compared
 from nnunet_cpr.reports.tables import (
     class_table,
     main_table,
@@ -45,26 +47,32 @@ def test_unfinished_trainers_have_no_best_and_published_numbers_a_column(unfinis
 
 
 @pytest.mark.parametrize(
-    ("gain", "training", "best"),
+    ("gain", "training", "better"),
     [(0.02, 0.002, [False, True, False]), (0.0, 0.0, [False] * 3), (0.001, 0.02, [False] * 3)],
     ids=["shown", "tied", "not significant"],
 )
-def test_best_is_the_one_to_which_all_others_are_shown_to_be_worse(tmp_path, gain, training, best):
+def test_bold_is_the_verdict_better(tmp_path, gain, training, better):
+    """Of the comparison with the reference, the first trainer, which the sentences are about."""
     write_runs(tmp_path, "A", noisy(0.8, folds=(0, 1, 2), training=training, residual=training))
     write_runs(tmp_path, "B", noisy(0.8 + gain, folds=(0, 1, 2), training=training, residual=training))
     write_runs(tmp_path, "C", noisy(0.7, folds=(0, 1, 2)))
     planned = study("A", "B", "C", folds=(0, 1, 2), seeds=(1, 2, 3), metrics=("dice", "hd95"))
     results = read_results(planned, tmp_path)
     results.cases["hd95"] = 10 * (1 - results.cases["dice"])
-    table = main_table(results.by_condition()[0])
-    assert table["best"].tolist() == table["hd95_best"].tolist() == best
-    bold = shown_main_table(results.by_condition()).cells.map(lambda cell: cell.startswith("**"))
-    assert bold.to_numpy().tolist() == [[each, each] for each in best]
+    parts = results.by_condition()
+
+    def judged():
+        return judge_all(compare_with([choose_compared(each) for each in parts], "A"))
+
+    table = main_table(parts[0], judged())
+    assert table["better"].tolist() == table["hd95_better"].tolist() == better
+    bold = shown_main_table(parts, judged()).cells.map(lambda cell: cell.startswith("**"))
+    assert bold.to_numpy().tolist() == [[each, each] for each in better]
     # A case of B has a Dice, but its prediction is gone.
-    is_gone = results.cases["trainer"].eq("B") & results.cases["seed"].eq(1)
-    results.cases.loc[is_gone & results.cases["case"].eq("case_0_00"), "hd95"] = NAN
-    table = main_table(results.by_condition()[0])
-    assert not table["hd95_best"].any() and table["best"].tolist() == best
+    is_gone = parts[0].cases["trainer"].eq("B") & parts[0].cases["seed"].eq(1)
+    parts[0].cases.loc[is_gone & parts[0].cases["case"].eq("case_0_00"), "hd95"] = NAN
+    table = main_table(parts[0], judged())
+    assert not table["hd95_better"].any() and table["better"].tolist() == better
 
 
 def test_distances_of_one_empty_mask_are_counted_instead_of_the_diagonal(tmp_path):

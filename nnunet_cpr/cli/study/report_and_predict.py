@@ -42,7 +42,9 @@ def report(
     for file in files:
         console.print(f"wrote {file}", soft_wrap=True, markup=False)
     if as_json:
-        tables = {name: pd.read_csv(folder / f"{name}.csv") for name in ("table", "comparisons")}
+        names = ("table", "comparisons", "non_inferiority", "over_datasets")
+        written = [name for name in names if (folder / f"{name}.csv").exists()]
+        tables = {name: pd.read_csv(folder / f"{name}.csv") for name in written}
         rows = {name: table.to_dict("records") for name, table in tables.items()}
         print_json({**rows, "files": files})
 
