@@ -78,9 +78,10 @@ def judge_bounds(history: History) -> BoundsVerdict:
     Parameters of :func:`unchanged` are left out. A matrix is active if its multiplier is at least
     :data:`ACTIVE` at the end of an epoch. Its level is the median of R / kappa over the last quarter of
     its epochs with a bound. Above 1 + :data:`HELD` its multiplier is still growing, since it grows in
-    every step in which R is above the bound. An active matrix below :data:`COLLAPSED` was shrunk too far: a multiplier that
-    has grown far above the bound decreases slowly and corrects on below the bound. If there are more
-    than :data:`FEW` of both, the bound is too tight; with at most that many active matrices, too loose.
+    every step in which R is above the bound. An active matrix below :data:`COLLAPSED` was shrunk too
+    far: a multiplier that has grown far above the bound decreases slowly and corrects on below it. If
+    there are more than :data:`FEW` of both, the bound is too tight; with at most that many active
+    matrices, too loose.
 
     Args:
         history: the record of at least one epoch.
