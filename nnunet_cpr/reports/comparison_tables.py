@@ -32,6 +32,9 @@ def over_table(comparisons: Sequence[Judged[OverDatasets]]) -> pd.DataFrame:
             **_shared(each),
             "datasets": len(each.numbers.datasets),
             "better_on": each.numbers.higher_on,
+            "p_sign": each.numbers.p_sign,
+            "without_one_low": each.numbers.without_one[0],
+            "without_one_high": each.numbers.without_one[1],
             "left_out": " ".join(left_out.condition.dataset for left_out in each.numbers.left_out),
         }
         for each in comparisons

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import binomtest
 
 from nnunet_cpr.reports.comparison import Failures, Gain, Judged, Numbers, judge_all
 from nnunet_cpr.reports.results import Condition
@@ -47,6 +49,19 @@ class OverDatasets(Gain):
     def higher_on(self) -> int:
         """Number of data sets on which the mean is in favour of the trainer."""
         return sum(each.gain > 0 for each in self.datasets)
+
+    @property
+    def p_sign(self) -> float:
+        """Two-sided p of the sign test over the data sets, which describes and decides nothing."""
+        differing = sum(each.gain != 0 for each in self.datasets)
+        return float(binomtest(self.higher_on, differing).pvalue) if differing else math.nan
+
+    @property
+    def without_one(self) -> tuple[float, float]:
+        """Lowest and highest mean gain without one of the data sets."""
+        gains = np.array([each.gain for each in self.datasets])
+        means = (gains.sum() - gains) / (len(gains) - 1)
+        return float(means.min()), float(means.max())
 
 
 class HypothesisFamily(NamedTuple):

@@ -97,6 +97,8 @@ def _details(compared: Compared, judged: list[Judged[Numbers]], raw: Path | None
         yield Section(f"Differences: {title}", [], [shown], drawn)
     runs = [figures.draw_runs(results, metric) for metric in results.metrics]
     classes = [tables.class_table(results, metric) for metric in results.metrics]
+    if (failed := tables.failed_table(results)) is not None:
+        classes.append(failed)
     yield Section(f"Runs and classes: {title}", [], classes, runs)
     if known and raw is not None:
         first = [each.numbers for each in known if each.numbers.metric == known[0].numbers.metric]

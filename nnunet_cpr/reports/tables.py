@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint, seconds_per_case
-from nnunet_cpr.reports.comparison import Judged, Numbers, Verdict, count
+from nnunet_cpr.reports.comparison import FAILED, Judged, Numbers, Verdict, count
 from nnunet_cpr.reports.metrics import Metric, value_text
 from nnunet_cpr.reports.results import (
     FALSELY_FOUND,
@@ -26,6 +26,8 @@ from nnunet_cpr.reports.results import (
 from nnunet_cpr.studies.state import recorded_seconds
 from nnunet_cpr.studies.study import Study, TrainerEntry
 
+MAX_NAMES = 10
+"""Maximum number of failed cases that are named."""
 _DEVIATIONS = {"folds": "fold", "seeds": "seed"}
 
 
@@ -222,6 +224,20 @@ def class_table(results: ConditionResults, metric: Metric) -> Table:
         texts[key] = _add_empty_masks(texts[key], metric, cases)
     cells = texts.unstack("class", fill_value="-")[unique(means["class"])]
     caption = f"{metric.heading} of each class, mean over the runs that a trainer has finished"
+    return Table(caption, _titled(results, cells))
+
+
+def failed_table(results: ConditionResults) -> Table | None:
+    """Return the failed cases of each trainer with their names, None if there are none."""
+    dice = results.cases.groupby(["trainer", "case"], sort=False)["dice"].mean()
+    failed = dice[dice < FAILED].reset_index()
+    if failed.empty:
+        return None
+    rows = failed.groupby("trainer")["case"].agg(
+        lambda cases: ", ".join(sorted(cases)[:MAX_NAMES]) + (", ..." if len(cases) > MAX_NAMES else "")
+    )
+    cells = pd.DataFrame({"failed": failed.groupby("trainer").size().astype(str), "cases": rows})
+    caption = f"Failed cases: mean Dice over classes and runs below {100 * FAILED:g} %"
     return Table(caption, _titled(results, cells))
 
 

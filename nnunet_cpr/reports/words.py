@@ -142,8 +142,13 @@ def _over_title(judged: Judged[OverDatasets]) -> str:
 
 def _over_sentence(judged: Judged[OverDatasets]) -> str:
     """Return the result over data sets in words."""
-    title, text = _over_title(judged), sentence(judged).removesuffix(".")
-    return f"{title[0].upper()}{title[1:]}: {text}; higher on {judged.numbers.higher_on}."
+    n, title = judged.numbers, _over_title(judged)
+    low, high = (f"{_amount(n, gain)}" for gain in n.without_one)
+    described = (
+        f"Higher on {n.higher_on} of {len(n.datasets)} (sign test: p = {p_text(n.p_sign)}); without one "
+        f"of them {low} to {high}."
+    )
+    return f"{title[0].upper()}{title[1:]}: {sentence(judged)} {described}"
 
 
 def _not_worse(titled: Sequence[tuple[str, Judged[Any]]]) -> str:

@@ -408,3 +408,23 @@ def test_part_is_tested_without_nnunet() -> None:
     with average.bound():
         assert trainer.network is not network
     assert trainer.network is network
+
+
+def test_compiled_network_is_validated_compiled() -> None:
+    """The average is compiled where the network is; checkpoints have neither wrapper."""
+    trainer = build_trainer(f"nnUNetTrainerSGD_ema0p9_{LENGTH}")
+    network = trainer.network
+    trainer.network = torch.compile(network, backend="eager")
+    trainer.on_train_start()
+    compiled = trainer.network
+    averaged = parts_of(trainer).average.weights
+    assert averaged is not None
+    trainer.on_validation_epoch_start()
+    assert trainer.network is not compiled and trainer.network._orig_mod is averaged.network
+    trainer.on_validation_epoch_end([])
+    assert trainer.network is compiled
+    file = Path(trainer.output_folder) / "checkpoint_latest.pth"
+    trainer.save_checkpoint(str(file))
+    saved = torch.load(file, weights_only=False)
+    assert saved["network_weights"].keys() == network.state_dict().keys()
+    assert saved["optimizer_state"][TRAINING_WEIGHTS]["weights"].keys() == network.state_dict().keys()

@@ -10,6 +10,7 @@ from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.selection import choose_compared
 from nnunet_cpr.reports.tables import (
     class_table,
+    failed_table,
     main_table,
     main_table_notes,
     shown_main_table,
@@ -120,3 +121,16 @@ def test_texts_escape_names_and_mark_the_best(tmp_path):
 
 def test_every_metric_of_study_files_is_one_of_reports():
     assert tuple(METRICS) == METRIC_NAMES
+
+
+def test_failed_cases_are_named(tmp_path):
+    runs = noisy(0.8, folds=(0, 1, 2))
+    write_runs(tmp_path, "A", runs)
+    failing = {seed: {fold: dice.copy() for fold, dice in folds.items()} for seed, folds in runs.items()}
+    for folds in failing.values():
+        folds[1][3] = 0.01
+    write_runs(tmp_path, "B", failing)
+    (part,) = read_results(study("A", "B", folds=(0, 1, 2), seeds=(1, 2, 3)), tmp_path).by_condition()
+    found = failed_table(part)
+    assert found is not None and found.cells.to_dict("list") == {"failed": ["1"], "cases": ["case_1_03"]}
+    assert list(found.cells.index) == ["B"]

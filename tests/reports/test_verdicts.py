@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from scipy.stats import ttest_1samp
+from scipy.stats import binomtest, ttest_1samp
 
 from benchmarks.study_statistics import (
     SCENARIOS,
@@ -230,3 +230,9 @@ def test_distances_are_better_where_they_are_lower() -> None:
 def test_simulated_claims_over_data_sets_are_rarely_false() -> None:
     assert claims_over_datasets(5, 1, 0.5, 0.0, 100) <= 11
     assert claims_over_datasets(10, 1, 0.5, 1.0, 20) >= 15
+
+
+def test_sign_test_and_means_without_one_stand_beside_the_mean() -> None:
+    (over,), _ = judge_family(of_datasets(1.0, 2.0, 1.5, -0.5))
+    assert over.numbers.p_sign == pytest.approx(binomtest(3, 4).pvalue)
+    assert over.numbers.without_one == (pytest.approx(2 / 3), pytest.approx(1.5))
