@@ -57,11 +57,6 @@ class MeanDifference:
         """Return the distance of a one-sided limit from the mean."""
         return float(stats.t.ppf(1 - level, self.df)) * self.scale
 
-    @property
-    def lower_limit(self) -> float:
-        """Lower limit of the one-sided 95 % interval."""
-        return self.mean - self.one_sided_reach(LEVEL)
-
     def probability_above(self, value: float) -> float:
         """Return the posterior probability of a mean above a value (Benavoli et al., 2017)."""
         return float(stats.t.sf((value - self.mean) / self._positive_scale, self.df))

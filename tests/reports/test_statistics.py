@@ -63,8 +63,8 @@ def test_probabilities_and_limit_match_the_integrated_posterior(values, ratio, m
     above, below = found.probability_above(margin), found.probability_below(-margin)
     assert above == pytest.approx(probability(margin, math.inf, df, mean, scale), abs=1e-8)
     assert below == pytest.approx(probability(-math.inf, -margin, df, mean, scale), abs=1e-8)
-    limit = found.lower_limit
-    assert probability(-math.inf, limit, df, mean, scale) == pytest.approx(0.05, abs=1e-8)
+    limit = found.interval[0]
+    assert probability(-math.inf, limit, df, mean, scale) == pytest.approx(0.025, abs=1e-8)
 
 
 def test_equal_trainings_are_certain():
@@ -81,7 +81,7 @@ def test_equal_trainings_are_certain():
 def test_one_training_has_no_test():
     one = corrected_t_test(np.array([0.5]), 0.25)
     assert one.mean == 0.5
-    for value in (one.p, *one.interval, one.lower_limit, one.probability_above(0.1)):
+    for value in (one.p, *one.interval, one.probability_above(0.1)):
         assert math.isnan(value)
     assert math.isnan(corrected_t_test(np.array([]), 0.25).mean)
     assert math.isnan(fold_seed_test(np.array([[0.5, 0.2]])).p)
