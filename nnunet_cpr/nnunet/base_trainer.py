@@ -18,7 +18,7 @@ from nnunet_cpr.cpr.algorithm import CPR
 from nnunet_cpr.integrations import from_timm
 from nnunet_cpr.names.trainer_name import TrainerName
 from nnunet_cpr.names.training import Training
-from nnunet_cpr.nnunet.moments import Moments, end
+from nnunet_cpr.nnunet.moments import METHODS, Moments, end
 from nnunet_cpr.nnunet.parts.parts import Parts
 from nnunet_cpr.refusals import Refusal
 
@@ -44,6 +44,7 @@ class NamedTrainer(nnUNetTrainer):
     is_family: ClassVar[bool] = False
     is_created: ClassVar[bool] = False
     __kept: ClassVar[frozenset[str]]
+    __moments: Moments | None = None
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -65,6 +66,8 @@ class NamedTrainer(nnUNetTrainer):
             "dataset_json": dataset_json,
             "device": device,
         }
+        if not isinstance(self.settings, TrainerName):
+            self.__refuse_name("settings", type(self))
         self.__parts = Parts(self, other_trainer(type(self)))
         moments = Moments(self, self.__parts)
         try:
@@ -72,9 +75,12 @@ class NamedTrainer(nnUNetTrainer):
             super().__init__(**arguments)
             self.__refuse_taken_names()
             moments.each("begin")
+            moments.install()
+            if self.was_initialized:  # in the other trainer's __init__
+                moments.each("initialized")
         except Refusal as error:
             end(self, str(error))
-        moments.install()
+        self.__moments = moments
 
     # What the name says
 
@@ -120,6 +126,8 @@ class NamedTrainer(nnUNetTrainer):
         Trainers with stages pass the stage; a second call continues the regularization.
         """
         other = super().configure_optimizers
+        if "_NamedTrainer__parts" not in vars(self):
+            end(self, f"{type(self).__name__}: its __init__ has to call super().__init__")
         try:
             return self.__parts.regularization.configure(lambda: other(*args, **kwargs))
         except Refusal as error:
@@ -128,6 +136,9 @@ class NamedTrainer(nnUNetTrainer):
     # Names of ours
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in METHODS and self.__moments is not None:
+            self.__moments.set_method(name, value)
+            return
         if name in self.__kept:
             other = other_trainer(type(self))
             self.__refuse_name(name, type(self) if other is nnUNetTrainer else other)
@@ -135,13 +146,19 @@ class NamedTrainer(nnUNetTrainer):
 
     def __refuse_taken_names(self) -> None:
         for base in type(self).__mro__:
-            if not issubclass(base, NamedTrainer):
-                for name in sorted(self.__kept.intersection(vars(base))):
+            is_derived = issubclass(base, NamedTrainer) and base is not NamedTrainer
+            kept = _NEVER_DERIVED if is_derived else self.__kept
+            if base is not NamedTrainer:
+                for name in sorted(kept.intersection(vars(base))):
                     self.__refuse_name(name, base)
 
     def __refuse_name(self, name: str, other: type) -> NoReturn:
         taken = f"the attribute {name!r} has another meaning in nnunet-cpr"
         end(self, f"{other.__name__}: {taken}; rename it there")
+
+
+_NEVER_DERIVED = frozenset({"training", "cpr", "baseline"})
+"""Names of ours that classes which derive from a family do not replace."""
 
 
 def parts_of(trainer: Any) -> Parts:

@@ -164,11 +164,82 @@ class Second:
         self.center.grad = torch.ones(1)
         self.second.step()
         return super().train_step(batch)
+
+
+class Answers:
+    """Methods with further arguments, and results that a loop of its own uses."""
+
+    def on_epoch_end(self):
+        super().on_epoch_end()
+        return self.current_epoch < 2
+
+    def perform_actual_validation(self, *arguments):
+        return {"Dice": 1}
+
+    def save_checkpoint(self, filename, note=None):
+        super().save_checkpoint(filename)
+        return note
+
+    def load_checkpoint(self, filename, strict=True):
+        super().load_checkpoint(filename)
+        return strict
+
+
+class OwnLoop:
+    """A training loop that leaves nnU-Net's methods out."""
+
+    def run_training(self):
+        for _ in range(2):
+            for number in range(12):
+                self.steps_of_test = number
+                self.train_step({})
+            self.current_epoch += 1
+        self.current_epoch -= 1
+        self.save_checkpoint(join(self.output_folder, "checkpoint_final.pth"))
+
+
+class Fails:
+    """A validation that fails, in a loop that may go on."""
+
+    def validation_step(self, batch):
+        raise ValueError("no memory")
+
+
+class GoesBack:
+    """Goes back to an earlier checkpoint at the end of a validation."""
+
+    def on_validation_epoch_end(self, outputs):
+        super().on_validation_epoch_end(outputs)
+        if self.current_epoch == 2:
+            self.load_checkpoint(join(self.output_folder, "checkpoint_kept.pth"))
+
+
+class SetsMethods:
+    """Sets a method on the trainer itself."""
+
+    def initialize(self):
+        super().initialize()
+        self.train_step = self.my_step
+
+    def my_step(self, batch):
+        self.is_mine = True
+        return type(self).train_step(self, batch)
+
+
+class nnUNetTrainerInitializes(nnUNetTrainer):
+    def __init__(self, plans, configuration, fold, dataset_json, device=torch.device("cpu")):
+        super().__init__(plans, configuration, fold, dataset_json, device)
+        self.initialize()
+
+    def initialize(self):
+        if not self.was_initialized:
+            super().initialize()
 '''
 KINDS = ("Loads", "Resets", "Saves", "Copies", "Stages", "Side", "Averages", "Second")
+OTHERS = ("Answers", "OwnLoop", "Fails", "GoesBack", "SetsMethods")
 DERIVED = "\n".join(
     f"\n\nclass nnUNetTrainer{kind}{short}({kind}, nnUNetTrainer{family}):\n    pass"
-    for kind in KINDS
+    for kind in (*KINDS, *OTHERS)
     for short, family in (("ofSGD", "SGD"), ("ofCPR", "CPR"), ("ofAdam", "AdamCPR"), ("Alone", ""))
 )
 CENTERED = """
@@ -315,8 +386,7 @@ def test_derived_and_combined_trainers_are_killed_and_continue(
             continue
         for _ in range(2):
             train_epoch(continued)
-        if kind != "Stages":  # whose second optimizer was built before the kill
-            assert torch.equal(values(continued.network), values(whole.network)), name
+        assert torch.equal(values(continued.network), values(whole.network)), name
         if "_ema" in name:
             state = continued.optimizer.state_dict()[TRAINING_WEIGHTS]
             assert state["steps"] == 48
@@ -428,3 +498,89 @@ def test_compiled_network_is_validated_compiled() -> None:
     saved = torch.load(file, weights_only=False)
     assert saved["network_weights"].keys() == network.state_dict().keys()
     assert saved["optimizer_state"][TRAINING_WEIGHTS]["weights"].keys() == network.state_dict().keys()
+
+
+def test_results_and_arguments_of_methods_are_handed_on(tmp_path: Path) -> None:
+    trainer = begin(f"nnUNetTrainerAnswersofCPR_ws3_{LENGTH}")
+    file = str(tmp_path / "checkpoint.pth")
+    train_epoch(trainer)
+    assert trainer.on_epoch_end() is False and trainer.perform_actual_validation() == {"Dice": 1}
+    assert trainer.save_checkpoint(file, note="kept") == "kept"
+    assert trainer.load_checkpoint(file, strict=False) is False
+    assert trainer.load_checkpoint(filename=file) is True
+
+
+@pytest.mark.parametrize("settings", ["ws3_ema0p9", "ws3_freezeencoder", "ws3_preOne"])
+def test_own_loop_is_refused_or_has_all_that_its_name_says(
+    settings: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = build_trainer(f"nnUNetTrainerOwnLoopofCPR_{settings}_{LENGTH}")
+    folder = Path(trainer.output_folder)
+    if settings != "ws3_ema0p9":
+        with pytest.raises(SystemExit):
+            trainer.run_training()
+        assert "; give -pretrained_weights CHECKPOINT" in capsys.readouterr().err
+        return
+    trainer.run_training()
+    assert "has not called on_train_start" in capsys.readouterr().err
+    averaged = parts_of(trainer).average.weights
+    assert averaged is not None and (folder / "nnunet_cpr_run.json").exists()
+    saved = torch.load(folder / "checkpoint_final.pth", weights_only=False)
+    name, value = next(iter(averaged.network.state_dict().items()))
+    assert torch.equal(saved["network_weights"][name], value)
+    assert TRAINING_WEIGHTS in saved["optimizer_state"]
+
+
+def test_network_that_trains_is_back_after_a_validation_that_fails() -> None:
+    trainer = begin(f"nnUNetTrainerFailsofSGD_ema0p9_{LENGTH}")
+    network = trainer.network
+    trainer.on_validation_epoch_start()
+    assert trainer.network is not network
+    with pytest.raises(ValueError, match="no memory"):
+        trainer.validation_step({})
+    assert trainer.network is network
+
+
+def test_average_goes_back_with_the_training() -> None:
+    trainer = begin(f"nnUNetTrainerGoesBackofSGD_ema0p9_{LENGTH}")
+    for _ in range(2):
+        train_epoch(trainer)
+    part, network = parts_of(trainer).average, trainer.network
+    assert part.weights is not None
+    before = values(network), values(part.weights.network)
+    trainer.current_epoch -= 1
+    trainer.save_checkpoint(str(Path(trainer.output_folder) / "checkpoint_kept.pth"))
+    trainer.current_epoch += 1
+    train_epoch(trainer)
+    assert trainer.network is network
+    assert torch.equal(values(network), before[0])
+    assert torch.equal(values(part.weights.network), before[1])
+
+
+def test_method_that_is_set_on_a_trainer_has_its_moments() -> None:
+    for name in (
+        f"nnUNetTrainerSetsMethodsofAdam_ws3_warmup24_{LENGTH}",
+        f"nnUNetTrainerAdamCPR_ws3_warmup24_{LENGTH}_on_nnUNetTrainerSetsMethodsAlone",
+    ):
+        trainer = begin(name)
+        train_epoch(trainer)
+        assert trainer.is_mine and trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.005)
+
+
+def test_trainer_that_initializes_itself_is_seeded_and_frozen(tmp_path: Path) -> None:
+    name = f"nnUNetTrainerCPR_ws3_seed1_{LENGTH}_on_nnUNetTrainerInitializes"
+    weights = []
+    for seed in (5, 6):
+        torch.manual_seed(seed)
+        weights.append(values(build_trainer(name).network))
+    assert torch.equal(*weights)
+    trainer = build_trainer(name.replace("_seed1", "_freezeencoder"))
+    trainer.network.load_state_dict(trainer.network.state_dict())
+    trainer.on_train_start()
+
+
+def test_weights_of_the_frozen_part_alone_may_be_loaded() -> None:
+    trainer = build_trainer(f"nnUNetTrainerCPR_ws3_freezeencoder_{LENGTH}")
+    encoder = trainer.network.encoder
+    encoder.load_state_dict({name: value + 1 for name, value in encoder.state_dict().items()})
+    trainer.on_train_start()

@@ -114,7 +114,8 @@ class Average(Part):
 
     weights: AveragedWeights | None = None
     _view: Any = None  # network with the averaged weights, in the wrappers of the other
-    _training: Any = None  # the network that trains, while the other one has its place
+    _training: Any = None  # the network that trains, once the other one has had its place
+    _is_wanted = False  # also before there are averaged weights
 
     def save_with(self, optimizer: Optimizer) -> None:
         """Save the weights that train with the state of an optimizer."""
@@ -129,7 +130,7 @@ class Average(Part):
     @property
     def _network(self) -> Any:
         """Network that trains, with its wrappers."""
-        return self.trainer.network if self._training is None else self._training
+        return self._training if self.is_bound else self.trainer.network
 
     def _begin(self) -> AveragedWeights:
         network = self._network
@@ -163,27 +164,47 @@ class Average(Part):
 
     # The network in validation and in checkpoints
 
+    @property
+    def is_bound(self) -> bool:
+        """True if the trainer has the network with the averaged weights."""
+        return self._view is not None and self.trainer.network is self._view
+
     def bind(self) -> None:
         """Give the trainer the network with the averaged weights, until :meth:`unbind`."""
-        if self.weights is None or self._training is not None:
-            return
-        self._training, self.trainer.network = self.trainer.network, self._view
+        self._is_wanted = True
+        if self._view is not None and not self.is_bound:
+            self._training, self.trainer.network = self.trainer.network, self._view
 
     def unbind(self) -> None:
         """Give the trainer the network that trains."""
-        if self._training is not None:
-            self.trainer.network, self._training = self._training, None
+        self._is_wanted = False
+        if self.is_bound:
+            self.trainer.network = self._training
 
     @contextmanager
-    def bound(self) -> Iterator[None]:
-        """Give the trainer the network with the averaged weights in this context."""
-        is_bound = self._training is not None
+    def bound(self, stays: bool = False) -> Iterator[None]:
+        """Give the trainer the network with the averaged weights in this context.
+
+        Args:
+            stays: True if it stays so until :meth:`unbind`, unless the context ends with an exception.
+        """
         self.bind()
         try:
             yield
-        finally:
-            if not is_bound:
-                self.unbind()
+        except BaseException:
+            self.unbind()
+            raise
+        if not stays:
+            self.unbind()
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Give the trainer the network that trains in this context, in which weights are loaded."""
+        is_wanted = self._is_wanted
+        self.unbind()
+        yield
+        if is_wanted:
+            self.bind()
 
     # Continued trainings
 

@@ -12,6 +12,7 @@ from typing import Any
 from nnunet_cpr.names import WrongName
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.nnunet import run_record
+from nnunet_cpr.nnunet.checkpoint_policy import FINISHED
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, PRETRAINED
 from nnunet_cpr.nnunet.parts.part import Part
 from nnunet_cpr.nnunet.run_record import RunRecord, read_record
@@ -87,10 +88,14 @@ class Record(Part):
         """Record that the training ends before the number of epochs in its name."""
         fold = Path(self.trainer.output_folder)
         if self.trainer.local_rank == 0 and (record := read_record(fold)):
-            record.changed(fold, finished_after=self.trainer.current_epoch)
+            record.changed(fold, finished_after=self.trainer.current_epoch, validated={})
 
     def note_validation(self) -> None:
-        """Record which checkpoint was validated."""
+        """Record which checkpoint was validated, unless it was amid the training."""
+        trainer = self.trainer
+        ended = trainer.num_epochs, trainer.my_init_kwargs.get(FINISHED)
+        if self.parts.saves.has_started and trainer.current_epoch not in ended:
+            return
         fold = Path(self.trainer.output_folder)
         record = read_record(fold) if self.trainer.local_rank == 0 else None
         # Not of the checkpoint of an earlier training, which may be beside those of this one.

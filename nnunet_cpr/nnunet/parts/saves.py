@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.file_path_utilities import get_output_folder
 from torch import distributed
@@ -16,7 +17,7 @@ from nnunet_cpr.files import remove_temporary_files
 from nnunet_cpr.nnunet import checkpoints, processes
 from nnunet_cpr.nnunet.checkpoint_policy import FINISHED, STARTED, CheckpointPolicy, start_of
 from nnunet_cpr.nnunet.checkpoints import START_ANEW
-from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, LATEST_CHECKPOINT
+from nnunet_cpr.nnunet.fold_files import BEST_CHECKPOINT, FINAL_CHECKPOINT, LATEST_CHECKPOINT
 from nnunet_cpr.nnunet.is_finished import find_validation
 from nnunet_cpr.nnunet.parts.part import Part
 from nnunet_cpr.nnunet.processes import Interruption
@@ -49,10 +50,12 @@ class Saves(Part):
 
     Attributes:
         continues: True if nnU-Net's command was given ``--c``.
+        has_started: True once the training has begun in this process.
         policy: policy of what is saved when.
     """
 
     policy: CheckpointPolicy
+    has_started = False
 
     def before(self, arguments: dict[str, Any]) -> None:
         # nnU-Net's command for --c; its trainer removes the entry.
@@ -88,14 +91,17 @@ class Saves(Part):
                 processes.withdraw_request(self._folder)
 
     def check(self) -> None:
-        latest = self._folder / LATEST_CHECKPOINT
-        if self.trainer.disable_checkpointing and latest.exists():
+        latest, best = self._folder / LATEST_CHECKPOINT, self._folder / BEST_CHECKPOINT
+        is_finished = (self._folder / FINAL_CHECKPOINT).exists()
+        interrupted = latest if latest.exists() or is_finished else best
+        if self.trainer.disable_checkpointing and interrupted.exists():
             raise Refusal(
-                f"--disable_checkpointing: would remove {latest} of an interrupted training",
+                f"--disable_checkpointing: would remove {interrupted} of an interrupted training",
                 "continue that with --c and without the option, or move it away",
             )
 
     def start(self) -> None:
+        self.has_started = True
         if self.trainer.local_rank == 0:
             remove_temporary_files(self._folder, "cpr_*", "checkpoint_*", "nnunet_cpr_*")
             if self.trainer.current_epoch == 0:
@@ -116,8 +122,7 @@ class Saves(Part):
             raise Finished
         # Before anything of the epoch, so that a training that is continued here does the same.
         if trainer.local_rank == 0 and self._saves_as_nnunet:
-            with self.parts.average.bound():
-                self.keep_start_of_epoch()
+            self.keep_start_of_epoch()
 
     def _is_finish_requested(self) -> bool:
         answer = [self.trainer.local_rank == 0 and processes.is_finish_requested(self._folder)]
@@ -137,7 +142,11 @@ class Saves(Part):
         trainer.logger = _NoLog()  # thousands of numbers, which are slow to pickle
         trainer.current_epoch -= 1  # nnU-Net stores the next epoch; its on_train_end does the same
         try:
-            with self._interruption.deferred(), self._refused_if_not_written():
+            with (
+                self.parts.average.bound(),
+                self._interruption.deferred(),
+                self._refused_if_not_written(),
+            ):
                 self.policy.start_epoch(
                     lambda file: nnUNetTrainer.save_checkpoint(trainer, file),
                     trainer.current_epoch + 1,
@@ -147,14 +156,16 @@ class Saves(Part):
             trainer.logger = logger
             trainer.current_epoch += 1
 
-    def save(self, method: Callable[[Any], None], filename: str) -> None:
+    def save(self, method: Callable[[Any], Any], filename: str) -> Any:
         """Save to a file that nnU-Net has chosen, by the policy if nnU-Net's own method does it."""
+        result = None
         if self.trainer.local_rank != 0 or not self._saves_as_nnunet:
-            method(filename)
+            result = method(filename)
         else:
             with self._interruption.deferred(), self._refused_if_not_written():
                 self.policy.save(Path(filename), method, self.trainer.current_epoch + 1)
         self.parts.record.note_checkpoint(Path(filename).name)
+        return result
 
     @contextmanager
     def _refused_if_not_written(self) -> Iterator[None]:
@@ -166,7 +177,7 @@ class Saves(Part):
                 f"({one_line(error)})"
             ) from error
 
-    def load(self, method: Callable[[Any], None], given: Any) -> None:
+    def load(self, method: Callable[[Any], Any], given: Any) -> Any:
         """Load the checkpoint that nnU-Net has chosen, or with ``--c`` the newest one.
 
         Args:
@@ -189,8 +200,10 @@ class Saves(Part):
                     expected = f"expected {self.name}: {difference}"
                     raise Refusal(f"{path} {written_by}, {expected}", START_ANEW)
             # What has been read without executing code can be read by any trainer's method, which may
-            # read other files as well.
-            method(str(path) if isinstance(given, str) or self.continues else given)
+            # read other files as well, and this one with torch's default.
+            is_file = isinstance(given, str) or self.continues
+            with torch.serialization.safe_globals([*checkpoints.SAFE_GLOBALS]):
+                result = method(str(path) if is_file else given)
             for part in self.parts:
                 part.restore(checkpoint)
         except Refusal:
@@ -207,9 +220,10 @@ class Saves(Part):
         written_by = checkpoint["trainer_name"]
         if written_by != self.name:
             self.warn(f"continuing {path}, which was written by {written_by}")
+        return result
 
     def _read(self, path: Path, given: Any) -> tuple[Path, dict[str, Any]]:
-        if not self.continues:
+        if not self.continues or self.has_started:
             return path, given if isinstance(given, dict) else checkpoints.read(path)
         path, checkpoint = self.policy.continue_from(path)
         epochs = checkpoint["init_args"].get(FINISHED)

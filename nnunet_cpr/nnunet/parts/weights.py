@@ -84,8 +84,11 @@ class Weights(Part):
 
     _given: Path | None = None
 
-    def begin(self) -> None:
+    def before(self, arguments: dict[str, Any]) -> None:
         self._loads: list[None] = []  # one entry each time that weights are loaded into the network
+        self._frozen: dict[str, float] = {}  # sums of the part that is frozen, before it was loaded
+
+    def begin(self) -> None:
         self._given = given_weights()
         if self._given is None:
             return
@@ -127,21 +130,25 @@ class Weights(Part):
                 f"{type(network).__name__} with {parts or 'none'}; leave _freeze{part} out"
             )
         frozen.requires_grad_(False)
+        self._frozen = self._frozen or _sums(frozen)
 
     def check(self) -> None:
-        word, part = self.trainer.settings.pretrained, self.trainer.settings.freeze
+        word = self.trainer.settings.pretrained
         if word is not None and PRETRAINED not in self.trainer.my_init_kwargs:
             raise Refusal(
                 f"{self.name}: expected pretrained weights, as _pre{word} says, got none",
                 "give -pretrained_weights CHECKPOINT, without --c",
             )
-        if part is not None and not self._loads:
-            raise Refusal(
-                f"{self.name}: _freeze{part} would keep the random weights of the {part}",
-                "give -pretrained_weights CHECKPOINT, without --c, or leave the suffix out",
-            )
 
     def start(self) -> None:
+        part = self.trainer.settings.freeze
+        if part is not None and not self._loads:  # perhaps into the part alone
+            frozen = getattr(unwrapped(self.trainer.network), part)
+            if _sums(frozen) == self._frozen:
+                raise Refusal(
+                    f"{self.name}: _freeze{part} would keep the random weights of the {part}",
+                    "give -pretrained_weights CHECKPOINT, without --c, or leave the suffix out",
+                )
         if record := self.trainer.my_init_kwargs.get(PRETRAINED):
             self.log(f"Began with pretrained weights {record['path']}, SHA-256 {record['sha256']}")
         if self.trainer.settings.freeze is not None:
@@ -150,6 +157,11 @@ class Weights(Part):
     def differences(self, checkpoint: dict[str, Any]) -> Iterator[str]:
         if self.trainer.settings.pretrained is not None and PRETRAINED not in checkpoint["init_args"]:
             yield "without pretrained weights"
+
+    def restore(self, checkpoint: dict[str, Any]) -> None:
+        self._loads.append(None)
+        if record := checkpoint["init_args"].get(PRETRAINED):  # which another method may not restore
+            self.trainer.my_init_kwargs[PRETRAINED] = record
 
 
 def _record_loads(network: nn.Module, record: dict[str, Any], loads: list[None]) -> None:
@@ -175,6 +187,10 @@ def _record_loads(network: nn.Module, record: dict[str, Any], loads: list[None])
 
     # A function, which copies of the network share, in place of a method, whose object they would copy.
     network.register_load_state_dict_post_hook(record_load)
+
+
+def _sums(part: nn.Module) -> dict[str, float]:
+    return {name: float(value.double().sum()) for name, value in part.state_dict().items()}
 
 
 def _describe_frozen(network: nn.Module) -> str:
