@@ -151,14 +151,18 @@ def test_study_of_networks_and_fine_tuning_is_killed_and_continues(
     weights = space.finish("nnUNetTrainerSGD_seed7") / "checkpoint_final.pth"
     results = tmp_path / "nnUNet_results"
 
-    mine = StudyRun(space, "networks", [trainer], [0])
     tuned = {"trainer": trainer, "pretrained": str(weights), "plans": "nnUNetPlansWider"}
+    misfit = StudyRun(space, "misfit", [trainer], [0])
+    content = {**yaml.safe_load(misfit.file.read_text()), "trainers": [tuned]}
+    misfit.file.write_text(yaml.safe_dump(content))
+    misfit.run(status=1)  # found when they are loaded
+    said = "".join(path.read_text() for path in (results / "studies" / "misfit" / "logs").iterdir())
+    assert f"{weights} does not fit the network of nnUNetPlansWider, 3d_fullres: " in said
+    assert not list(results.rglob(f"{trainer}_pre*/fold_0/checkpoint_*"))
+
+    mine = StudyRun(space, "networks", [trainer], [0])
     entries = [tuned, trainer, {"trainer": trainer, "plans": "nnUNetPlansWider", "label": "wider"}]
     content = {**yaml.safe_load(mine.file.read_text()), "trainers": entries, "reference": "wider"}
-    mine.file.write_text(yaml.safe_dump(content))
-    assert "nnUNetPlansWider, 3d_fullres: " in mine.run(status=1)  # found when they are loaded
-    assert not list(results.rglob("checkpoint_*.pth"))[1:]
-
     tuned["plans"] = PLANS
     mine.file.write_text(yaml.safe_dump(content))
     fold = next(mine.study().runs()).folder(results)
