@@ -1,4 +1,4 @@
-"""What runs when: nnU-Net's methods, and the moments of the parts before and after them.
+"""Order of a training: nnU-Net's methods, and the moments of the parts before and after them.
 
 Each method is replaced on the trainer itself, so that it runs around the method of the trainer's class,
 whatever that is: classes in between, which people derive and combine, need not call ``super()``.

@@ -1,4 +1,4 @@
-"""What runs when, whatever the classes in between do: derived trainers and those that are combined.
+"""Order of a training, whatever derived trainers and those that are combined do.
 
 nnU-Net's trainer trains on given gradients, with a network of a few weights.
 """
@@ -104,7 +104,7 @@ class Copies:
         self.save_checkpoint(join(self.output_folder, "checkpoint_latest.pth"))
 
     def save_checkpoint(self, filename):
-        """Of what it needs itself."""
+        """Save the weights alone."""
         torch.save({"network_weights": self.network.state_dict()}, filename)
 
 

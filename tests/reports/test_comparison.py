@@ -126,7 +126,7 @@ def write_absent(results, gain):
 
 
 def test_false_positives_in_empty_cases_count_in_the_difference(tmp_path):
-    """Where only one of the two marks an absent structure, the other one is right."""
+    """The trainer that marks nothing is right."""
     write_absent(tmp_path, gain=-0.05)
     c = compared(tmp_path, folds=(0, 1, 2))[CPR]
     assert c.verdict == "worse" == c.without_marked and c.numbers.cases_marked == 18

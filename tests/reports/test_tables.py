@@ -53,7 +53,7 @@ def test_unfinished_trainers_have_no_best_and_published_numbers_a_column(unfinis
     ids=["shown", "tied", "not significant"],
 )
 def test_bold_is_the_verdict_better(tmp_path, gain, training, better):
-    """Of the comparison with the reference, the first trainer, which the sentences are about."""
+    """The comparison is that with the reference, the first trainer, as in the sentences."""
     write_runs(tmp_path, "A", noisy(0.8, folds=(0, 1, 2), training=training, residual=training))
     write_runs(tmp_path, "B", noisy(0.8 + gain, folds=(0, 1, 2), training=training, residual=training))
     write_runs(tmp_path, "C", noisy(0.7, folds=(0, 1, 2)))
