@@ -49,6 +49,8 @@ class Gain:
         table_gain: gain by the main table's means, which are over cases for each class and then over
             classes; it can have another sign where classes are missing in many cases.
         failures: cases that failed, which a mean of few cases hides.
+        cases_marked: number of cases in which one of the two marks an absent structure, in any seed.
+        without_marked: the comparison without these cases; None if there are none.
         doubt: what makes every number doubtful; empty if nothing does.
         obstacle: why there is no verdict whatever the numbers are; empty if nothing speaks against one.
     """
@@ -61,6 +63,8 @@ class Gain:
     bootstrap: tuple[float, float]
     table_gain: float
     failures: Failures
+    cases_marked: int
+    without_marked: Gain | None
     doubt: str
     obstacle: str
 
@@ -127,8 +131,6 @@ class Numbers(Gain):
         folds, seeds: folds and seeds of the runs that are compared.
         gains_of_cases: mean gain of each case over the seeds.
         cases_left_out: number of cases with a value from one of the two only, in any seed.
-        cases_marked: number of cases in which one of the two marks an absent structure, in any seed.
-        without_marked: the comparison without these cases; None if there are none.
         ratio: test cases of a fold per other case.
     """
 
@@ -137,8 +139,6 @@ class Numbers(Gain):
     seeds: list[int]
     gains_of_cases: np.ndarray
     cases_left_out: int
-    cases_marked: int
-    without_marked: Numbers | None
     ratio: SplitRatio
 
     @property
@@ -501,17 +501,14 @@ def judge_all(comparisons: Sequence[G]) -> list[Judged[G]]:
     Holm's correction counts those that can have a verdict, of all trainers, metrics and data sets.
     """
     judged = _correct(comparisons)
-    others = [getattr(each, "without_marked", None) for each in comparisons]
-    if all(other is None for other in others):
-        return judged
-    without = _correct([own if other is None else other for own, other in zip(comparisons, others)])
+    without = _correct([each.without_marked or each for each in comparisons])
     return [
-        own if other is None else replace(own, without_marked=alone.own_verdict)
-        for own, other, alone in zip(judged, others, without)
+        replace(own, without_marked=alone.own_verdict) if own.numbers.without_marked else own
+        for own, alone in zip(judged, without)
     ]
 
 
-def _correct(comparisons: Sequence[G]) -> list[Judged[G]]:
+def _correct(comparisons: Sequence[Any]) -> list[Judged[Any]]:
     possible = sum(not each.obstacle for each in comparisons)
     corrected = zip(
         *(

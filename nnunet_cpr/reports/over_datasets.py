@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import binomtest
@@ -103,6 +103,15 @@ def over_datasets(comparisons: Sequence[Numbers]) -> list[OverDatasets]:
 
 
 def _over(counted: list[Numbers], left_out: list[Numbers]) -> OverDatasets:
+    over, marked = _mean(counted, left_out), sum(each.cases_marked for each in counted)
+    if not marked:
+        return over
+    # A Numbers without its marked cases is one, too.
+    without: list[Any] = [each.without_marked or each for each in counted]
+    return replace(over, cases_marked=marked, without_marked=_mean(without, left_out))
+
+
+def _mean(counted: list[Numbers], left_out: list[Numbers]) -> OverDatasets:
     gains = np.array([each.gain for each in counted])
     test = corrected_t_test(gains, ratio=0)  # Student's, as data sets share no cases
     first = counted[0]
@@ -115,6 +124,8 @@ def _over(counted: list[Numbers], left_out: list[Numbers]) -> OverDatasets:
         bootstrap=test.interval,  # a bootstrap over so few units would be too narrow
         table_gain=float(np.mean([each.table_gain for each in counted])),
         failures=_sum_failures([each.failures for each in counted]),
+        cases_marked=0,
+        without_marked=None,
         doubt="",
         obstacle=_obstacle(gains, left_out),
         datasets=counted,

@@ -47,8 +47,10 @@ def draw_extreme_cases(
         except (OSError, ValueError, RuntimeError) as error:  # SimpleITK raises RuntimeError
             reason = " ".join(str(error).rpartition("ERROR: ")[2].split())
             missing[case] = reason
-    notes = [f"No picture of {', '.join(missing)}: {next(iter(missing.values()))}"] if missing else []
-    return pictures, notes
+    if not missing:
+        return pictures, []
+    case, reason = next(iter(missing.items()))
+    return pictures, [f"No picture of {', '.join(missing)}. {case}: {reason}"]
 
 
 def _gains(cases: pd.DataFrame, c: Numbers) -> pd.Series:

@@ -216,8 +216,8 @@ def _reason(judged: Judged[Any]) -> str:
             f"{judged.without_marked.value} without the {count(n.cases_marked, 'case')} in which only "
             "one of the two marks an absent structure"
         )
-    marked = getattr(n, "cases_marked", 0)
-    same = f"; the same without {count(marked, 'case')} of absent structures" if marked else ""
+    marked = count(n.cases_marked, "case")
+    same = f"; the same without {marked} of absent structures" if n.cases_marked else ""
     if judged.verdict in (Verdict.BETTER, Verdict.WORSE):
         return f" ({_p(judged)}){same}"
     margin = n.metric.amount(n.margin, "g")

@@ -330,7 +330,6 @@ def test_rate_of_each_iteration_follows_epoch_and_iteration(name: str) -> None:
     """Also with steps that call ``super().step()``, without them, and after a second configuration."""
     trainer = begin(name)
     used = []
-    parts_of(trainer).settings._checks_steps = False  # accumulation is refused for such a rate
     for epoch in range(3):
         trainer.on_epoch_start()
         trainer.on_train_epoch_start()

@@ -137,7 +137,7 @@ def test_worst_median_and_best_case_have_pictures_or_a_reason(written):
     reasons = [words for words in without.words if words.startswith("No picture of case_")]
     assert (
         len(reasons) == 1
-        and reasons[0].count("case_") == 4
+        and reasons[0].count("case_") == 5
         and all(reason.endswith('_0000.nii.gz" does not exist.') for reason in reasons)
     )
 

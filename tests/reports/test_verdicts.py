@@ -55,6 +55,20 @@ def judged(*given: Numbers) -> list[Judged[Numbers]]:
     return judge_all(list(given))
 
 
+def expected_verdict(one: Judged[Numbers]) -> Verdict:
+    """Return the first row of the table in the statistics page that holds."""
+    n, p, (low, high) = one.numbers, one.p_holm, one.numbers.interval
+    if -n.margin < low and high < n.margin and p.equivalence <= 0.025 and abs(n.table_gain) <= n.margin:
+        return Verdict.EQUIVALENT
+    if p.difference <= 0.05 and low > 0 and n.table_gain >= 0:
+        return Verdict.BETTER
+    if p.difference <= 0.05 and high < 0 and n.table_gain <= 0:
+        return Verdict.WORSE
+    if low > -n.margin and p.non_inferiority <= 0.025 and n.table_gain > -n.margin:
+        return Verdict.NON_INFERIOR
+    return Verdict.UNDECIDED
+
+
 def test_verdict_never_says_more_than_the_printed_interval() -> None:
     """For gains, errors, bootstraps and means of the table, alone and beside many other comparisons."""
     found = set()
@@ -66,6 +80,11 @@ def test_verdict_never_says_more_than_the_printed_interval() -> None:
             low, high = given.interval
             verdict = judged_one.verdict
             found.add(verdict)
+            assert verdict is expected_verdict(judged_one)
+            none = judged(replace(given, obstacle="no verdict with 1 seed"))[0]
+            assert none.verdict is Verdict.NONE and not none.is_non_inferior
+            if verdict in (Verdict.EQUIVALENT, Verdict.BETTER, Verdict.NON_INFERIOR):
+                assert judged_one.is_non_inferior
             assert not contradicts_itself(judged_one)
             if verdict is Verdict.EQUIVALENT:
                 assert low > -1 and high < 1 and abs(table) <= 1
@@ -236,3 +255,16 @@ def test_sign_test_and_means_without_one_stand_beside_the_mean() -> None:
     (over,), _ = judge_family(of_datasets(1.0, 2.0, 1.5, -0.5))
     assert over.numbers.p_sign == pytest.approx(binomtest(3, 4).pvalue)
     assert over.numbers.without_one == (pytest.approx(2 / 3), pytest.approx(1.5))
+
+
+def test_absent_structures_of_data_sets_may_not_decide_over_them() -> None:
+    """Each data set has them, and without them the other trainer is better."""
+    gains = (1.0, 1.2, 1.1, 0.9)
+    for factor, verdict in ((1, "better"), (-1, "undecided")):
+        sets = [
+            replace(own, cases_marked=3, without_marked=replace(alone, gains_of_cases=np.zeros(9)))
+            for own, alone in zip(of_datasets(*gains), of_datasets(*[factor * g for g in gains]))
+        ]
+        (over,), _ = judge_family(sets)
+        assert over.own_verdict == "better" and over.verdict == verdict
+        assert over.numbers.cases_marked == 12 and "12 cases" in sentence(over)
