@@ -42,7 +42,7 @@ class Settings(Part):
     _base: BaseValues | None = None
     _training: Training | None = None
     _followed: float | None = None
-    _has_started = False
+    _is_first_iteration = True  # of this process
     _checked: tuple[Any, ...] = (None,)
     _checks_steps = True
 
@@ -196,11 +196,11 @@ class Settings(Part):
         """Check before the first iteration of an epoch, after all that trainers do as it starts."""
         if iteration > 0:
             return
-        if not self._has_started:  # whatever was changed in place
+        if self._is_first_iteration:  # whatever was changed in place
             self._checked = (None,)
-        is_continued = not self._has_started and self.trainer.current_epoch > 0
+        is_continued = self._is_first_iteration and self.trainer.current_epoch > 0
         self._check_in_force(is_continued)
-        self._has_started = True
+        self._is_first_iteration = False
 
     def end_epoch(self) -> None:
         """Refuse if steps of the first epoch are not its iterations, and something needs that.
@@ -227,7 +227,7 @@ class Settings(Part):
     # Continued trainings
 
     def continue_as_begun(self, arguments: dict[str, Any]) -> None:
-        if self._has_started:  # with what the training has
+        if self.parts.saves.has_started:  # with what the training has
             return
         before = self.training
         self._followed = arguments.get(FOLLOWED, math.inf)
