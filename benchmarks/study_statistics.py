@@ -32,9 +32,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from nnunet_cpr.reports.comparison import Judged, Numbers, Verdict, compare_with, judge_all
+from nnunet_cpr.reports.comparison import Comparison, Verdict, judge
 from nnunet_cpr.reports.comparison_tables import comparison_table
-from nnunet_cpr.reports.over_datasets import judge_family
+from nnunet_cpr.reports.over_datasets import judge_scopes
+from nnunet_cpr.reports.pairing import compare_with
 from nnunet_cpr.reports.power import ASSUMED, CASES_PER_FOLD, Deviations
 from nnunet_cpr.reports.reading import CASES, EPOCHS
 from nnunet_cpr.reports.results import RECORDED, SplitRatio, StudyResults
@@ -127,10 +128,10 @@ def simulate(
         )
 
 
-def compare(results: StudyResults) -> list[Judged[Numbers]]:
+def compare(results: StudyResults) -> list[Comparison]:
     """Return the comparisons of a report."""
     compared = choose_compared(*results.by_condition())
-    return judge_all(compare_with([compared], results.study.reference))
+    return judge(compare_with([compared], results.study.reference))
 
 
 def verdicts(results: Iterator[StudyResults]) -> Counter[str]:
@@ -168,9 +169,9 @@ def false_claims(results: Iterator[StudyResults], effect: float) -> Counter[str]
     return counts
 
 
-def contradicts_itself(judged: Judged[Numbers]) -> bool:
+def contradicts_itself(judged: Comparison) -> bool:
     """Return True if numbers, verdict and words of a comparison do not say the same."""
-    n, words = judged.numbers, sentence(judged)
+    n, words = judged, sentence(judged)
     low, high = n.interval
     is_equivalent, is_different = (
         judged.verdict is Verdict.EQUIVALENT,
@@ -179,7 +180,7 @@ def contradicts_itself(judged: Judged[Numbers]) -> bool:
     row = comparison_table([judged]).iloc[0]
     return any(
         (
-            (low > 0 or high < 0) and n.p > LEVEL,
+            (low > 0 or high < 0) and n.p.difference > LEVEL,
             is_equivalent and not (-n.margin < low and high < n.margin),
             judged.verdict is Verdict.NON_INFERIOR and low <= -n.margin,
             (is_equivalent or judged.verdict is Verdict.BETTER) and not judged.is_non_inferior,
@@ -216,9 +217,9 @@ def claims_by_parts(results: Iterator[StudyResults]) -> Counter[str]:
     for each in results:
         (judged,) = compare(each)
         agrees = {
-            "t": judged.numbers.tests[0].p < LEVEL,
-            "crossed": judged.numbers.tests[1].p < LEVEL,
-            "bootstrap": judged.numbers.bootstrap[0] > 0 or judged.numbers.bootstrap[1] < 0,
+            "t": judged.tests[0].p < LEVEL,
+            "crossed": judged.tests[1].p < LEVEL,
+            "bootstrap": judged.bootstrap[0] > 0 or judged.bootstrap[1] < 0,
         }
         counts.update(name for name, tests in PARTS.items() if all(agrees[test] for test in tests))
     return counts
@@ -246,9 +247,9 @@ def claims_over_datasets(
             stream = 1 + study * datasets + dataset
             (results,) = simulate(scenario, 5, seeds, of_dataset, 1, stream=stream)
             (one,) = compare(results)
-            condition = one.numbers.condition._replace(dataset=f"Dataset{dataset}")
-            comparisons.append(replace(one.numbers, condition=condition))
-        (over, *_), _ = judge_family(comparisons)
+            condition = one.condition._replace(dataset=f"Dataset{dataset}")
+            comparisons.append(replace(one, condition=condition))
+        over = judge_scopes(comparisons)[0]
         count += over.verdict in (Verdict.BETTER, Verdict.WORSE)
     return count
 

@@ -31,8 +31,9 @@ sys.path.insert(0, str(ROOT))
 from nnunet_cpr.nnunet.history import History
 from nnunet_cpr.nnunet.progress_figure import FIGURE_NAME, draw_progress
 from nnunet_cpr.reports import write_report
-from nnunet_cpr.reports.comparison import compare_with, judge_all
+from nnunet_cpr.reports.comparison import judge
 from nnunet_cpr.reports.figures import draw_differences
+from nnunet_cpr.reports.pairing import compare_with
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.selection import choose_compared
 from nnunet_cpr.studies.study_file import load
@@ -104,7 +105,7 @@ def draw_report_figure(study: str, figure: Path, results: Path) -> None:
     """Draw the differences of a study's report."""
     definition = load(str(STUDIES / f"{study}.yaml"))
     (part,) = read_results(definition, results).by_condition()
-    judged = judge_all(compare_with([choose_compared(part)], definition.reference))
+    judged = judge(compare_with([choose_compared(part)], definition.reference))
     figure.write_bytes(draw_differences(judged, part.title, ("png",)).files["png"])
 
 

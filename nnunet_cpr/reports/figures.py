@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from nnunet_cpr.figures import styled_figure
-from nnunet_cpr.reports.comparison import Gain, Judged, Numbers, Verdict
+from nnunet_cpr.reports.comparison import Comparison, Verdict
 from nnunet_cpr.reports.metrics import Metric, value_text
-from nnunet_cpr.reports.over_datasets import OverDatasets
 from nnunet_cpr.reports.results import ConditionResults, run_means, unique
 from nnunet_cpr.studies.study import Study
 
@@ -81,12 +80,12 @@ def save(figure: Figure, name: str, alt: str, suffixes: Sequence[str] = ("svg", 
 
 
 def draw_differences(
-    comparisons: Sequence[Judged[Numbers]], title: str, suffixes: Sequence[str] = ("svg", "pdf")
+    comparisons: Sequence[Comparison], title: str, suffixes: Sequence[str] = ("svg", "pdf")
 ) -> Picture:
     """Draw the differences of one condition and metric to the reference, with their 95 % intervals."""
-    first = comparisons[0].numbers
+    first = comparisons[0]
     metric, margin = first.metric, first.margin
-    ends = np.abs([[each.numbers.gain, *each.numbers.interval] for each in comparisons])
+    ends = np.abs([[each.gain, *each.interval] for each in comparisons])
     # An outlier would hide the others.
     reach = 1.1 * max(2 * margin, min(np.nanmax(ends), 4 * np.nanpercentile(ends, 75)))
     with styled_figure((7, 1.3 + 0.3 * len(comparisons)), STYLE) as figure:
@@ -95,9 +94,9 @@ def draw_differences(
         axes.axvspan(-margin, margin, color="0.9", label=within)
         axes.axvline(0, color="0.4", linewidth=0.8)
         for height, each in enumerate(comparisons):
-            difference = each.numbers.difference
+            difference = each.difference
             color = _COLORS.get(each.verdict, _UNDECIDED)
-            interval = each.numbers.shown_interval
+            interval = each.shown_interval
             axes.plot(interval, [height, height], color=color, linewidth=2)
             fill = color if each.verdict in _COLORS else "white"
             axes.plot(difference, height, "o", color=color, markerfacecolor=fill)
@@ -108,7 +107,7 @@ def draw_differences(
                 edge = math.copysign(0.94 * reach, difference)
                 side = "right" if difference > 0 else "left"
                 axes.text(edge, height, value_text(difference, "+.2f"), ha=side, va="center", size=8)
-        names = [short(each.numbers.entry.full_title) for each in comparisons]
+        names = [short(each.entry.full_title) for each in comparisons]
         axes.set_yticks(range(len(names)), names)
         axes.set(ylim=(len(names) - 0.5, -0.5), xlim=(-reach, reach), title=title)
         axes.set_xlabel(_difference_label(first))
@@ -125,32 +124,32 @@ def draw_differences(
         return save(figure, "-".join(["differences", *first.condition, metric.name]), alt, suffixes)
 
 
-def draw_over_datasets(comparisons: Sequence[Judged[OverDatasets]]) -> Picture:
+def draw_over_datasets(comparisons: Sequence[Comparison]) -> Picture:
     """Draw the differences of each data set and the one over data sets below them: a forest plot.
 
     Args:
         comparisons: comparisons by one metric; the first :data:`MAX_PANELS` have a panel each.
     """
     shown = comparisons[:MAX_PANELS]
-    first = shown[0].numbers
+    first = shown[0]
     metric = first.metric
-    names = unique([each.condition.dataset for judged in shown for each in judged.numbers.datasets])
+    names = unique([each.condition.dataset for judged in shown for each in judged.datasets])
     with styled_figure((9, 1.4 + 0.25 * len(names)), STYLE) as figure:
         panels = np.atleast_1d(figure.subplots(1, len(shown), sharey=True))
         for axes, judged in zip(panels, shown):
             axes.axvspan(-first.margin, first.margin, color="0.92")
             axes.axvline(0, color="0.4", linewidth=0.8)
             axes.axhline(len(names) - 0.5, color="0.8", linewidth=0.8)
-            for each in judged.numbers.datasets:
+            for each in judged.datasets:
                 height = names.index(each.condition.dataset)
                 axes.plot(each.shown_interval, [height, height], color="0.6", linewidth=1.5)
                 axes.plot(each.difference, height, "s", color="0.3", markersize=4)
-            (low, high), middle = judged.numbers.shown_interval, judged.numbers.difference
+            (low, high), middle = judged.shown_interval, judged.difference
             color = _COLORS.get(judged.verdict, _UNDECIDED)
             axes.fill([low, middle, high, middle], len(names) + np.array([0, 0.3, 0, -0.3]), color=color)
-            means = [each.difference for each in judged.numbers.datasets]
+            means = [each.difference for each in judged.datasets]
             reach = 1.2 * max(np.abs([*means, low, high])) or 1
-            for each in judged.numbers.datasets:
+            for each in judged.datasets:
                 height = names.index(each.condition.dataset)
                 number = f" {value_text(each.difference, '+.2f')} ({each.cases})"
                 axes.text(reach, height, number, va="center", size=7, clip_on=False)
@@ -159,8 +158,8 @@ def draw_over_datasets(comparisons: Sequence[Judged[OverDatasets]]) -> Picture:
                         axes.plot(math.copysign(0.98 * reach, end), height, marker, color="0.6", ms=4)
             number = f" {value_text(middle, '+.2f')}"
             axes.text(reach, len(names), number, va="center", size=7, clip_on=False)
-            axes.set(xlim=(-reach, reach), title=short(judged.numbers.entry.full_title))
-        is_all = not any(judged.numbers.left_out for judged in shown)
+            axes.set(xlim=(-reach, reach), title=short(judged.entry.full_title))
+        is_all = not any(judged.left_out for judged in shown)
         mean = "all data sets" if is_all else "mean, not of all"
         panels[0].set_yticks(range(len(names) + 1), [*map(short, names), mean])
         panels[0].set_ylim(len(names) + 0.5, -0.5)
@@ -175,7 +174,7 @@ def draw_over_datasets(comparisons: Sequence[Judged[OverDatasets]]) -> Picture:
         return save(figure, f"over-datasets-{metric.name}", alt)
 
 
-def _difference_label(n: Gain) -> str:
+def _difference_label(n: Comparison) -> str:
     side = "right" if n.metric.sign > 0 else "left"
     return (
         f"{n.metric.title} minus that of {short(n.reference.full_title)}\n"

@@ -12,9 +12,10 @@ from rich.console import Console
 
 from nnunet_cpr.files import atomic_write
 from nnunet_cpr.reports import comparison_tables, figures, tables, words
-from nnunet_cpr.reports.comparison import Judged, Numbers, compare_with
+from nnunet_cpr.reports.comparison import Comparison
 from nnunet_cpr.reports.figures import Picture
-from nnunet_cpr.reports.over_datasets import HypothesisFamily, judge_family
+from nnunet_cpr.reports.over_datasets import judge_scopes
+from nnunet_cpr.reports.pairing import compare_with
 from nnunet_cpr.reports.pictures import draw_extreme_cases
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.results import UNSEEDED
@@ -50,20 +51,19 @@ def build_sections(
     answer: list[str],
     main: Table,
     notes: list[str],
-    family: HypothesisFamily,
+    comparisons: Sequence[Comparison],
     raw: Path | None,
 ) -> list[Section]:
     """Return the sections of a report: the answer, one table and one figure, then everything else."""
     result = Section("Result", answer, [main], is_open=True)
     sections = [result, Section("Notes", [CAVEAT, *notes, METHODS], is_open=True)]
-    if family.over:
-        metric = family.over[0].numbers.metric
-        first = [each for each in family.over if each.numbers.metric == metric]
+    if over := [each for each in comparisons if each.datasets]:
+        first = [each for each in over if each.metric == over[0].metric]
         result.tables, result.pictures = [], [figures.draw_over_datasets(first)]
         sections.insert(1, Section("Means of the data sets", tables=[main], is_open=True))
     for compared in conditions:
         condition = compared.of_study.condition
-        here = [each for each in family.comparisons if each.numbers.condition == condition]
+        here = [each for each in comparisons if each.condition == condition]
         details = list(_details(compared, here, raw))
         if len(conditions) > 1:
             details = [_merge(details, compared.of_study.title)]
@@ -83,15 +83,15 @@ def _merge(sections: Sequence[Section], title: str) -> Section:
     )
 
 
-def _details(compared: Compared, judged: list[Judged[Numbers]], raw: Path | None) -> Iterator[Section]:
+def _details(compared: Compared, judged: list[Comparison], raw: Path | None) -> Iterator[Section]:
     """Yield the sections of one condition."""
     results, title = compared.of_study, compared.of_study.title
     if results.cases.empty:
         yield Section(title, ["No run has finished."])
         return
-    known = [each for each in judged if each.numbers.cases]
+    known = [each for each in judged if each.cases]
     if judged:
-        by_metric = [[each for each in known if each.numbers.metric == m] for m in results.metrics]
+        by_metric = [[each for each in known if each.metric == m] for m in results.metrics]
         drawn = [figures.draw_differences(each, title) for each in by_metric if each]
         shown = comparison_tables.shown_comparisons(judged)
         yield Section(f"Differences: {title}", [], [shown], drawn)
@@ -101,8 +101,8 @@ def _details(compared: Compared, judged: list[Judged[Numbers]], raw: Path | None
         classes.append(failed)
     yield Section(f"Runs and classes: {title}", [], classes, runs)
     if known and raw is not None:
-        first = [each.numbers for each in known if each.numbers.metric == known[0].numbers.metric]
-        best = max(first, key=lambda numbers: numbers.gain)
+        first = [each for each in known if each.metric == known[0].metric]
+        best = max(first, key=lambda each: each.gain)
         pictures, notes = draw_extreme_cases(compared, best, raw)
         names = f"{best.entry.full_title} instead of {best.reference.full_title}"
         text = f"{names}: points gained in a case, and the slice in which the two differ most."
@@ -158,26 +158,25 @@ def write_report(
     conditions = found.by_condition()
     compared = [choose_compared(each) for each in conditions]
     of_trainers = compared[0].results.study
-    judged = tested = judge_family(compare_with(compared, of_trainers.reference))
+    judged = tested = judge_scopes(compare_with(compared, of_trainers.reference))
     if of_trainers.non_inferior_to != of_trainers.reference:
-        tested = judge_family(compare_with(compared, of_trainers.non_inferior_to))
-    table = tables.shown_main_table(conditions, judged.comparisons)
+        tested = judge_scopes(compare_with(compared, of_trainers.non_inferior_to))
+    table = tables.shown_main_table(conditions, judged)
     answer = words.answers(conditions, judged, tested)
-    notes = tables.main_table_notes(conditions, judged.comparisons) + selection_notes(compared)
+    notes = tables.main_table_notes(conditions, judged) + selection_notes(compared)
     notes += words.fold_notes(judged) + words.ratio_notes(compared) + found.notes
     sections = build_sections(compared, answer, table, notes, judged, raw)
     cases = found.cases.assign(seed=found.cases["seed"].replace(UNSEEDED, None))
-    main = pd.concat(
-        [tables.main_table(each, judged.comparisons) for each in conditions], ignore_index=True
-    )
+    main = pd.concat([tables.main_table(each, judged) for each in conditions], ignore_index=True)
+    is_over = any(each.datasets for each in judged)
     documents: dict[str, str | None] = {
         "report.html": render("page.html.j2", study.name, sections),
         "report.md": render("page.md.j2", study.name, sections),
         "report.tex": tables.to_latex(table, notes),
         "table.csv": _csv(tables.with_own_places(main, study)),
-        "comparisons.csv": _csv(comparison_tables.comparison_table(judged.comparisons)),
-        "non_inferiority.csv": _csv(comparison_tables.non_inferiority_table(tested.comparisons)),
-        "over_datasets.csv": _csv(comparison_tables.over_table(judged.over)) if judged.over else None,
+        "comparisons.csv": _csv(comparison_tables.comparison_table(judged)),
+        "non_inferiority.csv": _csv(comparison_tables.non_inferiority_table(tested)),
+        "over_datasets.csv": _csv(comparison_tables.over_table(judged)) if is_over else None,
         "cases.csv": _csv(tables.with_own_places(cases, study)),
     }
     files = {name: text.encode() for name, text in documents.items() if text is not None}

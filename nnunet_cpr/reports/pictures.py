@@ -12,7 +12,7 @@ import SimpleITK as sitk
 from matplotlib.patches import Patch
 
 from nnunet_cpr.figures import styled_figure
-from nnunet_cpr.reports.comparison import Numbers
+from nnunet_cpr.reports.comparison import Comparison
 from nnunet_cpr.reports.figures import STYLE, Picture, save, short
 from nnunet_cpr.reports.metrics import value_text
 from nnunet_cpr.reports.reading import class_key, counted_voxels, ignore_label, read_dataset_json
@@ -26,7 +26,7 @@ _CT_WINDOW = (-160.0, 240.0)
 
 
 def draw_extreme_cases(
-    compared: Compared, comparison: Numbers, raw: Path
+    compared: Compared, comparison: Comparison, raw: Path
 ) -> tuple[list[Picture], list[str]]:
     """Draw the cases of smallest, median and largest gain in the runs of the first seed.
 
@@ -53,7 +53,7 @@ def draw_extreme_cases(
     return pictures, [f"No picture of {', '.join(missing)}. {case}: {reason}"]
 
 
-def _gains(cases: pd.DataFrame, c: Numbers) -> pd.Series:
+def _gains(cases: pd.DataFrame, c: Comparison) -> pd.Series:
     """Return other - reference of the Dice of each case in percent, sorted, by (fold, case)."""
     cases = cases[(cases["seed"] == c.seeds[0]) & cases["fold"].isin(c.folds)]
     dice = 100 * cases.groupby(["trainer", "fold", "case"])["dice"].mean()
@@ -61,7 +61,7 @@ def _gains(cases: pd.DataFrame, c: Numbers) -> pd.Series:
 
 
 def _find_files(
-    compared: Compared, c: Numbers, raw: Path, fold: int, case: str
+    compared: Compared, c: Comparison, raw: Path, fold: int, case: str
 ) -> tuple[dict[str, Any], dict[str, Path]]:
     """Return the ``dataset.json``, and the first channel, ground truth and predictions by title."""
     results, folders = compared.of_study, {}

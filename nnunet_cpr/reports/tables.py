@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint, seconds_per_case
-from nnunet_cpr.reports.comparison import FAILED, Judged, Numbers, Verdict, count
+from nnunet_cpr.reports.comparison import FAILED, Comparison, Verdict, count
 from nnunet_cpr.reports.metrics import Metric, value_text
 from nnunet_cpr.reports.results import (
     FALSELY_FOUND,
@@ -41,7 +41,7 @@ class Table(NamedTuple):
 # Content
 
 
-def main_table(results: ConditionResults, judged: Sequence[Judged[Numbers]] = ()) -> pd.DataFrame:
+def main_table(results: ConditionResults, judged: Sequence[Comparison] = ()) -> pd.DataFrame:
     """Return the rows of a condition in ``table.csv``: the foreground mean of every trainer.
 
     Args:
@@ -95,14 +95,14 @@ def with_own_places(table: pd.DataFrame, study: Study) -> pd.DataFrame:
     return table
 
 
-def _better(results: ConditionResults, metric: Metric, judged: Sequence[Judged[Numbers]]) -> set[str]:
+def _better(results: ConditionResults, metric: Metric, judged: Sequence[Comparison]) -> set[str]:
     """Return the trainers whose verdict here is "better"."""
     return {
-        each.numbers.entry.key
+        each.entry.key
         for each in judged
         if each.verdict is Verdict.BETTER
-        and each.numbers.metric == metric
-        and each.numbers.condition == results.condition
+        and each.metric == metric
+        and each.condition == results.condition
     }
 
 
@@ -131,9 +131,7 @@ def _deviation_key(metric: Metric, source: str) -> str:
     return _key(metric, f"deviation_{source}_{metric.difference_unit}")
 
 
-def shown_main_table(
-    conditions: Sequence[ConditionResults], judged: Sequence[Judged[Numbers]] = ()
-) -> Table:
+def shown_main_table(conditions: Sequence[ConditionResults], judged: Sequence[Comparison] = ()) -> Table:
     """Return the main table as text: trainers down and metrics across, or conditions down."""
     rows, first = {}, conditions[0]
     for results in conditions:
@@ -182,7 +180,7 @@ def _add_empty_masks(mean: str, metric: Metric, cases: pd.DataFrame) -> str:
 
 
 def main_table_notes(
-    conditions: Sequence[ConditionResults], judged: Sequence[Judged[Numbers]] = ()
+    conditions: Sequence[ConditionResults], judged: Sequence[Comparison] = ()
 ) -> list[str]:
     """Return the notes of the main table."""
     study = conditions[0].study

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import Any
 
-from nnunet_cpr.reports.comparison import FAILED, Gain, Judged, Numbers, Verdict, count
+from nnunet_cpr.reports.comparison import FAILED, Comparison, Verdict, count
 from nnunet_cpr.reports.metrics import METRICS, p_text
-from nnunet_cpr.reports.over_datasets import HypothesisFamily, OverDatasets
 from nnunet_cpr.reports.results import ASSUMED, MIN_FOLDS, ConditionResults, class_means
 from nnunet_cpr.reports.selection import Compared
 from nnunet_cpr.reports.statistics import LEVEL
@@ -101,64 +99,69 @@ MAX_SENTENCES = 6
 
 
 def answers(
-    conditions: Sequence[ConditionResults], judged: HypothesisFamily, tested: HypothesisFamily
+    conditions: Sequence[ConditionResults],
+    comparisons: Sequence[Comparison],
+    tested: Sequence[Comparison],
 ) -> list[str]:
     """Return the result in words: warnings, a sentence for each comparison, and non-inferiority.
 
     Args:
         conditions: results of each condition of the study.
-        judged: comparisons with the reference.
-        tested: comparisons with the trainer to which others may be non-inferior.
+        comparisons: those with the reference, over data sets and in each condition.
+        tested: those with the trainer to which others may be non-inferior.
     """
     prefixes = {each.condition: f"{each.title}: " if len(conditions) > 1 else "" for each in conditions}
     lines = [f"Warning: {prefixes[s.condition]}{line}" for s in conditions for line in find_warnings(s)]
-    lines += map(_over_sentence, judged.over)
-    chosen = _most_interesting(judged)
-    lines += [f"{prefixes[each.numbers.condition]}{sentence(each)}" for each in chosen]
-    if number := len(judged.comparisons) - len(chosen):
-        more = "" if judged.over else "more "
+    lines += [_over_sentence(each) for each in comparisons if each.datasets]
+    chosen = _most_interesting(comparisons)
+    lines += [f"{prefixes[each.condition]}{sentence(each)}" for each in chosen]
+    is_over = any(each.datasets for each in comparisons)
+    if number := sum(not each.datasets for each in comparisons) - len(chosen):
+        more = "" if is_over else "more "
         lines.append(f"{number} {more}comparisons are in the tables of differences.")
     for metric in conditions[0].metrics:
-        titled: list[tuple[str, Judged[Any]]] = [(f"{_over_title(e)}: ", e) for e in tested.over]
-        titled += [(prefixes[each.numbers.condition], each) for each in tested.comparisons]
-        of_metric = [(title, each) for title, each in titled if each.numbers.metric == metric]
+        of_metric = [
+            (f"over {each.title}: " if each.datasets else prefixes[each.condition], each)
+            for each in tested
+            if each.metric == metric
+        ]
         lines += [_not_worse(of_metric)] if of_metric else []
     return lines
 
 
-def _most_interesting(judged: HypothesisFamily) -> list[Judged[Numbers]]:
+def _most_interesting(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Return the comparisons in words: of many those with a verdict, worse ones first."""
     has_no_verdict = (Verdict.UNDECIDED, Verdict.NONE)
-    chosen = [e for e in judged.comparisons if not judged.over or e.verdict not in has_no_verdict]
+    is_over = any(each.datasets for each in comparisons)
+    chosen = [
+        each
+        for each in comparisons
+        if not each.datasets and not (is_over and each.verdict in has_no_verdict)
+    ]
     if len(chosen) > MAX_SENTENCES:
         order = {Verdict.WORSE: 0, Verdict.BETTER: 1, Verdict.UNDECIDED: 3, Verdict.NONE: 4}
-        chosen.sort(key=lambda each: (order.get(each.verdict, 2), -abs(each.numbers.gain)))
+        chosen.sort(key=lambda each: (order.get(each.verdict, 2), -abs(each.gain)))
     return chosen[:MAX_SENTENCES]
 
 
-def _over_title(judged: Judged[OverDatasets]) -> str:
-    return f"over {judged.numbers.title}"
-
-
-def _over_sentence(judged: Judged[OverDatasets]) -> str:
+def _over_sentence(n: Comparison) -> str:
     """Return the result over data sets in words."""
-    n, title = judged.numbers, _over_title(judged)
     low, high = (f"{_amount(n, gain)}" for gain in n.without_one)
     described = (
         f"Higher on {n.higher_on} of {len(n.datasets)} (sign test: p = {p_text(n.p_sign)}); without one "
         f"of them {low} to {high}."
     )
-    return f"{title[0].upper()}{title[1:]}: {sentence(judged)} {described}"
+    return f"Over {n.title}: {sentence(n)} {described}"
 
 
-def _not_worse(titled: Sequence[tuple[str, Judged[Any]]]) -> str:
+def _not_worse(titled: Sequence[tuple[str, Comparison]]) -> str:
     """Return which trainers are shown to be non-inferior by one metric.
 
     With none it is said which margin these runs could have shown.
     """
-    n = titled[0][1].numbers
-    shown = "; ".join(f"{t}{e.numbers.entry.full_title}" for t, e in titled if e.is_non_inferior)
-    smallest = min((e.smallest_margin for _, e in titled if not e.numbers.obstacle), default=0.0)
+    n = titled[0][1]
+    shown = "; ".join(f"{t}{e.entry.full_title}" for t, e in titled if e.is_non_inferior)
+    smallest = min((e.smallest_margin for _, e in titled if not e.obstacle), default=0.0)
     if not shown:
         shown = "no trainer"
         if smallest > n.margin:
@@ -181,9 +184,9 @@ def ratio_notes(conditions: Sequence[Compared]) -> list[str]:
     ]
 
 
-def fold_notes(judged: HypothesisFamily) -> list[str]:
+def fold_notes(comparisons: Sequence[Comparison]) -> list[str]:
     """Return a note if intervals are wide because there are two folds."""
-    if all(len(each.numbers.folds) != MIN_FOLDS or each.numbers.obstacle for each in judged.comparisons):
+    if all(len(each.folds) != MIN_FOLDS or each.obstacle for each in comparisons):
         return []
     return [
         "Two folds leave one degree of freedom for the variation between folds, so intervals are wide; "
@@ -191,9 +194,8 @@ def fold_notes(judged: HypothesisFamily) -> list[str]:
     ]
 
 
-def sentence(judged: Judged[Any]) -> str:
+def sentence(n: Comparison) -> str:
     """Return the result of a comparison in words, with its interval and the reason of its verdict."""
-    n = judged.numbers
     names = f"{n.entry.full_title} instead of {n.reference.full_title}"
     metric = "" if n.metric.name == "dice" else f" by {n.metric.title}"
     if math.isnan(n.gain):
@@ -201,56 +203,54 @@ def sentence(judged: Judged[Any]) -> str:
     shown = f"{_amount(n, n.gain)}{metric}"
     if not math.isnan(n.interval[0]):
         shown += f", 95 % interval {_interval(*n.interval)}"
-    reason = _reason(judged)
+    reason = _reason(n)
     other_mean = "" if "means of the main table" in reason else _other_mean(n)
-    return f"{names}: {shown}{reason}{other_mean}.{_failures(judged)}"
+    return f"{names}: {shown}{reason}{other_mean}.{_failures(n)}"
 
 
-def _reason(judged: Judged[Any]) -> str:
-    n = judged.numbers
-    if judged.verdict is Verdict.NONE:
+def _reason(n: Comparison) -> str:
+    if n.verdict is Verdict.NONE:
         return f"; {n.obstacle}"
-    if judged.without_marked is not None and judged.own_verdict is not judged.verdict:
+    if n.without_marked is not None and n.verdict_with_marked is not n.verdict:
         return (
-            f"; undecided, as it would be {judged.own_verdict.value} with and "
-            f"{judged.without_marked.value} without the {count(n.cases_marked, 'case')} in which only "
-            "one of the two marks an absent structure"
+            f"; undecided, as it would be {n.verdict_with_marked.value} with and "
+            f"{n.without_marked.verdict_with_marked.value} without the "
+            f"{count(n.cases_marked, 'case')} in which only one of the two marks an absent structure"
         )
     marked = count(n.cases_marked, "case")
     same = f"; the same without {marked} of absent structures" if n.cases_marked else ""
-    if judged.verdict in (Verdict.BETTER, Verdict.WORSE):
-        return f" ({_p(judged)}){same}"
+    if n.verdict in (Verdict.BETTER, Verdict.WORSE):
+        return f" ({_p(n)}){same}"
     margin = n.metric.amount(n.margin, "g")
-    if judged.verdict is Verdict.EQUIVALENT:
+    if n.verdict is Verdict.EQUIVALENT:
         return f"; equivalent within {margin}{same}"
-    if judged.verdict is Verdict.NON_INFERIOR:
-        return f"; not worse by {margin} or more; {_no_difference_shown(judged)}{same}"
-    return f"{_withheld(judged, margin)}; {_no_difference_shown(judged)}{same}"
+    if n.verdict is Verdict.NON_INFERIOR:
+        return f"; not worse by {margin} or more; {_no_difference_shown(n)}{same}"
+    return f"{_withheld(n, margin)}; {_no_difference_shown(n)}{same}"
 
 
-def _withheld(judged: Judged[Any], margin: str) -> str:
+def _withheld(n: Comparison, margin: str) -> str:
     """Return what the interval shows of the margin, and Holm's correction withholds."""
-    if judged.is_within and judged.p_holm.equivalence > LEVEL / 2:
+    if n.is_within and n.p_holm.equivalence > LEVEL / 2:
         return f"; within {margin}, but not after Holm's correction"
-    is_above = judged.numbers.interval[0] > -judged.numbers.margin
-    if is_above and judged.p_holm.non_inferiority > LEVEL / 2:
+    is_above = n.interval[0] > -n.margin
+    if is_above and n.p_holm.non_inferiority > LEVEL / 2:
         return f"; not worse by {margin} or more, but not after Holm's correction"
     return ""
 
 
-def _no_difference_shown(judged: Judged[Any]) -> str:
+def _no_difference_shown(n: Comparison) -> str:
     """Return why the numbers do not show a difference."""
-    n = judged.numbers
-    if judged.excludes_zero and judged.p_holm.difference > LEVEL:
-        return f"not statistically significant after the correction ({_p(judged)})"
-    if judged.p_holm.difference > LEVEL:
-        return f"not statistically significant ({_p(judged)})"
-    if judged.excludes_zero:
+    if n.excludes_zero and n.p_holm.difference > LEVEL:
+        return f"not statistically significant after the correction ({_p(n)})"
+    if n.p_holm.difference > LEVEL:
+        return f"not statistically significant ({_p(n)})"
+    if n.excludes_zero:
         return f"undecided, as the means of the main table, over classes, are {_amount(n, n.table_gain)}"
     return "undecided, as the bootstrap over cases and seeds does not confirm it"
 
 
-def _other_mean(n: Gain) -> str:
+def _other_mean(n: Comparison) -> str:
     """Return the difference of the main table's means where it is another one, and why."""
     if math.isnan(n.table_gain) or abs(n.table_gain - n.gain) < 0.005:
         return ""
@@ -260,10 +260,10 @@ def _other_mean(n: Gain) -> str:
     )
 
 
-def _failures(judged: Judged[Any]) -> str:
+def _failures(n: Comparison) -> str:
     """Return what rare failures could change where two trainers are called alike."""
-    failures = judged.numbers.failures
-    if judged.verdict not in (Verdict.EQUIVALENT, Verdict.NON_INFERIOR) or not failures.cases:
+    failures = n.failures
+    if n.verdict not in (Verdict.EQUIVALENT, Verdict.NON_INFERIOR) or not failures.cases:
         return ""
     dice, bound = METRICS["dice"], failures.bound
     return (
@@ -273,15 +273,15 @@ def _failures(judged: Judged[Any]) -> str:
     )
 
 
-def _p(judged: Judged[Any]) -> str:
-    p, corrected = p_text(judged.numbers.p), p_text(judged.p_holm.difference)
+def _p(n: Comparison) -> str:
+    p, corrected = p_text(n.p.difference), p_text(n.p_holm.difference)
     text = f"p {'' if p.startswith('<') else '= '}{p}"
-    if judged.compared > 1:
-        text += f", {corrected} after Holm's correction for {judged.compared} comparisons"
+    if n.compared > 1:
+        text += f", {corrected} after Holm's correction for {n.compared} comparisons"
     return text
 
 
-def _amount(n: Gain, gain: float) -> str:
+def _amount(n: Comparison, gain: float) -> str:
     way = "" if round(gain, 2) == 0 else " better" if gain > 0 else " worse"
     return f"{n.metric.amount(gain)}{way}"
 

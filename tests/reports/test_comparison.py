@@ -11,9 +11,10 @@ from scipy.stats import wilcoxon
 
 from benchmarks.study_statistics import PARTS, SCENARIOS, claims_by_parts, shown, simulate, verdicts
 from nnunet_cpr.nnunet.fold_files import PRETRAINED
-from nnunet_cpr.reports.comparison import compare_with, judge_all
+from nnunet_cpr.reports.comparison import judge
 from nnunet_cpr.reports.comparison_tables import non_inferiority_table
-from nnunet_cpr.reports.over_datasets import HypothesisFamily, judge_family
+from nnunet_cpr.reports.over_datasets import judge_scopes
+from nnunet_cpr.reports.pairing import compare_with
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.selection import choose_compared
 from nnunet_cpr.reports.tables import shown_main_table
@@ -51,7 +52,7 @@ def compared(results, *trainers, reference="", **changes):
     planned = study(*(trainers or (SGD, CPR)), **{"seeds": SEEDS, **changes})
     chosen = choose_compared(read_results(planned, results).by_condition()[0])
     comparisons = compare_with([chosen], reference or planned.reference)
-    return {each.numbers.entry.key: each for each in judge_all(comparisons)}
+    return {each.entry.key: each for each in judge(comparisons)}
 
 
 def test_networks_of_one_trainer_are_compared(tmp_path):
@@ -67,9 +68,9 @@ def test_networks_of_one_trainer_are_compared(tmp_path):
         f"{CPR}, {larger}": "undecided",
     }
     assert sentence(found[f"{SGD}, {larger}"]).count(larger) == 1
-    assert not fold_notes(HypothesisFamily([], list(found.values())))
+    assert not fold_notes(list(found.values()))
     wide = compared(tmp_path, *entries)
-    assert "a third fold narrows them" in fold_notes(HypothesisFamily([], list(wide.values())))[0]
+    assert "a third fold narrows them" in fold_notes(list(wide.values()))[0]
 
 
 def test_clear_difference_is_better_or_worse(tmp_path):
@@ -77,15 +78,15 @@ def test_clear_difference_is_better_or_worse(tmp_path):
     write_runs(tmp_path, SGD, noisy(0.8, folds=folds))
     write_runs(tmp_path, CPR, noisy(0.82, folds=folds))
     found = compared(tmp_path, folds=folds)[CPR]
-    assert found.verdict == "better" and found.numbers.difference == pytest.approx(2, abs=0.5)
-    n = found.numbers
+    assert found.verdict == "better" and found.difference == pytest.approx(2, abs=0.5)
+    n = found
     assert (n.folds, n.seeds, n.cases) == ([0, 1, 2], [1, 2, 3], 36)
-    low, high = found.numbers.interval
+    low, high = found.interval
     interval = f"{low:.2f} to {high:.2f}"
-    numbers = f"{found.numbers.difference:.2f} points better, 95 % interval {interval}"
+    numbers = f"{found.difference:.2f} points better, 95 % interval {interval}"
     assert sentence(found).startswith(f"{CPR} instead of {SGD}: {numbers} (p ")
     turned = compared(tmp_path, reference=CPR, folds=folds)[SGD]
-    assert turned.verdict == "worse" and turned.numbers.difference == -found.numbers.difference
+    assert turned.verdict == "worse" and turned.difference == -found.difference
     assert numbers.replace("better", "worse") in sentence(turned)
 
 
@@ -109,9 +110,7 @@ def test_few_seeds_or_folds_have_no_verdict(tmp_path, seeds, folds):
     write_runs(tmp_path, SGD, noisy(0.8, seeds, folds))
     write_runs(tmp_path, CPR, noisy(0.9, seeds, folds))
     found = compared(tmp_path, seeds=seeds, folds=folds)[CPR]
-    assert (
-        found.numbers.tests[0].p < 0.05 and found.verdict == "no verdict" and not found.is_non_inferior
-    )
+    assert found.tests[0].p < 0.05 and found.verdict == "no verdict" and not found.is_non_inferior
     assert f"no verdict with {len(seeds)} seeds and {len(folds)} fold" in sentence(found)
 
 
@@ -129,8 +128,8 @@ def test_false_positives_in_empty_cases_count_in_the_difference(tmp_path):
     """The trainer that marks nothing is right."""
     write_absent(tmp_path, gain=-0.05)
     c = compared(tmp_path, folds=(0, 1, 2))[CPR]
-    assert c.verdict == "worse" == c.without_marked and c.numbers.cases_marked == 18
-    assert c.numbers.gain == pytest.approx(-52, abs=1) and c.numbers.cases_left_out == 0
+    assert c.verdict == "worse" == c.without_marked.verdict and c.cases_marked == 18
+    assert c.gain == pytest.approx(-52, abs=1) and c.cases_left_out == 0
     assert "; the same without 18 cases of absent structures" in sentence(c)
 
 
@@ -138,7 +137,8 @@ def test_verdict_that_absent_structures_decide_is_undecided(tmp_path):
     """The better trainer in cases with a structure predicts it in all cases without one."""
     write_absent(tmp_path, gain=0.05)
     c = compared(tmp_path, folds=(0, 1, 2))[CPR]
-    assert c.verdict == "undecided" and c.own_verdict == "worse" and c.without_marked == "better"
+    assert (c.verdict, c.verdict_with_marked) == ("undecided", "worse")
+    assert c.without_marked.verdict == "better"
     assert "it would be worse with and better without the 18 cases in which only one" in sentence(c)
     assert not c.is_non_inferior
 
@@ -164,7 +164,7 @@ def test_worse_trainers_come_first_in_words(tmp_path):
         )
     planned = study(SGD, *others, seeds=SEEDS, folds=(0, 1, 2))
     parts = read_results(planned, tmp_path).by_condition()
-    family = judge_family(compare_with([choose_compared(each) for each in parts], SGD))
+    family = judge_scopes(compare_with([choose_compared(each) for each in parts], SGD))
     said = [line for line in answers(parts, family, family) if "instead of" in line]
     assert [" worse" in line for line in said] == [True, True, False, False, False, False]
 
@@ -270,14 +270,14 @@ def test_data_set_on_which_a_trainer_collapses_counts_over_data_sets(tmp_path):
 
     def over(planned):
         chosen = [choose_compared(each) for each in read_results(planned, tmp_path).by_condition()]
-        (found,) = judge_family(compare_with(chosen, SGD)).over
+        found, *_ = judge_scopes(compare_with(chosen, SGD))
         return found
 
     found = over(study(SGD, CPR, datasets=names))
-    assert len(found.numbers.datasets) == 5 and found.numbers.gain < -10
-    assert found.verdict == "undecided" and "5 data sets" in found.numbers.title
+    assert len(found.datasets) == 5 and found.gain < -10
+    assert found.verdict == "undecided" and "5 data sets" in found.title
     found = over(study(SGD, CPR, datasets=[*names, "Dataset006_A"]))
-    assert found.verdict == "no verdict" and found.numbers.title == "5 of 6 data sets"
+    assert found.verdict == "no verdict" and found.title == "5 of 6 data sets"
     assert "left out (Dataset006_A: no finished runs)" in sentence(found)
 
 
@@ -308,7 +308,7 @@ def test_run_without_all_cases_of_its_fold_is_named_and_has_no_verdict(tmp_path,
     table = shown_main_table([part]).cells.astype(str)
     assert "without all cases)" in table.loc[CPR].iloc[0]
     assert ("without all cases)" in table.loc[SGD].iloc[0]) == (place != "others")
-    (found,) = judge_all(compare_with([choose_compared(part)], SGD))
+    (found,) = judge(compare_with([choose_compared(part)], SGD))
     assert found.verdict == "no verdict" and "not validated on all cases of their fold" in sentence(
         found
     )
@@ -339,7 +339,7 @@ def test_classes_that_one_trainer_never_finds_are_warned_of_and_leave_the_verdic
                 }
                 write_fold(tmp_path, f"{trainer}_seed{seed}", fold, cases)
     found = compared(tmp_path, folds=(0, 1, 2))[CPR]
-    assert found.verdict == "better" and found.numbers.gain == pytest.approx(24, abs=1)
+    assert found.verdict == "better" and found.gain == pytest.approx(24, abs=1)
     (part,) = read_results(study(SGD, CPR, seeds=SEEDS, folds=(0, 1, 2)), tmp_path).by_condition()
     assert sum("Dice of 0 in all cases of class" in line for line in find_warnings(part)) == 3
 

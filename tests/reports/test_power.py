@@ -47,7 +47,7 @@ def test_larger_studies_find_smaller_effects_and_more_comparisons_larger_ones() 
 def test_studies_of_five_data_sets_find_the_mean_effect_in_80_percent() -> None:
     """Simulated data sets with one seed, whose differences vary by the published deviation, too."""
     effect, studies = smallest_effect_over(Size(3, 1, datasets=5), ASSUMED[1]), 80
-    gains = [compare(each)[0].numbers.gain for each in simulate(ASSUMED[1], 3, 1, 0.0, 5 * studies)]
+    gains = [compare(each)[0].gain for each in simulate(ASSUMED[1], 3, 1, 0.0, 5 * studies)]
     varied = np.random.default_rng(0).normal(effect, math.sqrt(2) * OF_DATASETS, (studies, 5))
     tests = [ttest_1samp(each, 0) for each in np.reshape(gains, (studies, 5)) + varied]
     found = np.mean([test.pvalue < 0.05 and test.statistic > 0 for test in tests])

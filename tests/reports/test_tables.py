@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from nnunet_cpr.reports.comparison import compare_with, judge_all
+from nnunet_cpr.reports.comparison import judge
 from nnunet_cpr.reports.metrics import METRICS
+from nnunet_cpr.reports.pairing import compare_with
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.selection import choose_compared
 from nnunet_cpr.reports.tables import (
@@ -63,7 +64,7 @@ def test_bold_is_the_verdict_better(tmp_path, gain, training, better):
     parts = results.by_condition()
 
     def judged():
-        return judge_all(compare_with([choose_compared(each) for each in parts], "A"))
+        return judge(compare_with([choose_compared(each) for each in parts], "A"))
 
     table = main_table(parts[0], judged())
     assert table["better"].tolist() == table["hd95_better"].tolist() == better

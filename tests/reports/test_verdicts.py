@@ -17,18 +17,18 @@ from benchmarks.study_statistics import (
     false_claims,
     simulate,
 )
-from nnunet_cpr.reports.comparison import Failures, Judged, Numbers, Verdict, judge_all
+from nnunet_cpr.reports.comparison import Comparison, Failures, Verdict, judge
 from nnunet_cpr.reports.metrics import METRICS
-from nnunet_cpr.reports.over_datasets import judge_family
+from nnunet_cpr.reports.over_datasets import judge_scopes
 from nnunet_cpr.reports.results import Condition, SplitRatio
 from nnunet_cpr.reports.statistics import MeanDifference
 from nnunet_cpr.reports.words import sentence
 from nnunet_cpr.studies.study import TrainerEntry
 
 
-def numbers(gain: float, scale: float = 0.1, df: float = 8, **changes) -> Numbers:
+def numbers(gain: float, scale: float = 0.1, df: float = 8, **changes) -> Comparison:
     """Return numbers with a mean gain and its standard error, in points; the bootstrap agrees."""
-    made = Numbers(
+    made = Comparison(
         condition=Condition("Dataset001_Toy", "3d_fullres", "nnUNetPlans"),
         metric=METRICS["dice"],
         entry=TrainerEntry("Other"),
@@ -51,13 +51,13 @@ def numbers(gain: float, scale: float = 0.1, df: float = 8, **changes) -> Number
     return replace(made, **changes)
 
 
-def judged(*given: Numbers) -> list[Judged[Numbers]]:
-    return judge_all(list(given))
+def judged(*given: Comparison) -> list[Comparison]:
+    return judge(list(given))
 
 
-def expected_verdict(one: Judged[Numbers]) -> Verdict:
+def expected_verdict(one: Comparison) -> Verdict:
     """Return the first row of the table in the statistics page that holds."""
-    n, p, (low, high) = one.numbers, one.p_holm, one.numbers.interval
+    n, p, (low, high) = one, one.p_holm, one.interval
     if -n.margin < low and high < n.margin and p.equivalence <= 0.025 and abs(n.table_gain) <= n.margin:
         return Verdict.EQUIVALENT
     if p.difference <= 0.05 and low > 0 and n.table_gain >= 0:
@@ -138,7 +138,7 @@ FAILURES = (
         (numbers(2, obstacle="no verdict with 1 seed"), "no verdict", "2.23; no verdict with 1 seed."),
     ],
 )
-def test_numbers_have_a_verdict_and_words(given: Numbers, verdict: str, words: str) -> None:
+def test_numbers_have_a_verdict_and_words(given: Comparison, verdict: str, words: str) -> None:
     (found,) = judged(given)
     said, _, failures = sentence(found).partition(" Cases with a Dice below 10 %: ")
     assert found.verdict == verdict and said.endswith(words)
@@ -159,7 +159,7 @@ def test_holm_counts_only_comparisons_that_can_have_a_verdict() -> None:
 def test_shown_interval_and_probabilities_are_those_of_the_deciding_test() -> None:
     crossed = MeanDifference(1.2, 0.6, 2)
     given = numbers(1.2, tests=(MeanDifference(1.2, 0.1, 8), crossed))
-    assert given.tests[0].p < 0.05 < given.p == crossed.p
+    assert given.tests[0].p < 0.05 < given.p.difference == crossed.p
     assert given.interval == crossed.interval and given.interval[0] < 0
     assert "worse to" in sentence(judged(given)[0])
 
@@ -167,7 +167,7 @@ def test_shown_interval_and_probabilities_are_those_of_the_deciding_test() -> No
 def test_equivalence_needs_both_one_sided_tests_after_correction() -> None:
     """A true difference of the margin must not be called equivalent more often by many comparisons."""
     close = numbers(0.75)
-    assert close.p_equivalent == pytest.approx(close.tests[0].probability_above(1.0))
+    assert close.p.equivalence == pytest.approx(close.tests[0].probability_above(1.0))
     assert judged(close)[0].verdict is Verdict.EQUIVALENT
     beside = judged(close, *[numbers(5.0)] * 9)[0]
     assert beside.verdict is Verdict.BETTER and beside.p_holm.equivalence > 0.025
@@ -202,7 +202,7 @@ def test_simulated_equal_trainers_are_equivalent_and_non_inferior() -> None:
 # Over data sets
 
 
-def of_datasets(*gains: float, **changes) -> list[Numbers]:
+def of_datasets(*gains: float, **changes) -> list[Comparison]:
     """Return comparisons of data sets with one seed each, which have no verdict of their own."""
     return [
         numbers(
@@ -217,32 +217,32 @@ def of_datasets(*gains: float, **changes) -> list[Numbers]:
 
 def test_data_sets_with_one_seed_have_a_verdict_over_all_of_them() -> None:
     gains = (1.0, 2.0, 1.5, 0.5, 2.5)
-    (over,), comparisons = judge_family(of_datasets(*gains))
+    over, *comparisons = judge_scopes(of_datasets(*gains))
     expected = ttest_1samp(gains, 0)
     low, high = expected.confidence_interval()
-    assert over.numbers.p == pytest.approx(expected.pvalue) and over.verdict == "better"
-    assert over.numbers.interval == (pytest.approx(low), pytest.approx(high))
-    assert over.numbers.higher_on == 5 and {each.verdict for each in comparisons} == {"no verdict"}
-    assert not judge_family(of_datasets(*gains[:2]))[0]
+    assert over.p.difference == pytest.approx(expected.pvalue) and over.verdict == "better"
+    assert over.interval == (pytest.approx(low), pytest.approx(high))
+    assert over.higher_on == 5 and {each.verdict for each in comparisons} == {"no verdict"}
+    assert not any(each.datasets for each in judge_scopes(of_datasets(*gains[:2])))
 
 
 def test_there_is_no_verdict_without_all_data_sets() -> None:
     """A trainer must not become better by the data sets on which it has no results."""
     doubtful = replace(of_datasets(9.0)[0], doubt="no verdict, as 9 cases are left out")
-    (over,), _ = judge_family(of_datasets(0.1, 0.2, -0.1, 0.0, margin=2.0))
+    over, *_ = judge_scopes(of_datasets(0.1, 0.2, -0.1, 0.0, margin=2.0))
     assert over.verdict == "equivalent" and over.is_non_inferior
-    (over,), _ = judge_family([*of_datasets(0.1, 0.2, -0.1, 0.0, margin=2.0), doubtful])
+    over, *_ = judge_scopes([*of_datasets(0.1, 0.2, -0.1, 0.0, margin=2.0), doubtful])
     assert over.verdict == "no verdict" and not over.is_non_inferior
-    assert over.numbers.left_out == [doubtful] and over.numbers.gain == pytest.approx(0.05)
+    assert over.left_out == [doubtful] and over.gain == pytest.approx(0.05)
     assert sentence(over).endswith("as data sets are left out (Dataset0: 9 cases are left out).")
-    assert not judge_family([*of_datasets(1.0, 1.1), doubtful])[0]
-    (over,), _ = judge_family(of_datasets(0.0, 0.0, 0.0))
+    assert not any(each.datasets for each in judge_scopes([*of_datasets(1.0, 1.1), doubtful]))
+    over, *_ = judge_scopes(of_datasets(0.0, 0.0, 0.0))
     assert over.verdict == "no verdict" and "exactly the same" in sentence(over)
 
 
 def test_distances_are_better_where_they_are_lower() -> None:
-    (over,), _ = judge_family(of_datasets(1.0, 1.2, 1.1, metric=METRICS["hd95"]))
-    assert over.verdict == "better" and over.numbers.difference == pytest.approx(-1.1)
+    over, *_ = judge_scopes(of_datasets(1.0, 1.2, 1.1, metric=METRICS["hd95"]))
+    assert over.verdict == "better" and over.difference == pytest.approx(-1.1)
 
 
 @pytest.mark.slow
@@ -252,9 +252,9 @@ def test_simulated_claims_over_data_sets_are_rarely_false() -> None:
 
 
 def test_sign_test_and_means_without_one_stand_beside_the_mean() -> None:
-    (over,), _ = judge_family(of_datasets(1.0, 2.0, 1.5, -0.5))
-    assert over.numbers.p_sign == pytest.approx(binomtest(3, 4).pvalue)
-    assert over.numbers.without_one == (pytest.approx(2 / 3), pytest.approx(1.5))
+    over, *_ = judge_scopes(of_datasets(1.0, 2.0, 1.5, -0.5))
+    assert over.p_sign == pytest.approx(binomtest(3, 4).pvalue)
+    assert over.without_one == (pytest.approx(2 / 3), pytest.approx(1.5))
 
 
 def test_absent_structures_of_data_sets_may_not_decide_over_them() -> None:
@@ -265,6 +265,6 @@ def test_absent_structures_of_data_sets_may_not_decide_over_them() -> None:
             replace(own, cases_marked=3, without_marked=replace(alone, gains_of_cases=np.zeros(9)))
             for own, alone in zip(of_datasets(*gains), of_datasets(*[factor * g for g in gains]))
         ]
-        (over,), _ = judge_family(sets)
-        assert over.own_verdict == "better" and over.verdict == verdict
-        assert over.numbers.cases_marked == 12 and "12 cases" in sentence(over)
+        over, *_ = judge_scopes(sets)
+        assert over.verdict_with_marked == "better" and over.verdict == verdict
+        assert over.cases_marked == 12 and "12 cases" in sentence(over)
