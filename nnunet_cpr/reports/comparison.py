@@ -13,6 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from scipy.stats import binomtest
 
 from nnunet_cpr.reports.metrics import Metric
@@ -98,7 +99,7 @@ class Comparison:
         doubt: what makes every number doubtful; empty if nothing does.
         obstacle: why there is no verdict whatever the numbers are; empty if nothing speaks against one.
         folds, seeds: folds and seeds of the runs that are compared; empty over data sets.
-        gains_of_cases: mean gain of each case over the seeds; empty over data sets.
+        gains_of_cases: mean gain of each case over the seeds, by (fold, case); empty over data sets.
         cases_left_out: number of cases with a value from one of the two only, in any seed.
         ratio: test cases of a fold per other case, in a condition.
         datasets: comparisons of the data sets that are one value each here; empty in a condition.
@@ -123,7 +124,7 @@ class Comparison:
     obstacle: str
     folds: Sequence[int] = ()
     seeds: Sequence[int] = ()
-    gains_of_cases: np.ndarray = field(default_factory=lambda: np.array([]))
+    gains_of_cases: pd.Series = field(default_factory=lambda: pd.Series(dtype=float))
     cases_left_out: int = 0
     ratio: SplitRatio = SplitRatio(math.nan, "")  # noqa: RUF009
     datasets: Sequence[Comparison] = ()

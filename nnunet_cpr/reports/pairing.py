@@ -59,7 +59,7 @@ def compare_by(metric: Metric, compared: Compared, trainer: str) -> Iterator[Com
             folds=pairs.folds,
             seeds=pairs.seeds,
             cases_left_out=pairs.cases_left_out,
-            cases_marked=pairs.cases_marked,
+            cases_marked=len(pairs.marked),
             without_marked=None,
             margin=results.study.margin[metric.name],
             ratio=results.ratio,
@@ -68,27 +68,29 @@ def compare_by(metric: Metric, compared: Compared, trainer: str) -> Iterator[Com
             doubt=doubt,
             **_test(metric, pairs.differences, results.ratio, doubt or constant),
         )
-        if pairs.cases_marked:
+        if len(pairs.marked):
             others = [
-                np.where(marked.any(axis=0), np.nan, of_fold)
-                for of_fold, marked in zip(pairs.differences, pairs.marked)
+                of_fold.drop(columns=pairs.marked, errors="ignore") for of_fold in pairs.differences
             ]
             tested = _test(metric, others, results.ratio, doubt or constant)
-            rest = results.cases.set_index(["fold", "case"]).drop(index=pairs.names_of_marked)
+            rest = results.cases.set_index(["fold", "case"]).drop(index=pairs.marked)
             gain = _table_gain(rest.reset_index(), metric, pairs, entry, reference)
             numbers = replace(numbers, without_marked=replace(numbers, table_gain=gain, **tested))
         yield numbers
 
 
 def _test(
-    metric: Metric, differences: Sequence[np.ndarray], ratio: SplitRatio, obstacle: str
+    metric: Metric, differences: Sequence[pd.DataFrame], ratio: SplitRatio, obstacle: str
 ) -> dict[str, Any]:
     """Return the gains of the cases, their tests, and why there is no verdict on them."""
-    complete = statistics.complete_folds([metric.sign * of_fold for of_fold in differences])
+    found = [metric.sign * of_fold.dropna(axis=1, how="all") for of_fold in differences]
+    # A fold counts if every training has a value.
+    folds = [fold for fold in found if fold.size and fold.notna().any(axis=1).all()]
+    complete = [fold.to_numpy() for fold in folds]
     trainings = statistics.training_means(complete)
-    of_cases = [np.nanmean(fold, axis=0).round(_ROUNDING) for fold in complete]
+    of_cases = [fold.mean().round(_ROUNDING) for fold in folds]
     return {
-        "gains_of_cases": np.concatenate(of_cases or [np.array([])]),
+        "gains_of_cases": pd.concat(of_cases or [pd.Series(dtype=float)]),
         "tests": (
             statistics.corrected_t_test(trainings, ratio.value),
             statistics.fold_seed_test(trainings),
@@ -139,25 +141,18 @@ class Pairs(NamedTuple):
 
     Attributes:
         folds, seeds: those which both have finished.
-        differences: other - reference, for each fold an array [seeds, cases]. Where only one of the two
-            marks a structure that is absent, the other one has the best value.
-        marked: True for such a case, for each fold an array [seeds, cases].
+        differences: other - reference, for each fold a table with a row for each seed and a column
+            (fold, case) for each case. Where only one of the two marks a structure that is absent, the
+            other one has the best value.
         cases_left_out: number of cases with a value from one of the two only, in any seed.
-        names_of_marked: fold and name of the cases in which one of the two marks an absent structure, in
-            any seed.
+        marked: fold and name of the cases in which one of the two marks an absent structure in any seed.
     """
 
     folds: list[int]
     seeds: list[int]
-    differences: list[np.ndarray]
-    marked: list[np.ndarray]
+    differences: list[pd.DataFrame]
     cases_left_out: int
-    names_of_marked: pd.MultiIndex
-
-    @property
-    def cases_marked(self) -> int:
-        """Number of cases in which one of the two marks an absent structure."""
-        return len(self.names_of_marked)
+    marked: pd.MultiIndex
 
 
 def pair_runs(
@@ -183,15 +178,13 @@ def pair_runs(
     known = pd.DataFrame({"left out": (np.isnan(other) != np.isnan(base)).any(axis=1)}, here.index)
     case = ["fold", "case"]
     by_case = pd.DataFrame(other - base, here.index).groupby(case, sort=True).mean().round(_ROUNDING)
-    of_marked = pd.DataFrame(marked, here.index).groupby(case, sort=True).any()
-    of_fold = by_case.index.get_level_values("fold")
+    of_marked = pd.DataFrame(marked, here.index).groupby(case, sort=True).any().any(axis=1)
     return Pairs(
         folds,
         seeds,
-        [by_case.to_numpy()[of_fold == fold].T for fold in folds],
-        [of_marked.to_numpy()[of_fold == fold].T for fold in folds],
+        [by_case.loc[[fold]].T for fold in folds],
         int(known.groupby(case)["left out"].any().sum()),
-        of_marked.index[of_marked.any(axis=1)],
+        of_marked.index[of_marked],
     )
 
 

@@ -215,7 +215,7 @@ def deviations_of(results: StudyResults) -> Deviations:
         for entry in condition.study.trainers:
             pairs = pair_runs(condition, METRICS["dice"], entry, reference)
             if entry != reference and min(len(pairs.folds), len(pairs.seeds)) >= 2:
-                complete = [fold[:, ~np.isnan(fold).any(axis=0)] for fold in pairs.differences]
+                complete = [fold.dropna(axis=1).to_numpy() for fold in pairs.differences]
                 if min(fold.shape[1] for fold in complete) >= 2:
                     variances.append(_components(complete))
     if not variances:

@@ -70,12 +70,6 @@ class MeanDifference:
         return max(self.scale, _SMALLEST_SCALE)  # all trainings may have the same difference
 
 
-def complete_folds(differences: Folds) -> list[np.ndarray]:
-    """Return the folds in which every training has a value, with the cases that have one."""
-    folds = [fold[:, ~np.isnan(fold).all(axis=0)] for fold in differences]
-    return [fold for fold in folds if fold.size and (~np.isnan(fold)).any(axis=1).all()]
-
-
 def training_means(differences: Folds) -> np.ndarray:
     """Return the mean over the cases of each training, [folds, seeds]."""
     return np.array([np.nanmean(fold, axis=1) for fold in differences])

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import binomtest, ttest_1samp
 
@@ -35,7 +36,7 @@ def numbers(gain: float, scale: float = 0.1, df: float = 8, **changes) -> Compar
         reference=TrainerEntry("Base"),
         folds=[0, 1, 2],
         seeds=[1, 2, 3],
-        gains_of_cases=np.full(9, gain),
+        gains_of_cases=pd.Series([gain] * 9),
         cases_left_out=0,
         cases_marked=0,
         without_marked=None,
@@ -262,7 +263,7 @@ def test_absent_structures_of_data_sets_may_not_decide_over_them() -> None:
     gains = (1.0, 1.2, 1.1, 0.9)
     for factor, verdict in ((1, "better"), (-1, "undecided")):
         sets = [
-            replace(own, cases_marked=3, without_marked=replace(alone, gains_of_cases=np.zeros(9)))
+            replace(own, cases_marked=3, without_marked=alone)
             for own, alone in zip(of_datasets(*gains), of_datasets(*[factor * g for g in gains]))
         ]
         over, *_ = judge_scopes(sets)
