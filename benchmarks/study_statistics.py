@@ -116,7 +116,7 @@ def simulate(
         )
         dice[1:] += effect
         # Not cut off at 100, so that the true difference stays the effect.
-        cases = frame.assign(dice=dice.ravel() / 100, empty="")[CASES]
+        cases = frame.assign(dice=dice.ravel() / 100, empty="").reindex(columns=CASES)
         yield StudyResults(
             study,
             Path(),

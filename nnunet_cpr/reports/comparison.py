@@ -288,8 +288,3 @@ def _correct(comparisons: Sequence[Comparison]) -> list[Comparison]:
     corrected = zip(*map(holm, zip(*possible)))
     number = sum(not each.obstacle for each in comparisons)
     return [replace(each, compared=number, p_holm=Claims(*p)) for each, p in zip(comparisons, corrected)]
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless it is 1."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")

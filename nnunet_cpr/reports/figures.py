@@ -10,16 +10,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from nnunet_cpr.figures import styled_figure
 from nnunet_cpr.reports.comparison import Comparison, Verdict
-from nnunet_cpr.reports.metrics import Metric, value_text
+from nnunet_cpr.reports.metrics import Metric, count, value_text
 from nnunet_cpr.reports.results import ConditionResults, run_means, unique
 from nnunet_cpr.studies.study import Study
 
-FIGURES = ("differences", "over-datasets", "runs", "curves", "case")
+FIGURES = ("differences", "over-datasets", "runs", "curves", "sizes", "case")
 """First words of the names of all figures."""
 MAX_DRAWN = 8
 """Maximum number of trainers beside the reference in figures."""
@@ -37,14 +41,15 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-_COLORS = {
-    Verdict.BETTER: "#00775c",
-    Verdict.WORSE: "#b34700",
-    Verdict.EQUIVALENT: "#00609f",
-    Verdict.NON_INFERIOR: "#00609f",
+_LOOKS: dict[Verdict, dict[str, Any]] = {
+    Verdict.BETTER: {"color": "#00775c", "marker": "o"},
+    Verdict.WORSE: {"color": "#b34700", "marker": "o"},
+    Verdict.EQUIVALENT: {"color": "#00609f", "marker": "D"},
+    Verdict.NON_INFERIOR: {"color": "#00609f", "marker": ">"},
+    Verdict.UNDECIDED: {"color": "0.35", "marker": "o", "markerfacecolor": "white"},
+    Verdict.NONE: {"color": "0.35", "marker": "x"},
 }
-_UNDECIDED = "0.35"
-"""Color of what shows nothing, whose marker is empty, too."""
+"""Look of each verdict, also without its color."""
 _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 
 
@@ -84,39 +89,14 @@ def draw_differences(
 ) -> Picture:
     """Draw the differences of one condition and metric to the reference, with their 95 % intervals."""
     first = comparisons[0]
-    metric, margin = first.metric, first.margin
-    ends = np.abs([[each.gain, *each.interval] for each in comparisons])
-    # An outlier would hide the others.
-    reach = 1.1 * max(2 * margin, min(np.nanmax(ends), 4 * np.nanpercentile(ends, 75)))
-    with styled_figure((7, 1.3 + 0.3 * len(comparisons)), STYLE) as figure:
+    metric = first.metric
+    with styled_figure((7, 1.6 + 0.3 * len(comparisons)), STYLE) as figure:
         axes = figure.subplots()
-        within = f"equivalent: within {metric.amount(margin, 'g')}"
-        axes.axvspan(-margin, margin, color="0.9", label=within)
-        axes.axvline(0, color="0.4", linewidth=0.8)
-        for height, each in enumerate(comparisons):
-            difference = each.difference
-            color = _COLORS.get(each.verdict, _UNDECIDED)
-            interval = each.shown_interval
-            axes.plot(interval, [height, height], color=color, linewidth=2)
-            fill = color if each.verdict in _COLORS else "white"
-            axes.plot(difference, height, "o", color=color, markerfacecolor=fill)
-            for end, marker in zip(interval, "<>"):
-                if abs(end) > reach:  # an arrow, as it goes on
-                    axes.plot(math.copysign(0.98 * reach, end), height, marker, color=color)
-            if abs(difference) > reach:
-                edge = math.copysign(0.94 * reach, difference)
-                side = "right" if difference > 0 else "left"
-                axes.text(edge, height, value_text(difference, "+.2f"), ha=side, va="center", size=8)
-        names = [short(each.entry.full_title) for each in comparisons]
-        axes.set_yticks(range(len(names)), names)
-        axes.set(ylim=(len(names) - 0.5, -0.5), xlim=(-reach, reach), title=title)
-        axes.set_xlabel(_difference_label(first))
-        verdicts = unique([each.verdict for each in comparisons])
-        for verdict in verdicts:
-            color = _COLORS.get(verdict, _UNDECIDED)
-            fill = color if verdict in _COLORS else "white"
-            axes.plot([], [], "o", color=color, markerfacecolor=fill, label=verdict.value)
-        axes.legend()
+        _draw_rows(axes, comparisons)
+        axes.set_yticks(range(len(comparisons)), [short(each.entry.full_title) for each in comparisons])
+        axes.set(ylim=(len(comparisons) - 0.5, -0.5), title=title)
+        axes.set_xlabel(f"{_difference_label(first)}\nright: difference (cases)")
+        _draw_legend(figure, comparisons)
         alt = (
             f"Differences of {metric.title} to {first.reference.full_title} in "
             f"{metric.difference_unit}, with 95 % intervals; the numbers are in the table."
@@ -133,39 +113,20 @@ def draw_over_datasets(comparisons: Sequence[Comparison]) -> Picture:
     shown = comparisons[:MAX_PANELS]
     first = shown[0]
     metric = first.metric
-    names = unique([each.condition.dataset for judged in shown for each in judged.datasets])
-    with styled_figure((9, 1.4 + 0.25 * len(names)), STYLE) as figure:
+    names = unique([each.condition.dataset for over in shown for each in over.datasets])
+    with styled_figure((9, 1.6 + 0.25 * len(names)), STYLE) as figure:
         panels = np.atleast_1d(figure.subplots(1, len(shown), sharey=True))
-        for axes, judged in zip(panels, shown):
-            axes.axvspan(-first.margin, first.margin, color="0.92")
-            axes.axvline(0, color="0.4", linewidth=0.8)
+        for axes, over in zip(panels, shown):
+            heights = [names.index(each.condition.dataset) for each in over.datasets]
+            _draw_rows(axes, [*over.datasets, over], [*heights, len(names)])
             axes.axhline(len(names) - 0.5, color="0.8", linewidth=0.8)
-            for each in judged.datasets:
-                height = names.index(each.condition.dataset)
-                axes.plot(each.shown_interval, [height, height], color="0.6", linewidth=1.5)
-                axes.plot(each.difference, height, "s", color="0.3", markersize=4)
-            (low, high), middle = judged.shown_interval, judged.difference
-            color = _COLORS.get(judged.verdict, _UNDECIDED)
-            axes.fill([low, middle, high, middle], len(names) + np.array([0, 0.3, 0, -0.3]), color=color)
-            means = [each.difference for each in judged.datasets]
-            reach = 1.2 * max(np.abs([*means, low, high])) or 1
-            for each in judged.datasets:
-                height = names.index(each.condition.dataset)
-                number = f" {value_text(each.difference, '+.2f')} ({each.cases})"
-                axes.text(reach, height, number, va="center", size=7, clip_on=False)
-                for end, marker in zip(each.shown_interval, "<>"):
-                    if abs(end) > reach:
-                        axes.plot(math.copysign(0.98 * reach, end), height, marker, color="0.6", ms=4)
-            number = f" {value_text(middle, '+.2f')}"
-            axes.text(reach, len(names), number, va="center", size=7, clip_on=False)
-            axes.set(xlim=(-reach, reach), title=short(judged.entry.full_title))
-        is_all = not any(judged.left_out for judged in shown)
-        mean = "all data sets" if is_all else "mean, not of all"
+            axes.set_title(short(over.entry.full_title))
+        mean = "mean, not of all" if any(over.left_out for over in shown) else "all data sets"
         panels[0].set_yticks(range(len(names) + 1), [*map(short, names), mean])
         panels[0].set_ylim(len(names) + 0.5, -0.5)
-        within = f"grey: within {metric.amount(first.margin, 'g')}"
-        label = f"{_difference_label(first)}; bars: 95 % intervals; {within}; right: difference (cases)"
+        label = f"{_difference_label(first)}; squares: one data set; right: difference (cases)"
         figure.supxlabel(label, fontsize=9)
+        _draw_legend(figure, shown)
         alt = (
             f"Differences of {metric.title} to {first.reference.full_title} on each data set, and their "
             f"mean, in {metric.difference_unit}, with 95 % intervals; over_datasets.csv has the "
@@ -174,11 +135,75 @@ def draw_over_datasets(comparisons: Sequence[Comparison]) -> Picture:
         return save(figure, f"over-datasets-{metric.name}", alt)
 
 
+def _draw_rows(axes: Axes, rows: Sequence[Comparison], heights: Sequence[int] | None = None) -> None:
+    """Draw the region of equivalence, and each comparison: interval, difference, and its number."""
+    margin = rows[0].margin
+    ends = np.abs([[each.gain, *each.interval] for each in rows])
+    # An outlier would hide the others.
+    reach = 1.1 * max(2 * margin, min(np.nanmax(ends), 4 * np.nanpercentile(ends, 75)))
+    axes.axvspan(-margin, margin, color="0.9")
+    axes.axvline(0, color="0.4", linewidth=0.8)
+    axes.set_xlim(-reach, reach)
+    for height, each in zip(heights or range(len(rows)), rows):
+        is_part = heights is not None and not each.datasets  # its verdict is not drawn here
+        look = {"color": "0.55", "marker": "s"} if is_part else _LOOKS[each.verdict]
+        axes.plot(each.shown_interval, [height, height], color=look["color"], linewidth=2)
+        axes.plot(each.difference, height, linestyle="", **look)
+        for end, marker in zip(each.shown_interval, "<>"):
+            if abs(end) > reach:  # an arrow, as it goes on
+                axes.plot(math.copysign(0.98 * reach, end), height, marker, color=look["color"])
+        number = f" {value_text(each.difference, '+.2f')} ({each.cases})"
+        axes.text(reach, height, number, va="center", size=7, clip_on=False)
+
+
+def _draw_legend(figure: Figure, comparisons: Sequence[Comparison]) -> None:
+    """Draw what the region and the markers mean, above the axes."""
+    first = comparisons[0]
+    within = f"within {first.metric.amount(first.margin, 'g')}: equivalent"
+    handles: list[Artist] = [Patch(color="0.9", label=within)]
+    for verdict in unique([each.verdict for each in comparisons]):
+        handles.append(Line2D([], [], linestyle="", label=verdict.value, **_LOOKS[verdict]))
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False)
+
+
+def draw_sizes(comparison: Comparison, sizes: pd.Series, unit: str) -> Picture:
+    """Draw the gain of each case against the size of its structures.
+
+    Args:
+        comparison: comparison in a condition.
+        sizes: size of all structures in the ground truth of each case, by (fold, case); cases of size 0
+            are not drawn.
+        unit: unit of the sizes.
+    """
+    gains = comparison.gains_of_cases
+    known = sizes.reindex(gains.index)
+    drawn, metric = known > 0, comparison.metric
+    with styled_figure((7, 3.6), STYLE) as figure:
+        axes = figure.subplots()
+        axes.axhline(0, color="0.4", linewidth=0.8)
+        of_folds = known[drawn].groupby(level=0, sort=False)
+        for position, (fold, of_fold) in enumerate(of_folds):
+            (line,) = axes.plot(of_fold, gains[of_fold.index], "o", markersize=4, alpha=0.7)
+            line.set(color=f"C{position % 10}", label=f"fold {fold}")
+        axes.set_xscale("log")
+        for axis_labels in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            axis_labels(LogFormatter(minor_thresholds=(2, 0.5)))
+        figure.legend(loc="outside right upper", frameon=False)
+        left_out = int((~drawn).sum())
+        note = f"; {count(left_out, 'case')} without a structure left out" if left_out else ""
+        axes.set_xlabel(f"size of the structures of a case ({unit}){note}")
+        axes.set_ylabel(f"gain of {metric.title} ({metric.difference_unit})")
+        names = f"{comparison.entry.full_title} instead of {comparison.reference.full_title}"
+        axes.set_title(short(names, 90))
+        alt = f"Gain of each case by {names} against the size of its structures."
+        return save(figure, "-".join(["sizes", *comparison.condition]), alt)
+
+
 def _difference_label(n: Comparison) -> str:
     side = "right" if n.metric.sign > 0 else "left"
     return (
         f"{n.metric.title} minus that of {short(n.reference.full_title)}\n"
-        f"({n.metric.difference_unit}; {side} of 0 is better)"
+        f"({n.metric.difference_unit}; {side} of 0 is better; bars: 95 % intervals)"
     )
 
 
@@ -197,14 +222,18 @@ def draw_runs(results: ConditionResults, metric: Metric) -> Picture:
         axes.set_xticks(range(len(titles)), [*titles.values()], rotation=20, ha="right")
         axes.margins(x=0.15)
         axes.set_ylabel(metric.heading)
-        axes.legend()
+        figure.legend(loc="outside right upper", frameon=False)
         alt = f"{metric.heading} of the runs of each trainer."
         return save(figure, "-".join(["runs", *results.condition, metric.name]), alt)
 
 
 def draw_curves(results: ConditionResults) -> Picture:
-    """Draw losses and pseudo Dice over the epochs: mean and range of each trainer's runs."""
-    width = -(-(int(results.epochs["epoch"].max()) + 1) // _MAX_POINTS)
+    """Draw losses and pseudo Dice over the epochs: mean and range of each trainer's runs.
+
+    The axes show the range of the second half of the epochs, which the fall of the first would hide.
+    """
+    last = int(results.epochs["epoch"].max())
+    width = -(-(last + 1) // _MAX_POINTS)
     binned = results.epochs.assign(epoch=results.epochs["epoch"] // width * width)
     table = binned.groupby(["trainer", "epoch"])[list(_CURVES)].agg(["mean", "min", "max"])
     with styled_figure((9, 3.2), STYLE) as figure:
@@ -216,7 +245,12 @@ def draw_curves(results: ConditionResults) -> Picture:
                 color = line.get_color()
                 axes.fill_between(values.index, values["min"], values["max"], color=color, alpha=0.15)
                 axes.set(xlabel="epoch", ylabel=label)
-                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+                axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        for axes, column in zip(panels, _CURVES):
+            later = table[column][table.index.get_level_values("epoch") >= last / 2]
+            low, high = np.nanmin(later["min"]), np.nanmax(later["max"])
+            if low < high:
+                axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
         handles_and_titles = panels[0].get_legend_handles_labels()
         figure.legend(*handles_and_titles, loc="outside lower center", ncols=2)
         alt = "Losses and pseudo Dice over the epochs."

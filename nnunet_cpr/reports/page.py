@@ -11,14 +11,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.console import Console
 
 from nnunet_cpr.files import atomic_write
-from nnunet_cpr.reports import comparison_tables, figures, tables, words
+from nnunet_cpr.reports import comparison_tables, figures, structures, tables, words
 from nnunet_cpr.reports.comparison import Comparison
 from nnunet_cpr.reports.figures import Picture
 from nnunet_cpr.reports.over_datasets import judge_scopes
 from nnunet_cpr.reports.pairing import compare_with
-from nnunet_cpr.reports.pictures import draw_extreme_cases
+from nnunet_cpr.reports.pictures import draw_cases
 from nnunet_cpr.reports.reading import read_results
-from nnunet_cpr.reports.results import UNSEEDED
+from nnunet_cpr.reports.results import UNSEEDED, StudyResults
 from nnunet_cpr.reports.selection import Compared, choose_compared, selection_notes
 from nnunet_cpr.reports.surface_metrics import add_surface_metrics
 from nnunet_cpr.reports.tables import Table
@@ -46,7 +46,62 @@ class Section:
     is_open: bool = False
 
 
-def build_sections(
+@dataclass(frozen=True)
+class Report:
+    """Content of a report.
+
+    Attributes:
+        answer: the result in words.
+        main: the main table.
+        notes: its notes.
+        sections: content of the page in its order.
+        comparisons: those that are shown, of each scope.
+        documents: text of each file by name; None for one that this study does not have.
+    """
+
+    answer: list[str]
+    main: Table
+    notes: list[str]
+    sections: list[Section]
+    comparisons: list[Comparison]
+    documents: dict[str, str | None]
+
+
+def build_report(found: StudyResults, raw: Path | None = None) -> Report:
+    """Return the report of a study's results.
+
+    Args:
+        found: results of the study.
+        raw: nnU-Net's ``nnUNet_raw``; None leaves out the pictures of cases.
+    """
+    conditions, study = found.by_condition(), found.study
+    compared = [choose_compared(each) for each in conditions]
+    of_trainers = compared[0].results.study
+    judged = tested = judge_scopes(compare_with(compared, of_trainers.reference))
+    if of_trainers.non_inferior_to != of_trainers.reference:
+        tested = judge_scopes(compare_with(compared, of_trainers.non_inferior_to))
+    main = tables.shown_main_table(conditions, judged)
+    answer = words.answers(conditions, judged, tested)
+    notes = tables.main_table_notes(conditions, judged) + selection_notes(compared)
+    notes += words.fold_notes(judged) + words.ratio_notes(compared) + found.notes
+    sections = _build_sections(compared, answer, main, notes, judged, raw)
+    numbers = [tables.main_table(each, judged) for each in conditions]
+    cases = found.cases.assign(seed=found.cases["seed"].replace(UNSEEDED, None))
+    is_over = any(each.datasets for each in judged)
+    documents = {
+        "report.html": render("page.html.j2", study.name, sections),
+        "report.md": render("page.md.j2", study.name, sections),
+        "report.tex": tables.to_latex(main, notes),
+        "table.csv": _csv(tables.with_own_places(pd.concat(numbers, ignore_index=True), study)),
+        "comparisons.csv": _csv(comparison_tables.comparison_table(judged)),
+        "non_inferiority.csv": _csv(comparison_tables.non_inferiority_table(tested)),
+        "over_datasets.csv": _csv(comparison_tables.over_table(judged)) if is_over else None,
+        "cases.csv": _csv(tables.with_own_places(cases, study)),
+    }
+    return Report(answer, main, notes, sections, judged, documents)
+
+
+def _build_sections(
     conditions: Sequence[Compared],
     answer: list[str],
     main: Table,
@@ -96,17 +151,27 @@ def _details(compared: Compared, judged: list[Comparison], raw: Path | None) -> 
         shown = comparison_tables.shown_comparisons(judged)
         yield Section(f"Differences: {title}", [], [shown], drawn)
     runs = [figures.draw_runs(results, metric) for metric in results.metrics]
-    classes = [tables.class_table(results, metric) for metric in results.metrics]
-    if (failed := tables.failed_table(results)) is not None:
-        classes.append(failed)
-    yield Section(f"Runs and classes: {title}", [], classes, runs)
-    if known and raw is not None:
+    sizes = structures.voxel_sizes(results)
+    shown_tables = [
+        *(tables.class_table(results, metric) for metric in results.metrics),
+        *(structures.interval_table(compared, metric) for metric in compared.results.metrics if judged),
+        structures.failed_table(results),
+        structures.volume_table(results, sizes),
+    ]
+    known_tables = [table for table in shown_tables if table is not None]
+    yield Section(f"Runs and structures: {title}", [], known_tables, runs)
+    if known:
         first = [each for each in known if each.metric == known[0].metric]
         best = max(first, key=lambda each: each.gain)
-        pictures, notes = draw_extreme_cases(compared, best, raw)
         names = f"{best.entry.full_title} instead of {best.reference.full_title}"
-        text = f"{names}: points gained in a case, and the slice in which the two differ most."
-        yield Section(f"Pictures of cases: {title}", [text, *notes], [], pictures)
+        pictures, notes = draw_cases(compared, first, raw) if raw is not None else ([], [])
+        by_size = structures.case_sizes(results, sizes)
+        pictures = [figures.draw_sizes(best, *by_size), *pictures] if by_size else pictures
+        text = (
+            f"{names}: points gained in a case. The case of the lowest Dice of each trainer. A picture "
+            "shows the slice in which the two trainers differ most."
+        )
+        yield Section(f"Cases: {title}", [text, *notes], [], pictures)
     if not results.epochs.empty:
         curves, times = figures.draw_curves(results), tables.time_table(results)
         yield Section(f"Curves and times: {title}", [], [times], [curves])
@@ -155,40 +220,17 @@ def write_report(
         OSError: a file cannot be written.
     """
     found = add_surface_metrics(read_results(study, results, splits, preprocessed), preprocessed)
-    conditions = found.by_condition()
-    compared = [choose_compared(each) for each in conditions]
-    of_trainers = compared[0].results.study
-    judged = tested = judge_scopes(compare_with(compared, of_trainers.reference))
-    if of_trainers.non_inferior_to != of_trainers.reference:
-        tested = judge_scopes(compare_with(compared, of_trainers.non_inferior_to))
-    table = tables.shown_main_table(conditions, judged)
-    answer = words.answers(conditions, judged, tested)
-    notes = tables.main_table_notes(conditions, judged) + selection_notes(compared)
-    notes += words.fold_notes(judged) + words.ratio_notes(compared) + found.notes
-    sections = build_sections(compared, answer, table, notes, judged, raw)
-    cases = found.cases.assign(seed=found.cases["seed"].replace(UNSEEDED, None))
-    main = pd.concat([tables.main_table(each, judged) for each in conditions], ignore_index=True)
-    is_over = any(each.datasets for each in judged)
-    documents: dict[str, str | None] = {
-        "report.html": render("page.html.j2", study.name, sections),
-        "report.md": render("page.md.j2", study.name, sections),
-        "report.tex": tables.to_latex(table, notes),
-        "table.csv": _csv(tables.with_own_places(main, study)),
-        "comparisons.csv": _csv(comparison_tables.comparison_table(judged)),
-        "non_inferiority.csv": _csv(comparison_tables.non_inferiority_table(tested)),
-        "over_datasets.csv": _csv(comparison_tables.over_table(judged)) if is_over else None,
-        "cases.csv": _csv(tables.with_own_places(cases, study)),
-    }
-    files = {name: text.encode() for name, text in documents.items() if text is not None}
+    report = build_report(found, raw)
+    files = {name: text.encode() for name, text in report.documents.items() if text is not None}
     written = [*files, "figures"]
-    for picture in (each for section in sections for each in section.pictures):
+    for picture in (each for section in report.sections for each in section.pictures):
         files |= {f"figures/{picture.name}.{suffix}": data for suffix, data in picture.files.items()}
     (output / "figures").mkdir(parents=True, exist_ok=True)
-    _remove_earlier(output, [*documents], files)
+    _remove_earlier(output, [*report.documents], files)
     for name, content in files.items():
         with atomic_write(output / name) as path:
             path.write_bytes(content)
-    for line in (*answer, table.cells.to_string(), *notes):
+    for line in (*report.answer, report.main.cells.to_string(), *report.notes):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return [output / name for name in written]
 

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from nnunet_cpr.reports import statistics
-from nnunet_cpr.reports.comparison import FAILED, Comparison, Failures, count
-from nnunet_cpr.reports.metrics import Metric
+from nnunet_cpr.reports.comparison import FAILED, Comparison, Failures
+from nnunet_cpr.reports.metrics import Metric, count
 from nnunet_cpr.reports.results import (
     MIN_FOLDS,
     MIN_SEEDS,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -12,8 +13,8 @@ import SimpleITK as sitk
 from matplotlib.patches import Patch
 
 from nnunet_cpr.figures import styled_figure
-from nnunet_cpr.reports.comparison import Comparison
-from nnunet_cpr.reports.figures import STYLE, Picture, save, short
+from nnunet_cpr.reports.comparison import FAILED, Comparison
+from nnunet_cpr.reports.figures import MAX_DRAWN, STYLE, Picture, save, short
 from nnunet_cpr.reports.metrics import value_text
 from nnunet_cpr.reports.reading import class_key, counted_voxels, ignore_label, read_dataset_json
 from nnunet_cpr.reports.results import UNSEEDED
@@ -25,39 +26,87 @@ _CT_WINDOW = (-160.0, 240.0)
 """Hounsfield units of black and white, for soft tissue."""
 
 
-def draw_extreme_cases(
-    compared: Compared, comparison: Comparison, raw: Path
+class _Case(NamedTuple):
+    """A case to draw: its title, the name of its picture, its place, and the two trainers."""
+
+    title: str
+    name: str
+    fold: int
+    case: str
+    comparison: Comparison
+
+
+def draw_cases(
+    compared: Compared, comparisons: Sequence[Comparison], raw: Path
 ) -> tuple[list[Picture], list[str]]:
-    """Draw the cases of smallest, median and largest gain in the runs of the first seed.
+    """Draw the worst case of each trainer, and those of smallest, median and largest gain of the best.
+
+    Cases that failed come first. All are of the runs of the first seed.
+
+    Args:
+        compared: the trainers of a condition.
+        comparisons: those of the condition with the reference, by one metric.
+        raw: nnU-Net's ``nnUNet_raw``.
 
     Returns:
         The pictures, and a note for all cases without one.
     """
     pictures, missing = [], {}
-    gains = _gains(compared.results.cases, comparison)
-    seed = "" if comparison.seeds[0] == UNSEEDED else f", seed {comparison.seeds[0]}"
-    kinds = {len(gains) // 2: "median", 0: "worst", len(gains) - 1: "best"} if len(gains) else {}
-    for position, kind in sorted(kinds.items()):
-        fold, case = gains.index[position]
+    for each in _choose(compared.results.cases, comparisons):
         try:
-            dataset, files = _find_files(compared, comparison, raw, fold, case)
-            gain = value_text(gains.iloc[position], "+.2f")
-            title = f"{kind} case, {case} (fold {fold}{seed}): {gain} points of Dice"
-            pictures.append(draw_case(files, dataset, title, "-".join([kind, *comparison.condition])))
+            dataset, files = _find_files(compared, each.comparison, raw, each.fold, each.case)
+            name = "-".join([each.name, *each.comparison.condition])
+            pictures.append(draw_case(files, dataset, each.title, name))
         except (OSError, ValueError, RuntimeError) as error:  # SimpleITK raises RuntimeError
-            reason = " ".join(str(error).rpartition("ERROR: ")[2].split())
-            missing[case] = reason
+            missing[each.case] = " ".join(str(error).rpartition("ERROR: ")[2].split())
     if not missing:
         return pictures, []
     case, reason = next(iter(missing.items()))
     return pictures, [f"No picture of {', '.join(missing)}. {case}: {reason}"]
 
 
-def _gains(cases: pd.DataFrame, c: Comparison) -> pd.Series:
-    """Return other - reference of the Dice of each case in percent, sorted, by (fold, case)."""
-    cases = cases[(cases["seed"] == c.seeds[0]) & cases["fold"].isin(c.folds)]
-    dice = 100 * cases.groupby(["trainer", "fold", "case"])["dice"].mean()
-    return (dice[c.entry.key] - dice[c.reference.key]).dropna().sort_values(kind="stable")
+def _choose(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> list[_Case]:
+    """Return the cases to draw, each with the same two trainers once."""
+    best = max(comparisons, key=lambda each: each.gain)
+    dice = _dice(cases, best)
+    gains = (dice[best.entry.key] - dice[best.reference.key]).dropna().sort_values(kind="stable")
+    kinds = {len(gains) // 2: "median", 0: "worst", len(gains) - 1: "best"} if len(gains) else {}
+    chosen = []
+    for position, kind in sorted(kinds.items()):
+        fold, case = gains.index[position]
+        gain = value_text(gains.iloc[position], "+.2f")
+        title = f"{kind} case, {_place(case, fold, best)}: {gain} points of Dice"
+        chosen.append(_Case(title, kind, fold, case, best))
+    failed: list[_Case] = []
+    lowest: list[_Case] = []
+    entries = [(best.reference, best), *((each.entry, each) for each in comparisons[:MAX_DRAWN])]
+    for number, (entry, comparison) in enumerate(entries):
+        dice = _dice(cases, comparison)[entry.key].dropna()
+        if dice.empty:
+            continue
+        (fold, case), value = dice.idxmin(), float(dice.min())
+        is_failed = value < 100 * FAILED
+        kind = "failed case" if is_failed else "lowest Dice"
+        title = f"{kind} of {entry.full_title}, {_place(case, fold, comparison)}: {value:.2f} %"
+        (failed if is_failed else lowest).append(
+            _Case(title, f"lowest-{number}", fold, case, comparison)
+        )
+    unique: dict[tuple[str, str], _Case] = {}
+    for each in (*failed, *chosen, *lowest):
+        unique.setdefault((each.case, each.comparison.entry.key), each)
+    return list(unique.values())
+
+
+def _dice(cases: pd.DataFrame, c: Comparison) -> pd.DataFrame:
+    """Return the Dice of the first seed in percent: rows (fold, case), a column for each trainer."""
+    of_seed = cases[(cases["seed"] == c.seeds[0]) & cases["fold"].isin(c.folds)]
+    dice = 100 * of_seed.groupby(["trainer", "fold", "case"])["dice"].mean()
+    return dice.unstack("trainer").reindex(columns=[c.entry.key, c.reference.key])
+
+
+def _place(case: str, fold: int, c: Comparison) -> str:
+    seed = "" if c.seeds[0] == UNSEEDED else f", seed {c.seeds[0]}"
+    return f"{case} (fold {fold}{seed})"
 
 
 def _find_files(

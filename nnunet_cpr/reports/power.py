@@ -19,8 +19,7 @@ import numpy as np
 
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.reports import statistics
-from nnunet_cpr.reports.comparison import count
-from nnunet_cpr.reports.metrics import METRICS
+from nnunet_cpr.reports.metrics import METRICS, count
 from nnunet_cpr.reports.over_datasets import MIN_DATASETS
 from nnunet_cpr.reports.pairing import pair_runs
 from nnunet_cpr.reports.results import MIN_FOLDS, MIN_SEEDS, StudyResults

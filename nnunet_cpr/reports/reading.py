@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,9 @@ from nnunet_cpr.nnunet.is_finished import (
     read_summary,
     summary_file,
 )
-from nnunet_cpr.nnunet.run_record import read_record, record_of
+from nnunet_cpr.nnunet.run_record import RunRecord, read_record, record_of
 from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.reports.metrics import count
 from nnunet_cpr.reports.results import (
     ASSUMED,
     CONDITION,
@@ -48,7 +49,8 @@ from nnunet_cpr.studies.plans_and_weights import (
 from nnunet_cpr.studies.state import cases_of_fold, validation_cases
 from nnunet_cpr.studies.study import Run, Study
 
-CASES = [*CONDITION, "fold", "seed", "case", "class", "trainer", "dice", "empty"]
+VOXELS = ["predicted_voxels", "true_voxels"]
+CASES = [*CONDITION, "fold", "seed", "case", "class", "trainer", "dice", "empty", *VOXELS]
 _UNSET = "the bounds of CPR were never set, so nothing was regularized"
 EPOCHS = [*CONDITION, "fold", "seed", "trainer", *LOG_COLUMNS]
 
@@ -99,6 +101,7 @@ def read_results(
             f"study {study.name}: no run has finished",
             f"expected a validation/summary.json below {results}",
         )
+    notes += _describe_records([record_of(run.folder(results)) for run in finished])
     unknown = sum(read_record(run.folder(results)) is None for run in finished)
     if unknown:
         notes.append(
@@ -118,6 +121,25 @@ def read_results(
         notes,
         {name: _test_ratio(name, study.folds, splits) for name in study.datasets},
     )
+
+
+def _describe_records(records: Sequence[RunRecord]) -> Iterator[str]:
+    """Yield the versions that trained the runs, and the cases of their folds."""
+    versions = Counter(", ".join(f"{k} {v}" for k, v in each.versions.items()) for each in records)
+    versions.pop("", None)
+    if versions:
+        counted = "; ".join(f"{text} ({count(n, 'run')})" for text, n in versions.most_common())
+        yield f"Trained with {counted}."
+    of_dataset: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    for each in records:
+        if each.split:
+            of_dataset[each.dataset].add((len(each.split["train"]), len(each.split["val"])))
+    for dataset, sizes in of_dataset.items():
+        train, val = (
+            f"{min(part)} to {max(part)}" if min(part) < max(part) else str(min(part))
+            for part in zip(*sizes)
+        )
+        yield f"{dataset}: trained on {train} and validated on {val} cases a fold, by the runs' records."
 
 
 def _find_incomplete_runs(
@@ -207,8 +229,8 @@ def read_cases(fold: Path) -> pd.DataFrame:
 
     Returns:
         The columns case, class, dice in [0, 1] or NaN, labels (those of the class or region), empty
-        (:data:`NOT_FOUND`, :data:`FALSELY_FOUND` or ""), and prediction_file and reference_file as they
-        are in the ``summary.json``.
+        (:data:`NOT_FOUND`, :data:`FALSELY_FOUND` or ""), predicted_voxels and true_voxels, and
+        prediction_file and reference_file as they are in the ``summary.json``.
 
     Raises:
         FileNotFoundError: the fold has not been validated.
@@ -225,10 +247,18 @@ def read_cases(fold: Path) -> pd.DataFrame:
         for key in sorted(metrics.keys() - {(0,)}, key=lambda k: (order.get(k, len(order)), k)):
             label = names.get(key, "label " + " + ".join(map(str, key)))
             dice = metrics[key]["Dice"]
-            empty = _empty_mask(metrics[key].get("n_pred"), metrics[key].get("n_ref"))
-            row = {"case": name, "class": label, "dice": dice, "labels": key, "empty": empty}
-            rows.append(row | files)
-    table = pd.DataFrame(rows).astype({"dice": float})  # None becomes NaN
+            voxels = [metrics[key].get("n_pred"), metrics[key].get("n_ref")]
+            row = {
+                "case": name,
+                "class": label,
+                "dice": dice,
+                "labels": key,
+                "empty": _empty_mask(*voxels),
+            }
+            rows.append(row | dict(zip(VOXELS, voxels)) | files)
+    table = pd.DataFrame(rows).astype(
+        {"dice": float, **dict.fromkeys(VOXELS, float)}
+    )  # None becomes NaN
     return table.sort_values("case", kind="stable")
 
 

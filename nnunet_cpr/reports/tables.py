@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint, seconds_per_case
-from nnunet_cpr.reports.comparison import FAILED, Comparison, Verdict, count
-from nnunet_cpr.reports.metrics import Metric, value_text
+from nnunet_cpr.reports.comparison import Comparison, Verdict
+from nnunet_cpr.reports.metrics import Metric, count, value_text
 from nnunet_cpr.reports.results import (
     FALSELY_FOUND,
     NOT_FOUND,
@@ -26,8 +26,6 @@ from nnunet_cpr.reports.results import (
 from nnunet_cpr.studies.state import recorded_seconds
 from nnunet_cpr.studies.study import Study, TrainerEntry
 
-MAX_NAMES = 10
-"""Maximum number of failed cases that are named."""
 _DEVIATIONS = {"folds": "fold", "seeds": "seed"}
 
 
@@ -222,21 +220,7 @@ def class_table(results: ConditionResults, metric: Metric) -> Table:
         texts[key] = _add_empty_masks(texts[key], metric, cases)
     cells = texts.unstack("class", fill_value="-")[unique(means["class"])]
     caption = f"{metric.heading} of each class, mean over the runs that a trainer has finished"
-    return Table(caption, _titled(results, cells))
-
-
-def failed_table(results: ConditionResults) -> Table | None:
-    """Return the failed cases of each trainer with their names, None if there are none."""
-    dice = results.cases.groupby(["trainer", "case"], sort=False)["dice"].mean()
-    failed = dice[dice < FAILED].reset_index()
-    if failed.empty:
-        return None
-    rows = failed.groupby("trainer")["case"].agg(
-        lambda cases: ", ".join(sorted(cases)[:MAX_NAMES]) + (", ..." if len(cases) > MAX_NAMES else "")
-    )
-    cells = pd.DataFrame({"failed": failed.groupby("trainer").size().astype(str), "cases": rows})
-    caption = f"Failed cases: mean Dice over classes and runs below {100 * FAILED:g} %"
-    return Table(caption, _titled(results, cells))
+    return Table(caption, titled(results, cells))
 
 
 def time_table(results: ConditionResults) -> Table:
@@ -256,7 +240,7 @@ def time_table(results: ConditionResults) -> Table:
         }
     numbers = pd.DataFrame.from_dict(rows, orient="index").dropna(how="all")
     caption = "Times; comparable only on the same, otherwise idle machine"
-    return Table(caption, _titled(results, numbers.map(value_text, style=".1f")))
+    return Table(caption, titled(results, numbers.map(value_text, style=".1f")))
 
 
 def _mean(values: Iterable[float | None]) -> float:
@@ -274,7 +258,7 @@ def _parameters(folds: Sequence[Path]) -> float:
     )
 
 
-def _titled(results: ConditionResults, by_trainer: pd.DataFrame) -> pd.DataFrame:
+def titled(results: ConditionResults, by_trainer: pd.DataFrame) -> pd.DataFrame:
     """Return the rows in the study's order, with the titles of the trainers."""
     titles = {e.key: e.full_title for e in results.study.trainers if e.key in by_trainer.index}
     return by_trainer.loc[list(titles)].rename(index=titles).rename_axis("trainer")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from nnunet_cpr.reports.comparison import FAILED, Comparison, Verdict, count
-from nnunet_cpr.reports.metrics import METRICS, p_text
+from nnunet_cpr.reports.comparison import FAILED, Comparison, Verdict
+from nnunet_cpr.reports.metrics import METRICS, count, p_text
 from nnunet_cpr.reports.results import ASSUMED, MIN_FOLDS, ConditionResults, class_means
 from nnunet_cpr.reports.selection import Compared
 from nnunet_cpr.reports.statistics import LEVEL
@@ -66,16 +67,20 @@ def _runs_by_fold(results: ConditionResults) -> dict[tuple[str, int], list[int]]
 
 
 def _short_trainings(results: ConditionResults, titles: dict[str, str]) -> Iterator[str]:
-    """Yield a line for each finished run that was ended before the last epoch of its name."""
+    """Yield a line for the finished runs that were ended after the same epoch, before their last one."""
     epochs = results.epochs.dropna(subset=["seconds"])
     trained = epochs.groupby(["trainer", "fold", "seed"])["epoch"].max() + 1
     for trainer, title in titles.items():
-        for fold, seed in results.finished_runs(trainer):
+        finished, short = results.finished_runs(trainer), defaultdict(list)
+        for fold, seed in finished:
             run = results.run(fold, trainer, seed)
             planned = planned_epochs(run, results.folder) or 0
             count = trained.get((trainer, fold, seed), planned)  # other machines' logs may be missing
             if count < planned:
-                yield f"{title}, {run.fold_and_seed}: {count} of {planned} epochs were trained."
+                short[f"{count} of {planned}"].append(run.fold_and_seed)
+        for epochs_trained, runs in short.items():
+            where = f"all {len(runs)} runs" if 1 < len(runs) == len(finished) else "; ".join(runs)
+            yield f"{title}, {where}: {epochs_trained} epochs were trained."
 
 
 def _diverged_trainings(results: ConditionResults, titles: dict[str, str]) -> Iterator[str]:

@@ -107,3 +107,8 @@ def test_trainings_that_were_ended_early_are_named(tmp_path):
     found = warnings(tmp_path, trainers[0], folds=(0,), seeds=(1,))
     assert found == [f"{trainers[0]}, fold 0, seed 1: 3 of 10 epochs were trained."]
     assert warnings(tmp_path, *trainers[1:], folds=(0,)) == []
+    for fold in (1, 2):
+        folder = write_fold(tmp_path, f"{trainers[0]}_seed1", fold, {"a": both(0.5)})
+        write_log(folder, {epoch: (0.5, 0.5, 0.3, 5) for epoch in range(3)})
+    found = warnings(tmp_path, trainers[0], folds=(0, 1, 2), seeds=(1,))
+    assert found == [f"{trainers[0]}, all 3 runs: 3 of 10 epochs were trained."]

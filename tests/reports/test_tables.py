@@ -9,9 +9,9 @@ from nnunet_cpr.reports.metrics import METRICS
 from nnunet_cpr.reports.pairing import compare_with
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.selection import choose_compared
+from nnunet_cpr.reports.structures import failed_table
 from nnunet_cpr.reports.tables import (
     class_table,
-    failed_table,
     main_table,
     main_table_notes,
     shown_main_table,
