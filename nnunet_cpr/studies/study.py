@@ -360,13 +360,39 @@ class Study:
         """Return the entry with a key."""
         return next(entry for entry in self.trainers if entry.key == key)
 
-    def lost_from(self, earlier: Study) -> list[str]:
-        """Return the entries of an earlier study that have values which this one has not."""
-        entries = ("datasets", "configurations", "plans")
-        lost = [key for key in entries if set(getattr(earlier, key)) - set(getattr(self, key))]
-        ours = {entry.key for entry in self.trainers}
-        has_all = ours.issuperset(entry.key for entry in earlier.trainers)
-        return lost if has_all else ["trainers", *lost]
+    def grown_from(self, earlier: Study) -> Study:
+        """Return this study with the folds and seeds of an earlier one, too.
+
+        Raises:
+            Refusal: the earlier one has runs that this study would not have.
+
+        Example:
+            >>> first = Study("mine", ["Dataset004_Hippocampus"], ["nnUNetTrainerCPR"], seeds=[1, 2])
+            >>> first.changed(seeds=[3]).grown_from(first).seeds
+            (1, 2, 3)
+        """
+        ours, theirs = (
+            {
+                "trainers": [entry.key for entry in study.trainers],
+                "data sets": study.datasets,
+                "configurations": study.configurations,
+                "plans": study.plans,
+                "runs": [f"with seed {seed}" for seed in study.seeds] or ["without seeds"],
+            }
+            for study in (self, earlier)
+        )
+        if self.seeds and earlier.seeds:
+            ours["runs"] = theirs["runs"]  # which are added
+        gone = {kind: [each for each in theirs[kind] if each not in ours[kind]] for kind in theirs}
+        lost = [f"{kind} {', '.join(map(str, values))}" for kind, values in gone.items() if values]
+        if lost:
+            raise Refusal(
+                f"study {self.name} exists with {' and '.join(lost)}, which it would lose",
+                "choose another --name, or --replace",
+            )
+        return self.changed(
+            folds=sorted({*earlier.folds, *self.folds}), seeds=sorted({*earlier.seeds, *self.seeds})
+        )
 
     def changed(self, **values: Any) -> Study:
         """Return a copy in which the values that are not empty replace the study's own.

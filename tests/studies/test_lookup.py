@@ -6,6 +6,7 @@ import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from nnunet_cpr.cli import app
 from nnunet_cpr.cli.study.options import PreparationOptions
 from nnunet_cpr.nnunet.commands import nnunet_environment
+from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies.study_file import load
 
 TRAINERS = ["nnUNetTrainerSGD", "nnUNetTrainerCPR"]
@@ -42,10 +44,10 @@ def command(studies: Path) -> Callable[..., str]:
     return run
 
 
-def write(path: Path, folds: list[int], dataset: str | int = "Dataset501_Mine") -> None:
+def write(path: Path, folds: list[int], dataset: str | int = "Dataset501_Mine", **more: Any) -> None:
     path.parent.mkdir(exist_ok=True)
     name = {"name": path.parent.name} if path.name == "study.yaml" else {}
-    content = {"datasets": dataset, "folds": folds, "trainers": TRAINERS, **name}
+    content = {"datasets": dataset, "folds": folds, "trainers": TRAINERS, **name, **more}
     path.write_text(yaml.safe_dump(content))
 
 
@@ -82,7 +84,7 @@ def test_folds_and_seeds_of_several_commands_are_saved_together(
     records: list[Path] = []
     monkeypatch.setattr("nnunet_cpr.studies.check_splits", lambda *given: records.append(given[2]))
 
-    def saved(**options: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def saved(**options: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         given = PreparationOptions("mine.yaml", ["501"], **options)
         given.prepare(given.select(saved_first=False), Console(quiet=True))
         study = load(str(studies / "mine" / "study.yaml"))
@@ -91,10 +93,16 @@ def test_folds_and_seeds_of_several_commands_are_saved_together(
     write(tmp_path / "mine.yaml", [0, 1, 2])
     assert saved(folds="1") == ((1,), ())
     assert saved(folds="0") == ((0, 1), ())
-    assert saved(seeds="5-5", folds="0") == ((0, 1), (5,))
-    assert saved(seeds="2-2", folds="2-2") == ((0, 1, 2), (2, 5))
-    assert saved() == ((0, 1, 2), ()), "without options, the file says what the study is"
-    assert records == 5 * [studies / "mine" / "splits.json"], "each has compared the splits"
+    with pytest.raises(Refusal, match="exists with runs without seeds, which it would lose"):
+        saved(seeds="5-5", folds="0")
+    assert saved(seeds="5-5", folds="0", replace=True) == ((0,), (5,))
+    write(tmp_path / "mine.yaml", [0], margin=0.5)
+    assert saved(seeds="2-2", folds="2-2") == ((0, 2), (2, 5)), "also if something else has changed"
+    with pytest.raises(Refusal, match="exists with runs with seed 2, with seed 5, which it would lose"):
+        saved()
+    write(tmp_path / "mine.yaml", [1], seeds=[5])
+    assert saved() == ((0, 1, 2), (2, 5)), "without options, the file adds, too"
+    assert set(records) == {studies / "mine" / "splits.json"}, "each has compared the splits"
 
 
 def test_other_study_of_the_same_name_is_not_overwritten(
@@ -106,7 +114,8 @@ def test_other_study_of_the_same_name_is_not_overwritten(
     other = {"datasets": "Dataset501_Mine", "trainers": TRAINERS[1:], "configurations": "2d"}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(other))
     said = command("run", "mine.yaml", status=1)
-    assert "study mine exists with other trainers and configurations; choose another" in said
+    lost = f"exists with trainers {TRAINERS[0]} and configurations 3d_fullres, which it would lose"
+    assert f"study mine {lost}; choose another --name, or --replace" in said
     assert saved.read_bytes() == before
 
 

@@ -102,7 +102,8 @@ def test_study_with_more_epochs_continues_runs_that_were_extended(study: Callabl
     mine = study("longer", [short], [0])
     mine.run()
     mine.file.write_text(mine.file.read_text().replace(short, longer))
-    assert "exists with other trainers; choose another --name, or --replace" in mine.run(status=1)
+    said = mine.run(status=1)
+    assert f"exists with trainers {short}, which it would lose; choose another --name, or --repl" in said
     extend_model(mine.space.model(short), 2, print)
     mine.run("--replace")
     (log,) = mine.logs.glob(f"*{longer}*.log")

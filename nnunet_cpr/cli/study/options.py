@@ -13,7 +13,6 @@ from typer import Argument, BadParameter, Option
 
 from nnunet_cpr import studies
 from nnunet_cpr.cli.options import DEFAULT_PROCESSES, ProcessesOption, parse_numbers
-from nnunet_cpr.refusals import Refusal
 
 STOPPED = "stopped; run the same command again to continue from the last checkpoints"
 
@@ -128,14 +127,10 @@ class PreparationOptions(TrainingOptions, StudyOptions):
 
         Raises:
             Refusal: a trainer, a data set, its plans or a fold is missing, or an earlier study of
-                this name has other ones and is not to be replaced.
+                this name has runs that this one has not, and is not to be replaced.
         """
         study, _, folders = selected
-        if lost := study.lost_from(self._earlier(selected)):
-            raise Refusal(
-                f"study {study.name} exists with other {' and '.join(lost)}",
-                "choose another --name, or --replace",
-            )
+        study.grown_from(self._earlier(selected))
         commands = studies.check_study_data(study, folders, self.processes)
         studies.prerequisites(study, folders)
         return commands
@@ -155,11 +150,7 @@ class PreparationOptions(TrainingOptions, StudyOptions):
         studies.check_splits(study, folders, paths.splits)
         for note in (*studies.notes(study), *studies.seen_cases(study, paths)):
             print(f"nnunet-cpr: warning: {note}", file=sys.stderr)
-        earlier = self._earlier(selected) if self.folds or self.seeds else study
-        if earlier.changed(folds=study.folds, seeds=study.seeds) == study:  # commands of one study
-            folds, seeds = ({*study.folds, *earlier.folds}, {*study.seeds, *earlier.seeds})
-            study = study.changed(folds=sorted(folds), seeds=sorted(seeds))
-        studies.save(study, paths.file)
+        studies.save(study.grown_from(self._earlier(selected)), paths.file)
 
     def _earlier(self, selected: SelectedStudy) -> studies.Study:
         """Return the study of this name that was run before and is not to be replaced, or this one."""
