@@ -27,6 +27,8 @@ RECORD = "nnunet_cpr_run.json"
 RESOURCES = "resources.json"
 """Seconds of a fold's training and validation, from the study's worker."""
 
+LOGS = "training_log_*.txt"
+"""Names of nnU-Net's logs in a fold."""
 LOG_COLUMNS = ["epoch", "train_loss", "val_loss", "pseudo_dice", "seconds"]
 
 _ENTRIES = {
@@ -76,7 +78,7 @@ def seconds_per_case(fold: Path) -> float:
     It is NaN without two predictions in one log.
     """
     times: list[float] = []
-    for log in fold.glob("training_log_*.txt"):
+    for log in fold.glob(LOGS):
         starts = _PREDICTION.findall(log.read_text(encoding="utf-8", errors="replace"))
         moments = [datetime.fromisoformat(start).timestamp() for start in starts]
         times += [later - earlier for earlier, later in pairwise(moments)]
@@ -99,9 +101,7 @@ def read_logs(fold: Path) -> pd.DataFrame:
 def _read_epochs(fold: Path) -> dict[int, dict[str, float]]:
     """Return the entries of each epoch, NaN where the log has none; of several numbers the mean."""
     # The parts of the time in a log's name need not have the same width.
-    logs = sorted(
-        fold.glob("training_log_*.txt"), key=lambda path: [int(n) for n in re.findall(r"\d+", path.stem)]
-    )
+    logs = sorted(fold.glob(LOGS), key=lambda path: [int(n) for n in re.findall(r"\d+", path.stem)])
     epochs: dict[int, dict[str, float]] = {}
     for log in logs:
         row: dict[str, float] = {}  # before the first epoch there are none

@@ -57,20 +57,6 @@ ASSUMED = (
 )
 """Two of the scenarios in which docs/concepts/study-statistics.md simulates reports."""
 
-MEASURED = (
-    Deviations("ACDC", case=0.6, training=0.46, fold=0.33, seed=0.28, residual=2.4),
-    Deviations("Hippocampus", case=0.12, training=0.17, fold=0.16, seed=0.06, residual=0.96),
-)
-"""Roots of the mean variances of committed studies with about 1,000 training steps, by
-:func:`deviations_of`; ``tests/reports/test_power.py`` lists the studies and repeats the calculation."""
-
-PUBLISHED = (
-    Deviations("organs", case=0.24, training=0, fold=0, seed=0, residual=0.97),
-    Deviations("lesions", case=1.87, training=0.79, fold=0, seed=0, residual=7.47),
-)
-"""Two networks on four and six data sets of the Decathlon, one training of 1,000 epochs a fold, from
-Becktepe et al. (Auto-nnU-Net, 2025); ``benchmarks/typical_deviations.py`` repeats the calculation."""
-
 OF_DATASETS = 0.8
 """Deviation of a trainer between these ten data sets."""
 
@@ -145,6 +131,24 @@ def smallest_effect_over(size: Size, deviations: Deviations) -> float:
     return float(np.quantile(found, 0.8))
 
 
+def answer(size: Size, deviations: Deviations) -> str:
+    """Return what studies of a size find, in words.
+
+    Example:
+        >>> answer(Size(1, 2), ASSUMED[0])
+        'with 1 fold and 2 seeds there is no verdict on a data set (2 and 3 are needed)'
+    """
+    given = f"with {count(size.folds, 'fold')} and {count(size.seeds, 'seed')}"
+    if size.datasets >= MIN_DATASETS:
+        over = to_digits(smallest_effect_over(size, deviations))
+        sets = f"over {size.datasets} data sets {given}"
+        return f"{sets}, 8 of 10 studies find a mean difference of {over} points"
+    if size != possible_size(size):
+        return f"{given} there is no verdict on a data set ({MIN_FOLDS} and {MIN_SEEDS} are needed)"
+    found = to_digits(smallest_effect(size, deviations))
+    return f"{given}, 8 of 10 studies find a difference of {found} points"
+
+
 def describe(size: Size, deviations: Deviations) -> str:
     """Return a sentence with the smallest effect, and that of a larger study.
 
@@ -152,20 +156,15 @@ def describe(size: Size, deviations: Deviations) -> str:
         >>> describe(Size(5, 3), ASSUMED[0]).partition(" find")[0]
         'with 5 folds and 3 seeds, 8 of 10 studies'
     """
-    given = f"with {count(size.folds, 'fold')} and {count(size.seeds, 'seed')}"
+    said = answer(size, deviations)
     if size.datasets >= MIN_DATASETS:
-        over = to_digits(smallest_effect_over(size, deviations))
         on_one = size._replace(datasets=1, comparisons=possible_size(size).family)
-        return (
-            f"over {size.datasets} data sets {given}, 8 of 10 studies find a mean difference of {over} "
-            f"points; on one, {describe(on_one, deviations)}"
-        )
+        return f"{said}; on one, {describe(on_one, deviations)}"
     if size != possible_size(size):
-        possible = describe(possible_size(size), deviations)
-        return f"{given} there is no verdict on a data set; {possible}"
-    sizes = [size, size._replace(seeds=size.seeds + 2), size._replace(folds=size.folds + 1)]
-    found, seeds, fold = (to_digits(smallest_effect(each, deviations)) for each in sizes)
-    text = f"{given}, 8 of 10 studies find a difference of {found} points; 2 seeds more: {seeds}"
+        return f"{said}; {describe(possible_size(size), deviations)}"
+    larger = [size._replace(seeds=size.seeds + 2), size._replace(folds=size.folds + 1)]
+    seeds, fold = (to_digits(smallest_effect(each, deviations)) for each in larger)
+    text = f"{said}; 2 seeds more: {seeds}"
     return f"{text}, a third fold: {fold}" if size.folds == MIN_FOLDS else text
 
 

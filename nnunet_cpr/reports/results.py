@@ -209,11 +209,6 @@ def class_means(cases: pd.DataFrame, metric: str = "dice") -> pd.DataFrame:
     return cases.groupby([*RUN, "class"], sort=False)[metric].mean().reset_index()
 
 
-def case_means(cases: pd.DataFrame, metric: str = "dice") -> pd.DataFrame:
-    """Return the foreground mean of each case in each run, over the classes where it is defined."""
-    return cases.groupby([*RUN, "case"], sort=False)[metric].mean().reset_index()
-
-
 def unique(values: Sequence[Any] | pd.Series) -> list[Any]:
     """Return the unique values in the order of their first appearance."""
     return list(dict.fromkeys(values))

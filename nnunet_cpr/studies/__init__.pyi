@@ -10,9 +10,9 @@ from .data import (
 )
 from .local_and_slurm import Local, Slurm, cancel_slurm_jobs, command_line
 from .prediction import Ensemble, predict, select_ensemble
-from .state import Stage, StudyPaths, finished, running_command, stop_command
-from .status import dry_run_lines, states, status_table, steps_summary, summary, time_left
-from .study import Run, Study
+from .state import Stage, StudyPaths, cases_of_fold, finished, running_command, stop_command
+from .status import dry_run_lines, states, status_table, steps_summary, summary, time_left, timed_steps
+from .study import Run, Study, TrainerEntry
 from .study_file import PRESETS, find_study, json_schema, load, preset_names, save, saved_files
 from .worker import Worker
 
@@ -25,8 +25,10 @@ __all__ = [
     "Stage",
     "Study",
     "StudyPaths",
+    "TrainerEntry",
     "Worker",
     "cancel_slurm_jobs",
+    "cases_of_fold",
     "check_splits",
     "check_study_data",
     "command_line",
@@ -53,4 +55,5 @@ __all__ = [
     "stop_command",
     "summary",
     "time_left",
+    "timed_steps",
 ]

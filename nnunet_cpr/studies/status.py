@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 from statistics import median
 
 from rich.console import Group, RenderableType
@@ -13,6 +14,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
+from nnunet_cpr.nnunet.fold_files import LOGS, read_logs
 from nnunet_cpr.studies.data import notes, seen_cases
 from nnunet_cpr.studies.local_and_slurm import queued_runs
 from nnunet_cpr.studies.state import Stage, State, StudyPaths, parse_trainer, state_of
@@ -26,6 +28,8 @@ WIDE = 100
 _TRAINER = "nnUNetTrainer"
 _ITERATIONS = 250
 """Training steps of nnU-Net's epoch."""
+Place = tuple[str, str, str]
+"""Data set, configuration and plans."""
 
 
 def states(study: Study, paths: StudyPaths) -> dict[Run, State]:
@@ -145,8 +149,27 @@ def _trainer_rows(found: Mapping[Run, State], titles: Mapping[str, str]) -> Iter
         yield *group, f"{done}/{len(members)}", others, "" if left is None else str(left)
 
 
-def time_left(found: Mapping[Run, State], jobs: int) -> timedelta | None:
-    """Return the time left, None if nothing is or before there is a finished run of each data set.
+def timed_steps(study: Study, results: Path) -> dict[Place, float]:
+    """Return the seconds of a training step of any trainer by data set, configuration and plans.
+
+    They are from the last fold that nnU-Net has trained there, if its log has a whole epoch.
+    """
+    found = {}
+    for place in {(run.dataset, run.configuration, run.plans) for run in study.runs()}:
+        dataset, configuration, plans = place
+        logs = (results / dataset).glob(f"*__{plans}__{configuration}/fold_*/{LOGS}")
+        for log in sorted(logs, key=lambda path: path.stat().st_mtime, reverse=True):
+            seconds = read_logs(log.parent)["seconds"].median()
+            if not math.isnan(seconds):
+                found[place] = seconds / _iterations(log.parent.parent.name.partition("__")[0])
+                break
+    return found
+
+
+def time_left(
+    found: Mapping[Run, State], jobs: int, timed: Mapping[Place, float] | None = None
+) -> timedelta | None:
+    """Return the time left, None if nothing is or if a data set has no finished or timed training.
 
     The median time of the finished runs with the same data, configuration and plans counts, in
     proportion to the training steps; their validations are included.
@@ -154,8 +177,9 @@ def time_left(found: Mapping[Run, State], jobs: int) -> timedelta | None:
     Args:
         found: the states of all runs.
         jobs: number of runs that are trained at the same time.
+        timed: seconds of a training step where no run is finished, of :func:`timed_steps`.
     """
-    measured: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    measured: dict[Place, list[float]] = defaultdict(list)
     for run, state in found.items():
         if state.seconds and state.epoch:
             each = state.seconds / state.epoch / _iterations(run.trainer)
@@ -163,7 +187,10 @@ def time_left(found: Mapping[Run, State], jobs: int) -> timedelta | None:
     total = 0.0
     for run, state in found.items():
         steps = steps_left(run, state)
-        step_seconds = measured.get((run.dataset, run.configuration, run.plans))
+        place = run.dataset, run.configuration, run.plans
+        step_seconds = measured.get(place)
+        if step_seconds is None and timed and place in timed:
+            step_seconds = [timed[place]]
         if steps is None or (steps and not step_seconds):
             return None
         total += steps * median(step_seconds or [0.0])
@@ -180,7 +207,7 @@ def steps_left(run: Run, state: State) -> int | None:
 
 
 def dry_run_lines(study: Study, paths: StudyPaths, commands: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the commands that a study would run, and the number of training steps left.
+    """Yield the commands that a study would run.
 
     Args:
         study: a study that :func:`~nnunet_cpr.studies.data.check_study_data` accepts.
@@ -197,7 +224,6 @@ def dry_run_lines(study: Study, paths: StudyPaths, commands: Sequence[Sequence[s
             f"nnUNetv2_train {run.dataset} {run.configuration} {run.fold} -tr {run.trainer} "
             f"-p {run.plans}{begin}: {state.stage.value}, epoch {state.progress}"
         )
-    yield steps_summary(found)
 
 
 def steps_summary(found: Mapping[Run, State]) -> str:

@@ -29,7 +29,7 @@ def load(name: str, called: str | None = None) -> Study:
 
     Example:
         >>> load("quick").folds
-        (0,)
+        (0, 1, 2)
     """
     path = find_study(name)
     try:

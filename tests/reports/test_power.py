@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import astuple
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from scipy.stats import ttest_1samp
 from benchmarks.study_statistics import SCENARIOS, compare, simulate, verdicts
 from nnunet_cpr.reports.power import (
     ASSUMED,
-    MEASURED,
     OF_DATASETS,
     Deviations,
     Size,
@@ -22,9 +20,6 @@ from nnunet_cpr.reports.power import (
     smallest_effect,
     smallest_effect_over,
 )
-from nnunet_cpr.reports.reading import read_results
-from nnunet_cpr.studies.study_file import load
-from tests.golden.report_numbers import STUDIES, unpack
 
 
 @pytest.mark.slow
@@ -56,7 +51,9 @@ def test_studies_of_five_data_sets_find_the_mean_effect_in_80_percent() -> None:
 
 def test_a_study_too_small_for_a_verdict_is_told_a_size_that_has_one() -> None:
     said = describe(Size(1, 2), ASSUMED[0])
-    assert said.startswith("with 1 fold and 2 seeds there is no verdict on a data set; with 5 folds and")
+    assert said.startswith(
+        "with 1 fold and 2 seeds there is no verdict on a data set (2 and 3 are needed); "
+    )
     assert said.endswith(describe(Size(5, 3), ASSUMED[0]))
 
 
@@ -67,23 +64,3 @@ def test_deviations_of_simulated_runs_are_those_of_the_simulation() -> None:
     ]
     estimates = np.sqrt(np.mean(variances, axis=0))
     np.testing.assert_allclose(estimates, astuple(true)[1:], rtol=0.12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("measured", "studies"),
-    [
-        (MEASURED[0], ["acdc_adam", "acdc_muon", "acdc_sgd"]),
-        (MEASURED[1], ["best_adam", "best_muon", "best_sgd", "default_adam", "default_muon"]),
-    ],
-)
-def test_measured_deviations_are_those_of_committed_studies(
-    measured: Deviations, studies: list[str], tmp_path: Path
-) -> None:
-    variances = []
-    for name in studies:
-        unpack(name, tmp_path)
-        results = read_results(load(str(STUDIES / f"{name}.yaml")), tmp_path)
-        variances.append(np.square(astuple(deviations_of(results))[1:]))
-    found = np.sqrt(np.mean(variances, axis=0))
-    assert found.round(2).tolist() == list(astuple(measured)[1:])

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from nnunet_cpr.cli import app
 from nnunet_cpr.studies.study import Study
 from nnunet_cpr.studies.study_file import save
-from tests.reports.folds import DATASET, both, write_fold, write_json
+from tests.reports.folds import DATASET, both, write_fold, write_json, write_log
 
 TRAINERS = ("nnUNetTrainerSGD_10epochs", "nnUNetTrainerCPR_10epochs")
 
@@ -43,37 +43,54 @@ def plan(*arguments: str, status: int = 0) -> str:
     return done.output
 
 
-def test_plan_from_assumptions_fits_the_terminal(results: Path) -> None:
-    said = plan("quick", "--dataset", DATASET, "--folds", "all", "--seeds", "1-3")
-    assert max(map(len, said.splitlines())) <= 80
-    assert said.startswith("with 5 folds and 3 seeds, 8 of 10 studies find a difference of 1.")
-    assert "ACDC                0.60     0.46 0.33" in said and "lesions             1.87" in said
-    assert "36 cases a fold, 1 comparison\n" in said
-    assert said.endswith("0 of 30 done; 7,500,000 training steps left\n")
+def test_plan_is_an_answer_and_its_cost(results: Path) -> None:
+    answer, cost = plan("quick", "--dataset", DATASET).splitlines()
+    assert answer.startswith("with 3 folds and 3 seeds, 8 of 10 studies find a difference of 1.")
+    assert answer.endswith(", with assumed 36 cases a fold and runs that vary as is assumed")
+    assert cost.startswith("0 of 18 done; 135,000 training steps left; hours unknown, as no training")
 
 
-def test_plan_like_finished_runs_has_their_deviations_cases_and_hours(results: Path) -> None:
+def test_plan_has_the_cases_of_the_data_sets_own_folds(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preprocessed = results.parent / "nnUNet_preprocessed"
+    monkeypatch.setenv("nnUNet_preprocessed", str(preprocessed))
+    names = [f"case_{number}" for number in range(30)]
+    folds = [{"train": [n for n in names if n not in names[i::3]], "val": names[i::3]} for i in range(3)]
+    write_json(preprocessed / DATASET / "splits_final.json", folds)
+    few = plan("quick", "--dataset", DATASET)
+    assert ", with 10 cases a fold and runs" in few
+    assert ", with 36 cases a fold and runs" in plan("quick", "--dataset", DATASET, "--cases", "36")
+    (preprocessed / DATASET / "splits_final.json").unlink()
+    monkeypatch.setenv("nnUNet_raw", str(results.parent / "raw"))
+    write_json(results.parent / "raw" / DATASET / "dataset.json", {"numTraining": 60})
+    assert ", with 12 cases a fold and runs" in plan("quick", "--dataset", DATASET), "nnU-Net's split"
+
+
+def test_hours_are_those_of_any_training_on_these_data(results: Path) -> None:
+    fold = results / DATASET / "TheirTrainer__nnUNetPlans__3d_fullres" / "fold_0"
+    fold.mkdir(parents=True)
+    write_log(fold, {epoch: (0.5, 0.5, 0.3, 40.0) for epoch in range(3)})
+    cost = plan("quick", "--dataset", DATASET).splitlines()[1]
+    assert cost.endswith("about 6.0 hours, one run at a time")  # 18 x 30 epochs of 40 s
+
+
+def test_plan_like_finished_runs_has_their_deviations_and_hours(results: Path) -> None:
     of_study = ("--trainers", ",".join(TRAINERS), "--dataset", DATASET, "--seeds", "11-13")
-    said = " ".join(plan(*of_study, "--like", "pilot").split())
-    assert " study pilot 0.00 1.12 " in said and "ACDC" not in said
-    assert "6 cases a fold" in said
-    assert "0 of 30 done; 75,000 training steps left; about 9.0 hours, one run at a time" in said
-    assert "20 cases a fold" in plan(*of_study, "--like", "pilot", "--cases", "20")
+    answer, cost = plan(*of_study, "--like", "pilot", "--cases", "20").splitlines()
+    assert answer.endswith(", with 20 cases a fold and runs that vary as in study pilot")
+    assert cost == "0 of 30 done; 75,000 training steps left; about 9.0 hours, one run at a time"
 
 
 def test_plan_over_data_sets_is_said_and_in_json(results: Path) -> None:
     study = ("--trainers", ",".join(TRAINERS), "-d", "Dataset001_A")
     several = (*study, "-d", "Dataset002_B", "-d", "Dataset003_C")
-    said = plan(*several)
-    assert max(map(len, said.splitlines())) <= 80
-    words = " ".join(said.split())
-    assert words.startswith("over 3 data sets with 5 folds and 1 seed, 8 of 10 studies find a mean diff")
-    assert "on one, with 5 folds and 1 seed there is no verdict on a data set" in words
-    found = json.loads(plan(*several, "--json"))
-    assert " ".join(found["sentence"].split()) in words and found["datasets"] == 3
-    rows = {row["title"]: row for row in found["deviations"]}
-    assert rows["lesions"]["found_over_datasets"] > rows["organs"]["found_over_datasets"] > 2
-    assert "found_over_datasets" not in json.loads(plan(*study, "--json"))["deviations"][0]
+    answer, cost = plan(*several).splitlines()
+    assert answer.startswith(
+        "over 3 data sets with 5 folds and 1 seed, 8 of 10 studies find a mean diff"
+    )
+    assert "on one, with 5 folds and 1 seed there is no verdict on a data set" in answer
+    assert json.loads(plan(*several, "--json")) == {"answer": answer, "cost": cost}
 
 
 @pytest.mark.parametrize(

@@ -82,12 +82,15 @@ class StudyOptions:
             raise BadParameter("expected STUDY, or --trainers A,B with --dataset")
         folders = studies.nnunet_folders(os.environ, ["nnUNet_results"])
         results = Path(folders["nnUNet_results"])
-        file = studies.find_study(self.study or "quick", results / "studies", saved_first)
+        study = studies.Study("study", (), (studies.TrainerEntry("nnUNetTrainer"),))
+        if self.study:
+            file = studies.find_study(self.study, results / "studies", saved_first)
+            study = studies.load(str(file), self.name)
         trainers = self.trainers.split(",") if self.trainers else [""]
-        study = studies.load(str(file), self.name).changed(
-            name=self.name or ("" if self.study else "study"),
+        study = study.changed(
+            name=self.name,
             datasets=self.dataset,
-            folds=parse_numbers("--folds", self.folds or (None if self.study else "all")),
+            folds=parse_numbers("--folds", self.folds),
             configurations=self.configuration,
             plans=self.plans,
             trainers=trainers if self.trainers else None,

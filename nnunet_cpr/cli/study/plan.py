@@ -1,27 +1,29 @@
-"""``nnunet-cpr study plan``: the differences that a study could find, before it is run."""
+"""``nnunet-cpr study plan``: the difference that a study could find, and its cost, before it is run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Column, Table
 from typer import Option
 
 from nnunet_cpr import studies
 from nnunet_cpr.cli.options import JsonOption, print_json
 from nnunet_cpr.cli.study.options import SelectedStudy, StudyOptions
+from nnunet_cpr.files import read_json
 from nnunet_cpr.refusals import Refusal
 
 if TYPE_CHECKING:
-    from nnunet_cpr.reports.power import Deviations, Size
+    from nnunet_cpr.reports.power import Size
 
-_COMPONENTS = 5
-"""Number of deviations."""
-_HEADINGS = {"found_with_2_seeds_more": "+2 seeds", "found_over_datasets": "all sets"}
+
+class Outlook(NamedTuple):
+    """Difference that a study could find, and its cost, each in words."""
+
+    answer: str
+    cost: str
 
 
 def plan(
@@ -30,94 +32,110 @@ def plan(
         str | None, Option(help="Study (file or name) whose finished runs tell how much runs vary.")
     ] = None,
     cases: Annotated[
-        int | None, Option(min=2, help="Validation cases of a fold; by default 36, or those of --like.")
+        int | None, Option(min=2, help="Validation cases of a fold; by default those of the splits.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the difference in Dice that 8 of 10 such studies would find, and the runs it takes.
 
-    Simulated studies go through the tests of the report. Without --like, how much runs vary is that of
-    published and of this package's own trainings, or assumed.
+    Simulated studies with the cases of this data set's folds go through the tests of the report. Without
+    --like, it is assumed how much runs vary.
+    """
+    selected, finished = options.select(), StudyOptions(study=like).select() if like else None
+    study = selected.study
+    if not study.datasets:
+        raise Refusal(f"study {study.name}: expected a data set, got none", "add --dataset")
+    if len(study.trainers) == 1:
+        raise Refusal(f"study {study.name}: expected two trainers to compare, got one")
+    outlook = look_ahead(selected, finished, cases, larger=True)
+    if as_json:
+        print_json(outlook._asdict())
+    else:
+        print_outlook(outlook, Console(highlight=False))
+
+
+def print_outlook(outlook: Outlook, console: Console) -> None:
+    """Print what a study could find and what it costs."""
+    for line in outlook:
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def look_ahead(
+    selected: SelectedStudy,
+    finished: SelectedStudy | None = None,
+    cases: int | None = None,
+    larger: bool = False,
+) -> Outlook:
+    """Return what a study could find and what it costs, in one sentence each.
+
+    Args:
+        selected: the study, with one data set or more.
+        finished: a study whose finished runs tell how much runs vary, and how long they take.
+        cases: validation cases of a fold; None for those of the data sets' splits.
+        larger: say what a larger study could find, too, which takes seconds.
+
+    Raises:
+        Refusal: the finished runs are too few.
     """
     from nnunet_cpr.reports import power
     from nnunet_cpr.reports.reading import read_results
-    from nnunet_cpr.reports.results import RUN
 
-    selected, finished = options.select(), StudyOptions(study=like).select() if like else None
-    name, size = selected.study.name, _size(selected.study)
-    if not selected.study.datasets:
-        raise Refusal(f"study {name}: expected a data set, got none", "add --dataset")
-    if not size.comparisons:
-        raise Refusal(f"study {name}: expected two trainers to compare, got one")
-    deviations: tuple[Deviations, ...] = (*power.ASSUMED, *power.MEASURED, *power.PUBLISHED)
+    study, paths, _ = selected
+    deviations, source = power.ASSUMED[0], "as is assumed"
     if finished is not None:
         results = read_results(finished.study, finished.paths.results, finished.paths.splits)
-        deviations = (power.deviations_of(results),)
-        of_runs = results.cases.groupby(RUN)["case"].nunique()
-        ratio = next(iter(results.ratios.values())).value
-        size = size._replace(cases=round(of_runs.mean()), ratio=ratio)
-    size = size._replace(cases=cases or size.cases)
-    possible, sentence = power.possible_size(size), power.describe(size, deviations[0])
-    rows, cost = [_row(size, each) for each in deviations], _cost(selected, finished)
-    if as_json:
-        return print_json({"sentence": sentence, **size._asdict(), "deviations": rows, "cost": cost})
-    console = Console(highlight=False)
-    console.print(sentence)
-    console.print(_table(rows))
-    if finished is None:
-        console.print("in points; from short trainings (ACDC, Hippocampus), published ones of")
-        console.print("1,000 epochs (organs, lesions; Becktepe et al., 2025), or assumed")
-    console.print(f"{size.cases} cases a fold, {power.count(possible.family, 'comparison')}")
-    console.print(cost)
-
-
-def _row(size: Size, deviations: Deviations) -> dict[str, Any]:
-    """Return the deviations in points, and the differences that are found with them."""
-    from nnunet_cpr.reports import power
-
-    possible = power.possible_size(size)
-    larger = possible._replace(seeds=possible.seeds + 2)
-    found = [power.smallest_effect(each, deviations) for each in (possible, larger)]
-    row = {**asdict(deviations), "found": found[0], "found_with_2_seeds_more": found[1]}
-    is_several = size.datasets >= power.MIN_DATASETS
-    over = {"found_over_datasets": power.smallest_effect_over(size, deviations)} if is_several else {}
-    return row | over
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    from nnunet_cpr.reports.power import to_digits
-
-    headings = [Column(_HEADINGS.get(key, key), justify="right") for key in [*rows[0]][1:]]
-    table = Table("deviations of", *headings, box=None, header_style="", padding=(0, 1, 0, 0))
-    for title, *values in (row.values() for row in rows):
-        deviations = [f"{value:.2f}" for value in values[:_COMPONENTS]]
-        table.add_row(escape(title), *deviations, *map(to_digits, values[_COMPONENTS:]))
-    return table
-
-
-def _size(study: studies.Study) -> Size:
-    """Return the size of a study, with the default number of cases."""
-    from nnunet_cpr.reports.power import Size
-
-    settings = len(study.configurations) * len(study.plans)
-    comparisons = settings * len(study.metrics) * (len(study.trainers) - 1)
-    datasets = max(1, len(study.datasets))
-    return Size(len(study.folds), max(1, len(study.seeds)), comparisons=comparisons, datasets=datasets)
-
-
-def power_line(study: studies.Study) -> str:
-    """Return what a study could find with the first of the assumed deviations."""
-    from nnunet_cpr.reports.power import ASSUMED, describe
-
-    size = _size(study)
-    return describe(size, ASSUMED[0]) if size.comparisons else "one trainer: nothing to compare"
-
-
-def _cost(selected: SelectedStudy, finished: SelectedStudy | None) -> str:
-    """Return the number of runs and training steps left, with hours if finished runs tell them."""
-    found = studies.states(selected.study, selected.paths)
+        deviations, source = power.deviations_of(results), f"as in study {finished.study.name}"
+    size, assumed = _size(selected, cases)
+    in_words = power.describe if larger else power.answer
+    answer = "one trainer: nothing to compare"
+    if size.comparisons:
+        given = f"{assumed}{size.cases} cases a fold and runs that vary {source}"
+        answer = f"{in_words(size, deviations)}, with {given}"
+    found = studies.states(study, paths)
     others = {} if finished is None else studies.states(finished.study, finished.paths)
     done = {run: state for run, state in others.items() if state.stage is studies.Stage.DONE}
-    left = studies.time_left(done | found, jobs=1)
-    hours = f"; about {left.total_seconds() / 3600:,.1f} hours, one run at a time" if left else ""
-    return f"{studies.steps_summary(found)}{hours}"
+    left = studies.time_left(done | found, 1, studies.timed_steps(study, paths.results))
+    hours = f"about {left.total_seconds() / 3600:,.1f} hours, one run at a time" if left else ""
+    unknown = "hours unknown, as no training on these data was timed here"
+    is_done = all(state.stage is studies.Stage.DONE for state in found.values())
+    parts = [studies.steps_summary(found), "" if is_done else hours or unknown]
+    return Outlook(answer, "; ".join(filter(None, parts)))
+
+
+def _size(selected: SelectedStudy, cases: int | None) -> tuple[Size, str]:
+    """Return the size of a study, and "assumed " if nothing says how many cases its folds have."""
+    from nnunet_cpr.reports.power import Size
+
+    study = selected.study
+    settings = len(study.configurations) * len(study.plans)
+    size = Size(
+        folds=len(study.folds),
+        seeds=max(1, len(study.seeds)),
+        comparisons=settings * len(study.metrics) * (len(study.trainers) - 1),
+        datasets=len(study.datasets),
+    )
+    known = _cases_of_folds(selected)
+    if known:
+        ratio = mean(val / train for train, val in known)
+        size = size._replace(cases=round(mean(val for _, val in known)), ratio=ratio)
+    return size._replace(cases=cases or size.cases), "" if known or cases else "assumed "
+
+
+def _cases_of_folds(selected: SelectedStudy) -> list[tuple[float, float]]:
+    """Return the training and validation cases of the folds, none if those of a data set are unknown.
+
+    nnU-Net makes its five folds with the first training; before, they have as many cases as the
+    ``dataset.json`` says.
+    """
+    study, paths, folders = selected
+    found: list[tuple[float, float]] = []
+    for run in study.runs():
+        if fold := studies.cases_of_fold(run, paths.splits, paths.preprocessed):
+            found.append((len(fold["train"]), len(fold["val"])))
+            continue
+        try:
+            number = read_json(Path(folders["nnUNet_raw"]) / run.dataset / "dataset.json")["numTraining"]
+            found.append((0.8 * number, 0.2 * number))
+        except (OSError, ValueError, LookupError, TypeError):
+            return []
+    return found if all(train and val for train, val in found) else []

@@ -18,7 +18,12 @@ def presets() -> None:
     for name in studies.preset_names():
         lines = (studies.PRESETS / f"{name}.yaml").read_text().splitlines()
         description = " ".join(line[1:].strip() for line in lines if line.startswith("#"))
-        print(f"{name:<13}{description}")
+        study = studies.load(name)
+        runs = f"{len([*study.runs()])} runs"
+        if not study.seeds:
+            with_seeds = len([*study.changed(seeds=[1, 2, 3]).runs()])
+            runs += f", {with_seeds} with --seeds 1-3, which a verdict needs"
+        print(f"{name:<13}{description} {runs}.")
 
 
 def new(

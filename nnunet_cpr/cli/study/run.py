@@ -16,7 +16,7 @@ from typer import Argument, Option
 from nnunet_cpr import studies
 from nnunet_cpr.cli.errors import report_errors
 from nnunet_cpr.cli.study.options import STOPPED, PreparationOptions, SelectedStudy, TrainingOptions
-from nnunet_cpr.cli.study.plan import power_line
+from nnunet_cpr.cli.study.plan import look_ahead, print_outlook
 from nnunet_cpr.cli.study.status import live_table, watch
 from nnunet_cpr.refusals import Refusal
 
@@ -146,9 +146,10 @@ def run(options: RunOptions) -> None:
             first = options.check(selected)
         for line in studies.dry_run_lines(selected.study, selected.paths, first):
             console.print(line, soft_wrap=True, markup=False)
-        console.print(power_line(selected.study), soft_wrap=True, markup=False)
+        print_outlook(look_ahead(selected), console)
         return
     options.prepare(selected, console)
+    print_outlook(look_ahead(selected), console)
     if slurm is None:
         device = options.device or ("cpu" if options.gpus == 0 else None)
         gpus = gpu_names(options.gpus, device)
