@@ -1,4 +1,4 @@
-"""Runs that other runs need first: the previous stage of nnU-Net's cascade."""
+"""Previous stage of nnU-Net's cascade: the runs and the files that its runs need first."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from nnunet_cpr.files import read_json
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies.data import count_folds
+from nnunet_cpr.studies.state import SPLITS, StudyPaths
 from nnunet_cpr.studies.study import Run, Study
 
 _USUAL_STAGES = {"3d_cascade_fullres": {"previous_stage": "3d_lowres"}}
@@ -54,3 +55,26 @@ def prerequisites(study: Study, folders: Mapping[str, str]) -> dict[Run, list[Ru
                     )
                 needed[each] = [runs[key] for key in keys]
     return needed
+
+
+def runs_without_predictions(run: Run, paths: StudyPaths) -> list[Run]:
+    """Return the runs of the previous stage whose predictions for a run's cases are missing.
+
+    The validation of the previous stage writes them beside its folds, so results that were copied or
+    cleaned up may lack them.
+
+    Args:
+        run: any run; one without a previous stage needs none.
+        paths: the study's folders.
+    """
+    home = (paths.preprocessed or Path()) / run.dataset
+    try:
+        configurations = read_json(home / f"{run.plans}.json")["configurations"]
+        previous = configurations[run.configuration]["previous_stage"]
+        folds = [fold["val"] for fold in read_json(home / SPLITS)]
+    except (OSError, ValueError, LookupError, TypeError):  # not planned or split
+        return []
+    stage = replace(run, configuration=previous)
+    folder = stage.folder(paths.results).parent / "predicted_next_stage" / run.configuration
+    there = {path.name.partition(".")[0] for path in folder.glob("*")} if folder.exists() else set()
+    return [replace(stage, fold=n) for n, cases in enumerate(folds) if not there.issuperset(cases)]

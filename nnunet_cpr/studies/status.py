@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from nnunet_cpr.nnunet.fold_files import LOGS, read_logs
+from nnunet_cpr.studies.cascades import runs_without_predictions
 from nnunet_cpr.studies.data import notes, seen_cases
 from nnunet_cpr.studies.local_and_slurm import queued_runs
 from nnunet_cpr.studies.state import Stage, State, StudyPaths, parse_trainer, state_of
@@ -224,6 +225,11 @@ def dry_run_lines(study: Study, paths: StudyPaths, commands: Sequence[Sequence[s
             f"nnUNetv2_train {run.dataset} {run.configuration} {run.fold} -tr {run.trainer} "
             f"-p {run.plans}{begin}: {state.stage.value}, epoch {state.progress}"
         )
+    left = [run for run, state in found.items() if state.stage is not Stage.DONE]
+    again = {earlier: run for run in left for earlier in runs_without_predictions(run, paths)}
+    for earlier, run in again.items():
+        if found.get(earlier, State(Stage.WAITING)).stage is Stage.DONE:
+            yield f"again --val: {earlier.key}, whose predictions for {run.configuration} are missing"
 
 
 def steps_summary(found: Mapping[Run, State]) -> str:

@@ -10,22 +10,28 @@ import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import submitit
 
+from nnunet_cpr.environment import available_cores
 from nnunet_cpr.files import set_aside
 from nnunet_cpr.nnunet import commands, fold_files
 from nnunet_cpr.nnunet.is_finished import summary_file
 from nnunet_cpr.nnunet.processes import StopRequest, record_stop_signals
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies import state
+from nnunet_cpr.studies.cascades import runs_without_predictions
 from nnunet_cpr.studies.plans_and_weights import begins, record_run
 from nnunet_cpr.studies.study import Run
 
 _REQUEUE_SIGNAL = signal.Signals[f"SIG{submitit.JobEnvironment.USR_SIG}"]
 """Signal whose handler by submitit requeues a Slurm job."""
+_NNUNET_PROCESSES = 8
+"""Number of processes that nnU-Net starts to export predictions, unless nnUNet_def_n_proc is set."""
+_WAIT_SECONDS = 5.0
+"""Time between two looks at what another process does."""
 
 
 @dataclass
@@ -127,6 +133,8 @@ class Worker:
         fold = self.run.folder(self.paths.results)
         if state.finished(self.run, self.paths):
             return
+        for earlier in runs_without_predictions(self.run, self.paths):
+            self._predict_for_next_stage(earlier, request)
         # nnU-Net was killed while it wrote a checkpoint, and could not load it; the results are those of
         # an earlier training, or not of all cases.
         checkpoints = map(fold.joinpath, fold_files.CHECKPOINTS)
@@ -149,13 +157,38 @@ class Worker:
                 f"see {self.paths.log(self.run)}",
             )
 
+    def _predict_for_next_stage(self, earlier: Run, request: StopRequest) -> None:
+        """Validate a run of the cascade's previous stage again, unless another worker does so."""
+        lower = replace(self, run=earlier)
+        final = earlier.folder(self.paths.results) / fold_files.FINAL_CHECKPOINT
+        while earlier in runs_without_predictions(self.run, self.paths):
+            if not final.exists():
+                raise Refusal(
+                    f"{final.parent}: expected the predictions for {self.run.configuration}, or "
+                    f"{final.name} to make them, got neither",
+                    "train it again in an empty folder",
+                )
+            with state.claim(earlier, self.paths) as claimed:
+                if claimed:
+                    lower._run_nnunet(request, "--val")
+                    if earlier in runs_without_predictions(self.run, self.paths):
+                        raise Refusal(
+                            f"{final.parent}: its validation has not written the predictions for "
+                            f"{self.run.configuration}",
+                            f"see {self.paths.log(earlier)}",
+                        )
+                    return
+            if request.signals:
+                raise commands.CommandStopped
+            time.sleep(_WAIT_SECONDS)
+
     def _run_nnunet(self, request: StopRequest, *options: str) -> None:
         start = time.monotonic()
         try:
             commands.run(
                 self.command(*options),
                 self.paths.log(self.run),
-                {**os.environ, **self.environment},
+                {**_few_processes(), **os.environ, **self.environment},
                 on_start=lambda pid: state.record_process(self.run, self.paths, pid),
                 request=request,
                 stop_seconds=self.stop_seconds,
@@ -163,6 +196,15 @@ class Worker:
             )
         finally:
             state.add_seconds(self.run.folder(self.paths.results), time.monotonic() - start)
+
+
+def _few_processes() -> dict[str, str]:
+    """Return variables for a machine with fewer cores than nnU-Net's processes for a validation.
+
+    Each process imports nnU-Net, which takes longer than it saves.
+    """
+    cores = available_cores()
+    return {"nnUNet_def_n_proc": str(max(1, cores // 2))} if cores < _NNUNET_PROCESSES else {}
 
 
 def _is_torn(path: Path) -> bool:

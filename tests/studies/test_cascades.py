@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nnunet_cpr.refusals import Refusal
-from nnunet_cpr.studies.cascades import prerequisites
+from nnunet_cpr.studies.cascades import prerequisites, runs_without_predictions
+from nnunet_cpr.studies.state import StudyPaths
+from nnunet_cpr.studies.status import dry_run_lines
 from nnunet_cpr.studies.study import Study
+from nnunet_cpr.studies.worker import Worker
+from tests.reports.folds import both, write_fold, write_json
 
 
 @pytest.fixture
@@ -56,3 +63,52 @@ def test_cascade_of_an_entry_needs_an_entry_of_the_same_trainer(data: dict[str, 
     }
     with pytest.raises(Refusal, match="by the same trainer"):
         prerequisites(study("nnUNetTrainerCPR"), data)
+
+
+def test_lower_stage_is_validated_again_where_its_predictions_are_missing(
+    data: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results that were copied without predicted_next_stage; nnU-Net's command is a stand-in."""
+    study = cascade((0, 1), "3d_lowres", "3d_cascade_fullres")
+    paths = StudyPaths(tmp_path / "results", tmp_path / "study", Path(data["nnUNet_preprocessed"]))
+    home = Path(data["nnUNet_preprocessed"]) / "Dataset001_A"
+    stages = {"3d_lowres": {}, "3d_cascade_fullres": {"previous_stage": "3d_lowres"}}
+    write_json(home / "nnUNetPlans.json", {"configurations": stages})
+    folds = [{"train": ["b"], "val": ["a"]}, {"train": ["a"], "val": ["b"]}]
+    write_json(home / "splits_final.json", folds)
+    runs = [*study.runs()]
+    lower = [run for run in runs if run.configuration == "3d_lowres"]
+    for run in lower:
+        folder = write_fold(tmp_path, run.trainer, run.fold, {"ab"[run.fold]: both(0.8)}, run.dataset)
+        shutil.copytree(folder, run.folder(paths.results))
+        with zipfile.ZipFile(run.folder(paths.results) / "checkpoint_final.pth", "w") as checkpoint:
+            checkpoint.writestr("data.pkl", "")
+    upper = next(run for run in runs if run.configuration == "3d_cascade_fullres" and run.fold == 1)
+    needed = [run for run in lower if run.trainer == upper.trainer]
+    assert runs_without_predictions(upper, paths) == needed
+    assert not runs_without_predictions(needed[0], paths)
+    said = [line for line in dry_run_lines(study, paths, []) if line.startswith("again --val: ")]
+    assert len(said) == len(lower) and "3d_lowres__fold_0, whose predictions for 3d_casc" in said[0]
+    calls = []
+
+    def validate(self: Worker, request: object, *options: str) -> None:
+        calls.append((self.run, options))
+        if self.run in needed and len(calls) < 3:
+            folder = (
+                self.run.folder(paths.results).parent / "predicted_next_stage" / "3d_cascade_fullres"
+            )
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{'ab'[self.run.fold]}.b2nd").touch()
+
+    monkeypatch.setattr(Worker, "_run_nnunet", validate)
+    with pytest.raises(Refusal, match=r"expected .*summary\.json with all cases"):
+        Worker(upper, paths)()  # the stand-in trains nothing
+    assert calls[:2] == [(run, ("--val",)) for run in needed] and calls[2][0] == upper
+    assert not runs_without_predictions(upper, paths)
+    other = replace(upper, trainer=next(run.trainer for run in lower if run not in needed))
+    with pytest.raises(Refusal, match="its validation has not written the predictions"):
+        Worker(other, paths)()
+    first = replace(other, configuration="3d_lowres", fold=0).folder(paths.results)
+    (first / "checkpoint_final.pth").unlink()
+    with pytest.raises(Refusal, match=r"or checkpoint_final\.pth to make them, got neither"):
+        Worker(other, paths)()
