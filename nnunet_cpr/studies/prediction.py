@@ -12,7 +12,7 @@ from typing import Any
 from nnunet_cpr.files import read_json, remove_temporary_files
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint
 from nnunet_cpr.nnunet.is_finished import find_validation
-from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.refusals import Refusal, one_line
 from nnunet_cpr.studies.data import find_trainers
 from nnunet_cpr.studies.state import write_json
 from nnunet_cpr.studies.study import Run, Study
@@ -21,6 +21,8 @@ from nnunet_cpr.studies.worker import default_device
 _RECORD = "study_predict.json"
 _SHOWN = 3
 """Number of names in an error."""
+_COLOR_READER = "NaturalImage2DIO"
+"""nnU-Net's class for PNG and the like, whose files have all colors or one channel."""
 
 
 @dataclass(frozen=True)
@@ -120,22 +122,26 @@ def _trained(study: Study, results: Path, runs: Sequence[Run]) -> Ensemble:
 
 
 def _available(runs: Sequence[Run], missing: Sequence[Run]) -> str:
-    """Return the option that leaves out runs that are missing, if it leaves any."""
+    """Return the option that leaves out runs that are missing and keeps most, if one keeps any."""
+    kept: dict[str, list[Run]] = {}
     for option in ("fold", "seed"):
         without = {getattr(run, option) for run in missing}
-        numbers = dict.fromkeys(getattr(run, option) for run in runs)
-        if rest := [str(number) for number in numbers if number not in without]:
-            given = ",".join(rest) if len(rest) > 1 else f"{rest[0]}-{rest[0]}"
-            return f", or predict with --{option}s {given}"
-    return ""
+        kept[option] = [run for run in runs if getattr(run, option) not in without]
+    option = max(kept, key=lambda each: len(kept[each]))
+    rest = [str(number) for number in dict.fromkeys(getattr(run, option) for run in kept[option])]
+    if not rest:
+        return ""
+    given = ",".join(rest) if len(rest) > 1 else f"{rest[0]}-{rest[0]}"
+    return f", or predict with --{option}s {given}"
 
 
-def find_cases(images: Path, description: dict[str, Any]) -> dict[str, list[Path]]:
-    """Return the image files of each case, one for each channel.
+def find_cases(images: Path, description: dict[str, Any], reader: str = "") -> dict[str, list[Path]]:
+    """Return the image files of each case, one for each channel, or one with all of its colors.
 
     Args:
         images: folder with nnU-Net's names, such as ``liver_003_0000.nii.gz``.
         description: ``dataset.json`` of the model.
+        reader: class of nnU-Net with which the model's plans read images.
 
     Raises:
         Refusal: there are none, or channels are missing.
@@ -147,16 +153,17 @@ def find_cases(images: Path, description: dict[str, Any]) -> dict[str, list[Path
         if path.name.endswith(ending):
             cases[path.name.removesuffix(ending).rpartition("_")[0]].append(path)
     expected = [f"_{number:04d}{ending}" for number in range(len(channels))]
+    accepted = [expected, expected[:1]] if reader == _COLOR_READER else [expected]
     wrong = [
         path.name
         for case, found in cases.items()
-        if not case or [path.name.removeprefix(case) for path in found] != expected
+        if not case or [path.name.removeprefix(case) for path in found] not in accepted
         for path in found
     ]
     if wrong or not cases:
         names = wrong or [path.name for path in files]
         raise Refusal(
-            f"{images}: expected {' and '.join(f'CASE{name}' for name in expected)} of each case, "
+            f"{images}: expected {' and '.join(f'CASE{name}' for name in accepted[-1])} of each case, "
             f"got {', '.join(names[:_SHOWN]) or 'no file'}",
             "rename or convert them",
         )
@@ -182,7 +189,8 @@ def predict(
     """
     model = ensemble.models[0]
     description = read_json(model / "dataset.json")
-    cases, ending = find_cases(images, description), description["file_ending"]
+    reader = read_json(model / "plans.json").get("image_reader_writer", "")
+    cases, ending = find_cases(images, description, reader), description["file_ending"]
     postprocessing, _ = ensemble.find_postprocessing()
     _begin(ensemble, images, output, postprocessing)
     _check_images(cases, output, ending)
@@ -199,7 +207,16 @@ def predict(
     from nnunet_cpr.nnunet.tools.ensemble import EnsemblePredictor
 
     used = torch.device(device or default_device())
-    predictor = EnsemblePredictor(ensemble.models, ensemble.folds, used, postprocessing)
+    try:
+        predictor = EnsemblePredictor(ensemble.models, ensemble.folds, used, postprocessing)
+    except (
+        RuntimeError,
+        LookupError,
+        TypeError,
+    ) as error:  # torch names what does not fit in many lines
+        raise Refusal(
+            f"{model}: nnU-Net's inference cannot load its network: {one_line(error)}"
+        ) from error
     for number, case in enumerate(left, len(cases) - len(left) + 1):
         file = f"{case}{ending}"
         try:

@@ -8,6 +8,7 @@ import pickle
 import shutil
 import signal
 import subprocess
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from typer.testing import CliRunner
 from nnunet_cpr.cli import app
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies import prediction
+from nnunet_cpr.studies.prediction import find_cases, select_ensemble
+from nnunet_cpr.studies.study import Study
 from tests.helpers.workspace import PLANS, UNSEEN, Workspace
 from tests.studies.study_run import COMMAND, wait_for
 
@@ -198,6 +201,33 @@ def test_wrong_images_are_refused(
         (tmp_path / "in" / name).write_bytes(b"no image")
     said = predict("--setting", "CPR", status=1, images=tmp_path / "in")
     assert message in said and "Traceback" not in said
+
+
+def test_color_images_are_one_file_or_one_a_channel(tmp_path: Path) -> None:
+    """nnU-Net reads the colors of a PNG as channels, and grey ones as a channel each."""
+    for name in ("a_0000.png", "b_0000.png", "b_0001.png", "b_0002.png"):
+        (tmp_path / name).touch()
+    about = {"file_ending": ".png", "channel_names": {"0": "R", "1": "G", "2": "B"}}
+    found = find_cases(tmp_path, about, "NaturalImage2DIO")
+    assert {case: len(files) for case, files in found.items()} == {"a": 1, "b": 3}
+    with pytest.raises(Refusal, match=r"got a_0000\.png"):
+        find_cases(tmp_path, about)
+
+
+@pytest.mark.parametrize(
+    ("missing", "advice"),
+    [([(1, 2), (1, 3)], "--folds 0-0"), ([(0, 2), (1, 2)], "--seeds 1,3"), ([(1, 1)], "--seeds 2,3")],
+)
+def test_advice_keeps_most_models(tmp_path: Path, missing: list[tuple[int, int]], advice: str) -> None:
+    study = Study("mine", ["Dataset001_A"], ["nnUNetTrainerCPR"], folds=[0, 1], seeds=[1, 2, 3])
+    for run in study.runs():
+        folder = run.folder(tmp_path)
+        folder.mkdir(parents=True)
+        if (run.fold, run.seed) not in missing:
+            with zipfile.ZipFile(folder / "checkpoint_final.pth", "w") as checkpoint:
+                checkpoint.writestr("data.pkl", "")
+    with pytest.raises(Refusal, match=f"or predict with {advice}$"):
+        select_ensemble(study, tmp_path, None)
 
 
 def test_other_files_in_the_output_are_refused(predict: Callable, tmp_path: Path) -> None:
