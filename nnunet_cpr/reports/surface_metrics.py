@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import multiprocessing
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -35,8 +36,8 @@ distance of exactly the tolerance can come out slightly larger."""
 _Labels = tuple[int, ...]
 _Metrics = dict[str, list[float | None]]
 """HD95 and NSD of each class as in the cache; None for NaN."""
-_Job = tuple[Path, Path, list[_Labels], int | None, float]
-"""Prediction, truth, classes, ignore label and tolerance of a case."""
+_Job = tuple[Path, Path, list[_Labels], dict[str, Any], float]
+"""Prediction, truth and classes of a case, ``dataset.json``, tolerance."""
 
 
 def add_surface_metrics(results: StudyResults, preprocessed: Path | None) -> StudyResults:
@@ -92,13 +93,13 @@ def fold_surface_metrics(
     """
     summary = summary_file(fold)
     table = read_cases(fold)
-    ignore = ignore_label(read_dataset_json(fold))
+    dataset = _dataset_with_reader(fold)
     belongs_to = {
         "format": 1,
         "library": f"MONAI {version('monai')}",
         "summary_sha256": hashlib.sha256(summary.read_bytes()).hexdigest(),
         "tolerance_mm": float(tolerance),
-        "ignore_label": ignore,
+        "ignore_label": ignore_label(dataset),
     }
     cache = summary.with_name(CACHE_NAME)
     found, notes = _read_cache(cache, belongs_to), []
@@ -108,7 +109,7 @@ def fold_surface_metrics(
             prediction, reference = rows.iloc[0][["prediction_file", "reference_file"]].map(Path)
             truth = reference if reference.is_file() or truths is None else truths / prediction.name
             labels = list(rows["labels"])
-            jobs[case] = (summary.with_name(prediction.name), truth, labels, ignore, tolerance)
+            jobs[case] = (summary.with_name(prediction.name), truth, labels, dataset, tolerance)
     for case, outcome in zip(jobs, _compute(list(jobs.values()))):
         if isinstance(outcome, str):
             notes.append(f"{case}: no HD95 and NSD; {outcome}")
@@ -210,17 +211,30 @@ def _use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def _dataset_with_reader(fold: Path) -> dict[str, Any]:
+    """Return the ``dataset.json`` beside a fold, with the reader that nnU-Net chose for its plans."""
+    dataset = {"file_ending": ".nii.gz", **read_dataset_json(fold)}
+    with suppress(*DAMAGE):  # results can be copied without the plans
+        plans = read_json(fold.parent / "plans.json")
+        dataset["overwrite_image_reader_writer"] = plans["image_reader_writer"]
+    return dataset
+
+
 def _measure(
-    prediction_file: Path, truth_file: Path, classes: list[_Labels], ignore: int | None, tolerance: float
+    prediction_file: Path,
+    truth_file: Path,
+    classes: list[_Labels],
+    dataset: dict[str, Any],
+    tolerance: float,
 ) -> _Metrics | str:
     """Return the metrics of each class of a case, or the reason why there are none."""
     try:
-        (prediction, spacing), (truth, _) = map(_read, (prediction_file, truth_file))
-    except (OSError, RuntimeError) as error:  # SimpleITK raises RuntimeError
+        (prediction, spacing), (truth, _) = (_read(f, dataset) for f in (prediction_file, truth_file))
+    except Exception as error:  # each library that reads images has errors of its own
         return " ".join(str(error).split())[-200:]
     if prediction.shape != truth.shape:
         return f"the prediction has shape {prediction.shape}, the ground truth {truth.shape}"
-    prediction = np.where(counted_voxels(truth, ignore), prediction, 0)
+    prediction = np.where(counted_voxels(truth, ignore_label(dataset)), prediction, 0)
     metrics = {}
     for labels in classes:
         masks = np.isin(prediction, labels), np.isin(truth, labels)
@@ -234,13 +248,14 @@ def _key(labels: _Labels) -> str:
     return ", ".join(map(str, labels))
 
 
-def _read(path: Path) -> tuple[np.ndarray, Sequence[float]]:
+def _read(path: Path, dataset: dict[str, Any]) -> tuple[np.ndarray, Sequence[float]]:
     """Return the labels [z, y, x] and the spacing in mm as nnU-Net reads them."""
-    from nnunetv2.imageio.reader_writer_registry import determine_reader_writer_from_file_ending
+    from nnunetv2.imageio.reader_writer_registry import determine_reader_writer_from_dataset_json
 
-    ending = ".nii.gz" if path.name.endswith(".nii.gz") else path.suffix
-    reader = determine_reader_writer_from_file_ending(ending, str(path), verbose=False)
-    labels, properties = reader().read_seg(str(path))
+    # nnU-Net prints a traceback of each reader that it tries in vain, and missing spacings.
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        reader = determine_reader_writer_from_dataset_json(dataset, str(path), verbose=False)
+        labels, properties = reader().read_seg(str(path))
     return labels[0], properties["spacing"]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import SimpleITK as sitk
+import tifffile
 from rich.console import Console
 
 from nnunet_cpr.refusals import Refusal
@@ -23,7 +24,7 @@ from nnunet_cpr.reports.surface_metrics import (
     compute_surface_metrics,
     fold_surface_metrics,
 )
-from tests.reports.folds import LABELS, study, whole, write_fold, write_volume
+from tests.reports.folds import LABELS, study, whole, write_fold, write_json, write_volume
 
 SPACING = (2.5, 0.7, 1.3)
 
@@ -137,9 +138,36 @@ def test_png_is_measured_in_pixels(tmp_path):
         image = sitk.GetImageFromArray(mask)
         image.SetSpacing((0.5, 0.5))  # which a PNG can store
         sitk.WriteImage(image, str(tmp_path / name))
-    found = module._measure(*(tmp_path / name for name in masks), [(1,)], None, 2.0)
+    found = module._measure(*(tmp_path / name for name in masks), [(1,)], {"file_ending": ".png"}, 2.0)
     expected = compute_surface_metrics(*(mask > 0 for mask in masks.values()), (1, 1))
     assert found == {"1": list(expected)}
+
+
+@pytest.mark.parametrize(
+    ("plans", "dataset"),
+    [
+        ({"image_reader_writer": "Tiff3DIO"}, {}),
+        (None, {"overwrite_image_reader_writer": "Tiff3DIO"}),
+        (None, {}),  # nnU-Net tries its reader of 2D TIFF first
+    ],
+)
+def test_tiff_is_read_as_nnunet_does_without_output(tmp_path, capfd, plans, dataset):
+    fold, truths = make_fold(tmp_path, {"a": (ball(1), ball())}, ("1",))
+    for folder in (fold / "validation", truths):
+        nifti = folder / "a.nii.gz"
+        tifffile.imwrite(folder / "a.tif", sitk.GetArrayFromImage(sitk.ReadImage(str(nifti))))
+        nifti.unlink()
+    # The prediction has a file with the spacing; nnU-Net copies none to the ground truth.
+    write_json(fold / "validation" / "a.json", {"spacing": SPACING})
+    write_json(fold.parent / "dataset.json", {"labels": LABELS, "file_ending": ".tif", **dataset})
+    summary = fold / "validation" / "summary.json"
+    summary.write_text(summary.read_text().replace(".nii.gz", ".tif"))
+    if plans:
+        write_json(fold.parent / "plans.json", plans)
+    table, notes = fold_surface_metrics(fold, truths)
+    expected = compute_surface_metrics(ball(1) > 0, ball() > 0, SPACING)
+    assert notes == [] and tuple(table.loc[0, ["hd95", "nsd"]]) == pytest.approx(expected)
+    assert capfd.readouterr() == ("", "")
 
 
 def die():
@@ -160,7 +188,7 @@ def test_killed_process_costs_a_note(tmp_path, monkeypatch):
     table, notes = fold_surface_metrics(*args)
     assert notes == [] and table["nsd"].nunique() == 1, "the processes work"
     none = tmp_path / "none"
-    jobs = [*[(none, none, [(1,)], None, 2.0)] * 16, (Killer(), none, [(1,)], None, 2.0)]
+    jobs = [*[(none, none, [(1,)], {}, 2.0)] * 16, (Killer(), none, [(1,)], {}, 2.0)]
     outcomes = module._compute(jobs)
     assert len(outcomes) == 17 and outcomes[-1].startswith("a process was killed")
 
