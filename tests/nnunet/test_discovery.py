@@ -34,6 +34,7 @@ def installed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     trainers = tmp_path / request.param
     shutil.copytree(ROOT / "trainers", trainers)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.delitem(sys.modules, "nnunet_cpr_discovery")
     return str(trainers)
 
@@ -80,6 +81,20 @@ def test_copies_of_the_trainer_folder_leave_the_list(
         monkeypatch.setenv("nnUNet_extTrainer", os.pathsep.join(listed))
         start("start")
         assert os.environ["nnUNet_extTrainer"].split(os.pathsep) == expected
+
+
+def test_variable_of_a_notebook_keeps_the_trainer_folder(
+    installed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is set after Python has started, and before nnU-Net's search is imported."""
+    start("start")
+    finders = len(sys.meta_path)
+    for _ in range(2):
+        monkeypatch.setenv("nnUNet_extTrainer", "/mine")
+        monkeypatch.delitem(sys.modules, "nnunetv2.utilities.find_objects", raising=False)
+        assert importlib.util.find_spec("nnunetv2.utilities.find_objects") is not None
+        assert os.environ["nnUNet_extTrainer"] == f"/mine{os.pathsep}{installed}"
+    assert len(sys.meta_path) == finders
 
 
 def test_discovery_imports_the_standard_library_only() -> None:
@@ -244,6 +259,12 @@ def test_trainers_are_found_in_every_combination(
     for name in ("nnUNetTrainerCPRMine", TRAINER):
         done = env.run(*train, name, check=False, nnUNet_extTrainer=str(mine), **folders)
         assert f"Using trainer '{name}'" in done.stdout, done.stdout + done.stderr
+    notebook = (
+        f"import os; os.environ['nnUNet_extTrainer'] = {str(mine)!r}\n"
+        "from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name as find\n"
+        f"print(find('nnUNetTrainerCPRMine'), find({TRAINER!r}))"
+    )
+    assert f"{TRAINER}'>" in env.run("python", "-c", notebook).stdout
 
     env.run("python", "-m", "pip", "uninstall", "-y", "nnunet-cpr")
     assert env.files() == before

@@ -3,9 +3,13 @@
 ``nnunet_cpr.start`` (Python 3.15 and later) and ``nnunet_cpr.pth`` (before) call :func:`register` at
 interpreter startup. It appends the folder of trainers to ``nnUNet_extTrainer``, the list of folders that
 nnU-Net searches after its own. Only the standard library may be imported here.
+
+Notebooks set the variable after Python has started, which drops our folder. So it is appended once more
+when nnU-Net's search is imported.
 """
 
 import os
+import sys
 from importlib.machinery import PathFinder
 
 FOLDERS = ("nnunet_cpr_trainers", "trainers")
@@ -48,3 +52,14 @@ def register() -> None:
     folders = [f for f in os.environ.get("nnUNet_extTrainer", "").split(os.pathsep) if f]
     kept = [f for f in dict.fromkeys([*folders, folder]) if f == folder or not is_copy(f)]
     os.environ["nnUNet_extTrainer"] = os.pathsep.join(kept)
+    if _BeforeSearch not in sys.meta_path:
+        sys.meta_path.insert(0, _BeforeSearch)
+
+
+class _BeforeSearch:
+    """Finder that finds no module, but is asked for nnU-Net's search before it is imported."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name == "nnunetv2.utilities.find_objects":
+            register()
