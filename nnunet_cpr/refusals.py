@@ -115,6 +115,16 @@ def list_names(names: Sequence[Any]) -> str:
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun, in the plural unless it is 1.
+
+    Example:
+        >>> counted(1, "case"), counted(2500, "step"), counted(0, "matrix", "matrices")
+        ('1 case', '2,500 steps', '0 matrices')
+    """
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def one_line(error: Exception) -> str:
     """Return the message of an error in one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from decimal import Decimal
 
-from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.refusals import Refusal, counted
 
 OTHER_TRAINER = "_on_"
 """Text before the other trainer, at the end of a trainer's name."""
@@ -84,7 +84,7 @@ def parse_numbers(kind: str, text: str) -> list[int]:
     start, largest = (0, 4) if kind == "fold" else (1, 1)
     if number > largest:
         raise ValueError(
-            f"{number} is one {kind}; for {number} {kind}{'s' * (number > 1)} write "
+            f"{number} is one {kind}; for {counted(number, kind)} write "
             f"{start}-{number - 1 + start}, for {kind} {number} alone {number}-{number}"
         )
     return sorted(numbers)

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from nnunet_cpr.cli.options import JsonOption, print_json
-from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.refusals import Refusal, counted
 
 
 def doctor(
@@ -29,7 +29,7 @@ def doctor(
     """Check the installation, or with --device the steps; exit status 1 if there is a problem."""
     problems = _check_installation(as_json) if device is None else _check_steps(device)
     if problems:
-        raise Refusal(f"{problems} problem{'s' if problems > 1 else ''} found, see above")
+        raise Refusal(f"{counted(problems, 'problem')} found, see above")
 
 
 def _check_installation(as_json: bool) -> int:
@@ -67,7 +67,8 @@ def _check_steps(name: str) -> int:
     print("```")
     for finding in islice(check_installation(), 5):  # the versions and the GPU
         print(f"{finding.subject}: {finding.message}")
-    print(f"{device}, {torch.get_num_threads()} threads", f"{'':18} {'step':8} difference", sep="\n")
+    print(f"{device}, {counted(torch.get_num_threads(), 'thread')}")
+    print(f"{'':18} {'step':8} difference")
     problems = 0
     for result in check_steps(device):
         problems += bool(result.problem)

@@ -22,7 +22,7 @@ from nnunet_cpr.cpr.attachment import Attachment
 from nnunet_cpr.cpr.multipliers import Decays
 from nnunet_cpr.cpr.regularized_parameters import Params, find_doubtful, param_groups, regularized
 from nnunet_cpr.cpr.tensors import to_device
-from nnunet_cpr.refusals import list_names
+from nnunet_cpr.refusals import counted, list_names
 
 
 class RegularizationMethod(ABC):
@@ -78,7 +78,7 @@ class RegularizationMethod(ABC):
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{key}={value}" for key, value in self._config().items())
-        return f"{self.title}({len(self.names)} matrices, {settings})"
+        return f"{self.title}({counted(len(self.names), 'matrix', 'matrices')}, {settings})"
 
     # Implemented by subclasses
 

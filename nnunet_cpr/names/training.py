@@ -23,6 +23,7 @@ from nnunet_cpr.names.suffixes import (
     Cooldown,
     WarmStartShare,
 )
+from nnunet_cpr.refusals import counted
 from nnunet_cpr.spelling import WrongName
 
 if TYPE_CHECKING:
@@ -334,11 +335,11 @@ def _describe_base(training: Training) -> str:
 
 def _describe_learning_rate(training: Training) -> str:
     highest = "" if training.lr is None else f"at most {training.lr:g}, "
-    warmup = f"linear warm-up over {training.warmup:,} steps, then " if training.warmup else ""
+    warmup = f"linear warm-up over {counted(training.warmup, 'step')}, then " if training.warmup else ""
     if isinstance(training.schedule, Cooldown):
         shape = f"constant, linear to 0 in the last {training.schedule.percent:g} %"
     elif training.schedule == "poly":
-        shape = f"polynomial to 0 over {training.horizon:,} epochs"
+        shape = f"polynomial to 0 over {counted(training.horizon or 0, 'epoch')}"
     else:
         shape = training.schedule or "the base trainer's schedule"
     return highest + warmup + shape
@@ -363,7 +364,7 @@ def _describe_bound(training: Training) -> str:
     when = "set at step" if bound.is_set_once else "not before step"
     part = f"after {bound.earliest / steps:.1%} of the training"
     if training.is_never_bounded:
-        part = f"{NEVER}, as the training has {steps:,} steps; choose a smaller _ws<N>"
+        part = f"{NEVER}, as the training has {counted(steps, 'step')}; choose a smaller _ws<N>"
     return f"_{bound}: {bound.title}; {when} {bound.earliest:,}, {part}"
 
 
@@ -388,7 +389,10 @@ ROWS = (
     Row(
         "length",
         ("epochs", "iterations"),
-        lambda t: f"{t.epochs:,} epochs of {t.iterations:,} iterations, {t.steps:,} steps",
+        lambda t: (
+            f"{counted(t.epochs, 'epoch')} of {counted(t.iterations, 'iteration')}, "
+            + counted(t.steps, "step")
+        ),
     ),
     Row("weight decay", ("weight_decay", "baseline", "baseline_steps"), _describe_weight_decay),
     Row(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from nnunet_cpr.nnunet.history import History
+from nnunet_cpr.refusals import counted
 
 HELD = 0.05
 """Relative distance from the bound within which R counts as held."""
@@ -132,7 +133,7 @@ def _judge(
     has_bound = np.isfinite(kappa)
     unset = ~has_bound.any(axis=1)
     if (~unset).sum() <= FEW * total:
-        return Kind.UNSET, f": {_count(unset, total)} not regularized in {steps:,} steps"
+        return Kind.UNSET, f": {_count(unset, total)} not regularized in {counted(steps, 'step')}"
 
     level = _levels(measure, kappa, has_bound)
     active = (np.where(has_bound, multiplier, 0) >= ACTIVE).any(axis=1)

@@ -19,7 +19,7 @@ from nnunet_cpr.files import read_json
 from nnunet_cpr.names.training import Training
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
 from nnunet_cpr.nnunet.run_record import configuration_of, split_problems
-from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.refusals import Refusal, counted
 from nnunet_cpr.spelling import nearest_first
 from nnunet_cpr.studies.plans_and_weights import (
     check_plans,
@@ -209,7 +209,8 @@ def notes(study: Study) -> Iterator[str]:
         if training.kappa is not None and training.is_never_bounded:
             yield (
                 f"{entry.trainer}: its bounds would be set at step {training.kappa.earliest:,}, but it "
-                f"trains {training.steps:,} steps: no matrix is regularized; choose a smaller _ws<N>"
+                f"trains {counted(training.steps, 'step')}: no matrix is regularized; choose a smaller "
+                "_ws<N>"
             )
     if {*study.metrics} & {*SURFACE_METRICS} and find_spec("monai") is None:
         yield (
@@ -327,7 +328,8 @@ def _check_folds(study: Study, dataset: str, folders: Mapping[str, str]) -> None
         unknown = sorted({*split["train"], *split["val"]} - known) if known else []
         if unknown:
             raise Refusal(
-                f"{home / SPLITS}: fold {fold} has {len(unknown)} unknown cases, such as {unknown[0]}",
+                f"{home / SPLITS}: fold {fold} has {counted(len(unknown), 'unknown case')}, such as "
+                f"{unknown[0]}",
                 f"write ids without endings, such as {min(known)}",
             )
         for problem in split_problems(split):

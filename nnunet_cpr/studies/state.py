@@ -23,7 +23,7 @@ from nnunet_cpr.nnunet import fold_files
 from nnunet_cpr.nnunet.is_finished import Validation, find_validation
 from nnunet_cpr.nnunet.processes import process_start
 from nnunet_cpr.nnunet.run_record import read_record
-from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.refusals import Refusal, counted
 from nnunet_cpr.studies.study import Run
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class State:
     def activity(self) -> str:
         """Stage in words; of a run that is trained, how far its validation is."""
         is_validating = self.stage is Stage.RUNNING and self.epoch == self.epochs
-        return f"validating, {self.validated} cases" if is_validating else self.stage.value
+        return f"validating, {counted(self.validated, 'case')}" if is_validating else self.stage.value
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from nnunet_cpr.nnunet.fold_files import LOGS, read_logs
+from nnunet_cpr.refusals import counted
 from nnunet_cpr.studies.cascades import runs_without_predictions
 from nnunet_cpr.studies.data import notes, seen_cases
 from nnunet_cpr.studies.local_and_slurm import queued_runs
@@ -236,8 +237,9 @@ def steps_summary(found: Mapping[Run, State]) -> str:
     """Return a line such as "0 of 2 done; 500,000 training steps left"."""
     steps = [steps_left(*each) for each in found.items()]
     unknown = steps.count(None)
-    without = f", without {unknown} runs whose number of epochs is unknown" if unknown else ""
-    return f"{summary(found.values())}; {sum(filter(None, steps)):,} training steps left{without}"
+    without = f", without {counted(unknown, 'run')} whose number of epochs is unknown" if unknown else ""
+    left = counted(sum(filter(None, steps)), "training step")
+    return f"{summary(found.values())}; {left} left{without}"
 
 
 def _iterations(trainer: str) -> int:

@@ -34,7 +34,7 @@ from nnunet_cpr.cpr.attachment import attached_method
 from nnunet_cpr.environment import seed_all
 from nnunet_cpr.files import atomic_torch_save, atomic_write, read_json
 from nnunet_cpr.names.run_name import RunName
-from nnunet_cpr.refusals import Refusal, RefusedItem
+from nnunet_cpr.refusals import Refusal, RefusedItem, counted
 from nnunet_cpr.vision.optimizer import build_optimizer
 from nnunet_cpr.vision.task import Metrics, Setup, Task
 
@@ -74,7 +74,7 @@ def train(
         if kappa is not None and run.training.is_never_bounded:
             warnings.warn(
                 f"{name} regularizes nothing: no bound is set before step {kappa.earliest}, and it "
-                f"has {steps} steps",
+                f"has {counted(steps, 'step')}",
                 stacklevel=2,
             )
         assert run.seed is not None  # the name is complete

@@ -203,10 +203,10 @@ def described_settings(name: str) -> dict[str, Any]:
         if subject:
             rows[subject] = text.strip()
     length = re.search(
-        r"([\d,]+) epochs of ([\d,]+) iterations, ([\d,]+) steps", rows["length"]
+        r"([\d,]+) epochs? of ([\d,]+) iterations?, ([\d,]+) steps?", rows["length"]
     ).groups()
     rates = re.findall(r"([-+.e\d]+) \(epoch (\d+)\)", rows["learning rate"])
-    warmup = re.search(r"warm-up over ([\d,]+) steps", rows["learning rate"])
+    warmup = re.search(r"warm-up over ([\d,]+) steps?", rows["learning rate"])
     found = {
         "family": rows["family"].partition(":")[0],
         "like": rows["like"].split()[0] if "like" in rows else None,

@@ -142,7 +142,7 @@ def test_optimizer_or_schedule_replaced_in_the_training_is_refused(
         for suffix, attribute, said in (
             ("ema", "optimizer", "that is not from configure_optimizers"),
             ("constant", "lr_scheduler", "poly in place of _constant"),
-            ("cooldown50p", "num_epochs", "its optimizer was built for 1 epochs of 250 iterations"),
+            ("cooldown50p", "num_epochs", "its optimizer was built for 1 epoch of 250 iterations"),
         ):
             trainer = build_trainer(f"nnUNetTrainerPlain_{suffix}_250iters_on_nnUNetTrainer_1epoch")
             trainer.on_train_start()

@@ -102,7 +102,7 @@ def test_requeued_and_preempted_jobs_continue_and_cancelled_ones_end(
         settings = ("gres=gpu:a100:1", "constraint=fast", "--no-kill")
         options = [word for setting in settings for word in ("--sbatch", setting)]
         command = (*OPTIONS[:2], *OPTIONS[4:], "--time", "30", *options)
-        job = re.findall(r"submitted 1 jobs: (\d+)", mine.run(*command))[0]
+        job = re.findall(r"submitted 1 job: (\d+)", mine.run(*command))[0]
         assert "nothing to submit" in mine.run(*command), "submitted twice"
         wait_for(lambda: trains(attempt=1))
         assert "running" in mine.command("status", "--once")
@@ -113,7 +113,7 @@ def test_requeued_and_preempted_jobs_continue_and_cancelled_ones_end(
         wait_for(lambda: trains(attempt=3))
         slurm("scancel", "--signal=USR2", job)
         wait_for(lambda: trains(attempt=4))
-        assert mine.command("cancel").strip() == "1 jobs cancelled"
+        assert mine.command("cancel").strip() == "1 job cancelled"
         wait_for(lambda: slurm("squeue", "--noheader") == "")
         wait_for(lambda: not mine.trainings())
         assert "1 stopped" in mine.command("status", "--once")

@@ -25,6 +25,10 @@ def run(fold: int, trainer: str = "nnUNetTrainerSGD_10epochs", dataset: str = "D
     return Run(dataset, "3d_fullres", "nnUNetPlans", fold, trainer)
 
 
+def test_one_validated_case_is_in_the_singular() -> None:
+    assert State(Stage.RUNNING, 10, 10, validated=1).activity == "validating, 1 case"
+
+
 def test_time_left_is_measured_by_finished_runs() -> None:
     running = State(Stage.RUNNING, 4, 10)
     assert time_left({run(0): running, run(1): WAITING}, 1) is None, "no run has finished"

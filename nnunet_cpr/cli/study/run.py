@@ -18,7 +18,7 @@ from nnunet_cpr.cli.errors import report_errors
 from nnunet_cpr.cli.study.options import STOPPED, PreparationOptions, SelectedStudy, TrainingOptions
 from nnunet_cpr.cli.study.plan import look_ahead, print_outlook
 from nnunet_cpr.cli.study.status import live_table, watch
-from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.refusals import Refusal, counted
 
 _OURS = {"signal": "--signal-delay", "time": "--time", "array": "--jobs"}
 """Options of sbatch that a job relies on, and ours that set them."""
@@ -181,7 +181,7 @@ def _submit(executor: studies.Slurm, selected: SelectedStudy, wait: bool, consol
     study, paths, folders = selected
     needed = studies.prerequisites(study, folders)
     numbers = executor.submit(list(study.runs()), paths, folders, needed)
-    jobs = f"submitted {len(numbers)} jobs: {', '.join(numbers.values())}"
+    jobs = f"submitted {counted(len(numbers), 'job')}: {', '.join(numbers.values())}"
     console.print(jobs if numbers else "nothing to submit: every run is done, running or queued")
     advice = f"watch them: nnunet-cpr study status {study.name}"
     if wait:

@@ -17,7 +17,7 @@ from typer import Option
 from nnunet_cpr import studies
 from nnunet_cpr.cli.options import JsonOption, print_json
 from nnunet_cpr.cli.study.options import NameOption, SelectedStudy, StudyArgument, StudyOptions
-from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.refusals import Refusal, counted
 
 
 def status(
@@ -107,4 +107,4 @@ def remove(study: StudyArgument, name: NameOption = None) -> None:
 def cancel(study: StudyArgument, name: NameOption = None) -> None:
     """Cancel a study's jobs in Slurm's queue; finished epochs are kept."""
     paths = StudyOptions(study, name=name).select().paths
-    print(f"{studies.cancel_slurm_jobs(paths)} jobs cancelled")
+    print(f"{counted(studies.cancel_slurm_jobs(paths), 'job')} cancelled")

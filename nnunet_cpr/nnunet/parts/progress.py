@@ -11,7 +11,7 @@ from nnunet_cpr.nnunet.bounds_verdict import advise_on_unset, judge_bounds
 from nnunet_cpr.nnunet.history import CSV_NAME, History
 from nnunet_cpr.nnunet.parts.part import Part
 from nnunet_cpr.nnunet.progress_figure import FIGURE_NAME, draw_progress
-from nnunet_cpr.refusals import Refusal, one_line
+from nnunet_cpr.refusals import Refusal, counted, one_line
 
 LOGGED = ("measure_to_kappa", "lagrange_multiplier_mean", "lagrange_multiplier_max", "active")
 """Metrics of CPR in nnU-Net's logger, and through it in W&B, as ``cpr_<name>``."""
@@ -45,12 +45,13 @@ class Progress(Part):
             logged += [float("nan")] * (epoch - len(logged))
         if self.trainer.local_rank == 0:
             self._resume(cpr)
-        self.log(f"Regularizing {len(cpr.names)} parameter matrices with {cpr!r}")
+        matrices = counted(len(cpr.names), "parameter matrix", "parameter matrices")
+        self.log(f"Regularizing {matrices} with {cpr!r}")
         steps = self.trainer.training.steps
         if cpr.bound.earliest >= steps:
             self.warn(
                 f"the bounds are set at step {cpr.bound.earliest} or later, but this training has "
-                f"{steps} steps: nothing will be regularized; {advise_on_unset(steps)}"
+                f"{counted(steps, 'step')}: nothing will be regularized; {advise_on_unset(steps)}"
             )
 
     def restore(self, checkpoint: dict[str, Any]) -> None:

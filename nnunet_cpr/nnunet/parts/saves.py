@@ -22,7 +22,7 @@ from nnunet_cpr.nnunet.is_finished import find_validation
 from nnunet_cpr.nnunet.parts.part import Part
 from nnunet_cpr.nnunet.processes import Interruption
 from nnunet_cpr.nnunet.run_record import read_record
-from nnunet_cpr.refusals import Refusal, one_line
+from nnunet_cpr.refusals import Refusal, counted, one_line
 
 
 class _NoLog:
@@ -229,8 +229,8 @@ class Saves(Part):
         epochs = checkpoint["init_args"].get(FINISHED)
         if epochs is not None and is_validated(path.parent):
             raise Refusal(
-                f"{path} was finished after {epochs} epochs; to train longer: nnunet-cpr extend "
-                f"{path.parents[1]} --epochs <N>",
+                f"{path} was finished after {counted(epochs, 'epoch')}; to train longer: nnunet-cpr "
+                f"extend {path.parents[1]} --epochs <N>",
                 "to validate it, give --val in place of --c",
             )
         return path, checkpoint

@@ -20,7 +20,7 @@ from nnunet_cpr.names.training import (
 from nnunet_cpr.nnunet.parts.in_force import Trained, in_force, unmet_settings, unseen_settings
 from nnunet_cpr.nnunet.parts.part import Part
 from nnunet_cpr.nnunet.parts.schedule import IterationLRScheduler
-from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.refusals import Refusal, counted
 
 FOLLOWED = "nnunet_cpr_defaults"
 """Entry of a checkpoint's ``init_args``: the number of steps that its default warm-up and bound follow.
@@ -140,8 +140,9 @@ class Settings(Part):
         before, now = self.training, self.training_that_began_with(self._followed)
         if not self.may_change.issuperset(now.differences(before)):
             raise Refusal(
-                f"{self.name}: its optimizer was built for {before.epochs} epochs of "
-                f"{before.iterations} iterations, and now it has {now.epochs} of {now.iterations}",
+                f"{self.name}: its optimizer was built for {counted(before.epochs, 'epoch')} of "
+                f"{counted(before.iterations, 'iteration')}, and now it has {now.epochs} of "
+                f"{now.iterations}",
                 "set them before the optimizer is built, or write them into the name",
             )
         self._training = now

@@ -22,7 +22,7 @@ from nnunet_cpr.nnunet.parts.settings import FOLLOWED
 from nnunet_cpr.nnunet.processes import is_of_this_machine, running_process
 from nnunet_cpr.nnunet.run_record import read_record
 from nnunet_cpr.nnunet.tools.explain_name import build_without_data
-from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.refusals import Refusal, counted
 
 _COPIED = ("training_log_*.txt", CSV_NAME, fold_files.RESOURCES)
 """Records of the epochs so far."""
@@ -86,7 +86,7 @@ def extend_model(model: Path, epochs: int, report: Callable[[str], None]) -> tup
     target = model.with_name(f"{longer}__{plans}__{configuration}")
     if target == model:
         raise Refusal(
-            f"{model}: its name has {epochs} epochs",
+            f"{model}: its name has {counted(epochs, 'epoch')}",
             "continue it with --c, or if it was finished early, extend it to another number",
         )
     # Those of an earlier call, which may have failed after them, can be continued.
@@ -132,7 +132,8 @@ def _read_shorter(
     found = read_checkpoints(fold, report)
     path, newest = next(iter(found.items()))
     if (done := newest["current_epoch"]) >= epochs:
-        raise Refusal(f"{path} has {done} epochs", f"expected --epochs above that, got {epochs}")
+        remedy = f"expected --epochs above that, got {epochs}"
+        raise Refusal(f"{path} has {counted(done, 'epoch')}", remedy)
     shorter, _, configuration = fold.parent.name.split("__")
     files = [fold.parent / name for name in ("plans.json", "dataset.json")]
     described = [*map(read_json, files), configuration] if all(map(Path.exists, files)) else []
@@ -145,7 +146,7 @@ def _read_shorter(
     if changed := [field for field in continued.training.differences(before) if field != "epochs"]:
         raise Refusal(
             f"{fold}: its {' and '.join(titles(changed))} would be another one in a training of "
-            f"{epochs} epochs",
+            f"{counted(epochs, 'epoch')}",
             f"train {trainer} from its start; trainings with _anytime can be extended",
         )
     return found, continued.training
