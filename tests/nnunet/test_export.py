@@ -18,12 +18,13 @@ from typer.testing import CliRunner
 
 from nnunet_cpr.cli import app
 from nnunet_cpr.names import WrongName
+from nnunet_cpr.nnunet.run_record import read_record
 from nnunet_cpr.nnunet.tools.export import export_model
 from nnunet_cpr.refusals import Refusal
 from tests.helpers.workspace import PLANS, Workspace
 
 CPR = "nnUNetTrainerCPR_ws1_seed2"
-FINAL = ["checkpoint_final.pth"]
+FINAL, BEST = ["checkpoint_final.pth"], "checkpoint_best.pth"
 COPY = f"nnUNetTrainer__{PLANS}__3d_fullres"
 
 WITHOUT_PACKAGE = """
@@ -137,6 +138,17 @@ def test_export_contains_only_what_nnunet_needs(model: Path, tmp_path: Path) -> 
         assert ours["init_args"] == theirs["init_args"]
         for key, weight in theirs["network_weights"].items():
             assert torch.equal(ours["network_weights"][key], weight)
+
+
+def test_card_has_the_dice_of_the_exported_checkpoint_only(model: Path, tmp_path: Path) -> None:
+    """nnU-Net validates the final checkpoint, with --val_best the best one."""
+    record = read_record(model / "fold_1")
+    record.changed(model / "fold_1", validated={"checkpoint": "checkpoint_best.pth", "epochs": 1})
+    for name, dice in [(FINAL[0], ["85.12", "not validated"]), (BEST, ["not validated", "85.12"])]:
+        copy = export_model(model, tmp_path / name, None, [name])
+        card = (copy / "model_card.md").read_text()
+        assert f"as nnU-Net computed it with `{name}`" in card
+        assert re.findall(r"^\| fold_\d \| ([^|]+) \|", card, re.M) == dice
 
 
 def test_trainers_of_others_and_with_another_network_are_refused(

@@ -98,7 +98,8 @@ def export_model(model: Path, output: Path, folds: Sequence[str] | None, names: 
             channels=", ".join(dataset.get("channel_names", {}).values()),
             labels=", ".join(dataset["labels"]),
             settings=_describe_settings(trainer, model / f"fold_{folds[0]}"),
-            folds="\n".join(_describe_fold(model / f"fold_{fold}") for fold in folds),
+            checkpoint=names[0],
+            folds="\n".join(_describe_fold(model / f"fold_{fold}", names[0]) for fold in folds),
         )
         (work / "model_card.md").write_text(card, encoding="utf-8")
     return target
@@ -114,11 +115,13 @@ def _describe_settings(trainer: str, fold: Path) -> str:
     return "\n".join(["| setting | value |", "| --- | --- |", *lines]) if lines else ""
 
 
-def _describe_fold(folder: Path) -> str:
-    """Return the row of a fold in the model card: Dice of its validation, and the verdict of CPR."""
+def _describe_fold(folder: Path, checkpoint: str) -> str:
+    """Return the row of a fold in the model card: Dice of a checkpoint, and the verdict of CPR."""
     summary, dice, verdict = folder / "validation" / "summary.json", "not validated", "not recorded"
+    validated = record_of(folder).validated.get("checkpoint", FINAL_CHECKPOINT)
     with suppress(FileNotFoundError, ValueError, LookupError, TypeError):  # a killed one may be damaged
-        dice = f"{100 * read_json(summary)['foreground_mean']['Dice']:.2f}"
+        if validated == checkpoint:
+            dice = f"{100 * read_json(summary)['foreground_mean']['Dice']:.2f}"
     with suppress(FileNotFoundError, ValueError):  # without CPR, or damaged, which a training reports
         verdict = judge_bounds(History.read(folder)).text
     return f"| {folder.name} | {dice} | {verdict} |"
