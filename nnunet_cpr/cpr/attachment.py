@@ -295,10 +295,11 @@ class Attachment:
             groups = saved_state.order_by_names(optimizer.param_groups, groups)
         saved = [holder[key] for holder in (state_dict, *groups) if key in holder]
         if not saved:
+            flattened = " or with flatten_optimizer_state_dict=True, for which torch drops its state"
             raise ValueError(
-                f"state_dict: expected a state saved with {title}, got one saved without {title}; to "
-                f"start {title} from it, load it into an optimizer of torch and attach {title} "
-                "afterwards"
+                f"state_dict: expected a state saved with {title}, got one saved without {title}"
+                f"{flattened if is_checkpoint_imported() else ''}; to start {title} from it, load it "
+                f"into an optimizer of torch and attach {title} afterwards"
             )
         saved_state.check_groups(optimizer, groups)
         self._loaded = self.method.validated(saved[0])

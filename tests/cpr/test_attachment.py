@@ -225,6 +225,18 @@ def test_a_state_saved_without_cpr_is_refused(model: torch.nn.Module) -> None:
         optimizer.load_state_dict(state)
 
 
+def test_a_flattened_state_is_refused_for_what_torch_drops(model: torch.nn.Module) -> None:
+    from torch.distributed.checkpoint import state_dict as checkpoint
+
+    optimizer, options = AdamCPR(model, lr=0.1), checkpoint.StateDictOptions
+    set_gradients(model.parameters(), 0)
+    optimizer.step()
+    flat = options(flatten_optimizer_state_dict=True)
+    state = checkpoint.get_optimizer_state_dict(model, optimizer, options=flat)
+    with pytest.raises(ValueError, match="or with flatten_optimizer_state_dict=True, for which torch"):
+        checkpoint.set_optimizer_state_dict(model, optimizer, state, options=flat)
+
+
 def test_torchs_optimizer_ignores_the_state_of_cpr(model: torch.nn.Module) -> None:
     ours = AdamCPR(model, lr=0.1)
     set_gradients(model.parameters(), 0)
