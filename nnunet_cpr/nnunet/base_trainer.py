@@ -79,7 +79,7 @@ class NamedTrainer(nnUNetTrainer):
             if self.was_initialized:  # in the other trainer's __init__
                 moments.each("initialized")
         except Refusal as error:
-            end(self, str(error))
+            end(self, str(error), self.__parts)
         self.__moments = moments
 
     # What the name says
@@ -115,7 +115,7 @@ class NamedTrainer(nnUNetTrainer):
         name = self.settings.timm
         if name is None:  # nnU-Net has found the class of the family itself
             family = self.settings.family
-            end(self, f"{family} names no optimizer of timm; write it first, as {family}_lion")
+            raise Refusal(f"{family} names no optimizer of timm", f"write it first, as {family}_lion")
         return from_timm.build(
             self.network.parameters(), name, self.initial_lr, weight_decay, fused=fuses_steps(self)
         )
@@ -131,7 +131,7 @@ class NamedTrainer(nnUNetTrainer):
         try:
             return self.__parts.regularization.configure(lambda: other(*args, **kwargs))
         except Refusal as error:
-            end(self, str(error))
+            end(self, str(error), self.__parts)
 
     # Names of ours
 
@@ -154,7 +154,8 @@ class NamedTrainer(nnUNetTrainer):
 
     def __refuse_name(self, name: str, other: type) -> NoReturn:
         taken = f"the attribute {name!r} has another meaning in nnunet-cpr"
-        end(self, f"{other.__name__}: {taken}; rename it there")
+        parts = vars(self).get("_NamedTrainer__parts")  # a name can be wrong before there are any
+        end(self, f"{other.__name__}: {taken}; rename it there", parts)
 
 
 _NEVER_DERIVED = frozenset({"training", "cpr", "baseline"})

@@ -165,17 +165,19 @@ class Moments:
         try:
             return getattr(self, name)(self._own.get(name, own), *arguments, **named)
         except Refusal as error:
-            end(self._trainer, str(error))
+            end(self._trainer, str(error), self._parts)
 
 
 METHODS = [name for name in vars(Moments) if hasattr(nnUNetTrainer, name) and name[0] != "_"]
 """Methods of nnU-Net's trainer that have moments."""
 
 
-def end(trainer: Any, message: str) -> NoReturn:
-    """End a command with a message in one line."""
+def end(trainer: Any, message: str, parts: Parts | None = None) -> NoReturn:
+    """End a command with a message in one line, and remove empty folders of a start."""
     warn(trainer, message)
     rank = getattr(trainer, "local_rank", 0)
     if rank != 0:  # the others may go on, and would wait for this one
         print(f"nnunet-cpr: rank {rank}: {message}", file=sys.stderr)
+    elif parts is not None:
+        parts.saves.remove_folders()
     raise SystemExit(1)

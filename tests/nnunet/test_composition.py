@@ -362,6 +362,41 @@ def test_wrong_name_ends_the_command_with_one_line(workspace: Workspace) -> None
 
 
 @pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("nnUNetTrainerCPR_on_nnUNetTrainerTakes", "has another meaning"),  # found by __init__
+        ("nnUNetTrainerTimm", "names no optimizer"),  # found as the training starts
+    ],
+)
+def test_refused_start_leaves_no_folder_of_its_own(
+    workspace: Workspace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    reason: str,
+) -> None:
+    (tmp_path / "trainers").mkdir()
+    (tmp_path / "trainers" / "takes.py").write_text(
+        "from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer\n\n\n"
+        "class nnUNetTrainerTakes(nnUNetTrainer):\n    def cpr(self): ...\n"
+    )
+    folders = os.pathsep.join([str(tmp_path / "trainers"), os.environ["nnUNet_extTrainer"]])
+    monkeypatch.setenv("nnUNet_extTrainer", folders)
+    space = workspace.with_results_in(tmp_path)
+    results = tmp_path / "nnUNet_results"
+    with pytest.raises(SystemExit):
+        space.train_here(name)
+    assert reason in capsys.readouterr().err
+    assert not results.exists()
+    other = space.model(name) / "fold_1"
+    other.mkdir(parents=True)
+    with pytest.raises(SystemExit):
+        space.train_here(name)
+    assert [*results.rglob("fold_*")] == [other]
+
+
+@pytest.mark.parametrize(
     ("name", "frozen"),
     [
         ("nnUNetTrainerFrozenStem_ws5", "encoder.stages.0."),

@@ -396,7 +396,7 @@ def test_every_setting_of_every_family_is_in_force_and_seen(
     ("name", "epochs", "words"),
     [
         ("nnUNetTrainerSGD_on_nnUNetTrainerSetsAll", 31, None),
-        ("nnUNetTrainerCPR_constant_on_nnUNetTrainerSetsLate", None, "built for 1000 epochs"),
+        ("nnUNetTrainerCPR_constant_on_nnUNetTrainerSetsLate", None, "built for 1,000 epochs"),
         ("nnUNetTrainerCPR_ws9_constant_on_nnUNetTrainerSetsLate", 30, None),
         ("nnUNetTrainerAttachCPR_ws9_on_nnUNetTrainerSetsLate", 30, None),
         ("nnUNetTrainerCPR_ws9_on_nnUNetTrainerSetsLate", None, "now it has 30 of 250"),

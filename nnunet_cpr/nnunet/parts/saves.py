@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,13 @@ class Saves(Part):
     Attributes:
         continues: True if nnU-Net's command was given ``--c``.
         has_started: True once the training has begun in this process.
+        has_ended: True once it has ended.
         policy: policy of what is saved when.
     """
 
     policy: CheckpointPolicy
-    has_started = False
+    has_started = has_ended = False
+    _created: Sequence[Path] = ()
 
     def before(self, arguments: dict[str, Any]) -> None:
         # nnU-Net's command for --c; its trainer removes the entry.
@@ -65,9 +67,11 @@ class Saves(Part):
         folder = get_output_folder(
             plans["dataset_name"], self.name, plans["plans_name"], configuration, fold
         )
+        fold = Path(folder)
+        self._created = [each for each in (fold, *fold.parents) if not each.exists()]
         # Before nnU-Net's loggers, which write there and remove files of earlier trainings.
-        processes.refuse_if_claimed(Path(folder))
-        before = read_record(Path(folder))
+        processes.refuse_if_claimed(fold)
+        before = read_record(fold)
         try:
             self.policy = CheckpointPolicy(self.warn, None if before is None else before.started)
         except ValueError as error:
@@ -77,6 +81,17 @@ class Saves(Part):
     def begin(self) -> None:
         self.trainer.my_init_kwargs[STARTED] = self.policy.started
 
+    def remove_folders(self) -> None:
+        """Remove the folders that a refused start has created, if they hold at most its log."""
+        if self.has_started or not self._created:
+            return
+        log = Path(getattr(self.trainer, "log_file", ""))
+        if [path.name for path in self._created[0].glob("*")] == [log.name]:
+            log.unlink()
+        for folder in self._created:
+            with suppress(OSError):  # it holds something
+                folder.rmdir()
+
     @property
     def _folder(self) -> Path:
         return Path(self.trainer.output_folder)
@@ -84,11 +99,17 @@ class Saves(Part):
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Claim the fold's folder and end at a signal while the training runs."""
-        claim = processes.claimed(self._folder) if self.trainer.local_rank == 0 else nullcontext()
-        with self._interruption.watched(), claim:
-            yield
-            if self.trainer.local_rank == 0:
-                processes.withdraw_request(self._folder)
+        is_first = self.trainer.local_rank == 0
+        claim = processes.claimed(self._folder) if is_first else nullcontext()
+        try:
+            with self._interruption.watched(), claim:
+                yield
+                if is_first:
+                    processes.withdraw_request(self._folder)
+        except SystemExit:
+            if is_first:
+                self.remove_folders()
+            raise
 
     def check(self) -> None:
         latest, best = self._folder / LATEST_CHECKPOINT, self._folder / BEST_CHECKPOINT
@@ -107,6 +128,9 @@ class Saves(Part):
             if self.trainer.current_epoch == 0:
                 processes.withdraw_request(self._folder)
         self.policy.begin(self._folder, writes=not self.trainer.disable_checkpointing)
+
+    def end(self) -> None:
+        self.has_ended = True
 
     def start_epoch(self) -> None:
         trainer = self.trainer
