@@ -124,6 +124,27 @@ def test_training_with_other_plans_is_not_continued(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.usefixtures("_folders")
+def test_validation_of_the_best_checkpoint_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``nnUNetv2_train --val_best`` loads it after the training, with its number of epochs."""
+
+    def train(trainer: Any) -> None:
+        trainer.on_train_start()
+        save(trainer, 4, "checkpoint_best.pth")
+        trainer.perform_actual_validation()  # amid the training
+        assert not read_record(fold).validated
+        save(trainer, 9, "checkpoint_final.pth")
+
+    monkeypatch.setattr(nnUNetTrainer, "run_training", train)
+    monkeypatch.setattr(nnUNetTrainer, "perform_actual_validation", lambda trainer: None)
+    trainer = build_trainer(NAME)
+    fold = Path(trainer.output_folder)
+    trainer.run_training()
+    trainer.load_checkpoint(str(fold / "checkpoint_best.pth"))
+    trainer.perform_actual_validation()
+    assert read_record(fold).validated == {"checkpoint": "checkpoint_best.pth", "epochs": 4}
+
+
+@pytest.mark.usefixtures("_folders")
 def test_finish_outlives_a_signal_and_a_killed_validation(capsys: pytest.CaptureFixture[str]) -> None:
     trainer, fold = begin(NAME)
     save(trainer, 4)

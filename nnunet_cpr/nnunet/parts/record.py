@@ -92,14 +92,14 @@ class Record(Part):
 
     def note_validation(self) -> None:
         """Record which checkpoint was validated, unless it was amid the training."""
-        trainer = self.trainer
+        trainer, saves = self.trainer, self.parts.saves
         ended = trainer.num_epochs, trainer.my_init_kwargs.get(FINISHED)
-        if self.parts.saves.has_started and trainer.current_epoch not in ended:
+        if saves.has_started and not saves.has_ended and trainer.current_epoch not in ended:
             return
         fold = Path(self.trainer.output_folder)
         record = read_record(fold) if self.trainer.local_rank == 0 else None
         # Not of the checkpoint of an earlier training, which may be beside those of this one.
-        if record is not None and record.started == self.parts.saves.policy.started:
+        if record is not None and record.started == saves.policy.started:
             validated = {"checkpoint": self._loaded, "epochs": self.trainer.current_epoch}
             record.changed(fold, validated=validated)
 
