@@ -87,10 +87,16 @@ def finish(
     ],
 ) -> None:
     """End a training after its running epoch, with its validation and final checkpoint."""
+    from nnunet_cpr.nnunet.fold_files import read_progress
     from nnunet_cpr.nnunet.processes import request_finish
+    from nnunet_cpr.nnunet.run_record import record_of
 
     process = request_finish(fold_folder)
-    print(f"{fold_folder}: asked {process} to end after the running epoch, and to validate")
+    done, epochs = read_progress(fold_folder)[0], record_of(fold_folder).training.get("epochs", "?")
+    print(
+        f"{fold_folder}: {done} of {epochs} epochs done; asked {process} to end after the running "
+        "epoch, and to validate"
+    )
 
 
 def extend(

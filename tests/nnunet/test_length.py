@@ -40,7 +40,8 @@ def train_and_finish(space: Workspace, name: str, epoch: int) -> None:
         begin(trainer)
         if trainer.current_epoch == epoch:
             asked = command("finish", space.fold(name))
-            assert asked.exit_code == 0 and f"asked process {os.getpid()} of" in asked.output
+            done = f": {epoch} of {trainer.num_epochs} epochs done; asked process {os.getpid()} of"
+            assert asked.exit_code == 0 and done in asked.output
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nnUNetTrainer, "on_train_epoch_start", begin_and_ask)
