@@ -18,8 +18,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from nnunet_cpr.figures import styled_figure
+from nnunet_cpr.refusals import counted
 from nnunet_cpr.reports.comparison import Comparison, Verdict
-from nnunet_cpr.reports.metrics import Metric, count, value_text
+from nnunet_cpr.reports.metrics import Metric, value_text
 from nnunet_cpr.reports.results import ConditionResults, run_means, unique
 from nnunet_cpr.studies.study import Study
 
@@ -190,7 +191,7 @@ def draw_sizes(comparison: Comparison, sizes: pd.Series, unit: str) -> Picture:
             axis_labels(LogFormatter(minor_thresholds=(2, 0.5)))
         figure.legend(loc="outside right upper", frameon=False)
         left_out = int((~drawn).sum())
-        note = f"; {count(left_out, 'case')} without a structure left out" if left_out else ""
+        note = f"; {counted(left_out, 'case')} without a structure left out" if left_out else ""
         axes.set_xlabel(f"size of the structures of a case ({unit}){note}")
         axes.set_ylabel(f"gain of {metric.title} ({metric.difference_unit})")
         names = f"{comparison.entry.full_title} instead of {comparison.reference.full_title}"

@@ -68,8 +68,3 @@ def p_text(p: float) -> str:
     if math.isnan(p):
         return "-"
     return "< 0.0001" if p < 1e-4 else str(float(f"{p:.2g}")).removesuffix(".0")
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless it is 1."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from nnunet_cpr.refusals import counted
 from nnunet_cpr.reports import statistics
 from nnunet_cpr.reports.comparison import FAILED, Comparison, Failures
-from nnunet_cpr.reports.metrics import Metric, count
+from nnunet_cpr.reports.metrics import Metric
 from nnunet_cpr.reports.results import (
     MIN_FOLDS,
     MIN_SEEDS,
@@ -217,7 +218,7 @@ def _left_out(metric: Metric, cases: int) -> str:
     if not cases:
         return ""
     return (
-        f"no verdict, as {count(cases, 'case')} with a {metric.title} from one of the two only are "
+        f"no verdict, as {counted(cases, 'case')} with a {metric.title} from one of the two only are "
         "left out, such as cases that cannot be read"
     )
 
@@ -225,6 +226,6 @@ def _left_out(metric: Metric, cases: int) -> str:
 def _shortage(trainings: np.ndarray) -> str:
     folds, seeds = trainings.shape if trainings.size else (0, 0)
     if seeds < MIN_SEEDS or folds < MIN_FOLDS:
-        given = f"{count(seeds, 'seed')} and {count(folds, 'fold')}"
+        given = f"{counted(seeds, 'seed')} and {counted(folds, 'fold')}"
         return f"no verdict with {given} ({MIN_SEEDS} and {MIN_FOLDS} are needed)"
     return "" if np.ptp(trainings) else "no verdict, as all runs differ by exactly the same"

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.refusals import Refusal, counted
 from nnunet_cpr.reports import statistics
-from nnunet_cpr.reports.metrics import METRICS, count
+from nnunet_cpr.reports.metrics import METRICS
 from nnunet_cpr.reports.over_datasets import MIN_DATASETS
 from nnunet_cpr.reports.pairing import pair_runs
 from nnunet_cpr.reports.results import MIN_FOLDS, MIN_SEEDS, StudyResults
@@ -138,7 +138,7 @@ def answer(size: Size, deviations: Deviations) -> str:
         >>> answer(Size(1, 2), ASSUMED[0])
         'with 1 fold and 2 seeds there is no verdict on a data set (2 and 3 are needed)'
     """
-    given = f"with {count(size.folds, 'fold')} and {count(size.seeds, 'seed')}"
+    given = f"with {counted(size.folds, 'fold')} and {counted(size.seeds, 'seed')}"
     if size.datasets >= MIN_DATASETS:
         over = to_digits(smallest_effect_over(size, deviations))
         sets = f"over {size.datasets} data sets {given}"

@@ -24,8 +24,7 @@ from nnunet_cpr.nnunet.is_finished import (
     summary_file,
 )
 from nnunet_cpr.nnunet.run_record import RunRecord, read_record, record_of
-from nnunet_cpr.refusals import Refusal
-from nnunet_cpr.reports.metrics import count
+from nnunet_cpr.refusals import Refusal, counted
 from nnunet_cpr.reports.results import (
     ASSUMED,
     CONDITION,
@@ -128,8 +127,8 @@ def _describe_records(records: Sequence[RunRecord]) -> Iterator[str]:
     versions = Counter(", ".join(f"{k} {v}" for k, v in each.versions.items()) for each in records)
     versions.pop("", None)
     if versions:
-        counted = "; ".join(f"{text} ({count(n, 'run')})" for text, n in versions.most_common())
-        yield f"Trained with {counted}."
+        shown = "; ".join(f"{text} ({counted(n, 'run')})" for text, n in versions.most_common())
+        yield f"Trained with {shown}."
     of_dataset: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for each in records:
         if each.split:

@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint, seconds_per_case
+from nnunet_cpr.refusals import counted
 from nnunet_cpr.reports.comparison import Comparison, Verdict
-from nnunet_cpr.reports.metrics import Metric, count, value_text
+from nnunet_cpr.reports.metrics import Metric, value_text
 from nnunet_cpr.reports.results import (
     FALSELY_FOUND,
     NOT_FOUND,
@@ -161,7 +162,7 @@ def _value(metric: Metric, row: pd.Series, cases: pd.DataFrame) -> str:
     if row["runs"] < row["runs_planned"]:
         text += f" ({row['runs']} of {row['runs_planned']} runs)"
     if row["runs_incomplete"]:
-        text += f" ({count(row['runs_incomplete'], 'run')} without all cases)"
+        text += f" ({counted(row['runs_incomplete'], 'run')} without all cases)"
     return text
 
 

@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
+from nnunet_cpr.refusals import counted
 from nnunet_cpr.reports.comparison import FAILED, Comparison, Verdict
-from nnunet_cpr.reports.metrics import METRICS, count, p_text
+from nnunet_cpr.reports.metrics import METRICS, p_text
 from nnunet_cpr.reports.results import ASSUMED, MIN_FOLDS, ConditionResults, class_means
 from nnunet_cpr.reports.selection import Compared
 from nnunet_cpr.reports.statistics import LEVEL
@@ -220,9 +221,9 @@ def _reason(n: Comparison) -> str:
         return (
             f"; undecided, as it would be {n.verdict_with_marked.value} with and "
             f"{n.without_marked.verdict_with_marked.value} without the "
-            f"{count(n.cases_marked, 'case')} in which only one of the two marks an absent structure"
+            f"{counted(n.cases_marked, 'case')} in which only one of the two marks an absent structure"
         )
-    marked = count(n.cases_marked, "case")
+    marked = counted(n.cases_marked, "case")
     same = f"; the same without {marked} of absent structures" if n.cases_marked else ""
     if n.verdict in (Verdict.BETTER, Verdict.WORSE):
         return f" ({_p(n)}){same}"
