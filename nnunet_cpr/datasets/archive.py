@@ -166,16 +166,10 @@ def read_image(path: Path) -> Nifti1Image:
     if not path.exists():
         raise Refusal(f"{path} is missing")
     try:
-        image = formats.read(path)
-        voxels = np.asarray(image.dataobj)
+        return formats.read(path)
     except Exception as error:  # gzip, zlib, nibabel and NumPy have one each for damaged files
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).split()).rpartition("ITK ERROR: ")[2] or type(error).__name__
         raise Refusal(f"{path} cannot be read ({reason})") from error
-    if voxels.ndim != 3:
-        raise Refusal(f"{path}: expected 3 dimensions, got {voxels.ndim}")
-    if not np.isfinite(image.affine).all():
-        raise Refusal(f"{path}: expected a finite affine matrix in the header")
-    return Nifti1Image(voxels, image.affine, image.header)
 
 
 def _check_case(case: Case, allowed: Collection[int]) -> CheckedCase:
@@ -184,12 +178,12 @@ def _check_case(case: Case, allowed: Collection[int]) -> CheckedCase:
     reference = read_image(first)
     for path in others:
         _check_geometry(path, read_image(path), first, reference)
-    values: list[int] = []
+    values = np.array([], int)
     if case.label is not None:
         label = read_image(case.label)
         _check_geometry(case.label, label, first, reference)
-        values = np.unique(label.dataobj).tolist()
-        if unknown := [value for value in values if value not in allowed][:5]:
+        values = np.unique(label.dataobj)
+        if unknown := values[~np.isin(values, [*allowed])][:5].tolist():
             known = f"{allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else sorted(allowed)
             raise Refusal(f"{case.label}: expected labels from {known}, got {unknown}")
     spacing = tuple(map(float, reference.header.get_zooms()))
@@ -198,12 +192,16 @@ def _check_case(case: Case, allowed: Collection[int]) -> CheckedCase:
 
 def _check_geometry(path: Path, image: Nifti1Image, first: Path, reference: Nifti1Image) -> None:
     """Raise a Refusal if an image has another geometry than the first one of its case."""
+    zooms, expected = (each.header.get_zooms() for each in (image, reference))
     if image.shape != reference.shape:
         difference = f"size {image.shape} instead of {reference.shape}"
+    elif not np.allclose(zooms, expected):  # nnU-Net compares them so
+        got, needed = (" x ".join(f"{side:.7g}" for side in each) for each in (zooms, expected))
+        difference = f"voxels of {got} mm instead of {needed} mm"
     else:
         # Upper limit of the distances in mm: that of the origins, and what each axis adds up to its end.
         distance = (np.abs(image.affine - reference.affine) @ [*image.shape, 1]).max()
-        if distance <= _TOLERANCE * min(reference.header.get_zooms()):
+        if distance <= _TOLERANCE * min(expected):
             return
         difference = f"voxels up to {distance:.2g} mm away"
     raise Refusal(f"{path}: expected the geometry of {first}, got {difference}")

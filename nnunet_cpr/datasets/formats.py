@@ -15,14 +15,25 @@ from nibabel import Nifti1Image
 
 NIFTI = (".nii", ".nii.gz")
 TIFF = (".tif", ".tiff")
+_ENDINGS = (*NIFTI, ".nrrd", ".mha", ".mhd", ".mgz")
+
+
+def is_nifti(path: Path) -> bool:
+    """Return True if the name of a file is one of NIfTI."""
+    return path.name.lower().endswith(NIFTI)
 
 
 def is_image(path: Path) -> bool:
-    """Return True if SimpleITK or nibabel knows the format of a file, or a folder has DICOM slices."""
+    """Return True if a file has the format or the name of an image, or a folder has DICOM slices.
+
+    A damaged file with the name of an image is one, so that it is reported when it is read.
+    """
     if path.is_dir():
         return bool(slices(path))
+    if _is_of_sitk(path) or path.name.lower().endswith(_ENDINGS):
+        return True
     try:
-        return _is_of_sitk(path) or bool(nibabel.load(path))
+        return bool(nibabel.load(path))
     except nibabel.filebasedimages.ImageFileError:
         return False
 
@@ -58,25 +69,46 @@ def read(path: Path) -> Nifti1Image:
     """Read an image up to its last byte, which includes the checksum of gzip.
 
     Raises:
-        Exception: it is damaged; gzip, zlib, nibabel, NumPy and SimpleITK have their own.
+        Exception: it is damaged or not 3-D; gzip, zlib, nibabel, NumPy and SimpleITK have their own.
     """
-    if path.name.endswith(NIFTI):
-        content = path.read_bytes()
-        content = gzip.decompress(content) if path.suffix == ".gz" else content
-        # A fourth axis with one volume is dropped, as SimpleITK does.
-        return nibabel.squeeze_image(Nifti1Image.from_bytes(content))
+    if is_nifti(path):
+        return _read_nifti(path)
     if path.is_dir():
         series = sitk.ImageSeriesReader.GetGDCMSeriesIDs(str(path))
         if len(series) > 1:
             raise ValueError(f"expected one DICOM series, got {len(series)}")
-        return _to_nifti(sitk.ReadImage(sitk.ImageSeriesReader.GetGDCMSeriesFileNames(str(path))))
+        files = sitk.ImageSeriesReader.GetGDCMSeriesFileNames(str(path))
+        return _of_sitk(sitk.ReadImage(files))
     if _is_of_sitk(path):
         image = sitk.ReadImage(str(path))
         if path.suffix.lower() in TIFF:
             image.SetSpacing(_tiff_spacing(path)[: image.GetDimension()])
-        return _to_nifti(image)
+        return _of_sitk(image)
     other: Any = nibabel.load(path)
+    _check_dimensions(len(other.shape))
     return Nifti1Image(np.asarray(other.dataobj), other.affine)
+
+
+def _read_nifti(path: Path) -> Nifti1Image:
+    """Read NIfTI with the geometry that SimpleITK and so nnU-Net see.
+
+    nibabel prefers another one if a header has two, as in ACDC. It reads the voxels, since SimpleITK
+    returns an image also if the file is truncated.
+    """
+    content = path.read_bytes()
+    is_compressed, expected = content[:2] == b"\x1f\x8b", path.suffix.lower() == ".gz"
+    if is_compressed and not expected:
+        raise ValueError(f"expected no compression, got gzip; rename it to {path.name}.gz")
+    if expected and not is_compressed:
+        raise ValueError("Not a gzipped file; remove .gz from its name if it is an image")
+    image = Nifti1Image.from_bytes(gzip.decompress(content) if expected else content)
+    if not np.isfinite(image.affine).all():
+        raise ValueError("expected a finite affine matrix in the header")
+    header = sitk.ImageFileReader()
+    header.SetFileName(str(path))
+    header.ReadImageInformation()
+    # A fourth axis with one volume is dropped, as SimpleITK does.
+    return _to_nifti(np.asarray(nibabel.squeeze_image(image).dataobj), header)
 
 
 def _tiff_spacing(path: Path) -> list[float]:
@@ -92,14 +124,26 @@ def _is_of_sitk(path: Path) -> bool:
     return bool(sitk.ImageFileReader.GetImageIOFromFileName(str(path)))
 
 
-def _to_nifti(image: sitk.Image) -> Nifti1Image:
-    """Return an image of SimpleITK, whose x and y axes point in the other direction."""
-    if image.GetDimension() != 3:
-        raise ValueError(f"expected 3 dimensions, got {image.GetDimension()}")
+def _of_sitk(image: sitk.Image) -> Nifti1Image:
+    return _to_nifti(sitk.GetArrayFromImage(image).T, image)
+
+
+def _to_nifti(voxels: np.ndarray, geometry: sitk.Image | sitk.ImageFileReader) -> Nifti1Image:
+    """Return voxels with a geometry of SimpleITK, whose x and y axes point in the other direction."""
+    _check_dimensions(geometry.GetDimension())
+    _check_dimensions(voxels.ndim)  # one more for colors
     affine = np.eye(4)
-    affine[:3, :3] = np.reshape(image.GetDirection(), (3, 3)) * image.GetSpacing()
-    affine[:3, 3] = image.GetOrigin()
+    affine[:3, :3] = np.reshape(geometry.GetDirection(), (3, 3)) * geometry.GetSpacing()
+    affine[:3, 3] = geometry.GetOrigin()
     affine[:2] *= -1
-    converted = Nifti1Image(sitk.GetArrayFromImage(image).T, affine)
+    converted = Nifti1Image(voxels, affine)
     converted.set_qform(affine, "scanner")  # SimpleITK takes it where rounding has tilted the sform
     return converted
+
+
+def _check_dimensions(number: int) -> None:
+    """Raise a ValueError that says what to do with an image that is not 3-D."""
+    if number != 3:
+        of_2d = "nnU-Net reads 2-D images such as PNG itself, see its documentation/dataset_format.md"
+        advice = of_2d if number == 2 else "write each channel to a file of its own"
+        raise ValueError(f"expected 3 dimensions, got {number}; {advice}")

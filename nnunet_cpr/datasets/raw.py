@@ -14,7 +14,7 @@ import numpy as np
 from nibabel import Nifti1Image
 
 from nnunet_cpr.datasets.archive import Archive, Case, map_cases, read_image
-from nnunet_cpr.datasets.formats import NIFTI
+from nnunet_cpr.datasets.formats import is_nifti
 from nnunet_cpr.nnunet.commands import FOLDER_VARIABLES, run
 
 
@@ -86,9 +86,9 @@ def _images_folder(case: Case) -> str:
 
 
 def _copy_image(source: Path, target: Path) -> None:
-    if not source.name.endswith(NIFTI):
+    if not is_nifti(source):
         read_image(source).to_filename(target)
-    elif source.suffix == ".gz":
+    elif source.suffix.lower() == ".gz":
         shutil.copyfile(source, target)
     else:  # with the compression of gzip's command; Python's default takes twice the time
         with open(source, "rb") as plain, gzip.open(target, "wb", 6) as compressed:
@@ -98,6 +98,6 @@ def _copy_image(source: Path, target: Path) -> None:
 def _write_label(source: Path, table: np.ndarray, target: Path) -> None:
     """Write a segmentation with new values and the geometry of the source."""
     image = read_image(source)
-    label = Nifti1Image(table[np.asarray(image.dataobj, np.uint8)], image.affine, image.header)
+    label = Nifti1Image(table[np.asarray(image.dataobj, np.uint16)], image.affine, image.header)
     label.set_data_dtype(np.uint8)
     label.to_filename(target)
