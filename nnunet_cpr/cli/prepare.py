@@ -29,9 +29,15 @@ def prepare(
     dataset_id: Annotated[int | None, Option(min=1, max=999, help="Another dataset id.")] = None,
     name: Annotated[str | None, Option(help="Another name after DatasetXXX_.")] = None,
     processes: ProcessesOption = DEFAULT_PROCESSES,
-    channels: Annotated[str | None, Option(help="Channels of `folder`, such as CT or T1,T2.")] = None,
+    channels: Annotated[
+        str | None, Option(help="Channels of `folder`, such as CT, or T1,T2, or CT=CTres,PET=SUV.")
+    ] = None,
     label_names: Annotated[str | None, Option(help="Names of the values above 0 of `folder`.")] = None,
     write: Annotated[bool, Option("--write", help="Write the data set that `folder` shows.")] = False,
+    match: Annotated[
+        str | None, Option(help="Regular expression of what names the case in a path of `folder`.")
+    ] = None,
+    show_all: Annotated[bool, Option("--all", help="Show all cases and files of `folder`.")] = False,
 ) -> None:
     """Check images of your own or a challenge's archive, and convert them to a data set in nnUNet_raw.
 
@@ -46,11 +52,12 @@ def prepare(
         raise Refusal(f"unknown data set {dataset!r}", f"choose from {', '.join([*DATA_SETS, FOLDER])}")
     if name is not None and not re.fullmatch(r"\w[\w-]*", name):
         raise Refusal(f"--name: expected letters, digits, '_' and '-', got {name!r}")
-    data_set = DATA_SETS.get(dataset) or _own_folder(labels, name, channels, label_names)
-    if dataset != FOLDER and (labels or channels or label_names or write):
-        raise Refusal(
-            f"{dataset}: expected no LABELS, --channels, --label-names or --write", "leave them out"
-        )
+    data_set = DATA_SETS.get(dataset) or _own_folder(
+        labels, name, channels, label_names, match, show_all
+    )
+    if dataset != FOLDER and any((labels, channels, label_names, write, match, show_all)):
+        options = "LABELS, --channels, --label-names, --match, --all or --write"
+        raise Refusal(f"{dataset}: expected no {options}", "leave them out")
     if write and not channels:
         raise Refusal(
             "--channels: expected their names, as nnU-Net normalizes CT in another way than all others"
@@ -71,9 +78,10 @@ def prepare(
             f"{archive.folder}: invalid cases: {len(problems)}, see above", "nothing was written"
         )
     if isinstance(data_set, OwnFolder):
-        data_set.name_labels(checked)
         for part in data_set.describe(archive, checked):
             Console(markup=False, highlight=False).print(part, soft_wrap=isinstance(part, str))
+        data_set.name_labels(checked)
+        print(*data_set.describe_names(), sep="\n")
         if not write:
             print(f"{target}: {len(checked)} cases would be written; add --channels and --write")
             return
@@ -85,10 +93,26 @@ def prepare(
     print(f"  nnunet-cpr study run {study} --dataset {target.name}")
 
 
-def _own_folder(labels: Path | None, name: str | None, *lists: str | None) -> DataSet:
+def _own_folder(
+    labels: Path | None,
+    name: str | None,
+    channels: str | None,
+    label_names: str | None,
+    match: str | None,
+    show_all: bool,
+) -> DataSet:
     from nnunet_cpr.datasets.own_folder import OwnFolder
 
     if labels is None or name is None:
         raise Refusal("folder: expected IMAGES LABELS --name NAME, such as ct masks --name Liver")
-    channels, names = ([part.strip() for part in text.split(",")] if text else [] for text in lists)
-    return OwnFolder(labels, name, channels, names)
+    try:
+        re.compile(match or "")
+    except re.error as error:
+        raise Refusal(f"--match: expected a regular expression, got {match!r} ({error})") from error
+    specified = [each.partition("=") for each in _split(channels)]
+    endings = {channel: ending or channel for channel, _, ending in specified}
+    return OwnFolder(labels, name, endings, _split(label_names), match, show_all)
+
+
+def _split(text: str | None) -> list[str]:
+    return [part.strip() for part in text.split(",")] if text else []

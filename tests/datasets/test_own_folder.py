@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import locale
 import os
@@ -166,6 +167,121 @@ def test_spacing_of_tiff_is_read_where_nnunet_reads_it(raw: Path, tmp_path: Path
     assert "a.json: expected three positive numbers as spacing" in run(tmp_path, status=1)
 
 
+GRID = np.diag([-1.5, -1.5, 10.0, 1.0])
+OTHER_SPACING = np.diag([-1.0, -1.0, 1.0, 1.0])
+SHIFTED = GRID + np.outer([6.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0])
+
+
+def write_with_sform(path: Path, sform: np.ndarray, code: int) -> None:
+    """Write NIfTI with the qform GRID and a given sform."""
+    voxels = np.zeros((10, 12, 8), np.int16)
+    voxels[2:4] = 1
+    image = nibabel.Nifti1Image(voxels, GRID)
+    image.set_qform(GRID, 1)
+    image.set_sform(sform, code)
+    path.parent.mkdir()
+    image.to_filename(path)
+
+
+@pytest.mark.parametrize(
+    ("image", "label", "refusal"),
+    [
+        ((OTHER_SPACING, 1), (GRID, 1), ""),  # as in ACDC
+        ((SHIFTED, 2), (GRID, 1), ""),  # nnU-Net's reader takes sforms with the code 1 only
+        ((SHIFTED, 2), (SHIFTED, 1), "got voxels up to 6 mm away"),
+    ],
+)
+def test_geometry_is_compared_as_nnunet_reads_it(
+    image: tuple[np.ndarray, int],
+    label: tuple[np.ndarray, int],
+    refusal: str,
+    raw: Path,
+    tmp_path: Path,
+) -> None:
+    write_with_sform(tmp_path / "ct" / "a.nii.gz", *image)
+    write_with_sform(tmp_path / "masks" / "a.nii.gz", *label)
+    said = run(tmp_path, "--channels", "MR", "--write", status=1 if refusal else 0)
+    assert (refusal or " 1.5 1.5 10 ") in said
+    if not refusal:
+        folder = raw / "Dataset501_Liver"
+        paths = (folder / "imagesTr" / "a_0000.nii.gz", folder / "labelsTr" / "a.nii.gz")
+        one, other = (sitk.ReadImage(str(path)) for path in paths)
+        for name in ("Origin", "Spacing", "Direction"):
+            assert getattr(one, f"Get{name}")() == getattr(other, f"Get{name}")()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.nii", gzip.compress(b"\x5c\x01", mtime=0), "got gzip; rename it to a.nii.gz"),
+        ("a.nii.gz", b"\x5c\x01", "Not a gzipped file; remove .gz from its name if it is an image"),
+        ("a.nrrd", b"NRRD0004\n", "a.nrrd cannot be read ("),
+        ("a.png", None, "expected 3 dimensions, got 2; nnU-Net reads 2-D images such as PNG itself"),
+        ("a.mha", b"<html>Please log in</html>", "a.mha cannot be read ("),
+    ],
+)
+def test_file_that_is_no_image_is_explained(
+    name: str, content: bytes | None, expected: str, raw: Path, tmp_path: Path
+) -> None:
+    archives.write(tmp_path / "masks" / "a.nrrd", archives.labels(0, (0, 1)))
+    (tmp_path / "ct").mkdir()
+    if content is None:
+        sitk.WriteImage(sitk.Image(8, 8, sitk.sitkUInt8), str(tmp_path / "ct" / name))
+    else:
+        (tmp_path / "ct" / name).write_bytes(content)
+    line, last = run(tmp_path, "--channels", "CT", "--write", status=1).splitlines()[-2:]
+    assert expected in line and "mend the file, or move the case away" in line
+    assert last.endswith("invalid cases: 1, see above; nothing was written")
+
+
+def test_labels_are_named_and_numbered_anew(raw: Path, tmp_path: Path) -> None:
+    """Values of FreeSurfer are above 255; a segmentation without any is named."""
+    for n, values in enumerate(((0, 17, 1035), (0, 1035), (0,), (0,))):
+        archives.write(tmp_path / "ct" / f"p{n}" / "t1.mha", archives.picture(n))
+        archives.write(tmp_path / "masks" / f"p{n}" / "aseg.mha", archives.labels(n, values, np.int32))
+    shown = run(tmp_path, "--channels", "T1", "--label-names", "hippocampus,insula")
+    assert "value 17: hippocampus, becomes 1\nvalue 1035: insula, becomes 2\n" in shown
+    assert "0 is the only value of: p2, p3\n" in shown and "channel T1: ZScoreNormalization\n" in shown
+    assert "p1/t1.mha" in shown and "p1/aseg.mha" in shown
+    said = run(tmp_path, "--channels", "T1", "--label-names", "insula", "--write", status=1)
+    assert "p1/aseg.mha" in said  # with the values that need names
+    assert said.endswith("--label-names: expected a name for each of the values [17, 1035], got 1\n")
+    run(tmp_path, "--channels", "T1", "--write")
+    folder = raw / "Dataset501_Liver"
+    before = archives.labels(0, (0, 17, 1035), np.int32)
+    after = archives.read(folder / "labelsTr" / "p0.nii.gz")
+    np.testing.assert_array_equal(after, np.searchsorted([0, 17, 1035], before))
+    written = json.loads((folder / "dataset.json").read_text())
+    assert written["labels"] == {"background": 0, "label 17": 1, "label 1035": 2}
+
+
+@pytest.mark.parametrize(
+    ("values", "got"), [((0,), "got 0 in all"), (tuple(range(300)), "got 299 in all")]
+)
+def test_images_in_place_of_labels_are_refused(
+    values: tuple[int, ...], got: str, raw: Path, tmp_path: Path
+) -> None:
+    archives.write(tmp_path / "ct" / "a.nrrd", archives.picture(0))
+    archives.write(tmp_path / "masks" / "a.nrrd", archives.labels(0, values, np.int16))
+    said = run(tmp_path, "--channels", "CT", "--write", status=1)
+    assert f"masks: expected 1 to 255 values above 0, {got}" in said and os.listdir(raw) == []
+
+
+def test_all_cases_and_files_are_shown_on_request(raw: Path, tmp_path: Path) -> None:
+    for n in range(12):
+        archives.write(tmp_path / "ct" / f"p{n}.nrrd", archives.picture(n))
+        archives.write(tmp_path / "masks" / f"p{n}.nrrd", archives.labels(n, (0, 1)))
+        (tmp_path / "ct" / f"notes {n}.txt").touch()
+    shown = run(tmp_path)
+    assert "--all shows them and 2 more\n" in shown and ", 2 more, which --all shows\n" in shown
+    shown = run(tmp_path, "--all")
+    assert "more" not in shown and "p9.nrrd" in shown and "notes 9.txt" in shown
+    for n in range(7, 12):
+        (tmp_path / "masks" / f"p{n}.nrrd").unlink()
+    assert "without one: ['p10', 'p11', 'p7', '2 more, which --all shows']" in run(tmp_path, status=1)
+    assert "without one: ['p10', 'p11', 'p7', 'p8', 'p9']" in run(tmp_path, "--all", status=1)
+
+
 @pytest.mark.parametrize(
     ("change", "options", "expected"),
     [
@@ -193,7 +309,7 @@ def test_spacing_of_tiff_is_read_where_nnunet_reads_it(raw: Path, tmp_path: Path
         (
             lambda p: archives.write(p / "masks" / "a.nrrd", archives.picture(1, np.float32)),
             (),
-            "expected labels from 0 to 255, got [-",
+            "expected labels from 0 to 65535, got [-",
         ),
         (
             lambda p: write_series(p / "masks" / "new", sitk.ReadImage(str(p / "ct" / "a.nrrd"))),
