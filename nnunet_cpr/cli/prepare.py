@@ -24,8 +24,10 @@ FOLDER = "folder"
 
 def prepare(
     dataset: Annotated[str, Argument(help="btcv, heart, brats2020, amos22, hippocampus or folder.")],
-    source: Annotated[Path, Argument(help="Folder of the extracted archive, or of images.")],
-    labels: Annotated[Path | None, Argument(help="Folder of the segmentations, of `folder`.")] = None,
+    source: Annotated[Path, Argument(help="Folder of the extracted archive, or images of `folder`.")],
+    labels: Annotated[
+        Path | None, Argument(help="Segmentations of `folder`; both a folder or a pattern in quotes.")
+    ] = None,
     dataset_id: Annotated[int | None, Option(min=1, max=999, help="Another dataset id.")] = None,
     name: Annotated[str | None, Option(help="Another name after DatasetXXX_.")] = None,
     processes: ProcessesOption = DEFAULT_PROCESSES,
@@ -35,7 +37,7 @@ def prepare(
     label_names: Annotated[str | None, Option(help="Names of the values above 0 of `folder`.")] = None,
     write: Annotated[bool, Option("--write", help="Write the data set that `folder` shows.")] = False,
     match: Annotated[
-        str | None, Option(help="Regular expression of what names the case in a path of `folder`.")
+        str | None, Option(help="Part of the paths of `folder` that names the case, such as p[0-9]+.")
     ] = None,
     show_all: Annotated[bool, Option("--all", help="Show all cases and files of `folder`.")] = False,
 ) -> None:
@@ -109,9 +111,11 @@ def _own_folder(
         re.compile(match or "")
     except re.error as error:
         raise Refusal(f"--match: expected a regular expression, got {match!r} ({error})") from error
-    specified = [each.partition("=") for each in _split(channels)]
-    endings = {channel: ending or channel for channel, _, ending in specified}
-    return OwnFolder(labels, name, endings, _split(label_names), match, show_all)
+    parts = [each.partition("=") for each in _split(channels)]
+    if not all(channel for channel, _, _ in parts):
+        raise Refusal(f"--channels: expected names such as CT, or T1,T2, or CT=CTres, got {channels!r}")
+    named = [(channel, ending or channel) for channel, _, ending in parts]
+    return OwnFolder(labels, name, named, _split(label_names), match, show_all)
 
 
 def _split(text: str | None) -> list[str]:

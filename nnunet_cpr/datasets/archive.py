@@ -175,9 +175,9 @@ def read_image(path: Path) -> Nifti1Image:
 def _check_case(case: Case, allowed: Collection[int]) -> CheckedCase:
     """Raise a Refusal with the first problem of a case."""
     first, *others = case.images
-    reference = read_image(first)
+    reference = _read_finite(first)
     for path in others:
-        _check_geometry(path, read_image(path), first, reference)
+        _check_geometry(path, _read_finite(path), first, reference)
     values = np.array([], int)
     if case.label is not None:
         label = read_image(case.label)
@@ -188,6 +188,14 @@ def _check_case(case: Case, allowed: Collection[int]) -> CheckedCase:
             raise Refusal(f"{case.label}: expected labels from {known}, got {unknown}")
     spacing = tuple(map(float, reference.header.get_zooms()))
     return CheckedCase("", reference.shape, spacing, frozenset(map(int, values)))
+
+
+def _read_finite(path: Path) -> Nifti1Image:
+    """Read an image that nnU-Net can normalize."""
+    image = read_image(path)
+    if number := np.size(image.dataobj) - np.isfinite(image.dataobj).sum():
+        raise Refusal(f"{path}: expected finite voxels, got {number} that are NaN or infinite")
+    return image
 
 
 def _check_geometry(path: Path, image: Nifti1Image, first: Path, reference: Nifti1Image) -> None:

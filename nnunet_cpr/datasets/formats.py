@@ -49,6 +49,14 @@ def slices(folder: Path) -> set[Path]:
     }
 
 
+def parts(path: Path) -> set[Path]:
+    """Return the files beside an image that belong to it, and may not exist."""
+    endings = {".hdr": (".img",), ".mhd": (".raw", ".zraw"), ".nhdr": (".raw", ".raw.gz")}
+    beside = {path.with_suffix(ending) for ending in endings.get(path.suffix.lower(), ())}
+    spacing = spacing_file(path)
+    return beside | {spacing} if spacing else beside
+
+
 def spacing_file(path: Path) -> Path | None:
     """Return the file with the spacing of a TIFF image if there is one.
 
@@ -86,7 +94,8 @@ def read(path: Path) -> Nifti1Image:
         return _of_sitk(image)
     other: Any = nibabel.load(path)
     _check_dimensions(len(other.shape))
-    return Nifti1Image(np.asarray(other.dataobj), other.affine)
+    voxels = np.asarray(other.dataobj)
+    return Nifti1Image(voxels, other.affine, dtype=voxels.dtype)
 
 
 def _read_nifti(path: Path) -> Nifti1Image:
@@ -136,7 +145,7 @@ def _to_nifti(voxels: np.ndarray, geometry: sitk.Image | sitk.ImageFileReader) -
     affine[:3, :3] = np.reshape(geometry.GetDirection(), (3, 3)) * geometry.GetSpacing()
     affine[:3, 3] = geometry.GetOrigin()
     affine[:2] *= -1
-    converted = Nifti1Image(voxels, affine)
+    converted = Nifti1Image(voxels, affine, dtype=voxels.dtype)  # refuses int64 unless it is named
     converted.set_qform(affine, "scanner")  # SimpleITK takes it where rounding has tilted the sform
     return converted
 

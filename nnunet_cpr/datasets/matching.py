@@ -42,7 +42,9 @@ def find(source: Path) -> Found:
     if is_folder and formats.slices(root):
         raise Refusal(f"{source}: expected images, DICOM in a folder each, got the slices of one")
     paths = root.iterdir() if is_folder else root.glob(str(source.relative_to(root)))
-    images, others = _sort(paths)
+    found, rest = _sort(paths)
+    parts = {part for path in found for part in formats.parts(path)}
+    images, others = ([path for path in each if path not in parts] for each in (found, rest))
     if not images:
         raise Refusal(f"{source}: expected images, DICOM in a folder each, got none")
     targets: dict[Path, Path] = {}
@@ -52,8 +54,7 @@ def find(source: Path) -> Found:
                 f"{path}: expected each image once, got it as {other}, too",
                 "remove the link, as one patient must not be two cases",
             )
-    spacings = {formats.spacing_file(path) for path in images}
-    return Found(root, images, [path for path in others if path not in spacings])
+    return Found(root, images, others)
 
 
 def _sort(paths: Iterable[Path], beside_slices: bool = False) -> tuple[list[Path], list[Path]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,8 +31,8 @@ class OwnFolder(DataSet):
 
     Attributes:
         labels: folder or pattern of the segmentations, none of which is taken as an image.
-        channels: names of the channels with the endings of their files. If there are several, the names
-            of the files end with them, or with nnU-Net's ``_0000``.
+        channels: name of each channel, and the ending of its files. If there are several, the names of
+            the files end with it, or with nnU-Net's ``_0000``.
         label_names: names of the values of the segmentations above 0, in ascending order.
         pattern: regular expression of the part of a path that names the case.
         show_all: show every case and file instead of the first ones.
@@ -44,7 +44,7 @@ class OwnFolder(DataSet):
 
     labels: Path
     name: str
-    channels: Mapping[str, str] = field(default_factory=dict)
+    channels: Sequence[tuple[str, str]] = ()
     label_names: Sequence[str] = ()
     pattern: str | None = None
     show_all: bool = False
@@ -61,7 +61,7 @@ class OwnFolder(DataSet):
                 "give a pattern that only the segmentations have, such as 'data/*/*seg.nii.gz'",
             )
         images = images._replace(images=own)
-        matching = match(images, labels, [*self.channels.values()], self.pattern)
+        matching = match(images, labels, [ending for _, ending in self.channels], self.pattern)
         self._take_notes(images, labels, matching)
         cases = self._list_cases(matching)
         return Archive(source, cases, range(2**16), advice="mend the file, or move the case away")
@@ -95,7 +95,7 @@ class OwnFolder(DataSet):
                     got = f"got {first} and {others[0]}"
                     raise Refusal(f"{case}: expected one file a channel, {got}", "move one away")
         lone_images, lone_labels = images.keys() - pairs.keys(), labels.keys() - pairs.values()
-        if lone_images or lone_labels:
+        if lone_images or lone_labels or not pairs:
             self._refuse_unmatched(sorted(lone_images), sorted(lone_labels))
         expected = list(range(len(self.channels) or max(map(len, images.values()))))
         for case, channels in images.items():
@@ -148,6 +148,8 @@ class OwnFolder(DataSet):
         if len(names) != len(values):
             expected = f"a name for each of the values {values}"
             raise Refusal(f"--label-names: expected {expected}, got {len(names)}")
+        if len({"", "background", *names}) < len(names) + 2:
+            raise Refusal(f"--label-names: expected different names, no background, got {names}")
         self.named = {0: "background", **dict(zip(values, names))}
 
     def describe(self, archive: Archive, checked: Sequence[CheckedCase]) -> Iterator[Table | str]:
@@ -177,7 +179,7 @@ class OwnFolder(DataSet):
 
         for new, (value, name) in enumerate(self.named.items()):
             yield f"value {value}: {name}" + ("" if new == value else f", becomes {new}")
-        for channel in self.channels:
+        for channel, _ in self.channels:
             yield f"channel {channel}: {get_normalization_scheme(channel).__name__}"
 
     def write(self, archive: Archive, folder: Path, processes: int) -> None:
@@ -185,7 +187,9 @@ class OwnFolder(DataSet):
 
         new_values = {value: new for new, value in enumerate(self.named)}
         labels = {name: new for new, name in enumerate(self.named.values())}
-        write_cases(archive, folder, processes, [*self.channels], new_values, labels=labels)
+        write_cases(
+            archive, folder, processes, [name for name, _ in self.channels], new_values, labels=labels
+        )
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 verify_dataset_integrity(str(folder), processes)

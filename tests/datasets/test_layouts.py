@@ -88,6 +88,17 @@ LAYOUTS = {
         ". */*/SEG.nii.gz --channels CT=CTres,PET=SUV",
         "got images without one: ['PETCT_0a_2003-NA'], and labels without image: []",
     ),
+    "ACDC": Layout(
+        "p001/p001_4d.nii.gz p001/p001_frame01.nii.gz !p001/p001_frame01_gt.nii.gz "
+        "p001/p001_frame12.nii.gz !p001/p001_frame12_gt.nii.gz p001/Info.cfg.txt",
+        "*/*_frame??.nii.gz */*_gt.nii.gz --channels MR --match p[0-9]+_frame[0-9]+",
+        "p001_frame01 p001_frame12",
+    ),
+    "LiTS": Layout(
+        "volume-1.nii !segmentation-1.nii volume-2.nii !segmentation-2.nii",
+        ". segmentation* --channels CT",
+        "volume-1 volume-2",
+    ),
     "BraTS 2023": Layout(
         " ".join(
             f"{'!' * (kind == 'seg')}{case}/{case}-{kind}.nii.gz"
@@ -125,6 +136,7 @@ LAYOUTS = {
         "ct seg --channels T1,T2",
         "q: expected the channels [0, 1], got [0]",
     ),
+    "two files an image": Layout("ct/p.mhd !seg/p.img", "ct seg --channels CT", "p"),
     "capital letters": Layout(
         "ct/P0.NII.GZ !seg/P0.nii.gz ct/P1.nii.gz !seg/P1.NII.GZ", "ct seg --channels CT", "P0 P1"
     ),

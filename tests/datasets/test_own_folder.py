@@ -238,17 +238,19 @@ def test_labels_are_named_and_numbered_anew(raw: Path, tmp_path: Path) -> None:
     """Values of FreeSurfer are above 255; a segmentation without any is named."""
     for n, values in enumerate(((0, 17, 1035), (0, 1035), (0,), (0,))):
         archives.write(tmp_path / "ct" / f"p{n}" / "t1.mha", archives.picture(n))
-        archives.write(tmp_path / "masks" / f"p{n}" / "aseg.mha", archives.labels(n, values, np.int32))
+        ending = (".mha", ".nii.gz")[n % 2]
+        path = tmp_path / "masks" / f"p{n}" / f"aseg{ending}"
+        archives.write(path, archives.labels(n, values, np.int64))
     shown = run(tmp_path, "--channels", "T1", "--label-names", "hippocampus,insula")
     assert "value 17: hippocampus, becomes 1\nvalue 1035: insula, becomes 2\n" in shown
     assert "0 is the only value of: p2, p3\n" in shown and "channel T1: ZScoreNormalization\n" in shown
-    assert "p1/t1.mha" in shown and "p1/aseg.mha" in shown
+    assert "p1/t1.mha" in shown and "p1/aseg.nii.gz" in shown
     said = run(tmp_path, "--channels", "T1", "--label-names", "insula", "--write", status=1)
-    assert "p1/aseg.mha" in said  # with the values that need names
+    assert "p1/aseg.nii.gz" in said  # with the values that need names
     assert said.endswith("--label-names: expected a name for each of the values [17, 1035], got 1\n")
     run(tmp_path, "--channels", "T1", "--write")
     folder = raw / "Dataset501_Liver"
-    before = archives.labels(0, (0, 17, 1035), np.int32)
+    before = archives.labels(0, (0, 17, 1035), np.int64)
     after = archives.read(folder / "labelsTr" / "p0.nii.gz")
     np.testing.assert_array_equal(after, np.searchsorted([0, 17, 1035], before))
     written = json.loads((folder / "dataset.json").read_text())
@@ -300,12 +302,21 @@ def test_all_cases_and_files_are_shown_on_request(raw: Path, tmp_path: Path) -> 
         (lambda p: put_into_one_folder(p), (), "expected images and segmentations in two folders"),
         (lambda p: None, ("--channels", "T1,T2"), "a: expected the channels [0, 1], got [0]"),
         (lambda p: None, ("--label-names", "liver,tumor"), "a name for each of the values [1], got 2"),
+        (lambda p: None, ("--label-names", "background"), "expected different names, no background"),
         (lambda p: None, ("--write",), "--channels: expected their names"),
         (
             lambda p: archives.write(p / "masks" / "a.nrrd", archives.labels(1, (0, 1))[:-1]),
             (),
             "got size (12, 10, 7) instead of (12, 10, 8); mend the file, or move the case away",
         ),
+        (
+            lambda p: archives.write(p / "ct" / "a.nrrd", np.full((8, 10, 12), np.nan)),
+            (),
+            "a.nrrd: expected finite voxels, got 960 that are NaN or infinite",
+        ),
+        (lambda p: None, ("--channels", "CT,"), "--channels: expected names such as CT, or T1,T2"),
+        (lambda p: None, ("--match", "("), "--match: expected a regular expression, got '('"),
+        (lambda p: None, ("--match", "[0-9]+"), "left out (by --channels or --match): ct/a.nrrd, "),
         (
             lambda p: archives.write(p / "masks" / "a.nrrd", archives.picture(1, np.float32)),
             (),
