@@ -122,7 +122,8 @@ class OwnFolder(DataSet):
         raise Refusal(
             f"expected a label for each image, got images without one: {self._shorten(images)}, and "
             f"labels without image: {'; '.join([str(self._shorten(labels)), *self.notes])}",
-            "rename them, move them away, or name the case by a part of the path: --match 'p[0-9]+'",
+            "rename or move them, give patterns or --channels, or --match with the part of a path that "
+            "names the case, such as 'p[0-9]+'",
         )
 
     def _shorten(self, names: Sequence[str], shown: int = 3) -> list[str]:

@@ -143,8 +143,8 @@ LAYOUTS = {
     "one pair of two names": Layout(
         "ct/patientA.nii.gz !seg/patientB.nii.gz",
         "ct seg --channels CT",
-        "without one: ['patientA'], and labels without image: ['patientB']; rename them, move them "
-        "away, or name the case by a part of the path: --match",
+        "without one: ['patientA'], and labels without image: ['patientB']; rename or move them, "
+        "give patterns or --channels, or --match with the part of a path that names the case",
     ),
     "one pair that is matched": Layout(
         "ct/patientA.nii.gz !seg/patientB.nii.gz", "ct seg --channels CT --match patient", "patient"
