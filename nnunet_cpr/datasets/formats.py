@@ -11,7 +11,7 @@ from typing import Any
 import nibabel
 import numpy as np
 import SimpleITK as sitk
-from nibabel import Nifti1Image
+from nibabel import Nifti1Header, Nifti1Image
 
 NIFTI = (".nii", ".nii.gz")
 TIFF = (".tif", ".tiff")
@@ -110,7 +110,10 @@ def _read_nifti(path: Path) -> Nifti1Image:
         raise ValueError(f"expected no compression, got gzip; rename it to {path.name}.gz")
     if expected and not is_compressed:
         raise ValueError("Not a gzipped file; remove .gz from its name if it is an image")
-    image = Nifti1Image.from_bytes(gzip.decompress(content) if expected else content)
+    content = gzip.decompress(content) if expected else content
+    if not Nifti1Header.may_contain_header(content):
+        raise ValueError("expected NIfTI-1, which nnU-Net reads, got something else")
+    image = Nifti1Image.from_bytes(content)
     if not np.isfinite(image.affine).all():
         raise ValueError("expected a finite affine matrix in the header")
     header = sitk.ImageFileReader()

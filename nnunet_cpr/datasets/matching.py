@@ -44,7 +44,10 @@ def find(source: Path) -> Found:
     paths = root.iterdir() if is_folder else root.glob(str(source.relative_to(root)))
     found, rest = _sort(paths)
     parts = {part for path in found for part in formats.parts(path)}
-    images, others = ([path for path in each if path not in parts] for each in (found, rest))
+    # A pattern with ** has files once more with their folder.
+    images, others = (
+        [path for path in dict.fromkeys(each) if path not in parts] for each in (found, rest)
+    )
     if not images:
         raise Refusal(f"{source}: expected images, DICOM in a folder each, got none")
     targets: dict[Path, Path] = {}

@@ -215,6 +215,7 @@ def test_geometry_is_compared_as_nnunet_reads_it(
     [
         ("a.nii", gzip.compress(b"\x5c\x01", mtime=0), "got gzip; rename it to a.nii.gz"),
         ("a.nii.gz", b"\x5c\x01", "Not a gzipped file; remove .gz from its name if it is an image"),
+        ("a.nii", b"<html>Please log in</html>", "expected NIfTI-1, which nnU-Net reads, got something"),
         ("a.nrrd", b"NRRD0004\n", "a.nrrd cannot be read ("),
         ("a.png", None, "expected 3 dimensions, got 2; nnU-Net reads 2-D images such as PNG itself"),
         ("a.mha", b"<html>Please log in</html>", "a.mha cannot be read ("),
