@@ -179,35 +179,39 @@ def write_with_sform(path: Path, sform: np.ndarray, code: int) -> None:
     image = nibabel.Nifti1Image(voxels, GRID)
     image.set_qform(GRID, 1)
     image.set_sform(sform, code)
-    path.parent.mkdir()
+    path.parent.mkdir(exist_ok=True)
     image.to_filename(path)
 
 
-@pytest.mark.parametrize(
-    ("image", "label", "refusal"),
-    [
-        ((OTHER_SPACING, 1), (GRID, 1), ""),  # as in ACDC
-        ((SHIFTED, 2), (GRID, 1), ""),  # nnU-Net's reader takes sforms with the code 1 only
-        ((SHIFTED, 2), (SHIFTED, 1), "got voxels up to 6 mm away"),
-    ],
-)
-def test_geometry_is_compared_as_nnunet_reads_it(
-    image: tuple[np.ndarray, int],
-    label: tuple[np.ndarray, int],
-    refusal: str,
-    raw: Path,
-    tmp_path: Path,
-) -> None:
-    write_with_sform(tmp_path / "ct" / "a.nii.gz", *image)
-    write_with_sform(tmp_path / "masks" / "a.nii.gz", *label)
-    said = run(tmp_path, "--channels", "MR", "--write", status=1 if refusal else 0)
-    assert (refusal or " 1.5 1.5 10 ") in said
-    if not refusal:
-        folder = raw / "Dataset501_Liver"
-        paths = (folder / "imagesTr" / "a_0000.nii.gz", folder / "labelsTr" / "a.nii.gz")
+def test_geometry_is_compared_as_nnunet_reads_it(raw: Path, tmp_path: Path) -> None:
+    """Headers of ACDC have an sform with other voxels, and nnU-Net takes only sforms with the code 1."""
+    for name, sform, code in (("acdc", OTHER_SPACING, 1), ("shifted", SHIFTED, 2)):
+        write_with_sform(tmp_path / "ct" / f"{name}.nii.gz", sform, code)
+        write_with_sform(tmp_path / "masks" / f"{name}.nii.gz", GRID, 1)
+    said = run(tmp_path, "--channels", "MR", "--write")
+    assert said.count(" 1.5 1.5 10 ") == 2
+    folder = raw / "Dataset501_Liver"
+    for name in ("acdc", "shifted"):
+        paths = (folder / "imagesTr" / f"{name}_0000.nii.gz", folder / "labelsTr" / f"{name}.nii.gz")
         one, other = (sitk.ReadImage(str(path)) for path in paths)
-        for name in ("Origin", "Spacing", "Direction"):
-            assert getattr(one, f"Get{name}")() == getattr(other, f"Get{name}")()
+        for quantity in ("Origin", "Spacing", "Direction"):
+            assert getattr(one, f"Get{quantity}")() == getattr(other, f"Get{quantity}")()
+
+
+def test_geometries_that_only_nibabel_reads_as_equal_are_refused(raw: Path, tmp_path: Path) -> None:
+    write_with_sform(tmp_path / "ct" / "a.nii.gz", SHIFTED, 2)
+    write_with_sform(tmp_path / "masks" / "a.nii.gz", SHIFTED, 1)
+    said = run(tmp_path, "--channels", "MR", "--write", status=1)
+    assert "got voxels up to 6 mm away" in said and os.listdir(raw) == []
+
+
+def test_sides_of_voxels_are_compared_as_nnunet_does(raw: Path, tmp_path: Path) -> None:
+    """Its check refuses a difference of 0.01 %, which moves no voxel by a tenth of its size."""
+    archives.write(tmp_path / "ct" / "a.nrrd", archives.picture(0), spacing=(1.0, 1.0, 2.0))
+    path = tmp_path / "masks" / "a.nrrd"
+    archives.write(path, archives.labels(0, (0, 1)), spacing=(1.0, 1.0, 2.0002))
+    said = run(tmp_path, status=1)
+    assert "got voxels of 1 x 1 x 2.0002 mm instead of 1 x 1 x 2 mm" in said
 
 
 @pytest.mark.parametrize(
