@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nnunet_cpr import demo
 from nnunet_cpr.datasets import phantom
+from nnunet_cpr.datasets.small_plans import write_small_plans
 from nnunet_cpr.nnunet.commands import nnunet_environment, run
 from nnunet_cpr.refusals import Refusal
 
@@ -82,7 +83,8 @@ class Trainings:
         phantom.write_dataset(self.folder / "nnUNet_raw" / demo.DATASET, training_cases=5)
         command = ["nnUNetv2_plan_and_preprocess", "-d", "901", "-c", demo.CONFIGURATION, "-np", "2"]
         run(command, self.folder / "logs" / "plan_and_preprocess.log", self.environment)
-        demo.shrink_plans(self.folder / "nnUNet_preprocessed" / demo.DATASET, "nnUNetPlans", demo.PLANS)
+        preprocessed = self.folder / "nnUNet_preprocessed" / demo.DATASET
+        write_small_plans(preprocessed, "nnUNetPlans", demo.PLANS, patch=32)
         trainers = self.folder / "trainers"
         trainers.mkdir()
         (trainers / "watched.py").write_text(TRAINERS)

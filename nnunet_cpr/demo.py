@@ -16,8 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from nnunet_cpr.datasets import phantom
+from nnunet_cpr.datasets.small_plans import write_small_plans
 from nnunet_cpr.environment import available_cores
-from nnunet_cpr.files import add_path_to_os_errors, atomic_write
+from nnunet_cpr.files import add_path_to_os_errors
 from nnunet_cpr.names.trainer_name import parse_trainer_name
 from nnunet_cpr.nnunet.commands import nnunet_environment, run
 from nnunet_cpr.nnunet.history import CSV_NAME
@@ -87,7 +88,7 @@ def run_demo(folder: Path, console: Console) -> list[Result]:
         data = "-d", dataset_id, "-c", CONFIGURATION
         options = "-np", str(processes)
         nnunet("plan_and_preprocess", "nnUNetv2_plan_and_preprocess", *data, *options)
-        shrink_plans(folder / "nnUNet_preprocessed" / DATASET, "nnUNetPlans", PLANS)
+        write_small_plans(folder / "nnUNet_preprocessed" / DATASET, "nnUNetPlans", PLANS, patch=32)
         done(1)
 
         results = []
@@ -153,24 +154,6 @@ def keep_only(files: list[Path], folder: Path) -> list[Path]:
         if child.is_dir():
             shutil.rmtree(child)
     return kept
-
-
-def shrink_plans(folder: Path, source: str, target: str) -> None:
-    """Copy plans with network, patches and batches small enough for a CPU.
-
-    Args:
-        folder: folder of the preprocessed data set.
-        source, target: identifiers of the plans, which are their file names without ``.json``.
-    """
-    plans = json.loads((folder / f"{source}.json").read_text())
-    plans["plans_name"] = target
-    configuration = plans["configurations"][CONFIGURATION]
-    configuration["batch_size"] = 2
-    configuration["patch_size"] = [min(n, 32) for n in configuration["patch_size"]]
-    network = configuration["architecture"]["arch_kwargs"]
-    network["features_per_stage"] = [8 * 2**i for i in range(network["n_stages"])]
-    with atomic_write(folder / f"{target}.json") as path:
-        path.write_text(json.dumps(plans, indent=2))
 
 
 def _epochs_done(output: Path) -> int:

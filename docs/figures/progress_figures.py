@@ -25,6 +25,7 @@ from PIL import Image
 
 from nnunet_cpr import demo
 from nnunet_cpr.datasets import phantom
+from nnunet_cpr.datasets.small_plans import write_small_plans
 from nnunet_cpr.nnunet.commands import nnunet_environment, run
 from nnunet_cpr.nnunet.progress_figure import FIGURE_NAME
 
@@ -57,7 +58,7 @@ def prepare(folder: Path) -> None:
         phantom.write_dataset(folder / "nnUNet_raw" / demo.DATASET)
         command = ["nnUNetv2_plan_and_preprocess", "-d", "901", "-c", demo.CONFIGURATION, "-np", "1"]
         run(command, folder / "plan.log", environment)
-        demo.shrink_plans(preprocessed, "nnUNetPlans", demo.PLANS)
+        write_small_plans(preprocessed, "nnUNetPlans", demo.PLANS, patch=32)
     os.environ["nnUNet_n_proc_DA"] = "0"
 
 

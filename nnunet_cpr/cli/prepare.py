@@ -19,12 +19,16 @@ from nnunet_cpr.refusals import Refusal
 if TYPE_CHECKING:
     from nnunet_cpr.datasets.archive import DataSet
 
-FOLDER = "folder"
+FOLDER, PLANS = "folder", "plans"
 
 
 def prepare(
-    dataset: Annotated[str, Argument(help="btcv, heart, brats2020, amos22, hippocampus or folder.")],
-    source: Annotated[Path, Argument(help="Folder of the extracted archive, or images of `folder`.")],
+    dataset: Annotated[
+        str, Argument(help="btcv, heart, brats2020, amos22, hippocampus, folder or plans.")
+    ],
+    source: Annotated[
+        Path, Argument(help="Folder of the archive, images of `folder`, or data set of `plans`.")
+    ],
     labels: Annotated[
         Path | None, Argument(help="Segmentations of `folder`; both a folder or a pattern in quotes.")
     ] = None,
@@ -40,18 +44,25 @@ def prepare(
         str | None, Option(help="Part of the paths of `folder` that names the case, such as p[0-9]+.")
     ] = None,
     show_all: Annotated[bool, Option("--all", help="Show all cases and files of `folder`.")] = False,
+    small: Annotated[
+        bool, Option("--small", help="Write smaller `plans`, for a CPU or a first try.")
+    ] = False,
 ) -> None:
     """Check images of your own or a challenge's archive, and convert them to a data set in nnUNet_raw.
 
     `prepare folder IMAGES LABELS --name Liver` does so with NIfTI, NRRD, MHA, DICOM and other images.
+    `prepare plans 4 --small` writes plans with a smaller network, nnUNetPlansSmall, to train with -p.
     """
+    if dataset == PLANS or small:
+        return _prepare_plans(dataset, str(source), small)
     from nnunet_cpr.datasets.archive import check_cases
     from nnunet_cpr.datasets.challenges import DATA_SETS, refuse_used_id
     from nnunet_cpr.datasets.own_folder import OwnFolder
     from nnunet_cpr.files import add_path_to_os_errors, atomic_directory
 
     if dataset not in (*DATA_SETS, FOLDER):
-        raise Refusal(f"unknown data set {dataset!r}", f"choose from {', '.join([*DATA_SETS, FOLDER])}")
+        choices = ", ".join([*DATA_SETS, FOLDER, PLANS])
+        raise Refusal(f"unknown data set {dataset!r}", f"choose from {choices}")
     if name is not None and not re.fullmatch(r"\w[\w-]*", name):
         raise Refusal(f"--name: expected letters, digits, '_' and '-', got {name!r}")
     data_set = DATA_SETS.get(dataset) or _own_folder(
@@ -93,6 +104,20 @@ def prepare(
     print(f"  nnUNetv2_plan_and_preprocess -d {number} --verify_dataset_integrity")
     study = dataset if dataset != FOLDER else "--trainers nnUNetTrainerSGD,nnUNetTrainerCPR --seeds 1-3"
     print(f"  nnunet-cpr study run {study} --dataset {target.name}")
+
+
+def _prepare_plans(dataset: str, source: str, small: bool) -> None:
+    """Write small plans beside nnU-Net's own."""
+    from nnunet_cpr.datasets.small_plans import write_small_plans
+
+    if dataset != PLANS or not small:
+        raise Refusal("plans: expected `plans DATASET --small`, as there are no other ones")
+    folders = studies.nnunet_folders(os.environ, ["nnUNet_preprocessed"])
+    name = studies.dataset_name(source, folders)
+    folder = Path(folders["nnUNet_preprocessed"]) / name
+    changed = write_small_plans(folder, "nnUNetPlans", "nnUNetPlansSmall")
+    print(f"{folder / 'nnUNetPlansSmall.json'}: {', '.join(changed)}. Next:")
+    print(f"  nnUNetv2_train {name} {changed[-1]} 0 -tr nnUNetTrainerCPR_10epochs -p nnUNetPlansSmall")
 
 
 def _own_folder(
