@@ -30,9 +30,7 @@ def write_small_plans(folder: Path, source: str, target: str, patch: int = PATCH
     """
     file = folder / f"{source}.json"
     if not file.exists():
-        raise Refusal(
-            f"{file}: no such plans", f"run: nnUNetv2_plan_and_preprocess -d {int(folder.name[7:10])}"
-        )
+        raise Refusal(f"{file}: no such plans", "run nnUNetv2_plan_and_preprocess first")
     plans = read_json(file)
     plans["plans_name"] = target
     changed = []
