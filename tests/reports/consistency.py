@@ -186,12 +186,13 @@ def main() -> None:
     """Search, print what was found, and exit with status 1 if something was."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--reports", type=int, default=2000)
-    count, found = parser.parse_args().reports, 0
-    for number in range(count):
+    parser.add_argument("--first", type=int, default=0, help="number of the first one")
+    options, found = parser.parse_args(), 0
+    for number in range(options.first, options.first + options.reports):
         for contradiction in contradictions(*simulated_report(number)):
             found += 1
             print(f"report {number}: {contradiction}", flush=True)
-    print(f"{found} contradictions in {count} reports")
+    print(f"{found} contradictions in {options.reports} reports")
     raise SystemExit(found > 0)
 
 
