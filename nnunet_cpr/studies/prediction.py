@@ -56,8 +56,18 @@ class Ensemble:
         found = [path.read_bytes() for path in files if path.exists()]
         if not found:
             return None, "no postprocessing, as nnU-Net has determined none for these folds"
-        if len(found) < len(files) or len(set(found)) > 1:
-            return None, f"no postprocessing: expected the same of all seeds in {results}"
+        lacking = [path.parents[1] for path in files if not path.exists()]
+        if lacking or len(set(found)) > 1:
+            said = f"no postprocessing: expected the same of all seeds in {results}"
+            if lacking:
+                trainer, plans, configuration = lacking[0].name.split("__")
+                folds = " ".join(map(str, self.folds))
+                said += (
+                    f"; {lacking[0].name} has none, run: nnUNetv2_find_best_configuration "
+                    f"{lacking[0].parent.name} -tr {trainer} -p {plans} -c {configuration} -f {folds} "
+                    "--disable_ensembling"
+                )
+            return None, said
         return files[0], f"with nnU-Net's postprocessing in {results}"
 
 

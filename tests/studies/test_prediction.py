@@ -151,7 +151,9 @@ def test_postprocessing_is_applied_if_all_seeds_agree(
     plain = labels(tmp_path / "out")
     rules = ([keep_largest], [{"labels_or_regions": 2}])
     for seed in (1, 2):
-        assert "no postprocessing" in predict(*options)
+        said = predict(*options)
+        assert "no postprocessing" in said
+        assert (f"-tr {TRAINER}_seed2 -p {PLANS}" in said) == (seed == 2), "that of the best model only"
         results = models.model(f"{TRAINER}_seed{seed}") / "crossval_results_folds_1"
         results.mkdir()
         (results / "postprocessing.pkl").write_bytes(pickle.dumps(rules))
