@@ -1,4 +1,4 @@
-"""nnU-Net's configurations, plans and commands with CPR, with the functions of the commands.
+"""nnU-Net's configurations, plans, options and commands with CPR.
 
 The cascade, regions and an ignore label are those of test_integration_flow.py.
 """
@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 import torch
-from nnunetv2.ensembling.ensemble import entry_point_ensemble_folders
-from nnunetv2.evaluation.find_best_configuration import find_best_configuration_entry_point
 from nnunetv2.experiment_planning.plan_and_preprocess_entrypoints import (
     plan_experiment_entry,
     preprocess_entry,
 )
-from nnunetv2.postprocessing.remove_connected_components import entry_point_apply_postprocessing
 
+from nnunet_cpr.nnunet.run_record import read_record
 from tests.helpers.workspace import UNSEEN, Workspace, make_workspace
 
 WARM = "nnUNetTrainerCPR_ws3_ema_1epochs_6iters_seed1"
@@ -51,12 +49,13 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 @pytest.fixture(scope="module")
 def predictions(full: Workspace) -> list[Path]:
-    """Return the probabilities of models in 2D and 3D, and check what they leave."""
+    """Return the probabilities of models of two folds in 2D and 3D, and check what they leave."""
     folders = []
     for dimensions, space in ((2, replace(full, configuration="2d")), (3, full)):
-        space.train_here(WARM, "--npz")
+        for fold in ("0", "1"):
+            replace(space, fold_id=fold).train_here(WARM, "--npz")
         check_record(space, WARM, dimensions)
-        folders.append(space.predict_here(WARM, "--save_probabilities"))
+        folders.append(space.predict_here(WARM, "-f", "0", "1", "--save_probabilities"))
     return folders
 
 
@@ -74,16 +73,19 @@ def check_record(space: Workspace, trainer: str, dimensions: int = 3) -> None:
     assert (space.fold(trainer) / "cpr_progress.png").stat().st_size > 0
 
 
-def test_commands_after_the_training_find_the_models(full: Workspace, predictions: list[Path]) -> None:
-    ensemble = full.folder / "predictions" / "ensemble"
-    inputs = map(str, predictions)
-    full.run_here(entry_point_ensemble_folders, "-i", *inputs, "-o", str(ensemble), "-np", "1")
+def test_commands_after_the_training_find_the_models(
+    full: Workspace, predictions: list[Path], tmp_path: Path
+) -> None:
+    """nnU-Net's real commands, with two folds of a model in 2D and one in 3D."""
+    model = ("-tr", WARM, "-p", PLANS, "-f", "0", "1")
+    ensemble = tmp_path / "ensemble"
+    full.run("nnUNetv2_ensemble", "-i", *map(str, predictions), "-o", str(ensemble), "-np", "1")
     mean = np.mean([np.load(f / f"{UNSEEN}.npz")["probabilities"] for f in predictions], axis=0)
     labels = sitk.GetArrayFromImage(sitk.ReadImage(str(ensemble / f"{UNSEEN}.nii.gz")))
     np.testing.assert_array_equal(labels, mean.argmax(axis=0))
 
-    options = ("-c", "2d", "3d_fullres", "-tr", WARM, "-p", PLANS, "-f", "0", "-np", "1")
-    full.run_here(find_best_configuration_entry_point, "901", *options)
+    configurations = ("-c", "2d", "3d_fullres", "-np", "1")
+    full.run("nnUNetv2_find_best_configuration", "901", *configurations, *model)
     results = full.model(WARM).parent
     found = json.loads((results / "inference_information.json").read_text())
     single = {folder.name for folder in predictions}
@@ -92,15 +94,57 @@ def test_commands_after_the_training_find_the_models(full: Workspace, prediction
     assert {model["trainer"] for model in best["selected_model_or_models"]} == {WARM}
     assert f"-tr {WARM}" in (results / "inference_instructions.txt").read_text()
 
-    final = full.folder / "predictions" / "final"
+    final = tmp_path / "final"
     arguments = ("-i", str(predictions[1]), "-o", str(final), "-np", "1")
     rules = ("-pp_pkl_file", best["postprocessing_file"], "-plans_json", best["some_plans_file"])
-    full.run_here(entry_point_apply_postprocessing, *arguments, *rules)
+    full.run("nnUNetv2_apply_postprocessing", *arguments, *rules)
     assert (final / f"{UNSEEN}.nii.gz").exists()
+
+    validation, trained = full.fold(WARM) / "validation", full.model(WARM)
+    described = ("-djfile", str(trained / "dataset.json"), "-pfile", str(trained / "plans.json"))
+    truths = Path(full.environment["nnUNet_preprocessed"]) / full.dataset / "gt_segmentations"
+    evaluated = tmp_path / "summary.json"
+    options = ("-o", str(evaluated), "-np", "1", "--chill")
+    full.run("nnUNetv2_evaluate_folder", str(truths), str(validation), *described, *options)
+    first, again = (json.loads(f.read_text()) for f in (validation / "summary.json", evaluated))
+    assert again["foreground_mean"] == first["foreground_mean"]
+
+
+def test_zip_file_of_a_model_predicts_where_it_is_installed(
+    full: Workspace, predictions: list[Path], tmp_path: Path
+) -> None:
+    archive, model = tmp_path / "model.zip", ("-tr", WARM, "-p", PLANS, "-f", "0", "1")
+    full.run("nnUNetv2_export_model_to_zip", "-d", "901", "-o", str(archive), "-c", "3d_fullres", *model)
+    installed = full.with_results_in(tmp_path)
+    (tmp_path / "nnUNet_results").mkdir()
+    installed.run("nnUNetv2_install_pretrained_model_from_zip", str(archive))
+    images = Path(full.environment["nnUNet_raw"]) / full.dataset / "imagesTs"
+    selected = ("-d", "901", "-c", "3d_fullres", *model, "-device", "cpu", "-npp", "1", "-nps", "1")
+    output = tmp_path / "labels"
+    installed.run("nnUNetv2_predict", "-i", str(images), "-o", str(output), *selected)
+    ours, theirs = (
+        sitk.GetArrayFromImage(sitk.ReadImage(str(folder / f"{UNSEEN}.nii.gz")))
+        for folder in (predictions[1], output)
+    )
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_best_checkpoint_is_validated_by_the_commands_option(
+    full: Workspace, predictions: list[Path]
+) -> None:
     summary = full.fold(WARM) / "validation" / "summary.json"
     summary.unlink()
-    full.train_here(WARM, "--val", "--val_best")
+    full.train(WARM, "--val", "--val_best")
     assert summary.exists()
+    validated = {"checkpoint": "checkpoint_best.pth", "epochs": 1}
+    assert read_record(full.fold(WARM)).validated == validated
+
+
+def test_several_gpus_on_a_cpu_are_refused_by_nnunet(full: Workspace, tmp_path: Path) -> None:
+    space = full.with_results_in(tmp_path)
+    done = space.train(WARM, "-num_gpus", "2", check=False)
+    assert done.returncode != 0 and "only implemented for cuda devices" in done.stderr
+    assert not space.model(WARM).exists()
 
 
 def test_training_on_all_cases_starts_from_pretrained_weights(
