@@ -29,6 +29,7 @@ from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
 
 from nnunet_cpr import demo
 from nnunet_cpr.datasets import phantom
+from nnunet_cpr.datasets.small_plans import write_small_plans
 from nnunet_cpr.nnunet.commands import nnunet_environment
 
 PLANS = "nnUNetPlansTiny"
@@ -242,7 +243,7 @@ def make_workspace(folder: Path) -> Workspace:
     phantom.write_dataset(folder / "nnUNet_raw" / space.dataset, training_cases=5)
     space.run_here(plan_and_preprocess_entry, "-d", "901", "-c", "3d_fullres", "-np", "1")
     preprocessed = folder / "nnUNet_preprocessed" / space.dataset
-    demo.shrink_plans(preprocessed, "nnUNetPlans", PLANS)
+    write_small_plans(preprocessed, "nnUNetPlans", PLANS, patch=32)
     plans = json.loads((preprocessed / f"{PLANS}.json").read_text())
     configuration = plans["configurations"]["3d_fullres"]
     configuration["patch_size"] = [24, 24, 24]

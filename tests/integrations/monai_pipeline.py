@@ -15,7 +15,7 @@ import torch
 from monai.apps.nnunet import nnUNetV2Runner
 from nnunetv2.inference import predict_from_raw_data
 
-from nnunet_cpr.demo import shrink_plans
+from nnunet_cpr.datasets.small_plans import write_small_plans
 
 
 def main(folder: Path, trainer: str) -> None:
@@ -32,7 +32,7 @@ def main(folder: Path, trainer: str) -> None:
     runner.convert_dataset()
     runner.plan_and_process(npfp=1, c=("3d_fullres",), n_proc=(1,))
     dataset = Path(os.environ["nnUNet_preprocessed"]) / "Dataset007_phantoms"
-    shrink_plans(dataset, "nnUNetPlans", "nnUNetPlans")
+    write_small_plans(dataset, "nnUNetPlans", "nnUNetPlans", patch=32)
 
     os.environ["nnUNet_n_proc_DA"] = "0"  # repeatable training; nnU-Net cannot plan with it
     runner.train_single_model(config="3d_fullres", fold=0)

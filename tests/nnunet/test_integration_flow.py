@@ -19,7 +19,7 @@ import SimpleITK as sitk
 import torch
 import yaml
 
-from nnunet_cpr.demo import shrink_plans
+from nnunet_cpr.datasets.small_plans import write_small_plans
 from nnunet_cpr.nnunet.commands import nnunet_environment
 
 pytestmark = pytest.mark.release
@@ -95,7 +95,7 @@ def test_study_of_cascades_on_regions_and_ignore_labels(
     write_data_set(raw / name, real_data, DATA_SETS[name])
     number = name[len("Dataset") :][:3]
     run("nnUNetv2_plan_and_preprocess", "-d", number, "-c", "3d_fullres", "--no_pp")
-    shrink_plans(preprocessed / name, "nnUNetPlans", PLANS)
+    write_small_plans(preprocessed / name, "nnUNetPlans", PLANS, patch=32)
     add_cascade(preprocessed / name)
     results.mkdir()
     file = tmp_path / "flow.yaml"
