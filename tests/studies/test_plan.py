@@ -67,6 +67,18 @@ def test_plan_has_the_cases_of_the_data_sets_own_folds(
     assert ", with 12 cases a fold and runs" in plan("quick", "--dataset", DATASET), "nnU-Net's split"
 
 
+@pytest.mark.parametrize(
+    ("training", "said"),
+    [(2, ", with 1 case a fold and runs"), (-5, ", with assumed 36 cases a fold and runs")],
+)
+def test_plan_of_a_tiny_or_impossible_data_set(
+    results: Path, monkeypatch: pytest.MonkeyPatch, training: int, said: str
+) -> None:
+    monkeypatch.setenv("nnUNet_raw", str(results.parent / "raw"))
+    write_json(results.parent / "raw" / DATASET / "dataset.json", {"numTraining": training})
+    assert said in plan("quick", "--dataset", DATASET)
+
+
 def test_hours_are_those_of_any_training_on_these_data(results: Path) -> None:
     fold = results / DATASET / "TheirTrainer__nnUNetPlans__3d_fullres" / "fold_0"
     fold.mkdir(parents=True)

@@ -13,7 +13,7 @@ from nnunet_cpr import studies
 from nnunet_cpr.cli.options import JsonOption, print_json
 from nnunet_cpr.cli.study.options import SelectedStudy, StudyOptions
 from nnunet_cpr.files import read_json
-from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.refusals import Refusal, counted
 
 if TYPE_CHECKING:
     from nnunet_cpr.reports.power import Size
@@ -89,7 +89,7 @@ def look_ahead(
     in_words = power.describe if larger else power.answer
     answer = "one trainer: nothing to compare"
     if size.comparisons:
-        given = f"{assumed}{size.cases} cases a fold and runs that vary {source}"
+        given = f"{assumed}{counted(size.cases, 'case')} a fold and runs that vary {source}"
         answer = f"{in_words(size, deviations)}, with {given}"
     found = studies.states(study, paths)
     others = {} if finished is None else studies.states(finished.study, finished.paths)
@@ -117,7 +117,7 @@ def _size(selected: SelectedStudy, cases: int | None) -> tuple[Size, str]:
     known = _cases_of_folds(selected)
     if known:
         ratio = mean(val / train for train, val in known)
-        size = size._replace(cases=round(mean(val for _, val in known)), ratio=ratio)
+        size = size._replace(cases=max(1, round(mean(val for _, val in known))), ratio=ratio)
     return size._replace(cases=cases or size.cases), "" if known or cases else "assumed "
 
 
@@ -138,4 +138,4 @@ def _cases_of_folds(selected: SelectedStudy) -> list[tuple[float, float]]:
             found.append((0.8 * number, 0.2 * number))
         except (OSError, ValueError, LookupError, TypeError):
             return []
-    return found if all(train and val for train, val in found) else []
+    return found if all(train > 0 and val > 0 for train, val in found) else []
