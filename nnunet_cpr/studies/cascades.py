@@ -76,5 +76,5 @@ def runs_without_predictions(run: Run, paths: StudyPaths) -> list[Run]:
         return []
     stage = replace(run, configuration=previous)
     folder = stage.folder(paths.results).parent / "predicted_next_stage" / run.configuration
-    there = {path.name.partition(".")[0] for path in folder.glob("*")} if folder.exists() else set()
+    there = {path.stem for path in folder.glob("*")} if folder.exists() else set()
     return [replace(stage, fold=n) for n, cases in enumerate(folds) if not there.issuperset(cases)]

@@ -65,6 +65,24 @@ def test_cascade_of_an_entry_needs_an_entry_of_the_same_trainer(data: dict[str, 
         prerequisites(study("nnUNetTrainerCPR"), data)
 
 
+def test_names_of_cases_with_dots_have_their_predictions(data: dict[str, str], tmp_path: Path) -> None:
+    """Such as the identifiers of DICOM series."""
+    study = cascade((0,), "3d_cascade_fullres")
+    paths = StudyPaths(tmp_path / "results", tmp_path / "study", Path(data["nnUNet_preprocessed"]))
+    home = Path(data["nnUNet_preprocessed"]) / "Dataset001_A"
+    stages = {"3d_cascade_fullres": {"previous_stage": "3d_lowres"}}
+    write_json(home / "nnUNetPlans.json", {"configurations": stages})
+    write_json(home / "splits_final.json", [{"train": [], "val": ["1.3.6", "1.3.7"]}])
+    upper = next(study.runs())
+    stage = replace(upper, configuration="3d_lowres")
+    folder = stage.folder(paths.results).parent / "predicted_next_stage" / upper.configuration
+    folder.mkdir(parents=True)
+    (folder / "1.3.6.npz").touch()
+    assert runs_without_predictions(upper, paths) == [stage]
+    (folder / "1.3.7.b2nd").touch()
+    assert runs_without_predictions(upper, paths) == []
+
+
 def test_lower_stage_is_validated_again_where_its_predictions_are_missing(
     data: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
