@@ -91,9 +91,9 @@ def _choose(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> list[_Cas
         (failed if is_failed else lowest).append(
             _Case(title, f"lowest-{number}", fold, case, comparison)
         )
-    unique: dict[tuple[str, str], _Case] = {}
+    unique: dict[tuple[int, str, str], _Case] = {}
     for each in (*failed, *chosen, *lowest):
-        unique.setdefault((each.case, each.comparison.entry.key), each)
+        unique.setdefault((each.fold, each.case, each.comparison.entry.key), each)
     return list(unique.values())
 
 

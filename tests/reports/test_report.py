@@ -15,7 +15,16 @@ from rich.console import Console
 from nnunet_cpr.reports import write_report
 from nnunet_cpr.reports.pictures import draw_case, read_slices
 from nnunet_cpr.studies.study import TrainerEntry
-from tests.reports.folds import DATASET, NAN, study, whole, write_fold, write_volume
+from tests.reports.folds import (
+    DATASET,
+    NAN,
+    both,
+    sphere,
+    study,
+    whole,
+    write_fold,
+    write_volume,
+)
 
 
 class Page:
@@ -141,6 +150,24 @@ def test_worst_median_and_best_case_have_pictures_or_a_reason(written):
         and reasons[0].count("case_") == 5
         and all(reason.endswith('_0000.nii.gz" does not exist.') for reason in reasons)
     )
+
+
+def test_same_name_in_two_folds_is_two_cases(tmp_path):
+    """The case that fails in fold 0 is that of the largest gain in fold 1."""
+    planned, names = study("A", "B"), ("one", "two", "three")
+    for run in planned.runs():
+        dice = {name: both(0.8) for name in names}
+        if run.trainer == "B":
+            dice["one"] = both((0.05, 0.9)[run.fold])
+        folder = write_fold(tmp_path, run.trainer, run.fold, dice) / "validation"
+        for name in names:
+            write_volume(sphere(9), folder / f"{name}.nii.gz")
+    for name in names:
+        write_volume(sphere(9), tmp_path / "raw" / DATASET / "imagesTr" / f"{name}_0000.nii.gz")
+        write_volume(sphere(9), tmp_path / "raw" / DATASET / "labelsTr" / f"{name}.nii.gz")
+    _, page, _ = report(tmp_path, planned, tmp_path, raw=tmp_path / "raw")
+    for start in ("failed case of B, one (fold 0): 5.00 %", "best case, one (fold 1): +10.00 points"):
+        assert any(alt.startswith(start) for alt in page.images), start
 
 
 @pytest.mark.parametrize("orientation", ["LPS", "RAS", "SAR", "PIR"])
