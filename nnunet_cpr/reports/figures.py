@@ -249,7 +249,7 @@ def draw_curves(results: ConditionResults) -> Picture:
                 axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         for axes, column in zip(panels, _CURVES):
             later = table[column][table.index.get_level_values("epoch") >= last / 2]
-            low, high = np.nanmin(later["min"]), np.nanmax(later["max"])
+            low, high = later["min"].min(), later["max"].max()
             if low < high:
                 axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
         handles_and_titles = panels[0].get_legend_handles_labels()

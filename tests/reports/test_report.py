@@ -23,6 +23,7 @@ from tests.reports.folds import (
     study,
     whole,
     write_fold,
+    write_log,
     write_volume,
 )
 
@@ -168,6 +169,16 @@ def test_same_name_in_two_folds_is_two_cases(tmp_path):
     _, page, _ = report(tmp_path, planned, tmp_path, raw=tmp_path / "raw")
     for start in ("failed case of B, one (fold 0): 5.00 %", "best case, one (fold 1): +10.00 points"):
         assert any(alt.startswith(start) for alt in page.images), start
+
+
+@pytest.mark.filterwarnings("error")
+def test_training_that_was_never_finite_has_curves(tmp_path):
+    planned = study("A", folds=(0,))
+    folder = write_fold(tmp_path, "A", 0, {"one": both(0.8)})
+    write_log(folder, {epoch: (NAN, NAN, NAN, 20.0) for epoch in range(3)})
+    _, page, output = report(tmp_path, planned, tmp_path)
+    assert "the training diverged (its loss is not a number)" in output
+    assert "Losses and pseudo Dice over the epochs." in page.images
 
 
 @pytest.mark.parametrize("orientation", ["LPS", "RAS", "SAR", "PIR"])
