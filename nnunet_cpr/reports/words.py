@@ -154,7 +154,7 @@ def _over_sentence(n: Comparison) -> str:
     """Return the result over data sets in words."""
     low, high = (f"{_amount(n, gain)}" for gain in n.without_one)
     described = (
-        f"Higher on {n.higher_on} of {len(n.datasets)} (sign test: p = {p_text(n.p_sign)}); without one "
+        f"Better on {n.higher_on} of {len(n.datasets)} (sign test: p = {p_text(n.p_sign)}); without one "
         f"of them {low} to {high}."
     )
     return f"Over {n.title}: {sentence(n)} {described}"
