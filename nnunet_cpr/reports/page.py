@@ -166,12 +166,17 @@ def _details(compared: Compared, judged: list[Comparison], raw: Path | None) -> 
         names = f"{best.entry.full_title} instead of {best.reference.full_title}"
         pictures, notes = draw_cases(compared, first, raw) if raw is not None else ([], [])
         by_size = structures.case_sizes(results, sizes)
+        text = []
+        if by_size:
+            text.append(f"{names}: gain of {best.metric.title} in each case.")
+        if pictures:
+            text.append(
+                "The case of the lowest Dice of each trainer. A picture shows the slice in which the "
+                "two trainers differ most."
+            )
         pictures = [figures.draw_sizes(best, *by_size), *pictures] if by_size else pictures
-        text = (
-            f"{names}: points gained in a case. The case of the lowest Dice of each trainer. A picture "
-            "shows the slice in which the two trainers differ most."
-        )
-        yield Section(f"Cases: {title}", [text, *notes], [], pictures)
+        if pictures or notes:
+            yield Section(f"Cases: {title}", [*text, *notes], [], pictures)
     if not results.epochs.empty:
         curves, times = figures.draw_curves(results), tables.time_table(results)
         yield Section(f"Curves and times: {title}", [], [times], [curves])
