@@ -98,11 +98,11 @@ def case_sizes(results: ConditionResults, sizes: pd.Series) -> tuple[pd.Series, 
     """Return the size of all structures of each case by (fold, case), and its unit.
 
     It is in ml where the size of a voxel is known for all cases, else in voxels; None if the results do
-    not say how many voxels there are.
+    not say how many voxels there are, or there are none.
     """
     of_run = results.cases.groupby(["fold", "case", "trainer", "seed"])["true_voxels"].sum(min_count=1)
     voxels = of_run.groupby(["fold", "case"]).max()
-    if voxels.isna().all():
+    if not (voxels > 0).any():
         return None
     ml = voxels * voxels.index.get_level_values("case").map(sizes)
     return (voxels, "voxels") if ml.isna().any() else (ml, "ml")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -77,3 +78,9 @@ def test_volumes_are_in_ml_where_segmentations_are_there(part, tmp_path) -> None
     assert table.cells.loc[CPR, "liver"] == "{:+.2f} ({:+.2f} to {:+.2f})".format(*expected)
     sizes, unit = case_sizes(part, voxel)
     assert unit == "ml" and sizes.tolist() == pytest.approx([3000 * voxel.iloc[0]] * 8)
+
+
+def test_cases_without_any_structure_have_no_sizes(part) -> None:
+    """A figure with logarithmic sizes could not show one of them."""
+    empty = replace(part, cases=part.cases.assign(true_voxels=0))
+    assert case_sizes(empty, voxel_sizes(part)) is None
