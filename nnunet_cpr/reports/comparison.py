@@ -21,9 +21,6 @@ from nnunet_cpr.reports.results import Condition, SplitRatio
 from nnunet_cpr.reports.statistics import LEVEL, MeanDifference, holm
 from nnunet_cpr.studies.study import TrainerEntry
 
-FAILED = 0.1
-"""Dice of a case below which it counts as failed, the mean over its classes in any run."""
-
 
 class Verdict(str, Enum):
     """Result of a comparison, of the trainer against the reference."""

@@ -12,13 +12,14 @@ import pandas as pd
 
 from nnunet_cpr.refusals import counted
 from nnunet_cpr.reports import statistics
-from nnunet_cpr.reports.comparison import FAILED, Comparison, Failures
+from nnunet_cpr.reports.comparison import Comparison, Failures
 from nnunet_cpr.reports.metrics import Metric
 from nnunet_cpr.reports.results import (
     MIN_FOLDS,
     MIN_SEEDS,
     ConditionResults,
     SplitRatio,
+    failed_cases,
     run_means,
 )
 from nnunet_cpr.reports.selection import Compared
@@ -42,7 +43,6 @@ def compare_by(metric: Metric, compared: Compared, trainer: str) -> Iterator[Com
     """Yield the comparisons of one condition by one metric."""
     results, reference = compared.results, compared.results.study.entry(trainer)
     flaws, constants = _find_flaws(compared), _find_constants(results)
-    dice = results.cases.groupby(["trainer", "fold", "seed", "case"], sort=False)["dice"].mean()
     for entry in results.study.trainers:
         if entry == reference:
             continue
@@ -65,7 +65,7 @@ def compare_by(metric: Metric, compared: Compared, trainer: str) -> Iterator[Com
             margin=results.study.margin[metric.name],
             ratio=results.ratio,
             table_gain=_table_gain(results.cases, metric, pairs, entry, reference),
-            failures=_failures(dice, pairs, entry.key, reference.key),
+            failures=_failures(results.cases, pairs, entry.key, reference.key),
             doubt=doubt,
             **_test(metric, pairs.differences, results.ratio, doubt or constant),
         )
@@ -113,16 +113,15 @@ def _table_gain(
     return metric.sign * metric.scale * float(ours - theirs)
 
 
-def _failures(dice: pd.Series, pairs: Pairs, entry: str, reference: str) -> Failures:
+def _failures(cases: pd.DataFrame, pairs: Pairs, entry: str, reference: str) -> Failures:
     """Return the failed cases of two trainers in the runs that are compared."""
-    chosen = dice[
-        dice.index.isin(pairs.folds, level="fold") & dice.index.isin(pairs.seeds, level="seed")
-    ]
-    worst = chosen.groupby(["trainer", "fold", "case"]).min()
-    failed = (worst < FAILED).groupby("trainer").sum()
-    cases = len(worst.reset_index()[["fold", "case"]].drop_duplicates())
-    mean = 100 * chosen[chosen.index.isin([entry], level="trainer")].mean()
-    return Failures(int(failed.get(entry, 0)), int(failed.get(reference, 0)), cases, float(mean))
+    chosen = cases[cases["fold"].isin(pairs.folds) & cases["seed"].isin(pairs.seeds)]
+    failed = failed_cases(chosen).get_level_values("trainer")
+    ours = chosen[chosen["trainer"] == entry].groupby(["fold", "case", "seed"])["dice"].mean()
+    number = len(chosen[["fold", "case"]].drop_duplicates())
+    return Failures(
+        int((failed == entry).sum()), int((failed == reference).sum()), number, 100 * float(ours.mean())
+    )
 
 
 def class_values(cases: pd.DataFrame, metric: Metric) -> pd.DataFrame:

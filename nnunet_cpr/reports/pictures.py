@@ -13,11 +13,11 @@ import SimpleITK as sitk
 from matplotlib.patches import Patch
 
 from nnunet_cpr.figures import styled_figure
-from nnunet_cpr.reports.comparison import FAILED, Comparison
+from nnunet_cpr.reports.comparison import Comparison
 from nnunet_cpr.reports.figures import MAX_DRAWN, STYLE, Picture, save, short
 from nnunet_cpr.reports.metrics import value_text
 from nnunet_cpr.reports.reading import class_key, counted_voxels, ignore_label, read_dataset_json
-from nnunet_cpr.reports.results import UNSEEDED
+from nnunet_cpr.reports.results import FAILED, UNSEEDED
 from nnunet_cpr.reports.selection import Compared
 
 _MARGIN = 10

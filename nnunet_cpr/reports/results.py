@@ -49,6 +49,10 @@ MIN_FOLDS = 2
 """Minimum number of folds for a verdict."""
 
 
+FAILED = 0.1
+"""Dice of a case below which it counts as failed, the mean over its classes in any run."""
+
+
 class Flaw(NamedTuple):
     """Flaw of a run that makes its result unfit for a verdict.
 
@@ -207,6 +211,13 @@ def run_means(cases: pd.DataFrame, metric: str = "dice") -> pd.DataFrame:
 def class_means(cases: pd.DataFrame, metric: str = "dice") -> pd.DataFrame:
     """Return the mean of each class in each run, over the cases where it is defined."""
     return cases.groupby([*RUN, "class"], sort=False)[metric].mean().reset_index()
+
+
+def failed_cases(cases: pd.DataFrame) -> pd.MultiIndex:
+    """Return trainer, fold and case of the cases that failed in any of the trainer's runs."""
+    dice = cases.groupby(["trainer", "fold", "case", "seed"], sort=False)["dice"].mean()
+    failed = (dice < FAILED).groupby(["trainer", "fold", "case"], sort=False).any()
+    return failed.index[failed]
 
 
 def unique(values: Sequence[Any] | pd.Series) -> list[Any]:

@@ -10,11 +10,10 @@ import numpy as np
 import pandas as pd
 import SimpleITK as sitk
 
-from nnunet_cpr.reports.comparison import FAILED
 from nnunet_cpr.reports.metrics import Metric, value_text
 from nnunet_cpr.reports.pairing import compare_by
 from nnunet_cpr.reports.reading import read_dataset_json
-from nnunet_cpr.reports.results import ConditionResults, unique
+from nnunet_cpr.reports.results import FAILED, ConditionResults, failed_cases, unique
 from nnunet_cpr.reports.selection import Compared
 from nnunet_cpr.reports.tables import Table, titled
 
@@ -110,13 +109,12 @@ def case_sizes(results: ConditionResults, sizes: pd.Series) -> tuple[pd.Series, 
 
 def failed_table(results: ConditionResults) -> Table | None:
     """Return the failed cases of each trainer with their names, None if there are none."""
-    dice = results.cases.groupby(["trainer", "case"], sort=False)["dice"].mean()
-    failed = dice[dice < FAILED].reset_index()
+    failed = failed_cases(results.cases).to_frame(index=False)
     if failed.empty:
         return None
     rows = failed.groupby("trainer")["case"].agg(
         lambda cases: ", ".join(sorted(cases)[:MAX_NAMES]) + (", ..." if len(cases) > MAX_NAMES else "")
     )
     cells = pd.DataFrame({"failed": failed.groupby("trainer").size().astype(str), "cases": rows})
-    caption = f"Failed cases: mean Dice over classes and runs below {100 * FAILED:g} %"
+    caption = f"Failed cases: mean Dice over classes below {100 * FAILED:g} % in any run"
     return Table(caption, titled(results, cells))

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from nnunet_cpr.refusals import counted
-from nnunet_cpr.reports.comparison import FAILED, Comparison, Verdict
+from nnunet_cpr.reports.comparison import Comparison, Verdict
 from nnunet_cpr.reports.metrics import METRICS, p_text
-from nnunet_cpr.reports.results import ASSUMED, MIN_FOLDS, ConditionResults, class_means
+from nnunet_cpr.reports.results import ASSUMED, FAILED, MIN_FOLDS, ConditionResults, class_means
 from nnunet_cpr.reports.selection import Compared
 from nnunet_cpr.reports.statistics import LEVEL
 from nnunet_cpr.studies.state import planned_epochs
@@ -118,7 +118,7 @@ def answers(
     """
     prefixes = {each.condition: f"{each.title}: " if len(conditions) > 1 else "" for each in conditions}
     lines = [f"Warning: {prefixes[s.condition]}{line}" for s in conditions for line in find_warnings(s)]
-    lines += [_over_sentence(each) for each in comparisons if each.datasets]
+    lines += [over_sentence(each) for each in comparisons if each.datasets]
     chosen = _most_interesting(comparisons)
     lines += [f"{prefixes[each.condition]}{sentence(each)}" for each in chosen]
     is_over = any(each.datasets for each in comparisons)
@@ -150,11 +150,12 @@ def _most_interesting(comparisons: Sequence[Comparison]) -> list[Comparison]:
     return chosen[:MAX_SENTENCES]
 
 
-def _over_sentence(n: Comparison) -> str:
+def over_sentence(n: Comparison) -> str:
     """Return the result over data sets in words."""
     low, high = (f"{_amount(n, gain)}" for gain in n.without_one)
+    side = "Higher" if n.metric.sign > 0 else "Lower"
     described = (
-        f"Better on {n.higher_on} of {len(n.datasets)} (sign test: p = {p_text(n.p_sign)}); without one "
+        f"{side} on {n.higher_on} of {len(n.datasets)} (sign test: p = {p_text(n.p_sign)}); without one "
         f"of them {low} to {high}."
     )
     return f"Over {n.title}: {sentence(n)} {described}"

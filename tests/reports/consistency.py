@@ -54,8 +54,10 @@ def contradictions(report: Report, drawn: dict[str, Figure]) -> Iterator[str]:
     yield from _non_inferior(report, here, over)
     page = str(report.documents["report.html"])
     for row in here:
-        low, high = (float(row[f"interval_{end}"]) for end in ("low", "high"))
-        numbers = f"{float(row['difference']) + 0.0:+.2f}", f"{low:+.2f} to {high:+.2f}"
+        middle, low, high = (
+            _signed(row[key]) for key in ("difference", "interval_low", "interval_high")
+        )
+        numbers = middle, f"{low} to {high}"
         cells = r"\s*".join(re.escape(f"<td>{text}</td>") for text in (row["verdict"], *numbers))
         if not re.search(cells, page):
             yield f"the page has no row of {row}"
@@ -66,9 +68,14 @@ def contradictions(report: Report, drawn: dict[str, Figure]) -> Iterator[str]:
         elif kind == "over":
             for axes, row in zip(figure.axes, over):
                 *_, number = [text.get_text() for text in axes.texts]
-                if not number.startswith(f" {float(row['difference']):+.2f} "):
+                if not number.startswith(f" {_signed(row['difference'])} "):
                     yield f"the forest has {number} for {row}"
                 yield from _marker(axes.lines, row)
+
+
+def _signed(number: str) -> str:
+    """Return a number with its sign and two decimals; there is no -0.00."""
+    return f"{round(float(number), 2) + 0.0:+.2f}"
 
 
 def _rows(report: Report, name: str) -> list[dict[str, str]]:
@@ -163,7 +170,7 @@ def _non_inferior(
 def _figure(figure: Figure, rows: list[dict[str, str]]) -> Iterator[str]:
     (axes,) = figure.axes
     numbers = [text.get_text() for text in axes.texts]
-    expected = [f" {float(row['difference']) + 0.0:+.2f} ({row['cases']})" for row in rows]
+    expected = [f" {_signed(row['difference'])} ({row['cases']})" for row in rows]
     if numbers != expected:
         yield f"the figure has {numbers}, the rows {expected}"
     for height, row in enumerate(rows):

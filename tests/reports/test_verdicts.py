@@ -23,7 +23,7 @@ from nnunet_cpr.reports.metrics import METRICS
 from nnunet_cpr.reports.over_datasets import judge_scopes
 from nnunet_cpr.reports.results import Condition, SplitRatio
 from nnunet_cpr.reports.statistics import MeanDifference
-from nnunet_cpr.reports.words import sentence
+from nnunet_cpr.reports.words import over_sentence, sentence
 from nnunet_cpr.studies.study import TrainerEntry
 
 
@@ -256,6 +256,12 @@ def test_sign_test_and_means_without_one_stand_beside_the_mean() -> None:
     over, *_ = judge_scopes(of_datasets(1.0, 2.0, 1.5, -0.5))
     assert over.p_sign == pytest.approx(binomtest(3, 4).pvalue)
     assert over.without_one == (pytest.approx(2 / 3), pytest.approx(1.5))
+    distances = of_datasets(1.0, 2.0, -0.5, metric=METRICS["hd95"])
+    for given, words in (
+        (of_datasets(1.0, 2.0, -0.5), "Higher on 2 of 3 ("),
+        (distances, "Lower on 2 o"),
+    ):
+        assert words in over_sentence(judge_scopes(given)[0])
 
 
 def test_absent_structures_of_data_sets_may_not_decide_over_them() -> None:
