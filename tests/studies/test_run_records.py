@@ -119,7 +119,7 @@ def test_validation_of_another_checkpoint_has_no_verdict(folders: dict[str, str]
     [
         (
             {"train": ["case0.nii.gz"], "val": ["case1"]},
-            "unknown cases, such as case0.nii.gz; write",
+            "unknown case, such as case0.nii.gz; write",
         ),
         (
             {"train": CASES, "val": ["case1"]},
