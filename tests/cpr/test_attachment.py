@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 from typing import Any
 
@@ -226,8 +227,8 @@ def test_a_state_saved_without_cpr_is_refused(model: torch.nn.Module) -> None:
 
 
 def test_a_flattened_state_is_refused_for_what_torch_drops(model: torch.nn.Module) -> None:
-    from torch.distributed.checkpoint import state_dict as checkpoint
-
+    # Imported, as a user does, though earlier tests may have done so.
+    checkpoint = importlib.import_module("torch.distributed.checkpoint.state_dict")
     optimizer, options = AdamCPR(model, lr=0.1), checkpoint.StateDictOptions
     set_gradients(model.parameters(), 0)
     optimizer.step()

@@ -28,7 +28,7 @@ def trainers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_golden_names_every_study_file() -> None:
     assert sorted(GOLDEN) == sorted(path.stem for path in STUDIES)
     runs = sum(len(folds) for trainings in GOLDEN.values() for folds in trainings.values())
-    assert runs == 1216
+    assert runs == 1232
 
 
 @pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.stem)
