@@ -119,7 +119,7 @@ class CPR(RegularizationMethod):
         >>> cpr = CPR(model, kappa="ws1000")
         >>> optimizer = cpr.attach(optimizer)
         >>> cpr
-        CPR(1 matrices, kappa=KappaWS(steps=1000), regularizer=l2, mu=1.0, adaptive=False)
+        CPR(1 matrix, kappa=KappaWS(steps=1000), regularizer=l2, mu=1.0, adaptive=False)
     """
 
     warns_of_unset_bounds = True

@@ -90,7 +90,7 @@ class AdamCPR(FusedAdam):
         >>> model = torch.nn.Linear(4, 3)
         >>> weights = {"params": [model.weight], "kappa": "k0p1", "mu": 5.0}
         >>> AdamCPR([weights, {"params": [model.bias]}], lr=1e-3).cpr
-        CPR(1 matrices, kappa=KappaK(value=0.1), regularizer=l2, mu=5.0, adaptive=False)
+        CPR(1 matrix, kappa=KappaK(value=0.1), regularizer=l2, mu=5.0, adaptive=False)
     """
 
     def __init__(
