@@ -31,6 +31,7 @@ WITHOUT_PACKAGE = """
 import os, sys
 
 os.environ.pop("nnUNet_extTrainer", None)
+sys.meta_path[:] = [each for each in sys.meta_path if getattr(each, "__name__", "") != "_BeforeSearch"]
 
 
 class Absent:

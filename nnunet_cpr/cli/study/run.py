@@ -149,7 +149,9 @@ def run(options: RunOptions) -> None:
         print_outlook(look_ahead(selected), console)
         return
     options.prepare(selected, console)
-    print_outlook(look_ahead(selected), console)
+    before = studies.states(selected.study, selected.paths).values()
+    if any(state.stage is not studies.Stage.DONE for state in before):
+        print_outlook(look_ahead(selected), console)
     if slurm is None:
         device = options.device or ("cpu" if options.gpus == 0 else None)
         gpus = gpu_names(options.gpus, device)
