@@ -478,7 +478,6 @@ class TrainingLife(RuleBasedStateMachine):
         trainer.on_train_start()
         trainer.on_epoch_start()
         assert any("cannot be continued with --c" in line for line in self.said[-1:])
-        self.recorded = -1  # the record is of this training, which leaves no checkpoint
 
 
 def play(count: int = 40, search: int = 300, **options: Any) -> None:
