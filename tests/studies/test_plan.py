@@ -46,7 +46,7 @@ def plan(*arguments: str, status: int = 0) -> str:
 def test_plan_is_an_answer_and_its_cost(results: Path) -> None:
     answer, cost = plan("quick", "--dataset", DATASET).splitlines()
     assert answer.startswith("with 3 folds and 3 seeds, 8 of 10 studies find a difference of 1.")
-    assert answer.endswith(", with assumed 36 cases a fold and runs that vary as is assumed")
+    assert answer.endswith(", with assumed 36 cases a fold, if runs vary as assumed")
     assert cost.startswith("0 of 18 done; 135,000 training steps left; hours unknown, as no training")
 
 
@@ -59,17 +59,17 @@ def test_plan_has_the_cases_of_the_data_sets_own_folds(
     folds = [{"train": [n for n in names if n not in names[i::3]], "val": names[i::3]} for i in range(3)]
     write_json(preprocessed / DATASET / "splits_final.json", folds)
     few = plan("quick", "--dataset", DATASET)
-    assert ", with 10 cases a fold and runs" in few
-    assert ", with 36 cases a fold and runs" in plan("quick", "--dataset", DATASET, "--cases", "36")
+    assert ", with 10 cases a fold, if runs" in few
+    assert ", with 36 cases a fold, if runs" in plan("quick", "--dataset", DATASET, "--cases", "36")
     (preprocessed / DATASET / "splits_final.json").unlink()
     monkeypatch.setenv("nnUNet_raw", str(results.parent / "raw"))
     write_json(results.parent / "raw" / DATASET / "dataset.json", {"numTraining": 60})
-    assert ", with 12 cases a fold and runs" in plan("quick", "--dataset", DATASET), "nnU-Net's split"
+    assert ", with 12 cases a fold, if runs" in plan("quick", "--dataset", DATASET), "nnU-Net's split"
 
 
 @pytest.mark.parametrize(
     ("training", "said"),
-    [(2, ", with 1 case a fold and runs"), (-5, ", with assumed 36 cases a fold and runs")],
+    [(2, ", with 1 case a fold, if runs"), (-5, ", with assumed 36 cases a fold, if runs")],
 )
 def test_plan_of_a_tiny_or_impossible_data_set(
     results: Path, monkeypatch: pytest.MonkeyPatch, training: int, said: str
@@ -90,8 +90,15 @@ def test_hours_are_those_of_any_training_on_these_data(results: Path) -> None:
 def test_plan_like_finished_runs_has_their_deviations_and_hours(results: Path) -> None:
     of_study = ("--trainers", ",".join(TRAINERS), "--dataset", DATASET, "--seeds", "11-13")
     answer, cost = plan(*of_study, "--like", "pilot", "--cases", "20").splitlines()
-    assert answer.endswith(", with 20 cases a fold and runs that vary as in study pilot")
+    assert answer.endswith(", with 20 cases a fold, if runs vary as in study pilot")
     assert cost == "0 of 30 done; 75,000 training steps left; about 9.0 hours, one run at a time"
+
+
+def test_plan_like_finished_runs_has_their_cases_where_no_file_says_them(results: Path) -> None:
+    of_study = ("--trainers", ",".join(TRAINERS), "--dataset", DATASET, "--seeds", "11-13")
+    assert ", with 6 cases a fold, if runs vary as in study pilot\n" in plan(
+        *of_study, "--like", "pilot"
+    )
 
 
 def test_plan_over_data_sets_is_said_and_in_json(results: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -17,6 +18,7 @@ from nnunet_cpr.refusals import Refusal, counted
 
 if TYPE_CHECKING:
     from nnunet_cpr.reports.power import Size
+    from nnunet_cpr.reports.results import StudyResults
 
 
 class Outlook(NamedTuple):
@@ -81,16 +83,18 @@ def look_ahead(
     from nnunet_cpr.reports.reading import read_results
 
     study, paths, _ = selected
-    deviations, source = power.ASSUMED[0], "as is assumed"
+    deviations, source = power.ASSUMED[0], "assumed"
+    known = _cases_of_folds(selected)
     if finished is not None:
         results = read_results(finished.study, finished.paths.results, finished.paths.splits)
-        deviations, source = power.deviations_of(results), f"as in study {finished.study.name}"
-    size, assumed = _size(selected, cases)
+        deviations, source = power.deviations_of(results), f"in study {finished.study.name}"
+        known = known or _cases_of_runs(results)
+    size, assumed = _size(study, known, cases), "" if known or cases else "assumed "
     in_words = power.describe if larger else power.answer
     answer = "one trainer: nothing to compare"
     if size.comparisons:
-        given = f"{assumed}{counted(size.cases, 'case')} a fold and runs that vary {source}"
-        answer = f"{in_words(size, deviations)}, with {given}"
+        given = f"with {assumed}{counted(size.cases, 'case')} a fold, if runs vary as {source}"
+        answer = f"{in_words(size, deviations)}, {given}"
     found = studies.states(study, paths)
     others = {} if finished is None else studies.states(finished.study, finished.paths)
     done = {run: state for run, state in others.items() if state.stage is studies.Stage.DONE}
@@ -102,11 +106,16 @@ def look_ahead(
     return Outlook(answer, "; ".join(filter(None, parts)))
 
 
-def _size(selected: SelectedStudy, cases: int | None) -> tuple[Size, str]:
-    """Return the size of a study, and "assumed " if nothing says how many cases its folds have."""
+def _size(study: studies.Study, known: Sequence[tuple[float, float]], cases: int | None) -> Size:
+    """Return the size of a study.
+
+    Args:
+        study: the study.
+        known: training and validation cases of folds, none if they are unknown.
+        cases: validation cases of a fold in place of these.
+    """
     from nnunet_cpr.reports.power import Size
 
-    study = selected.study
     settings = len(study.configurations) * len(study.plans)
     size = Size(
         folds=len(study.folds),
@@ -114,11 +123,21 @@ def _size(selected: SelectedStudy, cases: int | None) -> tuple[Size, str]:
         comparisons=settings * len(study.metrics) * (len(study.trainers) - 1),
         datasets=len(study.datasets),
     )
-    known = _cases_of_folds(selected)
     if known:
         ratio = mean(val / train for train, val in known)
         size = size._replace(cases=max(1, round(mean(val for _, val in known))), ratio=ratio)
-    return size._replace(cases=cases or size.cases), "" if known or cases else "assumed "
+    return size._replace(cases=cases or size.cases)
+
+
+def _cases_of_runs(results: StudyResults) -> list[tuple[float, float]]:
+    """Return the training and validation cases of finished runs."""
+    from nnunet_cpr.reports.results import RUN
+
+    of_runs = results.cases.groupby([*RUN])["case"].nunique()
+    return [
+        (cases / results.ratios[dataset].value, cases)
+        for dataset, cases in zip(of_runs.index.get_level_values("dataset"), of_runs)
+    ]
 
 
 def _cases_of_folds(selected: SelectedStudy) -> list[tuple[float, float]]:
