@@ -55,7 +55,6 @@ class Report:
         main: the main table.
         notes: its notes.
         sections: content of the page in its order.
-        comparisons: those that are shown, of each scope.
         documents: text of each file by name; None for one that this study does not have.
     """
 
@@ -63,7 +62,6 @@ class Report:
     main: Table
     notes: list[str]
     sections: list[Section]
-    comparisons: list[Comparison]
     documents: dict[str, str | None]
 
 
@@ -98,7 +96,7 @@ def build_report(found: StudyResults, raw: Path | None = None) -> Report:
         "over_datasets.csv": _csv(comparison_tables.over_table(judged)) if is_over else None,
         "cases.csv": _csv(tables.with_own_places(cases, study)),
     }
-    return Report(answer, main, notes, sections, judged, documents)
+    return Report(answer, main, notes, sections, documents)
 
 
 def _build_sections(

@@ -100,7 +100,7 @@ def read_results(
             f"study {study.name}: no run has finished",
             f"expected a validation/summary.json below {results}",
         )
-    notes += _describe_records([record_of(run.folder(results)) for run in finished])
+    notes += _describe_records({run: record_of(run.folder(results)) for run in finished})
     unknown = sum(read_record(run.folder(results)) is None for run in finished)
     if unknown:
         notes.append(
@@ -122,17 +122,19 @@ def read_results(
     )
 
 
-def _describe_records(records: Sequence[RunRecord]) -> Iterator[str]:
+def _describe_records(records: Mapping[Run, RunRecord]) -> Iterator[str]:
     """Yield the versions that trained the runs, and the cases of their folds."""
-    versions = Counter(", ".join(f"{k} {v}" for k, v in each.versions.items()) for each in records)
+    versions = Counter(
+        ", ".join(f"{k} {v}" for k, v in each.versions.items()) for each in records.values()
+    )
     versions.pop("", None)
     if versions:
         shown = "; ".join(f"{text} ({counted(n, 'run')})" for text, n in versions.most_common())
         yield f"Trained with {shown}."
     of_dataset: dict[str, set[tuple[int, int]]] = defaultdict(set)
-    for each in records:
+    for run, each in records.items():
         if each.split:
-            of_dataset[each.dataset].add((len(each.split["train"]), len(each.split["val"])))
+            of_dataset[run.dataset].add((len(each.split["train"]), len(each.split["val"])))
     for dataset, sizes in of_dataset.items():
         train, val = (
             f"{min(part)} to {max(part)}" if min(part) < max(part) else str(min(part))

@@ -80,10 +80,12 @@ def voxel_sizes(results: ConditionResults) -> pd.Series:
     sizes = {}
     runs = results.cases[["case", "trainer", "fold", "seed"]].drop_duplicates()
     for case, trainer, fold, seed in runs.itertuples(index=False):
+        if case in sizes:
+            continue
         folder = results.run(fold, trainer, seed).folder(results.folder)
         ending = read_dataset_json(folder).get("file_ending", ".nii.gz")
         file = folder / "validation" / f"{case}{ending}"
-        if case not in sizes and file.is_file():
+        if file.is_file():
             reader = sitk.ImageFileReader()
             reader.SetFileName(str(file))
             with suppress(RuntimeError):  # damaged; surface metrics have a note

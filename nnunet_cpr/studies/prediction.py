@@ -56,17 +56,15 @@ class Ensemble:
         found = [path.read_bytes() for path in files if path.exists()]
         if not found:
             return None, "no postprocessing, as nnU-Net has determined none for these folds"
-        lacking = [path.parents[1] for path in files if not path.exists()]
-        if lacking or len(set(found)) > 1:
-            said = f"no postprocessing: expected the same of all seeds in {results}"
-            if lacking:
-                trainer, plans, configuration = lacking[0].name.split("__")
-                folds = " ".join(map(str, self.folds))
-                said += (
-                    f"; {lacking[0].name} has none, run: nnUNetv2_find_best_configuration "
-                    f"{lacking[0].parent.name} -tr {trainer} -p {plans} -c {configuration} -f {folds} "
-                    "--disable_ensembling"
-                )
+        said = f"no postprocessing: expected the same of all seeds in {results}"
+        if lacking := [path.parents[1] for path in files if not path.exists()]:
+            trainer, plans, configuration = lacking[0].name.split("__")
+            command = (
+                f"nnUNetv2_find_best_configuration {lacking[0].parent.name} -tr {trainer} -p {plans} "
+                f"-c {configuration} -f {' '.join(map(str, self.folds))} --disable_ensembling"
+            )
+            return None, f"{said}; {lacking[0].name} has none, run: {command}"
+        if len(set(found)) > 1:
             return None, said
         return files[0], f"with nnU-Net's postprocessing in {results}"
 
@@ -219,14 +217,9 @@ def predict(
     used = torch.device(device or default_device())
     try:
         predictor = EnsemblePredictor(ensemble.models, ensemble.folds, used, postprocessing)
-    except (
-        RuntimeError,
-        LookupError,
-        TypeError,
-    ) as error:  # torch names what does not fit in many lines
-        raise Refusal(
-            f"{model}: nnU-Net's inference cannot load its network: {one_line(error)}"
-        ) from error
+    except (RuntimeError, LookupError, TypeError) as error:  # torch's has a line for each tensor
+        reason = f"nnU-Net's inference cannot load its network: {one_line(error)}"
+        raise Refusal(f"{model}: {reason}") from error
     for number, case in enumerate(left, len(cases) - len(left) + 1):
         file = f"{case}{ending}"
         try:

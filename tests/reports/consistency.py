@@ -12,13 +12,14 @@ import argparse
 import csv
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import cycle, islice, product
 from unittest.mock import patch
 
 import numpy as np
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from benchmarks.unlike_normal import KINDS, MARGIN, simulate
 from nnunet_cpr.reports import figures
@@ -181,9 +182,9 @@ def _figure(figure: Figure, rows: list[dict[str, str]]) -> Iterator[str]:
             yield f"the figure's interval is {bar.get_xdata()}: {row}"
 
 
-def _marker(lines: object, row: dict[str, str]) -> Iterator[str]:
+def _marker(lines: Iterable[Line2D], row: dict[str, str]) -> Iterator[str]:
     middle = float(row["difference"])
-    points = [line for line in lines if np.allclose(np.atleast_1d(line.get_xdata()), middle)]  # type: ignore[attr-defined]
+    points = [line for line in lines if np.allclose(np.atleast_1d(line.get_xdata()), middle)]
     colors = {to_hex(point.get_color()) for point in points}
     if COLORS.get(row["verdict"], to_hex("0.35")) not in colors:
         yield f"the figure has {colors} for {row['verdict']}"
