@@ -265,6 +265,9 @@ class TrainingLife(RuleBasedStateMachine):
         assert (trainer.my_init_kwargs[RUN], trainer.current_epoch) == (run, epochs), files
         if epochs < self.length:
             self.begin(trainer, setup)
+            if epochs == 0:  # it starts anew, and so does its record
+                self.recorded = run
+                self.validated.discard(run)
             assert not differences(state_of(trainer), self.expected(run, epochs))
             assert [*parts_of(trainer).progress.history.epochs] == [*range(epochs)]
             if is_final:  # only its validation is left
@@ -477,6 +480,7 @@ class TrainingLife(RuleBasedStateMachine):
         trainer.on_train_start()
         trainer.on_epoch_start()
         assert any("cannot be continued with --c" in line for line in self.said[-1:])
+        self.recorded = -1  # the record is of this training, which leaves no checkpoint
 
 
 def play(count: int = 40, search: int = 300, **options: Any) -> None:
