@@ -15,7 +15,7 @@ import torch
 from nnunet_cpr.files import atomic_torch_save, atomic_write
 from nnunet_cpr.nnunet import checkpoints
 from nnunet_cpr.nnunet.fold_files import BEST_CHECKPOINT, FINAL_CHECKPOINT, LATEST_CHECKPOINT
-from nnunet_cpr.refusals import Refusal, RefusedItem, one_line, positive_number
+from nnunet_cpr.refusals import Refusal, RefusedItem, counted, one_line, positive_number
 
 SAVE_MINUTES = "NNUNET_CPR_SAVE_MINUTES"
 """Environment variable with the save interval in minutes; 0 saves after every epoch."""
@@ -181,7 +181,7 @@ class CheckpointPolicy:
             is_equal = chosen in found and _age(found[chosen]) == _age(checkpoint)
             relation = "which has the epochs of" if is_equal else "in place of"
             instead = f"{',' if is_equal else ''} {relation} {chosen.name}"
-        self._report(f"continuing {path.name} ({epochs} epochs){instead}")
+        self._report(f"continuing {path.name} ({counted(epochs, 'epoch')}){instead}")
         self._newest = path, epochs
         self.started = start_of(checkpoint) or self.started
         return path, checkpoint

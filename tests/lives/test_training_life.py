@@ -36,7 +36,7 @@ from nnunet_cpr.nnunet.parts.average import TRAINING_WEIGHTS
 from nnunet_cpr.nnunet.parts.saves import Finished
 from nnunet_cpr.nnunet.run_record import read_record
 from nnunet_cpr.nnunet.tools.extend import extend_model
-from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.refusals import Refusal, counted
 from tests.golden.tiny_trainer import build_trainer, nnunet_folders, set_gradients, set_weights
 from tests.helpers import examples
 from tests.helpers.resume_cases import differences
@@ -279,7 +279,8 @@ class TrainingLife(RuleBasedStateMachine):
         if chosen != FILES[2]:
             assert all(any(name in line and "skipped" in line for line in said) for name in damaged)
         if files[chosen] not in (None, newest):
-            assert any(f"({epochs} epochs) in place of {chosen}" in line for line in said)
+            done = counted(epochs, "epoch")
+            assert any(f"({done}) in place of {chosen}" in line for line in said)
 
     @precondition(lambda self: self.trainer and not self.is_in_epoch)
     @rule()
