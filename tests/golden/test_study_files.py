@@ -62,6 +62,9 @@ def test_dry_run_accepts_a_preset_and_writes_nothing(name: str, environment: dic
 def test_presets_are_listed_and_copied(tmp_path: Path, environment: dict[str, str]) -> None:
     output = run_command("study", "presets", environment=environment).output
     assert sorted(line.split()[0] for line in output.splitlines()) == PRESETS
+    runs = {line.split()[0]: line for line in output.splitlines()}
+    assert runs["quick"].endswith(" 18 runs.")
+    assert runs["networks"].endswith(" 15 runs, 45 with --seeds 1-3, which a verdict needs.")
     for name in PRESETS:
         assert run_command("study", "new", name, f"{name}.yaml", folder=tmp_path).status == 0
         (original,) = (path for path in STUDIES if path.stem == name)

@@ -2,6 +2,7 @@ from itertools import product
 
 import pytest
 
+from nnunet_cpr.nnunet.run_record import RunRecord
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.reports.reading import read_results
 from nnunet_cpr.reports.words import find_warnings
@@ -112,3 +113,20 @@ def test_trainings_that_were_ended_early_are_named(tmp_path):
         write_log(folder, {epoch: (0.5, 0.5, 0.3, 5) for epoch in range(3)})
     found = warnings(tmp_path, trainers[0], folds=(0, 1, 2), seeds=(1,))
     assert found == [f"{trainers[0]}, all 3 runs: 3 of 10 epochs were trained."]
+
+
+def test_versions_and_sizes_of_splits_are_those_of_the_records(tmp_path):
+    versions = {"nnunetv2": "2.8.1", "torch": "2.14.1"}
+    for fold, val in ((0, ["a"]), (1, ["b", "c"])):
+        run = write_fold(tmp_path, "A", fold, {case: both(0.5) for case in val})
+        split = {"train": [case for case in "abcd" if case not in val], "val": val}
+        RunRecord("A", dataset=DATASET, split=split, versions=versions).write(run)
+    notes = read_results(study("A", folds=(0, 1)), tmp_path).notes
+    assert notes == [
+        "Trained with nnunetv2 2.8.1, torch 2.14.1 (2 runs).",
+        f"{DATASET}: trained on 2 to 3 and validated on 1 to 2 cases a fold, by the runs' records.",
+    ]
+    RunRecord("A", versions={**versions, "torch": "2.15.0"}).write(run)
+    assert read_results(study("A", folds=(0, 1)), tmp_path).notes[0] == (
+        "Trained with nnunetv2 2.8.1, torch 2.14.1 (1 run); nnunetv2 2.8.1, torch 2.15.0 (1 run)."
+    )
