@@ -10,7 +10,7 @@ from typer import Argument
 
 from nnunet_cpr import studies
 from nnunet_cpr.cli.options import print_json
-from nnunet_cpr.refusals import Refusal
+from nnunet_cpr.refusals import Refusal, counted
 
 
 def presets() -> None:
@@ -19,7 +19,9 @@ def presets() -> None:
         lines = (studies.PRESETS / f"{name}.yaml").read_text().splitlines()
         description = " ".join(line[1:].strip() for line in lines if line.startswith("#"))
         study = studies.load(name)
-        runs = f"{len([*study.runs()])} runs"
+        if not study.datasets:  # a data set of one's own, named with --dataset
+            study = study.changed(datasets=["Dataset001_Own"])
+        runs = counted(len([*study.runs()]), "run")
         if not study.seeds:
             with_seeds = len([*study.changed(seeds=[1, 2, 3]).runs()])
             runs += f", {with_seeds} with --seeds 1-3, which a verdict needs"
