@@ -13,6 +13,8 @@ from nnunet_cpr.datasets import formats
 from nnunet_cpr.refusals import Refusal
 
 _DIGITS = "0123456789"
+_SHOWN = 3
+"""Number of names in an error."""
 
 
 class Found(NamedTuple):
@@ -114,6 +116,49 @@ def match(images: Found, labels: Found, endings: Sequence[str], pattern: str | N
     of_images, of_labels = _without_file_endings(images), _without_file_endings(labels)
     matchings = [_match(reading, of_labels, pattern) for reading in _read_channels(of_images, endings)]
     return max(matchings, key=lambda each: len(each.pairs))  # the first of equal ones
+
+
+def find_cases(
+    images: Found, channels: Sequence[str], has_colors: bool = False
+) -> dict[str, list[Path]]:
+    """Return the files of each case of images without segmentations, one for each channel.
+
+    With one channel ``_0000`` is its number, as in nnU-Net's names, and any other number belongs to the
+    case; so does ``_0000`` where there are others, such as ``amos_0001``.
+
+    Args:
+        images: the images.
+        channels: names of the channels, with which the names of several may end, as in :func:`match`.
+        has_colors: a file may have all channels, such as the colors of a PNG.
+
+    Raises:
+        Refusal: a case lacks a channel, or has it twice.
+    """
+    plain = _without_file_endings(images)
+    reading = next(_read_channels(plain, channels))
+    files_of = Counter(case for case, _ in reading.values())
+    for path, (case, number) in reading.items():
+        if number >= len(channels) or (len(channels) == 1 and files_of[case] > 1):
+            reading[path] = plain[path], 0
+    numbers = [*range(len(channels))]
+    accepted = [numbers, [0]] if has_colors else [numbers]
+    cases = _match(reading, {}, None).images
+    wrong = [
+        path.name
+        for files in cases.values()
+        if sorted(files) not in accepted or any(len(paths) > 1 for paths in files.values())
+        for paths in files.values()
+        for path in paths
+    ]
+    if wrong:
+        expected = "one file of each case"
+        if len(channels) > 1:
+            numbered = " and ".join(f"CASE_{number:04d}" for number in numbers)
+            named = " and ".join(f"CASE_{channel}" for channel in channels)
+            expected = f"{numbered}, or {named}, of each case"
+        got = ", ".join(wrong[:_SHOWN])
+        raise Refusal(f"{images.root}: expected {expected}, got {got}", "rename them")
+    return {case: [files[n][0] for n in sorted(files)] for case, files in cases.items()}
 
 
 def _without_file_endings(found: Found) -> dict[Path, str]:

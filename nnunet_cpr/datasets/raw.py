@@ -44,7 +44,7 @@ def write_cases(
 
     def write(case: Case) -> None:
         for channel, path in enumerate(case.images):
-            _copy_image(path, folder / _images_folder(case) / f"{case.name}_{channel:04d}.nii.gz")
+            copy_image(path, folder / _images_folder(case) / f"{case.name}_{channel:04d}.nii.gz")
         if case.label is not None:
             _write_label(case.label, table, folder / "labelsTr" / f"{case.name}.nii.gz")
 
@@ -85,7 +85,12 @@ def _images_folder(case: Case) -> str:
     return "imagesTs" if case.label is None else "imagesTr"
 
 
-def _copy_image(source: Path, target: Path) -> None:
+def copy_image(source: Path, target: Path) -> None:
+    """Write an image of any format as ``.nii.gz``, whose voxels and geometry are those of the source.
+
+    Raises:
+        Refusal: it cannot be read.
+    """
     if not is_nifti(source):
         read_image(source).to_filename(target)
     elif source.suffix.lower() == ".gz":

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
+from nnunet_cpr.datasets.matching import find, find_cases
+from nnunet_cpr.datasets.raw import copy_image
 from nnunet_cpr.files import read_json, remove_temporary_files
 from nnunet_cpr.nnunet.fold_files import FINAL_CHECKPOINT, is_complete_checkpoint
 from nnunet_cpr.nnunet.is_finished import find_validation
@@ -21,6 +22,7 @@ from nnunet_cpr.studies.worker import default_device
 _RECORD = "study_predict.json"
 _SHOWN = 3
 """Number of names in an error."""
+_NIFTI_READERS = ("SimpleITKIO", "SimpleITKIOWithReorient", "NibabelIO", "NibabelIOWithReorient")
 _COLOR_READER = "NaturalImage2DIO"
 """nnU-Net's class for PNG and the like, whose files have all colors or one channel."""
 
@@ -143,38 +145,23 @@ def _available(runs: Sequence[Run], missing: Sequence[Run]) -> str:
     return f", or predict with --{option}s {given}"
 
 
-def find_cases(images: Path, description: dict[str, Any], reader: str = "") -> dict[str, list[Path]]:
-    """Return the image files of each case, one for each channel, or one with all of its colors.
+def find_images(images: Path, model: Path) -> dict[str, list[Path]]:
+    """Return the image files of each case that a model can segment, in any format and with any names.
 
     Args:
-        images: folder with nnU-Net's names, such as ``liver_003_0000.nii.gz``.
-        description: ``dataset.json`` of the model.
-        reader: class of nnU-Net with which the model's plans read images.
+        images: folder or pattern, as of ``nnunet-cpr prepare folder``.
+        model: folder of the model, with its ``dataset.json`` and ``plans.json``.
 
     Raises:
-        Refusal: there are none, or channels are missing.
+        Refusal: there are none, channels are missing, or nnU-Net's reader needs another format.
     """
-    ending, channels = description["file_ending"], description["channel_names"]
-    files = [path for path in sorted(images.iterdir()) if not path.name.startswith(".")]
-    cases = defaultdict(list)
-    for path in files:
-        if path.name.endswith(ending):
-            cases[path.name.removesuffix(ending).rpartition("_")[0]].append(path)
-    expected = [f"_{number:04d}{ending}" for number in range(len(channels))]
-    accepted = [expected, expected[:1]] if reader == _COLOR_READER else [expected]
-    wrong = [
-        path.name
-        for case, found in cases.items()
-        if not case or [path.name.removeprefix(case) for path in found] not in accepted
-        for path in found
-    ]
-    if wrong or not cases:
-        names = wrong or [path.name for path in files]
-        raise Refusal(
-            f"{images}: expected {' and '.join(f'CASE{name}' for name in accepted[-1])} of each case, "
-            f"got {', '.join(names[:_SHOWN]) or 'no file'}",
-            "rename or convert them",
-        )
+    description = read_json(model / "dataset.json")
+    reader = read_json(model / "plans.json").get("image_reader_writer", "")
+    channels, ending = [*description["channel_names"].values()], description["file_ending"]
+    cases = find_cases(find(images), channels, has_colors=reader == _COLOR_READER)
+    others = [path for files in cases.values() for path in files if not path.name.endswith(ending)]
+    if others and reader not in _NIFTI_READERS:
+        raise Refusal(f"{others[0]}: expected {ending}, as {reader} reads no other format")
     return cases
 
 
@@ -188,7 +175,7 @@ def predict(
 
     Args:
         ensemble: the models.
-        images: folder of the images.
+        images: folder or pattern of the images, in any format that ``prepare folder`` takes.
         output: folder of the segmentations, with a record of how they were made.
         device: ``cuda``, ``cpu`` or ``mps``; by default a GPU if any.
 
@@ -196,9 +183,7 @@ def predict(
         Refusal: images are missing or invalid, or the folder has something else.
     """
     model = ensemble.models[0]
-    description = read_json(model / "dataset.json")
-    reader = read_json(model / "plans.json").get("image_reader_writer", "")
-    cases, ending = find_cases(images, description, reader), description["file_ending"]
+    cases, ending = find_images(images, model), read_json(model / "dataset.json")["file_ending"]
     postprocessing, _ = ensemble.find_postprocessing()
     _begin(ensemble, images, output, postprocessing)
     _check_images(cases, output, ending)
@@ -222,11 +207,25 @@ def predict(
         raise Refusal(f"{model}: {reason}") from error
     for number, case in enumerate(left, len(cases) - len(left) + 1):
         file = f"{case}{ending}"
+        previous = before / file if ensemble.previous else None
         try:
-            predictor.predict(cases[case], output / file, before / file if ensemble.previous else None)
+            with TemporaryDirectory() as folder:
+                given = [
+                    _as_read(path, Path(folder) / f"{n}.nii.gz", ending)
+                    for n, path in enumerate(cases[case])
+                ]
+                predictor.predict(given, output / file, previous)
         except RuntimeError as error:  # of SimpleITK on a damaged file, or of a GPU without memory
             raise Refusal(f"{images}: {case} could not be predicted: {error}") from error
         yield number, len(cases)
+
+
+def _as_read(image: Path, converted: Path, ending: str) -> Path:
+    """Return a file that nnU-Net's reader of a model reads: the image, or its conversion to NIfTI."""
+    if image.name.endswith(ending):
+        return image
+    copy_image(image, converted)
+    return converted
 
 
 def _check_images(cases: Mapping[str, Sequence[Path]], output: Path, ending: str) -> None:

@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from nnunet_cpr.cli import app
 from nnunet_cpr.refusals import Refusal
 from nnunet_cpr.studies import prediction
-from nnunet_cpr.studies.prediction import find_cases, select_ensemble
+from nnunet_cpr.studies.prediction import find_images, select_ensemble
 from nnunet_cpr.studies.study import Study
 from tests.helpers.workspace import PLANS, UNSEEN, Workspace
 from tests.studies.study_run import COMMAND, wait_for
@@ -188,10 +188,9 @@ def test_ambiguous_and_unfinished_settings_are_refused(
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([], "expected CASE_0000.nii.gz of each case, got no file"),
-        (["a_0000.nrrd"], "of each case, got a_0000.nrrd; rename or convert them"),
-        (["a_0000.nii.gz", "b.nii.gz"], "of each case, got b.nii.gz"),
-        (["a_0000.nii.gz", "a_0001.nii.gz"], "of each case, got a_0000.nii.gz, a_0001.nii.gz"),
+        ([], "expected images, DICOM in a folder each, got none"),
+        (["a.mha", "a.nrrd"], "expected one file of each case, got a.mha, a.nrrd; rename them"),
+        (["a.mha"], "a.mha cannot be read"),
         (["a_0000.nii.gz"], "a could not be predicted: Exception thrown in SimpleITK"),
     ],
 )
@@ -205,15 +204,52 @@ def test_wrong_images_are_refused(
     assert message in said and "Traceback" not in said
 
 
+def test_images_of_other_formats_and_names_are_segmented_in_their_geometry(
+    models: Workspace, predict: Callable, tmp_path: Path
+) -> None:
+    (unseen,) = (Path(models.environment["nnUNet_raw"]) / models.dataset / "imagesTs").iterdir()
+    image = sitk.ReadImage(str(unseen))
+    image.SetOrigin((10.0, -20.0, 30.0))
+    image.SetDirection((0.0, 1.0, 0.0, -1.0, 0.0, 0.0, 0.0, 0.0, 1.0))
+    (tmp_path / "in" / "patient 3").mkdir(parents=True)
+    for name in ("a_0000.nii.gz", "scan 1.mha", "b_0007.nrrd", "patient 3/ct.mha"):
+        sitk.WriteImage(image, str(tmp_path / "in" / name))
+    (tmp_path / "in" / "notes.txt").touch()
+    predict("--setting", "CPR", images=tmp_path / "in")
+    found = sorted((tmp_path / "out").glob("*.nii.gz"))
+    assert [path.name.removesuffix(".nii.gz") for path in found] == [
+        "a",
+        "b_0007",
+        "patient 3",
+        "scan 1",
+    ]
+    segmentations = [sitk.ReadImage(str(path)) for path in found]
+    for each in segmentations:
+        for about in ("Size", "Spacing", "Origin", "Direction"):
+            got, expected = (getattr(one, f"Get{about}")() for one in (each, image))
+            np.testing.assert_allclose(got, expected, atol=1e-6)
+    one, *others = map(sitk.GetArrayFromImage, segmentations)
+    assert len(np.unique(one)) > 1 and all((each == one).all() for each in others)
+
+
 def test_color_images_are_one_file_or_one_a_channel(tmp_path: Path) -> None:
     """nnU-Net reads the colors of a PNG as channels, and grey ones as a channel each."""
+    images, model = tmp_path / "images", tmp_path / "model"
+    images.mkdir()
+    model.mkdir()
     for name in ("a_0000.png", "b_0000.png", "b_0001.png", "b_0002.png"):
-        (tmp_path / name).touch()
+        sitk.WriteImage(sitk.Image(4, 4, sitk.sitkUInt8), str(images / name))
     about = {"file_ending": ".png", "channel_names": {"0": "R", "1": "G", "2": "B"}}
-    found = find_cases(tmp_path, about, "NaturalImage2DIO")
+    (model / "dataset.json").write_text(json.dumps(about))
+    (model / "plans.json").write_text('{"image_reader_writer": "NaturalImage2DIO"}')
+    found = find_images(images, model)
     assert {case: len(files) for case, files in found.items()} == {"a": 1, "b": 3}
-    with pytest.raises(Refusal, match=r"got a_0000\.png"):
-        find_cases(tmp_path, about)
+    sitk.WriteImage(sitk.Image(4, 4, sitk.sitkUInt8), str(images / "c_0000.mha"))
+    with pytest.raises(Refusal, match=r"c_0000.mha: expected .png, as NaturalImage2DIO reads no other"):
+        find_images(images, model)
+    (model / "plans.json").write_text('{"image_reader_writer": "SimpleITKIO"}')
+    with pytest.raises(Refusal, match=r"CASE_0002, or CASE_R and CASE_G and CASE_B, of each"):
+        find_images(images, model)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def report(
 
 def predict(
     options: StudyOptions,
-    images: Annotated[Path, Option("--input", "-i", help="Folder of images, named as nnU-Net does.")],
+    images: Annotated[Path, Option("--input", "-i", help="Folder or pattern, as of `prepare folder`.")],
     output: Annotated[Path, Option("--output", "-o", help="Folder of the segmentations.")],
     setting: Annotated[
         str | None, Option("--setting", help="Label or class name of one of the study's trainers.")
