@@ -126,6 +126,42 @@ def fold_seed_test(trainings: np.ndarray) -> MeanDifference:
     return MeanDifference(float(trainings.mean()), math.sqrt(variance), min(df, largest))
 
 
+def crossed_test(differences: np.ndarray) -> MeanDifference:
+    """Return the test of a mean over runs that all have the same cases, those of a test set.
+
+    The claim is about methods that are trained on these training cases, and about new test cases: cases
+    and seeds are random factors, folds are not. The variance of the mean is that of the cases' means
+    plus that of the runs' means between the seeds of a fold, a crossed design of readers and cases
+    (Obuchowski and Rockette, 1995); the degrees of freedom are Satterthwaite's, as in Hillis (2007), with
+    those of the cases. What a case and a run have in common counts in both, so the variance is rather
+    too large. Folds share training cases: as a random factor they would claim too much.
+
+    Args:
+        differences: differences of the cases, [folds, seeds, cases]; NaN where a case has no value. Each
+            run and each case needs one. Without two seeds and two cases only the mean is known.
+
+    Example:
+        >>> cases = np.array([0.1, 0.2, 0.3, 0.4, 0.5])
+        >>> test = crossed_test(np.array([[cases, cases + 0.1], [cases + 0.1, cases]]))
+        >>> [round(limit, 3) for limit in test.interval], round(test.df, 2)
+        ([0.153, 0.547], 5.56)
+    """
+    if not differences.size:
+        return MeanDifference()
+    folds, seeds, cases = differences.shape
+    runs = np.nanmean(differences, axis=2)
+    mean = float(runs.mean())
+    if seeds < 2 or cases < 2:
+        return MeanDifference(mean)
+    of_cases = float(np.nanmean(differences, axis=(0, 1)).var(ddof=1)) / cases
+    of_seeds = float(runs.var(axis=1, ddof=1).mean()) / (folds * seeds)
+    variance = of_cases + of_seeds
+    df_cases, df_seeds = cases - 1, folds * (seeds - 1)
+    parts = of_cases**2 / df_cases + of_seeds**2 / df_seeds
+    df = variance**2 / parts if parts else df_cases + df_seeds
+    return MeanDifference(mean, math.sqrt(variance), df)
+
+
 def crossed_bootstrap(differences: Folds, resamples: int = RESAMPLES) -> tuple[float, float]:
     """Return the 95 % percentile interval of the mean, resampling seeds and cases as crossed factors.
 

@@ -1,14 +1,21 @@
 """Statistics against calculations that share no code with the package."""
 
 import math
+from statistics import variance
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import integrate
+from scipy import integrate, stats
 
-from nnunet_cpr.reports.statistics import corrected_t_test, crossed_bootstrap, fold_seed_test, holm
+from nnunet_cpr.reports.statistics import (
+    corrected_t_test,
+    crossed_bootstrap,
+    crossed_test,
+    fold_seed_test,
+    holm,
+)
 from tests.helpers.examples import examples
 
 NAN = float("nan")
@@ -101,6 +108,62 @@ def test_fold_seed_test_matches_calculation_by_hand():
     assert fold_seed_test(np.array(table)).p == pytest.approx(expected)
     assert fold_seed_test(np.array([[0.3, 0.4, 0.5, 0.2], [0.3, 0.5, 0.4, 0.2]])).df == 1
     assert fold_seed_test(np.array([[0, 3, 2], [1, 2, 5], [4, 4, 4], [5, 2, 3], [2, 4, 4]])).df == 4
+
+
+def crossed_by_hand(folds):
+    """Mean, standard error and degrees of freedom by loops; None is a case without a value."""
+    runs = [[[v for v in run if v is not None] for run in fold] for fold in folds]
+    runs = [[math.fsum(run) / len(run) for run in fold] for fold in runs]
+    columns = zip(*(run for fold in folds for run in fold))
+    cases = [[v for v in column if v is not None] for column in columns]
+    cases = [math.fsum(column) / len(column) for column in cases]
+    of_cases = variance(cases) / len(cases)
+    of_seeds = math.fsum(map(variance, runs)) / len(runs) / sum(map(len, runs))
+    df_seeds = sum(len(fold) - 1 for fold in runs)
+    df = (of_cases + of_seeds) ** 2 / (of_cases**2 / (len(cases) - 1) + of_seeds**2 / df_seeds)
+    mean = math.fsum(run for fold in runs for run in fold) / sum(map(len, runs))
+    return mean, math.sqrt(of_cases + of_seeds), df
+
+
+@examples(30, search=300)
+@given(st.data(), st.integers(1, 5), st.integers(2, 4), st.integers(2, 9))
+def test_crossed_test_matches_calculation_by_hand(data, folds, seeds, cases):
+    run = st.lists(points | st.none(), min_size=cases - 1, max_size=cases - 1)
+    first = [[[v, *data.draw(run)] for v in (0.0, 1.0, 0.5, 0.2)[:seeds]] for _ in range(folds)]
+    first[0][0] = [0.3 * number for number in range(cases)]  # each case has a value
+    test = crossed_test(np.array(first, float))
+    expected = crossed_by_hand(first)
+    assert (test.mean, test.scale, test.df) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    low, high = test.interval
+    assert probability(low, high, test.df, *expected[:2]) == pytest.approx(0.95, abs=1e-7)
+
+
+def test_crossed_test_of_equal_runs_is_the_paired_t_test_over_cases():
+    cases = [0.3, -0.2, 0.5, 1.1, 0.4]
+    expected = stats.ttest_1samp(cases, 0)
+    assert crossed_test(np.tile(cases, (3, 2, 1))).p == pytest.approx(expected.pvalue)
+    of_runs = np.array([[0.2, 0.4], [0.3, 0.1], [0.5, 0.3]])
+    test = crossed_test(np.repeat(of_runs[:, :, None], 7, axis=2))  # cases that are all alike
+    assert (test.mean, test.df) == (pytest.approx(0.3), pytest.approx(3))
+    assert test.scale == pytest.approx(math.sqrt(0.02 / 6))
+
+
+def test_crossed_test_ignores_differences_between_folds():
+    """The claim is about these training cases, so folds are no random factor."""
+    rng = np.random.default_rng(1)
+    differences = rng.normal(0.5, 1, (3, 3, 20))
+    shifted = crossed_test(differences + np.array([-3, 1, 2])[:, None, None])
+    test = crossed_test(differences)
+    assert (shifted.mean, shifted.scale) == pytest.approx((test.mean, test.scale))
+
+
+def test_crossed_test_needs_two_seeds_and_two_cases():
+    for shape in ((3, 1, 20), (3, 2, 1)):
+        test = crossed_test(np.full(shape, 0.5))
+        assert test.mean == 0.5 and math.isnan(test.p) and math.isnan(test.interval[0])
+    assert math.isnan(crossed_test(np.empty((0, 0, 0))).mean)
+    assert crossed_test(np.zeros((3, 2, 5))).interval == (0, 0)
+    assert crossed_test(np.full((3, 2, 5), 0.2)).p < 1e-20
 
 
 def bootstrap_by_hand(folds, resamples, seed):
