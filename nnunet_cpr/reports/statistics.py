@@ -132,9 +132,9 @@ def crossed_test(differences: np.ndarray) -> MeanDifference:
     The claim is about methods that are trained on these training cases, and about new test cases: cases
     and seeds are random factors, folds are not. The variance of the mean is that of the cases' means
     plus that of the runs' means between the seeds of a fold, a crossed design of readers and cases
-    (Obuchowski and Rockette, 1995); the degrees of freedom are Satterthwaite's, as in Hillis (2007), with
-    those of the cases. What a case and a run have in common counts in both, so the variance is rather
-    too large. Folds share training cases: as a random factor they would claim too much.
+    (Obuchowski and Rockette, 1995); the degrees of freedom are Satterthwaite's, as in Hillis (2007),
+    with those of the cases. What a case and a run have in common counts in both, so the variance is
+    rather too large. Folds share training cases: as a random factor they would claim too much.
 
     Args:
         differences: differences of the cases, [folds, seeds, cases]; NaN where a case has no value. Each
@@ -160,6 +160,28 @@ def crossed_test(differences: np.ndarray) -> MeanDifference:
     parts = of_cases**2 / df_cases + of_seeds**2 / df_seeds
     df = variance**2 / parts if parts else df_cases + df_seeds
     return MeanDifference(mean, math.sqrt(variance), df)
+
+
+def seed_test(trainings: np.ndarray) -> MeanDifference:
+    """Return the test of the mean with the seeds of each fold as the only random factor.
+
+    It stands beside :func:`crossed_test`: seeds that look alike by chance make its variance too small
+    and leave it too many degrees of freedom, so that of few seeds it alone would claim too much.
+
+    Args:
+        trainings: differences of the trainings, [folds, seeds]; one seed has only a mean.
+
+    Example:
+        >>> seed_test(np.array([[0.2, 0.4], [0.3, 0.1], [0.5, 0.3]])).df
+        3
+    """
+    if not trainings.size:
+        return MeanDifference()
+    folds, seeds = trainings.shape
+    if seeds < 2:
+        return MeanDifference(float(trainings.mean()))
+    variance = float(trainings.var(axis=1, ddof=1).mean()) / (folds * seeds)
+    return MeanDifference(float(trainings.mean()), math.sqrt(variance), folds * (seeds - 1))
 
 
 def crossed_bootstrap(differences: Folds, resamples: int = RESAMPLES) -> tuple[float, float]:

@@ -15,6 +15,7 @@ from nnunet_cpr.reports.statistics import (
     crossed_test,
     fold_seed_test,
     holm,
+    seed_test,
 )
 from tests.helpers.examples import examples
 
@@ -164,6 +165,25 @@ def test_crossed_test_needs_two_seeds_and_two_cases():
     assert math.isnan(crossed_test(np.empty((0, 0, 0))).mean)
     assert crossed_test(np.zeros((3, 2, 5))).interval == (0, 0)
     assert crossed_test(np.full((3, 2, 5), 0.2)).p < 1e-20
+
+
+@examples(30, search=300)
+@given(st.data(), st.integers(1, 5), st.integers(2, 4))
+def test_seed_test_matches_calculation_by_hand(data, folds, seeds):
+    fold = st.lists(points, min_size=seeds, max_size=seeds, unique=True)
+    table = [data.draw(fold) for _ in range(folds)]
+    test = seed_test(np.array(table))
+    mean = math.fsum(map(math.fsum, table)) / folds / seeds
+    scale = math.sqrt(math.fsum(map(variance, table)) / folds / (folds * seeds))
+    assert (test.mean, test.scale) == pytest.approx((mean, scale), rel=1e-9, abs=1e-12)
+    assert probability(*test.interval, folds * (seeds - 1), mean, scale) == pytest.approx(0.95, abs=1e-7)
+
+
+def test_seed_test_needs_two_seeds():
+    assert seed_test(np.array([[0.5], [0.3]])).mean == pytest.approx(0.4)
+    assert math.isnan(seed_test(np.array([[0.5], [0.3]])).p)
+    assert math.isnan(seed_test(np.array([])).mean)
+    assert seed_test(np.array([[0.5, 0.5]])).p < 1e-11
 
 
 def bootstrap_by_hand(folds, resamples, seed):
