@@ -96,7 +96,7 @@ def claims(kind: Kind, folds: int, seeds: int, cases: int, studies: int, gain: f
 
 
 def main() -> None:
-    """Print the table of docs/concepts/study-statistics.md."""
+    """Print a row for each kind of differences and size of a study."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--studies", type=int, default=20_000)
     parser.add_argument("--power-studies", type=int, default=4000)

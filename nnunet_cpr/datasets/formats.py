@@ -30,12 +30,17 @@ def is_image(path: Path) -> bool:
     """
     if path.is_dir():
         return bool(slices(path))
-    if _is_of_sitk(path) or path.name.lower().endswith(_ENDINGS):
+    if _is_of_sitk(path) or has_image_name(path):
         return True
     try:
         return bool(nibabel.load(path))
     except nibabel.filebasedimages.ImageFileError:
         return False
+
+
+def has_image_name(path: Path) -> bool:
+    """Return True if a file has the name of an image, whatever is in it."""
+    return path.name.lower().endswith(_ENDINGS)
 
 
 def slices(folder: Path) -> set[Path]:
@@ -55,6 +60,11 @@ def parts(path: Path) -> set[Path]:
     beside = {path.with_suffix(ending) for ending in endings.get(path.suffix.lower(), ())}
     spacing = spacing_file(path)
     return beside | {spacing} if spacing else beside
+
+
+def files(path: Path) -> list[Path]:
+    """Return the files of an image: those of a DICOM folder, or the file and those that belong to it."""
+    return [*path.iterdir()] if path.is_dir() else [path, *filter(Path.exists, parts(path))]
 
 
 def spacing_file(path: Path) -> Path | None:

@@ -123,42 +123,39 @@ def find_cases(
 ) -> dict[str, list[Path]]:
     """Return the files of each case of images without segmentations, one for each channel.
 
-    With one channel ``_0000`` is its number, as in nnU-Net's names, and any other number belongs to the
-    case; so does ``_0000`` where there are others, such as ``amos_0001``.
+    A number such as ``_0001`` that is not one of a channel belongs to the case, as in ``amos_0001``.
 
     Args:
-        images: the images.
+        images: the images, each of which has to belong to a case.
         channels: names of the channels, with which the names of several may end, as in :func:`match`.
         has_colors: a file may have all channels, such as the colors of a PNG.
 
     Raises:
-        Refusal: a case lacks a channel, or has it twice.
+        Refusal: an image is not one of a case with one file for each channel.
     """
     plain = _without_file_endings(images)
     reading = next(_read_channels(plain, channels))
-    files_of = Counter(case for case, _ in reading.values())
+    known = {case for case, number in reading.values() if number < len(channels)}
     for path, (case, number) in reading.items():
-        if number >= len(channels) or (len(channels) == 1 and files_of[case] > 1):
+        if number >= len(channels) and case not in known:
             reading[path] = plain[path], 0
     numbers = [*range(len(channels))]
     accepted = [numbers, [0]] if has_colors else [numbers]
-    cases = _match(reading, {}, None).images
-    wrong = [
-        path.name
-        for files in cases.values()
-        if sorted(files) not in accepted or any(len(paths) > 1 for paths in files.values())
-        for paths in files.values()
-        for path in paths
-    ]
-    if wrong:
-        expected = "one file of each case"
-        if len(channels) > 1:
-            numbered = " and ".join(f"CASE_{number:04d}" for number in numbers)
-            named = " and ".join(f"CASE_{channel}" for channel in channels)
-            expected = f"{numbered}, or {named}, of each case"
-        got = ", ".join(wrong[:_SHOWN])
-        raise Refusal(f"{images.root}: expected {expected}, got {got}", "rename them")
-    return {case: [files[n][0] for n in sorted(files)] for case, files in cases.items()}
+    cases = {
+        case: [path for n in sorted(files) for path in files[n]]
+        for case, files in _match(reading, {}, None).images.items()
+        if sorted(files) in accepted and all(len(paths) == 1 for paths in files.values())
+    }
+    taken = {path for paths in cases.values() for path in paths}
+    if wrong := [path.name for path in images.images if path not in taken]:
+        numbered = " and ".join(f"CASE_{number:04d}" for number in numbers)
+        named = " and ".join(f"CASE_{channel}" for channel in channels) if numbers[1:] else "CASE"
+        raise Refusal(
+            f"{images.root}: expected {numbered}, or {named}, of each case, got "
+            f"{', '.join(wrong[:_SHOWN])}",
+            "rename or move them, or give a pattern of the others",
+        )
+    return cases
 
 
 def _without_file_endings(found: Found) -> dict[Path, str]:

@@ -86,10 +86,10 @@ def _images_folder(case: Case) -> str:
 
 
 def copy_image(source: Path, target: Path) -> None:
-    """Write an image of any format as ``.nii.gz``, whose voxels and geometry are those of the source.
+    """Write an image of any format as ``.nii.gz``, with the voxels and the geometry of the source.
 
     Raises:
-        Refusal: it cannot be read.
+        Refusal: an image other than NIfTI, which is copied unread, cannot be read.
     """
     if not is_nifti(source):
         read_image(source).to_filename(target)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from nnunet_cpr.datasets import formats
 from nnunet_cpr.datasets.matching import find, find_cases
 from nnunet_cpr.datasets.raw import copy_image
 from nnunet_cpr.files import read_json, remove_temporary_files
@@ -22,7 +23,6 @@ from nnunet_cpr.studies.worker import default_device
 _RECORD = "study_predict.json"
 _SHOWN = 3
 """Number of names in an error."""
-_NIFTI_READERS = ("SimpleITKIO", "SimpleITKIOWithReorient", "NibabelIO", "NibabelIOWithReorient")
 _COLOR_READER = "NaturalImage2DIO"
 """nnU-Net's class for PNG and the like, whose files have all colors or one channel."""
 
@@ -158,11 +158,26 @@ def find_images(images: Path, model: Path) -> dict[str, list[Path]]:
     description = read_json(model / "dataset.json")
     reader = read_json(model / "plans.json").get("image_reader_writer", "")
     channels, ending = [*description["channel_names"].values()], description["file_ending"]
-    cases = find_cases(find(images), channels, has_colors=reader == _COLOR_READER)
+    found = find(images)
+    for path in found.others:
+        is_named = path.name.endswith(ending) or formats.has_image_name(path)
+        if is_named and not path.name.startswith("."):
+            raise Refusal(
+                f"{path}: expected an image, got a damaged file, a link to nowhere, or one beside DICOM",
+                "mend it, or move it away",
+            )
+    cases = find_cases(found, channels, has_colors=reader == _COLOR_READER)
     others = [path for files in cases.values() for path in files if not path.name.endswith(ending)]
-    if others and reader not in _NIFTI_READERS:
+    if others and not _reads_nifti(reader):
         raise Refusal(f"{others[0]}: expected {ending}, as {reader} reads no other format")
     return cases
+
+
+def _reads_nifti(reader: str) -> bool:
+    """Return True if a class of nnU-Net reads NIfTI, to which all other formats can be converted."""
+    from nnunetv2.imageio.reader_writer_registry import recursive_find_reader_writer_by_name
+
+    return ".nii.gz" in recursive_find_reader_writer_by_name(reader).supported_file_endings
 
 
 def predict(
@@ -238,7 +253,7 @@ def _check_images(cases: Mapping[str, Sequence[Path]], output: Path, ending: str
     record = read_json(file)
     known = record.setdefault("cases", {})
     for case, paths in cases.items():
-        found = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in paths}
+        found = {path.name: _size_and_time(path) for path in paths}
         segmentation = output / f"{case}{ending}"
         if not segmentation.exists():
             known[case] = found
@@ -248,6 +263,12 @@ def _check_images(cases: Mapping[str, Sequence[Path]], output: Path, ending: str
                 "remove the segmentation to predict it again",
             )
     write_json(file, record)
+
+
+def _size_and_time(image: Path) -> list[int]:
+    """Return the size of an image's files together and the time of the newest change."""
+    files = [path.stat() for path in formats.files(image)]
+    return [sum(file.st_size for file in files), max(file.st_mtime_ns for file in files)]
 
 
 def _begin(ensemble: Ensemble, images: Path, output: Path, postprocessing: Path | None) -> None:

@@ -12,15 +12,25 @@ from nnunet_cpr.refusals import Refusal
     ("names", "channels", "cases"),
     [
         (["a_0000.nii.gz", "b.mha"], ["CT"], {"a": ["a_0000.nii.gz"], "b": ["b.mha"]}),
-        (["a_0000.nrrd", "a_0001.nrrd"], ["CT"], {"a_0000": ["a_0000.nrrd"], "a_0001": ["a_0001.nrrd"]}),
-        (["amos_0007.mha"], ["CT"], {"amos_0007": ["amos_0007.mha"]}),
+        (["a_0001.nrrd", "a_0007.mha"], ["CT"], {"a_0001": ["a_0001.nrrd"], "a_0007": ["a_0007.mha"]}),
         (["a_0000.mha", "a_0001.nrrd"], ["T1", "T2"], {"a": ["a_0000.mha", "a_0001.nrrd"]}),
         (["a_T2.mha", "a_T1.mha"], ["T1", "T2"], {"a": ["a_T1.mha", "a_T2.mha"]}),
         (["p1/T1.mha", "p1/T2.mha"], ["T1", "T2"], {"p1": ["T1.mha", "T2.mha"]}),
         (["p1/ct.mha", "p2/ct.mha"], ["CT"], {"p1": ["ct.mha"], "p2": ["ct.mha"]}),
-        (["a_0000.mha", "b_0001.mha"], ["T1", "T2"], "got a_0000.mha, b_0001.mha; rename them"),
-        (["a_0000.mha", "a.mha"], ["T1", "T2"], "got a.mha, a_0000.mha; rename them"),
-        (["a.mha", "a.nrrd"], ["CT"], "one file of each case, got a.mha, a.nrrd; rename them"),
+        (["a_0000.mha", "b_0001.mha"], ["T1", "T2"], "got a_0000.mha, b_0001.mha; rename"),
+        (["a_0000.mha", "a.mha"], ["T1", "T2"], "got a.mha, a_0000.mha; rename"),
+        (["a.mha", "a.nrrd"], ["CT"], "CASE_0000, or CASE, of each case, got a.mha, a.nrrd; rename"),
+        (["a_0000.mha", "a_0001.mha"], ["CT"], "got a_0000.mha, a_0001.mha; rename"),
+        (
+            ["a_T1.mha", "a_T2.mha", "b_0000.mha", "b_0001.mha"],
+            ["T1", "T2"],
+            "got b_0000.mha, b_00",
+        ),
+        (
+            ["a_T1.mha", "a_T2.mha", "a_FLAIR.mha"],
+            ["T1", "T2"],
+            "got a_FLAIR.mha; rename or move",
+        ),
     ],
 )
 def test_cases_are_named_as_by_nnunet_or_freely(

@@ -189,7 +189,8 @@ def test_ambiguous_and_unfinished_settings_are_refused(
     ("names", "message"),
     [
         ([], "expected images, DICOM in a folder each, got none"),
-        (["a.mha", "a.nrrd"], "expected one file of each case, got a.mha, a.nrrd; rename them"),
+        (["a.mha", "a.nrrd"], "CASE_0000, or CASE, of each case, got a.mha, a.nrrd; rename"),
+        (["a_0000.nii.gz", "a_0001.nii.gz"], "of each case, got a_0000.nii.gz, a_0001.nii.gz"),
         (["a.mha"], "a.mha cannot be read"),
         (["a_0000.nii.gz"], "a could not be predicted: Exception thrown in SimpleITK"),
     ],
@@ -244,6 +245,10 @@ def test_color_images_are_one_file_or_one_a_channel(tmp_path: Path) -> None:
     (model / "plans.json").write_text('{"image_reader_writer": "NaturalImage2DIO"}')
     found = find_images(images, model)
     assert {case: len(files) for case, files in found.items()} == {"a": 1, "b": 3}
+    (images / "d_0000.png").write_bytes(b"no image")
+    with pytest.raises(Refusal, match=r"d_0000.png: expected an image, got a damaged file"):
+        find_images(images, model)
+    (images / "d_0000.png").unlink()
     sitk.WriteImage(sitk.Image(4, 4, sitk.sitkUInt8), str(images / "c_0000.mha"))
     with pytest.raises(Refusal, match=r"c_0000.mha: expected .png, as NaturalImage2DIO reads no other"):
         find_images(images, model)
@@ -331,3 +336,14 @@ def test_replaced_image_is_refused_where_its_segmentation_exists(tmp_path: Path)
         begin()
     (output / "a.nii.gz").unlink()
     assert begin() == (0, 2)
+
+
+def test_replaced_slice_or_raw_file_is_another_image(tmp_path: Path) -> None:
+    image = sitk.Image(4, 4, 2, sitk.sitkUInt8)
+    sitk.WriteImage(image, str(tmp_path / "a.mhd"))
+    (tmp_path / "series").mkdir()
+    for name, file in (("a.mhd", "a.raw"), ("series", "series/1.dcm")):
+        (tmp_path / file).write_bytes(bytes(32))
+        before = prediction._size_and_time(tmp_path / name)
+        (tmp_path / file).write_bytes(bytes(64))
+        assert prediction._size_and_time(tmp_path / name) != before
